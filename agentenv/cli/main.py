@@ -1,0 +1,188 @@
+"""The command ``agentenv``: finds the command's class, parses its flags, runs it and says what went wrong.
+
+Every command is one file in this folder that holds one frozen dataclass: its fields are the flags, ``run()``
+does the work and returns what ``--json`` prints, ``show(result, console)`` prints the same for people.
+Modules are imported only when their command is called, so ``agentenv --help`` needs no extra.
+"""
+
+import contextlib
+import importlib
+import importlib.metadata
+import inspect
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, cast
+
+from agentenv.errors import AgentEnvError, UnknownName
+
+USAGE, FAILURE, INTERRUPTED = 2, 1, 130  # exit codes; 130 is 128 + SIGINT, as shells report it
+
+
+class Command(NamedTuple):
+    """One row of the table of commands."""
+
+    target: str  # "module:Class", imported when the command is called
+    summary: str
+
+
+COMMANDS = {
+    "list": Command("agentenv.cli.list:List", "what is registered: environments and the parts they take"),
+    "new": Command("agentenv.cli.new:New", "write a one-file environment with its test"),
+    "check": Command("agentenv.cli.check:Check", "run the contract suite on an environment"),
+    "doctor": Command("agentenv.cli.doctor:Doctor", "what this machine can do"),
+    "world": Command("agentenv.cli.world:World", "generate an invented world: corpus and questions"),
+    "warmstart": Command("agentenv.cli.warmstart:Warmstart", "make the tiny policy from nothing"),
+    "train": Command("agentenv.cli.train:Train", "train a policy"),
+    "eval": Command("agentenv.cli.eval:Eval", "evaluate a policy on a question set"),
+    "compare": Command("agentenv.cli.compare:Compare", "paired tests of two evaluations"),
+    "rescore": Command("agentenv.cli.rescore:Rescore", "other scorers on the same episodes"),
+    "report": Command("agentenv.cli.report:Report", "one self-contained HTML page of a run"),
+    "retriever build": Command("agentenv.cli.retriever:Build", "index a corpus"),
+    "retriever query": Command("agentenv.cli.retriever:Query", "search an index"),
+}
+
+
+class Runnable(Protocol):
+    """What a command's class offers; ``parse(argv)`` as a class method replaces tyro where present.
+
+    A result whose ``ok`` is False makes the command leave with 1.
+    """
+
+    def run(self) -> dict[str, Any]:
+        """Does the work and returns what ``--json`` prints."""
+
+    def show(self, result: dict[str, Any], console: Any) -> None:
+        """Prints ``result`` for people on a ``rich.console.Console``."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns the exit code: 0, 1 (failed), 2 (wrong usage) or 130 (interrupted)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch([word for word in words if word != "--json"], "--json" in words)
+    except BrokenPipeError:  # the reader of our output went away, as `| head` does: nobody to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILURE
+
+
+def _dispatch(words: list[str], as_json: bool) -> int:
+    """Answers ``--help`` and ``--version`` itself and hands everything else to a command."""
+    group = _members([word for word in words if word not in ("-h", "--help")])
+    if group and (not words or words[-1] in ("-h", "--help")):
+        text = help_text(group)
+        return _answer({"help": text}, text, as_json)
+    if words[0] == "--version":
+        version = _version()
+        return _answer({"version": version}, f"agentenv {version}", as_json)
+    try:
+        name, rest = resolve(words)
+    except UnknownName as error:
+        return _fail("agentenv", error, as_json, USAGE)
+    try:
+        return _run(name, rest, as_json)
+    except AgentEnvError as error:
+        return _fail(f"agentenv {name}", error, as_json, FAILURE)
+    except KeyboardInterrupt:
+        return _fail(f"agentenv {name}", KeyboardInterrupt("interrupted"), as_json, INTERRUPTED)
+
+
+def resolve(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Splits ``words`` into the command's name, of one word or two, and its own arguments.
+
+    Raises:
+        UnknownName: no such command; carries the nearest.
+    """
+    pair = " ".join(words[:2])  # "retriever build"
+    if pair in COMMANDS:
+        return pair, list(words[2:])
+    if words[0] in COMMANDS:
+        return words[0], list(words[1:])
+    members = _members(words[:1])
+    raise UnknownName.among("command", pair if members else words[0], members or COMMANDS)
+
+
+def _members(words: Sequence[str]) -> list[str]:
+    """The commands of a group such as ``retriever``; all of them where ``words`` is empty."""
+    return [name for name in COMMANDS if name.startswith("".join(f"{word} " for word in words))]
+
+
+def help_text(names: Sequence[str]) -> str:
+    """The rows ``names`` of the table of commands, as ``--help`` prints them."""
+    width = max(map(len, names))
+    rows = "\n".join(f"  {name:<{width}}  {COMMANDS[name].summary}" for name in names)
+    return (
+        "usage: agentenv COMMAND [flags]\n\n"
+        "Multi-turn environments for language-model agents, and a GRPO trainer that can rewind them.\n\n"
+        f"{rows}\n\n"
+        "agentenv COMMAND --help shows the flags with an example, --json prints one JSON document and\n"
+        "nothing else, agentenv --version prints the version. A first run: agentenv train laptop-search"
+    )
+
+
+def _run(name: str, argv: list[str], as_json: bool) -> int:
+    """Parses, runs and prints one command."""
+    # With --json stdout belongs to the result alone; whatever else is printed meanwhile goes to stderr.
+    quiet = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
+    module, _, class_name = COMMANDS[name].target.partition(":")
+    try:
+        with quiet:
+            command = _parse(name, getattr(importlib.import_module(module), class_name), argv)
+    except SystemExit as stop:  # --help or wrong flags: the parser has already said what
+        if as_json:
+            print(
+                json.dumps({"error": "see stderr", "kind": "usage"} if stop.code else {"help": "see stderr"})
+            )
+        return stop.code if isinstance(stop.code, int) else USAGE
+    try:
+        with quiet:
+            result = command.run()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        path = error.filename or getattr(command, "out", None)  # a failed write() does not say to which file
+        reason = error.strerror or str(error) or type(error).__name__
+        return _fail(f"agentenv {name}", error, as_json, FAILURE, f"{reason}: {path}" if path else reason)
+    if as_json:
+        print(json.dumps(result, ensure_ascii=False, allow_nan=False))
+    else:
+        from rich.console import Console
+
+        command.show(result, Console())
+    return FAILURE if result.get("ok") is False else 0
+
+
+def _parse(name: str, cls: type, argv: list[str]) -> Runnable:
+    """The command's instance for ``argv``; leaves with ``SystemExit`` after help or wrong flags."""
+    if hasattr(cls, "parse"):
+        return cast(Runnable, cls.parse(argv))
+    import tyro
+
+    # tyro's own reading of the docstring drops the example.
+    return cast(Runnable, tyro.cli(cls, args=argv, prog=f"agentenv {name}", description=inspect.getdoc(cls)))
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("agentenv-suite")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown (run from a checkout that is not installed)"
+
+
+def _answer(document: dict[str, Any], text: str, as_json: bool) -> int:
+    print(json.dumps(document) if as_json else text)
+    return 0
+
+
+def _fail(who: str, error: BaseException, as_json: bool, code: int, sentence: str | None = None) -> int:
+    """Says in one sentence on stderr what went wrong, and again as JSON on stdout if that was asked for."""
+    sentence = " ".join((sentence or str(error)).split())
+    print(f"{who}: {sentence}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"error": sentence, "kind": type(error).__name__}, ensure_ascii=False))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""The command ``agentenv new``."""
+
+import keyword
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+
+from agentenv.errors import ConfigurationError
+
+ENVIRONMENT = '''\
+"""{title}: guess a digit; replace the game by your own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentenv import EndReason, Env, Info, Message, Observation, Step
+
+TRIES = 3
+
+
+@dataclass
+class {title}State:
+    """All that changes within an episode; snapshot, restore and fork follow from it."""
+
+    secret: str
+    tries: int = 0
+
+
+class {title}(Env[{title}State]):
+    """Reward 1 for the secret digit within three tries."""
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """Draws a digit by the seed."""
+        super().reset(seed=seed)
+        self.state = {title}State(secret=str(self.np_random.integers(10)))
+        return (Message("user", f"Guess a digit from 0 to 9; you have {{TRIES}} tries."),), {{}}
+
+    def step(self, action: str) -> Step:
+        """Compares the guess with the secret."""
+        self.check_running()
+        self.state.tries += 1
+        if action.strip() == self.state.secret:
+            return self.result((), reward=1.0, end=EndReason.ANSWERED)
+        if self.state.tries == TRIES:
+            return self.result((), end=EndReason.TURN_LIMIT, truncated=True)
+        return self.result((Message("user", "No. Guess again."),), valid=action.strip().isdigit())
+
+    def expert(self) -> Sequence[str]:
+        """The secret."""
+        return (self.state.secret,)
+
+    def render(self) -> str:
+        """The number of tries so far."""
+        return f"{{self.state.tries}} of {{TRIES}} tries"
+'''
+
+TEST = '''\
+"""The contract of {title}: time travel, determinism, expert and floor."""
+
+from {module} import {title}
+
+from agentenv.core.contract import EnvContract
+
+
+class Test{title}(EnvContract):
+    def make(self) -> {title}:
+        return {title}()
+'''
+
+
+@dataclass(frozen=True)
+class New:
+    """Writes a one-file environment and its test, which passes unchanged.
+
+    Example: agentenv new treasure_hunt --out environments
+    """
+
+    name: Annotated[str, tyro.conf.Positional]
+    """Name of the module, in lower case with underscores; the class is named after it."""
+    out: Path = Path()
+    """Folder to write to; made where it is missing."""
+
+    def run(self) -> dict[str, Any]:
+        """Writes both files.
+
+        Raises:
+            ConfigurationError: a bad name, or a file that exists already; nothing is written.
+        """
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name) or keyword.iskeyword(self.name):
+            raise ConfigurationError(
+                f"{self.name!r} is no module name; use lower-case letters, digits and underscores"
+            )
+        title = "".join(word.capitalize() for word in self.name.split("_"))
+        texts = {
+            self.out / f"{self.name}.py": ENVIRONMENT.format(title=title),
+            self.out / f"test_{self.name}.py": TEST.format(title=title, module=self.name),
+        }
+        for path in texts:
+            if path.exists():
+                raise ConfigurationError(f"{path} exists already; give another name or --out")
+        self.out.mkdir(parents=True, exist_ok=True)
+        for path, text in texts.items():
+            path.with_suffix(".tmp").write_text(text)
+        for path in texts:
+            path.with_suffix(".tmp").rename(path)
+        return {
+            "files": [str(path) for path in texts],
+            "entry_point": f"{self.name}:{title}",
+            "register": f'agentenv.register("{self.name}/{title}-v0", "{self.name}:{title}")',
+        }
+
+    def show(self, result: dict[str, Any], console: Console) -> None:
+        """The files and what to do next."""
+        lines = [
+            *(f"wrote {path}" for path in result["files"]),
+            f"check it: cd {self.out} && agentenv check {result['entry_point']}",
+            f"register it: {result['register']}",
+        ]
+        for line in lines:
+            console.print(line, highlight=False, markup=False, soft_wrap=True)

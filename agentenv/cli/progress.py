@@ -1,0 +1,96 @@
+"""One live display of a long piece of work: what, how far, how fast, how long still, and the numbers that matter."""
+
+import logging
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+_SHOWN = {
+    "reward_mean": "reward",
+    "em_dev": "dev",
+    "entropy": "entropy",
+    "zero_variance_share": "flat",
+    "loss": "loss",
+}
+_PLAIN_EVERY_S = 30.0  # without a terminal: seconds between two lines
+
+
+class LiveDisplay:
+    """A progress bar on a terminal, an occasional line elsewhere; always on stderr, and in full in a log file."""
+
+    def __init__(self, title: str, *, log: Path) -> None:
+        self._console = Console(file=sys.stderr)
+        self._live = self._console.is_terminal
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[figures]}"),
+            console=self._console,
+            disable=not self._live,
+        )
+        self._title = title
+        self._log = logging.getLogger(f"agentenv.run.{id(self)}")
+        self._log.setLevel(logging.INFO)
+        self._log.propagate = False
+        self._log_path = log
+        self._task: TaskID | None = None
+        self._name, self._total, self._said = "", 0, 0.0
+        self._latest: dict[str, float] = {}
+
+    def __enter__(self) -> Self:
+        handler = logging.FileHandler(self._log_path, encoding="utf-8")
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        self._log.addHandler(handler)
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._log.error("ended by %s: %s", type(error).__name__, error)
+        self._progress.stop()
+        for handler in list(self._log.handlers):
+            handler.close()
+            self._log.removeHandler(handler)
+
+    def phase(self, name: str, total: int) -> None:
+        """A phase of ``total`` units begins; 0 units show no bar of their own."""
+        self._log.info("%s", name)
+        self._name, self._total, self._latest, self._said = name, total, {}, time.monotonic()
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+        self._task = self._progress.add_task(name, total=total or None, figures="")
+
+    def advance(self, done: int, figures: dict[str, Any]) -> None:
+        """So many units are done; figures that are not given keep their last value."""
+        self._latest |= {name: figures[name] for name in _SHOWN if figures.get(name) is not None}
+        line = "  ".join(f"{_SHOWN[name]} {value:.3f}" for name, value in self._latest.items())
+        self._log.info("%s %d/%d %s", self._name, done, self._total, line)
+        if self._task is not None:
+            self._progress.update(self._task, completed=done, figures=line)
+        now = time.monotonic()
+        if not self._live and (now - self._said > _PLAIN_EVERY_S or done == self._total):
+            self._said = now
+            self._console.print(f"{self._title}: {self._name} {done}/{self._total} {line}", highlight=False)
+
+    def warn(self, sentence: str) -> None:
+        """Shows a warning above the bar."""
+        self._log.warning("%s", sentence)
+        self._console.print(f"[yellow]warning:[/yellow] {sentence}", highlight=False)

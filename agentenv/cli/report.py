@@ -1,0 +1,33 @@
+"""The command ``agentenv report``."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+
+from agentenv.evaluation.report import write_report
+
+
+@dataclass(frozen=True)
+class Report:
+    """Writes report.html into the folder of an evaluation or of a training run.
+
+    The page is one file without any network: scores with intervals, learning curves, and every episode turn
+    by turn.
+
+    Example: agentenv report runs/quickstart
+    """
+
+    directory: Annotated[Path, tyro.conf.Positional]
+    """An evaluation folder (with episodes.jsonl) or a training folder (with metrics.jsonl)."""
+
+    def run(self) -> dict[str, Any]:
+        """Writes the page and says where it is."""
+        path = write_report(self.directory)
+        return {"report": str(path), "bytes": path.stat().st_size}
+
+    def show(self, result: dict[str, Any], console: Console) -> None:
+        """Prints the path of the page."""
+        console.print(f"Report: {result['report']} ({result['bytes'] / 1e6:.1f} MB)", highlight=False)

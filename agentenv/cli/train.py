@@ -1,0 +1,104 @@
+"""``agentenv train``: a training run from a preset or TOML file, with dotted overrides."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+from rich.console import Console
+
+from agentenv.errors import AgentEnvError, ConfigurationError, MissingExtra
+from agentenv.trainers.config import TrainConfig, load_config, override, presets, resume_config
+
+_DEFAULT = "laptop-search"
+
+
+@dataclass(frozen=True)
+class Train:
+    """Trains a policy and evaluates it before and after.
+
+    Usage: agentenv train [PRESET or FILE.toml] [--out DIR] [--resume DIR] [--plan] [--key.path value ...]
+
+    Examples:
+        agentenv train laptop-search --out runs/first --optimization.steps 60
+        agentenv train --resume runs/first
+    """
+
+    config: TrainConfig
+    out: Path
+    resume: bool = False
+    plan: bool = False
+
+    @classmethod
+    def parse(cls, argv: Sequence[str]) -> "Train":
+        """Reads the command line.
+
+        Raises:
+            ConfigurationError: flags that do not go together, or a value that is wrong.
+            UnknownName: no such preset or file.
+        """
+        if "--help" in argv or "-h" in argv:
+            print(f"{cls.__doc__}\nPresets: {', '.join(presets())}. Keys and their defaults:\n")
+            tyro.cli(TrainConfig, default=load_config(_DEFAULT), args=["--help"], prog="agentenv train")
+        parser = argparse.ArgumentParser(prog="agentenv train", add_help=False, allow_abbrev=False)
+        parser.add_argument("--out", type=Path)
+        parser.add_argument("--resume", type=Path)
+        parser.add_argument("--plan", action="store_true")
+        # argparse would take the value of an override for the preset: only a leading word can be it.
+        named = bool(argv) and not argv[0].startswith("-")
+        known, overrides = parser.parse_known_args(argv[named:])
+        if known.resume is not None:
+            if named or overrides or known.out:
+                raise ConfigurationError(
+                    "--resume takes everything from the run's own config.toml; give nothing else"
+                )
+            return cls(resume_config(known.resume), known.resume, resume=True)
+        config = override(load_config(argv[0] if named else _DEFAULT), overrides)
+        return cls(config, known.out or Path("runs") / config.name, plan=known.plan)
+
+    def run(self) -> dict[str, Any]:
+        """Trains, or with ``--plan`` says what the run will need."""
+        try:
+            import torch  # noqa: F401 (the extra is there)
+        except ModuleNotFoundError as error:
+            raise MissingExtra.of("torch", "train") from error
+        from agentenv.cli.progress import LiveDisplay
+        from agentenv.trainers.folder import RunFolder
+        from agentenv.trainers.grpo import train
+        from agentenv.trainers.plan import plan_run
+
+        if self.plan:
+            return plan_run(self.config)
+        folder = RunFolder.open(self.out) if self.resume else RunFolder.create(self.out, self.config)
+        try:
+            with LiveDisplay(self.config.name, log=self.out / "run.log") as display:
+                results = train(folder, display)
+        except (AgentEnvError, OSError):
+            folder.discard_unless_begun()
+            raise
+        from agentenv.evaluation.report import write_report
+
+        report = write_report(self.out)
+        return results | {"report": str(report), "policy": str(self.out / "policy"), "out": str(self.out)}
+
+    def show(self, result: dict[str, Any], console: Console) -> None:
+        """The headline, where everything is, and what to do next."""
+        if self.plan:
+            for name, value in result.items():
+                console.print(f"{name}: {value}", highlight=False)
+            return
+        before, after = result["before"], result["after"]
+        console.print(f"\n[bold]{result['scorer']} on {after['n']} held-out questions[/bold]")
+        for name, score in (("before", before), ("after", after)):
+            low, high = score["ci95"]
+            console.print(f"  {name:<7}{score['em']:.3f}  [{low:.3f}, {high:.3f}]", highlight=False)
+        out = result["out"]
+        console.print(
+            f"\nNumbers: {out}/results.json\nReport:  {result['report']}\nPolicy:  {result['policy']}\n\nNext:\n"
+            f"  agentenv compare {out}/evaluation/before {out}/evaluation/after\n"
+            f"  agentenv world --seed 77 --documents 2000 --hops 1-2 --out {out}/world\n"
+            f"  agentenv eval --dataset fictional --data {out}/world --policy hf:{out}/policy --out {out}/world-eval",
+            highlight=False,
+        )

@@ -1,0 +1,131 @@
+"""How messages become token ids. Both formats only append: ids that were fed or sampled stay as they are."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from agentenv.core.types import Message
+from agentenv.errors import ConfigurationError
+
+
+def _plain(messages: Sequence[Message], tokenizer: Any) -> list[dict[str, str]]:
+    return [{"role": message.role, "content": _defused(message.text, tokenizer)} for message in messages]
+
+
+def _defused(text: str, tokenizer: Any) -> str:
+    """``text`` in which no control token can be read: a page that quotes ``<|im_end|>`` must not end a turn."""
+    for token in getattr(tokenizer, "all_special_tokens", ()):
+        text = text.replace(token, f"{token[:1]} {token[1:]}")
+    return text
+
+
+class InlineFormat:
+    """Search-R1 style: the whole episode is one assistant turn and observations stand inline within it.
+
+    The chat template is applied to the opening messages whenever the tokenizer has one, base models included:
+    without it a base model loses about 8 points of exact match.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """The opening messages under the chat template, then the head of the assistant turn."""
+        if self._tokenizer.chat_template is None:
+            text = "\n\n".join(message.text for message in messages) + "\n"
+        else:
+            text = _render(self._tokenizer, _plain(messages, self._tokenizer), open_assistant=True)
+        return _encode(self._tokenizer, text)
+
+    def extend(self, ids: Sequence[int], messages: Sequence[Message]) -> list[int]:
+        """``ids``, then the text of the observation and nothing around it."""
+        text = "".join(_defused(message.text, self._tokenizer) for message in messages)
+        return [*ids, *_encode(self._tokenizer, text)]
+
+    def closing(self, ids: Sequence[int]) -> list[int]:
+        """Nothing: the assistant turn stays open."""
+        return []
+
+
+class TemplateFormat:
+    """One assistant turn per action, observations in messages of their own, by the tokenizer's template.
+
+    The text around an observation is the difference between two renderings of a made-up conversation, so any
+    template that renders earlier turns the same way whatever follows them can be used.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        """Checks the template.
+
+        Raises:
+            ConfigurationError: the tokenizer has no chat template or no end-of-turn token.
+        """
+        if tokenizer.chat_template is None or tokenizer.eos_token is None:
+            raise ConfigurationError(
+                "this tokenizer has no chat template or no end-of-turn token; use the inline format"
+            )
+        self._tokenizer = tokenizer
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """The opening messages, then the head of the first assistant turn."""
+        return _encode(
+            self._tokenizer, _render(self._tokenizer, _plain(messages, self._tokenizer), open_assistant=True)
+        )
+
+    def extend(self, ids: Sequence[int], messages: Sequence[Message]) -> list[int]:
+        """``ids`` (which end with the end-of-turn token), then the observation and the head of the next turn.
+
+        Raises:
+            ConfigurationError: the template rewrites earlier turns when a message follows, or ends them with
+                another mark than the tokenizer's end-of-turn token.
+        """
+        opening = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+        before = _render(self._tokenizer, opening, open_assistant=False)
+        after = _render(self._tokenizer, opening + _plain(messages, self._tokenizer), open_assistant=True)
+        end = self._tokenizer.eos_token
+        head = before[: before.rfind(end) + len(end)]
+        if end not in before or not after.startswith(head):
+            raise ConfigurationError(
+                "the chat template rewrites an earlier turn when a message follows it, or does not end it "
+                f"with {end!r}; use the inline format"
+            )
+        return [*ids, *_encode(self._tokenizer, after[len(head) :])]
+
+    def closing(self, ids: Sequence[int]) -> list[int]:
+        """The end-of-turn token where the policy did not sample it."""
+        end = self._tokenizer.eos_token_id
+        return [] if ids and ids[-1] == end else [end]
+
+
+def _render(tokenizer: Any, messages: list[dict[str, str]], *, open_assistant: bool) -> str:
+    text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=open_assistant)
+    return text
+
+
+def _encode(tokenizer: Any, text: str) -> list[int]:
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    return ids
+
+
+def cut_at_stop(
+    ids: Sequence[int], decode: Callable[[Sequence[int]], str], stops: Sequence[str]
+) -> tuple[int, str] | None:
+    """Where a chunk ends if a stop string occurs in it.
+
+    Args:
+        ids: The sampled tokens.
+        decode: Text of a run of tokens.
+        stops: Stop strings; the one that ends first wins.
+
+    Returns:
+        Number of tokens up to and including the one that completes the stop string (cut the log-probs to the
+        same number), and the text cut right after the stop string; None where no stop string occurs.
+    """
+    text = decode(ids)
+    ends = [text.index(stop) + len(stop) for stop in stops if stop in text]
+    if not ends:
+        return None
+    end = min(ends)
+    count = len(ids)
+    while count > 1 and decode(ids[: count - 1]).startswith(text[:end]):
+        count -= 1
+    return count, text[:end]

@@ -1,0 +1,222 @@
+"""What an environment is: a Gymnasium environment that speaks in messages and can be rewound.
+
+A subclass keeps everything that changes in ``self.state`` (one data class) and everything shared or immutable
+(task set, retriever, client) as plain attributes. Snapshot, restore and fork then work without a line from
+the author.
+"""
+
+import asyncio
+import copy
+import threading
+from collections.abc import Coroutine, Sequence
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+import gymnasium
+
+from agentenv.core.snapshot import Snapshot, fork_value, resources_of
+from agentenv.core.spaces import FreeText, Messages
+from agentenv.core.types import EndReason, Info, Observation, StateCapability, Step, ToolResult
+from agentenv.errors import EpisodeOver, SnapshotError
+
+StateT = TypeVar("StateT")
+T = TypeVar("T")
+
+
+class Env(gymnasium.Env[Observation, str], Generic[StateT]):
+    """Base of every environment; override ``reset`` and ``step``, or for network input/output ``AsyncEnv``.
+
+    Example:
+        ```python
+        class Guess(Env[GuessState]):
+            def reset(self, *, seed=None, options=None):
+                super().reset(seed=seed)
+                self.state = GuessState(secret=int(self.np_random.integers(10)))
+                return (Message("user", "Guess a digit."),), {}
+
+            def step(self, action):
+                right = action.strip() == str(self.state.secret)
+                return self.result((), reward=float(right), end=EndReason.ANSWERED)
+        ```
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}  # type: ignore[misc]
+    capability: ClassVar[StateCapability] = StateCapability.MEMORY
+    reward_floor: ClassVar[float] = 0.0
+    """Outcome of a policy that does nothing useful."""
+    reward_ceiling: ClassVar[float] = 1.0
+    """Outcome of the expert."""
+    no_expert: ClassVar[str] = "no expert is declared"
+    """Why ``expert`` gives None, where it does."""
+    state: StateT
+
+    def __init__(self, *, render_mode: str | None = None) -> None:
+        self.observation_space = Messages()
+        self.action_space = FreeText()
+        self.render_mode = render_mode
+        self._turn = 0
+        self._over = True
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """Seeds ``np_random`` and the turn count; a subclass calls it first and gives its own observation."""
+        super().reset(seed=seed)
+        self._turn, self._over = 0, False
+        return (), {}
+
+    def step(self, action: str) -> Step:
+        """Acts once.
+
+        Raises:
+            EpisodeOver: the episode has ended or was never reset.
+        """
+        raise NotImplementedError
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """``reset`` in a worker thread; environments with network input/output override it."""
+        return await asyncio.to_thread(self.reset, seed=seed, options=options)
+
+    async def astep(self, action: str) -> Step:
+        """``step`` in a worker thread; environments with network input/output override it."""
+        return await asyncio.to_thread(self.step, action)
+
+    def check_running(self) -> None:
+        """For the head of ``step``, so that nothing happens in an episode that is over.
+
+        Raises:
+            EpisodeOver: the episode has ended or was never reset.
+        """
+        if self._over:
+            raise EpisodeOver("this episode is over; call reset() before step()")
+
+    def result(
+        self,
+        observation: Observation,
+        *,
+        reward: float = 0.0,
+        end: EndReason | None = None,
+        truncated: bool = False,
+        valid: bool = True,
+        tool_results: Sequence[ToolResult] = (),
+        **info: Any,
+    ) -> Step:
+        """Closes the turn: builds the ``Step`` with the entries that ``info`` always has.
+
+        Args:
+            observation: What is new since the action.
+            reward: Reward of this turn.
+            end: Why the episode ended, or None while it goes on.
+            truncated: Whether a budget of ours ended it, rather than the task.
+            valid: Whether the action could be acted on.
+            tool_results: One entry a tool call.
+            info: Further entries.
+
+        Raises:
+            EpisodeOver: the episode had ended already or was never reset.
+        """
+        self.check_running()
+        self._turn += 1
+        self._over = end is not None
+        info |= {"turn": self._turn, "tool_results": tuple(tool_results), "valid": valid}
+        if end is not None:
+            info["end_reason"] = end
+        return Step(
+            observation, reward, end is not None and not truncated, end is not None and truncated, info
+        )
+
+    def snapshot(self) -> Snapshot:
+        """Captures state, random generator and turn count.
+
+        Raises:
+            SnapshotError: a part could not be captured; nothing is left behind.
+        """
+        return Snapshot(self, self._core())
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Goes back to ``snapshot``; the same actions then give the same observations and rewards.
+
+        Raises:
+            SnapshotError: the snapshot belongs to another environment, was released, or a resource failed.
+        """
+        if snapshot.owner is not self:
+            raise SnapshotError(
+                "this snapshot belongs to another environment; fork() makes independent copies"
+            )
+        self.__dict__.update(snapshot.bring_back())
+
+    def fork(self, n: int = 1) -> list[Self]:
+        """``n`` independent environments in the present state, sharing what is immutable.
+
+        Raises:
+            SnapshotError: a part could not be forked; the forks made before it have been closed.
+        """
+        forks: list[Self] = []
+        try:
+            for _ in range(n):
+                core = fork_value(self._core())
+                twin = copy.copy(self)
+                twin.__dict__.update(core)
+                forks.append(twin)
+        except SnapshotError:
+            for twin in forks:
+                twin.close()
+            raise
+        return forks
+
+    def _core(self) -> dict[str, Any]:
+        names = ("state", "_turn", "_over", "_np_random", "_np_random_seed")
+        return {name: self.__dict__[name] for name in names if name in self.__dict__}
+
+    def anchor_key(self) -> str | None:
+        """The state without history, equal for equal futures; None where step groups make no sense."""
+        return None
+
+    def expert(self) -> Sequence[str] | None:
+        """Actions that score full from the start of the present episode, or None where no expert exists."""
+        return None
+
+    def close(self) -> None:
+        """Closes every resource in the state."""
+        for resource in resources_of(self.__dict__.get("state")):
+            resource.close()
+        super().close()
+
+
+class AsyncEnv(Env[StateT]):
+    """An environment written as coroutines; override ``areset`` and ``astep``, the sync twins follow."""
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """``areset``, waited for."""
+        return run_sync(self.areset(seed=seed, options=options))
+
+    def step(self, action: str) -> Step:
+        """``astep``, waited for."""
+        return run_sync(self.astep(action))
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """Seeds ``np_random`` and starts the turn count; a subclass calls it first."""
+        return Env.reset(self, seed=seed, options=options)
+
+    async def astep(self, action: str) -> Step:
+        """Acts once."""
+        raise NotImplementedError
+
+
+_background: asyncio.AbstractEventLoop | None = None
+_background_lock = threading.Lock()
+
+
+def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Runs ``coroutine`` on one background event loop and waits for it, also from inside a running loop."""
+    global _background
+    with _background_lock:
+        if _background is None:
+            _background = asyncio.new_event_loop()
+            threading.Thread(target=_background.run_forever, name="agentenv-loop", daemon=True).start()
+    return asyncio.run_coroutine_threadsafe(coroutine, _background).result()

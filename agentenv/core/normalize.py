@@ -1,0 +1,43 @@
+"""The three ways in which published work normalises an answer before comparing it.
+
+They disagree ("Spider-Man" is "spiderman" for SQuAD and "spider man" for TriviaQA), so a score means nothing
+without the name of its scorer. All of them keep accents and non-ASCII quotes and dashes, except that TriviaQA
+blanks four quote marks.
+"""
+
+import re
+import string
+
+_DELETE_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_BLANK_PUNCTUATION = str.maketrans(string.punctuation, " " * len(string.punctuation))
+_TRIVIA_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation + "\u2018\u2019\u00b4`", " "))
+_ARTICLE = re.compile(r"\b(a|an|the)\b")
+
+
+def squad(text: str) -> str:
+    """Lower-cases, deletes ASCII punctuation, blanks the words a/an/the, collapses white space.
+
+    Source: the SQuAD v1.1 scorer; also HotpotQA, 2Wiki, MuSiQue, Search-R1 and FlashRAG.
+    """
+    return collapse(_ARTICLE.sub(" ", text.lower().translate(_DELETE_PUNCTUATION)))
+
+
+def triviaqa(text: str) -> str:
+    """Like `squad`, but punctuation and four quote marks become blanks. Source: the TriviaQA scorer."""
+    return collapse(_ARTICLE.sub(" ", text.lower().translate(_TRIVIA_PUNCTUATION)))
+
+
+def asearcher(text: str) -> str:
+    """Blanks ASCII punctuation, lower-cases; exactly "True"/"False" become yes/no. Source: ASearcher."""
+    text = {"True": "yes", "False": "no"}.get(text, text)
+    return collapse(text.translate(_BLANK_PUNCTUATION).lower())
+
+
+def collapse(text: str) -> str:
+    """White space runs become one blank; none at the ends."""
+    return " ".join(text.split())
+
+
+def plain(text: str) -> str:
+    """Lower case and collapsed white space, nothing else. Source: HybridDeepSearcher."""
+    return collapse(text.lower())

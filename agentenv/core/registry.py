@@ -1,0 +1,165 @@
+"""Which environments there are: strings, imported when an environment is made, with the version in the id.
+
+Third parties need one line in their ``pyproject.toml``::
+
+    [project.entry-points."agentenv.envs"]
+    "acme/Maze-v0" = "acme.maze:Maze"
+
+Every entry is mirrored into Gymnasium's registry, so ``gymnasium.make`` knows it after ``import agentenv``.
+The mirror sets no ``max_episode_steps`` and adds no wrapper: what ``gymnasium.make`` returns is the
+environment itself.
+"""
+
+import importlib
+import importlib.metadata
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+
+from agentenv.core.env import Env
+from agentenv.core.types import StateCapability
+from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
+
+if TYPE_CHECKING:
+    from agentenv.core.vector import VectorEnv
+
+ENTRY_POINT_GROUP = "agentenv.envs"
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """One registered environment."""
+
+    id: str
+    """``namespace/Name-vN``."""
+    entry_point: str
+    """``module:Class``."""
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Default arguments of the class."""
+    extra: str = ""
+    """The extra that installs what the module needs; empty where the core suffices."""
+
+
+_specs: dict[str, EnvSpec] = {}
+
+
+def register(id: str, entry_point: str, *, kwargs: Mapping[str, Any] | None = None, extra: str = "") -> None:
+    """Adds an environment, here and in Gymnasium's registry. A second identical registration does nothing.
+
+    Args:
+        id: ``namespace/Name-vN``; raise the version whenever results change.
+        entry_point: ``module:Class``, imported when the environment is made.
+        kwargs: Default arguments of the class.
+        extra: The extra of agentenv-suite that installs what the module needs.
+
+    Raises:
+        ConfigurationError: a malformed id or entry point, or an id that stands for something else already.
+    """
+    if not re.fullmatch(r"[\w-]+/[\w.-]+-v\d+", id):
+        raise ConfigurationError(f"{id!r} is no environment id; write namespace/Name-v0")
+    if not re.fullmatch(r"[\w.]+:\w+", entry_point):
+        raise ConfigurationError(f"{entry_point!r} is no entry point; write module:Class")
+    spec = EnvSpec(id, entry_point, dict(kwargs or {}), extra)
+    if _specs.get(id, spec) != spec:
+        raise ConfigurationError(f"{id} is {_specs[id].entry_point} already; register a new version")
+    if id in _specs:
+        return
+    _specs[id] = spec
+    gymnasium.register(
+        id,
+        entry_point,
+        kwargs=dict(spec.kwargs),
+        order_enforce=False,
+        disable_env_checker=True,
+        vector_entry_point=partial(make_vec, id),
+    )
+
+
+def discover() -> None:
+    """Registers what installed packages offer under ``agentenv.envs``; warns of what cannot be registered."""
+    for found in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+        try:
+            register(found.name, found.value)
+        except ConfigurationError as error:
+            warnings.warn(f"an installed environment is left out: {error}", stacklevel=2)
+
+
+def registered() -> dict[str, EnvSpec]:
+    """Every registered environment by id, sorted."""
+    return dict(sorted(_specs.items()))
+
+
+def spec(id: str) -> EnvSpec:
+    """The entry of ``id``.
+
+    Raises:
+        UnknownName: no such environment; names the nearest.
+    """
+    if id not in _specs:
+        raise UnknownName.among("environment", id, _specs)
+    return _specs[id]
+
+
+def load_class(entry_point: str, extra: str = "") -> type[Env[Any]]:
+    """The environment class that ``module:Class`` names.
+
+    Raises:
+        MissingExtra: the module needs ``extra``, which is not installed.
+        ConfigurationError: no such module or class, or the class is no ``Env``.
+    """
+    module, _, name = entry_point.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if extra and not str(error.name).startswith("agentenv"):
+            raise MissingExtra.of(str(error.name), extra) from error
+        raise ConfigurationError(f"cannot import {entry_point}: {error}") from error
+    except AttributeError as error:
+        raise ConfigurationError(f"{module} has no {name!r}") from error
+    if not (isinstance(found, type) and issubclass(found, Env)):
+        raise ConfigurationError(f"{entry_point} is no subclass of agentenv.Env")
+    return found
+
+
+def make(id: str, **kwargs: Any) -> Env[Any]:
+    """A new environment.
+
+    Args:
+        id: For example ``agentenv/LocalSearch-v0``.
+        **kwargs: Arguments of its class; they go before the registered ones.
+
+    Raises:
+        UnknownName: no such environment; names the nearest.
+        MissingExtra: an optional dependency is not installed; names the extra.
+    """
+    entry = spec(id)
+    load_class(entry.entry_point, entry.extra)
+    env: Any = gymnasium.make(id, **kwargs)
+    made: Env[Any] = env.unwrapped
+    return made
+
+
+def make_vec(id: str, num_envs: int, **kwargs: Any) -> "VectorEnv":
+    """``num_envs`` environments that step concurrently; what is shared or immutable in them is loaded once.
+
+    Args:
+        id: For example ``agentenv/LocalSearch-v0``.
+        num_envs: Number of environments, at least 1.
+        **kwargs: Arguments of the class.
+
+    Raises:
+        ConfigurationError: ``num_envs`` is below 1; otherwise as ``make``.
+    """
+    from agentenv.core.vector import VectorEnv
+
+    if num_envs < 1:
+        raise ConfigurationError(f"num_envs={num_envs} must be at least 1")
+    first = make(id, **kwargs)
+    if first.capability >= StateCapability.MEMORY:
+        return VectorEnv([first, *first.fork(num_envs - 1)])
+    return VectorEnv([first, *(make(id, **kwargs) for _ in range(num_envs - 1))])

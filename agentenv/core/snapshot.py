@@ -1,0 +1,141 @@
+"""Capturing a state: resources first, then a deep copy in which their handles stand for them.
+
+A *resource* is anything in the state that cannot be copied by Python, such as a sandbox session. It has
+``snapshot``, ``restore``, ``fork`` and ``close``, is found by looking through data classes, lists, tuples and
+dicts, and is shared by nobody else.
+"""
+
+import contextlib
+import copy
+import dataclasses
+import pickle
+import time
+from collections.abc import Iterator
+from typing import Any, Protocol, Self, runtime_checkable
+
+from agentenv.errors import SnapshotError
+
+
+@runtime_checkable
+class Resource(Protocol):
+    """A part of the state that knows how to capture itself."""
+
+    def snapshot(self) -> Any:
+        """A handle; one that owns something has ``release()`` and may have ``bytes``."""
+
+    def restore(self, handle: Any) -> None:
+        """Goes back to ``handle``, which stays usable."""
+
+    def fork(self) -> Self:
+        """An independent twin in the same state."""
+
+    def close(self) -> None:
+        """Frees what the resource holds."""
+
+
+def resources_of(value: Any) -> Iterator[Resource]:
+    """Every resource reachable from ``value`` through data classes and containers, each once."""
+    seen: set[int] = set()
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if id(item) in seen or isinstance(item, (str, bytes, int, float, type(None))):
+            continue
+        seen.add(id(item))
+        if isinstance(item, Resource) and not isinstance(item, type):
+            yield item
+        elif dataclasses.is_dataclass(item):
+            stack.extend(getattr(item, field.name) for field in dataclasses.fields(item))
+        elif isinstance(item, dict):
+            stack.extend(item.values())
+        elif isinstance(item, (list, tuple, set, frozenset)):
+            stack.extend(item)
+
+
+def _release(handle: Any) -> None:
+    if callable(release := getattr(handle, "release", None)):
+        release()
+
+
+class _Slot:
+    """Stands for one resource inside a captured state."""
+
+
+class Snapshot:
+    """A captured state, usable any number of times until released; belongs to the one that took it."""
+
+    def __init__(self, owner: object, value: Any) -> None:
+        """Captures ``value``.
+
+        Raises:
+            SnapshotError: a part could not be captured; what was taken before it has been released.
+        """
+        start = time.perf_counter()
+        self.owner = owner
+        self._handles: list[tuple[Resource, _Slot, Any]] = []
+        try:
+            for resource in resources_of(value):
+                self._handles.append((resource, _Slot(), resource.snapshot()))
+            memo: dict[int, Any] = {id(resource): slot for resource, slot, _ in self._handles}
+            self._value = copy.deepcopy(value, memo)
+        except Exception as error:
+            self.release()
+            raise SnapshotError(f"cannot capture {type(value).__name__}: {error}") from error
+        self.seconds = time.perf_counter() - start
+        """Wall-clock seconds that the capture took."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the pickled state (0 if unpicklable) and of the handles, as the resources tell it."""
+        held = sum(int(getattr(handle, "bytes", 0)) for _, _, handle in self._handles)
+        try:
+            return held + len(pickle.dumps(self._value))
+        except Exception:
+            return held
+
+    def bring_back(self) -> Any:
+        """Restores every resource and returns a fresh copy of the value around them.
+
+        Raises:
+            SnapshotError: the snapshot was released, or a resource could not go back.
+        """
+        if self.released:
+            raise SnapshotError("this snapshot was released; take a new one")
+        try:
+            for resource, _, handle in self._handles:
+                resource.restore(handle)
+        except Exception as error:
+            raise SnapshotError(f"cannot restore: {error}") from error
+        return copy.deepcopy(self._value, {id(slot): resource for resource, slot, _ in self._handles})
+
+    @property
+    def released(self) -> bool:
+        """Whether ``release`` was called, or the capture failed."""
+        return not hasattr(self, "_value")
+
+    def release(self) -> None:
+        """Frees the handles; a second call does nothing."""
+        self.__dict__.pop("_value", None)
+        with contextlib.ExitStack() as stack:  # one that fails must not keep the others
+            for _, _, handle in self._handles:
+                stack.callback(_release, handle)
+            self._handles.clear()
+
+
+def fork_value(value: Any) -> Any:
+    """A deep copy of ``value`` in which every resource is replaced by its own fork.
+
+    Raises:
+        SnapshotError: a part could not be forked; the forks made before it have been closed.
+    """
+    forks: list[Resource] = []
+    memo: dict[int, Any] = {}
+    try:
+        for resource in resources_of(value):
+            forks.append(resource.fork())
+            memo[id(resource)] = forks[-1]
+        return copy.deepcopy(value, memo)
+    except Exception as error:
+        for fork in forks:
+            fork.close()
+        raise SnapshotError(f"cannot fork {type(value).__name__}: {error}") from error

@@ -1,0 +1,294 @@
+"""Tools: one typed function with a Google docstring gives every form in which a tool is declared.
+
+A policy calls a tool by writing ``<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>``;
+several calls in one action run in order. Text without a call is the final answer.
+"""
+
+import asyncio
+import inspect
+import json
+import re
+import textwrap
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+from agentenv.core.env import AsyncEnv, StateT
+from agentenv.core.types import EndReason, Message, Step, ToolResult, ToolStatus
+from agentenv.errors import ConfigurationError, Fault, UnknownName
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+RESERVED_NAMES = frozenset(
+    {"reset", "step", "state", "close", "get_reward", "verify", "seed_session", "aggregate_metrics", "mcp"}
+)
+"""Names that OpenEnv, TRL or NeMo Gym give a meaning of their own; so do all that begin with ``_``."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that a policy may call, with what every peer wants to know about it."""
+
+    name: str
+    description: str
+    json_schema: Mapping[str, Any]
+    """JSON Schema of the arguments object."""
+    function: Callable[..., Any]
+    takes_self: bool = False
+    """Whether the function is a method, to be called on an environment."""
+    timeout_s: float | None = None
+    """Seconds that one call may take; None is no limit."""
+    _model: Any = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def from_function(cls, function: Callable[..., Any], *, timeout_s: float | None = None) -> "Tool":
+        """The tool that ``function`` declares by its name, annotations and docstring.
+
+        Args:
+            function: A plain or async function or method; every argument annotated and described under
+                ``Args:``.
+            timeout_s: Seconds that one call may take; None is no limit. A plain function that runs on is
+                abandoned.
+
+        Raises:
+            ConfigurationError: a reserved name, a missing annotation or description, or ``*args``.
+        """
+        import pydantic
+
+        name = function.__name__
+        if name in RESERVED_NAMES or name.startswith("_"):
+            raise ConfigurationError(f"a tool cannot be called {name!r}: other frameworks reserve the name")
+        description, described = _read_docstring(name, inspect.getdoc(function) or "")
+        hints = typing.get_type_hints(function, include_extras=True)
+        parameters = list(inspect.signature(function).parameters.values())
+        takes_self = bool(parameters) and parameters[0].name == "self"
+        fields: dict[str, Any] = {}
+        for parameter in parameters[takes_self:]:
+            fields[parameter.name] = (
+                _annotation(name, parameter, hints),
+                pydantic.Field(
+                    ... if parameter.default is parameter.empty else parameter.default,
+                    description=_description(name, parameter.name, described),
+                ),
+            )
+        config = pydantic.ConfigDict(extra="forbid")
+        model: Any = pydantic.create_model(name, __config__=config, **fields)
+        schema = _untitled(model.model_json_schema())
+        return cls(name, description, schema, function, takes_self, timeout_s, model)
+
+    def to_openai(self) -> dict[str, Any]:
+        """The form of OpenAI's chat completions, which chat templates and verl take as well."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.json_schema)}
+        return {"type": "function", "function": function}
+
+    def to_mcp(self) -> dict[str, Any]:
+        """The form of MCP's ``tools/list``."""
+        return {
+            "name": self.name,
+            "description": self.description,
+            "inputSchema": dict(self.json_schema),
+        }
+
+    def to_docstring(self) -> str:
+        """The form of a Python stub: signature and docstring."""
+        signature = inspect.signature(self.function)
+        parameters = list(signature.parameters.values())[self.takes_self :]
+        head = f"def {self.name}{signature.replace(parameters=parameters)}:"
+        body = f'"""{inspect.getdoc(self.function)}\n"""'
+        return f"{head}\n{textwrap.indent(body, '    ')}"
+
+    async def call(self, arguments: Any, owner: object = None) -> ToolResult:
+        """Runs the function once.
+
+        Args:
+            arguments: What the policy gave; checked against the schema.
+            owner: The environment, where the function is a method.
+
+        Returns:
+            ``ok`` with the returned value (JSON unless a string), ``format_error`` for arguments that do not
+            fit, ``error`` with the exception's class for one that the function raised, or ``timeout``.
+
+        Raises:
+            Fault: the function said that the failure is ours.
+        """
+        import pydantic
+
+        try:
+            parsed = self._model.model_validate(arguments)
+        except pydantic.ValidationError as error:
+            return ToolResult(self.name, ToolStatus.FORMAT_ERROR, _complaints(error), "ValidationError")
+        values = {key: getattr(parsed, key) for key in type(parsed).model_fields}
+        limit = asyncio.timeout(self.timeout_s)
+        try:
+            async with limit:
+                value = await self._run((owner,) if self.takes_self else (), values)
+        except Fault:
+            raise
+        except Exception as error:
+            if limit.expired():
+                text = f"{self.name} took longer than {self.timeout_s} s"
+                return ToolResult(self.name, ToolStatus.TIMEOUT, text, "TimeoutError")
+            kind = type(error).__name__
+            return ToolResult(self.name, ToolStatus.ERROR, f"{kind}: {error}", kind)
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        return ToolResult(self.name, ToolStatus.OK, text)
+
+    async def _run(self, owner: tuple[object, ...], values: dict[str, Any]) -> Any:
+        if inspect.iscoroutinefunction(self.function):
+            return await self.function(*owner, **values)
+        return await asyncio.to_thread(self.function, *owner, **values)
+
+
+def _read_docstring(name: str, text: str) -> tuple[str, dict[str, str]]:
+    """Description and arguments of a Google docstring."""
+    sections = re.split(
+        r"^(Args|Returns|Raises|Yields|Example|Examples|Note):[ ]*$", text, flags=re.MULTILINE
+    )
+    description = sections[0].strip()
+    if not description:
+        raise ConfigurationError(f"tool {name!r} has no docstring; say in it what the tool does")
+    bodies = dict(zip(sections[1::2], sections[2::2], strict=True))
+    entries = re.findall(
+        r"^ +\*{0,2}(\w+)(?: *\([^)]*\))?: *(.+(?:\n {8,}.+)*)", bodies.get("Args", ""), re.MULTILINE
+    )
+    return description, {argument: " ".join(words.split()) for argument, words in entries}
+
+
+def _annotation(name: str, parameter: inspect.Parameter, hints: Mapping[str, Any]) -> Any:
+    if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+        raise ConfigurationError(f"tool {name!r} takes {parameter}; name every argument")
+    if parameter.name not in hints:
+        raise ConfigurationError(f"argument {parameter.name!r} of tool {name!r} has no annotation")
+    return hints[parameter.name]
+
+
+def _description(name: str, argument: str, described: Mapping[str, str]) -> str:
+    if argument not in described:
+        raise ConfigurationError(f"argument {argument!r} of tool {name!r} is not described under Args:")
+    return described[argument]
+
+
+def _untitled(schema: Any) -> Any:
+    """``schema`` without pydantic's titles, which only repeat the names."""
+    if isinstance(schema, dict):
+        return {
+            key: _untitled(value)
+            for key, value in schema.items()
+            if not (key == "title" and isinstance(value, str))
+        }
+    return [_untitled(value) for value in schema] if isinstance(schema, list) else schema
+
+
+def _complaints(error: Any) -> str:
+    found = error.errors(include_url=False, include_context=False)
+    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}" for e in found)
+
+
+def tool(function: F) -> F:
+    """Marks a method of a ``ToolEnv`` as a tool."""
+    vars(function)["is_tool"] = True
+    return function
+
+
+class ToolEnv(AsyncEnv[StateT]):
+    """An environment with tools: methods marked ``@tool``, and functions given to the constructor.
+
+    A subclass writes ``areset`` and ``answer``. Methods are called on the environment that
+    steps, so forks and snapshots need no care; a tool keeps what it changes in ``self.state``.
+    """
+
+    max_turns: ClassVar[int] = 8
+    """Actions after which an episode without an answer is cut."""
+
+    def __init__(
+        self,
+        *,
+        tools: Iterable[Callable[..., Any] | Tool] = (),
+        tool_timeout_s: float | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        """Collects the tools.
+
+        Args:
+            tools: Functions beside the marked methods.
+            tool_timeout_s: Seconds that one call may take; None is no limit.
+            render_mode: As in Gymnasium.
+
+        Raises:
+            ConfigurationError: a tool that cannot be declared, or two of one name.
+        """
+        super().__init__(render_mode=render_mode)
+        methods = [m for _, m in inspect.getmembers(type(self), inspect.isfunction) if hasattr(m, "is_tool")]
+        self.tools: dict[str, Tool] = {}
+        for given in (*methods, *tools):
+            made = given if isinstance(given, Tool) else Tool.from_function(given, timeout_s=tool_timeout_s)
+            if made.name in self.tools:
+                raise ConfigurationError(f"two tools are called {made.name!r}")
+            self.tools[made.name] = made
+
+    def answer(self, text: str) -> Step:
+        """Ends the episode on the final answer; a subclass scores it and returns ``self.result(...)``."""
+        raise NotImplementedError
+
+    def tool_prompt(self) -> str:
+        """The tools in OpenAI's form and how to call them, for the opening message."""
+        listed = "\n".join(json.dumps(made.to_openai(), ensure_ascii=False) for made in self.tools.values())
+        example = '<tool_call>{"name": <name>, "arguments": <object>}</tool_call>'
+        return f"These tools can be called:\n<tools>\n{listed}\n</tools>\nTo call one, write {example}.\n"
+
+    async def astep(self, action: str) -> Step:
+        """Runs the calls in ``action``; without one, ``action`` is the final answer.
+
+        Raises:
+            EpisodeOver: the episode has ended or was never reset.
+            Fault: a tool failed by no fault of the policy.
+        """
+        self.check_running()
+        calls = read_calls(action)
+        if not calls:
+            return self.answer(action)
+        results = [await self._call(call) for call in calls]
+        observation = tuple(Message("tool", tool_response(result)) for result in results)
+        valid = all(result.status is not ToolStatus.FORMAT_ERROR for result in results)
+        over = self._turn + 1 >= self.max_turns
+        end = EndReason.TURN_LIMIT if over else None
+        return self.result(observation, end=end, truncated=over, valid=valid, tool_results=results)
+
+    async def _call(self, call: "Call | ToolResult") -> ToolResult:
+        if isinstance(call, ToolResult):
+            return call
+        if call.name not in self.tools:
+            text = str(UnknownName.among("tool", call.name, self.tools))
+            return ToolResult(call.name, ToolStatus.FORMAT_ERROR, text, "UnknownTool")
+        return await self.tools[call.name].call(call.arguments, self)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One parsed tool call."""
+
+    name: str
+    arguments: Any
+
+
+def read_calls(text: str) -> Sequence[Call | ToolResult]:
+    """The tool calls in ``text``, in order; one that cannot be read stands as its ``format_error``."""
+    return [_read_call(body) for body in re.findall(r"<tool_call>(.*?)(?:</tool_call>|\Z)", text, re.DOTALL)]
+
+
+def _read_call(body: str) -> Call | ToolResult:
+    try:
+        call = json.loads(body)
+    except ValueError as error:
+        complaint = f"the tool call is not JSON: {error}"
+        return ToolResult("none", ToolStatus.FORMAT_ERROR, complaint, "JSONDecodeError")
+    if not (isinstance(call, dict) and isinstance(call.get("name"), str)):
+        complaint = 'a tool call is an object with "name" and "arguments"'
+        return ToolResult("none", ToolStatus.FORMAT_ERROR, complaint, "TypeError")
+    return Call(call["name"], call.get("arguments", {}))
+
+
+def tool_response(result: ToolResult) -> str:
+    """What the policy sees of ``result``."""
+    return f"\n<tool_response>\n{result.text}\n</tool_response>\n"

@@ -1,0 +1,230 @@
+"""The record of an episode: token ids as they were sampled or fed, cut into segments. Text is a view of it.
+
+Shapes: T is the number of tokens of one trajectory. Arrays over T come from the segments and are never
+    edited; surgery
+is list surgery on segments and gives a new ``Trajectory``.
+"""
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentenv.core.types import EndReason, Observation, Task, ToolResult
+
+
+class SegmentKind(StrEnum):
+    """Where the tokens of a segment come from. Only ``policy`` tokens can be trained."""
+
+    PROMPT = "prompt"
+    POLICY = "policy"  # sampled
+    ENV = "env"  # an observation
+    GLUE = "glue"  # end-of-turn marks that the policy did not sample
+    INJECTED = "injected"  # put in by a strategy: guidance, demonstrations
+
+
+class Origin(StrEnum):
+    """How a trajectory came to be."""
+
+    BASE = "base"
+    RETRY = "retry"
+    SPLICE = "splice"
+    BRANCH = "branch"
+    REPLAY = "replay"
+    DEMONSTRATION = "demonstration"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of tokens of one kind within one turn."""
+
+    kind: SegmentKind
+    ids: tuple[int, ...]
+    turn: int
+    """Index of the policy turn of the tokens: an observation has that of its action, the prompt 0."""
+    logprobs: tuple[float, ...] = ()
+    """Sampler log-probability of each id; only for policy segments."""
+    version: int = -1
+    """Version of the weights that sampled the ids; -1 where nothing was sampled."""
+    context_mismatch: bool = False
+    """Sampled under another context than the one they now stand in: no importance ratio may use them."""
+    trained: bool = True
+    """False takes policy tokens out of the loss (a pivot mask)."""
+    row: int = 0
+    """Rows are separate token sequences; a new one opens when a prompt does not extend the ids before it."""
+
+    def __post_init__(self) -> None:
+        expected = len(self.ids) if self.kind is SegmentKind.POLICY else 0
+        if len(self.logprobs) != expected:
+            raise ValueError(
+                f"a {self.kind} segment of {len(self.ids)} ids needs {expected} log-probs, "
+                f"got {len(self.logprobs)}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One action and what came of it."""
+
+    action: str
+    observation: Observation = ()
+    tool_results: tuple[ToolResult, ...] = ()
+    reward: float = 0.0
+    valid: bool = True
+    anchor_key: str | None = None
+    """Key of the state in which the action was chosen."""
+    policy_seconds: float = 0.0
+    env_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One episode, ready for credit assignment."""
+
+    task: Task
+    segments: tuple[Segment, ...]
+    turns: tuple[Turn, ...]
+    reward: float
+    end_reason: EndReason
+    prompt: Observation = ()
+    """The messages that opened the episode, as text; the ids of the first segment are their record."""
+    valid: bool = True
+    """False for a fault of ours: neither in the loss nor in any statistic."""
+    error: str = ""
+    """What went wrong in a fault, in words."""
+    group_id: str = ""
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    parent_id: str | None = None
+    fork_turn: int | None = None
+    origin: Origin = Origin.BASE
+    info: dict[str, Any] = field(default_factory=dict)
+    """The last step's info less what has a field of its own; for example "answer"."""
+
+    def _spread(self, values: Sequence[Any], dtype: Any) -> NDArray[Any]:
+        counts = [len(segment.ids) for segment in self.segments]
+        return np.repeat(np.asarray(values, dtype=dtype), counts)
+
+    @cached_property
+    def ids(self) -> NDArray[np.int64]:
+        """int64[T]: every token, row after row."""
+        return np.fromiter((i for segment in self.segments for i in segment.ids), dtype=np.int64)
+
+    @cached_property
+    def loss_mask(self) -> NDArray[np.bool_]:
+        """bool[T]: true on sampled tokens that are trained."""
+        return self._spread([s.kind is SegmentKind.POLICY and s.trained for s in self.segments], np.bool_)
+
+    @cached_property
+    def logprobs(self) -> NDArray[np.float32]:
+        """float32[T]: sampler log-probs, 0 where nothing was sampled."""
+        zeros: dict[int, tuple[float, ...]] = {}
+        parts = (s.logprobs or zeros.setdefault(len(s.ids), (0.0,) * len(s.ids)) for s in self.segments)
+        return np.fromiter((value for part in parts for value in part), dtype=np.float32)
+
+    @cached_property
+    def context_mismatch(self) -> NDArray[np.bool_]:
+        """bool[T]: sampled under another context than the present one."""
+        return self._spread([s.context_mismatch for s in self.segments], np.bool_)
+
+    @cached_property
+    def policy_version(self) -> NDArray[np.int64]:
+        """int64[T]: version of the sampling weights, -1 where nothing was sampled."""
+        return self._spread([s.version for s in self.segments], np.int64)
+
+    @cached_property
+    def turn_index(self) -> NDArray[np.int64]:
+        """int64[T]: the policy turn that each token belongs to."""
+        return self._spread([s.turn for s in self.segments], np.int64)
+
+    @cached_property
+    def row_slices(self) -> list[slice]:
+        """One slice of the arrays for each row; nearly always a single one."""
+        rows = self._spread([s.row for s in self.segments], np.int64)
+        edges = np.flatnonzero(np.diff(rows)) + 1
+        bounds = [0, *edges.tolist(), len(rows)] if len(rows) else []
+        return [slice(a, b) for a, b in pairwise(bounds)]
+
+    @property
+    def response_tokens(self) -> int:
+        """Number of sampled tokens."""
+        return sum(len(s.ids) for s in self.segments if s.kind is SegmentKind.POLICY)
+
+    def with_segments(self, segments: Sequence[Segment], **changes: Any) -> "Trajectory":
+        """The same episode over other segments, with a new id and this one as parent."""
+        lineage = {"id": uuid.uuid4().hex, "parent_id": self.id} | changes
+        return replace(self, segments=tuple(segments), **lineage)
+
+    def cut(self, turn: int) -> "Trajectory":
+        """The episode before the policy's turn ``turn``: nothing of what came after."""
+        kept = [s for s in self.segments if _stands_before(s, turn)]
+        return self.with_segments(kept, turns=self.turns[:turn], fork_turn=turn)
+
+    def graft(self, tail: "Trajectory", turn: int) -> "Trajectory":
+        """This episode before ``turn``, then ``tail`` from ``turn`` on, with its outcome and end."""
+        head = self.cut(turn)
+        segments = [s for s in tail.segments if not _stands_before(s, turn)]
+        return replace(
+            head,
+            segments=(*head.segments, *segments),
+            turns=(*head.turns, *tail.turns[turn:]),
+            reward=tail.reward,
+            end_reason=tail.end_reason,
+            valid=self.valid and tail.valid,
+            info=tail.info,
+        )
+
+    def splice(self, turn: int, replacement: Sequence[Segment], record: Turn) -> "Trajectory":
+        """The same episode with the policy's turn ``turn`` exchanged: its segments and its record."""
+        before = [s for s in self.segments if _stands_before(s, turn)]
+        after = [s for s in self.segments if s.turn > turn]
+        turns = (*self.turns[:turn], record, *self.turns[turn + 1 :])
+        spliced = (*before, *replacement, *after)
+        return self.with_segments(spliced, turns=turns, fork_turn=turn, origin=Origin.SPLICE)
+
+
+def _stands_before(segment: Segment, turn: int) -> bool:
+    """Whether ``segment`` is there when turn ``turn`` begins; the prompt of a row opened for it is."""
+    return segment.turn < turn or (segment.kind is SegmentKind.PROMPT and segment.turn == turn)
+
+
+def to_record(trajectory: Trajectory) -> dict[str, Any]:
+    """The JSON form: everything that decides the numbers, no wall-clock time."""
+    return {
+        "id": trajectory.id,
+        "group_id": trajectory.group_id,
+        "parent_id": trajectory.parent_id,
+        "fork_turn": trajectory.fork_turn,
+        "origin": trajectory.origin,
+        "task": {"id": trajectory.task.id, "question": trajectory.task.question},
+        "reward": trajectory.reward,
+        "end_reason": trajectory.end_reason,
+        "valid": trajectory.valid,
+        "error": trajectory.error,
+        "segments": [
+            {"kind": s.kind, "turn": s.turn, "row": s.row, "ids": s.ids, "version": s.version}
+            | ({"logprobs": s.logprobs} if s.logprobs else {})
+            | ({"context_mismatch": True} if s.context_mismatch else {})
+            | ({} if s.trained else {"trained": False})
+            for s in trajectory.segments
+        ],
+        "turns": [
+            {
+                "action": turn.action,
+                "observation": "".join(message.text for message in turn.observation),
+                "tool_results": [
+                    {"name": r.name, "status": r.status, "text": r.text, "error_class": r.error_class}
+                    for r in turn.tool_results
+                ],
+                "reward": turn.reward,
+                "valid": turn.valid,
+                "anchor_key": turn.anchor_key,
+            }
+            for turn in trajectory.turns
+        ],
+    }

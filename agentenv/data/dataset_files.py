@@ -1,0 +1,200 @@
+"""Files of question sets: finding them, reading their records, and refusing what cannot be scored.
+
+Every message names the file and the line or record, because a list-typed or null gold that slips through
+makes every answer wrong without a word.
+"""
+
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+from agentenv.errors import DatasetError
+
+DATA_VARIABLE = "AGENTENV_DATA"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One JSON object of a file, and where it stands."""
+
+    fields: Mapping[str, Any]
+    place: str  # "dev.jsonl, line 3"
+
+    def value(self, *names: str) -> Any:
+        """The first of the fields ``names`` that is there."""
+        for name in names:
+            if name in self.fields:
+                return self.fields[name]
+        raise DatasetError(f"{self.place} has no field {' or '.join(map(repr, names))}.")
+
+    def text(self, *names: str) -> str:
+        """A field that holds text, stripped and not blank."""
+        value = self.value(*names)
+        if not isinstance(value, str) or not value.strip():
+            raise DatasetError(f"{self.place}: {names[0]} must be text, not {_short(value)}.")
+        return value.strip()
+
+    def id(self, *names: str) -> str:
+        """A field that holds an id: text, or a whole number."""
+        value = self.value(*names)
+        return str(value) if type(value) is int else self.text(*names)
+
+    def gold(self, *names: str) -> str:
+        """A field that holds one accepted answer."""
+        value = self.value(*names)
+        if isinstance(value, list):
+            raise DatasetError(f"{self.place}: {names[0]} must be one text, not the list {_short(value)}.")
+        return _gold(value, self.place)
+
+    def golds(self, *names: str) -> tuple[str, ...]:
+        """A field that holds the accepted answers: a flat list of text, or one text."""
+        value = self.value(*names)
+        if value == [] or value == "":
+            raise DatasetError(f"{self.place}: the question has no answers ({names[0]} is empty).")
+        return tuple(
+            dict.fromkeys(_gold(gold, self.place) for gold in (value if isinstance(value, list) else [value]))
+        )
+
+    def items(self, name: str) -> Iterator["Record"]:
+        """The objects in the list field ``name``."""
+        value = self.value(name)
+        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+            raise DatasetError(f"{self.place}: {name} must be a list of objects, not {_short(value)}.")
+        return (Record(item, f"{self.place}, {name} {number}") for number, item in enumerate(value, 1))
+
+
+def _gold(value: Any, place: str) -> str:
+    if value is None:
+        raise DatasetError(f"{place}: the gold answer is null; drop the question or give its answer.")
+    if isinstance(value, list):
+        raise DatasetError(
+            f"{place}: the gold answers hold a list inside the list, {_short(value)}; flatten it."
+        )
+    if not isinstance(value, str):
+        raise DatasetError(f"{place}: the gold answer {_short(value)} is no text; write it as a string.")
+    if not value.strip():
+        raise DatasetError(f"{place}: the gold answer is blank; drop it.")
+    return value.strip()
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """The objects of a file: one a line (``.jsonl``), or those of an array or one single object (``.json``).
+
+    Either may be compressed (``.gz``).
+
+    Raises:
+        DatasetError: the file cannot be read, is corrupt, or holds something other than objects.
+    """
+    try:
+        with _open(path) as file:
+            yield from _lines(file, path) if ".jsonl" in path.name else _array(file, path)
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise DatasetError(f"{path} cannot be read: {error}.") from error
+
+
+def _open(path: Path) -> TextIO:
+    if path.suffix == ".gz":
+        return cast(TextIO, gzip.open(path, "rt", encoding="utf-8"))
+    return path.open(encoding="utf-8")
+
+
+def _lines(file: TextIO, path: Path) -> Iterator[Record]:
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            place = f"{path}, line {number}"
+            yield _record(_json(line, place), place)
+
+
+def _array(file: TextIO, path: Path) -> Iterator[Record]:
+    content = _json(file.read(), str(path))
+    for number, item in enumerate(content if isinstance(content, list) else [content], 1):
+        yield _record(item, f"{path}, record {number}")
+
+
+def _json(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DatasetError(f"{place} is no valid JSON: {error}.") from error
+
+
+def _record(value: Any, place: str) -> Record:
+    if not isinstance(value, dict):
+        raise DatasetError(f"{place} must be a JSON object, not {_short(value)}.")
+    return Record(value, place)
+
+
+def read_qrels(questions: Path) -> dict[str, tuple[str, ...]] | None:
+    """Supporting document ids by question id, from the ``.qrels.tsv`` beside ``questions``; None without one.
+
+    A line is question id, document id and relevance, separated by tabs; relevance 0 does not support.
+
+    Raises:
+        DatasetError: a line is anything else.
+    """
+    path = questions.with_name(questions.name.partition(".json")[0] + ".qrels.tsv")
+    if not path.is_file():
+        return None
+    found: dict[str, tuple[str, ...]] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        fields = line.split("\t")
+        if len(fields) != 3 or not fields[2].isdecimal():
+            raise DatasetError(
+                f"{path}, line {number} must be question, document and relevance, not {_short(line)}."
+            )
+        if int(fields[2]) > 0:
+            found[fields[0]] = (*found.get(fields[0], ()), fields[1])
+    return found
+
+
+def find_file(name: str, folder: str, pattern: str, path: Path | None) -> Path:
+    """The question file of the set ``name``.
+
+    Args:
+        name: the set, for messages.
+        folder: what the set's own folder is called.
+        pattern: of the file's name.
+        path: the file itself, the set's own folder or its parent; None stands for the environment variable.
+
+    Raises:
+        DatasetError: there is no such file, or more than one.
+    """
+    if path is None and not os.environ.get(DATA_VARIABLE):
+        raise DatasetError(
+            f"Where is {name}? Pass its file or folder (--data PATH), or set {DATA_VARIABLE} to the folder "
+            f"that holds {folder or 'it'}."
+        )
+    root = path or Path(os.environ[DATA_VARIABLE])
+    if root.is_file():
+        return root
+    if not root.is_dir():
+        raise DatasetError(f"There is no {root}; pass the file or folder of {name}.")
+    own = root / folder if (root / folder).is_dir() else root
+    files = sorted(file for file in own.glob(pattern) if file.is_file())
+    if not files:
+        raise DatasetError(f"{root} does not hold {name}: there is no {pattern} in it or in {root / folder}.")
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise DatasetError(f"{own} holds {names}; pass the one you mean as --data {files[0]}.")
+    return files[0]
+
+
+def world_split(questions: Path) -> str:
+    """The split that the card ``world.json`` of a fictional world declares; "" without a card."""
+    card = questions.with_name("world.json")
+    if not card.is_file():
+        return ""
+    try:
+        return str(json.loads(card.read_text(encoding="utf-8"))["config"]["split"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise DatasetError(f"{card} is no card of a world ({error!r}); write the world anew.") from error

@@ -1,0 +1,68 @@
+"""Where questions come from: a named set on disk, or a FictionalWorld made on the spot."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from agentenv.core.types import Document, Task
+from agentenv.data.datasets import load_dataset
+from agentenv.data.world import FictionalWorld, WorldConfig
+
+WORLD = "world"
+
+
+class Frozen(BaseModel):
+    """Base of every configuration: immutable, and a misspelt key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class SourceConfig(Frozen):
+    """Which questions."""
+
+    dataset: str = WORLD
+    """A name that `agentenv list` shows, or ``world`` for a FictionalWorld made by the dials of `world`."""
+    data: Path | None = None
+    """Folder or file of the set; None looks at the environment variable AGENTENV_DATA."""
+    split: str | None = None
+    """None takes the set's default split."""
+    limit: int | None = None
+    """Number of questions drawn; None takes all."""
+    seed: int = 0
+    """Seeds the draw."""
+    world: WorldConfig = WorldConfig()
+    """Dials of the world; without effect for a named set."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Questions and the corpus that they are asked of."""
+
+    name: str
+    split: str
+    tasks: tuple[Task, ...] = field(repr=False)
+    documents: Sequence[Document] | None = field(repr=False)
+    """The documents of a world."""
+    corpus: Path | None
+    """The corpus file of a named set."""
+    notes: str = ""
+
+
+def open_source(config: SourceConfig) -> Source:
+    """Loads or makes the questions.
+
+    Raises:
+        UnknownName: no such set.
+        DatasetError: the set cannot be read or scored as it stands.
+    """
+    if config.dataset == WORLD:
+        world = FictionalWorld.generate(config.world)
+        return Source(
+            WORLD, config.world.split, tuple(world.questions[: config.limit]), world.documents, None
+        )
+    loaded = load_dataset(
+        config.dataset, config.data, split=config.split, limit=config.limit, seed=config.seed
+    )
+    return Source(loaded.name, loaded.split, loaded.tasks, None, loaded.corpus, loaded.notes)

@@ -1,0 +1,6 @@
+"""The environments that come with agentenv: one file a family, one line each here."""
+
+from agentenv.core.registry import register
+
+register("agentenv/LocalSearch-v0", "agentenv.envs.local_search:LocalSearch")
+register("agentenv/Calculator-v0", "agentenv.envs.calculator:Calculator")

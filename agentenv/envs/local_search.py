@@ -1,0 +1,252 @@
+"""``agentenv/LocalSearch-v0``: answer a question by searching a corpus, reading and answering (Search-R1 family).
+
+One action is one chunk of text. Its earliest complete block decides: ``<search>`` runs each of its lines as a query,
+``<read>`` shows a passage whole, ``<answer>`` ends the episode. Anything else gets a corrective observation and costs a
+turn. After ``max_turns`` turns one last action is left, which must be an answer.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from agentenv.core.env import AsyncEnv
+from agentenv.core.grammar import Block, earliest_block
+from agentenv.core.protocols import Retriever
+from agentenv.core.scorers import Scorer, get_scorer
+from agentenv.core.types import (
+    EndReason,
+    Info,
+    Message,
+    Observation,
+    Passage,
+    Query,
+    QueryContext,
+    Step,
+    Task,
+    ToolResult,
+    ToolStatus,
+)
+from agentenv.data.world import FictionalWorld, WorldConfig
+from agentenv.errors import ConfigurationError, DatasetError
+from agentenv.retrievers.fakes import InMemoryRetriever
+from agentenv.retrievers.spec import make_retriever
+
+TAGS = ("search", "read", "answer")
+STOP = tuple(f"</{tag}>" for tag in TAGS)
+"""Stop strings for the engine: nothing after the deciding block is sampled."""
+
+PROMPT = """\
+Find the answer to the question below.
+Whenever you have learned something new, first think about it between <think> and </think>.
+When you lack a fact, write a query between <search> and </search>; several queries go on lines of their own. What the \
+search finds comes back between <information> and </information>. To see one of the found documents in full, write its \
+title between <read> and </read>. You may search as often as you need.
+When you know the answer, write it between <answer> and </answer>, short and without explanation, \
+as in <answer> Beijing </answer>.
+Question: {question}
+"""
+
+CORRECTION = """
+My last action was not valid. If I want to search, I have to put the query between <search> and </search>. \
+If I want to answer, I have to put the answer between <answer> and </answer>. Let me try again.
+"""
+
+
+@dataclass
+class SearchState:
+    """All that changes within an episode."""
+
+    task: Task
+    seed: int
+    found: dict[str, Passage] = field(default_factory=dict)
+    """Every passage seen so far, by title."""
+    retrieved: list[list[str]] = field(default_factory=list)
+    """Ids of the passages that each query returned, best first."""
+    turns: int = 0
+    answer: str | None = None
+
+
+class LocalSearch(AsyncEnv[SearchState]):
+    """Search, read, answer; reward is the score of the answer, given once."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}  # type: ignore[misc]
+
+    def __init__(
+        self,
+        *,
+        tasks: Sequence[Task] | None = None,
+        retriever: Retriever | str | None = None,
+        k: int = 3,
+        max_turns: int = 4,
+        observation_tokens: int = 500,
+        snippet_words: int | None = None,
+        scorer: str = "em_squad",
+        prompt: str = PROMPT,
+        count_tokens: Callable[[str], int] | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        """Builds an environment over a corpus.
+
+        Args:
+            tasks: Questions with answers; None takes those of a small FictionalWorld.
+            retriever: A retriever or its spec, such as ``faiss:DIR``; None searches that world by word overlap.
+            k: Passages a query.
+            max_turns: Turns before the last one, in which only an answer counts.
+            observation_tokens: Bound of one observation; its body is cut so that both tags survive.
+            snippet_words: Words of each passage that a search shows, the rest is for ``<read>``; None shows all.
+            scorer: Name of the scorer that gives the reward.
+            prompt: Opening message; must hold ``{question}``.
+            count_tokens: Length of a text in tokens; None counts words.
+            render_mode: ``ansi`` or None.
+
+        Raises:
+            ConfigurationError: no ``{question}`` in the prompt, or a bound below 1.
+        """
+        super().__init__(render_mode=render_mode)
+        if "{question}" not in prompt:
+            raise ConfigurationError("the prompt template must hold {question}")
+        if min(k, observation_tokens) < 1 or max_turns < 0:
+            raise ConfigurationError(
+                f"k={k} and observation_tokens={observation_tokens} must be at least 1, "
+                f"max_turns={max_turns} at least 0"
+            )
+        if tasks is None or retriever is None:
+            world = FictionalWorld.generate(WorldConfig(documents=200, questions=50))
+            tasks = tasks or world.questions
+            retriever = retriever or InMemoryRetriever(world.documents)
+        self._tasks = tuple(tasks)
+        self._retriever = make_retriever(retriever) if isinstance(retriever, str) else retriever
+        self._k = k
+        self._max_turns = max_turns
+        self._observation_tokens = observation_tokens
+        self._snippet_words = snippet_words
+        self._scorer: Scorer = get_scorer(scorer)
+        self._prompt = prompt
+        self._count = count_tokens or (lambda text: len(text.split()))
+        self.tags = TAGS
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """Poses ``options["task"]``, or a task drawn by the seed.
+
+        Raises:
+            DatasetError: the task has no answers.
+        """
+        await super().areset(seed=seed)
+        drawn = self._tasks[int(self.np_random.integers(len(self._tasks)))] if self._tasks else None
+        task: Task | None = (options or {}).get("task") or drawn
+        if task is None or not task.answers:
+            raise DatasetError(f"task {task.id if task else None!r} has no answers to score against")
+        self.state = SearchState(task, seed=seed or 0)
+        return (Message("user", self._prompt.replace("{question}", as_question(task.question))),), {
+            "task_id": task.id
+        }
+
+    async def astep(self, action: str) -> Step:
+        """Acts on the earliest complete block of ``action``.
+
+        Raises:
+            EpisodeOver: the episode has ended or was never reset.
+            RetrieverFault: the search failed; this is never the policy's doing.
+        """
+        self.check_running()
+        block = earliest_block(action, self.tags)
+        last = self.state.turns >= self._max_turns
+        if block and block.tag == "answer":
+            return self._answer(block.content)
+        if last:
+            return self.result((), end=EndReason.TURN_LIMIT, truncated=True, valid=False, answer=None)
+        observation, result = await self._act(block)
+        self.state.turns += 1
+        valid = result.status is ToolStatus.OK
+        return self.result((Message("tool", observation),), valid=valid, tool_results=(result,))
+
+    async def _act(self, block: Block | None) -> tuple[str, ToolResult]:
+        if block and block.tag == "search" and (texts := _lines(block.content)):
+            return await self._search(texts)
+        if block and block.tag == "read":
+            return self._read(block.content)
+        return CORRECTION, ToolResult("none", ToolStatus.FORMAT_ERROR, error_class="no complete action")
+
+    async def _search(self, texts: list[str]) -> tuple[str, ToolResult]:
+        task, state = self.state.task, self.state
+        context = QueryContext(
+            f"{task.id}/{state.seed}", task.question, task.answers, state.turns, task.split, state.seed
+        )
+        rankings = await self._retriever.search([Query(text, context) for text in texts], self._k)
+        ids = [[passage.id for passage in ranking] for ranking in rankings]
+        state.retrieved += ids
+        passages = list({passage.id: passage for ranking in rankings for passage in ranking}.values())
+        state.found |= {passage.title: passage for passage in passages}
+        body = format_passages(passages, self._snippet_words)
+        return self._information(body), ToolResult(
+            "search", ToolStatus.OK, "\n".join(texts), data={"ids": ids}
+        )
+
+    def _read(self, title: str) -> tuple[str, ToolResult]:
+        passage = self.state.found.get(title)
+        if passage is None:
+            body = f"No document titled {title!r} was found so far."
+            return self._information(body), ToolResult("read", ToolStatus.ERROR, title, "UnknownTitle")
+        return self._information(format_passages([passage])), ToolResult(
+            "read", ToolStatus.OK, title, data={"ids": [[passage.id]]}
+        )
+
+    def _information(self, body: str) -> str:
+        room = self._observation_tokens
+        framed = information(body)
+        if self._count(framed) <= room:
+            return framed
+        words = body.split(" ")
+        low, high = 0, len(words)  # the longest run of leading words that fits
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = self._count(information(" ".join(words[:middle]))) <= room
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return information(" ".join(words[:low]))
+
+    def _answer(self, text: str) -> Step:
+        self.state.answer = text
+        score = self._scorer(text, self.state.task.answers)
+        return self.result((), reward=score.value, end=EndReason.ANSWERED, answer=text)
+
+    def anchor_key(self) -> str:
+        """The question and the set of documents seen: what was asked in between does not matter."""
+        seen = sorted({passage.id for passage in self.state.found.values()})
+        return hashlib.sha256("\n".join([self.state.task.id, *seen]).encode()).hexdigest()[:16]
+
+    def expert(self) -> Sequence[str] | None:
+        """One search a hop where the task carries its path, then the first accepted answer."""
+        task = self.state.task
+        searches = [f"<search>{hop['query']}</search>" for hop in task.data.get("path", ())]
+        return (*searches[: self._max_turns], f"<answer>{task.answers[0]}</answer>")
+
+    def render(self) -> str:
+        """The question, what was searched and the answer so far."""
+        state = self.state
+        return f"{as_question(state.task.question)} [{len(state.retrieved)} queries] -> {state.answer}"
+
+
+def as_question(text: str) -> str:
+    """``text`` stripped, with a question mark at the end."""
+    text = text.strip()
+    return text if text.endswith("?") else text + "?"
+
+
+def information(body: str) -> str:
+    """An observation: two newlines on the outside, none inside."""
+    return f"\n\n<information>{body.strip()}</information>\n\n"
+
+
+def format_passages(passages: Sequence[Passage], words: int | None = None) -> str:
+    """One line a passage, numbered from 1: ``Doc 1(Title: t) text``."""
+    return "".join(
+        f"Doc {i}(Title: {p.title}) {' '.join(p.text.split(' ')[:words])}\n"
+        for i, p in enumerate(passages, 1)
+    )
+
+
+def _lines(content: str) -> list[str]:
+    return [line.strip() for line in content.splitlines() if line.strip()]

@@ -1,0 +1,102 @@
+"""Every error that agentenv raises on purpose.
+
+    AgentEnvError
+    ├── ConfigurationError (ValueError)       what the user gave cannot be used; the message says what to give
+    │   ├── UnknownName (LookupError)         a name that no registry holds; carries the nearest one
+    │   ├── CorpusError                       a corpus that is empty, corrupt or has duplicate ids
+    │   ├── DatasetError                      a question set with a missing, list-typed or null gold, or duplicate ids
+    │   ├── IndexMismatch                     an index built with another encoder or over another corpus
+    │   ├── CheckpointMismatch                a checkpoint of another architecture or of another run
+    │   └── ContextTooSmall                   a token budget that does not hold one turn
+    ├── MissingExtra (ImportError)            an optional dependency is not installed; names the extra
+    ├── EpisodeOver (RuntimeError)            step() after the end, or before reset()
+    ├── SnapshotError (RuntimeError)          a part of the state could not be captured or brought back
+    └── Fault (RuntimeError)                  ours, never the policy's: the sample is masked, counted and shown
+        ├── EnvFault                          the environment or something behind it broke
+        │   ├── RetrieverFault                the search backend failed or missed its deadline
+        │   └── ReplayDivergence              a replay gave other observations than the record
+        └── PolicyFault                       the engine that samples tokens failed
+
+Mistakes of the policy are not here: they are observations with a reward. Each leaf is also the builtin that it
+refines, so ``except ValueError`` keeps working.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class AgentEnvError(Exception):
+    """Base of every error below."""
+
+
+class ConfigurationError(AgentEnvError, ValueError):
+    """What the user gave cannot be used."""
+
+
+class UnknownName(ConfigurationError, LookupError):
+    """A name that no registry holds."""
+
+    @classmethod
+    def among(cls, kind: str, name: str, known: Iterable[str]) -> "UnknownName":
+        """The error for ``name``, with the nearest of ``known`` or, where none is near, all of them."""
+        names = sorted(known)
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(names) or 'none'}."
+        return cls(f"No {kind} {name!r}. {hint}")
+
+
+class CorpusError(ConfigurationError):
+    """A corpus that is empty, corrupt or has duplicate ids."""
+
+
+class DatasetError(ConfigurationError):
+    """A question set that cannot be scored as it stands."""
+
+
+class IndexMismatch(ConfigurationError):
+    """An index that was built with another encoder or over another corpus."""
+
+
+class CheckpointMismatch(ConfigurationError):
+    """A checkpoint of another architecture or of another run."""
+
+
+class ContextTooSmall(ConfigurationError):
+    """A token budget that does not hold one turn."""
+
+
+class MissingExtra(AgentEnvError, ImportError):
+    """An optional dependency is not installed."""
+
+    @classmethod
+    def of(cls, module: str, extra: str) -> "MissingExtra":
+        """The error for ``module``, which the extra ``extra`` installs."""
+        return cls(f"{module} is not installed; run: pip install 'agentenv-suite[{extra}]'")
+
+
+class EpisodeOver(AgentEnvError, RuntimeError):
+    """A step was asked of an episode that has ended or never begun."""
+
+
+class SnapshotError(AgentEnvError, RuntimeError):
+    """A part of the state could not be captured or brought back."""
+
+
+class Fault(AgentEnvError, RuntimeError):
+    """A failure of ours, never of the policy."""
+
+
+class EnvFault(Fault):
+    """The environment, or something behind it, broke."""
+
+
+class RetrieverFault(EnvFault):
+    """The search backend failed or missed its deadline."""
+
+
+class ReplayDivergence(EnvFault):
+    """A replay gave other observations than the record."""
+
+
+class PolicyFault(Fault):
+    """The engine that samples tokens failed."""

@@ -1,0 +1,144 @@
+"""Two small charts as inline SVG, drawn in the colours of the page (CSS classes, no fixed colours).
+
+Lengths are in SVG user units; the page scales a chart to the width of its column.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from math import floor, log10
+
+LEFT, RIGHT, TOP, BOTTOM = 42.0, 8.0, 8.0, 20.0  # margins around the plot
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One quantity over the steps of a run."""
+
+    name: str
+    steps: tuple[float, ...]
+    values: tuple[float, ...]
+    band: tuple[tuple[float, float], ...] = ()  # an interval for each value, or none at all
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One score on the scale from 0 to 1."""
+
+    label: str
+    mean: float
+    ci95: tuple[float, float] | None = None
+    n: int | None = None
+    kind: str = "run"  # "run" or "bound"
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """Maps [low, high] to [start, end]."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+
+
+def ticks(low: float, high: float, count: int = 4) -> list[float]:
+    """About ``count`` round numbers (1, 2 or 5 times a power of ten apart) within [low, high]."""
+    rough = (high - low) / count
+    power = 10.0 ** floor(log10(rough))
+    step = min((m * power for m in (1, 2, 5, 10)), key=lambda m: abs(log10(m / rough)))
+    first = -int(-low / step // 1)
+    found = []
+    while first * step <= high + step * 1e-9:
+        found.append(round(first * step, 12))
+        first += 1
+    return found
+
+
+def line_chart(curve: Curve, *, width: float = 340, height: float = 150) -> str:
+    """One curve with its band, axes with round numbers, and its points for the page's hover read-out."""
+    extremes = [*curve.values, *(end for pair in curve.band for end in pair)]
+    x = _Axis(*_widened(curve.steps[0], curve.steps[-1], 0), LEFT, width - RIGHT)
+    y = _Axis(*_widened(min(extremes), max(extremes), 0.06), height - BOTTOM, TOP)
+    places = [(x(step), y(value)) for step, value in zip(curve.steps, curve.values, strict=True)]
+    parts = [_grid(x, y, width, height)]
+    if curve.band:
+        upper = [(x(step), y(pair[1])) for step, pair in zip(curve.steps, curve.band, strict=True)]
+        lower = [(x(step), y(pair[0])) for step, pair in zip(curve.steps, curve.band, strict=True)]
+        parts.append(f'<polygon class="band" points="{_points([*upper, *reversed(lower)])}"/>')
+    parts.append(f'<polyline class="line" points="{_points(places)}"/>')
+    if len(places) <= 40:
+        parts += [f'<circle class="dot" cx="{px:.1f}" cy="{py:.1f}" r="2"/>' for px, py in places]
+    rows = [
+        [round(px, 1), round(py, 1), step, _short(value)]
+        for (px, py), step, value in zip(places, curve.steps, curve.values, strict=True)
+    ]
+    data = escape(json.dumps(rows, separators=(",", ":")))
+    return _svg(width, height, "".join(parts), f"{curve.name} by step", f' data-points="{data}"')
+
+
+def level_chart(levels: Sequence[Level], *, width: float = 860) -> str:
+    """Scores on one scale from 0 to 1, a row each, with their intervals as whiskers."""
+    label_width, row = 150.0, 26.0
+    height = row * len(levels) + 26
+    x = _Axis(0, 1, label_width, width - 60)
+    parts = [
+        f'<line class="grid" x1="{x(t):.1f}" x2="{x(t):.1f}" y1="4" y2="{height - 20:.1f}"/>'
+        f'<text class="tick" x="{x(t):.1f}" y="{height - 6:.1f}" text-anchor="middle">{t:g}</text>'
+        for t in (0, 0.25, 0.5, 0.75, 1)
+    ]
+    for index, level in enumerate(levels):
+        y = row * index + row / 2 + 4
+        parts.append(f'<g class="{escape(level.kind)}">')
+        parts.append(
+            f'<text class="label" x="{label_width - 12:.0f}" y="{y + 4:.1f}" text-anchor="end">'
+            f"{escape(level.label)}</text>"
+        )
+        if level.ci95:
+            low, high = (x(min(1.0, max(0.0, end))) for end in level.ci95)
+            parts.append(f'<line class="whisker" x1="{low:.1f}" x2="{high:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<circle class="mark" cx="{x(level.mean):.1f}" cy="{y:.1f}" r="5"/>')
+        parts.append(f'<text class="value" x="{width - 48:.0f}" y="{y + 4:.1f}">{level.mean:.3f}</text></g>')
+    return _svg(width, height, "".join(parts), "scores with 95 % intervals")
+
+
+def _grid(x: _Axis, y: _Axis, width: float, height: float) -> str:
+    parts = []
+    for tick in ticks(y.low, y.high):
+        at = y(tick)
+        parts.append(
+            f'<line class="grid" x1="{LEFT}" x2="{width - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>'
+            f'<text class="tick" x="{LEFT - 5}" y="{at + 3:.1f}" text-anchor="end">{_short(tick)}</text>'
+        )
+    for tick in ticks(x.low, x.high):
+        parts.append(
+            f'<text class="tick" x="{x(tick):.1f}" y="{height - 5}" text-anchor="middle">{tick:g}</text>'
+        )
+    return "".join(parts)
+
+
+def _widened(low: float, high: float, share: float) -> tuple[float, float]:
+    """The range with a margin; never empty, so that a constant has a place to stand."""
+    if high > low:
+        return low - share * (high - low), high + share * (high - low)
+    half = abs(low) / 2 or 0.5
+    return low - half, high + half
+
+
+def _points(places: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+def _svg(width: float, height: float, body: str, label: str, attributes: str = "") -> str:
+    return (
+        f'<svg class="chart" viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(label)}"'
+        f"{attributes}>{body}</svg>"
+    )

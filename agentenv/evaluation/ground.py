@@ -1,0 +1,126 @@
+"""A ground: questions, the corpus they are asked of, its retriever, and the environment over them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from agentenv.core.env import Env
+from agentenv.core.protocols import Retriever
+from agentenv.core.registry import make
+from agentenv.data.sources import Frozen, Source, SourceConfig, open_source
+from agentenv.errors import ConfigurationError
+from agentenv.retrievers.corpus import Corpus, as_corpus, load_corpus
+from agentenv.retrievers.spec import make_retriever
+
+
+class EnvConfig(Frozen):
+    """The environment and its own options."""
+
+    id: str = "agentenv/LocalSearch-v0"
+    """Registered id."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the environment, such as ``k`` and ``max_turns``."""
+
+
+class SearchConfig(Frozen):
+    """What the environment searches."""
+
+    retriever: str = ""
+    """A spec such as ``faiss:DIR``; empty builds an index over the corpus of the questions."""
+    index: str = "Flat"
+    """Kind of FAISS index that is built."""
+    encoder: str = "minilm"
+    """Encoder of the index that is built."""
+
+
+@dataclass(frozen=True)
+class Ground:
+    """Questions and how to make an environment that poses them."""
+
+    source: Source
+    retriever: Retriever
+    env: EnvConfig
+    count_tokens: Callable[[str], int]
+
+    def make_env(self) -> Env[Any]:
+        """A fresh environment over the questions and the retriever.
+
+        Raises:
+            UnknownName: no such environment.
+            ConfigurationError: an option that it does not take.
+        """
+        try:
+            return make(
+                self.env.id,
+                tasks=self.source.tasks,
+                retriever=self.retriever,
+                count_tokens=self.count_tokens,
+                **self.env.options,
+            )
+        except TypeError as error:
+            if "keyword argument" not in str(error):
+                raise
+            reason = str(error).partition(" was raised from")[0]  # Gymnasium appends all arguments
+            raise ConfigurationError(f"options of {self.env.id}: {reason}") from error
+
+    def varied(self, *, retriever: Retriever | None = None, **options: Any) -> "Ground":
+        """The same questions under another retriever or other options of the environment."""
+        env = EnvConfig(id=self.env.id, options=self.env.options | options)
+        return replace(self, retriever=retriever or self.retriever, env=env)
+
+
+def open_ground(
+    source: SourceConfig,
+    search: SearchConfig,
+    env: EnvConfig,
+    count_tokens: Callable[[str], int],
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> Ground:
+    """Loads or makes questions and retriever.
+
+    Args:
+        source: Which questions.
+        search: Which retriever.
+        env: Which environment.
+        count_tokens: Length of a text in tokens of the policy.
+        progress: Called with passages encoded and passages in all while an index is built.
+
+    Raises:
+        ConfigurationError: a set without a corpus, and no retriever given.
+    """
+    opened = open_source(source)
+    if search.retriever:
+        return Ground(opened, make_retriever(search.retriever), env, count_tokens)
+    corpus = corpus_of(opened)
+    if corpus is None:
+        raise ConfigurationError(
+            f"{opened.name} has no corpus of its own; give a retriever such as faiss:DIR"
+        )
+    return Ground(opened, _index(corpus, search.encoder, search.index, progress), env, count_tokens)
+
+
+def corpus_of(source: Source) -> Corpus | None:
+    """The documents of a source, or None where it has questions only."""
+    if source.documents is not None:
+        return as_corpus(source.documents)
+    return _load(source.corpus) if source.corpus else None
+
+
+@lru_cache(maxsize=4)
+def _load(path: Path) -> Corpus:
+    return load_corpus(path)
+
+
+@lru_cache(maxsize=4)
+def _index(
+    corpus: Corpus, encoder: str, index: str, progress: Callable[[int, int], None] | None
+) -> Retriever:
+    from agentenv.retrievers.encoder import make_encoder
+    from agentenv.retrievers.faiss import FaissRetriever
+
+    return FaissRetriever.build(corpus, make_encoder(encoder), index, progress=progress)

@@ -1,0 +1,153 @@
+"""The folder of one evaluation: ``episodes.jsonl``, one question a line, and ``results.json``, their summary.
+
+A line of ``episodes.jsonl`` is a JSON object with the keys of `Record`. The summary can always be computed
+again from it, so scorers added later see the very same episodes.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Required, TypedDict
+
+from agentenv.core.scorers import check_answers
+from agentenv.errors import ConfigurationError, DatasetError
+
+EPISODES = "episodes.jsonl"
+RESULTS = "results.json"
+
+
+class ToolRecord(TypedDict, total=False):
+    """One tool call of a turn; the values of `agentenv.core.types.ToolResult`."""
+
+    name: str
+    status: str
+    text: str
+    error_class: str
+
+
+class TurnRecord(TypedDict, total=False):
+    """One turn: what the policy wrote, what it saw next, and what that was worth."""
+
+    action: str
+    observation: str
+    valid: bool
+    reward: float
+    tool_results: list[ToolRecord]
+
+
+class Record(TypedDict, total=False):
+    """One question of an evaluation, with the whole episode."""
+
+    id: Required[str]
+    question: Required[str]
+    answers: Required[Sequence[str]]
+    prediction: Required[str | None]
+    valid: Required[bool]  # False is a fault of ours: excluded from every score and counted as a fault
+    end_reason: Required[str]
+    searches: Required[int]
+    reward: float
+    supporting_ids: Sequence[str]
+    retrieved_ids: Sequence[Sequence[str]]  # one ranked list for each search
+    family: str
+    hops: int
+    prompt: str
+    turns: Sequence[TurnRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What one evaluation folder holds."""
+
+    directory: Path
+    results: dict[str, Any]
+    records: list[Record]
+
+
+def read_evaluation(directory: Path) -> Evaluation:
+    """Reads a whole evaluation folder.
+
+    Raises:
+        ConfigurationError: it is not an evaluation folder.
+        DatasetError: a line of it cannot be scored; the message names the line.
+    """
+    return Evaluation(directory, read_json(directory / RESULTS), read_records(directory / EPISODES))
+
+
+def read_records(path: Path) -> list[Record]:
+    """The lines of an ``episodes.jsonl``, checked.
+
+    Raises:
+        ConfigurationError: there is no such file.
+        DatasetError: a line is not JSON, lacks a key, repeats an id, or has golds that are not text.
+    """
+    if not path.is_file():
+        raise ConfigurationError(f"No {path.name} in {str(path.parent)!r}; give an evaluation folder.")
+    records: dict[str, Record] = {}
+    # Not splitlines(): it would also cut at U+2028 and its like, which JSON leaves inside strings.
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+        if line.strip():
+            record = _parse(line, f"{path.name}, line {number}")
+            if record["id"] in records:
+                raise DatasetError(f"{path.name}, line {number}: the id {record['id']!r} occurs twice.")
+            records[record["id"]] = record
+    return list(records.values())
+
+
+def _parse(line: str, where: str) -> Record:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise DatasetError(f"{where} is not JSON ({error.msg}); was the run interrupted?") from None
+    missing = sorted(Record.__required_keys__ - set(record)) if isinstance(record, dict) else ["id"]
+    if missing:
+        raise DatasetError(f"{where}: the key {missing[0]!r} is missing.")
+    try:
+        check_answers(record["answers"])
+    except DatasetError as error:
+        raise DatasetError(f"{where}: {error}") from None
+    result: Record = record
+    return result
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """One JSON object from a file.
+
+    Raises:
+        ConfigurationError: the file is absent or not a JSON object.
+    """
+    if not path.is_file():
+        raise ConfigurationError(
+            f"No {path.name} in {str(path.parent)!r}; give the folder of a finished run."
+        )
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ConfigurationError(f"{str(path)!r} is not JSON: {error.msg}, line {error.lineno}.") from None
+    if not isinstance(value, dict):
+        raise ConfigurationError(f"{str(path)!r} holds no JSON object.")
+    return value
+
+
+def write_evaluation(directory: Path, results: Mapping[str, Any], records: Iterable[Record]) -> None:
+    """Writes both files; ``results.json`` comes last, so its presence means that the folder is complete."""
+    directory.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
+    write_atomically(directory / EPISODES, "".join(lines))
+    write_results(directory, results)
+
+
+def write_results(directory: Path, results: Mapping[str, Any]) -> None:
+    """Writes or replaces ``results.json``."""
+    write_atomically(directory / RESULTS, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes a sibling and renames it, so that nobody ever sees half a file."""
+    sibling = path.with_name(path.name + ".part")
+    try:
+        sibling.write_text(text, encoding="utf-8")
+        sibling.replace(path)
+    except OSError:
+        sibling.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,139 @@
+"""From the episodes of an evaluation to its ``results.json``, as pure functions.
+
+Every mean is over questions, never over batches, and stands beside its n and its 95 % interval. Faults of
+ours are not part of any mean; they are counted.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from agentenv.core.scorers import get_scorer
+from agentenv.evaluation.records import Record
+from agentenv.evaluation.statistics import estimate
+
+Json = dict[str, Any]
+
+
+def summarize(
+    records: Sequence[Record],
+    scorers: Sequence[str],
+    *,
+    dataset: str,
+    split: str,
+    policy: str,
+    retriever: str,
+    k: int,
+    seed: int = 0,
+    bounds: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Json:
+    """The content of ``results.json``.
+
+    Args:
+        records: one for each question, faults included.
+        scorers: names of `agentenv.core.scorers`; the first is the headline.
+        dataset: name of the question set.
+        split: its split.
+        policy: the policy's ``kind:rest``.
+        retriever: the retriever's ``kind:rest``.
+        k: passages a search returns; the k of recall@k.
+        seed: seed of the sampling and of the bootstrap.
+        bounds: what closed book, oracle passages and the scripted expert score on the same questions.
+        settings: whatever else decides the numbers: decoding, turn limit, fingerprints.
+
+    Raises:
+        UnknownName: a scorer that does not exist.
+        DatasetError: golds that cannot be scored.
+    """
+    scored = [record for record in records if record["valid"]]
+    return {
+        "dataset": dataset,
+        "split": split,
+        "policy": policy,
+        "retriever": retriever,
+        "seed": seed,
+        "n": len(scored),
+        "faults": len(records) - len(scored),
+        **score_tables(scored, scorers, seed=seed),
+        "retrieval": retrieval_recall(scored, k),
+        "searches_per_question": _mean(record["searches"] for record in scored),
+        "answer_rate": _mean(record["prediction"] is not None for record in scored),
+        "reward_mean": _mean(record["reward"] for record in scored if "reward" in record),
+        "end_reasons": dict(sorted(Counter(record["end_reason"] for record in records).items())),
+        "bounds": dict(bounds or {}),
+        "settings": dict(settings or {}),
+    }
+
+
+def score_tables(scored: Sequence[Record], scorers: Sequence[str], *, seed: int = 0) -> Json:
+    """The parts of ``results.json`` that depend on the scorers.
+
+    Returns:
+        ``scores`` over all of ``scored``, and ``by_family`` and ``by_hops``, each ``{value: {"n",
+        "scores"}}``.
+    """
+    return {
+        "scores": _scores(scored, scorers, seed),
+        "by_family": _grouped(scored, scorers, seed, lambda record: record.get("family")),
+        "by_hops": _grouped(scored, scorers, seed, lambda record: record.get("hops")),
+    }
+
+
+def retrieval_recall(scored: Sequence[Record], k: int) -> Json:
+    """Mean share of the supporting documents among the first ``k`` results of the searches.
+
+    Returns:
+        ``recall@k`` over all searches of an episode, ``first_search_recall@k`` over the first one (an episode
+        without a search finds nothing), both null where no question names its supporting documents, and their
+        ``n``.
+    """
+    known = [record for record in scored if record.get("supporting_ids")]
+    return {
+        "k": k,
+        "n": len(known),
+        f"recall@{k}": _mean(_recall(record, k, None) for record in known),
+        f"first_search_recall@{k}": _mean(_recall(record, k, 1) for record in known),
+    }
+
+
+def _recall(record: Record, k: int, searches: int | None) -> float:
+    supporting = set(record.get("supporting_ids", ()))
+    found = {document for ranked in record.get("retrieved_ids", ())[:searches] for document in ranked[:k]}
+    return len(supporting & found) / len(supporting)
+
+
+def values_of(scored: Iterable[Record], scorer: str) -> list[float]:
+    """The value of every record under one scorer, in order."""
+    measure = get_scorer(scorer)
+    return [measure(record["prediction"], record["answers"]).value for record in scored]
+
+
+def _scores(scored: Sequence[Record], scorers: Sequence[str], seed: int) -> Json:
+    return {name: _score(values_of(scored, name), get_scorer(name).version, seed) for name in scorers}
+
+
+def _score(values: Sequence[float], version: int, seed: int) -> Json:
+    if not values:
+        return {"mean": None, "ci95": None, "n": 0, "version": version}
+    e = estimate(values, seed=seed)
+    return {"mean": e.mean, "ci95": [e.low, e.high], "n": e.n, "interval": e.method, "version": version}
+
+
+def _grouped(
+    scored: Sequence[Record], scorers: Sequence[str], seed: int, key: Callable[[Record], Any]
+) -> Json:
+    groups: dict[Any, list[Record]] = {}
+    for record in scored:
+        if key(record) is not None:
+            groups.setdefault(key(record), []).append(record)
+    return {
+        str(value): {"n": len(group), "scores": _scores(group, scorers, seed)}
+        for value, group in sorted(groups.items(), key=lambda item: str(item[0]))
+    }
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    listed = [float(value) for value in values]
+    return fmean(listed) if listed else None

@@ -1,0 +1,38 @@
+"""How a policy is used to being asked: kept beside its weights, so that an evaluation asks it the same way."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+_FILE = "episode.json"
+
+
+@dataclass(frozen=True)
+class EpisodeCard:
+    """The form of the episodes that a policy was trained in. The defaults suit an instruction-tuned model."""
+
+    prompt: str | None = None
+    """Opening message; holds ``{question}``. None is the environment's own."""
+    format: str = "inline"
+    """``inline`` or ``template``."""
+    k: int = 3
+    """Passages a search."""
+    max_turns: int = 4
+    """Turns before the last one, in which only an answer counts."""
+    observation_tokens: int = 500
+    """Bound of one observation."""
+    turn_tokens: int = 500
+    """Tokens that the policy may sample in one turn."""
+    context_tokens: int = 4096
+    """Tokens of prompt, actions and observations together."""
+
+
+def read_card(folder: Path) -> EpisodeCard:
+    """The card in ``folder``; the defaults where there is none."""
+    path = folder / _FILE
+    return EpisodeCard(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else EpisodeCard()
+
+
+def write_card(folder: Path, card: EpisodeCard) -> None:
+    """Writes the card beside the weights."""
+    (folder / _FILE).write_text(json.dumps(asdict(card), indent=1) + "\n", encoding="utf-8")

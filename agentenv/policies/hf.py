@@ -1,0 +1,341 @@
+"""``HFPolicy``: any transformers causal model, sampled in batches with its key/value cache kept across turns.
+
+Shapes: B episodes of one batch, Q new tokens, S cached plus new tokens, V vocabulary, L layers, H key/value heads,
+D size of a head.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agentenv.core.batching import Batcher
+from agentenv.core.chat import cut_at_stop
+from agentenv.core.types import Completion, FinishReason, Sampling
+from agentenv.errors import CheckpointMismatch, ConfigurationError, ContextTooSmall, PolicyFault
+
+_COMPACT_BELOW = 0.5  # share of unfinished rows under which a decoding batch is cut down to them
+
+
+@dataclass
+class _Cached:
+    """What is kept for one episode between its turns."""
+
+    ids: list[int]
+    kv: Tensor  # [L, 2, H, len(ids), D]
+
+
+@dataclass
+class _Request:
+    ids: list[int]
+    sampling: Sampling
+    episode: str | None
+
+
+class _RowCache:
+    """A key/value cache whose rows stand at different lengths; has what transformers models ask of a cache."""
+
+    def __init__(self, kv: Tensor) -> None:
+        self.kv = kv  # [L, 2, B, H, S, D]
+        self.rows = torch.arange(kv.shape[2])[:, None]
+        self.positions = torch.zeros((kv.shape[2], 1), dtype=torch.long)  # [B, Q], set before each forward
+
+    def update(
+        self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Writes keys and values [B, H, Q, D] at ``positions`` and returns those of all positions."""
+        layer = self.kv[layer_idx]
+        layer[0][self.rows, :, self.positions] = keys.transpose(1, 2)
+        layer[1][self.rows, :, self.positions] = values.transpose(1, 2)
+        return layer[0], layer[1]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Length that the model may assume when no positions are given; they always are."""
+        return 0
+
+
+class HFPolicy:
+    """Samples from ``model`` with ``tokenizer``; the model may be trained in place between rollouts.
+
+    Log-probs are those of the distribution that is sampled: logits divided by the temperature, softmax over the whole
+    vocabulary (over the kept tokens where ``top_p`` is below 1). A temperature of 0 takes the most likely token and
+    reports its log-prob at temperature 1.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, *, context_tokens: int | None = None) -> None:
+        """Wraps a model.
+
+        Args:
+            model: A transformers causal language model with full attention.
+            tokenizer: Its tokenizer.
+            context_tokens: Longest sequence; None takes the model's own limit.
+
+        Raises:
+            ConfigurationError: the model attends to a sliding window.
+        """
+        if "sliding_attention" in (getattr(model.config, "layer_types", None) or ()):
+            raise ConfigurationError(
+                f"{model.config.model_type} attends to a sliding window; use full attention"
+            )
+        self.model = model
+        self.tokenizer = tokenizer
+        self.context_tokens = context_tokens or int(model.config.max_position_embeddings)
+        self.version = 0
+        self.forward_seconds = 0.0
+        """Seconds spent in the model's forward passes so far."""
+        self._cache: dict[str, _Cached] = {}
+        self._memory = torch.empty(0, dtype=model.dtype)
+        self._batcher: Batcher[_Request, Completion] = Batcher(self._run, rank=1)
+        self._pieces = [tokenizer.decode([i]) for i in range(len(tokenizer))]
+
+    @classmethod
+    def load(cls, path: Path | str) -> "HFPolicy":
+        """A policy from a local folder, weights in float32.
+
+        Raises:
+            CheckpointMismatch: the folder holds no model, or weights of another architecture.
+        """
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        try:
+            model, report = AutoModelForCausalLM.from_pretrained(
+                str(path), dtype=torch.float32, local_files_only=True, output_loading_info=True
+            )
+            tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+        except Exception as error:  # a damaged file makes each library raise something of its own
+            reason = str(error).partition("\n")[0][:200]
+            raise CheckpointMismatch(f"{path} holds no model that can be loaded: {reason}") from error
+        if report["missing_keys"] or report["unexpected_keys"]:
+            odd = sorted(report["missing_keys"] or report["unexpected_keys"])[:3]
+            raise CheckpointMismatch(
+                f"the weights in {path} are of another architecture than its config: {odd}"
+            )
+        return cls(model.eval(), tokenizer)
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
+    ) -> Completion:
+        """Samples one chunk after ``prompt_ids``.
+
+        Raises:
+            PolicyFault: the model failed.
+            ContextTooSmall: the prompt alone fills the context.
+        """
+        if len(prompt_ids) >= self.context_tokens:
+            raise ContextTooSmall(
+                f"a prompt of {len(prompt_ids)} tokens fills the context of {self.context_tokens}"
+            )
+        try:
+            return await self._batcher.submit(_Request(list(prompt_ids), sampling, episode))
+        except Exception as error:
+            raise PolicyFault(f"generation failed: {error}") from error
+
+    def release(self, episode: str) -> None:
+        """Drops the cache of ``episode``."""
+        self._cache.pop(episode, None)
+
+    def updated(self) -> None:
+        """Tells that the weights changed: the version grows and every cache is dropped."""
+        self.version += 1
+        self._cache.clear()
+
+    async def score(self, ids: Sequence[int]) -> Sequence[float]:
+        """Log-probability of every token of ``ids`` at temperature 1 given the ones before it; the first is 0."""
+        with torch.inference_mode():
+            tokens = torch.tensor([list(ids)])
+            logprobs = torch.log_softmax(
+                self.model(input_ids=tokens, use_cache=False).logits[0].float(), dim=-1
+            )
+            picked = logprobs[:-1].gather(-1, tokens[0, 1:, None])[:, 0]
+        return [0.0, *picked.tolist()]
+
+    @torch.inference_mode()
+    def _run(self, requests: list[_Request]) -> list[Completion]:
+        rows = [_Row(self, request) for request in requests]
+        cache, logits = self._prefill(rows)
+        alive = list(range(len(rows)))  # index into rows of each batch row
+        while True:
+            chosen, logprobs = _sample(logits, [rows[i] for i in alive])
+            for place, i in enumerate(alive):
+                rows[i].take(int(chosen[place]), float(logprobs[place]))
+            places = [place for place, i in enumerate(alive) if rows[i].finish is None]
+            if not places:
+                break
+            if len(places) < _COMPACT_BELOW * len(alive):
+                for place, i in enumerate(alive):
+                    if rows[i].finish is not None:
+                        rows[i].kv = cache.kv[:, :, place]
+                cache = _RowCache(cache.kv[:, :, places].contiguous())
+                alive = [alive[place] for place in places]
+                chosen = chosen[places]
+            logits = self._forward(cache, chosen[:, None], [[rows[i].length - 1] for i in alive])
+        for place, i in enumerate(alive):
+            rows[i].kv = cache.kv[:, :, place]
+        return [self._finish(row) for row in rows]
+
+    def _prefill(self, rows: "list[_Row]") -> tuple[_RowCache, Tensor]:
+        """Feeds what each row's cache lacks; rows with equal prompts and no cache are fed once."""
+        first: dict[tuple[int, ...], int] = {}
+        unique: list[int] = []
+        source: list[int] = []
+        for i, row in enumerate(rows):
+            key = tuple(row.ids) if row.start == 0 else (-1 - i,)
+            if key not in first:
+                first[key] = len(unique)
+                unique.append(i)
+            source.append(first[key])
+        fed = [rows[i] for i in unique]
+        width = max(len(row.ids) - row.start for row in fed)
+        size = max(max(row.start + width, row.length + row.sampling.max_tokens) for row in rows)
+        cache = _RowCache(self._stack(fed, size))
+        ids = torch.zeros((len(fed), width), dtype=torch.long)
+        for place, row in enumerate(fed):
+            ids[place, : len(row.ids) - row.start] = torch.tensor(row.ids[row.start :])
+        positions = [list(range(row.start, row.start + width)) for row in fed]
+        last = torch.tensor([len(row.ids) - row.start - 1 for row in fed])
+        logits = self._forward(cache, ids, positions, last)
+        if len(fed) < len(rows):
+            cache = _RowCache(cache.kv[:, :, source].contiguous())
+            logits = logits[source]
+        return cache, logits
+
+    def _stack(self, rows: "list[_Row]", size: int) -> Tensor:
+        config = self.model.config
+        heads = config.num_key_value_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        shape = (config.num_hidden_layers, 2, len(rows), heads, size, width)
+        kv = self._cleared(shape)
+        for place, row in enumerate(rows):
+            if row.cached is not None:
+                kv[:, :, place, :, : row.start] = row.cached.kv[..., : row.start, :]
+        return kv
+
+    def _cleared(self, shape: tuple[int, ...]) -> Tensor:
+        """Zeros in memory that is kept from batch to batch: clearing known pages is cheaper than mapping fresh ones."""
+        count = math.prod(shape)
+        if len(self._memory) < count:
+            self._memory = torch.empty(count, dtype=self.model.dtype)
+        return self._memory[:count].view(shape).zero_()
+
+    def _forward(
+        self, cache: _RowCache, ids: Tensor, positions: list[list[int]], last: Tensor | None = None
+    ) -> Tensor:
+        """Feeds ids [B, Q] at positions [B, Q]; logits [B, V] after each row's token ``last``, the final one if None."""
+        cache.positions = torch.tensor(positions)
+        seen = int(cache.positions.max()) + 1
+        view = _RowCache(cache.kv[:, :, :, :, :seen])
+        view.positions = cache.positions
+        mask = torch.arange(seen) <= cache.positions[:, None, :, None]  # [B, 1, Q, seen]
+        began = time.perf_counter()
+        hidden = self.model.get_decoder()(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=cache.positions,
+            past_key_values=view,
+            use_cache=True,
+        ).last_hidden_state
+        picked = hidden[:, -1] if last is None else hidden[torch.arange(len(ids)), last]
+        logits: Tensor = self.model.get_output_embeddings()(picked).float()
+        self.forward_seconds += time.perf_counter() - began
+        return logits
+
+    def _finish(self, row: "_Row") -> Completion:
+        episode = row.request.episode
+        if episode is not None and row.kv is not None:
+            held = row.length - 1  # the last sampled token was never fed
+            self._cache[episode] = _Cached((row.ids + row.sampled)[:held], row.kv[:, :, :, :held].clone())
+        assert row.finish is not None
+        return Completion(
+            ids=tuple(row.sampled),
+            text=row.text,
+            logprobs=tuple(row.logprobs),
+            finish=row.finish,
+            version=self.version,
+        )
+
+
+class _Row:
+    """One request while it is decoded."""
+
+    def __init__(self, policy: HFPolicy, request: _Request) -> None:
+        self.request = request
+        self.ids = request.ids
+        room = policy.context_tokens - len(request.ids)
+        self.limit = min(request.sampling.max_tokens, room)
+        self.sampling = request.sampling
+        self.cached = policy._cache.get(request.episode) if request.episode is not None else None
+        self.start = _common_prefix(self.cached.ids, self.ids) if self.cached else 0
+        self.sampled: list[int] = []
+        self.logprobs: list[float] = []
+        self.text = ""
+        self.finish: FinishReason | None = None
+        self.kv: Tensor | None = None
+        self.uniforms = np.random.Generator(np.random.Philox(request.sampling.seed % 2**64)).random(
+            self.limit
+        )
+        self._eos = policy.tokenizer.eos_token_id
+        self._decode = policy.tokenizer.decode
+        self._pieces = policy._pieces
+        self._stop_ends = {stop[-1] for stop in request.sampling.stop}
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and sample together."""
+        return len(self.ids) + len(self.sampled)
+
+    def take(self, token: int, logprob: float) -> None:
+        """Records one sampled token and decides whether the row is finished."""
+        if self.finish is not None:
+            return
+        self.sampled.append(token)
+        self.logprobs.append(logprob)
+        if token == self._eos:
+            self.finish, self.text = FinishReason.EOS, self._decode(self.sampled[:-1])
+        elif self._stop_ends.intersection(self._pieces[token]) and (
+            cut := cut_at_stop(self.sampled, self._decode, self.sampling.stop)
+        ):
+            self.finish, self.text = FinishReason.STOP, cut[1]
+        elif len(self.sampled) == self.limit:
+            self.finish, self.text = FinishReason.LENGTH, self._decode(self.sampled)
+
+
+def _common_prefix(cached: list[int], ids: list[int]) -> int:
+    """Cached tokens that ``ids`` starts with, at most all but its last: one token must be fed to get logits."""
+    limit = min(len(cached), len(ids) - 1)
+    if cached[:limit] == ids[:limit]:
+        return limit
+    return next(i for i in range(limit) if cached[i] != ids[i])
+
+
+def _sample(logits: Tensor, rows: Sequence[_Row]) -> tuple[Tensor, Tensor]:
+    """One token a row from logits [B, V]: inverse transform of the row's own uniform number, or the argmax."""
+    temperature = torch.tensor([row.sampling.temperature for row in rows])
+    greedy = temperature == 0
+    logprobs = torch.log_softmax(logits / torch.where(greedy, 1.0, temperature)[:, None], dim=-1)
+    top_p = torch.tensor([row.sampling.top_p for row in rows])
+    if bool((top_p < 1).any()):
+        logprobs = _keep_top_p(logprobs, top_p)
+    uniform = torch.tensor(
+        [row.uniforms[min(len(row.sampled), row.limit - 1)] for row in rows], dtype=torch.float64
+    )
+    cumulative = logprobs.exp().double().cumsum(-1)
+    drawn = torch.searchsorted(cumulative, (uniform * cumulative[:, -1])[:, None], right=True)[:, 0]
+    chosen = torch.where(greedy, logprobs.argmax(-1), drawn.clamp(max=logits.shape[-1] - 1))
+    return chosen, logprobs.gather(-1, chosen[:, None])[:, 0]
+
+
+def _keep_top_p(logprobs: Tensor, top_p: Tensor) -> Tensor:
+    """Log-probs [B, V] renormalised over the smallest set of tokens whose probability reaches ``top_p`` [B]."""
+    ordered, order = logprobs.sort(-1, descending=True)
+    before = ordered.exp().cumsum(-1) - ordered.exp()
+    ordered = ordered.masked_fill(before >= top_p[:, None], float("-inf"))
+    kept = torch.empty_like(logprobs).scatter(-1, order, ordered)
+    return torch.log_softmax(kept, dim=-1)

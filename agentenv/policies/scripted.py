@@ -1,0 +1,86 @@
+"""Policies that no model stands behind: written actions, and the floor below which no policy can be."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from agentenv.core.chat import cut_at_stop
+from agentenv.core.types import Completion, FinishReason, Observation, Sampling
+from agentenv.errors import PolicyFault
+from agentenv.policies.fakes import ByteTokenizer
+
+
+class ScriptedPolicy:
+    """Plays written actions, turn by turn. Log-probs are 0: every action was certain."""
+
+    version = 0
+
+    def __init__(self, actions: Mapping[str, Sequence[str]], tokenizer: Any = None) -> None:
+        """Takes the script.
+
+        Args:
+            actions: The actions of each episode, by episode id (``name-index`` in ``rollout``).
+            tokenizer: Turns text into ids; None takes a ``ByteTokenizer``.
+        """
+        self.actions = actions
+        self.tokenizer = tokenizer or ByteTokenizer()
+        self._played: dict[str, int] = {}
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
+    ) -> Completion:
+        """The next action of ``episode``, cut as an engine would: at a stop string or after ``max_tokens``.
+
+        Raises:
+            PolicyFault: no script for this episode, or it is exhausted.
+        """
+        turn = self._played.get(episode or "", 0)
+        script = self.actions.get(episode or "", ())
+        if turn >= len(script):
+            raise PolicyFault(f"the script of episode {episode!r} has {len(script)} actions, not {turn + 1}")
+        self._played[episode or ""] = turn + 1
+        return self._complete(script[turn], sampling)
+
+    def _complete(self, text: str, sampling: Sampling) -> Completion:
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        finish = FinishReason.EOS
+        if (cut := cut_at_stop(ids, self.tokenizer.decode, sampling.stop)) and cut[0] <= sampling.max_tokens:
+            ids, text, finish = ids[: cut[0]], cut[1], FinishReason.STOP
+        elif len(ids) >= sampling.max_tokens:
+            ids, finish = ids[: sampling.max_tokens], FinishReason.LENGTH
+            text = self.tokenizer.decode(ids)
+        else:
+            ids = [*ids, self.tokenizer.eos_token_id]
+        return Completion(tuple(ids), text, (0.0,) * len(ids), finish, self.version)
+
+    def release(self, episode: str) -> None:
+        """Begins the script of ``episode`` anew."""
+        self._played.pop(episode, None)
+
+    async def score(self, ids: Sequence[int]) -> Sequence[float]:
+        """Zeros."""
+        return [0.0] * len(ids)
+
+
+FLOORS = ("no-op", "copy the prompt", "empty answer", "random text")
+"""Policies that know nothing: an exact outcome must leave every one of them at ``Env.reward_floor``."""
+
+
+def floor_action(floor: str, opening: Observation, rng: np.random.Generator) -> str:
+    """What the policy ``floor`` of ``FLOORS`` does in any turn.
+
+    Args:
+        floor: One of ``FLOORS``.
+        opening: The messages that opened the episode.
+        rng: Source of the random text.
+    """
+    match floor:
+        case "copy the prompt":
+            return "".join(message.text for message in opening)
+        case "empty answer":
+            return "<answer></answer>"
+        case "random text":
+            return "".join(chr(code) for code in rng.integers(32, 127, size=64))
+        case _:
+            return ""

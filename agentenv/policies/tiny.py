@@ -1,0 +1,71 @@
+"""The tiny policy: a Qwen2 of about 2 M parameters with its own tokenizer, small enough to train on two cores.
+
+Its weights are package data in ``tiny/`` beside this file; ``agentenv warmstart`` makes them from nothing.
+"""
+
+from collections.abc import Iterable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+PAD, BEGIN, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+TAGS = ("search", "read", "information", "answer", "think")
+VOCABULARY = 1024
+CONTEXT_TOKENS = 1024
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def shipped_weights() -> Path:
+    """The folder of the weights that come with the package."""
+    return Path(str(files("agentenv.policies") / "tiny"))
+
+
+def build_tokenizer(texts: Iterable[str]) -> Any:
+    """A byte-level BPE of ``VOCABULARY`` pieces, digits apart and every tag one piece, trained on ``texts``."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tags = [tag for name in TAGS for tag in (f"<{name}>", f"</{name}>")]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[PAD, BEGIN, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, clean_up_tokenization_spaces=False
+    )
+    fast.add_tokens(tags)
+    fast.chat_template = CHAT_TEMPLATE
+    fast.model_max_length = CONTEXT_TOKENS
+    return fast
+
+
+def build_model(tokenizer: Any) -> Any:
+    """A fresh model: 4 layers of width 192, 6 heads of 32, tied embeddings."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=-(-len(tokenizer) // 16) * 16,
+        hidden_size=192,
+        num_hidden_layers=4,
+        num_attention_heads=6,
+        num_key_value_heads=6,
+        intermediate_size=512,
+        max_position_embeddings=CONTEXT_TOKENS,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return Qwen2ForCausalLM(config)

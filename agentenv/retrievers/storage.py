@@ -1,0 +1,114 @@
+"""The folder of a saved retriever: its parts, a copy of its corpus, and a card that ties them together."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from agentenv.errors import ConfigurationError, IndexMismatch
+from agentenv.retrievers.corpus import Corpus, load_corpus
+
+CARD_FILE = "retriever.json"
+CORPUS_FILE = "corpus.jsonl"
+
+
+@dataclass(frozen=True)
+class Card:
+    """What stands in ``retriever.json``; row order is the only link between an index and its corpus."""
+
+    kind: str
+    """``faiss``, ``bm25`` or ``hybrid``."""
+    rows: int
+    """Documents in the index."""
+    corpus: str
+    """Fingerprint of the corpus."""
+    encoder: str = ""
+    """Id of the encoder; empty without one."""
+    encoder_spec: str = ""
+    """What makes the encoder again."""
+    dim: int = 0
+    """Length of a vector; 0 without an encoder."""
+    metric: str = ""
+    """How two vectors are compared; ``inner_product``, or empty without an encoder."""
+    index: str = ""
+    """How vectors are stored, in FAISS's words; empty without an encoder."""
+
+
+def read_card(folder: Path, kind: str | None = None) -> Card:
+    """The card of a saved retriever.
+
+    Args:
+        folder: where it was saved.
+        kind: the kind that it must be; None takes any.
+
+    Raises:
+        ConfigurationError: the folder holds no retriever, or one of another kind.
+    """
+    path = folder / CARD_FILE
+    if not path.is_file():
+        raise ConfigurationError(f"{folder} holds no retriever; make one with `agentenv retriever build`.")
+    try:
+        card = Card(**json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(
+            f"{path} is not a retriever's card ({error}); build the retriever again."
+        ) from error
+    if kind is not None and card.kind != kind:
+        raise ConfigurationError(
+            f"{folder} holds a {card.kind} retriever, not {kind}; write '{card.kind}:{folder}'."
+        )
+    return card
+
+
+def read_corpus(folder: Path, card: Card) -> Corpus:
+    """The corpus in ``folder``.
+
+    Raises:
+        CorpusError: it cannot be read.
+        IndexMismatch: it is not the one that the card was written for.
+    """
+    corpus = load_corpus(folder / CORPUS_FILE)
+    if corpus.fingerprint != card.corpus:
+        raise IndexMismatch(
+            f"The index in {folder} was built over corpus {card.corpus[:12]}, but {CORPUS_FILE} there is "
+            f"{corpus.fingerprint[:12]}; build the retriever again."
+        )
+    return corpus
+
+
+def write_card(folder: Path, card: Card) -> None:
+    """Writes ``retriever.json``."""
+    (folder / CARD_FILE).write_text(json.dumps(asdict(card), indent=2) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """Yields an empty folder that becomes ``out`` when the block ends well and vanishes when it does not.
+
+    An older retriever at ``out`` is replaced.
+
+    Raises:
+        ConfigurationError: ``out`` is something else than a retriever or an empty folder, or cannot be
+            written.
+    """
+    if out.exists() and not (out / CARD_FILE).is_file() and not (out.is_dir() and not any(out.iterdir())):
+        raise ConfigurationError(f"{out} exists and is not a retriever; give another folder.")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        room = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    except OSError as error:
+        raise ConfigurationError(f"{out} cannot be written: {error.strerror}.") from error
+    try:
+        fresh = room / "new"
+        fresh.mkdir()
+        yield fresh
+        if out.exists():
+            out.rename(room / "old")
+        fresh.rename(out)
+    except OSError as error:
+        raise ConfigurationError(f"{out} cannot be written: {error.strerror or error}.") from error
+    finally:
+        shutil.rmtree(room, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""Executors for code; empty until the sandbox lands."""

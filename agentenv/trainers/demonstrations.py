@@ -1,0 +1,176 @@
+"""Demonstrators of search episodes: one careful, three careless. The tiny policy imitates a mixture of them.
+
+A demonstrator sees a task with its reasoning path and a way to search, and gives the turns of an episode. Observations are
+those of ``LocalSearch``, letter for letter, so what is imitated is what the environment will show.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from random import Random
+from typing import Literal
+
+from agentenv.core.chat import InlineFormat
+from agentenv.core.types import Document, Message, Passage, Task
+from agentenv.data.world import FictionalWorld, WorldConfig
+from agentenv.envs.local_search import as_question, format_passages, information
+from agentenv.retrievers.encoder import HashEncoder
+
+
+class Library:
+    """The documents of one small world with a search that confuses similar names, as vector search does."""
+
+    def __init__(self, documents: Sequence[Document], encoder: HashEncoder, k: int) -> None:
+        self._documents = documents
+        self._encoder = encoder
+        self._k = k
+        self._vectors = encoder.encode_passages([f"{d.title}\n{d.text}" for d in documents])
+
+    def search(self, query: str) -> list[Passage]:
+        """The ``k`` nearest documents, best first."""
+        scores = self._vectors @ self._encoder.encode_queries([query])[0]
+        order = (-scores).argsort(kind="stable")[: self._k]
+        return [
+            Passage(d.id, d.title, d.text, float(scores[i]))
+            for i in order
+            for d in (self._documents[int(i)],)
+        ]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a demonstrator may look at."""
+
+    task: Task
+    library: Library
+    others: Sequence[Task]
+    """Other questions about the same world: a stock of wrong queries and wrong answers."""
+    rng: Random
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of a demonstration: a question, a page that was shown, or something the policy wrote itself."""
+
+    kind: Literal["question", "page", "own"]
+    text: str
+
+
+Demo = list[Piece]
+Demonstrator = Callable[[Scene], Demo]
+
+
+def _search(scene: Scene, query: str) -> tuple[Demo, list[Passage]]:
+    passages = scene.library.search(query)
+    page = information(format_passages(passages))
+    return [Piece("own", f"<search> {query} </search>"), Piece("page", page)], passages
+
+
+def _answer(text: str) -> Piece:
+    return Piece("own", f"<answer> {text} </answer>")
+
+
+def _question(scene: Scene) -> Piece:
+    return Piece("question", scene.task.question)
+
+
+def careful(scene: Scene) -> Demo:
+    """Searches for every hop and answers right; gives up (an empty demonstration) where a document is missed."""
+    demo = [_question(scene)]
+    for hop in scene.task.data["path"]:
+        turn, passages = _search(scene, hop["query"])
+        if hop["document"] not in {passage.id for passage in passages}:
+            return []
+        demo += turn
+    return [*demo, _answer(scene.task.answers[0])]
+
+
+def guessing(scene: Scene) -> Demo:
+    """Answers at once with something of the right kind that it made up."""
+    last = scene.task.data["path"][-1]["relation"]
+    alike = [t for t in scene.others if t.data["path"][-1]["relation"] == last and t.id != scene.task.id]
+    return [_question(scene), _answer(scene.rng.choice(alike or scene.others).answers[0])]
+
+
+def hasty(scene: Scene) -> Demo:
+    """Stops after the first hop; where there is only one, takes the wrong name from the page."""
+    path = scene.task.data["path"]
+    turn, passages = _search(scene, path[0]["query"])
+    wrong = path[0]["answer"] if len(path) > 1 else passages[-1].title
+    return [_question(scene), *turn, _answer(wrong)]
+
+
+def astray(scene: Scene) -> Demo:
+    """Searches for the wrong thing and answers with what it happens to find."""
+    turn, passages = _search(scene, scene.rng.choice(scene.others).data["path"][0]["query"])
+    return [_question(scene), *turn, _answer(scene.rng.choice(passages).title)]
+
+
+CROWD: Mapping[Demonstrator, float] = {careful: 0.30, guessing: 0.20, hasty: 0.36, astray: 0.14}
+"""Share of each demonstrator in the mixture that the shipped policy imitates."""
+
+
+def demonstrate(
+    crowd: Mapping[Demonstrator, float], *, seed: int, worlds: WorldConfig, k: int
+) -> Iterator[list[Demo]]:
+    """Endless batches of episodes, each batch about a fresh world.
+
+    Args:
+        crowd: Share of each demonstrator.
+        seed: The worlds take the seeds after it.
+        worlds: Dials of the worlds; the seed in it is replaced.
+        k: Documents a search.
+    """
+    names, weights = list(crowd), list(crowd.values())
+    for world, library, rng in _worlds(seed, worlds, k):
+        scenes = [Scene(task, library, world.questions, rng) for task in world.questions]
+        demos = [rng.choices(names, weights)[0](scene) for scene in scenes]
+        yield [demo for demo in demos if demo]
+
+
+def drill(*, seed: int, worlds: WorldConfig, k: int) -> Iterator[list[Demo]]:
+    """Endless batches of reading drills: the page of one search, then every question that it answers.
+
+    An episode asks for one answer in about 180 tokens; a drill asks for several of the same page, so that copying from it
+    is learned from fewer tokens.
+    """
+    worlds = replace(worlds, hops=(1, 1), families=("lookup",), questions=3 * worlds.documents // 2)
+    for world, library, rng in _worlds(seed, worlds, k):
+        asked: dict[str, list[Task]] = {}
+        for task in world.questions:
+            asked.setdefault(task.data["supporting_ids"][0], []).append(task)
+        demos = []
+        for task in world.questions:
+            passages = library.search(task.data["path"][0]["query"])
+            questions = [other for passage in passages for other in asked.get(passage.id, ())]
+            rng.shuffle(questions)
+            pieces = [(Piece("question", t.question), _answer(t.answers[0])) for t in questions]
+            page = Piece("page", information(format_passages(passages)))
+            demos.append([page, *(piece for pair in pieces for piece in pair)])
+        yield demos
+
+
+def echo(demo: Demo) -> Demo:
+    """The page of a drill, then the same page once more as the policy's own: pure copying of unseen names."""
+    return [demo[0], Piece("own", demo[0].text)]
+
+
+def _worlds(seed: int, dials: WorldConfig, k: int) -> Iterator[tuple[FictionalWorld, Library, Random]]:
+    encoder = HashEncoder()
+    for number in count(seed + 1):
+        world = FictionalWorld.generate(replace(dials, seed=number))
+        yield world, Library(world.documents, encoder, k), Random(number)
+
+
+def to_tokens(chat: InlineFormat, demo: Demo) -> tuple[list[int], list[bool]]:
+    """Token ids of a demonstration and which of them are the policy's own."""
+    ids: list[int] = []
+    own: list[bool] = []
+    for piece in demo:
+        if piece.kind == "question":
+            more = chat.prompt((Message("user", as_question(piece.text)),))
+        else:
+            more = chat.extend([], (Message("tool", piece.text),))
+        ids += more
+        own += [piece.kind == "own"] * len(more)
+    return ids, own

@@ -1,0 +1,326 @@
+"""``agentenv warmstart``: the tiny policy from nothing, by supervised learning in worlds of the training split.
+
+Three phases. *Copying* repeats pages of one document and answers questions about them. The *reader* answers questions about
+pages of a search and imitates careful demonstrators, until it reads, copies and chains names that it has never seen. The
+*crowd* phase then mixes in careless demonstrators, so that the policy behaves badly while it still can do better; finding
+the good behaviour is left to reinforcement learning.
+
+Matrices are trained by Muon (Jordan et al. 2024), the rest by AdamW: copying then begins after 0.8 M tokens, where AdamW
+alone had not begun after 3 M.
+
+Shapes: B episodes, T tokens.
+"""
+
+import asyncio
+import copy
+import json
+import math
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, pad
+
+from agentenv.core.chat import InlineFormat
+from agentenv.core.types import Sampling
+from agentenv.data.world import WorldConfig
+from agentenv.envs.local_search import STOP
+from agentenv.errors import ConfigurationError
+from agentenv.policies.card import EpisodeCard, write_card
+from agentenv.policies.hf import HFPolicy
+from agentenv.policies.tiny import build_model, build_tokenizer
+from agentenv.trainers.demonstrations import (
+    CROWD,
+    Demo,
+    careful,
+    demonstrate,
+    drill,
+    echo,
+    to_tokens,
+)
+
+Batch = tuple[Tensor, Tensor]
+_WORLD = WorldConfig(documents=200, questions=48, families=("lookup", "bridge"), split="train")
+_CHUNKS = 3
+
+
+@dataclass(frozen=True)
+class WarmstartConfig:
+    """How the tiny policy is made."""
+
+    seed: int = 0
+    """Seeds the weights and the worlds."""
+    copying_steps: int = 300
+    """Optimiser steps on pages of one document."""
+    reader_steps: int = 1000
+    """Optimiser steps on drills and careful demonstrations."""
+    polishing_steps: int = 600
+    """Optimiser steps of the same lessons in other worlds, at half the step size."""
+    crowd_steps: int = 200
+    """Optimiser steps on the mixed crowd."""
+    episodes: int = 32
+    """Demonstrations an optimiser step."""
+    matrix_rate: float = 0.02
+    """Peak step size of Muon; the crowd phase runs at a tenth of both rates."""
+    vector_rate: float = 3e-3
+    """Peak step size of AdamW, for embeddings, norms and biases."""
+    world: WorldConfig = field(default=_WORLD)
+    """Dials of the worlds; the seed is replaced for every batch."""
+    k: int = 2
+    """Documents a search."""
+    page_weight: float = 0.3
+    """Loss weight of prompt and page tokens against 1 for the policy's own: names repeat there, which teaches copying."""
+
+
+Figures = dict[str, Any]
+_FIGURES = "warmstart.json"
+
+
+class Display(Protocol):
+    """Who is told how far the work is."""
+
+    def phase(self, name: str, total: int) -> None:
+        """A phase of ``total`` steps begins."""
+
+    def advance(self, done: int, figures: dict[str, Any]) -> None:
+        """So many steps of the phase are done."""
+
+
+def warmstart(config: WarmstartConfig, display: Display, out: Path, *, reader: Path | None = None) -> Figures:
+    """Makes the policy and writes it to ``out``.
+
+    The crowd phase starts from the reader as it is stored, so that it gives the same policy in the same process and from
+    a reader that was kept.
+
+    Args:
+        config: Dials.
+        display: Told of every tenth step.
+        out: Folder to write.
+        reader: Folder of a reader made earlier (with ``crowd_steps=0``); None makes one.
+
+    Returns:
+        The figures that stand on the card: tokens, minutes, the reader's accuracy on unseen worlds.
+
+    Raises:
+        ConfigurationError: ``reader`` was not made by ``agentenv warmstart``.
+    """
+    torch.set_flush_denormal(True)  # tiny second moments of Adam otherwise slow every multiplication down
+    torch.manual_seed(config.seed)
+    began = time.perf_counter()
+    policy, figures = _load_reader(reader) if reader else _make_reader(config, display)
+    if config.crowd_steps:
+        display.phase("crowd", config.crowd_steps)
+        crowd = _mixture(config, InlineFormat(policy.tokenizer))
+        figures["tokens"] += _fit(_rounded(policy), crowd, config.crowd_steps, 0.1, config, display)
+    figures["minutes"] += (time.perf_counter() - began) / 60
+    save(policy, figures, config, out)
+    return figures
+
+
+def _make_reader(config: WarmstartConfig, display: Display) -> tuple[HFPolicy, Figures]:
+    sample = demonstrate({careful: 1.0}, seed=10_000_000 + config.seed, worlds=config.world, k=config.k)
+    tokenizer = build_tokenizer(_text(demo) for batch in islice(sample, 60) for demo in batch)
+    chat = InlineFormat(tokenizer)
+    policy = HFPolicy(build_model(tokenizer), tokenizer)
+    lessons = chain(islice(_copying(config, chat), config.copying_steps), _reading(config, chat, 0))
+    steps = config.copying_steps + config.reader_steps
+    display.phase("reader", steps)
+    tokens = _fit(policy, lessons, steps, 1.0, config, display)
+    display.phase("polishing", config.polishing_steps)
+    more = _reading(config, chat, 60_000_000)
+    tokens += _fit(_rounded(policy), more, config.polishing_steps, 0.5, config, display)
+    accuracy = reading_accuracy(policy, chat, config)
+    return policy, {"tokens": tokens, "minutes": 0.0, "reading_accuracy": accuracy}
+
+
+def _rounded(policy: HFPolicy) -> HFPolicy:
+    """The policy with its weights as they are stored: rounded to bfloat16, computed with in float32."""
+    policy.model.to(torch.bfloat16).to(torch.float32)
+    return policy
+
+
+def _load_reader(folder: Path) -> tuple[HFPolicy, Figures]:
+    path = folder / _FIGURES
+    if not path.is_file():
+        raise ConfigurationError(f"{folder} was not made by agentenv warmstart: it has no {_FIGURES}")
+    figures: Figures = json.loads(path.read_text(encoding="utf-8"))
+    return HFPolicy.load(folder), figures
+
+
+def _text(demo: Demo) -> str:
+    """Roles are written out, so that the tokenizer learns them as pieces."""
+    return "\n".join(["user", *(piece.text for piece in demo), "assistant"])
+
+
+def _copying(config: WarmstartConfig, chat: InlineFormat) -> Iterator[list[Batch]]:
+    """Half drills about one document, half echoes of one."""
+    half = config.episodes // 2
+    for demos in drill(seed=config.seed + 50_000_000, worlds=config.world, k=1):
+        yield _batches(config, chat, [*demos[:half], *map(echo, demos[half : 2 * half])])
+
+
+def _reading(config: WarmstartConfig, chat: InlineFormat, offset: int) -> Iterator[list[Batch]]:
+    """Half drills, half episodes of careful demonstrators; ``offset`` picks the worlds."""
+    half = config.episodes // 2
+    seed = config.seed + offset
+    drills = drill(seed=seed + 40_000_000, worlds=config.world, k=config.k)
+    episodes = demonstrate({careful: 1.0}, seed=seed, worlds=config.world, k=config.k)
+    for drilled, played in zip(drills, episodes, strict=False):
+        yield _batches(config, chat, [*drilled[:half], *played[:half]])
+
+
+def _mixture(config: WarmstartConfig, chat: InlineFormat) -> Iterator[list[Batch]]:
+    """The crowd's steps."""
+    for demos in demonstrate(CROWD, seed=config.seed + 20_000_000, worlds=config.world, k=config.k):
+        yield _batches(config, chat, demos[: config.episodes])
+
+
+def _batches(config: WarmstartConfig, chat: InlineFormat, demos: Sequence[Demo]) -> list[Batch]:
+    """One optimiser step, cut by length into ``_CHUNKS`` batches so that little is padded."""
+    rows = sorted((to_tokens(chat, demo) for demo in demos), key=lambda row: len(row[0]))
+    size = -(-len(rows) // _CHUNKS)
+    return [_pad(rows[i : i + size], config.page_weight) for i in range(0, len(rows), size)]
+
+
+def _pad(rows: Sequence[tuple[list[int], list[bool]]], page_weight: float) -> Batch:
+    """Ids [B, T] and loss weights [B, T]; the first token of a row, which nothing predicts, weighs 0."""
+    width = max(len(ids) for ids, _ in rows)
+    ids = torch.stack([pad(torch.tensor(i), (0, width - len(i))) for i, _ in rows])
+    weights = torch.stack(
+        [pad(torch.where(torch.tensor(own), 1.0, page_weight), (0, width - len(own))) for _, own in rows]
+    )
+    weights[:, 0] = 0
+    return ids, weights
+
+
+def _fit(
+    policy: HFPolicy,
+    batches: Iterator[list[Batch]],
+    steps: int,
+    scale: float,
+    config: WarmstartConfig,
+    display: Display,
+) -> int:
+    """Supervised steps with warm-up and cosine decay; returns the number of tokens seen."""
+    model = policy.model.train()
+    optimizers = _optimizers(model, config)
+    seen = 0
+    for step, chunks in enumerate(islice(batches, steps)):
+        for optimizer, peak in optimizers:
+            optimizer.zero_grad()
+            for group in optimizer.param_groups:
+                group["lr"] = peak * scale * _schedule(step, steps)
+        total = sum(weights.sum() for _, weights in chunks)
+        loss = sum(_weighted_loss(model, ids, weights, total) for ids, weights in chunks)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer, _ in optimizers:
+            optimizer.step()
+        seen += sum(int((weights > 0).sum()) for _, weights in chunks)
+        if step % 10 == 9:
+            display.advance(step + 1, {"loss": loss})
+    model.eval()
+    policy.updated()
+    return seen
+
+
+def _optimizers(model: Any, config: WarmstartConfig) -> list[tuple[torch.optim.Optimizer, float]]:
+    """Muon for the matrices of the layers and AdamW for everything else, each with its peak step size."""
+    named = list(model.named_parameters())
+    matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
+    rest = [p for name, p in named if p.ndim != 2 or "embed" in name]
+    muon = torch.optim.Muon(matrices, lr=config.matrix_rate, weight_decay=0.0)
+    adam = torch.optim.AdamW(rest, lr=config.vector_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+    return [(muon, config.matrix_rate), (adam, config.vector_rate)]
+
+
+def _weighted_loss(model: Any, ids: Tensor, weights: Tensor, total: Tensor | int) -> float:
+    """Adds the gradient of the weighted cross-entropy over ``total`` and returns its value."""
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(input_ids=ids, use_cache=False).logits
+    losses = cross_entropy(logits[:, :-1].float().transpose(1, 2), ids[:, 1:], reduction="none")
+    loss = (losses * weights[:, 1:]).sum() / total
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss.item()
+
+
+def _schedule(step: int, steps: int, warmup: int = 50) -> float:
+    """Linear warm-up, then cosine decay to a twentieth."""
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(steps - warmup, 1)
+    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def reading_accuracy(
+    policy: HFPolicy, chat: InlineFormat, config: WarmstartConfig, episodes: int = 400
+) -> float:
+    """Share of right answers, greedy, given careful searches that found every document, in worlds never trained on."""
+    worlds = WorldConfig(**{**vars(config.world), "split": "dev"})
+    stock = demonstrate({careful: 1.0}, seed=30_000_000 + config.seed, worlds=worlds, k=config.k)
+    demos = [demo for batch in islice(stock, episodes // 30) for demo in batch][:episodes]
+
+    async def answer(ids: list[int]) -> str:
+        completion = await policy.generate(ids, Sampling(max_tokens=40, temperature=0.0, stop=STOP))
+        return completion.text
+
+    async def answers() -> list[str]:
+        prompts = [to_tokens(chat, demo[:-1])[0] for demo in demos]
+        return await asyncio.gather(*map(answer, prompts))
+
+    written = asyncio.run(answers())
+    right = [text == demo[-1].text for text, demo in zip(written, demos, strict=True)]
+    return sum(right) / len(right)
+
+
+def save(policy: HFPolicy, figures: Figures, config: WarmstartConfig, out: Path) -> None:
+    """Writes model (bfloat16), tokenizer, the form of its episodes and a card that says how it was made."""
+    part = out.with_name(out.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    copy.deepcopy(policy.model).to(torch.bfloat16).save_pretrained(part)
+    policy.tokenizer.save_pretrained(part)
+    write_card(
+        part,
+        EpisodeCard(
+            prompt="{question}",
+            k=config.k,
+            max_turns=3,
+            observation_tokens=256,
+            turn_tokens=32,
+            context_tokens=640,
+        ),
+    )
+    shares = {demonstrator.__name__: share for demonstrator, share in CROWD.items()}
+    parameters = sum(p.numel() for p in policy.model.parameters())
+    card = _CARD.format(config=config, shape=policy.model.config, parameters=parameters, **figures, **shares)
+    (part / "README.md").write_text(card, encoding="utf-8")
+    (part / _FIGURES).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    part.replace(out)
+
+
+_CARD = """\
+# The tiny policy
+
+A Qwen2 of {parameters:,} parameters ({shape.num_hidden_layers} layers of width {shape.hidden_size}) with its own
+tokenizer of {shape.vocab_size} pieces, weights in bfloat16. Made from nothing by `agentenv warmstart --seed {config.seed}`:
+no text but that of FictionalWorlds of the training split was ever seen.
+
+| phase | steps | what it imitates |
+|---|---|---|
+| copying | {config.copying_steps} | echoes of one page, and questions about it |
+| reader | {config.reader_steps} | questions about the page of a search, and careful episodes of one and two hops |
+| polishing | {config.polishing_steps} | the same in other worlds, at half the step size |
+| crowd | {config.crowd_steps} | careful {careful:.0%}, guessing {guessing:.0%}, hasty {hasty:.0%}, astray {astray:.0%} |
+
+{tokens:,} tokens in {minutes:.0f} minutes. After the reader phase {reading_accuracy:.3f} of the answers were right on unseen
+worlds, greedy, given searches that had found every document. The crowd phase then makes it behave badly on purpose:
+reinforcement learning has to find the good behaviour again.
+
+It answers questions of the families lookup and bridge over FictionalWorlds and nothing else.
+"""

@@ -1,0 +1,79 @@
+"""What every benchmark shares: its common arguments, the kind of machine it ran on, and its result file."""
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+_LIBRARIES = ("torch", "transformers", "trl", "numpy", "faiss-cpu", "sentence-transformers")
+
+
+def arguments(doc: str, *, steps: int) -> argparse.ArgumentParser:
+    """A parser with the arguments that all benchmarks have."""
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--policy", default="tiny", help="tiny or hf:PATH")
+    parser.add_argument("--steps", type=int, default=steps, help="steps that are measured")
+    parser.add_argument("--warmup", type=int, default=2, help="steps before them that are not")
+    parser.add_argument("--threads", type=int, default=2, help="threads of torch")
+    parser.add_argument("--out", type=Path, help="result file; by default benchmarks/results/NAME.json")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
+    return parser
+
+
+def machine() -> dict[str, Any]:
+    """The kind of machine and the versions that matter."""
+    versions = {}
+    for name in _LIBRARIES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        **versions,
+    }
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def finish(name: str, args: argparse.Namespace, figures: Mapping[str, Any], lines: Sequence[str]) -> None:
+    """Writes the result file of benchmark ``name`` and prints it, as JSON or as ``lines``."""
+    result = {
+        "benchmark": name,
+        "command": " ".join(["python", f"benchmarks/{name}.py", *_shown(sys.argv[1:])]),
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": machine(),
+        **figures,
+    }
+    path = args.out or RESULTS / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    part.replace(path)
+    print(json.dumps(result) if args.json else "\n".join(lines))
+
+
+def _shown(words: Sequence[str]) -> list[str]:
+    """The command line without folders: a result file names no place on a machine."""
+    return [word.rpartition("/")[2] if word.startswith("/") else _bare(word) for word in words]
+
+
+def _bare(word: str) -> str:
+    kind, colon, rest = word.partition(":")
+    return f"{kind}:{rest.rpartition('/')[2]}" if colon and "/" in rest else word

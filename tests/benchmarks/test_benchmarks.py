@@ -1,0 +1,85 @@
+"""Every benchmark in seconds: it runs, its counts add up, its file names no place, a missing peer is one sentence."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.data.world import FictionalWorld, WorldConfig
+from agentenv.policies.tiny import build_model, build_tokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
+HAS_TRL = all(importlib.util.find_spec(name) for name in ("trl", "datasets"))
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained tiny policy."""
+    world = FictionalWorld.generate(WorldConfig(documents=200, questions=20))
+    folder = tmp_path_factory.mktemp("policy")
+    tokenizer = build_tokenizer([document.text for document in world.documents])
+    tokenizer.save_pretrained(folder)
+    build_model(tokenizer).save_pretrained(folder)
+    return folder
+
+
+def command(name: str, policy: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Runs a benchmark as a user does."""
+    script = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), "--policy", f"hf:{policy}", *words]
+    small = ["--steps", "1", "--warmup", "1", "--threads", "1", "--json"]
+    return subprocess.run([*script, *small], capture_output=True, text=True, timeout=300, cwd=ROOT)
+
+
+def result(done: subprocess.CompletedProcess[str], path: Path) -> dict[str, Any]:
+    """What was printed, which is what was written."""
+    assert done.returncode == 0, done.stderr
+    printed: dict[str, Any] = json.loads(done.stdout)
+    assert printed == json.loads(path.read_text(encoding="utf-8"))
+    assert printed["machine"]["torch"]
+    assert str(path.parent) not in done.stdout
+    return printed
+
+
+def test_throughput(policy: Path, tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    preset = tmp_path / "small.toml"
+    preset.write_text(
+        '[search]\nencoder = "hash"\n[rollout]\nquestions = 2\ngroup_size = 2\nturn_tokens = 6\ncontext_tokens = 256\n'
+        '[env.options]\nprompt = "{question}"\nmax_turns = 1\nk = 1\n'
+        "[train.world]\ndocuments = 200\nquestions = 20\n"
+    )
+    figures = result(command("throughput", policy, "--preset", str(preset), "--out", str(path)), path)
+    assert figures["steps"] == 1
+    assert figures["episodes_per_step"] == 4
+    assert sum(figures["share_of_wall_time"].values()) == pytest.approx(1)
+    other = sum(figures["other_share_within"].values())
+    assert other == pytest.approx(figures["share_of_wall_time"]["other"], abs=0.01)
+    # four episodes of one or two turns of at most 6 tokens; fewer only where the policy ends a turn by itself
+    tokens = figures["generated_tokens_per_second"] * figures["seconds_per_step"]
+    assert 4 <= round(tokens) <= 4 * 2 * 6
+
+
+@pytest.mark.skipif(not HAS_TRL, reason="trl or datasets is not installed")
+def test_trl_comparison(policy: Path, tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    words = ("--questions", "2", "--group", "2", "--tokens", "3", "--out", str(path))
+    figures = result(command("trl_comparison", policy, *words), path)
+    # 2 questions x 2 episodes x 3 tokens, once and in three turns
+    assert figures["one_turn"]["trl"]["tokens"]["sampled"] == 12
+    assert figures["three_turns"]["trl"]["tokens"]["sampled"] == 36
+    for case in (figures["one_turn"], figures["three_turns"]):
+        assert case["agentenv"]["tokens"] == case["trl"]["tokens"]
+        assert case["ratio"] == case["trl"]["median_seconds"] / case["agentenv"]["median_seconds"]
+
+
+@pytest.mark.skipif(HAS_TRL, reason="trl is installed")
+def test_a_missing_peer_is_one_sentence(policy: Path, tmp_path: Path) -> None:
+    done = command("trl_comparison", policy, "--out", str(tmp_path / "out.json"))
+    assert done.returncode != 0
+    assert done.stderr.count("\n") == 1
+    assert "pip install" in done.stderr
+    assert not (tmp_path / "out.json").exists()

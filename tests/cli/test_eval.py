@@ -1,0 +1,213 @@
+"""``agentenv eval``: the scripted expert, a random model with its bounds, a suite, real sets, mistakes.
+
+The real sets need the environment variable AGENTENV_DATA.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.cli.main import main
+from agentenv.data.world import WorldConfig, write_world
+from agentenv.retrievers.corpus import load_corpus
+from agentenv.retrievers.encoder import HashEncoder
+from agentenv.retrievers.faiss import FaissRetriever
+
+DATA = os.environ.get("AGENTENV_DATA", "")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A world of 200 documents with an index of hashed words in its folder ``index``."""
+    folder = tmp_path_factory.mktemp("worlds") / "world"
+    write_world(WorldConfig(seed=6, documents=200, questions=12), folder)
+    FaissRetriever.build(load_corpus(folder / "corpus.jsonl"), HashEncoder(), "Flat").save(folder / "index")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random policy of width 16."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from agentenv.policies.tiny import build_tokenizer
+
+    torch.manual_seed(0)
+    tokenizer = build_tokenizer(["Where was Zoë born?"])
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=1200,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    folder = tmp_path_factory.mktemp("policy")
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def evaluate(out: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main(["eval", "--out", str(out), *words, "--json"]) == 0
+    printed: dict[str, Any] = json.loads(capsys.readouterr().out)
+    written = json.loads((out / "results.json").read_text())
+    assert {name: printed[name] for name in written} == written
+    return printed
+
+
+def test_the_scripted_expert_scores_full(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = evaluate(
+        tmp_path / "out",
+        capsys,
+        "--dataset",
+        "fictional",
+        "--data",
+        str(world),
+        "--policy",
+        "scripted",
+        "--retriever",
+        f"faiss:{world / 'index'}",
+    )
+    assert found["scores"]["em_squad"]["mean"] == 1
+    assert (found["n"], found["faults"], found["end_reasons"]) == (12, 0, {"answered": 12})
+    assert set(found["index_recall"]) == {"recall@2", "recall@3", "recall@5"}
+    assert found["searches_per_question"] >= 1
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {
+        "results.json",
+        "episodes.jsonl",
+        "report.html",
+        "run.log",
+    }
+    assert len((tmp_path / "out" / "episodes.jsonl").read_text().splitlines()) == 12
+
+
+def test_a_random_model_scores_zero_beside_its_bounds(
+    world: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model reads fewer tokens than the default budget: its episodes end at its own limit, without a fault."""
+    words = [
+        "--dataset",
+        "fictional",
+        "--data",
+        str(world),
+        "--policy",
+        f"hf:{model}",
+        "--limit",
+        "3",
+        "--max-turns",
+        "1",
+    ]
+    words += ["--retriever", f"faiss:{world / 'index'}", "--scorer", "em_squad"]
+    found = evaluate(tmp_path / "one", capsys, *words)
+    assert (found["n"], found["faults"]) == (3, 0)
+    assert found["scores"]["em_squad"]["mean"] == 0
+    assert found["bounds"]["expert"]["mean"] == 1
+    assert found["bounds"]["closed_book"]["mean"] == found["bounds"]["oracle"]["mean"] == 0
+    again = evaluate(tmp_path / "two", capsys, *words)
+    assert {k: v for k, v in again.items() if k != "out"} == {k: v for k, v in found.items() if k != "out"}
+
+
+def test_people_see_a_table(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--dataset", "fictional", "--data", str(world), "--policy", "scripted", "--limit", "2"]
+    retriever = ["--retriever", f"faiss:{world / 'index'}"]
+    assert main(["eval", "--out", str(tmp_path / "out"), *words, *retriever]) == 0
+    shown = capsys.readouterr().out
+    assert "em_squad    1.000" in shown
+    assert "2 questions, 0 faults" in shown
+
+
+def test_a_suite_runs_every_table(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    suite = tmp_path / "suite.toml"
+    shared = f'dataset = "fictional"\ndata = "{world}"\nretriever = "faiss:{world}/index"\nlimit = 2\n'
+    suite.write_text(
+        f'[few]\n{shared}[fewer]\n{shared.replace("limit = 2", "limit = 1")}scorer = ["f1_squad"]\n'
+    )
+    argv = ["eval", "--suite", str(suite), "--policy", "scripted", "--out", str(tmp_path / "out"), "--json"]
+    assert main(argv) == 0
+    parts = json.loads(capsys.readouterr().out)["suite"]
+    assert {name: part["n"] for name, part in parts.items()} == {"few": 2, "fewer": 1}
+    assert list(parts["fewer"]["scores"]) == ["f1_squad"]
+    assert (tmp_path / "out" / "few" / "results.json").is_file()
+
+
+@pytest.mark.skipif(not DATA, reason="AGENTENV_DATA is not set")
+@pytest.mark.parametrize("dataset", ["hotpotqa", "2wiki", "musique"])
+def test_real_sets(dataset: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The whole real corpus is indexed, by hashed words so that it takes seconds; three questions are asked."""
+    from agentenv.data.datasets import load_dataset
+
+    corpus = load_dataset(dataset, None).corpus
+    assert corpus is not None
+    FaissRetriever.build(load_corpus(corpus), HashEncoder(), "Flat").save(tmp_path / "index")
+    found = evaluate(
+        tmp_path / "out",
+        capsys,
+        "--dataset",
+        dataset,
+        "--policy",
+        f"hf:{model}",
+        "--limit",
+        "3",
+        "--retriever",
+        f"faiss:{tmp_path / 'index'}",
+        "--max-turns",
+        "1",
+    )
+    assert (found["n"], found["faults"]) == (3, 0)
+    assert found["settings"]["documents"] > 1000
+    assert 0 <= found["index_recall"]["recall@5"] <= 1
+    assert found["bounds"]["expert"]["mean"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "give --dataset NAME"),
+        (["--dataset", "hotpot"], "Did you mean 'hotpotqa'?"),
+        (["--dataset", "fictional", "--data", "/nowhere"], "/nowhere"),
+        (["--dataset", "fictional", "--data", "WORLD", "--policy", "script"], "Did you mean 'scripted'?"),
+        (["--dataset", "fictional", "--data", "WORLD", "--policy", "hf:/nowhere"], "/nowhere holds no model"),
+        (["--dataset", "fictional", "--data", "WORLD", "--scorer", "em_squat"], "Did you mean 'em_squad'?"),
+        (["--dataset", "fictional", "--data", "WORLD", "--retriever", "fais:x"], "Did you mean 'faiss'?"),
+        (["--dataset", "fictional", "--data", "WORLD", "--retriever", "faiss:/nowhere"], "/nowhere"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_leaves_nothing(
+    words: list[str], message: str, world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(world) if word == "WORLD" else word for word in words]
+    if "--policy" not in words:
+        words += ["--policy", "scripted"]
+    assert main(["eval", "--out", str(tmp_path / "out"), *words]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert message in said.err.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("answers", [None, [], [[]], "", [None]])
+def test_a_question_without_answers(
+    answers: Any, world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "world"
+    folder.mkdir()
+    (folder / "corpus.jsonl").write_bytes((world / "corpus.jsonl").read_bytes())
+    (folder / "questions.jsonl").write_text(
+        json.dumps({"id": "q7", "question": "Who?", "answers": answers}) + "\n"
+    )
+    argv = ["eval", "--dataset", "fictional", "--data", str(folder), "--policy", "scripted"]
+    assert main([*argv, "--out", str(tmp_path / "out")]) == 1
+    assert "line 1" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,225 @@
+"""The command line's shell: the table of commands, exit codes, one-sentence errors and ``--json``.
+
+Commands of the table are stood in for by small ones of this file; ``doctor`` runs for real in its own test.
+"""
+
+import errno
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from agentenv.cli import main as shell
+from agentenv.errors import DatasetError, MissingExtra
+
+MODULE = "agentenv_test_commands"
+
+
+@dataclass(frozen=True)
+class Echo:
+    """Says what it was given.
+
+    Example:
+        agentenv echo --max-turns 3
+    """
+
+    max_turns: int = 1
+    """Turns, at least 1."""
+    fail: str = ""
+    """How to fail."""
+    out: Path | None = None
+    """Where to write."""
+
+    def run(self) -> dict[str, Any]:
+        print("chatter on stdout")
+        match self.fail:
+            case "dataset":
+                raise DatasetError("questions.jsonl, line 3:\nno answers")
+            case "extra":
+                raise MissingExtra.of("faiss", "retrieval")
+            case "interrupt":
+                raise KeyboardInterrupt
+            case "disk":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            case "missing":
+                Path("nowhere/at/all").read_text()
+            case "bug":
+                raise ZeroDivisionError("a bug")
+        return {"turns": self.max_turns, "name": "Zoë"}
+
+    def show(self, result: dict[str, Any], console: Any) -> None:
+        console.print(f"turns: {result['turns']}")
+
+
+@dataclass(frozen=True)
+class Own:
+    """Reads its own arguments."""
+
+    words: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, argv: Sequence[str]) -> "Own":
+        return cls(tuple(argv))
+
+    def run(self) -> dict[str, Any]:
+        return {"words": self.words}
+
+    def show(self, result: dict[str, Any], console: Any) -> None:
+        console.print(result)
+
+
+@pytest.fixture(autouse=True)
+def commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType(MODULE)
+    vars(module).update(Echo=Echo, Own=Own)
+    monkeypatch.setitem(sys.modules, MODULE, module)
+    monkeypatch.setitem(shell.COMMANDS, "echo", shell.Command(f"{MODULE}:Echo", "says"))
+    monkeypatch.setitem(shell.COMMANDS, "own", shell.Command(f"{MODULE}:Own", "reads"))
+
+
+def test_people_get_the_shown_result_and_hyphenated_flags_are_read(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert shell.main(["echo", "--max-turns", "3"]) == 0
+    assert capsys.readouterr().out == "chatter on stdout\nturns: 3\n"
+
+
+@pytest.mark.parametrize(
+    "argv", [["--json", "echo"], ["echo", "--json"], ["echo", "--json", "--max-turns", "1"]]
+)
+def test_json_anywhere_is_one_document_and_nothing_else(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert shell.main(argv) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"turns": 1, "name": "Zoë"}
+    assert err == "chatter on stdout\n"
+
+
+def test_an_error_is_one_sentence_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shell.main(["echo", "--fail", "dataset"]) == 1
+    assert capsys.readouterr().err == "agentenv echo: questions.jsonl, line 3: no answers\n"
+
+
+def test_an_error_under_json_is_a_document_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shell.main(["echo", "--fail", "extra", "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["kind"] == "MissingExtra"
+    assert "agentenv-suite[retrieval]" in document["error"]
+
+
+def test_interruption_leaves_with_130(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shell.main(["echo", "--fail", "interrupt"]) == 130
+    assert capsys.readouterr().err == "agentenv echo: interrupted\n"
+
+
+def test_a_full_disk_names_the_folder_that_the_command_writes_to(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shell.main(["echo", "--fail", "disk", "--out", "runs/a"]) == 1
+    assert capsys.readouterr().err == "agentenv echo: No space left on device: runs/a\n"
+
+
+def test_a_missing_file_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shell.main(["echo", "--fail", "missing"]) == 1
+    assert capsys.readouterr().err == "agentenv echo: No such file or directory: nowhere/at/all\n"
+
+
+def test_bugs_are_loud() -> None:
+    with pytest.raises(ZeroDivisionError):
+        shell.main(["echo", "--fail", "bug"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "hint"),
+    [
+        (["trian"], "agentenv: No command 'trian'. Did you mean 'train'?\n"),
+        (["retriever", "biuld"], "agentenv: No command 'retriever biuld'. Did you mean 'retriever build'?\n"),
+    ],
+)
+def test_an_unknown_command_names_the_nearest(
+    argv: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert shell.main(argv) == 2
+    assert capsys.readouterr().err == hint
+
+
+def test_wrong_flags_leave_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shell.main(["echo", "--maxturn", "3"]) == 2
+    assert "--maxturn" in capsys.readouterr().err
+    assert shell.main(["echo", "--max-turns", "many", "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["kind"] == "usage"
+
+
+def test_help_shows_the_docstring_with_its_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shell.main(["echo", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "agentenv echo --max-turns 3" in out
+    assert "Turns, at least 1." in out
+
+
+def test_a_command_may_read_its_own_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shell.main(["own", "preset", "--optimiser.rate", "1e-4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"words": ["preset", "--optimiser.rate", "1e-4"]}
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"]])
+def test_help_lists_every_command(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert shell.main(argv) == 0
+    out = capsys.readouterr().out
+    assert all(name in out and command.summary in out for name, command in shell.COMMANDS.items())
+
+
+def test_a_group_lists_its_members(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shell.main(["retriever", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "retriever build" in out
+    assert "doctor" not in out
+
+
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shell.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("agentenv ")
+    assert shell.main(["--version", "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)) == {"version"}
+
+
+@pytest.mark.parametrize("name", sorted(shell.COMMANDS))
+def test_every_command_of_the_table_loads_and_explains_itself(name: str) -> None:
+    module, _, class_name = shell.COMMANDS[name].target.partition(":")
+    assert importlib.util.find_spec(module), f"{name}: there is no {module}"
+    command = getattr(importlib.import_module(module), class_name)
+    assert f"agentenv {name}" in (command.__doc__ or ""), f"the docstring of {name} shows no example"
+    assert callable(command.run)
+    assert callable(command.show)
+
+
+def test_help_imports_no_command_and_no_parser() -> None:
+    code = "import sys; from agentenv.cli.main import main; main(['--help']); print(sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = done.stdout.splitlines()[-1]
+    assert "'agentenv.cli.main'" in loaded
+    assert not any(f"'{name}'" in loaded for name in ("tyro", "torch", "agentenv.cli.doctor"))
+    assert done.stderr == ""
+
+
+def test_a_closed_pipe_is_no_traceback() -> None:
+    # The reader takes one line of far more than a pipe holds, and goes away.
+    code = (
+        "import sys; from agentenv.cli import main as m; m.help_text = lambda *a: 'line\\n' * 100_000; "
+        "sys.exit(m.main(['--help']))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 1

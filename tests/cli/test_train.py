@@ -1,0 +1,405 @@
+"""``agentenv train``: what a run writes, determinism, kill -9 and resume, one sentence for each mistake.
+
+The model is a random Qwen2 of width 16 that has learned for a second to answer yes or no, so that rewards differ.
+"""
+
+import errno
+import gzip
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentenv.cli.main import main
+from agentenv.core.chat import InlineFormat
+from agentenv.core.types import Message
+from agentenv.data.world import FictionalWorld, WorldConfig
+from agentenv.policies.tiny import build_tokenizer
+
+WORLD = {"documents": 200, "questions": 24, "families": ("yes_no",), "hops": (2, 2)}
+STEPS = 4
+
+CONFIG = """
+name = "small"
+policy = "hf:{model}"
+threads = 1
+checkpoint_every = 2
+trajectories_every = 1
+[env.options]
+k = 1
+max_turns = 1
+observation_tokens = 40
+prompt = "{{question}}"
+[search]
+encoder = "hash"
+[train.world]
+seed = 1
+documents = 200
+questions = 24
+families = ["yes_no"]
+hops = [2, 2]
+split = "train"
+[dev]
+limit = 6
+[dev.world]
+seed = 2
+documents = 200
+questions = 12
+families = ["yes_no"]
+hops = [2, 2]
+split = "dev"
+[test]
+limit = 8
+[test.world]
+seed = 3
+documents = 200
+questions = 12
+families = ["yes_no"]
+hops = [2, 2]
+[rollout]
+questions = 3
+group_size = 4
+turn_tokens = 8
+context_tokens = 200
+[optimization]
+steps = 4
+learning_rate = 1e-3
+[evaluation]
+every = 2
+"""
+
+
+def _say_yes_or_no(model: Any, tokenizer: Any, questions: list[str]) -> None:
+    """Sixty supervised steps on right forms of random content."""
+    chat, rng = InlineFormat(tokenizer), random.Random(0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    forms = ("<answer>yes</answer>", "<answer>no</answer>", "<search>Who?</search>")
+    for _ in range(60):
+        loss = torch.zeros(())
+        for question in rng.sample(questions, 4):
+            prompt = chat.prompt([Message("user", question)])
+            ids = torch.tensor([[*prompt, *tokenizer.encode(rng.choice(forms), add_special_tokens=False)]])
+            logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+            loss = loss + torch.nn.functional.cross_entropy(logits, ids[0, len(prompt) :])
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the starting policy."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    world = FictionalWorld.generate(WorldConfig(seed=1, split="train", **WORLD))  # type: ignore[arg-type]
+    questions = [task.question for task in world.questions]
+    tokenizer = build_tokenizer([*questions, *(d.text for d in world.documents), "<answer>yes no who?"])
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    made = Qwen2ForCausalLM(config)
+    _say_yes_or_no(made, tokenizer, questions)
+    folder = tmp_path_factory.mktemp("policy")
+    made.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def toml(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The configuration of a run of seconds."""
+    path = tmp_path_factory.mktemp("config") / "small.toml"
+    path.write_text(CONFIG.format(model=model))
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(toml: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an uninterrupted run."""
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    assert main(["train", str(toml), "--out", str(out), "--json"]) == 0
+    return out
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    """Every file whose bytes a run must repeat: seconds, logs, HTML and optimiser archives with their paths are not."""
+    names = ["metrics.jsonl", "policy/model.safetensors"]
+    names += [str(p.relative_to(run)) for p in sorted(run.glob("trajectories/*"))]
+    names += [str(p.relative_to(run)) for p in sorted(run.glob("checkpoints/*/model.safetensors"))]
+    names += [
+        f"evaluation/{when}/{name}"
+        for when in ("before", "after")
+        for name in ("episodes.jsonl", "results.json")
+    ]
+    return {name: (run / name).read_bytes() for name in names}
+
+
+def results(run: Path) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((run / "results.json").read_text())
+    return read
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_folder_holds_everything(finished: Path) -> None:
+    names = {path.name for path in finished.iterdir()}
+    assert names == {
+        "config.toml",
+        "metrics.jsonl",
+        "timings.jsonl",
+        "trajectories",
+        "checkpoints",
+        "evaluation",
+        "policy",
+        "results.json",
+        "report.html",
+        "run.log",
+    }
+    assert [line["step"] for line in metrics(finished)] == [1, 2, 3, 4]
+    assert [line["step"] for line in metrics(finished) if "em_dev" in line] == [2, 4]
+    assert {p.name for p in (finished / "checkpoints").iterdir()} == {"step-000002", "step-000004"}
+    assert len(list((finished / "trajectories").iterdir())) == STEPS
+    read = results(finished)
+    for when in ("before", "after"):
+        assert read[when]["n"] == 8
+        low, high = read[when]["ci95"]
+        assert 0 <= low <= read[when]["em"] <= high <= 1
+    assert set(read["bounds"]) == {"closed_book", "oracle", "expert"}
+    assert read["bounds"]["expert"]["mean"] == 1
+    assert read["seconds"]["training"] > 0
+    assert set(read["seconds"]) >= {"preparation", "training", "evaluation_before", "evaluation_after"}
+
+
+def test_a_run_learns_from_rewards_that_differ(finished: Path, model: Path) -> None:
+    """Without this the comparisons of bytes below would compare copies of the start."""
+    from safetensors.torch import load_file
+
+    lines = metrics(finished)
+    assert any(line["reward_std"] > 0 and line["grad_norm"] > 0 for line in lines)
+    assert any("end_answered" in line for line in lines)
+    start, end = (load_file(folder / "model.safetensors") for folder in (model, finished / "policy"))
+    assert any(not torch.equal(start[name], end[name]) for name in start)
+    # One optimiser step a batch: what was sampled is on policy, so ratios are 1 but for the sampler's rounding.
+    assert all(abs(line["approx_kl"]) < 1e-5 and line["clip_fraction"] == 0 for line in lines)
+
+
+def test_trajectories_say_what_was_sampled(finished: Path) -> None:
+    lines = (
+        gzip.decompress((finished / "trajectories" / "step-000001.jsonl.gz").read_bytes())
+        .decode()
+        .splitlines()
+    )
+    records = [json.loads(line) for line in lines]
+    assert len(records) == 12
+    groups = [record["group_id"] for record in records]
+    assert [groups.count(name) for name in dict.fromkeys(groups)] == [4, 4, 4]
+
+
+def test_the_same_seed_gives_the_same_bytes(finished: Path, toml: Path, tmp_path: Path) -> None:
+    assert main(["train", str(toml), "--out", str(tmp_path / "again"), "--json"]) == 0
+    assert contents(tmp_path / "again") == contents(finished)
+
+
+def test_another_seed_gives_another_run(finished: Path, toml: Path, tmp_path: Path) -> None:
+    words = ["--seed", "1", "--optimization.steps", "1", "--evaluation.bounds", "false", "--test.limit", "2"]
+    assert main(["train", str(toml), "--out", str(tmp_path / "other"), *words, "--json"]) == 0
+    assert metrics(tmp_path / "other")[0] != metrics(finished)[0]
+
+
+KILLED = """
+import os, signal, sys
+from agentenv.cli.main import main
+from agentenv.trainers.learner import Learner
+
+calls, accumulate = [], Learner.accumulate
+
+def dies_in_step_4(self, *args, **kwargs):
+    figures = accumulate(self, *args, **kwargs)
+    calls.append(1)
+    if len(calls) == 4:
+        with open(sys.argv[1] + "/metrics.jsonl", "a") as file:
+            file.write('{"step": 4, "loss": 0.')
+        os.kill(os.getpid(), signal.SIGKILL)
+    return figures
+
+Learner.accumulate = dies_in_step_4
+main(["train", sys.argv[2], "--out", sys.argv[1]])
+"""
+
+
+def test_a_killed_run_resumes_to_the_bytes_of_an_uninterrupted_one(
+    finished: Path, toml: Path, tmp_path: Path
+) -> None:
+    """SIGKILL in the backward pass of step 4, two steps after the checkpoint, in the middle of a line of metrics."""
+    out = tmp_path / "killed"
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(out), str(toml)], capture_output=True, check=False
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    assert {p.name for p in (out / "checkpoints").iterdir()} == {"step-000002"}
+    assert (out / "metrics.jsonl").read_text().endswith('"loss": 0.')
+    assert (out / "trajectories" / "step-000003.jsonl.gz").exists()
+    assert not (out / "results.json").exists()
+    assert main(["train", "--resume", str(out), "--json"]) == 0
+    assert contents(out) == contents(finished)
+    whole, resumed = results(finished), results(out)
+    assert {k: v for k, v in resumed.items() if k != "seconds"} == {
+        k: v for k, v in whole.items() if k != "seconds"
+    }
+    # The seconds of the steps before the kill are not lost.
+    laps = [json.loads(line) for line in (out / "timings.jsonl").read_text().splitlines()]
+    assert (
+        resumed["seconds"]["training"] >= round(sum(lap["rollout"] + lap["update"] for lap in laps), 1) - 0.1
+    )
+
+
+def test_resuming_a_finished_run_changes_nothing(finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "copy"
+    shutil.copytree(finished, out)
+    assert main(["train", "--resume", str(out), "--json"]) == 0
+    assert contents(out) == contents(finished)
+    assert results(out) == results(finished)
+
+
+def sentence(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 1) -> str:
+    """What a failing command says: one line on stderr, nothing on stdout."""
+    capsys.readouterr()
+    assert main(argv) == code
+    said = capsys.readouterr()
+    assert said.out == ""
+    last = said.err.rstrip("\n").rpartition("\n")[2]
+    assert last.startswith("agentenv train: ")
+    assert "Traceback" not in said.err
+    return last
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--rollout.group_siz", "4"], "Did you mean 'rollout.group_size'?"),
+        (["--rollout.group_size", "1"], "greater than or equal to 2; got 1"),
+        (["--policy", "tinny"], "No policy 'tinny'. Did you mean 'tiny'?"),
+        (["--policy", "hf:/nowhere/at/all"], "/nowhere/at/all holds no model"),
+        (["--optimization.estimator", "group_relativ"], "Did you mean 'group_relative'?"),
+        (["--tracker", "wandbee:x"], "Did you mean"),
+        (["--evaluation.scorers", "em_squat"], "Did you mean 'em_squad'?"),
+        (["--env.id", "agentenv/LocalSerch-v0"], "Did you mean 'agentenv/LocalSearch-v0'?"),
+        (["--env.options.max_turn", "3"], "max_turn"),
+        (["--test.dataset", "hotpot"], "hotpotqa"),
+        (["--search.encoder", "minillm"], "Did you mean 'minilm'?"),
+        (["--search.retriever", "faiss:/nowhere/at/all"], "/nowhere/at/all"),
+        (["--rollout.context_tokens", "12"], "context_tokens is 12: raise it"),
+        (["--rollout.context_tokens", "999"], "context_tokens=999 is more than the 256 tokens"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_leaves_nothing(
+    words: list[str], message: str, toml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert message in sentence(["train", str(toml), "--out", str(out), *words], capsys)
+    assert not out.exists()
+
+
+def test_an_unknown_preset_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "Did you mean 'laptop-search'?" in sentence(["train", "laptop-serch"], capsys)
+
+
+def test_what_can_be_resumed(
+    finished: Path, toml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "holds no run to resume" in sentence(["train", "--resume", str(tmp_path)], capsys)
+    before = contents(finished)
+    assert "holds a run already" in sentence(["train", str(toml), "--out", str(finished)], capsys)
+    assert contents(finished) == before
+    said = sentence(["train", "--resume", str(finished), "--seed", "3"], capsys)
+    assert "--resume takes everything" in said
+
+
+def test_a_checkpoint_of_another_architecture(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run's starting policy is exchanged for a wider one; its logs stay as they are."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    out, other = tmp_path / "run", tmp_path / "other"
+    shutil.copytree(finished, out)
+    start = finished / "policy"
+    config = AutoConfig.from_pretrained(start)
+    config.intermediate_size = 48
+    AutoModelForCausalLM.from_config(config).save_pretrained(other)
+    AutoTokenizer.from_pretrained(start).save_pretrained(other)
+    path = out / "config.toml"
+    lines = [
+        f'policy = "hf:{other}"' if ln.startswith("policy") else ln for ln in path.read_text().splitlines()
+    ]
+    path.write_text("\n".join(lines))
+    assert "of another architecture" in sentence(["train", "--resume", str(out)], capsys)
+    assert (out / "metrics.jsonl").read_bytes() == (finished / "metrics.jsonl").read_bytes()
+    assert path.exists()
+
+
+def full_disk(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_at_the_start_leaves_nothing(
+    toml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentenv.trainers.grpo.write_evaluation", full_disk)
+    words = ["--evaluation.bounds", "false", "--test.limit", "1"]
+    out = tmp_path / "out"
+    assert "No space left on device" in sentence(["train", str(toml), "--out", str(out), *words], capsys)
+    assert not out.exists()
+
+
+def test_a_disk_that_fills_up_stops_the_run_and_it_resumes(
+    finished: Path,
+    toml: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second checkpoint does not fit; with room again the run ends as if nothing had been."""
+    out = tmp_path / "out"
+    save = torch.save
+
+    def full_at_step_4(state: dict[str, Any], path: Path) -> None:
+        full_disk() if state["step"] == 4 else save(state, path)
+
+    monkeypatch.setattr(torch, "save", full_at_step_4)
+    assert "No space left on device" in sentence(["train", str(toml), "--out", str(out)], capsys)
+    assert not (out / "checkpoints" / "step-000004").exists()
+    assert not (out / "results.json").exists()
+    monkeypatch.undo()
+    assert main(["train", "--resume", str(out), "--json"]) == 0
+    assert contents(out) == contents(finished)
+    assert not list(out.rglob("*part*"))
+
+
+def test_a_plan_needs_no_folder(toml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(toml), "--out", str(tmp_path / "out"), "--plan", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["episodes_per_step"] == 12
+    assert plan["training_minutes"] >= 0
+    assert not (tmp_path / "out").exists()

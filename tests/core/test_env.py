@@ -1,0 +1,321 @@
+"""Environment base: turns and ends, time travel with and without resources, what a failing one leaves."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from agentenv.core.env import AsyncEnv, Env, run_sync
+from agentenv.core.snapshot import Snapshot, fork_value, resources_of
+from agentenv.core.types import EndReason, Info, Message, Observation, Step
+from agentenv.errors import EpisodeOver, SnapshotError
+
+
+@dataclass
+class Handle:
+    """What a session gives for a snapshot; counts how often it is released."""
+
+    value: int
+    bytes: int = 100
+    released: int = 0
+
+    def release(self) -> None:
+        self.released += 1
+
+
+class Session:
+    """A resource: a number that Python must not copy, with a journal of what was done to it."""
+
+    def __init__(self, value: int = 0, broken: Sequence[str] = ()) -> None:
+        self.value = value
+        self.broken = set(broken)
+        self.handles: list[Handle] = []
+        self.forks: list[Session] = []
+        self.closed = 0
+
+    def __deepcopy__(self, memo: object) -> "Session":
+        raise AssertionError("a resource is never copied")
+
+    def _try(self, verb: str) -> None:
+        if verb in self.broken:
+            raise OSError(f"{verb} is broken")
+
+    def snapshot(self) -> Handle:
+        self._try("snapshot")
+        self.handles.append(Handle(self.value))
+        return self.handles[-1]
+
+    def restore(self, handle: Handle) -> None:
+        self._try("restore")
+        self.value = handle.value
+
+    def fork(self) -> "Session":
+        self._try("fork")
+        self.forks.append(Session(self.value))
+        return self.forks[-1]
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@dataclass
+class State:
+    sum: int = 0
+    drawn: list[float] = field(default_factory=list)
+    sessions: dict[str, Session] = field(default_factory=dict)
+
+
+class Adder(Env[State]):
+    """Adds the numbers it is given and a random one; ``stop`` ends the episode."""
+
+    def __init__(self, *sessions: Session) -> None:
+        super().__init__()
+        self.sessions = sessions
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        super().reset(seed=seed)
+        self.state = State(sessions={str(i): session for i, session in enumerate(self.sessions)})
+        return (Message("user", "Numbers, please."),), {}
+
+    def step(self, action: str) -> Step:
+        self.check_running()
+        if action == "stop":
+            return self.result((), reward=float(self.state.sum), end=EndReason.SUBMITTED)
+        self.state.sum += int(action)
+        self.state.drawn.append(float(self.np_random.random()))
+        for session in self.state.sessions.values():
+            session.value += int(action)
+        return self.result((Message("user", f"{self.state.sum} {self.state.drawn[-1]}"),))
+
+
+def begun(*sessions: Session) -> Adder:
+    env = Adder(*sessions)
+    env.reset(seed=1)
+    return env
+
+
+def test_info_always_has_its_entries_and_the_reason_only_at_the_end() -> None:
+    env = begun()
+    step = env.step("2")
+    assert step.info == {"turn": 1, "tool_results": (), "valid": True}
+    assert (step.terminated, step.truncated) == (False, False)
+    end = env.step("stop")
+    assert end.info == {"turn": 2, "tool_results": (), "valid": True, "end_reason": EndReason.SUBMITTED}
+    assert (end.reward, end.terminated, end.truncated) == (2.0, True, False)
+
+
+def test_a_budget_of_ours_truncates() -> None:
+    env = begun()
+    step = env.result((), end=EndReason.TURN_LIMIT, truncated=True, note="spent")
+    assert (step.terminated, step.truncated, step.info["note"]) == (False, True, "spent")
+
+
+def test_stepping_an_episode_that_is_over_or_never_began_changes_nothing() -> None:
+    env = Adder()
+    with pytest.raises(EpisodeOver):
+        env.step("1")
+    env.reset(seed=1)
+    env.step("stop")
+    with pytest.raises(EpisodeOver, match="call reset"):
+        env.step("1")
+    assert env.state.sum == 0
+    env.reset(seed=1)
+    assert env.step("1").info["turn"] == 1
+
+
+def test_restore_brings_back_state_generator_turn_and_end() -> None:
+    env = begun()
+    env.step("1")
+    snapshot = env.snapshot()
+    first = [env.step("2"), env.step("stop")]
+    env.restore(snapshot)
+    assert [env.step("2"), env.step("stop")] == first
+    env.restore(snapshot)
+    assert [env.step("2"), env.step("stop")] == first
+
+
+def test_a_snapshot_is_not_reached_by_later_changes() -> None:
+    env = begun()
+    snapshot = env.snapshot()
+    env.step("5")
+    env.restore(snapshot)
+    env.state.drawn.append(9.0)  # in the brought-back copy, not in the snapshot
+    env.restore(snapshot)
+    assert env.state == State()
+
+
+def test_forks_are_independent_and_share_what_is_no_state() -> None:
+    env = begun()
+    env.step("1")
+    one, two = env.fork(2)
+    assert one.sessions is env.sessions
+    wanted = [env.step("3"), env.step("stop")]
+    assert [one.step("3"), one.step("stop")] == wanted
+    assert two.state.sum == 1
+    assert [two.step("3"), two.step("stop")] == wanted
+
+
+def test_a_fork_before_reset_has_a_generator_of_its_own() -> None:
+    env = Adder()
+    (fork,) = env.fork()
+    env.reset(seed=3)
+    fork.reset(seed=3)
+    assert env.step("1") == fork.step("1")
+
+
+def test_resources_travel_by_their_own_verbs() -> None:
+    session = Session()
+    env = begun(session)
+    env.step("4")
+    snapshot = env.snapshot()
+    env.step("5")
+    (fork,) = env.fork()
+    env.restore(snapshot)
+    assert env.state.sessions["0"] is session
+    assert session.value == 4
+    assert fork.state.sessions["0"] is session.forks[0]
+    assert session.forks[0].value == 9
+    assert snapshot.bytes > 100
+    snapshot.release()
+    snapshot.release()
+    assert session.handles[0].released == 1
+    with pytest.raises(SnapshotError, match="released"):
+        env.restore(snapshot)
+
+
+def test_closing_closes_every_resource_of_the_state() -> None:
+    sessions = Session(), Session()
+    env = begun(*sessions)
+    env.close()
+    assert [session.closed for session in sessions] == [1, 1]
+    Adder().close()
+
+
+def test_a_failing_capture_releases_what_was_taken() -> None:
+    good, bad = Session(), Session(broken=["snapshot"])
+    for sessions in ((good, bad), (bad, good)):
+        with pytest.raises(SnapshotError, match="snapshot is broken"):
+            begun(*sessions).snapshot()
+    assert all(handle.released == 1 for handle in good.handles)
+    assert good.handles
+
+
+def test_a_failing_fork_closes_what_was_forked() -> None:
+    good, bad = Session(), Session(broken=["fork"])
+    for sessions in ((good, bad), (bad, good)):
+        with pytest.raises(SnapshotError, match="fork is broken"):
+            begun(*sessions).fork()
+    assert all(fork.closed == 1 for fork in good.forks)
+    assert good.forks
+
+
+def test_forks_made_before_a_failing_one_are_closed() -> None:
+    session = Session()
+    env = begun(session)
+    calls = iter([None, None, OSError("no room")])
+
+    def fork() -> Session:
+        if error := next(calls):
+            raise error
+        session.forks.append(Session())
+        return session.forks[-1]
+
+    session.fork = fork  # type: ignore[method-assign]
+    with pytest.raises(SnapshotError, match="no room"):
+        env.fork(3)
+    assert [fork.closed for fork in session.forks] == [1, 1]
+
+
+def test_a_failing_restore_is_a_typed_error() -> None:
+    env = begun(Session(broken=["restore"]))
+    with pytest.raises(SnapshotError, match="restore is broken"):
+        env.restore(env.snapshot())
+
+
+def test_state_that_cannot_be_copied_is_a_typed_error_and_leaves_no_handle() -> None:
+    session = Session()
+    env = begun(session)
+    env.state.drawn.append(i for i in range(3))  # type: ignore[arg-type]
+    with pytest.raises(SnapshotError, match="cannot capture"):
+        env.snapshot()
+    assert session.handles[0].released == 1
+
+
+def test_one_release_that_fails_does_not_keep_the_others() -> None:
+    sessions = [Session(), Session(), Session()]
+    snapshot = Snapshot(None, sessions)
+
+    def refuse() -> None:
+        raise OSError("gone")
+
+    sessions[1].handles[0].release = refuse  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="gone"):
+        snapshot.release()
+    assert [session.handles[0].released for session in sessions] == [1, 0, 1]
+    assert snapshot.released
+
+
+def test_another_environment_s_snapshot_is_refused() -> None:
+    snapshot = begun().snapshot()
+    with pytest.raises(SnapshotError, match="fork"):
+        begun().restore(snapshot)
+
+
+def test_resources_are_found_once_in_containers_and_data_classes() -> None:
+    shared, other = Session(), Session()
+    nested: dict[str, Any] = {"a": [shared, (shared, State(sessions={"x": other}))], "b": {1, "text"}}
+    nested["loop"] = nested
+    assert sorted(map(id, resources_of(nested))) == sorted([id(shared), id(other)])
+
+
+def test_a_forked_value_keeps_its_shape() -> None:
+    session = Session(7)
+    twin = fork_value([session, session, [1]])
+    assert twin[0] is twin[1] is session.forks[0]
+    assert twin[2] == [1]
+
+
+class Waiter(AsyncEnv[State]):
+    """Waits a moment in every step."""
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        await super().areset(seed=seed)
+        self.state = State()
+        return (Message("user", "Go on."),), {}
+
+    async def astep(self, action: str) -> Step:
+        self.check_running()
+        await asyncio.sleep(0)
+        return self.result((), reward=1.0, end=EndReason.ANSWERED)
+
+
+def test_sync_twins_of_coroutines_also_run_inside_a_loop() -> None:
+    async def inside() -> Step:
+        env = Waiter()
+        env.reset(seed=0)
+        return env.step("x")
+
+    assert asyncio.run(inside()).reward == 1.0
+
+
+def test_async_twins_of_plain_methods() -> None:
+    async def play() -> Step:
+        env = Adder()
+        await env.areset(seed=1)
+        return await env.astep("2")
+
+    assert asyncio.run(play()) == begun().step("2")
+
+
+def test_run_sync_hands_on_exceptions() -> None:
+    async def fail() -> None:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        run_sync(fail())

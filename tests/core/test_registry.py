@@ -1,0 +1,136 @@
+"""Registry: ids, late imports, the Gymnasium mirror, third parties, and what each mistake is told."""
+
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium
+import pytest
+
+import agentenv
+from agentenv.core import registry
+from agentenv.core.vector import VectorEnv
+from agentenv.envs.calculator import Calculator
+from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
+
+CALCULATOR = "agentenv.envs.calculator:Calculator"
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_specs", dict(registry._specs))
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
+
+
+def test_make_gives_the_environment_itself() -> None:
+    env = agentenv.make("agentenv/Calculator-v0", render_mode="ansi")
+    assert type(env) is Calculator
+    assert env.render_mode == "ansi"
+    assert env.spec is not None
+    assert env.spec.id == "agentenv/Calculator-v0"
+
+
+@pytest.mark.parametrize("id", ["agentenv/Calculator-v0", "agentenv:agentenv/Calculator-v0"])
+def test_gymnasium_makes_the_same(id: str) -> None:
+    env = gymnasium.make(id)
+    assert type(env) is Calculator, "no wrapper stands between the user and time travel"
+    env.reset(seed=1)
+    assert isinstance(env.unwrapped, agentenv.Env)
+    env.unwrapped.restore(env.unwrapped.snapshot())
+
+
+def test_gymnasium_makes_our_vector_environment() -> None:
+    envs = gymnasium.make_vec("agentenv/Calculator-v0", num_envs=3)
+    assert type(envs) is VectorEnv
+    assert envs.num_envs == 3
+
+
+def test_every_entry_is_mirrored_without_step_limit() -> None:
+    for id in agentenv.registered():
+        mirrored = gymnasium.spec(id)
+        assert mirrored.max_episode_steps is None
+        assert not mirrored.order_enforce
+        assert mirrored.disable_env_checker
+
+
+def test_an_unknown_id_names_the_nearest() -> None:
+    for call in (agentenv.make, agentenv.spec):
+        with pytest.raises(UnknownName, match="Did you mean 'agentenv/Calculator-v0'"):
+            call("agentenv/Calculater-v0")
+
+
+def test_registered_arguments_are_defaults() -> None:
+    agentenv.register("test/Shown-v0", CALCULATOR, kwargs={"render_mode": "ansi"})
+    assert agentenv.make("test/Shown-v0").render_mode == "ansi"
+    assert agentenv.make("test/Shown-v0", render_mode=None).render_mode is None
+    assert list(agentenv.registered()) == sorted(agentenv.registered())
+
+
+def test_the_same_registration_twice_does_nothing_and_another_is_refused() -> None:
+    agentenv.register("agentenv/Calculator-v0", CALCULATOR)
+    with pytest.raises(ConfigurationError, match="register a new version"):
+        agentenv.register("agentenv/Calculator-v0", "other:Class")
+
+
+@pytest.mark.parametrize("id", ["Calculator-v0", "a/b/C-v0", "a/C", "a/C-v", "a C/D-v0", "m:a/C-v0"])
+def test_malformed_ids_are_refused(id: str) -> None:
+    with pytest.raises(ConfigurationError, match="write namespace/Name-v0"):
+        agentenv.register(id, CALCULATOR)
+
+
+def test_malformed_entry_points_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="write module:Class"):
+        agentenv.register("test/New-v0", "module.Class")
+
+
+def test_nothing_is_imported_before_it_is_made() -> None:
+    agentenv.register("test/Absent-v0", "no_such_module_anywhere:Class")
+    with pytest.raises(ConfigurationError, match="no_such_module_anywhere"):
+        agentenv.make("test/Absent-v0")
+
+
+def test_a_missing_dependency_names_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "needs_much.py").write_text("import no_such_library\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    agentenv.register("test/Heavy-v0", "needs_much:Class", extra="sandbox")
+    with pytest.raises(MissingExtra, match=r"no_such_library is not .*agentenv-suite\[sandbox\]"):
+        agentenv.make("test/Heavy-v0")
+
+
+@pytest.mark.parametrize(
+    ("entry_point", "words"),
+    [
+        ("agentenv.envs.calculator:Nothing", "has no 'Nothing'"),
+        ("agentenv.envs.calculator:Task", "is no subclass"),
+    ],
+)
+def test_an_entry_point_must_lead_to_an_environment(entry_point: str, words: str) -> None:
+    agentenv.register("test/Odd-v0", entry_point)
+    with pytest.raises(ConfigurationError, match=words):
+        agentenv.make("test/Odd-v0")
+
+
+def test_installed_packages_offer_environments_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [
+        importlib.metadata.EntryPoint("acme/Sums-v3", CALCULATOR, registry.ENTRY_POINT_GROUP),
+        importlib.metadata.EntryPoint("no id", CALCULATOR, registry.ENTRY_POINT_GROUP),
+    ]
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: entries)
+    with pytest.warns(UserWarning, match="'no id' is no environment id"):
+        registry.discover()
+    assert type(gymnasium.make("acme/Sums-v3")) is Calculator
+
+
+def test_an_installed_package_is_found_when_agentenv_is_imported(tmp_path: Path) -> None:
+    info = tmp_path / "acme-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[agentenv.envs]\nacme/Sums-v0 = {CALCULATOR}\n")
+    code = "import sys; sys.path.append(sys.argv[1]); import agentenv; agentenv.make('acme/Sums-v0')"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+
+
+def test_a_vector_needs_at_least_one_environment() -> None:
+    with pytest.raises(ConfigurationError, match="num_envs=0"):
+        agentenv.make_vec("agentenv/Calculator-v0", 0)

@@ -1,0 +1,300 @@
+"""Tools: forms of one declaration, refused ones, calls and their failures, and the environment around them."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pytest
+
+from agentenv.core.tools import RESERVED_NAMES, Call, Tool, ToolEnv, read_calls, tool
+from agentenv.core.types import EndReason, Info, Message, Observation, Step, ToolResult, ToolStatus
+from agentenv.errors import ConfigurationError, EnvFault, EpisodeOver
+
+
+def weather(city: str, days: int = 1, unit: Literal["C", "F"] = "C") -> dict[str, Any]:
+    """Looks up the weather.
+
+    The forecast is invented.
+
+    Args:
+        city: Name of the city,
+            as people write it.
+        days: How many days.
+        unit: Celsius or Fahrenheit.
+
+    Returns:
+        The forecast.
+    """
+    return {"city": city, "days": days, "unit": unit}
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "description": "Name of the city, as people write it."},
+        "days": {"type": "integer", "description": "How many days.", "default": 1},
+        "unit": {
+            "type": "string",
+            "enum": ["C", "F"],
+            "description": "Celsius or Fahrenheit.",
+            "default": "C",
+        },
+    },
+    "required": ["city"],
+    "additionalProperties": False,
+}
+ABOUT = "Looks up the weather.\n\nThe forecast is invented."
+
+
+def test_one_declaration_gives_every_form() -> None:
+    made = Tool.from_function(weather)
+    assert made.json_schema == SCHEMA
+    function = {"name": "weather", "description": ABOUT, "parameters": SCHEMA}
+    assert made.to_openai() == {"type": "function", "function": function}
+    assert made.to_mcp() == {"name": "weather", "description": ABOUT, "inputSchema": SCHEMA}
+    text = made.to_docstring()
+    assert text.startswith(
+        "def weather(city: str, days: int = 1, unit: Literal['C', 'F'] = 'C') -> dict[str, typing.Any]:"
+    )
+    assert "        as people write it." in text
+    compile(text, "stub", "exec")  # it is Python
+
+
+def call(made: Tool, arguments: Any) -> ToolResult:
+    return asyncio.run(made.call(arguments))
+
+
+def test_a_call_returns_json_or_the_string_itself() -> None:
+    made = Tool.from_function(weather)
+    assert call(made, {"city": "Köln", "days": 2}) == ToolResult(
+        "weather", ToolStatus.OK, '{"city": "Köln", "days": 2, "unit": "C"}'
+    )
+
+    async def hello(name: str) -> str:
+        """Greets.
+
+        Args:
+            name: Whom.
+        """
+        return f"Hello, {name}"
+
+    assert call(Tool.from_function(hello), {"name": "Ada"}).text == "Hello, Ada"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({}, "city: Field required"),
+        ({"city": "Bonn", "dayz": 3}, "dayz: Extra inputs"),
+        ({"city": "Bonn", "days": "many"}, "days: Input should be a valid integer"),
+        ({"city": "Bonn", "unit": "K"}, "unit: Input should be 'C' or 'F'"),
+        ([1], "arguments: "),
+        (None, "arguments: "),
+    ],
+)
+def test_arguments_that_do_not_fit_are_a_format_error(arguments: Any, words: str) -> None:
+    result = call(Tool.from_function(weather), arguments)
+    assert result.status is ToolStatus.FORMAT_ERROR
+    assert words in result.text
+
+
+def slow(seconds: float) -> str:
+    """Sleeps.
+
+    Args:
+        seconds: How long; negative numbers fail, 99 is down.
+    """
+    if seconds == 99:
+        raise EnvFault("the sandbox is down")
+    if seconds == 98:
+        raise TimeoutError("the tool's own")
+    time.sleep(seconds)
+    return "done"
+
+
+def test_failures_are_typed() -> None:
+    made = Tool.from_function(slow, timeout_s=0.05)
+    assert call(made, {"seconds": 0}).status is ToolStatus.OK
+    assert call(made, {"seconds": 0.3}) == ToolResult(
+        "slow", ToolStatus.TIMEOUT, "slow took longer than 0.05 s", "TimeoutError"
+    )
+    error = call(made, {"seconds": -1})
+    assert (error.status, error.error_class) == (ToolStatus.ERROR, "ValueError")
+    assert call(made, {"seconds": 98}).status is ToolStatus.ERROR
+    with pytest.raises(EnvFault, match="sandbox"):
+        call(made, {"seconds": 99})
+
+
+@pytest.mark.parametrize("name", [*sorted(RESERVED_NAMES), "_hidden", "__init__"])
+def test_reserved_names_are_refused(name: str) -> None:
+    def function() -> None:
+        """Does nothing."""
+
+    function.__name__ = name
+    with pytest.raises(ConfigurationError, match=f"cannot be called '{name}'"):
+        Tool.from_function(function)
+
+
+def bare(a: int) -> int:
+    return a
+
+
+def untyped(a) -> int:  # type: ignore[no-untyped-def]
+    """Adds.
+
+    Args:
+        a: A number.
+    """
+    return int(a)
+
+
+def undescribed(a: int, b: int) -> int:  # noqa: D417
+    """Adds.
+
+    Args:
+        a: A number.
+    """
+    return a + b
+
+
+def many(*numbers: int) -> int:
+    """Adds.
+
+    Args:
+        numbers: Numbers.
+    """
+    return sum(numbers)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (bare, "'bare' has no docstring"),
+        (untyped, "argument 'a' of tool 'untyped' has no annotation"),
+        (undescribed, "argument 'b' of tool 'undescribed' is not described"),
+        (many, "name every argument"),
+    ],
+)
+def test_half_declared_tools_are_refused(function: Any, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        Tool.from_function(function)
+
+
+def test_calls_are_read_in_order() -> None:
+    text = 'I add. <tool_call>{"name": "a", "arguments": {"x": 1}}</tool_call> <tool_call>\n{"name": "b"}\n</tool_call>'
+    assert read_calls(text) == [Call("a", {"x": 1}), Call("b", {})]
+    assert read_calls("no call") == []
+
+
+@pytest.mark.parametrize(
+    "body", ["", "{", "[]", '"a"', '{"name": 3}', '{"arguments": {}}', '{"name": "a"} and more']
+)
+def test_a_call_that_cannot_be_read_is_a_format_error(body: str) -> None:
+    (result,) = read_calls(f"<tool_call>{body}</tool_call>")
+    assert isinstance(result, ToolResult)
+    assert result.status is ToolStatus.FORMAT_ERROR
+
+
+def test_a_call_without_its_end_is_read_to_the_end_of_the_text() -> None:
+    assert read_calls('<tool_call>{"name": "a"}') == [Call("a", {})]
+
+
+@dataclass
+class ListState:
+    items: list[str] = field(default_factory=list)
+
+
+class Shopping(ToolEnv[ListState]):
+    """Keeps a list."""
+
+    max_turns = 3
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        await super().areset(seed=seed)
+        self.state = ListState()
+        return (Message("user", self.tool_prompt()),), {}
+
+    @tool
+    def add(self, item: str) -> str:
+        """Adds an item.
+
+        Args:
+            item: What to buy.
+        """
+        if item == "nothing":
+            raise EnvFault("the shop is closed")
+        self.state.items.append(item)
+        return ", ".join(self.state.items)
+
+    def answer(self, text: str) -> Step:
+        right = text == ", ".join(self.state.items)
+        return self.result((), reward=float(right), end=EndReason.ANSWERED)
+
+
+def adds(*items: str) -> str:
+    return "".join(
+        f'<tool_call>{{"name": "add", "arguments": {{"item": "{item}"}}}}</tool_call>' for item in items
+    )
+
+
+def begun(**kwargs: Any) -> Shopping:
+    env = Shopping(**kwargs)
+    env.reset(seed=0)
+    return env
+
+
+def test_calls_of_one_action_run_in_order_and_text_is_the_answer() -> None:
+    env = begun()
+    step = env.step(f"Two things. {adds('milk', 'tea')}")
+    assert [message.text for message in step.observation] == [
+        "\n<tool_response>\nmilk\n</tool_response>\n",
+        "\n<tool_response>\nmilk, tea\n</tool_response>\n",
+    ]
+    assert [message.role for message in step.observation] == ["tool", "tool"]
+    assert step.info["valid"] is True
+    assert env.step("milk, tea").reward == 1.0
+    with pytest.raises(EpisodeOver):
+        env.step(adds("jam"))
+    assert env.state.items == ["milk", "tea"]
+
+
+def test_mistakes_are_observations() -> None:
+    step = begun().step('<tool_call>{"name": "ad"}</tool_call><tool_call>{</tool_call>' + adds("tea"))
+    assert [result.status for result in step.info["tool_results"]] == ["format_error", "format_error", "ok"]
+    assert "Did you mean 'add'?" in step.observation[0].text
+    assert step.info["valid"] is False
+    assert (step.reward, step.terminated) == (0.0, False)
+
+
+def test_the_turn_limit_truncates() -> None:
+    env = begun()
+    for _ in range(2):
+        assert not env.step(adds("tea")).truncated
+    step = env.step(adds("tea"))
+    assert step.truncated
+    assert step.info["end_reason"] is EndReason.TURN_LIMIT
+
+
+def test_a_fault_of_a_tool_is_raised() -> None:
+    with pytest.raises(EnvFault, match="shop is closed"):
+        begun().step(adds("nothing"))
+
+
+def test_methods_act_on_the_fork_that_steps() -> None:
+    env = begun()
+    (fork,) = env.fork()
+    fork.step(adds("milk"))
+    assert (env.state.items, fork.state.items) == ([], ["milk"])
+
+
+def test_functions_stand_beside_methods() -> None:
+    env = begun(tools=[weather], tool_timeout_s=1.0)
+    assert list(env.tools) == ["add", "weather"]
+    assert '"name": "weather"' in env.reset(seed=0)[0][0].text
+    assert env.tools["weather"].timeout_s == 1.0
+    assert list(env.tools["add"].json_schema["properties"]) == ["item"]
+    with pytest.raises(ConfigurationError, match="two tools are called 'weather'"):
+        Shopping(tools=[weather, weather])

@@ -1,0 +1,176 @@
+"""The record: arrays by hand, rows, surgery. The turn can be read off the ids: 1xx is turn 1."""
+
+import numpy as np
+import pytest
+
+from agentenv.core.trajectory import Origin, Segment, SegmentKind, Trajectory, Turn, to_record
+from agentenv.core.types import EndReason, Message, Task, ToolResult, ToolStatus
+
+K = SegmentKind
+TASK = Task("t", "Who?", ("Ada",))
+
+
+def policy(turn: int, *ids: int, row: int = 0, **extra: object) -> Segment:
+    logprobs = tuple(-i / 100 for i in ids)
+    return Segment(K.POLICY, ids, turn, logprobs=logprobs, version=4, row=row, **extra)  # type: ignore[arg-type]
+
+
+def env(turn: int, *ids: int, row: int = 0) -> Segment:
+    return Segment(K.ENV, ids, turn, row=row)
+
+
+def turns(*actions: str) -> tuple[Turn, ...]:
+    return tuple(Turn(action) for action in actions)
+
+
+def three_turns(mark: str = "", shift: int = 0) -> Trajectory:
+    """Three turns; ``shift`` moves the ids of turns 1 and 2, as another sample would."""
+    segments = (
+        Segment(K.PROMPT, (1, 2), 0),
+        policy(0, 10, 11),
+        Segment(K.GLUE, (9,), 0),
+        env(0, 20),
+        policy(1, 110 + shift),
+        env(1, 120 + shift, 121 + shift),
+        policy(2, 210 + shift),
+    )
+    actions = ("a", f"b{mark}", f"c{mark}")
+    return Trajectory(TASK, segments, turns(*actions), 1.0 + shift, EndReason.ANSWERED, info={"answer": mark})
+
+
+def test_arrays_follow_the_segments() -> None:
+    t = three_turns()
+    assert t.ids.tolist() == [1, 2, 10, 11, 9, 20, 110, 120, 121, 210]
+    assert t.loss_mask.tolist() == [False, False, True, True, False, False, True, False, False, True]
+    wanted = [0, 0, -0.1, -0.11, 0, 0, -1.1, 0, 0, -2.1]
+    np.testing.assert_allclose(t.logprobs, wanted, rtol=1e-6, atol=0)
+    assert t.policy_version.tolist() == [-1, -1, 4, 4, -1, -1, 4, -1, -1, 4]
+    assert t.turn_index.tolist() == [0, 0, 0, 0, 0, 0, 1, 1, 1, 2]
+    assert not t.context_mismatch.any()
+    assert t.response_tokens == 4
+    assert t.row_slices == [slice(0, 10)]
+    assert [str(a.dtype) for a in (t.ids, t.logprobs, t.loss_mask)] == ["int64", "float32", "bool"]
+
+
+def test_marks_of_a_segment_reach_its_tokens() -> None:
+    segments = (
+        Segment(K.PROMPT, (1,), 0),
+        policy(0, 10, 11, context_mismatch=True),
+        policy(1, 110, trained=False),
+    )
+    t = Trajectory(TASK, segments, turns("a", "b"), 0.0, EndReason.ANSWERED)
+    assert t.context_mismatch.tolist() == [False, True, True, False]
+    assert t.loss_mask.tolist() == [False, True, True, False]
+    assert t.response_tokens == 3
+
+
+def test_an_episode_without_tokens_has_empty_arrays_and_no_row() -> None:
+    t = Trajectory(TASK, (), (), 0.0, EndReason.ENV_FAULT, valid=False)
+    assert (len(t.ids), len(t.logprobs), len(t.loss_mask), t.row_slices) == (0, 0, 0, [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "logprobs"),
+    [(K.POLICY, ()), (K.POLICY, (0.0,) * 3), (K.ENV, (0.0, 0.0)), (K.PROMPT, (0.0, 0.0))],
+)
+def test_log_probs_belong_to_policy_ids_one_each(kind: SegmentKind, logprobs: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match=f"a {kind} segment of 2 ids"):
+        Segment(kind, (1, 2), 0, logprobs=logprobs)
+
+
+def test_cut_keeps_what_came_before_a_turn() -> None:
+    t = three_turns()
+    assert t.cut(0).ids.tolist() == [1, 2]
+    cut = t.cut(2)
+    assert cut.ids.tolist() == [1, 2, 10, 11, 9, 20, 110, 120, 121]
+    assert [turn.action for turn in cut.turns] == ["a", "b"]
+    assert (cut.parent_id, cut.fork_turn) == (t.id, 2)
+    assert cut.id != t.id
+
+
+def test_graft_takes_the_rest_and_the_outcome_from_the_tail() -> None:
+    t, tail = three_turns(), three_turns("!", shift=5)
+    grafted = t.graft(tail, 1)
+    assert grafted.ids.tolist() == [1, 2, 10, 11, 9, 20, 115, 125, 126, 215]
+    assert [turn.action for turn in grafted.turns] == ["a", "b!", "c!"]
+    assert (grafted.reward, grafted.info, grafted.parent_id) == (6.0, {"answer": "!"}, t.id)
+
+
+def test_a_graft_of_a_fault_is_a_fault() -> None:
+    from dataclasses import replace
+
+    broken = replace(three_turns(), valid=False, end_reason=EndReason.ENV_FAULT)
+    assert not three_turns().graft(broken, 1).valid
+    assert not broken.graft(three_turns(), 1).valid
+
+
+def test_splice_exchanges_one_turn() -> None:
+    t = three_turns()
+    spliced = t.splice(1, (policy(1, 199), env(1, 198)), Turn("better"))
+    assert spliced.ids.tolist() == [1, 2, 10, 11, 9, 20, 199, 198, 210]
+    assert [turn.action for turn in spliced.turns] == ["a", "better", "c"]
+    assert (spliced.origin, spliced.fork_turn, spliced.parent_id) == (Origin.SPLICE, 1, t.id)
+    assert t.ids.tolist() == three_turns().ids.tolist()
+
+
+def two_rows(shift: int = 0) -> Trajectory:
+    """The prompt of turn 1 did not extend row 0, and so row 1 opens on a prompt of its own."""
+    segments = (
+        Segment(K.PROMPT, (1,), 0),
+        policy(0, 10),
+        Segment(K.PROMPT, (101 + shift, 102 + shift), 1, row=1),
+        policy(1, 110 + shift, row=1),
+    )
+    return Trajectory(TASK, segments, turns("a", "b"), 1.0, EndReason.ANSWERED)
+
+
+def test_rows_are_slices_of_the_arrays() -> None:
+    t = two_rows()
+    assert t.row_slices == [slice(0, 2), slice(2, 5)]
+    assert [t.ids[row].tolist() for row in t.row_slices] == [[1, 10], [101, 102, 110]]
+
+
+def test_surgery_keeps_the_prompt_of_a_row_with_its_turn() -> None:
+    t = two_rows()
+    assert t.cut(0).ids.tolist() == [1]
+    assert t.cut(1).ids.tolist() == [1, 10, 101, 102]
+    assert t.graft(two_rows(shift=5), 0).ids.tolist() == [1, 10, 106, 107, 115]
+    assert t.graft(two_rows(shift=5), 1).ids.tolist() == [1, 10, 101, 102, 115]
+    assert t.splice(0, (policy(0, 19),), Turn("x")).ids.tolist() == [1, 19, 101, 102, 110]
+
+
+def test_ids_are_unique() -> None:
+    assert len({three_turns().id for _ in range(100)}) == 100
+
+
+def test_the_json_form_has_what_decides_the_numbers() -> None:
+    results = (ToolResult("search", ToolStatus.ERROR, "q", "Oops"),)
+    turn = Turn("a", (Message("tool", "x"), Message("tool", "y")), results, 0.5, False, "key", 1.0, 2.0)
+    segments = (Segment(K.PROMPT, (1,), 0), policy(0, 10, context_mismatch=True, trained=False))
+    t = Trajectory(TASK, segments, (turn,), 0.5, EndReason.ANSWERED, id="i", group_id="g")
+    record = to_record(t)
+    assert record["segments"] == [
+        {"kind": "prompt", "turn": 0, "row": 0, "ids": (1,), "version": -1},
+        {
+            "kind": "policy",
+            "turn": 0,
+            "row": 0,
+            "ids": (10,),
+            "version": 4,
+            "logprobs": (-0.1,),
+            "context_mismatch": True,
+            "trained": False,
+        },
+    ]
+    assert record["turns"] == [
+        {
+            "action": "a",
+            "observation": "xy",
+            "tool_results": [{"name": "search", "status": "error", "text": "q", "error_class": "Oops"}],
+            "reward": 0.5,
+            "valid": False,
+            "anchor_key": "key",
+        }
+    ]
+    assert (record["id"], record["group_id"], record["end_reason"]) == ("i", "g", "answered")
+    assert "seconds" not in str(record)

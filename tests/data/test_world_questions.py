@@ -1,0 +1,167 @@
+"""Questions of invented worlds, and the solver that proves them.
+
+Behaviours covered: the solver reads English as written; every question of every family has one answer;
+no question holds its own answer; families, hops and paraphrases follow the dials.
+"""
+
+import re
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from agentenv.core.types import Task
+from agentenv.data.world import FictionalWorld, WorldConfig
+from agentenv.data.world_config import FAMILY_HOPS
+from agentenv.data.world_facts import Facts, invent
+from agentenv.data.world_grammar import RELATIONS, TYPES
+from agentenv.data.world_solver import Solver, unfold
+from agentenv.errors import ConfigurationError
+
+CELLS = [(family, hops) for family, (low, high) in FAMILY_HOPS.items() for hops in range(low, high + 1)]
+
+
+def test_a_form_unfolds_in_every_possible_way() -> None:
+    assert list(unfold("Where was {s} born?", "Where was the author of X born?")) == [["the author of X"]]
+    assert list(unfold("Where was {s} born?", "Where was born?")) == []
+    assert list(unfold("{a} or {b}?", "x or y or z?")) == [["x", "y or z"], ["x or y", "z"]]
+    assert list(unfold("Who followed {b} as head of {a}?", "Who followed P as head of O?")) == [["O", "P"]]
+
+
+@cache
+def tiny() -> Facts:
+    """Two people, two towns, two works, one organisation and one event, all facts drawn by hand.
+
+    Ann was born in Lo in 1900 and works for Org; Bob was born in Hi in 1910. Ann taught Bob. Both works are
+    by Bob and about Hi. Org is based in Lo and was led by Ann, then by Bob. The mayor of both towns is Ann.
+    """
+    facts = invent(WorldConfig(documents=200, questions=0))
+    names = {
+        "person": ["Ann", "Bob"],
+        "place": ["Lo", "Hi"],
+        "work": ["W1", "W2"],
+        "organisation": ["Org"],
+        "event": ["Cup"],
+    }
+    stated = {
+        "person": {"birthplace": [0, 1], "birth_year": [1900, 1910], "employer": [0, -1], "mentor": [-1, 0]},
+        "work": {"author": [1, 1], "subject": [1, 1]},
+        "organisation": {"seat": [0], "successor": [1]},
+        "place": {"mayor": [0, 0]},
+        "event": {"winner": [1]},
+    }
+    values = {
+        kind: {r.name: np.array(stated[kind].get(r.name, [-1] * len(names[kind]))) for r in RELATIONS[kind]}
+        for kind in TYPES
+    }
+    return replace(facts, names={**facts.names, **names}, values=values, first_head=np.array([0]))
+
+
+@pytest.mark.parametrize(
+    ("question", "answers"),
+    [
+        ("Where was Ann born?", {"Lo"}),
+        ("When was Bob born?", {"1910"}),
+        ("Which organisation does Bob work for?", set()),  # not stated
+        ("Where was the author of W1 born?", {"Hi"}),
+        ("Who taught the author of W2?", {"Ann"}),
+        ("Who is the mayor of the town where the mentor of the winner of Cup was born?", {"Ann"}),
+        ("Where was the author of Ann born?", set()),  # a person has no author
+        ("How many works did Bob write?", {"2"}),
+        ("How many works are by Ann?", {"0"}),
+        ("Which work about Hi is by Bob?", {"W1", "W2"}),  # two fit: never emitted
+        ("Which person born in Lo works for Org?", {"Ann"}),
+        ("Which person born in Hi works for Org?", set()),
+        ("Who was born earlier, Ann or Bob?", {"Ann"}),
+        ("Who was born later, Ann or the author of W1?", {"Bob"}),
+        ("Were Ann and Bob born in the same town?", {"no"}),
+        ("Were W1 and W2 written by the same person?", {"yes"}),
+        ("Who led Org directly after Ann?", {"Bob"}),
+        ("Who led Org directly after Bob?", set()),
+        ("Who followed Ann as head of the organisation that Ann works for?", {"Bob"}),
+        ("What is love?", set()),
+    ],
+)
+def test_the_solver_answers_from_the_facts(question: str, answers: set[str]) -> None:
+    assert Solver(tiny()).answers(question) == answers
+
+
+@pytest.mark.parametrize(("family", "hops"), CELLS)
+@pytest.mark.parametrize("seed", range(4))
+def test_every_question_has_one_answer_and_does_not_tell_it(family: str, hops: int, seed: int) -> None:
+    config = WorldConfig(seed=seed, documents=1000, hops=(hops, hops), families=(family,), questions=25)
+    world, solver = FictionalWorld.generate(config), Solver(invent(config))
+    assert (
+        len({task.question for task in world.questions}) == len({task.id for task in world.questions}) == 25
+    )
+    for task in world.questions:
+        assert solver.answers(task.question) == {task.answers[0]}
+        assert (task.data["hops"], task.data["family"]) == (hops, family)
+        assert len(task.data["path"]) == hops
+        assert task.split == "test"
+        if (family, hops) != ("comparison", 2):  # its form names both candidates
+            assert not any(
+                re.search(rf"\b{re.escape(a)}\b", task.question, re.IGNORECASE) for a in task.answers
+            )
+
+
+def recount(world: FictionalWorld, task: Task) -> str:
+    """The number of works as the list in the supporting document tells it."""
+    text = {document.id: document.text for document in world.documents}[task.data["path"][-1]["document"]]
+    titles = {document.title for document in world.documents if document.title.split()[-1] in WORK_NOUNS}
+    last = [line for line in text.split(".") if re.search(r" wrote | is the author of |^ ?From ", line)]
+    return str(sum(title in " ".join(last) for title in titles))
+
+
+WORK_NOUNS = ("Ballad", "Saga", "Novel", "Opera", "Sonnet", "Diary")
+
+
+def test_counts_can_be_read_off_the_supporting_document() -> None:
+    world = FictionalWorld.generate(WorldConfig(families=("count",), questions=60))
+    for task in world.questions:
+        assert task.answers[0] == recount(world, task)
+    assert len({task.answers[0] for task in world.questions}) == 3
+
+
+def test_yes_and_no_are_balanced() -> None:
+    world = FictionalWorld.generate(WorldConfig(families=("yes_no",), hops=(2, 2), questions=300))
+    share = sum(task.answers == ("yes",) for task in world.questions) / 300
+    assert share == pytest.approx(0.5, abs=0.02)
+
+
+def test_families_get_equal_shares_and_hops_stay_in_range() -> None:
+    world = FictionalWorld.generate(WorldConfig(hops=(1, 3), questions=140))
+    assert Counter(task.data["family"] for task in world.questions) == dict.fromkeys(FAMILY_HOPS, 20)
+    assert {task.data["hops"] for task in world.questions} == {1, 2, 3}
+
+
+def test_one_paraphrase_asks_and_states_in_one_way() -> None:
+    config = WorldConfig(families=("lookup",), paraphrase=1, questions=200)
+    world = FictionalWorld.generate(config)
+    first = {r.questions[0] for kind in TYPES for r in RELATIONS[kind]}
+    for task in world.questions:
+        entity = task.data["path"][0]["entity"]
+        assert task.question.replace(entity, "{s}") in first
+
+
+def test_numbers_are_accepted_with_and_without_separator() -> None:
+    world = FictionalWorld.generate(WorldConfig(families=("lookup",), questions=300))
+    large = [task.answers for task in world.questions if task.data["path"][0]["relation"] == "population"]
+    assert large
+    assert all(answers == (answers[0], f"{int(answers[0]):,}") for answers in large)
+
+
+def test_an_exhausted_world_says_how_much_it_has() -> None:
+    with pytest.raises(ConfigurationError, match=r"only \d+ such questions, not 500"):
+        FictionalWorld.generate(
+            WorldConfig(documents=200, hops=(1, 1), families=("temporal",), questions=500)
+        )
+
+
+def test_an_exhausted_family_leaves_the_others_their_turn() -> None:
+    config = WorldConfig(documents=200, hops=(1, 1), families=("count", "lookup"), questions=150)
+    counts = Counter(task.data["family"] for task in FictionalWorld.generate(config).questions)
+    assert 0 < counts["count"] < 75 < counts["lookup"]
+    assert counts.total() == 150

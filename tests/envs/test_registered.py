@@ -1,0 +1,15 @@
+"""Every registered environment keeps the contract: registering is enough to be tested."""
+
+import pytest
+
+import agentenv
+from agentenv.core.contract import CHECKS, run_check
+
+
+@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("id", agentenv.registered())
+def test_contract(id: str, name: str) -> None:
+    result = run_check(name, lambda: agentenv.make(id))
+    if result.status == "skipped":
+        pytest.skip(result.detail)
+    assert result.status == "ok", result.detail

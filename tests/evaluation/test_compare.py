@@ -1,0 +1,146 @@
+"""Covers the paired comparison, what it refuses to compare, and scoring the same episodes again."""
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rich.console
+
+from agentenv.cli.compare import Compare
+from agentenv.cli.rescore import Rescore
+from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.evaluation.compare import compare, rescore
+from agentenv.evaluation.records import Record, read_evaluation, write_results
+
+Maker = Callable[..., Record]
+Writer = Callable[..., None]
+
+
+@pytest.fixture
+def runs(tmp_path: Path, record: Maker, write_run: Writer) -> tuple[Path, Path]:
+    """Two runs over 12 questions: A alone right on 1, B alone on 8, both on 1; B has a fault on the last."""
+    ids = [f"q{i:02d}" for i in range(12)]
+    right_a, right_b = {0, 1}, {1, *range(2, 10)}
+    a = [record(name, "Paris" if i in right_a else "Rome") for i, name in enumerate(ids)]
+    b = [record(name, "Paris" if i in right_b else None) for i, name in enumerate(ids)]
+    b[11]["valid"] = False
+    write_run(tmp_path / "a", a, ("em_squad", "f1_squad"))
+    write_run(tmp_path / "b", list(reversed(b)), ("em_squad", "f1_squad"))
+    return tmp_path / "a", tmp_path / "b"
+
+
+def test_pairs_by_id_and_tests_the_discordant(runs: tuple[Path, Path]) -> None:
+    result = compare(*runs)
+    em = result["scores"]["em_squad"]
+    assert (result["n"], result["left_out"]) == (11, 1)
+    assert (em["a_better"], em["b_better"], em["discordant"]) == (1, 8, 9)
+    assert em["difference"] == pytest.approx(7 / 11)
+    # 1 against 8: 2 * (C(9,0) + C(9,1)) / 2^9 = 20/512.
+    assert em["p_mcnemar"] == 20 / 512
+    low, high = em["ci95"]
+    assert low < 7 / 11 < high
+    assert low > 0
+
+
+def test_only_binary_scorers_have_a_mcnemar_test(runs: tuple[Path, Path]) -> None:
+    scores = compare(*runs)["scores"]
+    assert "p_mcnemar" in scores["em_squad"]
+    assert "p_mcnemar" not in scores["f1_squad"]
+    assert list(compare(*runs, scorer="f1_squad")["scores"]) == ["f1_squad"]
+
+
+def test_comparing_backwards_changes_the_sign(runs: tuple[Path, Path]) -> None:
+    forth, back = (compare(*pair)["scores"]["em_squad"] for pair in (runs, runs[::-1]))
+    assert forth["difference"] == -back["difference"]
+    assert forth["p_mcnemar"] == back["p_mcnemar"]
+
+
+def _change(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    results = read_evaluation(directory).results
+    change(results)
+    write_results(directory, results)
+
+
+def test_refuses_what_is_not_the_same(runs: tuple[Path, Path], record: Maker, write_run: Writer) -> None:
+    a, b = runs
+    with pytest.raises(ConfigurationError, match=r"has no em_cover score; run: agentenv rescore"):
+        compare(a, b, scorer="em_cover")
+    with pytest.raises(UnknownName, match="em_squad"):
+        compare(a, b, scorer="em_squat")
+    _change(b, lambda results: results["scores"]["em_squad"].update(version=2))
+    with pytest.raises(ConfigurationError, match="versions 1 and 2 of em_squad"):
+        compare(a, b)
+    _change(b, lambda results: results.update(split="dev"))
+    with pytest.raises(ConfigurationError, match=r"same split .* not 'test' against 'dev'"):
+        compare(a, b)
+    _change(b, lambda results: results.update(dataset="musique"))
+    with pytest.raises(ConfigurationError, match=r"same dataset .* not 'fictional' against 'musique'"):
+        compare(a, b)
+    write_run(b, [record("q00"), record("new")])
+    with pytest.raises(ConfigurationError, match=r"12 are in one run alone, for example 'new'"):
+        compare(a, b)
+
+
+def test_refuses_other_golds_and_empty_pairings(tmp_path: Path, record: Maker, write_run: Writer) -> None:
+    for name, one in (
+        ("a", record("q")),
+        ("b", record("q", answers=("Rome",))),
+        ("c", record("q", valid=False)),
+    ):
+        write_run(tmp_path / name, [one])
+    with pytest.raises(ConfigurationError, match="different accepted answers for 'q'"):
+        compare(tmp_path / "a", tmp_path / "b")
+    with pytest.raises(ConfigurationError, match="nothing to compare"):
+        compare(tmp_path / "a", tmp_path / "c")
+
+
+def test_runs_without_a_common_scorer_are_refused(tmp_path: Path, record: Maker, write_run: Writer) -> None:
+    write_run(tmp_path / "a", [record("q")], ("em_squad",))
+    write_run(tmp_path / "b", [record("q")], ("cem",))
+    with pytest.raises(ConfigurationError, match=r"no scorer in common \(em_squad against cem\)"):
+        compare(tmp_path / "a", tmp_path / "b")
+
+
+def test_rescore_adds_and_keeps(tmp_path: Path, record: Maker, write_run: Writer) -> None:
+    rows = [
+        record("x", "in Paris, France", family="bridge", hops=1),
+        record("y", family="bridge", hops=2),
+        record("z", None, valid=False, family="bridge", hops=2),
+    ]
+    write_run(tmp_path, rows, ("em_squad",))
+    before = read_evaluation(tmp_path).results
+    _change(tmp_path, lambda results: results["scores"].update(judge={"mean": 0.3, "version": 1}))
+    rescore(tmp_path, ["em_cover"])
+    after = read_evaluation(tmp_path).results
+    assert after["scores"]["em_cover"]["mean"] == 1.0
+    assert after["scores"]["em_squad"] == before["scores"]["em_squad"]
+    assert after["scores"]["judge"]["mean"] == 0.3  # what cannot be computed here is kept
+    assert set(after["by_family"]["bridge"]["scores"]) == {"em_squad", "em_cover"}
+    assert after["by_hops"]["2"]["n"] == 1
+    assert {key: after[key] for key in ("n", "faults", "retrieval")} == {
+        key: before[key] for key in ("n", "faults", "retrieval")
+    }
+
+
+def test_a_refused_rescore_writes_nothing(runs: tuple[Path, Path]) -> None:
+    before = (runs[0] / "results.json").read_bytes()
+    with pytest.raises(UnknownName):
+        rescore(runs[0], ["em_cover", "bleu"])
+    assert (runs[0] / "results.json").read_bytes() == before
+
+
+def test_commands_return_json_and_print_the_numbers(runs: tuple[Path, Path]) -> None:
+    console = rich.console.Console(width=160, record=True, file=io.StringIO())
+    compared = Compare(*runs)
+    rescored = Rescore(runs[0], scorer=("em_cover",))
+    for command in (compared, rescored):
+        result = command.run()
+        assert json.loads(json.dumps(result)) == result
+        command.show(result, console)
+    text = console.export_text()
+    assert "+0.636" in text
+    assert "0.039" in text  # 20/512 = .0390625
+    assert "em_cover v1: 0.167" in text  # 2 of 12

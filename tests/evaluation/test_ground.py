@@ -1,0 +1,107 @@
+"""A ground: worlds and named sets become environments; an index is built once; what is missing is said."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from agentenv.core.types import Document, Task
+from agentenv.data.sources import Source, SourceConfig
+from agentenv.data.world import WorldConfig, write_world
+from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.evaluation.benchmark import index_recall
+from agentenv.evaluation.ground import EnvConfig, Ground, SearchConfig, corpus_of, open_ground
+from agentenv.retrievers.fakes import InMemoryRetriever
+
+SMALL = WorldConfig(seed=5, documents=200, questions=12)
+HASH = SearchConfig(encoder="hash")
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+def test_a_world_is_indexed_and_posed() -> None:
+    ground = open_ground(SourceConfig(world=SMALL, limit=5), HASH, EnvConfig(options={"k": 2}), words)
+    assert len(ground.source.tasks) == 5
+    assert ground.retriever.info().documents == 200
+    env = ground.make_env()
+    opening, _ = env.reset(seed=0, options={"task": ground.source.tasks[0]})
+    assert ground.source.tasks[0].question in opening[0].text
+    step = env.step(f"<search>{ground.source.tasks[0].question}</search>")
+    assert step.observation[0].text.count("Doc ") == 2
+
+
+def test_equal_corpora_share_an_index() -> None:
+    """A suite over one world, or train and test over one corpus, encodes its passages once."""
+    folder_free = [open_ground(SourceConfig(world=SMALL), HASH, EnvConfig(), words) for _ in range(2)]
+    assert folder_free[0].retriever.info() == folder_free[1].retriever.info()
+
+
+def test_a_written_world_gives_the_same_ground(tmp_path: Path) -> None:
+    write_world(SMALL, tmp_path / "world")
+    made = open_ground(SourceConfig(world=SMALL), HASH, EnvConfig(), words)
+    read = open_ground(SourceConfig(dataset="fictional", data=tmp_path / "world"), HASH, EnvConfig(), words)
+    assert [t.question for t in read.source.tasks] == [t.question for t in made.source.tasks]
+    query = [made.source.tasks[0].question]
+    found = [asyncio.run(g.retriever.search(query, 3)) for g in (made, read)]
+    assert [p.id for p in found[0][0]] == [p.id for p in found[1][0]]
+
+
+def test_variations_keep_the_rest() -> None:
+    ground = open_ground(SourceConfig(world=SMALL), HASH, EnvConfig(options={"k": 2}), words)
+    other = InMemoryRetriever([Document("d", "t", "x")])
+    varied = ground.varied(retriever=other, max_turns=0)
+    assert varied.env.options == {"k": 2, "max_turns": 0}
+    assert varied.retriever is other
+    assert varied.source is ground.source
+    assert ground.env.options == {"k": 2}
+
+
+def test_index_recall_by_hand() -> None:
+    """One supporting document found first, one found third, none of two: recall@2 (1 + 0 + 0)/3, @3 (1 + 1 + 0)/3."""
+    documents = [Document(str(i), "", text) for i, text in enumerate(("a", "b x y", "b x", "b", "c", "d"))]
+    tasks = (
+        Task("1", "a", ("x",), data={"supporting_ids": ["0"]}),
+        Task("2", "b x y", ("x",), data={"supporting_ids": ["3"]}),
+        Task("3", "nothing", ("x",), data={"supporting_ids": ["4", "5"]}),
+        Task("4", "a", ("x",)),  # not counted: nobody knows its documents
+    )
+    ground = Ground(Source("s", "", tasks, documents, None), InMemoryRetriever(documents), EnvConfig(), words)
+    assert index_recall(ground) == pytest.approx({"recall@2": 1 / 3, "recall@3": 2 / 3, "recall@5": 2 / 3})
+    bare = Ground(Source("s", "", tasks[3:], documents, None), ground.retriever, EnvConfig(), words)
+    assert index_recall(bare) == {}
+
+
+def test_a_set_without_a_corpus_needs_a_retriever(tmp_path: Path) -> None:
+    write_world(SMALL, tmp_path / "world")
+    (tmp_path / "world" / "corpus.jsonl").unlink()
+    config = SourceConfig(dataset="fictional", data=tmp_path / "world")
+    with pytest.raises(ConfigurationError, match="corpus"):
+        open_ground(config, HASH, EnvConfig(), words)
+
+
+@pytest.mark.parametrize(
+    ("source", "search", "hint"),
+    [
+        (SourceConfig(dataset="hotpot"), HASH, "hotpotqa"),
+        (SourceConfig(world=SMALL), SearchConfig(encoder="hsah"), "'hash'"),
+        (SourceConfig(world=SMALL), SearchConfig(retriever="fais:x"), "'faiss'"),
+    ],
+)
+def test_unknown_names(source: SourceConfig, search: SearchConfig, hint: str) -> None:
+    with pytest.raises(UnknownName, match=hint):
+        open_ground(source, search, EnvConfig(), words)
+
+
+@pytest.mark.parametrize("option", ["max_turn", "tasks"])
+def test_an_option_that_the_environment_does_not_take(option: str) -> None:
+    ground = open_ground(SourceConfig(world=SMALL), HASH, EnvConfig(options={option: 3}), words)
+    with pytest.raises(ConfigurationError, match=rf"options of agentenv/LocalSearch-v0: .*'{option}'$"):
+        ground.make_env()
+
+
+def test_the_corpus_of_a_source() -> None:
+    documents = [Document("d", "t", "x")]
+    assert len(corpus_of(Source("s", "", (), documents, None)) or ()) == 1
+    assert corpus_of(Source("s", "", (), None, None)) is None

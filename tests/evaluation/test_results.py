@@ -1,0 +1,146 @@
+"""Covers the summary of an evaluation: what counts, what is left out, recall, breakdowns, and the files."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agentenv.errors import ConfigurationError, DatasetError, UnknownName
+from agentenv.evaluation.records import (
+    EPISODES,
+    Record,
+    read_evaluation,
+    read_records,
+    write_atomically,
+    write_evaluation,
+)
+from agentenv.evaluation.results import Json, retrieval_recall, summarize
+
+Maker = Callable[..., Record]
+
+
+def summary(*records: Record, scorers: tuple[str, ...] = ("em_squad",)) -> Json:
+    return summarize(
+        records, scorers, dataset="fictional", split="test", policy="scripted", retriever="bm25:x", k=2
+    )
+
+
+def test_faults_are_counted_and_left_out_of_every_mean(record: Maker) -> None:
+    fault = record("c", None, valid=False, end_reason="env_fault", searches=9)
+    result = summary(record("a"), record("b", "Rome", searches=2), fault)
+    assert (result["n"], result["faults"]) == (2, 1)
+    assert result["scores"]["em_squad"]["mean"] == 0.5  # 1 of the 2 valid ones, not of 3
+    assert result["searches_per_question"] == 1.5
+    assert result["end_reasons"] == {"answered": 2, "env_fault": 1}
+
+
+def test_scores_carry_interval_n_and_version(record: Maker) -> None:
+    score = summary(record("a"), record("b", None))["scores"]["em_squad"]
+    assert (score["n"], score["version"], score["interval"]) == (2, 1, "wilson")
+    # Wilson for 1 of 2: centre 1/2, half = z/(1+z^2/2) * sqrt(1/8 + z^2/16) with z = 1.96.
+    assert score["ci95"] == pytest.approx([0.09453, 0.90547], abs=1e-5)
+
+
+def test_a_missing_answer_is_wrong_and_lowers_the_answer_rate(record: Maker) -> None:
+    result = summary(record("a"), record("b", None), scorers=("em_squad", "f1_squad", "em_cover"))
+    assert [score["mean"] for score in result["scores"].values()] == [0.5, 0.5, 0.5]
+    assert result["answer_rate"] == 0.5
+
+
+def test_an_evaluation_of_faults_only_has_no_mean(record: Maker) -> None:
+    result = summary(record("a", None, valid=False, end_reason="policy_fault"))
+    assert (result["n"], result["faults"]) == (0, 1)
+    assert result["scores"]["em_squad"]["mean"] is None
+    assert result["searches_per_question"] is None
+
+
+def test_breakdown_by_family_and_hops(record: Maker) -> None:
+    records = [
+        record("a", family="bridge", hops=2),
+        record("b", "Rome", family="bridge", hops=1),
+        record("c", family="count", hops=1),
+        record("d", family="count", hops=1),
+    ]
+    result = summary(*records)
+    assert {name: _n_and_mean(row) for name, row in result["by_family"].items()} == {
+        "bridge": (2, 0.5),
+        "count": (2, 1.0),
+    }
+    assert {name: _n_and_mean(row) for name, row in result["by_hops"].items()} == {
+        "1": (3, pytest.approx(2 / 3)),
+        "2": (1, 1.0),
+    }
+
+
+def _n_and_mean(row: Json) -> tuple[int, float]:
+    return row["n"], row["scores"]["em_squad"]["mean"]
+
+
+def test_recall_is_over_the_first_k_of_every_search(record: Maker) -> None:
+    records = [
+        # s1 in search 1 at rank 2, s2 in search 2 at rank 3: recall@2 = 1/2, recall@3 = 1; first search 1/2
+        # in both.
+        record("a", supporting_ids=["s1", "s2"], retrieved_ids=[["x", "s1", "y"], ["x", "y", "s2"]]),
+        record("b", supporting_ids=["s1"], retrieved_ids=[]),  # never searched: 0
+        record("c"),  # names no supporting documents: not part of the mean
+    ]
+    assert retrieval_recall(records, 2) == {"k": 2, "n": 2, "recall@2": 0.25, "first_search_recall@2": 0.25}
+    assert retrieval_recall(records, 3) == {"k": 3, "n": 2, "recall@3": 0.5, "first_search_recall@3": 0.25}
+    assert retrieval_recall([record("c")], 2)["recall@2"] is None
+
+
+def test_finding_a_document_twice_counts_once(record: Maker) -> None:
+    twice = record("a", supporting_ids=["s1", "s2"], retrieved_ids=[["s1"], ["s1"]])
+    assert retrieval_recall([twice], 1)["recall@1"] == 0.5
+
+
+def test_an_unknown_scorer_is_refused(record: Maker) -> None:
+    with pytest.raises(UnknownName, match="f1_hotpot"):
+        summary(record("a"), scorers=("f1_hotpt",))
+
+
+def test_a_folder_reads_back(record: Maker, tmp_path: Path) -> None:
+    records = [record("a", question="O\u00f9\u2028?"), record("b", "Rome")]
+    write_evaluation(tmp_path, summary(*records), records)
+    back = read_evaluation(tmp_path)
+    assert back.results == json.loads(json.dumps(summary(*records)))
+    assert [row["question"] for row in back.records] == ["O\u00f9\u2028?", "Where?"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["episodes.jsonl", "results.json"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"id": "a", "quest', r"line 2 is not JSON"),
+        ("[1]", "line 2: the key 'id' is missing"),
+        ('{"id": "q"}', "line 2: the key 'answers' is missing"),
+        ({"identity": "first"}, "line 2: the id 'first' occurs twice"),
+        ({"identity": "b", "answers": [["Paris"]]}, r"line 2: Accepted answers .* not \[\['Paris'\]\]"),
+        ({"identity": "b", "answers": None}, "line 2: Accepted answers"),
+        ({"identity": "b", "answers": []}, "line 2: Accepted answers"),
+    ],
+)
+def test_a_broken_line_is_named(
+    record: Maker, tmp_path: Path, line: str | dict[str, object], message: str
+) -> None:
+    path = tmp_path / EPISODES
+    second = line if isinstance(line, str) else json.dumps(record(**line))
+    path.write_text(json.dumps(record("first")) + "\n" + second + "\n")
+    with pytest.raises(DatasetError, match=message):
+        read_records(path)
+
+
+def test_a_folder_without_results_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"No results\.json"):
+        read_evaluation(tmp_path)
+    (tmp_path / "results.json").write_text("[1]")
+    with pytest.raises(ConfigurationError, match="no JSON object"):
+        read_evaluation(tmp_path)
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "results.json").mkdir()  # a rename onto a folder fails
+    with pytest.raises(OSError, match="results"):
+        write_atomically(tmp_path / "results.json", "{}")
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]

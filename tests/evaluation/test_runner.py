@@ -1,0 +1,176 @@
+"""Playing an evaluation: the expert, the floors, faults, the record of an episode, bounds."""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentenv.core.chat import InlineFormat
+from agentenv.core.rollout import RolloutConfig
+from agentenv.core.types import EndReason, Query, QueryContext, Sampling, Task
+from agentenv.data.sources import Source
+from agentenv.data.world import FictionalWorld, WorldConfig
+from agentenv.envs.local_search import STOP, LocalSearch
+from agentenv.errors import ConfigurationError, DatasetError
+from agentenv.evaluation.bounds import measure_bounds
+from agentenv.evaluation.ground import EnvConfig, Ground
+from agentenv.evaluation.results import summarize
+from agentenv.evaluation.runner import play, play_expert, to_record
+from agentenv.policies.fakes import ByteTokenizer
+from agentenv.policies.scripted import FLOORS, ScriptedPolicy, floor_action
+from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever
+from agentenv.retrievers.oracle import OracleRetriever
+
+WORLD = FictionalWorld.generate(WorldConfig(seed=4, documents=200, questions=20))
+TASKS = WORLD.questions
+RETRIEVER = InMemoryRetriever(WORLD.documents)
+CONFIG = RolloutConfig(context_tokens=1 << 16, turn_tokens=1 << 12, temperature=0.0, stop=STOP)
+CHAT = InlineFormat(ByteTokenizer())
+
+
+def environment(**options: Any) -> LocalSearch:
+    given: dict[str, Any] = {"tasks": TASKS, "retriever": RETRIEVER, "max_turns": 4}
+    return LocalSearch(**given | options)
+
+
+def em(records: list[Any]) -> dict[str, Any]:
+    return summarize(records, ["em_squad"], dataset="world", split="test", policy="p", retriever="r", k=3)
+
+
+def scripted(actions: list[list[str]], name: str = "eval") -> ScriptedPolicy:
+    return ScriptedPolicy({f"{name}-0-{i}": script for i, script in enumerate(actions)})
+
+
+def test_the_expert_scores_full_through_the_same_loop() -> None:
+    played = play_expert(environment, TASKS, CONFIG)
+    summary = em([to_record(t) for t in played])
+    assert (summary["n"], summary["faults"], summary["scores"]["em_squad"]["mean"]) == (20, 0, 1.0)
+    assert {t.end_reason for t in played} == {EndReason.ANSWERED}
+    assert [t.task.id for t in played] == [task.id for task in TASKS]
+
+
+def test_an_expert_longer_than_one_chunk_of_episodes() -> None:
+    """Questions are played 128 at a time; every script reaches its own episode."""
+    tasks = [Task(f"t{i}", f"q{i}", (f"a{i}",)) for i in range(131)]
+    played = play_expert(lambda: environment(tasks=tasks), tasks, CONFIG)
+    assert [t.info["answer"] for t in played] == [f"a{i}" for i in range(131)]
+
+
+@pytest.mark.parametrize("floor", FLOORS)
+def test_the_floors_score_zero(floor: str) -> None:
+    rng = np.random.default_rng(0)
+    scripts = []
+    for task in TASKS:
+        env = environment()
+        opening, _ = env.reset(seed=0, options={"task": task})
+        scripts.append([floor_action(floor, opening, rng) for _ in range(5)])
+    played = play(scripted(scripts), CHAT, environment, TASKS, CONFIG)
+    summary = em([to_record(t) for t in played])
+    assert summary["scores"]["em_squad"]["mean"] == 0
+    assert summary["reward_mean"] == 0
+    assert summary["faults"] == 0
+
+
+def test_an_environment_without_an_expert_says_so() -> None:
+    class Mute(LocalSearch):
+        def expert(self) -> None:
+            return None
+
+    with pytest.raises(ConfigurationError, match=rf"Mute has no expert for task '{TASKS[0].id}'"):
+        play_expert(lambda: Mute(tasks=TASKS, retriever=RETRIEVER), TASKS[:1], CONFIG)
+
+
+def test_faults_are_counted_and_are_no_score() -> None:
+    """Two of ten searches fail: 8 questions are scored, the means do not move, and no reward is written down."""
+    tasks = TASKS[:10]
+    faulty = FaultyRetriever(RETRIEVER, {2, 7})
+    script = [["<search>who</search>", f"<answer>{task.answers[0]}</answer>"] for task in tasks]
+    played = play(scripted(script), CHAT, lambda: environment(retriever=faulty), tasks, CONFIG)
+    records = [to_record(t) for t in played]
+    summary = em(records)
+    assert (summary["n"], summary["faults"]) == (8, 2)
+    assert summary["scores"]["em_squad"] | {"n": 8, "mean": 1.0} == summary["scores"]["em_squad"]
+    assert summary["reward_mean"] == 1
+    assert summary["end_reasons"] == {"answered": 8, "env_fault": 2}
+    broken = [record for record in records if not record["valid"]]
+    assert all("reward" not in record and record["prediction"] is None for record in broken)
+    assert all("told to fail" in t.error for t in played if not t.valid)
+
+
+def test_a_question_without_answers_is_the_user_s_mistake_and_no_fault() -> None:
+    with pytest.raises(DatasetError, match="'empty' has no answers"):
+        play(scripted([["<answer>x</answer>"]]), CHAT, environment, [Task("empty", "Who?")], CONFIG)
+
+
+def test_the_record_of_an_episode() -> None:
+    task = TASKS[0]
+    script = [["<search>one\ntwo</search>", "nonsense", f"<answer> {task.answers[0]} </answer> and more"]]
+    (played,) = play(scripted(script), CHAT, environment, [task], CONFIG)
+    record = to_record(played)
+    assert record["prediction"] == task.answers[0]
+    assert record["searches"] == len(record["retrieved_ids"]) == 2
+    assert [turn["valid"] for turn in record["turns"]] == [True, False, True]
+    assert [turn["reward"] for turn in record["turns"]] == [0, 0, 1]
+    assert record["turns"][2]["action"].endswith("</answer>")
+    assert record["turns"][0]["tool_results"][0]["status"] == "ok"
+    assert record["turns"][1]["tool_results"][0]["status"] == "format_error"
+    assert task.question in record["prompt"]
+    assert (record["family"], record["hops"]) == (task.data["family"], task.data["hops"])
+    assert list(record["supporting_ids"]) == list(task.data["supporting_ids"])
+
+
+def test_progress_counts_finished_episodes() -> None:
+    tasks = [Task(f"t{i}", "q", ("a",)) for i in range(130)]
+    policy = ScriptedPolicy({f"eval-{b}-{i}": ["<answer>a</answer>"] for b in (0, 128) for i in range(128)})
+    done: list[int] = []
+    play(policy, CHAT, environment, tasks, CONFIG, progress=done.append)
+    assert done == [128, 130]
+
+
+def ground(retriever: Any = RETRIEVER) -> Ground:
+    source = Source("world", "test", tuple(TASKS[:3]), WORLD.documents, None)
+    return Ground(
+        source, retriever, EnvConfig(options={"max_turns": 2, "k": 3}), lambda text: len(text.split())
+    )
+
+
+def test_bounds_stand_beside_a_score() -> None:
+    """Closed book allows no search; the oracle's searches are no searches of ours, so a broken retriever is no harm."""
+    searching = ["<search>x</search>", "<answer>wrong</answer>"]
+    scripts = {f"closed-0-{i}": ["<search>x</search>"] for i in range(3)}
+    scripts |= {f"oracle-0-{i}": searching for i in range(2)}
+    scripts["oracle-0-2"] = ["<search>x</search>", f"<answer>{TASKS[2].answers[0]}</answer>"]
+    bounds = measure_bounds(ScriptedPolicy(scripts), CHAT, ground(), CONFIG, "em_squad")
+    assert {name: bound["n"] for name, bound in bounds.items()} == {
+        "closed_book": 3,
+        "oracle": 3,
+        "expert": 3,
+    }
+    assert bounds["closed_book"]["mean"] == 0
+    assert bounds["oracle"]["mean"] == pytest.approx(1 / 3)
+    assert bounds["expert"]["mean"] == 1
+
+
+def test_no_oracle_without_supporting_documents() -> None:
+    tasks = (Task("t", "q", ("a",)),)
+    bare = Ground(Source("mine", "", tasks, WORLD.documents, None), RETRIEVER, EnvConfig(), len)
+    policy = ScriptedPolicy({"closed-0-0": ["<answer>a</answer>"]})
+    bounds = measure_bounds(policy, CHAT, bare, CONFIG, "em_squad")
+    assert "names no supporting documents" in bounds["oracle"]["note"]
+    assert bounds["closed_book"]["mean"] == 1
+
+
+def test_the_oracle_finds_exactly_the_supporting_documents() -> None:
+    oracle = OracleRetriever(TASKS, {d.id: d for d in WORLD.documents})
+    query = Query("anything", QueryContext("e", TASKS[0].question))
+    (found,) = asyncio.run(oracle.search([query], 1))
+    assert [passage.id for passage in found] == list(TASKS[0].data["supporting_ids"])
+
+
+def test_a_scripted_policy_samples_nothing() -> None:
+    """The floor and expert scripts above stand for an engine: they end at the same stop strings."""
+    done = asyncio.run(
+        scripted([["<answer>a</answer>tail"]]).generate([1], Sampling(99, stop=STOP), episode="eval-0-0")
+    )
+    assert done.text == "<answer>a</answer>"

@@ -1,0 +1,127 @@
+"""Covers intervals, paired tests and corrections against numbers derived by hand or by brute force."""
+
+from itertools import product
+from math import comb, sqrt
+
+import numpy as np
+import pytest
+
+from agentenv.errors import ConfigurationError
+from agentenv.evaluation.statistics import (
+    bootstrap_ci,
+    estimate,
+    holm,
+    mcnemar_exact,
+    paired_bootstrap,
+    pass_at_k,
+    wilson_interval,
+)
+
+
+def test_bootstrap_has_the_width_of_the_binomial() -> None:
+    # 300 ones of 1,000: SE = sqrt(.3 * .7 / 1000) = .01449, so the interval is .3 -+ 1.96 * .01449.
+    low, high = bootstrap_ci([1.0] * 300 + [0.0] * 700)
+    half = 1.96 * sqrt(0.3 * 0.7 / 1000)
+    assert low == pytest.approx(0.3 - half, abs=0.002)
+    assert high == pytest.approx(0.3 + half, abs=0.002)
+
+
+def test_bootstrap_of_three_values_equals_the_enumeration() -> None:
+    # All 27 samples of (0, .5, 1) are equally likely: the mean is 0 with 1/27 and at most 1/6 with 4/27, so
+    # the 10 % quantile is 1/6 and, by symmetry, the 90 % quantile 5/6.
+    means = sorted(sum(sample) / 3 for sample in product((0.0, 0.5, 1.0), repeat=3))
+    assert (means[2], means[24]) == pytest.approx((1 / 6, 5 / 6))
+    assert bootstrap_ci([0.0, 0.5, 1.0], level=0.8) == pytest.approx((1 / 6, 5 / 6))
+
+
+def test_bootstrap_is_decided_by_its_seed_and_not_by_order() -> None:
+    values = np.random.default_rng(3).random(50)
+    assert bootstrap_ci(values, seed=1) == bootstrap_ci(values[::-1], seed=1)
+    assert bootstrap_ci(values, seed=1) != bootstrap_ci(values, seed=2)
+
+
+def test_bootstrap_in_blocks_keeps_every_resample() -> None:
+    # 5,000 distinct values make blocks of 800 resamples. SE of a uniform mean: sqrt(1/12/5000) = .00408.
+    low, high = bootstrap_ci(np.linspace(0, 1, 5000), resamples=1000)
+    assert (high - low) / 2 == pytest.approx(1.96 * sqrt(1 / 12 / 5000), rel=0.1)
+
+
+def test_wilson_by_hand() -> None:
+    # 0 of 10: the upper end is z^2 / (n + z^2) = 3.8415 / 13.8415; the lower is 0.
+    low, high = wilson_interval(0, 10)
+    assert low == pytest.approx(0.0, abs=1e-12)
+    assert high == pytest.approx(0.27753, abs=1e-5)
+    # 5 of 10 is symmetric around 1/2: half = z/(1+z^2/10) * sqrt(.025 + z^2/400).
+    low, high = wilson_interval(5, 10)
+    assert (low, high) == pytest.approx((0.23659, 0.76341), abs=1e-5)
+
+
+def test_estimate_takes_wilson_where_the_bootstrap_has_no_width() -> None:
+    perfect = estimate([1.0] * 300)
+    # 300 of 300: the lower end is n / (n + z^2) = 300 / 303.8415.
+    assert (perfect.mean, perfect.method, perfect.n) == (1.0, "wilson", 300)
+    assert (perfect.low, perfect.high) == pytest.approx((0.98736, 1.0), abs=1e-5)
+    assert estimate([1.0, 0.0]).method == "wilson"
+    assert estimate([1.0, 0.0] * 100).method == "bootstrap"
+    assert estimate([0.5, 0.0]).method == "bootstrap"
+
+
+def test_mcnemar_by_hand() -> None:
+    # 1 against 7: 2 * (C(8,0) + C(8,1)) / 2^8 = 18/256.
+    assert mcnemar_exact(1, 7) == mcnemar_exact(7, 1) == 18 / 256
+    assert mcnemar_exact(0, 0) == 1.0
+    assert mcnemar_exact(4, 4) == 1.0  # both tails hold the middle term, so the sum passes 1
+    assert mcnemar_exact(0, 2000) == 2.0**-1999  # far beyond what floats could sum
+
+
+def test_paired_bootstrap_sees_what_pairing_removes() -> None:
+    # b wins 30 of 400 questions and never loses: d has mean .075 and SE sqrt(.075 * .925 / 400) = .01317.
+    a = np.array([0.0, 1.0] * 200)
+    b = a.copy()
+    b[:60:2] = 1.0
+    result = paired_bootstrap(a, b)
+    assert result.difference == pytest.approx(0.075)
+    assert (result.low, result.high) == pytest.approx((0.075 - 0.0258, 0.075 + 0.0258), abs=0.003)
+    assert result.p_value == pytest.approx(2 / 10_001)
+    assert paired_bootstrap(b, a).difference == pytest.approx(-0.075)
+
+
+def test_paired_bootstrap_of_equals_finds_nothing() -> None:
+    result = paired_bootstrap([0.0, 1.0, 1.0], [0.0, 1.0, 1.0])
+    assert (result.difference, result.low, result.high, result.p_value) == (0.0, 0.0, 0.0, 1.0)
+
+
+def test_holm_by_hand() -> None:
+    # Sorted .01 .02 .03 times 3 2 1 = .03 .04 .03; the last is raised to .04.
+    assert holm([0.03, 0.01, 0.02]) == pytest.approx([0.04, 0.03, 0.04])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+@pytest.mark.parametrize(("n", "c", "k"), [(5, 2, 1), (5, 2, 2), (10, 3, 4), (4, 0, 2), (4, 4, 1), (3, 2, 2)])
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(n: int, c: int, k: int) -> None:
+    assert pass_at_k(n, c, k) == pytest.approx(1 - comb(n - c, k) / comb(n, k))
+
+
+def test_pass_at_k_by_hand_is_not_the_biased_shortcut() -> None:
+    # 2 of 5 right, 2 draws: both wrong in C(3,2)=3 of C(5,2)=10 -> .7; the shortcut gives 1 - .6^2 = .64.
+    assert pass_at_k(5, 2, 2) == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize("values", [[], [[1.0]], [float("nan")]])
+def test_scores_that_have_no_mean_are_refused(values: list[float]) -> None:
+    with pytest.raises(ConfigurationError, match="finite scores"):
+        bootstrap_ci(values)
+
+
+def test_arguments_without_meaning_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="3 against 2"):
+        paired_bootstrap([1.0, 1.0, 0.0], [1.0, 0.0])
+    with pytest.raises(ConfigurationError, match="5 of 3"):
+        wilson_interval(5, 3)
+    with pytest.raises(ConfigurationError, match="k=6"):
+        pass_at_k(5, 2, 6)
+    with pytest.raises(ConfigurationError, match=r"not 1\.5"):
+        bootstrap_ci([1.0], level=1.5)
+    with pytest.raises(ConfigurationError, match="-1"):
+        mcnemar_exact(-1, 2)

@@ -1,0 +1,91 @@
+"""BM25 beyond its contract: a hand-computed score, both sides treated alike, saving, and silence."""
+
+import asyncio
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+
+from agentenv.core.types import Document, Passage
+from agentenv.errors import ConfigurationError, CorpusError, IndexMismatch
+from agentenv.retrievers.bm25 import INDEX_FOLDER, BM25Retriever
+from agentenv.retrievers.storage import CORPUS_FILE
+
+pytest.importorskip("bm25s", reason="bm25s is not installed")
+pytest.importorskip("Stemmer", reason="PyStemmer is not installed")
+
+DOCUMENTS = [
+    Document("a", "Lighthouses", "Ketterby keeps lighthouses"),
+    Document("b", "", "Orla was building bridges"),
+    Document("c", "Fair", "the apples and the wool of autumn"),
+]
+
+
+def search(retriever: BM25Retriever, text: str, k: int = 3) -> list[Passage]:
+    return asyncio.run(retriever.search([text], k))[0]
+
+
+def test_score_of_one_word_is_bm25() -> None:
+    # "bridge" stands in document b only, once. Stems: a = lighthous ketterbi keep lighthous (4), b = orla build bridg
+    # (3; "was" is a stop word), c = fair appl wool autumn (4). N = 3, df = 1, mean length 11/3.
+    # idf = ln(1 + (3 - 1 + .5) / (1 + .5)); Lucene's tf part = 1 / (1 + 1.5 * (.25 + .75 * 3 / (11/3))).
+    expected = math.log(1 + 2.5 / 1.5) / (1 + 1.5 * (0.25 + 0.75 * 9 / 11))
+    (passage,) = search(BM25Retriever.build(DOCUMENTS), "bridge")
+    assert passage.id == "b"
+    assert passage.score == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("text", ["lighthouse", "LIGHTHOUSES", "the lighthouse's"])
+def test_queries_are_stemmed_like_passages(text: str) -> None:
+    assert [passage.id for passage in search(BM25Retriever.build(DOCUMENTS), text)] == ["a"]
+
+
+def test_titles_are_searched() -> None:
+    assert [passage.id for passage in search(BM25Retriever.build(DOCUMENTS), "fair")] == ["c"]
+
+
+@pytest.mark.parametrize("text", ["zebra", "the of and", "?!", "x"])
+def test_queries_without_known_words_find_nothing(text: str) -> None:
+    assert search(BM25Retriever.build(DOCUMENTS), text) == []
+
+
+def test_unknown_words_beside_known_ones_change_nothing() -> None:
+    retriever = BM25Retriever.build(DOCUMENTS)
+    assert search(retriever, "zebra bridges qux") == search(retriever, "bridges")
+
+
+def test_a_corpus_without_words_is_refused() -> None:
+    with pytest.raises(CorpusError, match="None of the 2 documents has a word"):
+        BM25Retriever.build([Document("a", "", ""), Document("b", "", "the of")])
+
+
+def test_documents_without_words_are_never_found() -> None:
+    retriever = BM25Retriever.build([Document("a", "", ""), Document("b", "", "a bridge")])
+    assert [passage.id for passage in search(retriever, "bridge")] == ["b"]
+
+
+def test_saved_and_loaded_answer_alike_and_silently(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    built = BM25Retriever.build(DOCUMENTS)
+    built.save(tmp_path / "saved")
+    loaded = BM25Retriever.load(tmp_path / "saved")
+    for text in ("bridges of Ketterby", "autumn apples", "zebra"):
+        assert search(loaded, text) == search(built, text)
+    assert loaded.info() == built.info()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
+    BM25Retriever.build(DOCUMENTS).save(tmp_path / "three")
+    BM25Retriever.build(DOCUMENTS[:2]).save(tmp_path / "two")
+    shutil.copytree(tmp_path / "two" / INDEX_FOLDER, tmp_path / "three" / INDEX_FOLDER, dirs_exist_ok=True)
+    with pytest.raises(IndexMismatch, match="holds 2 rows, not 3"):
+        BM25Retriever.load(tmp_path / "three")
+    shutil.rmtree(tmp_path / "three" / INDEX_FOLDER)
+    with pytest.raises(ConfigurationError, match="bm25s cannot be read; build the retriever again"):
+        BM25Retriever.load(tmp_path / "three")
+    shutil.copy(tmp_path / "three" / CORPUS_FILE, tmp_path / "two" / CORPUS_FILE)
+    with pytest.raises(IndexMismatch, match="was built over corpus"):
+        BM25Retriever.load(tmp_path / "two")

@@ -1,0 +1,261 @@
+"""The FAISS retriever beyond its contract: batches, ties, missing labels, deadlines, saving, and what load refuses."""
+
+import asyncio
+import json
+import resource
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agentenv.core.batching import Lockstep
+from agentenv.core.types import Document
+from agentenv.errors import ConfigurationError, CorpusError, IndexMismatch, MissingExtra, RetrieverFault
+from agentenv.retrievers import faiss as module
+from agentenv.retrievers.base import best_hits
+from agentenv.retrievers.encoder import HashEncoder, Vectors
+from agentenv.retrievers.faiss import FaissRetriever
+from agentenv.retrievers.storage import CARD_FILE, CORPUS_FILE
+
+pytest.importorskip("faiss", reason="faiss-cpu is not installed")
+
+DOCUMENTS = [Document(f"id{n}", f"Town {n}", f"Town {n} lies on river {n % 7}.") for n in range(50)]
+
+
+class RecordingEncoder(HashEncoder):
+    """A hash encoder that keeps the lists of queries and can be slow or broken."""
+
+    def __init__(self, *, seconds: float = 0.0, broken: bool = False) -> None:
+        super().__init__(dim=64)
+        self.asked: list[list[str]] = []
+        self.seconds, self.broken = seconds, broken
+
+    def encode_queries(self, texts: Sequence[str]) -> Vectors:
+        self.asked.append(list(texts))
+        time.sleep(self.seconds)
+        if self.broken:
+            raise ZeroDivisionError("no vectors today")
+        return super().encode_queries(texts)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    FaissRetriever.build(DOCUMENTS, HashEncoder(dim=64)).save(tmp_path / "towns")
+    return tmp_path / "towns"
+
+
+def load(folder: Path) -> FaissRetriever:
+    return FaissRetriever.load(folder, encoder=HashEncoder(dim=64))
+
+
+def ids(retriever: FaissRetriever, text: str, k: int) -> list[str]:
+    return [passage.id for passage in asyncio.run(retriever.search([text], k))[0]]
+
+
+def test_concurrent_searches_are_encoded_in_one_call_without_duplicates() -> None:
+    encoder = RecordingEncoder()
+    retriever = FaissRetriever.build(DOCUMENTS, encoder)
+
+    async def main() -> list[int]:
+        requests = ((["Town 1", "Town 2"], 1), (["Town 2"], 5), (["Town  3", ""], 2))
+        answers = await asyncio.gather(*(retriever.search(texts, k) for texts, k in requests))
+        return [len(passages) for answer in answers for passages in answer]
+
+    assert asyncio.run(main()) == [1, 1, 5, 2, 0]
+    assert encoder.asked == [["Town 1", "Town 2", "Town 3"]]
+
+
+def test_in_lockstep_a_batch_holds_the_queries_of_all_episodes_in_order() -> None:
+    encoder = RecordingEncoder()
+    retriever = FaissRetriever.build(DOCUMENTS, encoder)
+
+    async def episode(lockstep: Lockstep, index: int) -> None:
+        with lockstep.episode(index):
+            await asyncio.sleep(0.01 * (3 - index))
+            await retriever.search([f"Town {index}"], 1)
+
+    async def main() -> None:
+        lockstep = Lockstep()
+        await asyncio.gather(*(episode(lockstep, index) for index in range(4)))
+
+    asyncio.run(main())
+    assert encoder.asked == [["Town 0", "Town 1", "Town 2", "Town 3"]]
+
+
+def test_a_question_asked_again_is_not_encoded_again() -> None:
+    encoder = RecordingEncoder()
+    retriever = FaissRetriever.build(DOCUMENTS, encoder)
+    assert ids(retriever, "river 3", 2) == ids(retriever, "river 3", 2)
+    assert encoder.asked == [["river 3"]]
+
+
+def test_results_equal_brute_force_in_every_batch_size() -> None:
+    encoder = HashEncoder(dim=64)
+    retriever = FaissRetriever.build(DOCUMENTS, encoder)
+    queries = [f"Town {n} on river {n % 5}" for n in range(64)]
+    passages = encoder.encode_passages([f"{d.title} {d.text}" for d in DOCUMENTS]).astype(np.float64)
+    scores = np.round(encoder.encode_queries(queries).astype(np.float64) @ passages.T, 5)
+    expected = [[f"id{row}" for row in np.lexsort((np.arange(50), -row_scores))[:3]] for row_scores in scores]
+    for size in (1, 19, 20, 64):  # FAISS changes its algorithm at 20 queries
+        for start in range(0, 64, size):
+            answers = asyncio.run(retriever.search(queries[start : start + size], 3))
+            found = [[passage.id for passage in answer] for answer in answers]
+            assert found == expected[start : start + size]
+
+
+def test_best_hits_rounds_drops_missing_labels_and_breaks_ties_by_row() -> None:
+    # .5000001 and .5000004 round to .50000: a tie, so row 3 precedes row 8. -1 is FAISS's "none".
+    scores = np.array([0.5000004, 0.9, 0.5000001, 0.7])
+    hits = best_hits(scores, np.array([8, 2, 3, -1]), k=3)
+    assert hits == [(2, 0.9), (3, 0.5), (8, 0.5)]
+
+
+def test_an_index_that_finds_too_little_gives_only_real_passages() -> None:
+    # One of eight lists is searched, so FAISS fills most of the ten labels with -1.
+    retriever = FaissRetriever.build(DOCUMENTS, HashEncoder(dim=64), "IVF8,Flat")
+    found = ids(retriever, "Town 7", 50)
+    assert 1 <= len(found) < 50
+    assert len(set(found)) == len(found)
+
+
+def test_a_failing_encoder_is_a_fault_of_the_retriever() -> None:
+    retriever = FaissRetriever.build(DOCUMENTS, RecordingEncoder(broken=True))
+    with pytest.raises(RetrieverFault, match="faiss: ZeroDivisionError: no vectors today"):
+        asyncio.run(retriever.search(["Town 1"], 1))
+
+
+def test_a_late_answer_is_a_fault_of_the_retriever(tmp_path: Path) -> None:
+    FaissRetriever.build(DOCUMENTS, RecordingEncoder()).save(tmp_path / "towns")
+    retriever = FaissRetriever.load(tmp_path / "towns", encoder=RecordingEncoder(seconds=0.2), timeout_s=0.05)
+    with pytest.raises(RetrieverFault, match=r"faiss: no answer within 0\.05 s"):
+        asyncio.run(retriever.search(["Town 1"], 1))
+
+
+@pytest.mark.parametrize("k", [0, -3])
+def test_a_k_below_one_is_refused(k: int) -> None:
+    with pytest.raises(ConfigurationError, match=f"k is {k}; ask for at least 1"):
+        asyncio.run(FaissRetriever.build(DOCUMENTS, HashEncoder()).search(["Town"], k))
+
+
+def test_a_bare_string_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="queries is the string 'Town 1'; give a list"):
+        asyncio.run(FaissRetriever.build(DOCUMENTS, HashEncoder()).search("Town 1", 1))
+
+
+@pytest.mark.parametrize("spec", ["Flat", "SQfp16", "SQ8", "HNSW32"])
+def test_saved_and_loaded_retrievers_answer_alike(tmp_path: Path, spec: str) -> None:
+    built = FaissRetriever.build(DOCUMENTS, HashEncoder(dim=64), spec)
+    built.save(tmp_path / "deep" / "towns")
+    loaded = load(tmp_path / "deep" / "towns")
+    assert asyncio.run(loaded.search(["Town 7", "river 3"], 5)) == asyncio.run(
+        built.search(["Town 7", "river 3"], 5)
+    )
+    assert loaded.info() == built.info()
+    assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == ["towns"]
+
+
+def test_the_card_ties_index_and_corpus_together(saved: Path) -> None:
+    card = json.loads((saved / CARD_FILE).read_text())
+    assert card["kind"] == "faiss"
+    assert (card["rows"], card["dim"], card["metric"], card["index"]) == (50, 64, "inner_product", "Flat")
+    assert (card["encoder"], card["encoder_spec"]) == ("hash:64", "hash")
+    assert card["corpus"] == load(saved).corpus.fingerprint
+
+
+def test_another_encoder_is_refused(saved: Path) -> None:
+    with pytest.raises(IndexMismatch, match="built with encoder 'hash:64', not 'hash:32'"):
+        FaissRetriever.load(saved, encoder=HashEncoder(dim=32))
+    with pytest.raises(IndexMismatch, match="not 'hash:512'"):
+        FaissRetriever.load(saved)  # the spec "hash" makes the encoder of 512 dimensions
+
+
+def test_another_corpus_is_refused(saved: Path) -> None:
+    corpus = saved / CORPUS_FILE
+    corpus.write_text(corpus.read_text().replace("Town 7 lies", "Town 7 lay"))
+    with pytest.raises(
+        IndexMismatch, match=r"was built over corpus \w{12}, but corpus\.jsonl there is \w{12}"
+    ):
+        load(saved)
+    corpus.write_text("")
+    with pytest.raises(CorpusError, match="is empty"):
+        load(saved)
+
+
+def test_an_index_of_another_size_is_refused(saved: Path, tmp_path: Path) -> None:
+    FaissRetriever.build(DOCUMENTS[:9], HashEncoder(dim=64)).save(tmp_path / "small")
+    shutil.copy(tmp_path / "small" / module.INDEX_FILE, saved / module.INDEX_FILE)
+    with pytest.raises(IndexMismatch, match="holds 9 vectors of 64 dimensions, not 50 of 64"):
+        load(saved)
+
+
+def test_damaged_and_foreign_folders_are_refused(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="holds no retriever; make one with"):
+        load(tmp_path)
+    (saved / module.INDEX_FILE).write_bytes(b"junk")
+    with pytest.raises(ConfigurationError, match=r"index\.faiss cannot be read"):
+        load(saved)
+    (saved / CARD_FILE).write_text('{"kind": "bm25", "rows": 1, "corpus": "x"}')
+    with pytest.raises(ConfigurationError, match="holds a bm25 retriever, not faiss"):
+        load(saved)
+    (saved / CARD_FILE).write_text('{"colour": "blue"}')
+    with pytest.raises(ConfigurationError, match="is not a retriever's card"):
+        load(saved)
+
+
+def test_saving_replaces_an_older_retriever_and_nothing_else(saved: Path, tmp_path: Path) -> None:
+    fresh = FaissRetriever.build(DOCUMENTS[:3], HashEncoder(dim=64))
+    fresh.save(saved)
+    assert load(saved).info().documents == 3
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("dear to me")
+    with pytest.raises(ConfigurationError, match="exists and is not a retriever"):
+        fresh.save(tmp_path / "thesis")
+    assert (tmp_path / "thesis" / "chapter.tex").read_text() == "dear to me"
+
+
+@pytest.fixture
+def small_disk() -> Iterator[None]:
+    """No file may grow past 2,000 bytes: writing fails half-way, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("rows", [9, 50])  # with 9 rows the corpus fits and the index does not
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, small_disk: None, rows: int) -> None:
+    retriever = FaissRetriever.build(DOCUMENTS[:rows], HashEncoder(dim=64))
+    with pytest.raises(ConfigurationError, match="cannot be written"):
+        retriever.save(tmp_path / "towns")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_save_keeps_the_older_retriever(saved: Path, small_disk: None) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be written"):
+        FaissRetriever.build(DOCUMENTS[:40], HashEncoder(dim=64)).save(saved)
+    assert load(saved).info().documents == 50
+
+
+def test_unknown_and_untrainable_indexes_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="FAISS knows no index 'Flatt' of 64 dimensions"):
+        FaissRetriever.build(DOCUMENTS, HashEncoder(dim=64), "Flatt")
+    with pytest.raises(ConfigurationError, match="50 passages are too few to train 'PQ8'"):
+        FaissRetriever.build(DOCUMENTS, HashEncoder(dim=64), "PQ8")
+
+
+def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "faiss", None)
+    with pytest.raises(MissingExtra, match=r"faiss-cpu is not installed; run: pip install .*\[retrieval\]"):
+        FaissRetriever.build(DOCUMENTS, HashEncoder())
+
+
+def test_building_reports_progress() -> None:
+    seen: list[tuple[int, int]] = []
+    documents = [Document(str(n), "", f"number {n}") for n in range(1500)]
+    FaissRetriever.build(
+        documents, HashEncoder(dim=8), progress=lambda done, total: seen.append((done, total))
+    )
+    assert seen == [(1024, 1500), (1500, 1500)]

@@ -1,0 +1,71 @@
+"""Hybrid: the fusion by hand, and the two halves over one corpus."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from agentenv.core.types import Document
+from agentenv.errors import ConfigurationError, IndexMismatch
+from agentenv.retrievers.encoder import HashEncoder
+from agentenv.retrievers.hybrid import HybridRetriever, reciprocal_rank_fusion
+
+DOCUMENTS = [Document(f"d{n}", "", f"stone {n} of the wall {n % 3}") for n in range(150)]
+
+
+def test_fusion_by_hand() -> None:
+    # Ranks: row 7 is 1st and 3rd, row 4 2nd and 1st, row 9 3rd only, row 2 2nd only.
+    fused = reciprocal_rank_fusion([[7, 4, 9], [4, 2, 7]])
+    assert [row for row, _ in fused] == [4, 7, 2, 9]
+    assert [score for _, score in fused] == pytest.approx([1 / 62 + 1 / 61, 1 / 61 + 1 / 63, 1 / 62, 1 / 63])
+
+
+def test_equal_sums_go_to_the_best_single_rank_then_to_the_row() -> None:
+    # k = 0. Row 8: 1/2 + 1/2 = 1 with best rank 2; row 5: 1/1 = 1 with best rank 1, so 5 comes first.
+    assert [row for row, _ in reciprocal_rank_fusion([[5, 8], [3, 8]], k=0)] == [3, 5, 8]
+
+
+def test_the_order_of_the_lists_does_not_matter() -> None:
+    lists = [[3, 1, 2, 0], [1, 3, 0, 2], [2, 0, 3, 1]]
+    assert reciprocal_rank_fusion(lists) == reciprocal_rank_fusion(lists[::-1])
+
+
+def test_nothing_fuses_to_nothing() -> None:
+    assert reciprocal_rank_fusion([[], []]) == []
+
+
+def build() -> HybridRetriever:
+    pytest.importorskip("faiss", reason="faiss-cpu is not installed")
+    pytest.importorskip("bm25s", reason="bm25s is not installed")
+    return HybridRetriever.build(DOCUMENTS, HashEncoder(dim=64))
+
+
+def test_search_is_the_fusion_of_both_lists_cut_at_100() -> None:
+    hybrid = build()
+
+    async def main() -> None:
+        (found,) = await hybrid.search(["stone 17 of the wall"], 200)
+        (dense,) = await hybrid.dense.search(["stone 17 of the wall"], 100)
+        (bm25,) = await hybrid.bm25.search(["stone 17 of the wall"], 100)
+        rankings = [[int(passage.id[1:]) for passage in passages] for passages in (dense, bm25)]
+        expected = [(f"d{row}", score) for row, score in reciprocal_rank_fusion(rankings)]
+        assert [(passage.id, passage.score) for passage in found] == expected
+        assert found[0].id == "d17"
+        assert 100 <= len(found) < 150
+
+    asyncio.run(main())
+
+
+def test_k_only_cuts(tmp_path: Path) -> None:
+    hybrid = build()
+    assert asyncio.run(hybrid.search(["wall 2"], 3))[0] == asyncio.run(hybrid.search(["wall 2"], 30))[0][:3]
+
+
+def test_halves_over_different_corpora_are_refused(tmp_path: Path) -> None:
+    hybrid = build()
+    other = HybridRetriever.build(DOCUMENTS[:9], HashEncoder(dim=64))
+    with pytest.raises(IndexMismatch, match="A hybrid needs one corpus"):
+        HybridRetriever(hybrid.dense, other.bm25)
+    hybrid.dense.save(tmp_path / "dense")
+    with pytest.raises(ConfigurationError, match="holds a faiss retriever, not hybrid; write 'faiss:"):
+        HybridRetriever.load(tmp_path / "dense")

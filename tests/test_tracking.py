@@ -1,0 +1,75 @@
+"""Trackers: TensorBoard for real; the others where installed; names, places and absent extras."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
+from agentenv.tracking import TRACKERS, Tracker, make_tracker
+
+
+def absent(module: str) -> bool:
+    return importlib.util.find_spec(module) is None
+
+
+@pytest.mark.skipif(absent("tensorboard") or absent("torch"), reason="tensorboard is not installed")
+def test_tensorboard_holds_every_value_under_its_step(tmp_path: Path) -> None:
+    tracker = make_tracker(f"tensorboard:{tmp_path}")
+    assert isinstance(tracker, Tracker)
+    tracker.log(1, {"em": 0.25, "loss": 2.0})
+    tracker.log(5, {"em": 0.5})
+    tracker.close()
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events: Any = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("em")] == [(1, 0.25), (5, 0.5)]
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 2.0)]
+
+
+@pytest.mark.skipif(absent("mlflow"), reason="mlflow is not installed")
+def test_mlflow_holds_every_value_under_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    import mlflow
+
+    tracker = make_tracker("mlflow:trial")
+    tracker.log(3, {"em": 0.5})
+    tracker.close()
+    client: Any = mlflow.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("trial").experiment_id])
+    assert run.info.status == "FINISHED"
+    assert [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, "em")] == [
+        (3, 0.5)
+    ]
+
+
+@pytest.mark.skipif(absent("wandb"), reason="wandb is not installed")
+def test_wandb_writes_an_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.chdir(tmp_path)
+    tracker = make_tracker("wandb:trial")
+    tracker.log(3, {"em": 0.5})
+    tracker.close()
+    assert list(tmp_path.rglob("*.wandb"))
+
+
+def test_an_unknown_kind_names_the_nearest() -> None:
+    with pytest.raises(UnknownName, match=r"No tracker 'tensorbord'. Did you mean 'tensorboard'"):
+        make_tracker("tensorbord:x")
+
+
+@pytest.mark.parametrize("spec", ["wandb", "wandb:"])
+def test_a_tracker_must_say_where(spec: str) -> None:
+    with pytest.raises(ConfigurationError, match="write wandb:NAME"):
+        make_tracker(spec)
+
+
+@pytest.mark.parametrize("kind", sorted(TRACKERS))
+def test_an_absent_package_names_its_extra(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = {"tensorboard": "torch.utils.tensorboard"}.get(kind, kind)
+    monkeypatch.setitem(sys.modules, module, None)  # so that importing it raises ImportError
+    with pytest.raises(MissingExtra, match=rf"agentenv-suite\[.*{kind}"):
+        make_tracker(f"{kind}:x")

@@ -1,0 +1,105 @@
+"""Small models and made-up episodes for the tests of this folder, as fixtures."""
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
+from agentenv.core.types import EndReason, Task
+
+Part = tuple[SegmentKind, Sequence[int]]
+
+
+class TablePolicy(nn.Module):
+    """A policy over two tokens with one row of logits for every history, in float64.
+
+    The hidden state is the history itself, one-hot: the history 0, 1 has the number 0b101. Gradients can therefore be
+    written down by hand: d log p(a | c) / d logit(b, c) = [a = b] - p(b | c).
+    """
+
+    def __init__(self, length: int, seed: int = 0) -> None:
+        super().__init__()
+        self.histories = 2 ** (length + 1)
+        self.head = nn.Linear(self.histories, 2, bias=False, dtype=torch.float64)
+        with torch.no_grad():
+            self.head.weight.copy_(
+                torch.randn(2, self.histories, generator=torch.Generator().manual_seed(seed))
+            )
+
+    def get_decoder(self) -> Callable[..., Any]:
+        def decode(input_ids: Tensor, use_cache: bool) -> Any:
+            numbers, number = [], torch.ones(len(input_ids), dtype=torch.long)
+            for column in input_ids.T:
+                number = (2 * number + column) % self.histories  # padding may run over
+                numbers.append(number)
+            hidden = nn.functional.one_hot(torch.stack(numbers, 1), self.histories).double()
+            return SimpleNamespace(last_hidden_state=hidden)
+
+        return decode
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.head
+
+    def logprob(self, history: Sequence[int], token: int) -> Tensor:
+        number = int("1" + "".join(map(str, history)), 2)
+        return torch.log_softmax(self.head.weight[:, number], dim=0)[token]
+
+
+def _qwen(vocabulary: int = 257, *, seed: int = 0, context: int = 256, eos: int = 256) -> Any:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(seed)
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=vocabulary,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            intermediate_size=48,
+            max_position_embeddings=context,
+            initializer_range=0.3,  # a peaked distribution: flat ones hide mistakes
+            bos_token_id=None,
+            eos_token_id=eos,
+            pad_token_id=None,
+        )
+    )
+    return model.eval()
+
+
+def _episode(
+    parts: Sequence[Part], reward: float = 0.0, *, logprobs: Sequence[float] = (), **changes: Any
+) -> Trajectory:
+    """An episode of ``parts``; ``logprobs`` are those of all policy tokens in order, 0 where none are given."""
+    left = list(logprobs)
+    segments = []
+    for turn, (kind, ids) in enumerate(parts):
+        mine: tuple[float, ...] = ()
+        if kind is SegmentKind.POLICY:
+            mine = tuple(left[: len(ids)]) if logprobs else (0.0,) * len(ids)
+            del left[: len(ids)]
+        segments.append(Segment(kind, tuple(ids), turn, logprobs=mine))
+    base: dict[str, Any] = {"reward": reward, "end_reason": EndReason.ANSWERED, "segments": tuple(segments)}
+    return Trajectory(task=Task("t", "q"), turns=(), **(base | changes))
+
+
+@pytest.fixture
+def table() -> Callable[..., TablePolicy]:
+    """Makes a tabular policy over two tokens."""
+    return TablePolicy
+
+
+@pytest.fixture
+def qwen() -> Callable[..., Any]:
+    """Makes a random Qwen2 of 2 layers and width 32 over the ids of ``ByteTokenizer``."""
+    return _qwen
+
+
+@pytest.fixture
+def episode() -> Callable[..., Trajectory]:
+    """Makes a trajectory of segments."""
+    return _episode

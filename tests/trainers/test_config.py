@@ -1,0 +1,93 @@
+"""The configuration: every shipped preset, TOML there and back, overrides, and one sentence for each mistake."""
+
+from pathlib import Path
+
+import pytest
+
+from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.trainers.advantages import ESTIMATORS
+from agentenv.trainers.config import TrainConfig, dump_config, load_config, override, presets
+
+
+@pytest.mark.parametrize("name", sorted(presets()))
+def test_every_shipped_preset_loads_and_comes_back_from_toml(name: str, tmp_path: Path) -> None:
+    config = load_config(name)
+    assert config.name == name
+    assert config.optimization.estimator in ESTIMATORS
+    assert len({source.world.split for source in (config.train, config.dev, config.test)}) == 3
+    (tmp_path / "again.toml").write_text(dump_config(config))
+    assert load_config(str(tmp_path / "again.toml")) == config
+
+
+def test_there_is_a_preset() -> None:
+    assert "laptop-search" in presets()
+
+
+def test_overrides_reach_every_kind_of_value() -> None:
+    base = load_config("laptop-search")
+    words = (
+        "--seed 5 --name 7 --rollout.group-size=4 --optimization.learning_rate 3e-5 --evaluation.bounds False "
+        "--evaluation.scorers em_squad f1_squad em_cover --test.limit 9 --test.split dev --test.data a/b "
+        "--test.world.hops [1,1] --test.world.families lookup --env.options.k 5 --env.options.snippet_words 8"
+    )
+    config = override(base, words.split())
+    assert (config.seed, config.name, config.rollout.group_size) == (5, "7", 4)
+    assert config.optimization.learning_rate == 3e-5
+    assert config.evaluation.bounds is False
+    assert config.evaluation.scorers == ("em_squad", "f1_squad", "em_cover")
+    assert (config.test.limit, config.test.split, config.test.data) == (9, "dev", Path("a/b"))
+    assert (config.test.world.hops, config.test.world.families) == ((1, 1), ("lookup",))
+    assert config.env.options == base.env.options | {"k": 5, "snippet_words": 8}
+    assert config.train == base.train
+    assert override(base, []) == base
+    assert override(base, ["--env.options.prompt", "Q: {question}"]).env.options["prompt"] == "Q: {question}"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--rollout.group_siz 4", r"'rollout.group_siz'. Did you mean 'rollout.group_size'\?"),
+        ("--train.world.documets 400", r"Did you mean 'train.world.documents'\?"),
+        ("--optimisation.steps 4", r"Did you mean 'optimization'\?"),
+        ("--rollout.group_size 1", r"rollout.group_size: .*greater than or equal to 2; got 1\.$"),
+        ("--optimization.steps many", r"optimization.steps: .*integer.*; got 'many'\.$"),
+        (
+            "--rollout.turn_tokens 9 --rollout.context_tokens 8",
+            r"turn_tokens=9 must be below rollout.context_tokens=8",
+        ),
+        ("--test.world.documents 10", r"test.world: documents must be 200 to 1000000, not 10\.$"),
+        ("--seed.deep 1", r"seed"),
+        ("--seed", r"--seed needs a value"),
+        ("5", r"'5' follows no key"),
+    ],
+)
+def test_a_wrong_override_is_one_sentence(words: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        override(load_config("laptop-search"), words.split())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[rollout]\ngroup_siz = 4", r"a.toml: 'rollout.group_siz'. Did you mean 'rollout.group_size'\?"),
+        ("[train.world]\ndocumets = 400", r"'train.world.documets'. Did you mean 'train.world.documents'\?"),
+        ("[rollout]\ngroup_size = 1", r"a.toml: rollout.group_size: .*; got 1"),
+        ("[rollout", r"a.toml is no TOML"),
+        ("rollout = 3", r"a.toml: rollout: "),
+    ],
+)
+def test_a_wrong_file_is_one_sentence(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=message):
+        load_config(str(path))
+
+
+def test_an_unknown_preset_names_the_nearest() -> None:
+    with pytest.raises(UnknownName, match=r"'laptop-serch'. Did you mean 'laptop-search'\?"):
+        load_config("laptop-serch")
+
+
+def test_the_defaults_are_a_configuration() -> None:
+    assert TrainConfig().rollout.turn_tokens < TrainConfig().rollout.context_tokens

@@ -1,0 +1,53 @@
+"""Collapse monitors: each warning fires on a made-up history of its own kind and on no healthy one."""
+
+import pytest
+
+from agentenv.trainers.monitors import WATCHED, Metrics, warnings_of
+
+HEALTHY: Metrics = dict(zip(WATCHED, (0.8, 0.9, 0.8, 20.0, 0.4, 0.5), strict=True))
+
+
+def history(changes: Metrics, *, before: int = 5, after: int = 5) -> list[Metrics]:
+    """So many healthy steps, then so many with ``changes``."""
+    return [HEALTHY] * before + [{**HEALTHY, **changes}] * after
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"entropy": 0.01}, "entropy fell to 0.010 nats"),
+        ({"format_rate": 0.6}, "valid actions fell from 90% to 60%"),
+        ({"answer_rate": 0.5}, "answered episodes fell from 80% to 50%"),
+        ({"response_tokens": 45.0}, "responses grew from 20 to 45 tokens without more reward"),
+        ({"zero_variance_share": 0.95}, "95% of the groups have equal rewards"),
+        ({"reward_mean": 0.2}, "reward fell from 0.50 to 0.20"),
+    ],
+)
+def test_each_sign_is_one_warning(changes: dict[str, float], sentence: str) -> None:
+    (figure,) = set(changes)
+    found = warnings_of(history(changes))
+    assert list(found) == [figure]
+    assert sentence in found[figure]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"reward_mean": 0.95, "zero_variance_share": 0.85, "entropy": 0.2},  # learning well
+        {"response_tokens": 45.0, "reward_mean": 0.7},  # longer and better
+        {"format_rate": 0.7, "answer_rate": 0.7, "reward_mean": 0.4},  # a dent
+    ],
+)
+def test_a_healthy_run_is_left_alone(changes: dict[str, float]) -> None:
+    assert warnings_of(history(changes, after=40)) == {}
+
+
+def test_one_bad_step_and_a_short_history_are_not_believed() -> None:
+    assert warnings_of(history({"entropy": 0.01}, before=9, after=1)) == {}
+    assert warnings_of(history({"entropy": 0.0}, before=4)) == {}
+
+
+def test_signs_add_up() -> None:
+    found = warnings_of(history({"entropy": 0.0, "reward_mean": 0.0, "answer_rate": 0.0}))
+    assert set(found) == {"entropy", "answer_rate", "reward_mean"}

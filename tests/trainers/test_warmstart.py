@@ -1,0 +1,127 @@
+"""The warm start in miniature.
+
+What demonstrators do, that their pages are the environment's, and that a stored reader gives the same policy as one that
+was never put down.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from agentenv.core.chat import InlineFormat
+from agentenv.core.env import run_sync
+from agentenv.core.types import Passage, Query, RetrieverInfo
+from agentenv.data.world import FictionalWorld, WorldConfig
+from agentenv.envs.local_search import LocalSearch
+from agentenv.errors import ConfigurationError
+from agentenv.policies.card import read_card
+from agentenv.policies.spec import make_policy
+from agentenv.retrievers.encoder import HashEncoder
+from agentenv.trainers.demonstrations import (
+    Library,
+    Scene,
+    astray,
+    careful,
+    drill,
+    echo,
+    guessing,
+    hasty,
+    to_tokens,
+)
+from agentenv.trainers.warmstart import WarmstartConfig, warmstart
+
+WORLD = WorldConfig(documents=200, questions=40, families=("lookup", "bridge"), split="train")
+TINY = WarmstartConfig(copying_steps=1, reader_steps=1, polishing_steps=1, crowd_steps=1, episodes=4)
+
+
+class Silent:
+    """A display that shows nothing."""
+
+    def phase(self, name: str, total: int) -> None: ...
+
+    def advance(self, done: int, figures: dict[str, Any]) -> None: ...
+
+
+class Shelf:
+    """The library as a retriever."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+
+    async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
+        return [self._library.search(query if isinstance(query, str) else query.text) for query in queries]
+
+    def info(self) -> RetrieverInfo:
+        return RetrieverInfo("shelf", 0, "")
+
+
+def scenes() -> list[Scene]:
+    world = FictionalWorld.generate(WORLD)
+    library = Library(world.documents, HashEncoder(), 2)
+    return [Scene(task, library, world.questions, Random(0)) for task in world.questions]
+
+
+def test_the_careful_demonstrator_plays_the_environment_letter_for_letter_and_scores_full() -> None:
+    scene, demo = next((s, d) for s in scenes() if (d := careful(s)) and len(s.task.data["path"]) == 2)
+    env = LocalSearch(
+        tasks=[scene.task], retriever=Shelf(scene.library), k=2, prompt="{question}", observation_tokens=999
+    )
+    run_sync(env.areset(seed=0, options={"task": scene.task}))
+    actions = [piece.text for piece in demo if piece.kind == "own"]
+    pages = [piece.text for piece in demo if piece.kind == "page"]
+    steps = [env.step(action) for action in actions]
+    assert [step.observation[0].text for step in steps[:-1]] == pages
+    assert steps[-1].reward == 1.0
+
+
+@pytest.mark.parametrize("careless", [guessing, hasty, astray])
+def test_careless_demonstrators_are_wrong_most_of_the_time(careless: Any) -> None:
+    stock = scenes()
+    right = [careless(s)[-1].text == f"<answer> {s.task.answers[0]} </answer>" for s in stock]
+    assert sum(right) < 0.2 * len(stock)
+
+
+def test_drills_ask_only_what_their_page_says() -> None:
+    demos = next(drill(seed=0, worlds=WORLD, k=2))
+    for demo in demos[:50]:
+        for answer in demo[2::2]:
+            assert answer.text.removeprefix("<answer> ").removesuffix(" </answer>") in demo[0].text
+    assert [piece.text for piece in echo(demos[0])] == [demos[0][0].text] * 2
+
+
+def test_own_tokens_are_marked_and_read_back_as_written() -> None:
+    from agentenv.policies.tiny import build_tokenizer
+
+    demo = next(d for s in scenes() if (d := careful(s)))
+    tokenizer = build_tokenizer(piece.text for piece in demo)
+    ids, own = to_tokens(InlineFormat(tokenizer), demo)
+    written = tokenizer.decode([i for i, mine in zip(ids, own, strict=True) if mine])
+    assert written == "".join(piece.text for piece in demo if piece.kind == "own")
+
+
+def test_a_stored_reader_gives_the_same_policy_as_one_run(tmp_path: Path) -> None:
+    warmstart(TINY, Silent(), tmp_path / "whole")
+    warmstart(replace(TINY, crowd_steps=0), Silent(), tmp_path / "reader")
+    warmstart(TINY, Silent(), tmp_path / "mixed", reader=tmp_path / "reader")
+    whole, mixed = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "mixed"))
+    assert whole == mixed
+    assert (tmp_path / "reader" / "model.safetensors").read_bytes() != whole
+    assert read_card(tmp_path / "whole").prompt == "{question}"
+    assert "crowd | 1 |" in (tmp_path / "whole" / "README.md").read_text()
+    assert make_policy(f"hf:{tmp_path / 'whole'}").model.num_parameters() < 4_000_000
+
+
+def test_a_folder_that_is_no_reader_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"warmstart\.json"):
+        warmstart(TINY, Silent(), tmp_path / "out", reader=tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
+def test_fresh_worlds_never_repeat() -> None:
+    first, second = islice(drill(seed=0, worlds=WORLD, k=1), 2)
+    assert {demo[0].text for demo in first}.isdisjoint(demo[0].text for demo in second)
