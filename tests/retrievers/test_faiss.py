@@ -6,6 +6,7 @@ import resource
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -216,26 +217,32 @@ def test_saving_replaces_an_older_retriever_and_nothing_else(saved: Path, tmp_pa
     assert (tmp_path / "thesis" / "chapter.tex").read_text() == "dear to me"
 
 
-@pytest.fixture
+@contextmanager
 def small_disk() -> Iterator[None]:
-    """No file may grow past 2,000 bytes: writing fails half-way, as on a full disk."""
+    """No file may grow past 2,000 bytes: writing fails half-way, as on a full disk.
+
+    The limit holds for the whole process, pytest's own output among it: never let it outlive the call under test.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("rows", [9, 50])  # with 9 rows the corpus fits and the index does not
-def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, small_disk: None, rows: int) -> None:
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, rows: int) -> None:
     retriever = FaissRetriever.build(DOCUMENTS[:rows], HashEncoder(dim=64))
-    with pytest.raises(ConfigurationError, match="cannot be written"):
+    with pytest.raises(ConfigurationError, match="cannot be written"), small_disk():
         retriever.save(tmp_path / "towns")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failed_save_keeps_the_older_retriever(saved: Path, small_disk: None) -> None:
-    with pytest.raises(ConfigurationError, match="cannot be written"):
-        FaissRetriever.build(DOCUMENTS[:40], HashEncoder(dim=64)).save(saved)
+def test_a_failed_save_keeps_the_older_retriever(saved: Path) -> None:
+    fresh = FaissRetriever.build(DOCUMENTS[:40], HashEncoder(dim=64))
+    with pytest.raises(ConfigurationError, match="cannot be written"), small_disk():
+        fresh.save(saved)
     assert load(saved).info().documents == 50
 
 
