@@ -120,7 +120,9 @@ def resident(path: Path) -> int:
     return int(done.stdout)
 
 
-def measure(spec: str, vectors: Vectors, queries: Vectors, args: argparse.Namespace, place: Path) -> dict[str, Any]:
+def measure(
+    spec: str, vectors: Vectors, queries: Vectors, args: argparse.Namespace, place: Path
+) -> dict[str, Any]:
     """Builds one index, opens it mapped as a retriever does, and searches it."""
     faiss = load_faiss()
     faiss.omp_set_num_threads(args.threads)
@@ -147,7 +149,9 @@ def measure(spec: str, vectors: Vectors, queries: Vectors, args: argparse.Namesp
     }
 
 
-def compare(name: str, make: Callable[..., Iterator[Vectors]], args: argparse.Namespace, place: Path) -> dict[str, Any]:
+def compare(
+    name: str, make: Callable[..., Iterator[Vectors]], args: argparse.Namespace, place: Path
+) -> dict[str, Any]:
     """Every type of index on one kind of vectors."""
     rng = np.random.default_rng(args.seed)
     vectors = np.memmap(place / "vectors.f32", dtype=np.float32, mode="w+", shape=(args.rows, args.dim))
@@ -227,12 +231,15 @@ def summary(figures: dict[str, Any]) -> list[str]:
     lines = []
     for table in figures["tables"]:
         flat = table["indexes"][0]
-        lines += [f"{table['vectors']}: {figures['rows']:,} x {figures['dim']}, overlap@10, time alone and in batches"]
+        lines += [
+            f"{table['vectors']}: {figures['rows']:,} x {figures['dim']}, overlap@10, time alone and in batches"
+        ]
         lines += [f"  {line(row, flat)}" for row in table["indexes"]]
     for name, row in figures["defaults"].items():
         verdict = "met" if row["met"] else "missed"
         lines.append(
-            f"default {name}: {row['index']} finds {row['overlap']:.3f} in {row['share_of_flat']:.3f} of Flat's time: {verdict}"
+            f"default {name}: {row['index']} finds {row['overlap']:.3f} in "
+            f"{row['share_of_flat']:.3f} of Flat's time: {verdict}"
         )
     return lines
 

@@ -56,7 +56,9 @@ class Build:
         kind = f"{result['name']} {result['index']}".strip()
         console.print(f"{result['documents']:,} documents, {kind}, {result['seconds']:.1f} s.", markup=False)
         if result["resumed_rows"]:
-            console.print(f"The vectors of {result['resumed_rows']:,} of them were there from an interrupted build.")
+            console.print(
+                f"The vectors of {result['resumed_rows']:,} of them were there from an interrupted build."
+            )
         console.print(f"Ask it: agentenv retriever query {result['out']} 'your question'", markup=False)
 
     def _build_bm25(self) -> dict[str, Any]:

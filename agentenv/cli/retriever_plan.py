@@ -40,7 +40,16 @@ class Plan:
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """Prints the options as a table, and the advice under it."""
-        columns = ("index", "fits", "GB memory", "GB least", "overlap@10 (real)", "ms alone", "ms in batch", "h build")
+        columns = (
+            "index",
+            "fits",
+            "GB memory",
+            "GB least",
+            "overlap@10 (real)",
+            "ms alone",
+            "ms in batch",
+            "h build",
+        )
         table = Table(*columns, title=f"{self.passages:,} passages, {self.dim} dimensions, {self.memory}")
         for option in result["options"]:
             table.add_row(
@@ -59,8 +68,12 @@ class Plan:
             least = min(option["least_bytes"] for option in result["options"])
             console.print(f"Nothing fits; the smallest needs {least / 1e9:.1f} GB.")
         else:
-            console.print(f"Take {best['index']}: agentenv retriever build CORPUS --out DIR --index {best['index']!r}")
+            console.print(
+                f"Take {best['index']}: agentenv retriever build CORPUS --out DIR --index {best['index']!r}"
+            )
         if any(option["fits"] == "mapped" for option in result["options"]):
-            console.print("mapped: every search reads some finer codes from the disk, which takes longer than stated.")
+            console.print(
+                "mapped: every search reads some finer codes from the disk, which takes longer than stated."
+            )
         for sentence in result["how"]:
             console.print(sentence, style="dim", markup=False, highlight=False)

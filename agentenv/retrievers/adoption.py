@@ -59,7 +59,9 @@ def _refuse_unsearchable(index: Any, path: Path) -> None:
     if index.metric_type != faiss.METRIC_INNER_PRODUCT:
         raise ConfigurationError(f"{path} compares by distance, not by inner product; build the index again.")
     if isinstance(index, faiss.IndexIDMap):
-        raise ConfigurationError(f"{path} keeps labels of its own; rows of the corpus are the only labels here.")
+        raise ConfigurationError(
+            f"{path} keeps labels of its own; rows of the corpus are the only labels here."
+        )
 
 
 def _refuse_strangers(index: Any, corpus: MappedCorpus, encoder: Encoder) -> None:
@@ -67,7 +69,9 @@ def _refuse_strangers(index: Any, corpus: MappedCorpus, encoder: Encoder) -> Non
     try:
         stored: Vectors = np.stack([index.reconstruct(int(row)) for row in rows])
     except RuntimeError as error:
-        raise ConfigurationError(f"{type(index).__name__} does not give its vectors back to compare.") from error
+        raise ConfigurationError(
+            f"{type(index).__name__} does not give its vectors back to compare."
+        ) from error
     similarity = encoder.encode_passages([contents(corpus[int(row)]) for row in rows]) @ stored.T
     found = float(np.mean(similarity.argmax(axis=1) == np.arange(len(rows))))
     if isinstance(index, load_faiss().IndexFlat):

@@ -42,7 +42,7 @@ from agentenv.retrievers.indexes import (
     write_index,
 )
 from agentenv.retrievers.mapped_corpus import write_corpus
-from agentenv.retrievers.storage import CARD_FILE, Card, refuse_foreign, write_card
+from agentenv.retrievers.storage import Card, refuse_foreign, write_card
 
 Report = Callable[[str, int, int], None]
 """Called with the name of the pass, rows done and rows in all; 0 in all is unknown."""

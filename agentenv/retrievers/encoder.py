@@ -169,7 +169,9 @@ class SentenceEncoder:
         if not texts:
             return vectors
         prefixed = [self._prefixes[role] + text for text in texts]
-        tokens = self._model.tokenizer(prefixed, truncation=True, max_length=self.recipe.max_tokens)["input_ids"]
+        tokens = self._model.tokenizer(prefixed, truncation=True, max_length=self.recipe.max_tokens)[
+            "input_ids"
+        ]
         with torch.inference_mode():
             for rows in equal_length_batches([len(ids) for ids in tokens], _TOKENS_PER_FORWARD):
                 ids = torch.tensor([tokens[row] for row in rows])

@@ -12,7 +12,16 @@ from agentenv.errors import ConfigurationError, IndexMismatch
 from agentenv.retrievers.base import SCORE_DECIMALS, CorpusRetriever, Hit, best_hits, passage_text
 from agentenv.retrievers.corpus import Corpus, as_corpus
 from agentenv.retrievers.encoder import CachedQueries, Encoder, Vectors, make_encoder
-from agentenv.retrievers.indexes import EFFORT, add_rest, load_faiss, new_index, read_index, train, tune, write_index
+from agentenv.retrievers.indexes import (
+    EFFORT,
+    add_rest,
+    load_faiss,
+    new_index,
+    read_index,
+    train,
+    tune,
+    write_index,
+)
 from agentenv.retrievers.mapped_corpus import write_corpus
 from agentenv.retrievers.storage import Card, new_folder, read_card, read_corpus, write_card
 

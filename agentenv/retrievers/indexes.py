@@ -88,7 +88,9 @@ def footprint(spec: str, rows: int, dim: int) -> Footprint:
     hot = refine = 0.0
     for part in re.split(r"[,_](?![^(]*\))", spec):
         if match := re.fullmatch(r"HNSW(\d+)", part):
-            hot += rows * (8.4 * int(match[1]) + 12)  # 2M links at the base, M above for one node in M; offset, level
+            hot += rows * (
+                8.4 * int(match[1]) + 12
+            )  # 2M links at the base, M above for one node in M; offset, level
             hot += rows * _code_bytes("Flat", dim) * (spec == part)
         elif match := re.fullmatch(r"IVF(\d+)", part):
             hot += rows * 8 + int(match[1]) * 4 * dim
@@ -117,7 +119,9 @@ def new_index(spec: str, dim: int) -> Any:
     """
     faiss = load_faiss()
     if "IDMap" in spec:
-        raise ConfigurationError(f"{spec!r} keeps labels of its own; rows of the corpus are the only labels here.")
+        raise ConfigurationError(
+            f"{spec!r} keeps labels of its own; rows of the corpus are the only labels here."
+        )
     try:
         return faiss.index_factory(dim, spec, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
@@ -139,11 +143,15 @@ def train(index: Any, vectors: Vectors, spec: str) -> None:
             f"{len(vectors)} passages are too few to train {spec!r}: {count} lists want {count * _POINTS_PER_LIST}; "
             f"use IVF{list_count(len(vectors))} or Flat."
         )
-    sample = np.linspace(0, len(vectors) - 1, min(len(vectors), max(_TRAIN_ROWS, 64 * count))).astype(np.int64)
+    sample = np.linspace(0, len(vectors) - 1, min(len(vectors), max(_TRAIN_ROWS, 64 * count))).astype(
+        np.int64
+    )
     try:
         index.train(np.ascontiguousarray(vectors[sample]))
     except RuntimeError as error:
-        raise ConfigurationError(f"{len(vectors)} passages are too few to train {spec!r}; use Flat.") from error
+        raise ConfigurationError(
+            f"{len(vectors)} passages are too few to train {spec!r}; use Flat."
+        ) from error
 
 
 def add_rest(index: Any, vectors: Vectors, report: Callable[[int], None] | None = None) -> None:

@@ -168,7 +168,9 @@ class _Tables:
 
 
 def _refuse_duplicates(corpus: MappedCorpus, hashes: Table, rows: Table, source: str) -> None:
-    for place in np.flatnonzero(hashes[1:] == hashes[:-1]):  # almost always equal ids, else equal hashes of two
+    for place in np.flatnonzero(
+        hashes[1:] == hashes[:-1]
+    ):  # almost always equal ids, else equal hashes of two
         first, second = (int(row) for row in rows[place : place + 2])
         document_id = corpus[first].id
         if corpus[second].id == document_id:

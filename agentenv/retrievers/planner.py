@@ -79,7 +79,9 @@ def advise(passages: int, dim: int, memory: int) -> Advice:
         ConfigurationError: a number is not positive.
     """
     if min(passages, dim, memory) < 1:
-        raise ConfigurationError(f"passages, dim and memory are {passages}, {dim} and {memory}; give positive numbers.")
+        raise ConfigurationError(
+            f"passages, dim and memory are {passages}, {dim} and {memory}; give positive numbers."
+        )
     options = tuple(_option(spec, passages, dim, memory) for spec in _candidates(passages, dim))
     fitting = [option for option in options if option.fits != "no"]
     usual = [option for option in fitting if option.index == default_spec(passages, dim)]
@@ -91,7 +93,11 @@ def _candidates(rows: int, dim: int) -> list[str]:
     parts = next(parts for parts in range(max(1, dim // 4), 0, -1) if dim % parts == 0)
     lists = list_count(rows)
     fine = ["Flat", "SQfp16", "SQ8", "HNSW32", "HNSW32_SQ8", f"IVF{lists},Flat", f"IVF{lists},SQ8"]
-    codes = [f"PQ{parts}x4fs,Refine(SQfp16)", f"PQ{parts}x4fs,Refine(SQ8)", f"IVF{lists},PQ{parts}x4fs,Refine(SQ8)"]
+    codes = [
+        f"PQ{parts}x4fs,Refine(SQfp16)",
+        f"PQ{parts}x4fs,Refine(SQ8)",
+        f"IVF{lists},PQ{parts}x4fs,Refine(SQ8)",
+    ]
     return list(dict.fromkeys([default_spec(rows, dim), *fine, *codes, f"PQ{parts}x4fs"]))
 
 

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from agentenv.core.batching import Batcher
 from agentenv.core.protocols import Retriever
@@ -70,8 +70,7 @@ def _overlap(query: set[str], text: set[str]) -> float:
     return len(query & text) / max(1, len(query))
 
 
-class _Request(NamedTuple):
-    pairs: tuple[tuple[str, str], ...]
+_Pairs = tuple[tuple[str, str], ...]
 
 
 class RerankRetriever:
@@ -92,7 +91,7 @@ class RerankRetriever:
         self.inner = inner
         self.reranker = reranker
         self.depth = depth
-        self._batcher = Batcher[_Request, list[float]](self._judge, rank=0, timeout_s=timeout_s)
+        self._batcher = Batcher[_Pairs, list[float]](self._judge, rank=0, timeout_s=timeout_s)
 
     async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
         """At most ``k`` passages a query, best first by the reranker, whose scores they carry.
@@ -110,7 +109,7 @@ class RerankRetriever:
         if not pairs:
             return [[] for _ in texts]
         try:
-            scores = iter(await self._batcher.submit(_Request(pairs)))
+            scores = iter(await self._batcher.submit(pairs))
         except AgentEnvError:
             raise
         except Exception as error:
@@ -124,10 +123,10 @@ class RerankRetriever:
         fingerprint = hashlib.sha256(identity.encode()).hexdigest()
         return RetrieverInfo(f"rerank({inner.name})", inner.documents, fingerprint, inner.contextual)
 
-    def _judge(self, requests: list[_Request]) -> list[list[float]]:
-        distinct = list(dict.fromkeys(pair for request in requests for pair in request.pairs))
+    def _judge(self, requests: list[_Pairs]) -> list[list[float]]:
+        distinct = list(dict.fromkeys(pair for request in requests for pair in request))
         scores = dict(zip(distinct, self.reranker.score(distinct), strict=True))
-        return [[scores[pair] for pair in request.pairs] for request in requests]
+        return [[scores[pair] for pair in request] for request in requests]
 
 
 def _reordered(judged: Sequence[tuple[Passage, float]], k: int) -> list[Passage]:
