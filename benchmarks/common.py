@@ -60,6 +60,12 @@ def _processor() -> str:
 
 def finish(name: str, args: argparse.Namespace, figures: Mapping[str, Any], lines: Sequence[str]) -> None:
     """Writes the result file of benchmark ``name`` and prints it, as JSON or as ``lines``."""
+    result = write(name, args, figures)
+    print(json.dumps(result) if args.json else "\n".join(lines))
+
+
+def write(name: str, args: argparse.Namespace, figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes the result file of benchmark ``name``, a long one's now and then, and returns what stands in it."""
     result = {
         "benchmark": name,
         "command": " ".join(["python", f"benchmarks/{name}.py", *_shown(sys.argv[1:])]),
@@ -72,7 +78,7 @@ def finish(name: str, args: argparse.Namespace, figures: Mapping[str, Any], line
     part = path.with_suffix(".part")
     part.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     part.replace(path)
-    print(json.dumps(result) if args.json else "\n".join(lines))
+    return result
 
 
 def _shown(words: Sequence[str]) -> list[str]:

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import common_arguments, finish
+from common import common_arguments, finish, write
 from numpy.typing import NDArray
 
 from agentenv.retrievers.indexes import (
     Vectors,
     add_rest,
     default_spec,
+    fast_codes,
     footprint,
     list_count,
     load_faiss,
@@ -73,17 +74,17 @@ def _unit(vectors: Vectors) -> Vectors:
 
 def specs(rows: int, dim: int) -> list[str]:
     """Every type of index, the defaults of all size classes among them."""
-    lists, parts = list_count(rows), dim // 4
+    lists, codes = list_count(rows), fast_codes(dim)
     others = [
         "SQfp16",
         "SQ8",
-        "HNSW32",
         "HNSW32_SQ8",
         f"IVF{lists},Flat",
         f"IVF{lists},SQ8",
-        f"PQ{parts}x4fs",
-        f"PQ{parts}x4fs,Refine(SQ8)",
-        f"IVF{lists},PQ{parts}x4fs,Refine(SQ8)",
+        codes,
+        f"{codes},Refine(SQ8)",
+        f"IVF{lists},{codes},Refine(SQ8)",
+        "HNSW32",
     ]
     return list(dict.fromkeys([*(default_spec(n, dim) for n in CLASSES.values()), *others]))
 
@@ -150,29 +151,24 @@ def measure(
 
 
 def compare(
-    name: str, make: Callable[..., Iterator[Vectors]], args: argparse.Namespace, place: Path
-) -> dict[str, Any]:
-    """Every type of index on one kind of vectors."""
+    name: str, make: Callable[..., Iterator[Vectors]], count: int, args: argparse.Namespace, place: Path
+) -> Iterator[dict[str, Any]]:
+    """Every type of index on ``count`` vectors of one kind, one after the other."""
     rng = np.random.default_rng(args.seed)
-    vectors = np.memmap(place / "vectors.f32", dtype=np.float32, mode="w+", shape=(args.rows, args.dim))
-    row = 0
-    for block in make(args.rows, args.dim, rng):
-        vectors[row : row + len(block)] = block
-        row += len(block)
+    vectors = np.memmap(place / f"{name}.f32", dtype=np.float32, mode="w+", shape=(count, args.dim))
+    filled = 0
+    for block in make(count, args.dim, rng):
+        vectors[filled : filled + len(block)] = block
+        filled += len(block)
     queries = near(vectors, args.queries, rng)
     flat = measure("Flat", vectors, queries, args, place)
     truth = flat.pop("found")
-    rows = [flat | {"overlap": 1.0}]
-    for spec in args.only or specs(args.rows, args.dim):
+    yield flat | {"overlap": 1.0}
+    for spec in args.only or specs(count, args.dim):
         row = measure(spec, vectors, queries, args, place)
-        rows.append(row | {"overlap": overlap(row.pop("found"), truth)})
-        say(name, rows[-1], flat)
-    return {"vectors": name, "indexes": rows}
-
-
-def say(name: str, row: dict[str, Any], flat: dict[str, Any]) -> None:
-    """One line on stderr as soon as an index is measured."""
-    print(f"{name}: {line(row, flat)}", file=sys.stderr, flush=True)
+        row["overlap"] = overlap(row.pop("found"), truth)
+        print(f"{name}: {line(row, flat)}", file=sys.stderr, flush=True)
+        yield row
 
 
 def line(row: dict[str, Any], flat: dict[str, Any]) -> str:
@@ -208,21 +204,27 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="rounds of which the fastest counts")
     parser.add_argument("--seed", type=int, default=0, help="of the vectors")
     parser.add_argument("--only", nargs="*", help="factory strings; by default every type")
-    parser.add_argument("--no-worst-case", action="store_true", help="leave out independent random vectors")
+    parser.add_argument(
+        "--worst-rows", type=int, default=100_000, help="independent random vectors; 0 is none"
+    )
     args = parser.parse_args()
-    kinds = {"clustered": clustered} | ({} if args.no_worst_case else {"independent": independent})
-    with tempfile.TemporaryDirectory() as place:
-        tables = [compare(name, make, args, Path(place)) for name, make in kinds.items()]
+    kinds = [("clustered", clustered, args.rows), ("independent", independent, args.worst_rows)]
     figures = {
         "rows": args.rows,
         "dim": args.dim,
         "queries": args.queries,
         "build_threads": args.threads,
         "search_threads": 1,
-        "tables": tables,
-        "defaults": verdicts(tables[0]["indexes"], args.dim),
         "bar": BAR,
+        "tables": [{"vectors": name, "rows": count, "indexes": []} for name, _, count in kinds if count],
+        "defaults": {},
     }
+    with tempfile.TemporaryDirectory() as place:
+        for table, (name, make, count) in zip(figures["tables"], kinds, strict=False):
+            for row in compare(name, make, count, args, Path(place)):
+                table["indexes"].append(row)
+                figures["defaults"] = verdicts(figures["tables"][0]["indexes"], args.dim)
+                write("index_million", args, figures)
     finish("index_million", args, figures, summary(figures))
 
 
@@ -232,7 +234,7 @@ def summary(figures: dict[str, Any]) -> list[str]:
     for table in figures["tables"]:
         flat = table["indexes"][0]
         lines += [
-            f"{table['vectors']}: {figures['rows']:,} x {figures['dim']}, overlap@10, time alone and in batches"
+            f"{table['vectors']}: {table['rows']:,} x {figures['dim']}, overlap@10, time alone and in batches"
         ]
         lines += [f"  {line(row, flat)}" for row in table["indexes"]]
     for name, row in figures["defaults"].items():

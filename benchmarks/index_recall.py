@@ -29,7 +29,7 @@ from agentenv.retrievers.corpus import Corpus, load_corpus
 from agentenv.retrievers.encoder import Encoder, Vectors, make_encoder
 from agentenv.retrievers.faiss import FaissRetriever
 from agentenv.retrievers.hybrid import HybridRetriever
-from agentenv.retrievers.indexes import default_spec, list_count
+from agentenv.retrievers.indexes import default_spec, fast_codes, list_count
 from agentenv.retrievers.metrics import all_at_k, recall_at_k
 
 SETS = {
@@ -103,10 +103,10 @@ def read_questions(folder: Path, name: str) -> Questions:
 
 def specs(rows: int, dim: int) -> list[str]:
     """Flat, the default for this size, and every other type."""
-    lists, parts = list_count(rows), dim // 4
-    codes = [f"PQ{parts}x4fs", f"PQ{parts}x4fs,Refine(SQ8)", f"IVF{lists},PQ{parts}x4fs,Refine(SQ8)"]
+    lists, codes = list_count(rows), fast_codes(dim)
+    refined = [codes, f"{codes},Refine(SQ8)", f"IVF{lists},{codes},Refine(SQ8)"]
     fine = ["SQfp16", "SQ8", "HNSW32", "HNSW32_SQ8", f"IVF{lists},Flat", f"IVF{lists},SQ8"]
-    return list(dict.fromkeys(["Flat", default_spec(rows, dim), *fine, *codes]))
+    return list(dict.fromkeys(["Flat", default_spec(rows, dim), *fine, *refined]))
 
 
 def measure(

@@ -38,6 +38,7 @@ from agentenv.retrievers.indexes import (
     load_faiss,
     new_index,
     read_index,
+    refuse_untrainable,
     train,
     write_index,
 )
@@ -96,6 +97,7 @@ def build_folder(
         target.mkdir(exist_ok=True)
         corpus = write_corpus(_read(corpus_file(source), report), target, source=str(source))
         chosen = default_spec(len(corpus), encoder.dim) if spec == AUTO else spec
+        refuse_untrainable(chosen, len(corpus))
         of = [corpus.fingerprint, encoder.id, encoder.dim]
         vectors, resumed = _encode(corpus, encoder, work, _Journal(work / JOURNAL, of), report)
         filled = _Journal(work / "index.json", [chosen, *of])

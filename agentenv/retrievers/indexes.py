@@ -32,7 +32,7 @@ class Effort(NamedTuple):
     """HNSW: candidates kept in a search."""
     probe_share: float = 0.125
     """IVF: share of the lists that is searched; FAISS's default is a single list."""
-    k_factor: int = 16
+    k_factor: int = 32
     """Refine: candidates for each hit that are scored again with the finer codes."""
 
 
@@ -47,13 +47,13 @@ def default_spec(rows: int, dim: int) -> str:
     if rows < _EXACT_BELOW:
         return "Flat"
     if rows <= _CODES_BELOW:
-        return f"{_codes(dim)},Refine(SQfp16)"
+        return f"{fast_codes(dim)},Refine(SQfp16)"
     if rows <= _GRAPH_BELOW:
         return "HNSW32_SQ8"
-    return f"{_codes(dim)},Refine(SQ8)"
+    return f"{fast_codes(dim)},Refine(SQ8)"
 
 
-def _codes(dim: int) -> str:
+def fast_codes(dim: int) -> str:
     """Fast-scan product quantiser with 4 bits for about every 4 dimensions; the parts must divide the dimensions."""
     parts = next(parts for parts in range(max(1, dim // 4), 0, -1) if dim % parts == 0)
     return f"PQ{parts}x4fs"
@@ -88,9 +88,8 @@ def footprint(spec: str, rows: int, dim: int) -> Footprint:
     hot = refine = 0.0
     for part in re.split(r"[,_](?![^(]*\))", spec):
         if match := re.fullmatch(r"HNSW(\d+)", part):
-            hot += rows * (
-                8.4 * int(match[1]) + 12
-            )  # 2M links at the base, M above for one node in M; offset, level
+            # 2M links at the base, M for one row in M - 1 above it, an offset and a level
+            hot += rows * (8 * int(match[1]) + 16.2)
             hot += rows * _code_bytes("Flat", dim) * (spec == part)
         elif match := re.fullmatch(r"IVF(\d+)", part):
             hot += rows * 8 + int(match[1]) * 4 * dim
@@ -128,6 +127,18 @@ def new_index(spec: str, dim: int) -> Any:
         raise ConfigurationError(f"FAISS knows no index {spec!r} of {dim} dimensions.") from error
 
 
+def refuse_untrainable(spec: str, rows: int) -> None:
+    """Asks for 39 vectors a list, below which FAISS's k-means only warns, and one for each code of a product quantiser.
+
+    Raises:
+        ConfigurationError: there are fewer.
+    """
+    lists, codes = re.search(r"IVF(\d+)", spec), re.search(r"PQ\d+(?:x(\d+))?", spec)
+    least = max(_POINTS_PER_LIST * int(lists[1]) if lists else 0, 2 ** int(codes[1] or 8) if codes else 0)
+    if rows < least:
+        raise ConfigurationError(f"{rows} passages are too few to train {spec!r}, which wants {least}; use Flat.")
+
+
 def train(index: Any, vectors: Vectors, spec: str) -> None:
     """Trains on rows spread evenly over all of ``vectors``: a quantiser that saw the first ones alone clips the rest.
 
@@ -136,22 +147,11 @@ def train(index: Any, vectors: Vectors, spec: str) -> None:
     """
     if index.is_trained:
         return
+    refuse_untrainable(spec, len(vectors))
     lists = re.search(r"IVF(\d+)", spec)
-    count = int(lists[1]) if lists else 0
-    if len(vectors) < count * _POINTS_PER_LIST:
-        raise ConfigurationError(
-            f"{len(vectors)} passages are too few to train {spec!r}: {count} lists want {count * _POINTS_PER_LIST}; "
-            f"use IVF{list_count(len(vectors))} or Flat."
-        )
-    sample = np.linspace(0, len(vectors) - 1, min(len(vectors), max(_TRAIN_ROWS, 64 * count))).astype(
-        np.int64
-    )
-    try:
-        index.train(np.ascontiguousarray(vectors[sample]))
-    except RuntimeError as error:
-        raise ConfigurationError(
-            f"{len(vectors)} passages are too few to train {spec!r}; use Flat."
-        ) from error
+    most = max(_TRAIN_ROWS, 64 * int(lists[1]) if lists else 0)
+    sample = np.linspace(0, len(vectors) - 1, min(len(vectors), most)).astype(np.int64)
+    index.train(np.ascontiguousarray(vectors[sample]))
 
 
 def add_rest(index: Any, vectors: Vectors, report: Callable[[int], None] | None = None) -> None:
@@ -170,7 +170,7 @@ def tune(index: Any, effort: Effort = EFFORT) -> None:
         tune(faiss.downcast_index(index.base_index), effort)
     elif isinstance(index, faiss.IndexPreTransform):
         tune(faiss.downcast_index(index.index), effort)
-    elif isinstance(index, faiss.IndexIVF | faiss.IndexIVFFastScan):
+    elif isinstance(index, faiss.IndexIVF):
         index.nprobe = max(1, round(effort.probe_share * index.nlist))
     elif isinstance(index, faiss.IndexHNSW):
         index.hnsw.efSearch = effort.ef_search

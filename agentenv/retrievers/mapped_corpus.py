@@ -47,8 +47,9 @@ class MappedCorpus(Corpus):
         try:
             with self._path.open("rb") as file:
                 self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            self._starts: Table = np.load(folder / STARTS_FILE, mmap_mode="r")
-            self._ids: Table = np.load(folder / IDS_FILE, mmap_mode="r")
+            # asarray: a plain view of the map, which is much faster to take single rows from
+            self._starts: Table = np.asarray(np.load(folder / STARTS_FILE, mmap_mode="r"))
+            self._ids: Table = np.asarray(np.load(folder / IDS_FILE, mmap_mode="r"))
         except (OSError, ValueError) as error:
             raise CorpusError(f"{self._path} or its tables cannot be read: {error}.") from error
         if self._ids.shape != (2, len(self._starts)) or self._starts[-1] >= len(self._bytes):

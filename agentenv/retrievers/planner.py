@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from agentenv.errors import ConfigurationError
-from agentenv.retrievers.indexes import default_spec, footprint, list_count
+from agentenv.retrievers.indexes import default_spec, fast_codes, footprint, list_count
 
 _ENCODER_BYTES = 1 << 30  # a process with torch and an encoder of 100 M parameters
 _ROW_BYTES = 24  # of the tables of a corpus
@@ -90,15 +90,11 @@ def advise(passages: int, dim: int, memory: int) -> Advice:
 
 
 def _candidates(rows: int, dim: int) -> list[str]:
-    parts = next(parts for parts in range(max(1, dim // 4), 0, -1) if dim % parts == 0)
     lists = list_count(rows)
     fine = ["Flat", "SQfp16", "SQ8", "HNSW32", "HNSW32_SQ8", f"IVF{lists},Flat", f"IVF{lists},SQ8"]
-    codes = [
-        f"PQ{parts}x4fs,Refine(SQfp16)",
-        f"PQ{parts}x4fs,Refine(SQ8)",
-        f"IVF{lists},PQ{parts}x4fs,Refine(SQ8)",
-    ]
-    return list(dict.fromkeys([default_spec(rows, dim), *fine, *codes, f"PQ{parts}x4fs"]))
+    codes = fast_codes(dim)
+    refined = [f"{codes},Refine(SQfp16)", f"{codes},Refine(SQ8)", f"IVF{lists},{codes},Refine(SQ8)", codes]
+    return list(dict.fromkeys([default_spec(rows, dim), *fine, *refined]))
 
 
 def _option(spec: str, rows: int, dim: int, memory: int) -> Option:

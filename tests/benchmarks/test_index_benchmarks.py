@@ -35,17 +35,20 @@ def run(name: str, *words: str, out: Path) -> dict[str, Any]:
 
 def test_index_million(tmp_path: Path) -> None:
     specs = ["SQfp16", "PQ8x4fs,Refine(SQfp16)", "PQ8x4fs"]
-    words = ("--rows", "3000", "--dim", "32", "--queries", "64", "--only", *specs)
+    words = ("--rows", "3000", "--worst-rows", "2000", "--dim", "32", "--queries", "64", "--only", *specs)
     figures = run("index_million", *words, out=tmp_path / "out.json")
-    assert [table["vectors"] for table in figures["tables"]] == ["clustered", "independent"]
+    assert [(table["vectors"], table["rows"]) for table in figures["tables"]] == [
+        ("clustered", 3000),
+        ("independent", 2000),
+    ]
     for table in figures["tables"]:
         rows = {row["index"]: row for row in table["indexes"]}
         assert list(rows) == ["Flat", *specs]
         assert rows["Flat"]["overlap"] == 1
         assert rows["SQfp16"]["overlap"] > 0.98
         assert rows["PQ8x4fs"]["overlap"] < rows["PQ8x4fs,Refine(SQfp16)"]["overlap"] <= 1
-        assert rows["Flat"]["file_bytes"] == pytest.approx(3000 * 32 * 4, abs=200)
-        assert rows["SQfp16"]["expected_bytes"] == 3000 * 32 * 2
+        assert rows["Flat"]["file_bytes"] == pytest.approx(table["rows"] * 32 * 4, abs=200)
+        assert rows["SQfp16"]["expected_bytes"] == table["rows"] * 32 * 2
         assert all(row["milliseconds_alone"] > 0 for row in rows.values())
     default = figures["defaults"]["to 200,000"]
     assert default["index"] == "PQ8x4fs,Refine(SQfp16)"

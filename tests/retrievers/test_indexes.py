@@ -123,10 +123,9 @@ def test_arithmetic_agrees_with_the_file_within_three_percent(tmp_path: Path, sp
     train(index, vectors[:4000], spec)
     add_rest(index, vectors)
     write_index(index, tmp_path / "i")
+    expected = footprint(spec, ROWS, DIM).total
     # 3 %, and tables of a few kilobytes that do not grow with the rows
-    assert (
-        abs((tmp_path / "i").stat().st_size - footprint(spec, ROWS, DIM).total) < 0.03 * ROWS * DIM + 12_000
-    )
+    assert abs((tmp_path / "i").stat().st_size - expected) < 0.03 * expected + 8_000
 
 
 def test_wiki_18_takes_what_the_literature_says() -> None:
@@ -146,10 +145,12 @@ def test_arithmetic_refuses_what_it_does_not_know() -> None:
 
 def test_too_few_vectors_for_the_lists_are_refused_and_not_only_warned_about() -> None:
     with pytest.raises(
-        ConfigurationError, match=r"77 passages are too few to train 'IVF2,Flat': 2 lists want 78"
+        ConfigurationError, match="77 passages are too few to train 'IVF2,Flat', which wants 78; use"
     ):
         filled("IVF2,Flat", clustered(77))
     assert filled("IVF2,Flat", clustered(78)).ntotal == 78
+    with pytest.raises(ConfigurationError, match="'PQ8x4fs', which wants 16"):
+        filled("PQ8x4fs", clustered(50)[:15])
 
 
 def test_a_quantiser_learns_from_all_parts_of_the_corpus() -> None:
@@ -171,7 +172,7 @@ def test_effort_reaches_the_index_inside_and_replaces_what_was_in_the_file(tmp_p
     assert (faiss.downcast_index(index.base_index).nprobe, index.k_factor) == (1, 1)  # FAISS's own defaults
     write_index(index, tmp_path / "i")
     again = read_index(tmp_path / "i")
-    assert (faiss.downcast_index(again.base_index).nprobe, again.k_factor) == (8, 16)  # an eighth of 64 lists
+    assert (faiss.downcast_index(again.base_index).nprobe, again.k_factor) == (8, 32)  # an eighth of 64 lists
     tune(again, Effort(probe_share=0.5, k_factor=3))
     assert (faiss.downcast_index(again.base_index).nprobe, again.k_factor) == (32, 3)
     graph = new_index("HNSW32_SQ8", DIM)
