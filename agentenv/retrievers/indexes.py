@@ -96,7 +96,7 @@ def footprint(spec: str, rows: int, dim: int) -> Footprint:
         elif part == "RFlat" or part.startswith("Refine("):
             refine += rows * _code_bytes(part.removeprefix("Refine(").removesuffix(")"), dim)
         else:
-            hot += rows * _code_bytes(part, dim)
+            hot += rows * _code_bytes(part, dim) + _codebook_bytes(part, dim)
     return Footprint(hot, refine)
 
 
@@ -108,6 +108,11 @@ def _code_bytes(storage: str, dim: int) -> float:
     if match := re.fullmatch(r"PQ(\d+)(?:x(\d+))?(?:fs)?", storage):
         return int(match[1]) * int(match[2] or 8) / 8
     raise ConfigurationError(f"No arithmetic for the storage {storage!r}; known: {', '.join(fixed)}, PQ.")
+
+
+def _codebook_bytes(storage: str, dim: int) -> float:
+    match = re.match(r"PQ\d+(?:x(\d+))?", storage)
+    return 4 * dim * 2 ** int(match[1] or 8) if match else 0
 
 
 def new_index(spec: str, dim: int) -> Any:
@@ -136,7 +141,9 @@ def refuse_untrainable(spec: str, rows: int) -> None:
     lists, codes = re.search(r"IVF(\d+)", spec), re.search(r"PQ\d+(?:x(\d+))?", spec)
     least = max(_POINTS_PER_LIST * int(lists[1]) if lists else 0, 2 ** int(codes[1] or 8) if codes else 0)
     if rows < least:
-        raise ConfigurationError(f"{rows} passages are too few to train {spec!r}, which wants {least}; use Flat.")
+        raise ConfigurationError(
+            f"{rows} passages are too few to train {spec!r}, which wants {least}; use Flat."
+        )
 
 
 def train(index: Any, vectors: Vectors, spec: str) -> None:

@@ -10,9 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from agentenv.errors import ConfigurationError, CorpusError, IndexMismatch
-from agentenv.retrievers.mapped_corpus import CORPUS_FILE, MappedCorpus
+from agentenv.retrievers import mapped_corpus
+from agentenv.retrievers.mapped_corpus import MappedCorpus
 
 CARD_FILE = "retriever.json"
+CORPUS_FILE = mapped_corpus.CORPUS_FILE
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ def vectors(corpus: Path) -> Vectors:
     return ENCODER.encode_passages([contents(document) for document in load_corpus(corpus)])
 
 
-def write(index: "faiss.Index", vectors: Vectors, path: Path) -> Path:
+def write(index: Any, vectors: Vectors, path: Path) -> Path:
     """Writes an index as FlashRAG's builder does."""
     if not index.is_trained:
         index.train(vectors)
