@@ -41,6 +41,8 @@ COMMANDS = {
     "report": Command("agentenv.cli.report:Report", "one self-contained HTML page of a run"),
     "retriever build": Command("agentenv.cli.retriever:Build", "index a corpus"),
     "retriever query": Command("agentenv.cli.retriever:Query", "search an index"),
+    "retriever plan": Command("agentenv.cli.retriever_plan:Plan", "which index fits a machine's memory"),
+    "retriever adopt": Command("agentenv.cli.retriever:Adopt", "take over an index that was built elsewhere"),
 }
 
 

@@ -1,7 +1,9 @@
-"""``agentenv retriever``: build a searchable folder from a corpus, and ask it."""
+"""``agentenv retriever``: build a searchable folder from a corpus, take one over, and ask it."""
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,17 +13,23 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from agentenv.retrievers.adoption import adopt_index
 from agentenv.retrievers.bm25 import BM25Retriever
-from agentenv.retrievers.corpus import Corpus, load_corpus
+from agentenv.retrievers.building import Report, build_folder
+from agentenv.retrievers.corpus import load_corpus
 from agentenv.retrievers.encoder import make_encoder
 from agentenv.retrievers.faiss import FaissRetriever
 from agentenv.retrievers.hybrid import HybridRetriever
+from agentenv.retrievers.indexes import AUTO
+from agentenv.retrievers.rerank import RerankRetriever, make_reranker
 from agentenv.retrievers.spec import open_retriever
 
 
 @dataclass(frozen=True)
 class Build:
-    """Index a corpus, so that `agentenv retriever query` and `--retriever faiss:DIR` can search it.
+    """Index a corpus of any size, so that `agentenv retriever query` and `--retriever faiss:DIR` can search it.
+
+    A build that was interrupted goes on where it was when the same command is given again.
 
     Example: agentenv retriever build corpus.jsonl --out wiki --index SQfp16
     """
@@ -30,37 +38,94 @@ class Build:
     """A .jsonl or .jsonl.gz file with id, title and text a line, or a folder that holds corpus.jsonl."""
     out: Path
     """The folder to write; an older retriever there is replaced."""
-    index: str = "Flat"
-    """How vectors are stored: Flat (exact), SQfp16, SQ8 or HNSW32; or bm25 instead, or hybrid for both."""
+    index: str = AUTO
+    """How vectors are stored, in FAISS's words: Flat (exact), SQfp16, SQ8, HNSW32, HNSW32_SQ8, IVF1024,SQ8,
+    PQ96x4fs,Refine(SQ8), ...; auto chooses by the number of passages. Or bm25 instead, or hybrid for both."""
     encoder: str = "minilm"
-    """Sentence encoder: minilm, hash (no model), or st:PATH for a local sentence-transformers folder."""
+    """Sentence encoder: minilm, hash (no model), or st:PATH, e5:PATH, bge:PATH for a local sentence-transformers
+    folder, the last two with the prefixes of their family."""
 
     def run(self) -> dict[str, Any]:
         """Builds and saves; returns what was built."""
         started = time.perf_counter()
-        retriever = self._build(load_corpus(self.corpus))
-        retriever.save(self.out)
-        return {"out": str(self.out), **asdict(retriever.info()), "seconds": time.perf_counter() - started}
+        done = self._build_bm25() if self.index == "bm25" else self._build_dense()
+        return {"out": str(self.out), **done, "seconds": time.perf_counter() - started}
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """Prints where the retriever is and how to ask it."""
-        console.print(f"{result['documents']:,} documents, {result['name']}, {result['seconds']:.1f} s.")
+        kind = f"{result['name']} {result['index']}".strip()
+        console.print(f"{result['documents']:,} documents, {kind}, {result['seconds']:.1f} s.", markup=False)
+        if result["resumed_rows"]:
+            console.print(
+                f"The vectors of {result['resumed_rows']:,} of them were there from an interrupted build."
+            )
         console.print(f"Ask it: agentenv retriever query {result['out']} 'your question'", markup=False)
 
-    def _build(self, corpus: Corpus) -> FaissRetriever | BM25Retriever | HybridRetriever:
-        if self.index == "bm25":
-            return BM25Retriever.build(corpus)
-        kind = HybridRetriever if self.index == "hybrid" else FaissRetriever
-        spec = "Flat" if self.index == "hybrid" else self.index
-        columns = (TextColumn("encoding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("encoding", total=len(corpus))
-            return kind.build(
-                corpus,
-                make_encoder(self.encoder),
-                spec,
-                progress=lambda done, total: bar.update(task, completed=done),
+    def _build_bm25(self) -> dict[str, Any]:
+        retriever = BM25Retriever.build(load_corpus(self.corpus))
+        retriever.save(self.out)
+        return {**asdict(retriever.info()), "index": "", "resumed_rows": 0}
+
+    def _build_dense(self) -> dict[str, Any]:
+        hybrid = self.index == "hybrid"
+        encoder = make_encoder(self.encoder)
+        with _progress() as report:
+            built = build_folder(
+                self.corpus, self.out, encoder, AUTO if hybrid else self.index, hybrid=hybrid, report=report
             )
+        loaded = (HybridRetriever if hybrid else FaissRetriever).load(self.out, encoder=encoder)
+        return {**asdict(loaded.info()), "index": built.spec, "resumed_rows": built.resumed_rows}
+
+
+@contextmanager
+def _progress() -> Iterator[Report]:
+    """One bar on stderr for the pass that runs: what, how far, how fast, how long still."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task, name, since = bar.add_task("reading", total=None, rate=""), "", (0, 0.0)
+
+        def report(stage: str, done: int, total: int) -> None:
+            nonlocal name, since
+            if stage != name:
+                name, since = stage, (done, time.monotonic())
+                bar.reset(task, description=stage, total=total or None)
+            rate = (done - since[0]) / max(time.monotonic() - since[1], 1e-9)
+            bar.update(task, completed=done, total=total or None, rate=f"{rate:,.0f}/s" if rate else "")
+
+        yield report
+
+
+@dataclass(frozen=True)
+class Adopt:
+    """Take over an index in the layout of Search-R1 and FlashRAG without rebuilding it; its files stay where they are.
+
+    Example: agentenv retriever adopt e5_Flat.index wiki-18.jsonl --encoder e5:e5-base-v2 --out wiki
+    """
+
+    index: tyro.conf.Positional[Path]
+    """The file that FAISS wrote; inner product, row i being line i of the corpus."""
+    corpus: tyro.conf.Positional[Path]
+    """The .jsonl file with id and contents a line: the title in quotes, a newline, the text."""
+    out: Path
+    """The folder to write: links, tables and a card."""
+    encoder: str
+    """The encoder that made the vectors, as in `build`; a sample of passages is compared."""
+
+    def run(self) -> dict[str, Any]:
+        """Compares, links; returns what was adopted."""
+        retriever = adopt_index(self.index, self.corpus, self.out, make_encoder(self.encoder))
+        return {"out": str(self.out), **asdict(retriever.info()), "index": retriever.spec}
+
+    def show(self, result: dict[str, Any], console: Console) -> None:
+        """Prints where the retriever is and how to ask it."""
+        console.print(f"{result['documents']:,} documents, {result['index']}, nothing copied.", markup=False)
+        console.print(f"Ask it: agentenv retriever query {result['out']} 'your question'", markup=False)
 
 
 @dataclass(frozen=True)
@@ -76,10 +141,14 @@ class Query:
     """What to search for."""
     k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 5
     """Most passages to show; at least 1."""
+    rerank: str = ""
+    """Folder of a cross-encoder that reorders the first passages found; empty does not."""
 
     def run(self) -> dict[str, Any]:
         """Searches; returns the passages, best first."""
         retriever = open_retriever(self.folder)
+        if self.rerank:
+            retriever = RerankRetriever(retriever, make_reranker(self.rerank))
         (passages,) = asyncio.run(retriever.search([self.text], self.k))
         return {
             "query": self.text,
@@ -99,6 +168,7 @@ class Query:
 Command = (
     Annotated[Build, tyro.conf.subcommand("build", prefix_name=False)]
     | Annotated[Query, tyro.conf.subcommand("query", prefix_name=False)]
+    | Annotated[Adopt, tyro.conf.subcommand("adopt", prefix_name=False)]
 )
 """What `agentenv retriever` parses."""
 

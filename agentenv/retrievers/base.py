@@ -1,6 +1,7 @@
 """What all retrievers over a corpus share: batches, collapsed duplicates, deadlines, deterministic ties."""
 
 import hashlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -41,7 +42,10 @@ class CorpusRetriever(ABC):
         self._name = name
         self._fingerprint = hashlib.sha256(f"{name}\n{settings}\n{corpus.fingerprint}".encode()).hexdigest()
         self._timeout_s = timeout_s
-        self._batcher = Batcher[_Request, list[list[Passage]]](self._answer, rank=0, timeout_s=timeout_s)
+        self.threads = 1
+        """Threads of the library behind `rank`, where it has any."""
+        self._process = os.getpid()
+        self._batcher = self._new_batcher()
 
     @abstractmethod
     def rank(self, texts: Sequence[str], k: int) -> list[list[Hit]]:
@@ -56,6 +60,8 @@ class CorpusRetriever(ABC):
         request = _Request(texts_of(queries, k), k)
         if not request.texts:
             return []
+        if self._process != os.getpid():
+            self._settle_in_child()
         try:
             return await self._batcher.submit(request)
         except TimeoutError as error:
@@ -68,6 +74,18 @@ class CorpusRetriever(ABC):
     def info(self) -> RetrieverInfo:
         """Name, size and fingerprint."""
         return RetrieverInfo(self._name, len(self.corpus), self._fingerprint)
+
+    def _new_batcher(self) -> Batcher[_Request, list[list[Passage]]]:
+        return Batcher(self._answer, rank=0, timeout_s=self._timeout_s)
+
+    def _settle_in_child(self) -> None:
+        """A fork copies the batcher without its thread, and OpenMP's state without its workers."""
+        if self.threads > 1:
+            raise RetrieverFault(
+                f"{self._name}: this process was forked from one that searches with {self.threads} threads, and "
+                f"would hang; load the retriever in the child, or start it with spawn."
+            )
+        self._process, self._batcher = os.getpid(), self._new_batcher()
 
     def _answer(self, requests: list[_Request]) -> list[list[list[Passage]]]:
         texts = list(dict.fromkeys(text for request in requests for text in request.texts if text))

@@ -10,7 +10,8 @@ from agentenv.core.types import Document
 from agentenv.errors import ConfigurationError, CorpusError, IndexMismatch, MissingExtra
 from agentenv.retrievers.base import SCORE_DECIMALS, CorpusRetriever, Hit, best_hits, passage_text
 from agentenv.retrievers.corpus import Corpus, as_corpus
-from agentenv.retrievers.storage import CORPUS_FILE, Card, new_folder, read_card, read_corpus, write_card
+from agentenv.retrievers.mapped_corpus import write_corpus
+from agentenv.retrievers.storage import Card, new_folder, read_card, read_corpus, write_card
 
 INDEX_FOLDER = "bm25s"
 
@@ -58,7 +59,7 @@ class BM25Retriever(CorpusRetriever):
             ConfigurationError: the folder is something else than a retriever, or cannot be written.
         """
         with new_folder(folder) as fresh:
-            self.corpus.save(fresh / CORPUS_FILE)
+            write_corpus(self.corpus, fresh)
             self._index.save(str(fresh / INDEX_FOLDER), corpus=None, show_progress=False)
             write_card(fresh, Card(kind="bm25", rows=len(self.corpus), corpus=self.corpus.fingerprint))
 

@@ -35,7 +35,7 @@ class Corpus(Sequence[Document]):
                     f"{source}: id {document.id!r} stands in rows {first + 1} and {row + 1}; make ids unique."
                 )
             self._documents.append(document)
-            digest.update(_line(document).encode())
+            digest.update(document_line(document))
         if not self._documents:
             raise CorpusError(f"{source} is empty; give at least one document.")
         self.fingerprint = digest.hexdigest()
@@ -61,8 +61,8 @@ class Corpus(Sequence[Document]):
 
     def save(self, path: Path) -> None:
         """Writes one ``{"id", "title", "text"}`` a line."""
-        with path.open("w", encoding="utf-8") as file:
-            file.writelines(_line(document) for document in self._documents)
+        with path.open("wb") as file:
+            file.writelines(map(document_line, self))
 
 
 def as_corpus(documents: Iterable[Document]) -> Corpus:
@@ -79,7 +79,7 @@ def load_corpus(path: Path | str) -> Corpus:
     Raises:
         CorpusError: the file is missing, empty or corrupt, a field is missing, or an id occurs twice.
     """
-    file = _find(Path(path))
+    file = corpus_file(Path(path))
     return Corpus(read_documents(file), source=str(file))
 
 
@@ -94,12 +94,17 @@ def read_documents(path: Path) -> Iterator[Document]:
         with _open(path) as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
-                    yield _parse(line, f"{path}, line {number}")
+                    yield parse_document(line, f"{path}, line {number}")
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise CorpusError(f"{path} cannot be read after line {number}: {error}.") from error
 
 
-def _find(path: Path) -> Path:
+def corpus_file(path: Path) -> Path:
+    """``path`` itself, or the corpus file in it where it is a folder.
+
+    Raises:
+        CorpusError: the folder holds none.
+    """
     if not path.is_dir():
         return path
     for name in CORPUS_FILES:
@@ -114,7 +119,16 @@ def _open(path: Path) -> TextIO:
     return path.open(encoding="utf-8")
 
 
-def _parse(line: str, place: str) -> Document:
+def parse_document(line: str | bytes, place: str) -> Document:
+    """The document on one line of a corpus file.
+
+    Args:
+        line: JSON in one of the layouts of `load_corpus`.
+        place: where the line stands, for error messages.
+
+    Raises:
+        CorpusError: it is not JSON, or lacks a field.
+    """
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
@@ -144,6 +158,7 @@ def _field(record: dict[str, Any], name: str, place: str) -> str:
     return value
 
 
-def _line(document: Document) -> str:
+def document_line(document: Document) -> bytes:
+    """The line of a document in a saved corpus; the fingerprint of a corpus is the SHA-256 of all of them."""
     record = {"id": document.id, "title": document.title, "text": document.text}
-    return json.dumps(record, ensure_ascii=False) + "\n"
+    return (json.dumps(record, ensure_ascii=False) + "\n").encode()

@@ -1,17 +1,17 @@
 """Encoders: from texts to unit vectors.
 
-Shapes: n texts, d dimensions. A spec names an encoder in one word: ``minilm``, ``hash``, or ``st:PATH`` for
-    a local
-sentence-transformers folder.
+Shapes: n texts, d dimensions. A spec names an encoder in one word: ``minilm``, ``hash``, or ``st:PATH``, ``e5:PATH``,
+``bge:PATH`` for a local sentence-transformers folder, the last two with the prefixes and the pooling of their family.
 """
 
 import hashlib
+import re
 import time
 import zlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,23 @@ from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
 Vectors = NDArray[np.float32]
 
 _TOKENS_PER_FORWARD = 1024  # keeps the activations of one forward pass in the processor's cache
+
+
+class Recipe(NamedTuple):
+    """What is done to a text besides the model; another recipe gives other vectors from the same weights."""
+
+    query_prefix: str = ""
+    passage_prefix: str = ""
+    pooling: str = ""  # how token vectors become one, in the words of sentence-transformers
+    max_tokens: int = 0  # after which a text is cut; 0 is never
+
+
+FAMILIES = {
+    "st": Recipe(max_tokens=128),
+    "e5": Recipe("query: ", "passage: ", "mean", 256),
+    "bge": Recipe("Represent this sentence for searching relevant passages: ", "", "cls", 256),
+}
+"""Kinds of ``KIND:PATH``. The E5 models were trained with prefixes and lose recall without (Wang et al. 2022)."""
 
 
 class Encoder(Protocol):
@@ -38,6 +55,10 @@ class Encoder(Protocol):
     def dim(self) -> int:
         """Length d of a vector."""
 
+    @property
+    def recipe(self) -> Recipe:
+        """What is done to texts besides the model."""
+
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
         """Unit vectors (n, d) of queries."""
 
@@ -51,16 +72,34 @@ def make_encoder(spec: str) -> Encoder:
     Raises:
         UnknownName: no such kind of encoder.
         MissingExtra: its library is not installed.
-        ConfigurationError: the folder of ``st:PATH`` holds no model.
+        ConfigurationError: the folder of ``KIND:PATH`` holds no model, or not one of that family.
     """
     kind, _, rest = spec.partition(":")
     if spec == "minilm":
         return minilm()
     if spec == "hash":
         return HashEncoder()
-    if kind == "st" and rest:
-        return SentenceEncoder(Path(rest), spec=spec)
-    raise UnknownName.among("encoder", spec, ("minilm", "hash", "st:PATH"))
+    if kind in FAMILIES and rest:
+        return _of_family(kind, Path(rest), spec)
+    raise UnknownName.among("encoder", spec, ("minilm", "hash", *(f"{name}:PATH" for name in FAMILIES)))
+
+
+def _of_family(kind: str, path: Path, spec: str) -> "SentenceEncoder":
+    named = re.search(r"(?<![a-z0-9])(e5|bge)(?![a-z0-9])", path.name.lower())
+    if kind == "st" and named:
+        raise ConfigurationError(
+            f"{path.name} looks like a model of the {named[1]} family, which needs its prefixes; write "
+            f"{named[1]}:{path}, or rename the folder if it is none."
+        )
+    wanted = FAMILIES[kind]
+    prefixes = {"query_prefix": wanted.query_prefix, "passage_prefix": wanted.passage_prefix}
+    encoder = SentenceEncoder(path, spec=spec, max_tokens=wanted.max_tokens, **prefixes)
+    if wanted.pooling not in ("", encoder.recipe.pooling):
+        raise ConfigurationError(
+            f"{path} pools by {encoder.recipe.pooling!r} and models of the {kind} family by {wanted.pooling!r}; "
+            f"correct its pooling configuration, or write st:{path}."
+        )
+    return encoder
 
 
 def minilm() -> "SentenceEncoder":
@@ -108,9 +147,9 @@ class SentenceEncoder:
         self._model = _load_sentence_transformer(path)
         self.path = path
         self._prefixes = {"query": query_prefix, "passage": passage_prefix}
-        self._max_tokens = max_tokens
+        self.recipe = Recipe(query_prefix, passage_prefix, _pooling(self._model), max_tokens)
         self.spec = spec or f"st:{path}"
-        self.id = f"{_digest(path)}:{query_prefix}:{passage_prefix}:{max_tokens}"
+        self.id = f"{folder_digest(path)}:{query_prefix}:{passage_prefix}:{max_tokens}"
         self.dim = int(self._model.get_embedding_dimension())
         self.forward_seconds = 0.0
         """Seconds spent in the model's forward passes so far."""
@@ -130,7 +169,9 @@ class SentenceEncoder:
         if not texts:
             return vectors
         prefixed = [self._prefixes[role] + text for text in texts]
-        tokens = self._model.tokenizer(prefixed, truncation=True, max_length=self._max_tokens)["input_ids"]
+        tokens = self._model.tokenizer(prefixed, truncation=True, max_length=self.recipe.max_tokens)[
+            "input_ids"
+        ]
         with torch.inference_mode():
             for rows in equal_length_batches([len(ids) for ids in tokens], _TOKENS_PER_FORWARD):
                 ids = torch.tensor([tokens[row] for row in rows])
@@ -168,6 +209,7 @@ class HashEncoder:
     def __init__(self, dim: int = 512) -> None:
         self.dim = dim
         self.id = f"hash:{dim}"
+        self.recipe = Recipe()
         self._word_vector: Callable[[str], Vectors] = lru_cache(maxsize=65_536)(self._hash_word)
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
@@ -221,7 +263,12 @@ def _unit(vectors: Vectors) -> Vectors:
     return unit
 
 
-def _digest(path: Path) -> str:
+def _pooling(model: Any) -> str:
+    modes = [module.pooling_mode for module in model.children() if hasattr(module, "pooling_mode")]
+    return "+".join(mode if isinstance(mode, str) else "+".join(mode) for mode in modes)
+
+
+def folder_digest(path: Path) -> str:
     """A name for the weights and the settings in the folder of a model."""
     digest = hashlib.sha256()
     for file in sorted(path.rglob("*")):

@@ -1,7 +1,6 @@
 """Dense retrieval: an encoder and a FAISS inner-product index over one corpus."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,25 +8,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentenv.core.types import Document
-from agentenv.errors import ConfigurationError, IndexMismatch, MissingExtra
+from agentenv.errors import ConfigurationError, IndexMismatch
 from agentenv.retrievers.base import SCORE_DECIMALS, CorpusRetriever, Hit, best_hits, passage_text
 from agentenv.retrievers.corpus import Corpus, as_corpus
-from agentenv.retrievers.encoder import CachedQueries, Encoder, make_encoder
-from agentenv.retrievers.storage import CORPUS_FILE, Card, new_folder, read_card, read_corpus, write_card
+from agentenv.retrievers.encoder import CachedQueries, Encoder, Vectors, make_encoder
+from agentenv.retrievers.indexes import (
+    EFFORT,
+    add_rest,
+    faiss_threads,
+    load_faiss,
+    new_index,
+    read_index,
+    train,
+    tune,
+    write_index,
+)
+from agentenv.retrievers.mapped_corpus import write_corpus
+from agentenv.retrievers.storage import Card, new_folder, read_card, read_corpus, write_card
 
 INDEX_FILE = "index.faiss"
 METRIC = "inner_product"
 
-_CHUNK = 1024  # passages encoded between two reports of progress
+ENCODE_ROWS = 1024  # passages encoded between two reports of progress
 _SPARE = 8  # candidates fetched beyond k, among which ties at the edge are settled
-_EF_SEARCH = 64  # HNSW: candidates kept in a search; 16, the default, finds .86 of the true top 10, 64 .97
+_NORM_SLACK = 1e-3
 
 
 class FaissRetriever(CorpusRetriever):
     """Exact or approximate nearest passages by the inner product of unit vectors.
 
     Make one with `build` or `load`. All waiting queries are encoded in one call and searched in one call, in
-    one thread; set ``threads`` higher only where cores are idle, because FAISS's threads spin at barriers.
+    one thread; set ``threads`` higher only where cores are idle, because FAISS's threads spin at barriers. With
+    more than one, load after a fork and not before it: FAISS hangs in the child.
 
     Args:
         corpus: the documents, row i of the index being document i.
@@ -46,14 +58,12 @@ class FaissRetriever(CorpusRetriever):
         *,
         timeout_s: float = 60.0,
     ) -> None:
-        super().__init__(corpus, name="faiss", settings=f"{spec}\n{encoder.id}", timeout_s=timeout_s)
+        settings = f"{spec}\n{encoder.id}\n{EFFORT}"
+        super().__init__(corpus, name="faiss", settings=settings, timeout_s=timeout_s)
         self.encoder = encoder
         self.spec = spec
         self._index = index
         self._queries = CachedQueries(encoder)
-        self.threads = 1
-        if hasattr(index, "hnsw"):
-            index.hnsw.efSearch = _EF_SEARCH
 
     @classmethod
     def build(
@@ -64,41 +74,31 @@ class FaissRetriever(CorpusRetriever):
         *,
         progress: Callable[[int, int], None] | None = None,
     ) -> "FaissRetriever":
-        """Encodes the documents and indexes them.
+        """Encodes the documents and indexes them in memory; `build_folder` does it for any size.
 
         Args:
             documents: a corpus, or the documents of one.
             encoder: for passages now and for queries later.
             spec: a FAISS factory string; ``Flat`` is exact, ``SQfp16`` half and ``SQ8`` a quarter of its
-                size, ``HNSW32`` a graph for millions of passages.
+                size, ``HNSW32_SQ8`` a graph for millions of passages.
             progress: called with passages done and passages in all.
 
         Raises:
             CorpusError: no documents, or duplicate ids.
-            ConfigurationError: FAISS knows no such index.
+            ConfigurationError: FAISS knows no such index, or the encoder's vectors have not length 1.
         """
-        faiss = _faiss()
         corpus = as_corpus(documents)
-        try:
-            index = faiss.index_factory(encoder.dim, spec, faiss.METRIC_INNER_PRODUCT)
-        except RuntimeError as error:
-            raise ConfigurationError(f"FAISS knows no index {spec!r} of {encoder.dim} dimensions.") from error
+        index = new_index(spec, encoder.dim)
         vectors = np.empty((len(corpus), encoder.dim), dtype=np.float32)
-        for start in range(0, len(corpus), _CHUNK):
-            chunk = corpus[start : start + _CHUNK]
-            vectors[start : start + len(chunk)] = encoder.encode_passages(
-                [passage_text(doc) for doc in chunk]
-            )
+        for start in range(0, len(corpus), ENCODE_ROWS):
+            chunk = corpus[start : start + ENCODE_ROWS]
+            vectors[start : start + len(chunk)] = encode_documents(encoder, chunk)
             if progress is not None:
                 progress(start + len(chunk), len(corpus))
-        with _threads(1):
-            try:
-                index.train(vectors)
-            except RuntimeError as error:
-                raise ConfigurationError(
-                    f"{len(corpus)} passages are too few to train {spec!r}; use Flat."
-                ) from error
-            index.add(vectors)
+        with faiss_threads(1):
+            train(index, vectors, spec)
+            add_rest(index, vectors)
+        tune(index)
         return cls(corpus, encoder, index, spec)
 
     def save(self, folder: Path) -> None:
@@ -107,29 +107,16 @@ class FaissRetriever(CorpusRetriever):
         Raises:
             ConfigurationError: the folder is something else than a retriever, or cannot be written.
         """
-        faiss = _faiss()
-        card = Card(
-            kind="faiss",
-            rows=len(self.corpus),
-            corpus=self.corpus.fingerprint,
-            encoder=self.encoder.id,
-            encoder_spec=self.encoder.spec,
-            dim=self.encoder.dim,
-            metric=METRIC,
-            index=self.spec,
-        )
         with new_folder(folder) as fresh:
-            self.corpus.save(fresh / CORPUS_FILE)
-            with (fresh / INDEX_FILE).open("wb") as file:
-                # Given a path, FAISS drops the error of a disk that fills up when it closes the file.
-                faiss.write_index(self._index, faiss.PyCallbackIOWriter(file.write))
-            write_card(fresh, card)
+            corpus = write_corpus(self.corpus, fresh)
+            write_index(self._index, fresh / INDEX_FILE)
+            write_card(fresh, dense_card(corpus, self.encoder, self.spec))
 
     @classmethod
     def load(
         cls, folder: Path, *, encoder: Encoder | None = None, timeout_s: float = 60.0
     ) -> "FaissRetriever":
-        """Reads what `save` wrote.
+        """Opens what `save` or `build_folder` wrote. Index and corpus are mapped: processes share one copy.
 
         Args:
             folder: where it was saved.
@@ -138,23 +125,14 @@ class FaissRetriever(CorpusRetriever):
 
         Raises:
             ConfigurationError: the folder holds no FAISS retriever.
-            IndexMismatch: encoder or corpus are not those that the index was built with.
+            IndexMismatch: encoder or corpus are not those that the index was built with, or a newer FAISS wrote it.
         """
-        faiss = _faiss()
         card = read_card(folder, "faiss")
+        _refuse_newer(card, folder)
         corpus = read_corpus(folder, card)
         encoder = encoder or make_encoder(card.encoder_spec)
-        if encoder.id != card.encoder:
-            raise IndexMismatch(
-                f"The index in {folder} was built with encoder {card.encoder!r}, not {encoder.id!r}; "
-                f"use that one or build the index again."
-            )
-        try:
-            index = faiss.read_index(str(folder / INDEX_FILE))
-        except RuntimeError as error:
-            raise ConfigurationError(
-                f"{folder / INDEX_FILE} cannot be read; build the retriever again."
-            ) from error
+        _refuse_other_encoder(card, encoder, folder)
+        index = read_index(folder / INDEX_FILE)
         if (index.ntotal, index.d) != (len(corpus), encoder.dim):
             raise IndexMismatch(
                 f"The index in {folder} holds {index.ntotal} vectors of {index.d} dimensions, "
@@ -170,12 +148,12 @@ class FaissRetriever(CorpusRetriever):
         fetch = k + _SPARE
         while len(pending):
             fetch = min(fetch, len(self.corpus))
-            with _threads(self.threads):
+            with faiss_threads(self.threads):
                 scores, rows = self._index.search(vectors[pending], fetch)
             for place, query in enumerate(pending):
                 hits[query] = best_hits(scores[place], rows[place], k)
-            # A tie that reaches past what was fetched could hide an earlier row: look further.
-            tied = _ties_reach_edge(scores, k) & (fetch < len(self.corpus))
+            # A tie that reaches past what was fetched could hide an earlier row: look further, where there is more.
+            tied = _ties_reach_edge(scores, k) & (rows[:, -1] >= 0) & (fetch < len(self.corpus))
             pending, fetch = pending[tied], 2 * fetch
         return hits
 
@@ -187,25 +165,63 @@ def _ties_reach_edge(scores: NDArray[np.float32], k: int) -> NDArray[np.bool_]:
     return tied
 
 
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """FAISS runs with ``count`` threads inside.
+def encode_documents(encoder: Encoder, documents: Sequence[Document]) -> Vectors:
+    """Vectors (n, d) of documents, checked to have length 1; a text without words may give 0.
 
-    OpenMP's setting belongs to the calling thread and torch obeys the same one: left at 1 by a search, it made every
-    training step after it three times slower.
+    Raises:
+        ConfigurationError: one has another length: inner products of such vectors are no similarities.
     """
-    faiss = _faiss()
-    before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(count)
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(before)
+    vectors = encoder.encode_passages([passage_text(document) for document in documents])
+    lengths = np.linalg.norm(vectors, axis=1)
+    wrong = np.flatnonzero(~((abs(lengths - 1) <= _NORM_SLACK) | (lengths == 0)))
+    if len(wrong):
+        raise ConfigurationError(
+            f"The encoder {encoder.id!r} gave document {documents[wrong[0]].id!r} a vector of length "
+            f"{lengths[wrong[0]]:.3g}; encoders give vectors of length 1."
+        )
+    return vectors
 
 
-def _faiss() -> Any:
-    try:
-        import faiss
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of("faiss-cpu", "retrieval") from error
-    return faiss
+def dense_card(corpus: Corpus, encoder: Encoder, spec: str, *, corpus_file: str = "") -> Card:
+    """The card of a FAISS retriever."""
+    return Card(
+        kind="faiss",
+        rows=len(corpus),
+        corpus=corpus.fingerprint,
+        corpus_file=corpus_file,
+        encoder=encoder.id,
+        encoder_spec=encoder.spec,
+        dim=encoder.dim,
+        metric=METRIC,
+        index=spec,
+        **encoder.recipe._asdict(),
+        normalised=True,
+        faiss=load_faiss().__version__,
+    )
+
+
+def _refuse_newer(card: Card, folder: Path) -> None:
+    ours = load_faiss().__version__
+    if _release(card.faiss) > _release(ours):
+        raise IndexMismatch(
+            f"The index in {folder} was written by FAISS {card.faiss} and this is {ours}: "
+            f"install 'faiss-cpu>={card.faiss}' or build the retriever again."
+        )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
+
+
+def _refuse_other_encoder(card: Card, encoder: Encoder, folder: Path) -> None:
+    for name, ours in encoder.recipe._asdict().items():
+        if getattr(card, name) != ours:
+            raise IndexMismatch(
+                f"The index in {folder} was built with {name} {getattr(card, name)!r}, but this encoder has {ours!r}; "
+                f"use {card.encoder_spec!r} or build the index again."
+            )
+    if encoder.id != card.encoder:
+        raise IndexMismatch(
+            f"The index in {folder} was built with encoder {card.encoder!r}, not {encoder.id!r}; "
+            f"use that one or build the index again."
+        )

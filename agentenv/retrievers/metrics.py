@@ -18,10 +18,22 @@ def recall_at_k(
     Raises:
         ConfigurationError: no questions, or a question without supporting documents.
     """
+    shares = _shares(ranked_ids, supporting_ids, k)
+    return sum(shares) / len(shares)
+
+
+def all_at_k(ranked_ids: Sequence[Sequence[str]], supporting_ids: Sequence[Collection[str]], k: int) -> float:
+    """Share of questions all of whose supporting documents are among the first ``k``; the rest as `recall_at_k`."""
+    shares = _shares(ranked_ids, supporting_ids, k)
+    return sum(share == 1 for share in shares) / len(shares)
+
+
+def _shares(
+    ranked_ids: Sequence[Sequence[str]], supporting_ids: Sequence[Collection[str]], k: int
+) -> list[float]:
     if not supporting_ids or not all(supporting_ids):
         raise ConfigurationError("Recall needs questions, and a supporting document for every one of them.")
-    shares = [
+    return [
         len(set(needed).intersection(ranked[:k])) / len(set(needed))
         for ranked, needed in zip(ranked_ids, supporting_ids, strict=True)
     ]
-    return sum(shares) / len(shares)

@@ -8,6 +8,7 @@ from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.retrievers.bm25 import BM25Retriever
 from agentenv.retrievers.faiss import FaissRetriever
 from agentenv.retrievers.hybrid import HybridRetriever
+from agentenv.retrievers.rerank import RerankRetriever, make_reranker
 from agentenv.retrievers.storage import read_card
 
 LOADERS: dict[str, Callable[[Path], Retriever]] = {
@@ -17,8 +18,15 @@ LOADERS: dict[str, Callable[[Path], Retriever]] = {
 }
 
 
+def _rerank(rest: str) -> Retriever:
+    reranker, at, inner = rest.partition("@")
+    if not at:
+        raise ConfigurationError(f"'rerank:{rest}' names no retriever; write 'rerank:MODEL@faiss:DIR'.")
+    return RerankRetriever(make_retriever(inner), make_reranker(reranker))
+
+
 def make_retriever(spec: str) -> Retriever:
-    """The retriever that ``spec`` names: ``faiss:DIR``, ``bm25:DIR`` or ``hybrid:DIR``.
+    """The retriever that ``spec`` names: ``faiss:DIR``, ``bm25:DIR``, ``hybrid:DIR`` or ``rerank:MODEL@SPEC``.
 
     Raises:
         UnknownName: no such kind of retriever.
@@ -26,8 +34,10 @@ def make_retriever(spec: str) -> Retriever:
         IndexMismatch: encoder or corpus are not those that the index was built with.
     """
     kind, _, rest = spec.partition(":")
+    if kind == "rerank":
+        return _rerank(rest)
     if kind not in LOADERS:
-        raise UnknownName.among("retriever", kind, LOADERS)
+        raise UnknownName.among("retriever", kind, (*LOADERS, "rerank"))
     if not rest:
         raise ConfigurationError(f"{spec!r} names no folder; write '{kind}:DIR'.")
     return LOADERS[kind](Path(rest))

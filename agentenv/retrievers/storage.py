@@ -1,5 +1,6 @@
-"""The folder of a saved retriever: its parts, a copy of its corpus, and a card that ties them together."""
+"""The folder of a saved retriever: its parts, its corpus, and a card, the manifest that ties them together."""
 
+import hashlib
 import json
 import shutil
 import tempfile
@@ -8,11 +9,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from agentenv.errors import ConfigurationError, IndexMismatch
-from agentenv.retrievers.corpus import Corpus, load_corpus
+from agentenv.errors import ConfigurationError, CorpusError, IndexMismatch
+from agentenv.retrievers import mapped_corpus
+from agentenv.retrievers.mapped_corpus import MappedCorpus
 
 CARD_FILE = "retriever.json"
-CORPUS_FILE = "corpus.jsonl"
+CORPUS_FILE = mapped_corpus.CORPUS_FILE
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class Card:
     """Documents in the index."""
     corpus: str
     """Fingerprint of the corpus."""
+    corpus_file: str = ""
+    """SHA-256 of the corpus file where it is not in our own layout; empty where it is the fingerprint."""
     encoder: str = ""
     """Id of the encoder; empty without one."""
     encoder_spec: str = ""
@@ -35,6 +39,18 @@ class Card:
     """How two vectors are compared; ``inner_product``, or empty without an encoder."""
     index: str = ""
     """How vectors are stored, in FAISS's words; empty without an encoder."""
+    query_prefix: str = ""
+    """Put before every query."""
+    passage_prefix: str = ""
+    """Was put before every passage."""
+    pooling: str = ""
+    """How token vectors became one vector, for example ``mean``; empty without an encoder."""
+    max_tokens: int = 0
+    """Tokens after which texts are cut; 0 is never."""
+    normalised: bool = False
+    """Whether vectors have length 1."""
+    faiss: str = ""
+    """Version that wrote the index; empty without one."""
 
 
 def read_card(folder: Path, kind: str | None = None) -> Card:
@@ -63,25 +79,43 @@ def read_card(folder: Path, kind: str | None = None) -> Card:
     return card
 
 
-def read_corpus(folder: Path, card: Card) -> Corpus:
-    """The corpus in ``folder``.
+def read_corpus(folder: Path, card: Card) -> MappedCorpus:
+    """The corpus in ``folder``, mapped. Its file is read once to compare it with the card.
 
     Raises:
         CorpusError: it cannot be read.
         IndexMismatch: it is not the one that the card was written for.
     """
-    corpus = load_corpus(folder / CORPUS_FILE)
-    if corpus.fingerprint != card.corpus:
+    try:
+        with (folder / CORPUS_FILE).open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+            empty = not file.tell()
+    except OSError as error:
+        raise CorpusError(f"{folder / CORPUS_FILE} cannot be read: {error.strerror}.") from error
+    if empty:
+        raise CorpusError(f"{folder / CORPUS_FILE} is empty; build the retriever again.")
+    expected = card.corpus_file or card.corpus
+    if found != expected:
         raise IndexMismatch(
-            f"The index in {folder} was built over corpus {card.corpus[:12]}, but {CORPUS_FILE} there is "
-            f"{corpus.fingerprint[:12]}; build the retriever again."
+            f"The index in {folder} was built over corpus {expected[:12]}, but {CORPUS_FILE} there is "
+            f"{found[:12]}; build the retriever again."
         )
-    return corpus
+    return MappedCorpus(folder, card.corpus)
 
 
 def write_card(folder: Path, card: Card) -> None:
     """Writes ``retriever.json``."""
     (folder / CARD_FILE).write_text(json.dumps(asdict(card), indent=2) + "\n", encoding="utf-8")
+
+
+def refuse_foreign(out: Path) -> None:
+    """Looks whether ``out`` may be written: it is absent, empty or a retriever.
+
+    Raises:
+        ConfigurationError: it is something else.
+    """
+    if out.exists() and not (out / CARD_FILE).is_file() and not (out.is_dir() and not any(out.iterdir())):
+        raise ConfigurationError(f"{out} exists and is not a retriever; give another folder.")
 
 
 @contextmanager
@@ -94,8 +128,7 @@ def new_folder(out: Path) -> Iterator[Path]:
         ConfigurationError: ``out`` is something else than a retriever or an empty folder, or cannot be
             written.
     """
-    if out.exists() and not (out / CARD_FILE).is_file() and not (out.is_dir() and not any(out.iterdir())):
-        raise ConfigurationError(f"{out} exists and is not a retriever; give another folder.")
+    refuse_foreign(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         room = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))

@@ -8,8 +8,12 @@ import pytest
 import tyro
 from rich.console import Console
 
-from agentenv.cli.retriever import Build, Command, Query
+from agentenv.cli.retriever import Adopt, Build, Command, Query
 from agentenv.errors import AgentEnvError, ConfigurationError, CorpusError, UnknownName
+from agentenv.retrievers.building import JOURNAL
+from agentenv.retrievers.corpus import load_corpus
+from agentenv.retrievers.encoder import HashEncoder
+from agentenv.retrievers.faiss import INDEX_FILE
 
 pytest.importorskip("faiss", reason="faiss-cpu is not installed")
 pytest.importorskip("bm25s", reason="bm25s is not installed")
@@ -27,8 +31,8 @@ def corpus(tmp_path: Path) -> Path:
     return path
 
 
-def parse(*args: str) -> Build | Query:
-    command: Build | Query = tyro.cli(Command, args=list(args))
+def parse(*args: str) -> Build | Query | Adopt:
+    command: Build | Query | Adopt = tyro.cli(Command, args=list(args))
     return command
 
 
@@ -38,6 +42,53 @@ def test_command_lines_parse() -> None:
     )
     assert parse("query", "d", "who?", "-k", "3") == Query(Path("d"), "who?", 3)
     assert parse("query", "d", "who?").k == 5  # type: ignore[union-attr]
+    assert parse("build", "c.jsonl", "--out", "d") == Build(Path("c.jsonl"), Path("d"), "auto", "minilm")
+    assert parse("adopt", "e5.index", "w.jsonl", "--encoder", "e5:p", "--out", "d") == Adopt(
+        Path("e5.index"), Path("w.jsonl"), Path("d"), "e5:p"
+    )
+
+
+def test_the_index_is_chosen_by_size_and_an_interrupted_build_is_taken_up(tmp_path: Path) -> None:
+    rows = (json.dumps({"id": str(n), "title": "", "text": f"text {n}"}) for n in range(1500))
+    (tmp_path / "corpus.jsonl").write_text("\n".join(rows))
+    build = Build(tmp_path, tmp_path / "out", encoder="hash")
+    assert (build.run()["index"], build.run()["resumed_rows"]) == ("PQ128x4fs,Refine(SQfp16)", 0)
+    work = tmp_path / ".next.building" / "work"
+    work.mkdir(parents=True)
+    corpus = load_corpus(tmp_path)
+    vectors = HashEncoder().encode_passages([document.text for document in corpus[:1024]])
+    (work / "vectors.f32").write_bytes(vectors.tobytes() + b"half a row")
+    (work / JOURNAL).write_text(json.dumps({"of": [corpus.fingerprint, "hash:512", 512], "rows": 1024}))
+    console = Console(width=100, file=io.StringIO(), record=True)
+    again = Build(tmp_path, tmp_path / "next", encoder="hash")
+    again.show(again.run(), console)
+    assert "The vectors of 1,024 of them were there from an interrupted build." in console.export_text()
+    assert (tmp_path / "next" / INDEX_FILE).read_bytes() == (tmp_path / "out" / INDEX_FILE).read_bytes()
+
+
+def test_an_index_of_elsewhere_is_adopted_and_asked(tmp_path: Path) -> None:
+    faiss = pytest.importorskip("faiss")
+    contents = ['"Halvik"\nA harbour town.', '"Herring"\nA fish, smoked.']
+    index = faiss.IndexFlatIP(512)
+    index.add(HashEncoder().encode_passages(contents))
+    faiss.write_index(index, str(tmp_path / "e5_Flat.index"))
+    lines = (json.dumps({"id": str(n), "contents": text}) for n, text in enumerate(contents))
+    (tmp_path / "wiki.jsonl").write_text("\n".join(lines))
+    adopt = Adopt(tmp_path / "e5_Flat.index", tmp_path / "wiki.jsonl", tmp_path / "wiki", "hash")
+    console = Console(width=100, file=io.StringIO(), record=True)
+    result = adopt.run()
+    adopt.show(result, console)
+    assert (result["documents"], result["index"]) == (2, "IndexFlatIP")
+    assert "nothing copied" in console.export_text()
+    assert [p["id"] for p in Query(tmp_path / "wiki", "smoked fish", 1).run()["passages"]] == ["1"]
+
+
+def test_a_query_may_be_reranked(corpus: Path, tmp_path: Path) -> None:
+    Build(corpus, tmp_path / "out", "Flat", "hash").run()
+    plain, judged = (Query(tmp_path / "out", "fish", 2, rerank).run() for rerank in ("", "overlap"))
+    assert judged["retriever"]["name"] == "rerank(faiss)"
+    assert [passage["score"] for passage in judged["passages"]] == [0.0, 0.0]  # "fish," is not "fish"
+    assert {p["id"] for p in plain["passages"]} == {p["id"] for p in judged["passages"]}
 
 
 @pytest.mark.parametrize(("index", "name"), [("Flat", "faiss"), ("bm25", "bm25"), ("hybrid", "hybrid")])

@@ -36,8 +36,33 @@ class TestFaissHalf(TestFaiss):
     index = "SQfp16"
 
 
+class TestFaissBytes(TestFaiss):
+    index = "SQ8"
+
+
 class TestFaissGraph(TestFaiss):
     index = "HNSW32"
+
+
+class TestFaissGraphOfBytes(TestFaiss):
+    index = "HNSW32_SQ8"
+
+
+class TestFaissRefined(TestFaiss):
+    index = "SQ8,Refine(SQfp16)"
+
+
+class TestSavedFaiss(RetrieverContract):
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path: Path) -> None:
+        self.folder = tmp_path
+
+    def make(self, documents: Sequence[Document]) -> Retriever:
+        pytest.importorskip("faiss", reason="faiss-cpu is not installed")
+        from agentenv.retrievers.faiss import FaissRetriever
+
+        FaissRetriever.build(documents, HashEncoder()).save(self.folder / "saved")
+        return FaissRetriever.load(self.folder / "saved")
 
 
 class TestBM25(RetrieverContract):

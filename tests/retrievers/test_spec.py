@@ -28,9 +28,23 @@ def test_a_spec_opens_what_was_saved(tmp_path: Path) -> None:
             assert asyncio.run(retriever.search(["herring"], 1))[0][0].id == "b"
 
 
+def test_a_spec_may_ask_for_reranking(tmp_path: Path) -> None:
+    pytest.importorskip("bm25s", reason="bm25s is not installed")
+    from agentenv.retrievers.bm25 import BM25Retriever
+
+    BM25Retriever.build(DOCUMENTS).save(tmp_path)
+    retriever = make_retriever(f"rerank:overlap@bm25:{tmp_path}")
+    (found,) = asyncio.run(retriever.search(["fish."], 2))
+    assert [(passage.id, passage.score) for passage in found] == [("b", 1.0)]
+    with pytest.raises(
+        ConfigurationError, match="'rerank:overlap' names no retriever; write 'rerank:MODEL@faiss:DIR'"
+    ):
+        make_retriever("rerank:overlap")
+
+
 @pytest.mark.parametrize(
     ("spec", "sentence"),
-    [("fais:x", "No retriever 'fais'. Did you mean 'faiss'"), ("", "Known: bm25, faiss, hybrid")],
+    [("fais:x", "No retriever 'fais'. Did you mean 'faiss'"), ("", "Known: bm25, faiss, hybrid, rerank")],
 )
 def test_unknown_kinds_get_the_nearest_name(spec: str, sentence: str) -> None:
     with pytest.raises(UnknownName, match=sentence):

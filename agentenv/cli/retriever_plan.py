@@ -1,0 +1,79 @@
+"""``agentenv retriever plan``: which index fits a corpus into a machine's memory, before anything is loaded."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from agentenv.retrievers.planner import HOW, advise, parse_size
+
+_MARKS = {"yes": "[green]yes[/green]", "mapped": "[yellow]mapped[/yellow]", "no": "[red]no[/red]"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Say which index fits, what it takes and what to expect of it. Nothing is loaded or built.
+
+    Example: agentenv retriever plan --passages 21000000 --dim 768 --memory 24GiB
+    """
+
+    passages: int
+    """Passages in the corpus; wiki-18 has 21,015,324."""
+    dim: int = 384
+    """Length of a vector: minilm 384, the base models of E5 and BGE 768."""
+    memory: str = "8GiB"
+    """What the machine can give the search: a number and a unit, such as 24GiB or 500MB."""
+
+    def run(self) -> dict[str, Any]:
+        """The options, the one to take, and where the figures come from."""
+        memory = parse_size(self.memory)
+        advice = advise(self.passages, self.dim, memory)
+        return {
+            "passages": self.passages,
+            "dim": self.dim,
+            "memory_bytes": memory,
+            "best": asdict(advice.best) if advice.best else None,
+            "options": [asdict(option) for option in advice.options],
+            "how": list(HOW),
+        }
+
+    def show(self, result: dict[str, Any], console: Console) -> None:
+        """Prints the options as a table, and the advice under it."""
+        columns = (
+            "index",
+            "fits",
+            "GB memory",
+            "GB least",
+            "overlap@10 (real)",
+            "ms alone",
+            "ms in batch",
+            "h build",
+        )
+        table = Table(*columns, title=f"{self.passages:,} passages, {self.dim} dimensions, {self.memory}")
+        for option in result["options"]:
+            table.add_row(
+                option["index"],
+                _MARKS[option["fits"]],
+                f"{option['memory_bytes'] / 1e9:.1f}",
+                f"{option['least_bytes'] / 1e9:.1f}",
+                f"{option['overlap']:.3f} ({option['overlap_real']:.3f})",
+                f"{option['alone_ms']:.3g}",
+                f"{option['batch_ms']:.3g}",
+                f"{option['build_hours']:.2g}",
+            )
+        console.print(table)
+        best = result["best"]
+        if best is None:
+            least = min(option["least_bytes"] for option in result["options"])
+            console.print(f"Nothing fits; the smallest needs {least / 1e9:.1f} GB.")
+        else:
+            console.print(
+                f"Take {best['index']}: agentenv retriever build CORPUS --out DIR --index {best['index']!r}"
+            )
+        if any(option["fits"] == "mapped" for option in result["options"]):
+            console.print(
+                "mapped: every search reads some finer codes from the disk, which takes longer than stated."
+            )
+        for sentence in result["how"]:
+            console.print(sentence, style="dim", markup=False, highlight=False)

@@ -1,0 +1,219 @@
+"""Builds a retriever folder from a corpus of any size, and takes up again what a kill or a power cut broke off.
+
+Texts and vectors pass through in parts: only the index itself, and less than 64 bytes a passage, are held in memory.
+Three passes, each of which a second call with the same arguments does not repeat where it need not:
+
+1. the corpus is copied, and hashed: read again every time, because its hash says whether the rest may be kept;
+2. passages are encoded into a file, whose finished rows are in a journal;
+3. the index is trained and filled; now and then it is written down as far as it is.
+
+A build that was taken up gives the same vectors as one that was not, because parts are cut at the same rows. The index
+is the same file too, except for a graph (HNSW) that was taken up in its third pass: its levels are drawn anew.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agentenv.errors import AgentEnvError, ConfigurationError
+from agentenv.retrievers.bm25 import BM25Retriever
+from agentenv.retrievers.corpus import Corpus, corpus_file, read_documents
+from agentenv.retrievers.encoder import Encoder
+from agentenv.retrievers.faiss import ENCODE_ROWS, INDEX_FILE, dense_card, encode_documents
+from agentenv.retrievers.hybrid import BM25_FOLDER, DENSE_FOLDER
+from agentenv.retrievers.indexes import (
+    AUTO,
+    Vectors,
+    add_rest,
+    default_spec,
+    faiss_threads,
+    new_index,
+    read_index,
+    refuse_untrainable,
+    train,
+    write_index,
+)
+from agentenv.retrievers.mapped_corpus import write_corpus
+from agentenv.retrievers.storage import Card, refuse_foreign, write_card
+
+Report = Callable[[str, int, int], None]
+"""Called with the name of the pass, rows done and rows in all; 0 in all is unknown."""
+
+JOURNAL = "journal.json"
+_REPORT_ROWS = 10_000
+_CHECKPOINT_S = 600.0  # between two writings of an unfinished index
+
+
+@dataclass(frozen=True)
+class Built:
+    """What `build_folder` did."""
+
+    rows: int
+    spec: str
+    resumed_rows: int
+    """Passages whose vectors an interrupted build had left."""
+
+
+def build_folder(
+    source: Path,
+    out: Path,
+    encoder: Encoder,
+    spec: str = AUTO,
+    *,
+    hybrid: bool = False,
+    report: Report = lambda name, done, total: None,
+    checkpoint_s: float = _CHECKPOINT_S,
+) -> Built:
+    """Builds a FAISS retriever, or a hybrid one, in ``out``; an older retriever there is replaced at the end.
+
+    Args:
+        source: a corpus, as `load_corpus` reads it.
+        out: where `FaissRetriever.load` or `HybridRetriever.load` will find it.
+        encoder: for passages now and for queries later.
+        spec: a FAISS factory string; ``auto`` chooses by the size of the corpus.
+        hybrid: adds a BM25 retriever, which is built in memory.
+        report: is told how far the work is.
+        checkpoint_s: least seconds between two writings of an unfinished index.
+
+    Raises:
+        CorpusError: no documents, duplicate ids, or a corrupt file.
+        ConfigurationError: FAISS knows no such index, ``out`` is something else than a retriever or cannot be written,
+            or another process is building it.
+    """
+    if spec != AUTO:
+        new_index(spec, encoder.dim)
+    with _site(out) as (new, work):
+        target = new / DENSE_FOLDER if hybrid else new
+        target.mkdir(exist_ok=True)
+        corpus = write_corpus(_read(corpus_file(source), report), target, source=str(source))
+        chosen = default_spec(len(corpus), encoder.dim) if spec == AUTO else spec
+        refuse_untrainable(chosen, len(corpus))
+        of = [corpus.fingerprint, encoder.id, encoder.dim]
+        vectors, resumed = _encode(corpus, encoder, work, _Journal(work / JOURNAL, of), report)
+        filled = _Journal(work / "index.json", [chosen, *of])
+        with faiss_threads(1):
+            index = _fill(vectors, chosen, work / "index.partial", filled, report, checkpoint_s)
+        write_index(index, target / INDEX_FILE)
+        write_card(target, dense_card(corpus, encoder, chosen))
+        if hybrid:
+            BM25Retriever.build(corpus).save(new / BM25_FOLDER)
+            write_card(new, Card(kind="hybrid", rows=len(corpus), corpus=corpus.fingerprint))
+    return Built(len(corpus), chosen, resumed)
+
+
+def _read(path: Path, report: Report) -> Iterator[Any]:
+    row = 0
+    for row, document in enumerate(read_documents(path), start=1):
+        yield document
+        if row % _REPORT_ROWS == 0:
+            report("reading", row, 0)
+    report("reading", row, row)
+
+
+def _encode(
+    corpus: Corpus, encoder: Encoder, work: Path, journal: "_Journal", report: Report
+) -> tuple[Vectors, int]:
+    """The vectors of all passages, mapped from their file, and how many of them were there already."""
+    path, resumed = work / "vectors.f32", journal.rows()
+    with path.open("r+b" if resumed else "wb") as file:
+        file.truncate(resumed * encoder.dim * 4)
+        file.seek(0, os.SEEK_END)
+        report("encoding", resumed, len(corpus))
+        for start in range(resumed, len(corpus), ENCODE_ROWS):
+            chunk = corpus[start : start + ENCODE_ROWS]
+            file.write(encode_documents(encoder, chunk).astype(np.float32).tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+            journal.write(start + len(chunk))
+            report("encoding", start + len(chunk), len(corpus))
+    return np.memmap(path, dtype=np.float32, mode="r", shape=(len(corpus), encoder.dim)), resumed
+
+
+class _Journal:
+    """How many rows of what are safely on the disk."""
+
+    def __init__(self, path: Path, of: list[Any]) -> None:
+        self._path, self._of = path, of
+
+    def rows(self) -> int:
+        if not self._path.is_file():
+            return 0
+        state = json.loads(self._path.read_text(encoding="utf-8"))
+        return int(state["rows"]) if state["of"] == self._of else 0
+
+    def write(self, rows: int) -> None:
+        part = self._path.with_suffix(".part")
+        part.write_text(json.dumps({"of": self._of, "rows": rows}), encoding="utf-8")
+        part.replace(self._path)
+
+
+def _fill(
+    vectors: Vectors, spec: str, path: Path, journal: _Journal, report: Report, checkpoint_s: float
+) -> Any:
+    """An index over all vectors, from where an earlier call left it."""
+    index = read_index(path, mapped=False) if journal.rows() else new_index(spec, vectors.shape[1])
+    report("indexing", index.ntotal, len(vectors))
+    train(index, vectors, spec)
+    written = time.monotonic()
+
+    def added(rows: int) -> None:
+        nonlocal written
+        report("indexing", rows, len(vectors))
+        if time.monotonic() - written >= checkpoint_s:
+            write_index(index, path)
+            journal.write(rows)
+            written = time.monotonic()
+
+    add_rest(index, vectors, added)
+    return index
+
+
+@contextmanager
+def _site(out: Path) -> Iterator[tuple[Path, Path]]:
+    """Two folders beside ``out``: an empty one that becomes ``out`` in the end, and one that outlives a failure.
+
+    Bad input leaves nothing, unless vectors of an earlier call are there.
+    """
+    refuse_foreign(out)
+    site = out.parent / f".{out.name}.building"
+    new, work = site / "new", site / "work"
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        with _alone(site / "lock", out):
+            if (site / "old").exists() and not out.exists():  # killed between the two renames below
+                (site / "old").rename(out)
+            shutil.rmtree(new, ignore_errors=True)
+            new.mkdir()
+            try:
+                yield new, work
+            except AgentEnvError:
+                if not (work / JOURNAL).exists():
+                    shutil.rmtree(site, ignore_errors=True)
+                raise
+            if out.exists():
+                out.rename(site / "old")
+            new.rename(out)
+            shutil.rmtree(site, ignore_errors=True)
+    except OSError as error:
+        kept = "; what is encoded is kept, run the same command again" if (work / JOURNAL).exists() else ""
+        raise ConfigurationError(f"{out} cannot be written: {error.strerror or error}{kept}.") from error
+
+
+@contextmanager
+def _alone(path: Path, out: Path) -> Iterator[None]:
+    """Holds a lock that ends with this process, however it ends."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigurationError(f"Another process is building {out}; wait for it or stop it.") from error
+        yield

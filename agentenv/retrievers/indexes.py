@@ -1,0 +1,248 @@
+"""FAISS indexes: which one suits a corpus, what it takes, how it is made, how hard it searches, how it is opened.
+
+An index is named by FAISS's own factory string: ``Flat`` (exact), ``SQfp16``, ``SQ8``, ``HNSW32``, ``HNSW32_SQ8``,
+``IVF1024,SQ8``, ``PQ96x4fs,Refine(SQ8)``. Labels are always rows of the corpus. n vectors of d dimensions.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentenv.errors import ConfigurationError, MissingExtra
+
+Vectors = NDArray[np.float32]
+
+AUTO = "auto"
+_EXACT_BELOW = 1_000  # a codebook has nothing to learn from fewer vectors
+_CODES_BELOW = 200_000
+_GRAPH_BELOW = 3_000_000
+_TRAIN_ROWS = 100_000  # and 64 for every list of an IVF
+_POINTS_PER_LIST = 39  # FAISS's k-means only warns below
+_ADD_ROWS = 65_536
+
+
+class Effort(NamedTuple):
+    """How hard an approximate index searches. What an index file holds was set when it was written."""
+
+    ef_search: int = 128
+    """HNSW: candidates kept in a search."""
+    probe_share: float = 0.125
+    """IVF: share of the lists that is searched; FAISS's default is a single list."""
+    k_factor: int = 32
+    """Refine: candidates for each hit that are scored again with the finer codes."""
+
+
+EFFORT = Effort()
+
+
+def default_spec(rows: int, dim: int) -> str:
+    """The index for a corpus of ``rows`` passages: exact when tiny, codes, a graph, then lists of codes.
+
+    The three larger classes were measured against Flat at 1,000,000 vectors (`benchmarks/index_million.py`).
+    """
+    if rows < _EXACT_BELOW:
+        return "Flat"
+    if rows <= _CODES_BELOW:
+        return f"{fast_codes(dim)},Refine(SQfp16)"
+    if rows <= _GRAPH_BELOW:
+        return "HNSW32_SQ8"
+    return f"{fast_codes(dim)},Refine(SQ8)"
+
+
+def fast_codes(dim: int) -> str:
+    """Fast-scan product quantiser with 4 bits for about every 4 dimensions; the parts must divide the dimensions."""
+    parts = next(parts for parts in range(max(1, dim // 4), 0, -1) if dim % parts == 0)
+    return f"PQ{parts}x4fs"
+
+
+def list_count(rows: int) -> int:
+    """Lists for an IVF over ``rows`` vectors: a power of two near 4 times the root, 39 vectors each at least."""
+    wanted = min(4 * rows**0.5, rows / _POINTS_PER_LIST)
+    return int(2 ** np.floor(np.log2(max(1.0, wanted))))
+
+
+class Footprint(NamedTuple):
+    """Bytes of an index."""
+
+    hot: float
+    """What every search reads."""
+    refine: float
+    """What a search reads a few rows of."""
+
+    @property
+    def total(self) -> float:
+        """Size of the file."""
+        return self.hot + self.refine
+
+
+def footprint(spec: str, rows: int, dim: int) -> Footprint:
+    """Bytes of an index, by arithmetic; within 3 % of the file where there are more than 10,000 rows.
+
+    Raises:
+        ConfigurationError: the arithmetic does not know this kind of index.
+    """
+    hot = refine = 0.0
+    for part in re.split(r"[,_](?![^(]*\))", spec):
+        if match := re.fullmatch(r"HNSW(\d+)", part):
+            # 2M links at the base, M for one row in M - 1 above it, an offset and a level
+            hot += rows * (8 * int(match[1]) + 16.2)
+            hot += rows * _code_bytes("Flat", dim) * (spec == part)
+        elif match := re.fullmatch(r"IVF(\d+)", part):
+            hot += rows * 8 + int(match[1]) * 4 * dim
+        elif part == "RFlat" or part.startswith("Refine("):
+            refine += rows * _code_bytes(part.removeprefix("Refine(").removesuffix(")"), dim)
+        else:
+            hot += rows * _code_bytes(part, dim) + _codebook_bytes(part, dim)
+    return Footprint(hot, refine)
+
+
+def _code_bytes(storage: str, dim: int) -> float:
+    """Bytes a vector takes."""
+    fixed = {"Flat": 4 * dim, "RFlat": 4 * dim, "SQfp16": 2 * dim, "SQ8": dim, "SQ4": dim / 2}
+    if storage in fixed:
+        return fixed[storage]
+    if match := re.fullmatch(r"PQ(\d+)(?:x(\d+))?(?:fs)?", storage):
+        return int(match[1]) * int(match[2] or 8) / 8
+    raise ConfigurationError(f"No arithmetic for the storage {storage!r}; known: {', '.join(fixed)}, PQ.")
+
+
+def _codebook_bytes(storage: str, dim: int) -> float:
+    match = re.match(r"PQ\d+(?:x(\d+))?", storage)
+    return 4 * dim * 2 ** int(match[1] or 8) if match else 0
+
+
+def new_index(spec: str, dim: int) -> Any:
+    """An empty inner-product index.
+
+    Raises:
+        ConfigurationError: FAISS knows no such index, or it would not label vectors by row.
+    """
+    faiss = load_faiss()
+    if "IDMap" in spec:
+        raise ConfigurationError(
+            f"{spec!r} keeps labels of its own; rows of the corpus are the only labels here."
+        )
+    try:
+        return faiss.index_factory(dim, spec, faiss.METRIC_INNER_PRODUCT)
+    except RuntimeError as error:
+        raise ConfigurationError(f"FAISS knows no index {spec!r} of {dim} dimensions.") from error
+
+
+def refuse_untrainable(spec: str, rows: int) -> None:
+    """Asks for 39 vectors a list, below which FAISS's k-means only warns, and one for each code of a product quantiser.
+
+    Raises:
+        ConfigurationError: there are fewer.
+    """
+    lists, codes = re.search(r"IVF(\d+)", spec), re.search(r"PQ\d+(?:x(\d+))?", spec)
+    least = max(_POINTS_PER_LIST * int(lists[1]) if lists else 0, 2 ** int(codes[1] or 8) if codes else 0)
+    if rows < least:
+        raise ConfigurationError(
+            f"{rows} passages are too few to train {spec!r}, which wants {least}; use Flat."
+        )
+
+
+def train(index: Any, vectors: Vectors, spec: str) -> None:
+    """Trains on rows spread evenly over all of ``vectors``: a quantiser that saw the first ones alone clips the rest.
+
+    Raises:
+        ConfigurationError: there are too few vectors.
+    """
+    if index.is_trained:
+        return
+    refuse_untrainable(spec, len(vectors))
+    lists = re.search(r"IVF(\d+)", spec)
+    most = max(_TRAIN_ROWS, 64 * int(lists[1]) if lists else 0)
+    sample = np.linspace(0, len(vectors) - 1, min(len(vectors), most)).astype(np.int64)
+    index.train(np.ascontiguousarray(vectors[sample]))
+
+
+def add_rest(index: Any, vectors: Vectors, report: Callable[[int], None] | None = None) -> None:
+    """Adds the vectors that the index does not hold yet, in order and in parts; reports how many it holds."""
+    for start in range(index.ntotal, len(vectors), _ADD_ROWS):
+        index.add(np.ascontiguousarray(vectors[start : start + _ADD_ROWS]))
+        if report is not None:
+            report(index.ntotal)
+
+
+def tune(index: Any, effort: Effort = EFFORT) -> None:
+    """Sets how hard the index and the ones inside it search, whatever was in its file."""
+    faiss = load_faiss()
+    if isinstance(index, faiss.IndexRefine):
+        index.k_factor = effort.k_factor
+        tune(faiss.downcast_index(index.base_index), effort)
+    elif isinstance(index, faiss.IndexPreTransform):
+        tune(faiss.downcast_index(index.index), effort)
+    elif isinstance(index, faiss.IndexIVF):
+        index.nprobe = max(1, round(effort.probe_share * index.nlist))
+    elif isinstance(index, faiss.IndexHNSW):
+        index.hnsw.efSearch = effort.ef_search
+
+
+def write_index(index: Any, path: Path) -> None:
+    """Writes the index whole or not at all.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written.
+    """
+    part = path.with_suffix(".part")
+    try:
+        with part.open("wb") as file:
+            # Given a path, FAISS drops the error of a disk that fills up when it closes the file.
+            load_faiss().write_index(index, load_faiss().PyCallbackIOWriter(file.write))
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def read_index(path: Path, *, mapped: bool = True) -> Any:
+    """Opens an index, ready to search.
+
+    Mapped, its vectors and its graph stay in the file and all processes share one copy; only the codes of fast-scan
+    quantisers, which FAISS rearranges, are read into memory. The older flag IO_FLAG_MMAP maps nothing but the lists
+    of an IVF.
+
+    Raises:
+        ConfigurationError: it cannot be read.
+    """
+    faiss = load_faiss()
+    try:
+        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mapped else 0)
+    except RuntimeError as error:
+        raise ConfigurationError(f"{path} cannot be read; build the retriever again.") from error
+    tune(index)
+    return index
+
+
+@contextmanager
+def faiss_threads(count: int) -> Iterator[None]:
+    """FAISS runs with ``count`` threads inside.
+
+    OpenMP's setting belongs to the calling thread and torch obeys the same one: left at 1 by a search, it made every
+    training step after it three times slower.
+    """
+    faiss = load_faiss()
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(count)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)
+
+
+def load_faiss() -> Any:
+    """The module ``faiss``.
+
+    Raises:
+        MissingExtra: it is not installed.
+    """
+    try:
+        import faiss
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of("faiss-cpu", "retrieval") from error
+    return faiss

