@@ -41,6 +41,7 @@ COMMANDS = {
     "report": Command("agentenv.cli.report:Report", "one self-contained HTML page of a run"),
     "retriever build": Command("agentenv.cli.retriever:Build", "index a corpus"),
     "retriever query": Command("agentenv.cli.retriever:Query", "search an index"),
+    "retriever serve": Command("agentenv.cli.retriever_serve:Serve", "answer searches over HTTP"),
 }
 
 

@@ -1,8 +1,9 @@
 """What all retrievers over a corpus share: batches, collapsed duplicates, deadlines, deterministic ties."""
 
 import hashlib
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +42,8 @@ class CorpusRetriever(ABC):
         self._name = name
         self._fingerprint = hashlib.sha256(f"{name}\n{settings}\n{corpus.fingerprint}".encode()).hexdigest()
         self._timeout_s = timeout_s
+        self.on_batch: Callable[[int, float], object] | None = None
+        """Called after each batch, in its thread, with the distinct texts in it and the seconds it took."""
         self._batcher = Batcher[_Request, list[list[Passage]]](self._answer, rank=0, timeout_s=timeout_s)
 
     @abstractmethod
@@ -73,8 +76,11 @@ class CorpusRetriever(ABC):
         texts = list(dict.fromkeys(text for request in requests for text in request.texts if text))
         hits: dict[str, list[Hit]] = {"": []}
         if texts:
+            began = time.perf_counter()
             widest = min(max(request.k for request in requests), len(self.corpus))
             hits |= zip(texts, self.rank(texts, widest), strict=True)
+            if self.on_batch is not None:
+                self.on_batch(len(texts), time.perf_counter() - began)
         return [[self._passages(hits[text][: request.k]) for text in request.texts] for request in requests]
 
     def _passages(self, hits: Iterable[Hit]) -> list[Passage]:
