@@ -13,7 +13,6 @@ from rich.console import Console
 
 from agentenv.core.protocols import Retriever
 from agentenv.errors import ConfigurationError, RetrieverFault
-from agentenv.retrievers.calls import Patience
 from agentenv.retrievers.remote import TOKEN_VARIABLE, RemoteRetriever
 from agentenv.retrievers.sharded import SHARD_PATIENCE, ShardedRetriever
 from agentenv.retrievers.spec import open_retriever
@@ -27,8 +26,8 @@ class Serve:
     """Answer searches over HTTP, in Search-R1's format and in our own.
 
     Routes: POST /retrieve, /v1/search, /access; GET /healthz, /readyz, /metrics, /v1/info, /docs. With several corpora
-    each has its routes under /corpora/NAME as well. Where the environment variable AGENTENV_RETRIEVER_TOKEN is set, callers must
-    send it as bearer token.
+    each has its routes under /corpora/NAME as well. Where the environment variable AGENTENV_RETRIEVER_TOKEN is set,
+    callers must send it as bearer token.
 
     Example: agentenv retriever serve wiki --port 8000
     """

@@ -32,7 +32,7 @@ class Cassette:
         self.path = path
         self.about = dict(about)
         self._replies = replies
-        self._file = path.open("a", encoding="utf-8") if recording else None
+        self.recording = recording
 
     @classmethod
     def replay(cls, path: Path) -> Self:
@@ -93,12 +93,12 @@ class Cassette:
 
     def add(self, request: Any, reply: Any) -> Any:
         """Records a reply; returns what a replay will return, which is the earlier reply where there is one."""
-        if self._file is None:
+        if not self.recording:
             raise ConfigurationError(f"{self.path} was opened to be replayed and cannot record.")
-        key, text = _text(request), _text(reply)
+        key, text = _text(request), json.dumps(reply, allow_nan=False)
         if key not in self._replies:
-            self._file.write(f'{{"request": {key}, "reply": {text}}}\n')
-            self._file.flush()
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(f'{{"request": {key}, "reply": {text}}}\n')
             self._replies[key] = text
         return json.loads(self._replies[key])
 
@@ -111,11 +111,6 @@ class Cassette:
         if ask is None or request in self:
             return self.find(request)
         return self.add(request, await ask())
-
-    def close(self) -> None:
-        """Closes the file; nothing can be recorded any more."""
-        if self._file is not None:
-            self._file.close()
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, str], int]:
@@ -141,14 +136,14 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, str], int]:
     for number, line in enumerate(lines[:-1], start=2):  # after the last newline nothing is left
         try:
             record = json.loads(line)
-            replies.setdefault(_text(record["request"]), _text(record["reply"]))
+            replies.setdefault(_text(record["request"]), json.dumps(record["reply"]))
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigurationError(f"{path}, line {number} is no recorded call: {line[:60]!r}.") from error
     return about, replies, complete
 
 
 def _text(value: Any) -> str:
-    """The one spelling of a JSON value: keys sorted, nothing but ASCII, so that any character survives."""
+    """The one spelling of a request: keys sorted, nothing but ASCII, so that any character survives."""
     return json.dumps(value, sort_keys=True, allow_nan=False)
 
 

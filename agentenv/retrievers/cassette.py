@@ -62,10 +62,6 @@ class CassetteRetriever:
         """What the recorded retriever said about itself."""
         return self._info
 
-    def close(self) -> None:
-        """Closes the file."""
-        self._tape.close()
-
     def _request(self, query: Query | str, text: str, k: int) -> dict[str, Any]:
         request: dict[str, Any] = {"query": text, "k": k}
         if self._info.contextual and isinstance(query, Query) and query.context is not None:

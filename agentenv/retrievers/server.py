@@ -2,7 +2,6 @@
 
 import socket
 import threading
-import time
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
@@ -58,17 +57,13 @@ def run(service: Service, load: Callable[[], Mapping[str, Retriever]], listening
     class Server(uvicorn.Server):
         """Uvicorn, which would drop its listening socket before what comes in meanwhile got its 503."""
 
-        stopped_at = 0.0
-
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             if service.state == STOPPING:  # asked twice
                 self.force_exit = self.should_exit = True
             service.stop()
-            self.stopped_at = time.monotonic()
 
         async def on_tick(self, counter: int) -> bool:
-            drained = not service.active or time.monotonic() - self.stopped_at > GRACE_S
-            return await super().on_tick(counter) or bool(failures) or (service.state == STOPPING and drained)
+            return await super().on_tick(counter) or bool(failures) or service.drained(GRACE_S)
 
     def open_service() -> None:
         try:
@@ -77,6 +72,7 @@ def run(service: Service, load: Callable[[], Mapping[str, Retriever]], listening
             failures.append(error)
 
     config: dict[str, Any] = {
+        "log_config": None,
         "log_level": "warning",
         "access_log": False,
         "timeout_keep_alive": _KEEPALIVE_S,

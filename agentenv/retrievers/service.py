@@ -83,6 +83,7 @@ class Service:
         """Requests that were taken and not yet answered."""
         self.answered = 0
         self._token = token
+        self._stopped_at = 0.0
         self._memory = Memory(self.limits.cache)
         self._pages: dict[str, Pages] = {}
         self.telemetry = Telemetry(self)
@@ -101,7 +102,12 @@ class Service:
 
     def stop(self) -> None:
         """Takes no more requests; those that were taken are still answered."""
-        self.state = STOPPING
+        self.state, self._stopped_at = STOPPING, time.monotonic()
+
+    def drained(self, grace_s: float) -> bool:
+        """Whether it was stopped and has answered what it took, or has had ``grace_s`` for that."""
+        late = time.monotonic() - self._stopped_at > grace_s
+        return self.state == STOPPING and (late or not self.active)
 
     async def retrieve(self, body: RetrieveRequest, corpus: str | None) -> dict[str, Any]:
         """Search-R1's route."""
