@@ -13,7 +13,7 @@ Serving = Callable[..., AbstractContextManager[str]]
 
 @pytest.fixture
 def serving() -> Serving:
-    """``with serving({name: retriever}, **limits) as url``: the service ends, and is waited for, with the block."""
+    """A context manager that takes retrievers by name and limits, gives the address, and ends with its block."""
     for module in ("fastapi", "uvicorn", "orjson", "prometheus_client"):
         pytest.importorskip(module, reason=f"{module} is not installed")
     from agentenv.retrievers.server import address_of, listen, run

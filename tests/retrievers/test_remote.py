@@ -151,9 +151,9 @@ def test_another_index_than_before_is_a_fault() -> None:
         ({"result": []}, "no 'index' in its answer"),
         ({"index": "f" * 64, "results": [], "missing": []}, "0 results for 1 questions"),
         ({"index": "f" * 64, "results": [[{"id": "a"}]], "missing": []}, "passages of another shape"),
-        ({"index": "f" * 64, "results": [[{"id": "a", "title": "", "text": "", "score": 1, "x": 1}]], "missing": []}, "another shape"),
+        ({"index": "f" * 64, "results": [[{"id": "a", "name": "b"}]], "missing": []}, "another shape"),
     ],
-)  # fmt: skip
+)
 def test_answers_of_another_shape_are_one_sentence(reply: Any, said: str) -> None:
     assert said in fault_of(search=reply)
 

