@@ -16,14 +16,20 @@ _LIBRARIES = ("torch", "transformers", "trl", "numpy", "faiss-cpu", "sentence-tr
 
 
 def arguments(doc: str, *, steps: int) -> argparse.ArgumentParser:
+    """A parser with the arguments that all benchmarks of training have."""
+    parser = plain_arguments(doc)
+    parser.add_argument("--policy", default="tiny", help="tiny or hf:PATH")
+    parser.add_argument("--steps", type=int, default=steps, help="steps that are measured")
+    parser.add_argument("--warmup", type=int, default=2, help="steps before them that are not")
+    return parser
+
+
+def plain_arguments(doc: str) -> argparse.ArgumentParser:
     """A parser with the arguments that all benchmarks have."""
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--policy", default="tiny", help="tiny or hf:PATH")
-    parser.add_argument("--steps", type=int, default=steps, help="steps that are measured")
-    parser.add_argument("--warmup", type=int, default=2, help="steps before them that are not")
-    parser.add_argument("--threads", type=int, default=2, help="threads of torch")
+    parser.add_argument("--threads", type=int, default=2, help="threads of torch and of FAISS")
     parser.add_argument("--out", type=Path, help="result file; by default benchmarks/results/NAME.json")
     parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
     return parser
