@@ -13,6 +13,7 @@ from rich.console import Console
 
 from agentenv.core.protocols import Retriever
 from agentenv.errors import ConfigurationError, RetrieverFault
+from agentenv.retrievers.base import batching_parts
 from agentenv.retrievers.remote import TOKEN_VARIABLE, RemoteRetriever
 from agentenv.retrievers.sharded import SHARD_PATIENCE, ShardedRetriever
 from agentenv.retrievers.spec import open_retriever
@@ -136,6 +137,6 @@ def _use_threads(retrievers: dict[str, Retriever], threads: int) -> None:
 
         torch.set_num_threads(threads)
     for retriever in retrievers.values():
-        for part in (retriever, getattr(retriever, "dense", None)):
+        for part in batching_parts(retriever).values():
             if hasattr(part, "threads"):
                 part.threads = threads

@@ -68,6 +68,15 @@ class CorpusRetriever(ABC):
         except Exception as error:
             raise RetrieverFault(f"{self._name}: {type(error).__name__}: {error}") from error
 
+    @property
+    def linger(self) -> float:
+        """How long the batcher waits for callers that were just answered; see `Batcher`."""
+        return self._batcher.linger
+
+    @linger.setter
+    def linger(self, share: float) -> None:
+        self._batcher.linger = share
+
     def info(self) -> RetrieverInfo:
         """Name, size and fingerprint."""
         return RetrieverInfo(self._name, len(self.corpus), self._fingerprint)
@@ -118,3 +127,9 @@ def best_hits(scores: NDArray[np.floating], rows: NDArray[np.integer], k: int) -
     rounded, rows = np.round(scores[kept].astype(np.float64), SCORE_DECIMALS), rows[kept]
     order = np.lexsort((rows, -rounded))[:k]
     return [(int(rows[i]), float(rounded[i])) for i in order]
+
+
+def batching_parts(retriever: object) -> dict[str, CorpusRetriever]:
+    """What forms batches inside a retriever, by its name there: itself, or the two parts of a hybrid."""
+    parts = {"": retriever} | {name: getattr(retriever, name, None) for name in ("dense", "bm25")}
+    return {name: part for name, part in parts.items() if isinstance(part, CorpusRetriever)}

@@ -22,9 +22,11 @@ def listen(host: str, port: int) -> socket.socket:
         ConfigurationError: the address cannot be had.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    if not 0 <= port <= 65_535:
+        raise ConfigurationError(f"Port {port} does not exist; give one from 0 to 65535.")
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise ConfigurationError(
             f"{host}:{port} cannot be listened on ({error}); give another --port, or 0 for a free one."
         ) from error

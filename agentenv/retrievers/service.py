@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from agentenv.core.protocols import Retriever
 from agentenv.errors import AgentEnvError, ConfigurationError, Fault, MissingExtra, UnknownName
+from agentenv.retrievers.base import batching_parts
 from agentenv.retrievers.desk import Desk, Memory, QueueFull
 from agentenv.retrievers.pages import Pages
 from agentenv.retrievers.remote import Found
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 Body = TypeVar("Body", bound=BaseModel)
 
 STARTING, READY, STOPPING = "starting", "ready", "stopping"
+_LINGER = 0.15  # clients that ask one question after the other come back within so much of a batch
 _DRAINED = 8  # a body this many times too long is still read to its end, so that the caller gets our reason
 
 
@@ -95,6 +97,8 @@ class Service:
                 name, retriever, memory=self._memory, queue=self.limits.queue, tally=self.telemetry
             )
             self.telemetry.watch(name, retriever)
+            for part in batching_parts(retriever).values():
+                part.linger = _LINGER
             if hasattr(retriever, "corpus"):
                 self._pages[name] = Pages(retriever.corpus)
         if self.state == STARTING:

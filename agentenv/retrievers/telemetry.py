@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 from agentenv.core.protocols import Retriever
 from agentenv.errors import MissingExtra
+from agentenv.retrievers.base import batching_parts
 
 if TYPE_CHECKING:
     from agentenv.retrievers.service import Service
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-_PARTS = ("dense", "bm25")  # of a hybrid: they batch, it only fuses
 
 
 class Telemetry:
@@ -57,10 +57,8 @@ class Telemetry:
     def watch(self, corpus: str, retriever: Retriever) -> None:
         """Counts the batches and the queue of a corpus."""
         self._queue.labels(corpus).set_function(lambda: self._service.desks[corpus].waiting)
-        for name in ("", *_PARTS):
-            part = getattr(retriever, name, None) if name else retriever
-            if hasattr(part, "on_batch"):
-                part.on_batch = self._batch_counter(corpus, name)
+        for name, part in batching_parts(retriever).items():
+            part.on_batch = self._batch_counter(corpus, name)
 
     def request(self, route: str, status: int, seconds: float) -> None:
         """A request was answered."""

@@ -52,7 +52,7 @@ def test_a_port_in_use_is_one_sentence(index: Path, capsys: pytest.CaptureFixtur
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert f"127.0.0.1:{port} cannot be listened on" in said
-    with pytest.raises(ConfigurationError, match="cannot be listened on"):
+    with pytest.raises(ConfigurationError, match="Port 99999 does not exist"):
         Serve((str(index),), port=99_999).run()
 
 
