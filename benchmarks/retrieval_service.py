@@ -122,11 +122,11 @@ def measure(
 
     with server(command) as (address, _):
         drive(address, asks, args.clients, args.warmup, seen)
-        answers.clear()
+        warm = len(answers)
         began = time.perf_counter()
         drive(address, asks, args.clients, args.seconds, seen)
     # Clients finish what they have asked; what came after the last second is not counted.
-    timed = [answer for answer in answers if answer.at <= began + args.seconds] or answers
+    timed = [answer for answer in answers[warm:] if answer.at <= began + args.seconds] or answers[warm:]
     spent = max(answer.at for answer in timed) - began
     latencies = [answer.seconds for answer in timed]
     figures = {

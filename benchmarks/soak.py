@@ -29,6 +29,7 @@ from agentenv.retrievers.spec import open_retriever
 
 K = 3
 SPARE = 4  # passages beyond k, among which equals may change places
+GROUP = 5  # most questions in one request
 NOISE = 3e-5  # scores are rounded to five decimals and may differ by one in the last
 PAUSE_S = 0.05  # of a client whose request was refused
 GROWTH = 1.05  # most memory at the end, relative to the first third
@@ -51,7 +52,7 @@ def main() -> None:
         questions = ground.questions[: args.questions]
         judge = Judge(expected(ground.folder, questions))
         # Fewer places than clients, and a memory that is soon full: back-pressure and eviction all the time.
-        flags = ("--queue", str(max(2, args.clients - 8)), "--cache", str(max(1, len(questions) // 4)))
+        flags = ("--queue", str(max(GROUP, args.clients - 8)), "--cache", str(max(1, len(questions) // 4)))
         with server(ours(ground.folder, args.threads, *flags)) as (address, process):
             judge.process, judge.began = process, time.perf_counter()
             drive(address, asks(questions), args.clients, args.minutes * 60, judge.see)
@@ -71,10 +72,10 @@ def expected(folder: Path, questions: list[str]) -> dict[str, list[Passage]]:
 
 
 def asks(questions: list[str]) -> Iterator[Ask]:
-    """Requests without end: mostly one question, sometimes up to five, on either route."""
+    """Requests without end: mostly one question, sometimes up to `GROUP`, on either route."""
     draw = random.Random(0)
     while True:
-        group = draw.choices(questions, k=1 if draw.random() < 0.8 else draw.randint(2, 5))
+        group = draw.choices(questions, k=1 if draw.random() < 0.8 else draw.randint(2, GROUP))
         if draw.random() < 0.5:
             yield Ask(group, "/v1/search", json.dumps({"queries": group, "k": K}).encode())
         else:

@@ -89,6 +89,10 @@ class Caller:
             raise ConfigurationError(f"{base!r} is no address: {error}.") from error
         if url.scheme not in ("http", "https") or not url.host:
             raise ConfigurationError(f"{base!r} is no address; write http://HOST:PORT.")
+        if url.userinfo:  # it would stand in every error
+            raise ConfigurationError(
+                f"The address of {url.host} holds a password; give it in the environment."
+            )
         self._headers = dict(headers or {})
         self._transport = transport
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
@@ -190,16 +194,17 @@ class Caller:
                 transport=self._transport,
             )
             self._clients[loop] = client
-            self._keepers[loop] = _closing_with_the_loop(client)
+            self._keepers[loop] = self._keep(loop, client)
             await anext(self._keepers[loop])
         return self._clients[loop]
 
-
-async def _closing_with_the_loop(client: httpx.AsyncClient) -> AsyncGenerator[None]:
-    try:
-        yield
-    finally:
-        await client.aclose()
+    async def _keep(self, loop: asyncio.AbstractEventLoop, client: httpx.AsyncClient) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            self._clients.pop(loop, None)
+            self._keepers.pop(loop, None)
+            await client.aclose()
 
 
 def _words(response: httpx.Response) -> str:

@@ -81,3 +81,12 @@ OTHERS: dict[str, Callable[[str], Retriever]] = {
     "web": WebRetriever.named,
     "cassette": _cassette,
 }
+
+FORMS = (
+    *(f"{kind}:DIR" for kind in LOADERS),
+    "http://HOST:PORT",
+    "web:NAME",
+    "cassette:FILE",
+    "cassette:FILE@SPEC",
+)
+"""Every form of a spec, for people."""

@@ -57,8 +57,7 @@ class ContextQuery(BaseModel):
 
     def query(self) -> Query:
         """As the retriever takes it."""
-        context = self.context and QueryContext(**self.context.model_dump())
-        return Query(self.text, context)
+        return Query(self.text, None if self.context is None else QueryContext(**self.context.model_dump()))
 
 
 class SearchRequest(BaseModel):

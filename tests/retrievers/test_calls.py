@@ -136,6 +136,12 @@ def test_what_is_no_address_is_refused(address: str) -> None:
         Caller(address)
 
 
+def test_a_password_in_an_address_is_refused_and_not_shown() -> None:
+    with pytest.raises(ConfigurationError, match="The address of server holds a password") as caught:
+        Caller("http://user:s3cret@server")
+    assert "s3cret" not in str(caught.value)
+
+
 def test_secrets_stand_in_no_log_and_no_error(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     caller = Caller(
