@@ -9,6 +9,7 @@ answer, on any other status, and on memory that grows.
 
 import argparse
 import asyncio
+import itertools
 import json
 import random
 import sys
@@ -32,6 +33,7 @@ SPARE = 4  # passages beyond k, among which equals may change places
 GROUP = 5  # most questions in one request
 NOISE = 3e-5  # scores are rounded to five decimals and may differ by one in the last
 PAUSE_S = 0.05  # of a client whose request was refused
+SETTLED_S = 60.0  # a shorter run is all warming up, and its memory is not judged
 GROWTH = 1.05  # most memory at the end, relative to the first third
 
 
@@ -119,13 +121,14 @@ class Judge:
         return 0.0
 
     def figures(self, args: argparse.Namespace) -> dict[str, Any]:
-        """What was seen; memory is judged by the most in the second and in the last third of the time."""
-        last = self.memory[-1][0]
+        """What was seen; memory is judged by the most in the first and in the last third of the time."""
+        count, (last, _) = len(self.memory), self.memory[-1]
+        cuts = [third * count // 3 for third in range(4)]
         thirds = [
-            max(mib for at, mib in self.memory if third * last / 3 <= at <= (third + 1) * last / 3)
-            for third in range(3)
+            max(mib for _, mib in self.memory[start : max(end, start + 1)])
+            for start, end in itertools.pairwise(cuts)
         ]
-        if thirds[2] > GROWTH * thirds[0]:
+        if last > SETTLED_S and thirds[2] > GROWTH * thirds[0]:
             self.failures.append(f"memory grew from {thirds[0]:.0f} to {thirds[2]:.0f} MiB")
         answered = self.statuses[200]
         if not answered:

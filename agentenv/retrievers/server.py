@@ -8,7 +8,8 @@ from typing import Any
 
 from agentenv.core.protocols import Retriever
 from agentenv.errors import ConfigurationError, MissingExtra
-from agentenv.retrievers.service import STOPPING, Service, make_app
+from agentenv.retrievers.app import make_app
+from agentenv.retrievers.service import STOPPING, Service
 
 GRACE_S = 35.0  # for what was accepted before the stop; a request's own deadline is shorter
 _KEEPALIVE_S = 30  # longer than our client keeps an idle connection

@@ -15,7 +15,8 @@ from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever
 for module in ("fastapi", "orjson", "prometheus_client"):
     pytest.importorskip(module, reason=f"{module} is not installed")
 
-from agentenv.retrievers.service import Limits, Service, make_app  # noqa: E402
+from agentenv.retrievers.app import make_app  # noqa: E402
+from agentenv.retrievers.service import Limits, Service  # noqa: E402
 
 WIKI = [
     Document("a", "Halvik", "A harbour town\non rocks."),

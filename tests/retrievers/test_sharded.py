@@ -20,7 +20,8 @@ from agentenv.retrievers.sharded import ShardedRetriever, merge
 for module in ("fastapi", "uvicorn", "orjson", "prometheus_client"):
     pytest.importorskip(module, reason=f"{module} is not installed")
 
-from agentenv.retrievers.service import Limits, Service, make_app  # noqa: E402
+from agentenv.retrievers.app import make_app  # noqa: E402
+from agentenv.retrievers.service import Limits, Service  # noqa: E402
 
 QUICK = Patience(timeout_s=20.0, connect_s=5.0, pause_s=0.001, tries=2)
 
