@@ -175,7 +175,7 @@ class Caller:
 
     def _pause(self, tries: int, after_s: float) -> float:
         patience = self.patience
-        pause = min(patience.longest_pause_s, patience.pause_s * 2 ** (tries - 1))
+        pause = min(patience.longest_pause_s, patience.pause_s * 2.0 ** (tries - 1))
         return max(after_s, pause * self._random.uniform(0.5, 1.5))
 
     async def _client(self) -> httpx.AsyncClient:
