@@ -1,12 +1,12 @@
 # One command a chore; CI runs the same ones. `make train` needs nothing but Python 3.11 or newer.
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= train,retrieval,eval,report,tensorboard,interop,dev
+EXTRAS ?= train,retrieval,serve,eval,report,tensorboard,interop,dev
 BIN := $(VENV)/bin
 # The tests' bound of 20 minutes, where the system has timeout(1).
 BOUND := $(shell command -v timeout >/dev/null && echo timeout 20m)
 
-.PHONY: help venv train test lint format wheel-smoke clean
+.PHONY: help venv train test soak lint format wheel-smoke clean
 .DEFAULT_GOAL := help
 
 help:  ## what there is to make
@@ -26,6 +26,9 @@ train: venv  ## train a search agent end to end, evaluate it before and after, w
 
 test: venv  ## everything that proves correctness, with coverage
 	$(BOUND) $(BIN)/python -m pytest --cov --cov-report=term:skip-covered $(ARGS)
+
+soak: venv  ## ten minutes of full load on the retrieval server, every answer checked
+	$(BIN)/python benchmarks/soak.py $(ARGS)
 
 lint: venv  ## style, format and types of source and tests
 	$(BIN)/ruff check .

@@ -15,7 +15,8 @@
         ├── EnvFault                          the environment or something behind it broke
         │   ├── RetrieverFault                the search backend failed or missed its deadline
         │   └── ReplayDivergence              a replay gave other observations than the record
-        └── PolicyFault                       the engine that samples tokens failed
+        ├── PolicyFault                       the engine that samples tokens failed
+        └── CassetteMiss (LookupError)        a replay was asked what was never recorded
 
 Mistakes of the policy are not here: they are observations with a reward. Each leaf is also the builtin that it
 refines, so ``except ValueError`` keeps working.
@@ -100,3 +101,7 @@ class ReplayDivergence(EnvFault):
 
 class PolicyFault(Fault):
     """The engine that samples tokens failed."""
+
+
+class CassetteMiss(Fault, LookupError):
+    """A replay was asked for a call that was never recorded."""

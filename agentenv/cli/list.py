@@ -20,12 +20,12 @@ class List:
         from agentenv.core.scorers import SCORERS
         from agentenv.data.datasets import SETS
         from agentenv.policies.spec import KINDS
-        from agentenv.retrievers.spec import LOADERS
+        from agentenv.retrievers.spec import FORMS
         from agentenv.trainers.advantages import ESTIMATORS
 
         return {
             "environments": {id: spec.entry_point for id, spec in registered().items()},
-            "retrievers": [f"{kind}:DIR" for kind in LOADERS],
+            "retrievers": list(FORMS),
             "policies": list(KINDS),
             "datasets": sorted(SETS),
             "scorers": sorted(SCORERS),

@@ -43,6 +43,7 @@ COMMANDS = {
     "retriever query": Command("agentenv.cli.retriever:Query", "search an index"),
     "retriever plan": Command("agentenv.cli.retriever_plan:Plan", "which index fits a machine's memory"),
     "retriever adopt": Command("agentenv.cli.retriever:Adopt", "take over an index that was built elsewhere"),
+    "retriever serve": Command("agentenv.cli.retriever_serve:Serve", "answer searches over HTTP"),
 }
 
 

@@ -15,6 +15,7 @@ as possible.
 
 import asyncio
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,6 +25,9 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from agentenv.errors import ConfigurationError
+
+_GLANCE_S = 0.001  # between two looks at who has come
+_HASTY = 8  # batches without a wait after one that was in vain
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -45,6 +49,9 @@ class _Queue(Generic[In, Out]):
 
     waiters: "list[_Waiter[In, Out]]" = field(default_factory=list)
     task: "asyncio.Task[None] | None" = None  # the event loop itself holds tasks only weakly
+    crowd: int = 0  # who asked in the last batch or waited at its end
+    batch_s: float = 0.0  # what the last batch took
+    hasty: int = 0  # batches still to be formed at once, because the crowd did not come back in time
 
 
 class Batcher(Generic[In, Out]):
@@ -59,6 +66,9 @@ class Batcher(Generic[In, Out]):
         max_batch: most items a batch; None is no limit.
         timeout_s: seconds from forming a batch to its answer, after which its waiters get `TimeoutError`. An
             abandoned call keeps the thread until it returns. None waits for ever.
+        linger: between two batches by arrival, the longest wait for those who were just answered to ask again, as
+            a share of the last batch's time. Without it callers that ask again at once fall into two halves that
+            take turns, and batches are half as large as they could be. 0 never waits.
     """
 
     _created = itertools.count()
@@ -70,9 +80,11 @@ class Batcher(Generic[In, Out]):
         rank: int = 0,
         max_batch: int | None = None,
         timeout_s: float | None = None,
+        linger: float = 0.0,
     ) -> None:
         self.order = (rank, next(Batcher._created))
         self.max_batch = max_batch
+        self.linger = linger
         self._run = run
         self._timeout_s = timeout_s
         # Not the shared pool: OpenMP keeps one team of workers for every thread that calls it.
@@ -103,11 +115,27 @@ class Batcher(Generic[In, Out]):
         try:
             while queue.waiters:
                 await asyncio.sleep(0)  # requests of the same turn of the loop share a batch
+                await self._linger(queue)
                 size = self.max_batch or len(queue.waiters)
                 batch, queue.waiters = queue.waiters[:size], queue.waiters[size:]
+                began = time.monotonic()
                 await self.serve(batch)
+                queue.batch_s, queue.crowd = time.monotonic() - began, len(batch) + len(queue.waiters)
         finally:
-            queue.task = None
+            queue.task, queue.crowd = None, 0
+
+    async def _linger(self, queue: _Queue[In, Out]) -> None:
+        """Waits a little for those who were just answered; where they stay away, not again for some batches."""
+        wanted = min(queue.crowd, self.max_batch or queue.crowd)
+        if queue.hasty or not self.linger:
+            queue.hasty = max(0, queue.hasty - 1)
+            return
+        deadline = time.monotonic() + self.linger * queue.batch_s
+        while len(queue.waiters) < wanted:
+            if time.monotonic() >= deadline:
+                queue.hasty = _HASTY
+                return
+            await asyncio.sleep(_GLANCE_S)
 
     async def serve(self, waiters: list[_Waiter[In, Out]]) -> None:
         """Runs one batch; every waiter still there gets its result or the exception of the batch."""

@@ -2,8 +2,9 @@
 
 import hashlib
 import os
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -44,6 +45,8 @@ class CorpusRetriever(ABC):
         self._timeout_s = timeout_s
         self.threads = 1
         """Threads of the library behind `rank`, where it has any."""
+        self.on_batch: Callable[[int, float], object] | None = None
+        """Called after each batch, in its thread, with the distinct texts in it and the seconds it took."""
         self._process = os.getpid()
         self._batcher = self._new_batcher()
 
@@ -71,6 +74,15 @@ class CorpusRetriever(ABC):
         except Exception as error:
             raise RetrieverFault(f"{self._name}: {type(error).__name__}: {error}") from error
 
+    @property
+    def linger(self) -> float:
+        """How long the batcher waits for callers that were just answered; see `Batcher`."""
+        return self._batcher.linger
+
+    @linger.setter
+    def linger(self, share: float) -> None:
+        self._batcher.linger = share
+
     def info(self) -> RetrieverInfo:
         """Name, size and fingerprint."""
         return RetrieverInfo(self._name, len(self.corpus), self._fingerprint)
@@ -91,8 +103,11 @@ class CorpusRetriever(ABC):
         texts = list(dict.fromkeys(text for request in requests for text in request.texts if text))
         hits: dict[str, list[Hit]] = {"": []}
         if texts:
+            began = time.perf_counter()
             widest = min(max(request.k for request in requests), len(self.corpus))
             hits |= zip(texts, self.rank(texts, widest), strict=True)
+            if self.on_batch is not None:
+                self.on_batch(len(texts), time.perf_counter() - began)
         return [[self._passages(hits[text][: request.k]) for text in request.texts] for request in requests]
 
     def _passages(self, hits: Iterable[Hit]) -> list[Passage]:
@@ -130,3 +145,9 @@ def best_hits(scores: NDArray[np.floating], rows: NDArray[np.integer], k: int) -
     rounded, rows = np.round(scores[kept].astype(np.float64), SCORE_DECIMALS), rows[kept]
     order = np.lexsort((rows, -rounded))[:k]
     return [(int(rows[i]), float(rounded[i])) for i in order]
+
+
+def batching_parts(retriever: object) -> dict[str, CorpusRetriever]:
+    """What forms batches inside a retriever, by its name there: itself, or the two parts of a hybrid."""
+    parts = {"": retriever} | {name: getattr(retriever, name, None) for name in ("dense", "bm25")}
+    return {name: part for name, part in parts.items() if isinstance(part, CorpusRetriever)}

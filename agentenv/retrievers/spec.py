@@ -6,10 +6,13 @@ from pathlib import Path
 from agentenv.core.protocols import Retriever
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.retrievers.bm25 import BM25Retriever
+from agentenv.retrievers.cassette import CassetteRetriever
 from agentenv.retrievers.faiss import FaissRetriever
 from agentenv.retrievers.hybrid import HybridRetriever
+from agentenv.retrievers.remote import RemoteRetriever
 from agentenv.retrievers.rerank import RerankRetriever, make_reranker
 from agentenv.retrievers.storage import read_card
+from agentenv.retrievers.web import WebRetriever
 
 LOADERS: dict[str, Callable[[Path], Retriever]] = {
     "faiss": FaissRetriever.load,
@@ -26,21 +29,23 @@ def _rerank(rest: str) -> Retriever:
 
 
 def make_retriever(spec: str) -> Retriever:
-    """The retriever that ``spec`` names: ``faiss:DIR``, ``bm25:DIR``, ``hybrid:DIR`` or ``rerank:MODEL@SPEC``.
+    """The retriever that ``spec`` names.
+
+    ``faiss:DIR``, ``bm25:DIR`` and ``hybrid:DIR`` are saved ones; ``rerank:MODEL@SPEC`` reorders what another one finds;
+    ``http://HOST:PORT`` is a server; ``web:NAME`` is a search engine; ``cassette:FILE`` replays a recording, and
+    ``cassette:FILE@SPEC`` asks the retriever SPEC what the file lacks and records it.
 
     Raises:
         UnknownName: no such kind of retriever.
-        ConfigurationError: no folder is named, or it holds no retriever of that kind.
+        ConfigurationError: what the spec names is not there or is of another kind.
         IndexMismatch: encoder or corpus are not those that the index was built with.
+        RetrieverFault: a server does not answer.
     """
     kind, _, rest = spec.partition(":")
-    if kind == "rerank":
-        return _rerank(rest)
-    if kind not in LOADERS:
-        raise UnknownName.among("retriever", kind, (*LOADERS, "rerank"))
-    if not rest:
-        raise ConfigurationError(f"{spec!r} names no folder; write '{kind}:DIR'.")
-    return LOADERS[kind](Path(rest))
+    makers = OTHERS | {name: _of_folder(name) for name in LOADERS}
+    if kind not in makers:
+        raise UnknownName.among("retriever", kind, makers)
+    return makers[kind](rest)
 
 
 def open_retriever(folder: Path) -> Retriever:
@@ -51,3 +56,47 @@ def open_retriever(folder: Path) -> Retriever:
         IndexMismatch: encoder or corpus are not those that the index was built with.
     """
     return make_retriever(f"{read_card(folder).kind}:{folder}")
+
+
+def _of_folder(kind: str) -> Callable[[str], Retriever]:
+    def load(rest: str) -> Retriever:
+        if not rest:
+            raise ConfigurationError(f"{kind!r} names no folder; write '{kind}:DIR'.")
+        return LOADERS[kind](Path(rest))
+
+    return load
+
+
+def _remote(scheme: str) -> Callable[[str], Retriever]:
+    def connect(rest: str) -> Retriever:
+        retriever = RemoteRetriever(f"{scheme}:{rest}" if rest.startswith("//") else rest)
+        retriever.info()  # who does not answer is said before the first question
+        return retriever
+
+    return connect
+
+
+def _cassette(rest: str) -> Retriever:
+    file, at, inner = rest.partition("@")
+    if not file:
+        raise ConfigurationError("'cassette' names no file; write 'cassette:FILE'.")
+    return CassetteRetriever(Path(file), make_retriever(inner) if at else None)
+
+
+OTHERS: dict[str, Callable[[str], Retriever]] = {
+    "http": _remote("http"),
+    "https": _remote("https"),
+    "web": WebRetriever.named,
+    "cassette": _cassette,
+    "rerank": _rerank,
+}
+
+FORMS = (
+    *(f"{kind}:DIR" for kind in LOADERS),
+    "http://HOST:PORT",
+    "web:NAME",
+    "cassette:FILE",
+    "cassette:FILE@SPEC",
+    "rerank:MODEL@SPEC",
+)
+"""Every form of a spec, for people."""

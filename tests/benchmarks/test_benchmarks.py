@@ -83,3 +83,89 @@ def test_a_missing_peer_is_one_sentence(policy: Path, tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
     assert "pip install" in done.stderr
     assert not (tmp_path / "out.json").exists()
+
+
+HAS_SERVE = all(
+    importlib.util.find_spec(name) for name in ("fastapi", "uvicorn", "orjson", "prometheus_client")
+)
+needs_serve = pytest.mark.skipif(not HAS_SERVE, reason="the extra serve is not installed")
+
+
+def plain(name: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Runs a benchmark of retrieval over a small invented world."""
+    script = [
+        sys.executable,
+        str(ROOT / "benchmarks" / f"{name}.py"),
+        "--encoder",
+        "hash",
+        "--documents",
+        "200",
+    ]
+    small = ["--threads", "1", "--json"]
+    return subprocess.run([*script, *small, *words], capture_output=True, text=True, timeout=300, cwd=ROOT)
+
+
+@needs_serve
+def test_retrieval_service(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    words = ("--seconds", "0.3", "--warmup", "0.1", "--clients", "4", "--out", str(path))
+    done = plain(
+        "retrieval_service", *words, "--cases", "passages", "repeats", "--work", str(tmp_path / "work")
+    )
+    cases = result(done, path)["cases"]
+    assert set(cases) == {"passages", "repeats"}
+    mine, theirs = cases["passages"]["agentenv"], cases["passages"]["reference"]
+    ratio = mine["queries_per_second"] / theirs["queries_per_second"]
+    assert cases["passages"]["times_the_queries_per_second"] == ratio
+    assert cases["passages"]["answers_compared"] >= 1
+    assert 0 < mine["p50_s"] <= mine["p99_s"]
+    assert cases["repeats"]["share"] == 0.3
+    assert cases["passages"]["share_of_encoder"] > 0
+
+
+@needs_serve
+def test_soak(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    figures = result(
+        plain("soak", "--minutes", "0.03", "--clients", "12", "--questions", "40", "--out", str(path)), path
+    )
+    assert figures["failures"] == 0
+    assert set(figures["statuses"]) <= {"200", "429"}
+    assert figures["queries_checked"] >= figures["statuses"]["200"] >= 12
+    assert sum(figures["statuses"].values()) == figures["requests"]
+
+
+@needs_serve
+@pytest.mark.parametrize(
+    "wrong", [[("a", 1.0)], [("b", 1.0), ("a", 1.0)], [("a", 1.0), ("b", 0.4)], [("a", 1.0), ("c", 0.5)]]
+)
+def test_the_soak_sees_wrong_answers(wrong: list[tuple[str, float]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import soak  # type: ignore[import-not-found]
+
+    from agentenv.core.types import Passage
+
+    best = [Passage("a", "", "", 1.0), Passage("b", "", "", 0.5)]
+    assert soak.right([("a", 1.00001), ("b", 0.5)], best)
+    assert not soak.right(wrong, best)
+
+
+@needs_serve
+def test_the_million_is_random_unit_vectors_and_real_questions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("faiss", reason="faiss-cpu is not installed")
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import grounds  # type: ignore[import-not-found]
+    import numpy as np
+
+    from agentenv.retrievers.encoder import HashEncoder
+    from agentenv.retrievers.spec import open_retriever
+
+    ground = grounds.million(tmp_path, "hash", 50, ["who?"])
+    assert (open_retriever(ground.folder).info().documents, ground.questions) == (50, ["who?"])
+    encoder = grounds.RandomPassages(HashEncoder())
+    vectors = encoder.encode_passages(["same"] * 3)
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1)
+    assert np.abs(vectors @ vectors.T - np.eye(3)).max() < 0.3
+    assert np.array_equal(encoder.encode_queries(["who?"]), HashEncoder().encode_queries(["who?"]))

@@ -1,6 +1,6 @@
 """Batching: what shares a batch by arrival and in lockstep, and that nobody waits for ever.
 
-Covered: composition by arrival, accumulation, max_batch, ranks, order and determinism in lockstep under
+Covered: composition by arrival, accumulation, lingering, max_batch, ranks, order and determinism in lockstep under
 shuffled sleeps, episodes that end, raise or are cancelled, lanes, failures and deadlines of a batch, several
 loops in turn.
 """
@@ -75,6 +75,45 @@ def test_requests_accumulate_while_a_batch_runs() -> None:
 
     play(main())
     assert batches == [[0], [1, 2, 3]]
+
+
+def crowd_of_two_halves(linger: float) -> list[int]:
+    """Sizes of the batches of four callers, two of whom come while the first two are served, and ask again at once."""
+    double = Doubler(0.02)
+
+    async def main() -> None:
+        batcher = Batcher(double, linger=linger)
+
+        async def caller(asks: int, late: bool) -> None:
+            while late and not double.batches:
+                await asyncio.sleep(0.001)
+            for n in range(asks):
+                await batcher.submit(n)
+
+        await asyncio.gather(*(caller(6 - late, bool(late)) for late in (0, 0, 1, 1)))
+
+    play(main())
+    return [len(batch) for batch in double.batches]
+
+
+def test_lingering_brings_the_two_halves_of_a_crowd_together() -> None:
+    assert crowd_of_two_halves(linger=200.0) == [2, 4, 4, 4, 4, 4]
+    assert sum(crowd_of_two_halves(linger=0.0)) == 22
+
+
+def test_lingering_in_vain_ends_and_is_not_repeated_at_once() -> None:
+    double = Doubler(0.01)
+
+    async def main() -> list[int]:
+        batcher = Batcher(double, linger=1.0)
+        first = asyncio.ensure_future(batcher.submit(0))
+        while not double.batches:
+            await asyncio.sleep(0.001)
+        second = asyncio.ensure_future(batcher.submit(1))  # waits while 0 runs, which does not come back
+        return [await first, await second, await batcher.submit(2)]
+
+    assert play(main()) == [0, 2, 4]
+    assert double.batches == [[0], [1], [2]]
 
 
 def test_max_batch_cuts_a_batch_by_arrival() -> None:

@@ -1,0 +1,142 @@
+"""``agentenv retriever serve``: searches over HTTP, from one or several saved retrievers or from shard servers."""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+
+from agentenv.core.protocols import Retriever
+from agentenv.errors import ConfigurationError, RetrieverFault
+from agentenv.retrievers.base import batching_parts
+from agentenv.retrievers.remote import TOKEN_VARIABLE, RemoteRetriever
+from agentenv.retrievers.sharded import SHARD_PATIENCE, ShardedRetriever
+from agentenv.retrievers.spec import open_retriever
+from agentenv.retrievers.storage import read_card
+
+_SHARDS_START_S = 600.0  # a front waits so long for its shards to load
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Answer searches over HTTP, in Search-R1's format and in our own.
+
+    Routes: POST /retrieve, /v1/search, /access; GET /healthz, /readyz, /metrics, /v1/info, /docs. With several corpora
+    each has its routes under /corpora/NAME as well. Where the environment variable AGENTENV_RETRIEVER_TOKEN is set,
+    callers must send it as bearer token.
+
+    Example: agentenv retriever serve wiki --port 8000
+    """
+
+    folders: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Folders that `agentenv retriever build` made, each DIR or NAME=DIR; the first is the default corpus."""
+    port: int = 8000
+    """Port; 0 takes a free one."""
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 lets other machines in."""
+    shards: Annotated[tuple[str, ...], tyro.conf.arg(metavar="URL ...")] = ()
+    """Addresses of servers that hold one block of rows each, in the order of the rows; instead of folders."""
+    threads: int = 1
+    """Threads of encoder and search; as many as cores only where nothing else runs on the machine."""
+    cache: int = 20_000
+    """Answers remembered; 0 remembers none."""
+    queue: int = 16_384
+    """Queries that may wait; more get status 429."""
+    timeout: float = 30.0
+    """Seconds after which a request gets status 504."""
+
+    def run(self) -> dict[str, Any]:
+        """Serves until it is told to stop; returns what was done."""
+        from agentenv.retrievers.server import address_of, listen, run
+        from agentenv.retrievers.service import Limits, Service
+
+        if min(self.threads, self.queue) < 1 or self.cache < 0 or self.timeout <= 0:
+            raise ConfigurationError(
+                "--threads and --queue are at least 1, --cache at least 0, --timeout above 0."
+            )
+        load = self._shards() if self.shards else self._folders()
+        limits = Limits(queue=self.queue, cache=self.cache, timeout_s=self.timeout)
+        service = Service(limits, token=os.environ.get(TOKEN_VARIABLE))
+        began = time.monotonic()
+        with listen(self.host, self.port) as listening:
+            address = address_of(listening)
+            print(f"serving {', '.join(self._names())} at {address}", file=sys.stderr, flush=True)
+            run(service, load, listening)
+        return {
+            "address": address,
+            "corpora": self._names(),
+            "requests": service.answered,
+            "seconds": time.monotonic() - began,
+        }
+
+    def show(self, result: dict[str, Any], console: Console) -> None:
+        """Prints what was done."""
+        console.print(f"{result['requests']:,} requests in {result['seconds']:.0f} s.")
+
+    def _names(self) -> list[str]:
+        return [_named(folder)[0] for folder in self.folders] or ["shards"]
+
+    def _folders(self) -> Callable[[], dict[str, Retriever]]:
+        folders = dict(_named(folder) for folder in self.folders)
+        if not folders:
+            raise ConfigurationError("Nothing to serve; give a folder, or --shards with addresses.")
+        if len(folders) < len(self.folders):
+            raise ConfigurationError(
+                f"Two corpora are named alike ({', '.join(self._names())}); write NAME=DIR."
+            )
+        for folder in folders.values():
+            read_card(folder)  # what is no retriever is said before anything is loaded
+
+        def load() -> dict[str, Retriever]:
+            # Idle threads of OpenMP sleep at barriers instead of spinning; read when the libraries are loaded.
+            os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+            opened = {name: open_retriever(folder) for name, folder in folders.items()}
+            _use_threads(opened, self.threads)
+            return opened
+
+        return load
+
+    def _shards(self) -> Callable[[], dict[str, Retriever]]:
+        if self.folders:
+            raise ConfigurationError("Give folders or --shards, not both: a front holds no rows of its own.")
+        for url in self.shards:
+            RemoteRetriever(url)  # a wrong address is said at once
+
+        def load() -> dict[str, Retriever]:
+            deadline = time.monotonic() + _SHARDS_START_S
+            while True:
+                try:
+                    return {
+                        "shards": ShardedRetriever(
+                            [RemoteRetriever(url, patience=SHARD_PATIENCE) for url in self.shards]
+                        )
+                    }
+                except RetrieverFault:
+                    if time.monotonic() > deadline:
+                        raise
+
+        return load
+
+
+def _named(folder: str) -> tuple[str, Path]:
+    """Name and folder of ``NAME=DIR``, or of ``DIR`` alone."""
+    name, equals, rest = folder.partition("=")
+    if equals and "/" not in name:
+        return name, Path(rest)
+    return Path(folder).resolve().name, Path(folder)
+
+
+def _use_threads(retrievers: dict[str, Retriever], threads: int) -> None:
+    if "torch" in sys.modules:
+        import torch
+
+        torch.set_num_threads(threads)
+    for retriever in retrievers.values():
+        for part in batching_parts(retriever).values():
+            if hasattr(part, "threads"):
+                part.threads = threads

@@ -1,0 +1,222 @@
+"""The desk of a retrieval server: each distinct query is computed once, and no more are taken than can wait.
+
+A query that was answered lately is answered from memory; one that is being computed is waited for; any other one takes
+a place in a bounded queue and goes to the retriever, whose own batcher puts it in one batch with all that wait.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from agentenv.core.protocols import Retriever
+from agentenv.core.types import Passage, Query
+from agentenv.errors import AgentEnvError
+from agentenv.retrievers.base import texts_of
+from agentenv.retrievers.remote import Found
+
+_CHUNK = (
+    256  # queries of one request that are in one batch, so that a huge request leaves room for the others
+)
+_EMPTY: "Reply" = ([], ())
+
+Reply = tuple[list[Passage], tuple[str, ...]]
+"""Passages for one query, and the shards that were not heard."""
+Key = tuple[Any, ...]
+
+
+class QueueFull(AgentEnvError):
+    """No place is free; try again later."""
+
+
+class Tally(Protocol):
+    """Counts what a desk does."""
+
+    def queries(self, corpus: str, source: str, count: int) -> None:
+        """``count`` queries were blank, cached, joined or searched."""
+
+
+class Memory:
+    """The replies that were used last, by (index, k, normalised query); shared by all desks of a server.
+
+    Args:
+        size: most replies kept; 0 keeps none.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._replies: OrderedDict[Key, Reply] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._replies)
+
+    def get(self, key: Key) -> Reply | None:
+        """The reply kept for ``key``."""
+        reply = self._replies.get(key)
+        if reply is not None:
+            self._replies.move_to_end(key)
+        return reply
+
+    def put(self, key: Key, reply: Reply) -> None:
+        """Keeps a reply; the one unused for longest goes."""
+        self._replies[key] = reply
+        if len(self._replies) > self.size:
+            self._replies.popitem(last=False)
+
+
+@dataclass(eq=False)
+class _Flight:
+    """One query on its way through the retriever."""
+
+    key: Key
+    query: Query | str
+    group: "_Group"
+    reply: "asyncio.Future[Reply]"
+
+
+@dataclass(eq=False)
+class _Group:
+    """What one request added to the queue, and how many requests still want any of it."""
+
+    flights: list[_Flight] = field(default_factory=list)
+    wanted_by: int = 0
+    task: "asyncio.Task[None] | None" = None
+
+
+class Desk:
+    """Takes the searches over one corpus.
+
+    Args:
+        name: of the corpus.
+        retriever: answers.
+        memory: remembers replies; shared between desks.
+        queue: most queries that may wait or be under way.
+        tally: counts.
+    """
+
+    def __init__(self, name: str, retriever: Retriever, *, memory: Memory, queue: int, tally: Tally) -> None:
+        self.name = name
+        self.retriever = retriever
+        self.info = retriever.info()
+        self.queue = queue
+        self.waiting = 0
+        """Queries that wait or are under way."""
+        self._memory = memory
+        self._tally = tally
+        self._flights: dict[Key, _Flight] = {}
+
+    async def search(self, queries: Sequence[Query | str], k: int, timeout_s: float) -> Found:
+        """What the retriever finds, in the order of the queries.
+
+        Raises:
+            QueueFull: the queries that nobody has asked lately do not fit into the queue.
+            TimeoutError: no answer in time; what nobody else waits for is dropped.
+            RetrieverFault: the search failed.
+        """
+        texts = texts_of(queries, k)
+        keys = [self._key(query, text, k) for query, text in zip(queries, texts, strict=True)]
+        replies: dict[Key, Reply] = {}
+        flights: dict[Key, _Flight] = {}
+        new: dict[Key, Query | str] = {}
+        for key, query, text in zip(keys, queries, texts, strict=True):
+            if key in replies or key in flights or key in new:
+                continue
+            if (known := _EMPTY if not text else self._memory.get(key)) is not None:
+                replies[key] = known
+            elif (flight := self._flights.get(key)) is not None:
+                flights[key] = flight
+            else:
+                new[key] = query if isinstance(query, Query) and self.info.contextual else text
+        blank = sum(not text for text in texts)
+        counts = {
+            "blank": blank,
+            "cached": len(replies) - bool(blank),
+            "joined": len(flights),
+            "searched": len(new),
+        }
+        flights |= self._take_off(new, k)
+        for source, count in counts.items():
+            self._tally.queries(self.name, source, count)
+        if flights:
+            await self._wait(list(flights.values()), timeout_s)
+        replies |= {key: flight.reply.result() for key, flight in flights.items()}
+        missing = dict.fromkeys(shard for key in keys for shard in replies[key][1])
+        return Found([replies[key][0] for key in keys], tuple(missing))
+
+    def _key(self, query: Query | str, text: str, k: int) -> Key:
+        if not text:
+            return ()
+        # Where the context decides, each query is one of its own: nothing is shared or remembered.
+        return (object(),) if self.info.contextual else (self.info.fingerprint, k, text)
+
+    def _take_off(self, new: dict[Key, Query | str], k: int) -> dict[Key, _Flight]:
+        """Puts queries into the queue and has them answered, whoever stops waiting."""
+        if self.waiting + len(new) > self.queue:
+            raise QueueFull(
+                f"{self.waiting} of {self.queue} places are taken and {len(new)} more queries came; try again later."
+            )
+        if not new:
+            return {}
+        group, loop = _Group(), asyncio.get_running_loop()
+        flights = {key: _Flight(key, query, group, loop.create_future()) for key, query in new.items()}
+        group.flights = list(flights.values())
+        self._flights |= flights
+        self.waiting += len(flights)
+        group.task = loop.create_task(self._fly(group, k))
+        return flights
+
+    async def _wait(self, flights: list[_Flight], timeout_s: float) -> None:
+        groups = {flight.group for flight in flights}
+        for group in groups:
+            group.wanted_by += 1
+        try:
+            _, late = await asyncio.wait({flight.reply for flight in flights}, timeout=timeout_s)
+            if late:
+                raise TimeoutError(f"{self.name}: no answer within {timeout_s:g} s.")
+        finally:
+            for group in groups:
+                group.wanted_by -= 1
+                if not group.wanted_by and group.task is not None and not group.task.done():
+                    self._land(group.flights)  # at once, so that nobody joins what is about to be dropped
+                    group.task.cancel()
+
+    async def _fly(self, group: _Group, k: int) -> None:
+        """Answers the queries of one request, a chunk after the other."""
+        try:
+            for start in range(0, len(group.flights), _CHUNK):
+                await self._answer(group.flights[start : start + _CHUNK], k)
+        finally:
+            self._land(group.flights)
+            for flight in group.flights:
+                flight.reply.cancel()
+
+    async def _answer(self, flights: list[_Flight], k: int) -> None:
+        try:
+            found = await self._ask([flight.query for flight in flights], k)
+        except Exception as error:
+            self._land(flights)
+            for flight in flights:
+                flight.reply.set_exception(error)
+                flight.reply.exception()  # seen, even if nobody waits any more
+            return
+        self._land(flights)
+        for flight, passages in zip(flights, found.passages, strict=True):
+            reply = (passages, found.missing)
+            flight.reply.set_result(reply)
+            if self._memory.size and not self.info.contextual and not found.missing:
+                self._memory.put(flight.key, reply)
+
+    async def _ask(self, queries: list[Query | str], k: int) -> Found:
+        partial = getattr(self.retriever, "search_partial", None)
+        if partial is not None:
+            found: Found = await partial(queries, k)
+            return found
+        return Found(await self.retriever.search(queries, k))
+
+    def _land(self, flights: list[_Flight]) -> None:
+        """Frees the places of flights, each once."""
+        for flight in flights:
+            if self._flights.get(flight.key) is flight:
+                del self._flights[flight.key]
+                self.waiting -= 1

@@ -1,0 +1,130 @@
+"""``http:URL``: a retriever behind `agentenv retriever serve`, the same to an environment as one in the process."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import httpx
+
+from agentenv.core.types import Passage, Query, RetrieverInfo
+from agentenv.errors import RetrieverFault
+from agentenv.retrievers.base import texts_of
+from agentenv.retrievers.calls import Caller, Patience, Request
+
+TOKEN_VARIABLE = "AGENTENV_RETRIEVER_TOKEN"
+"""Environment variable with the bearer token that server and client share."""
+
+
+class Found(NamedTuple):
+    """Passages by query, and the shards that were not heard."""
+
+    passages: list[list[Passage]]
+    missing: tuple[str, ...] = ()
+
+
+class RemoteRetriever:
+    """Asks a retrieval server. Faults, deadlines and repetition are those of `Caller`.
+
+    Args:
+        url: address of the server; ``http://HOST:PORT/corpora/NAME`` picks one of several corpora.
+        patience: bounds of a call.
+        transport: what carries the calls; None is the network.
+
+    Raises:
+        ConfigurationError: ``url`` is no address.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        patience: Patience | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        token = os.environ.get(TOKEN_VARIABLE)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._caller = Caller(url, patience=patience, headers=headers, transport=transport)
+        self.url = self._caller.base
+        self._card: dict[str, Any] | None = None
+
+    async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
+        """At most ``k`` passages a query, best first.
+
+        Raises:
+            RetrieverFault: no complete answer in time, or the server has changed its index since the first one.
+        """
+        return (await self._search(queries, k, partial=False)).passages
+
+    async def search_partial(self, queries: Sequence[Query | str], k: int) -> Found:
+        """As `search`, but where shards behind the server are dead, what the others found, and who is missing."""
+        return await self._search(queries, k, partial=True)
+
+    async def documents(
+        self, ids: Sequence[str] = (), urls: Sequence[str] = ()
+    ) -> list[dict[str, Any] | None]:
+        """Whole documents by id, then by address; None for one that the corpus lacks.
+
+        Raises:
+            RetrieverFault: no answer in time.
+        """
+        body = {"ids": list(ids), "urls": list(urls)}
+        reply = await self._caller.call(Request("POST", "/access", body))
+        result = self._field(reply, "result", list)
+        return self._of_length(result, len(ids) + len(urls))
+
+    def info(self) -> RetrieverInfo:
+        """What the retriever at the server says about itself.
+
+        Raises:
+            RetrieverFault: no answer in time.
+        """
+        card = self.card()
+        fields = ("name", "documents", "fingerprint", "contextual")
+        return RetrieverInfo(*(self._field(card, name, object) for name in fields))
+
+    def card(self) -> dict[str, Any]:
+        """`info`, and how the index was made where the retriever says so; asked for once."""
+        if self._card is None:
+            self._card = self._caller.call_now(Request("GET", "/v1/info"))
+        return self._card
+
+    async def _search(self, queries: Sequence[Query | str], k: int, *, partial: bool) -> Found:
+        texts = texts_of(queries, k)
+        if not any(texts):
+            return Found([[] for _ in texts])
+        if self._card is None:
+            self._card = await self._caller.call(Request("GET", "/v1/info"))
+        wanted = [_wanted(query, text, self._card) for query, text in zip(queries, texts, strict=True)]
+        body = {"queries": wanted, "k": k, "partial": partial}
+        reply = await self._caller.call(Request("POST", "/v1/search", body))
+        if (index := self._field(reply, "index", str)) != self._card["fingerprint"]:
+            raise RetrieverFault(
+                f"{self.url} now serves index {index[:12]}, not {self._card['fingerprint'][:12]} as before; "
+                f"start again, so that no run mixes the two."
+            )
+        results = self._of_length(self._field(reply, "results", list), len(texts))
+        try:
+            passages = [[Passage(**fields) for fields in found] for found in results]
+        except TypeError as error:
+            raise RetrieverFault(f"{self.url} answered with passages of another shape: {error}.") from error
+        return Found(passages, tuple(self._field(reply, "missing", list)))
+
+    def _field(self, reply: Any, name: str, kind: type) -> Any:
+        if not isinstance(reply, dict) or not isinstance(reply.get(name), kind):
+            raise RetrieverFault(
+                f"{self.url} is no retrieval server of this version: no {name!r} in its answer."
+            )
+        return reply[name]
+
+    def _of_length(self, results: list[Any], length: int) -> list[Any]:
+        if len(results) != length:
+            raise RetrieverFault(f"{self.url} gave {len(results)} results for {length} questions.")
+        return results
+
+
+def _wanted(query: Query | str, text: str, card: dict[str, Any]) -> str | dict[str, Any]:
+    """What is sent of a query: its context holds gold answers and goes only where results depend on it."""
+    if card.get("contextual") and isinstance(query, Query) and query.context is not None:
+        return {"text": text, "context": asdict(query.context)}
+    return text

@@ -1,0 +1,211 @@
+"""The retrieval service without its HTTP: who is let in, what each route does, what is too much."""
+
+import asyncio
+import hmac
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from agentenv.core.protocols import Retriever
+from agentenv.errors import AgentEnvError, UnknownName
+from agentenv.retrievers.base import batching_parts
+from agentenv.retrievers.desk import Desk, Memory
+from agentenv.retrievers.pages import Pages
+from agentenv.retrievers.remote import Found
+from agentenv.retrievers.telemetry import Telemetry
+from agentenv.retrievers.wire import (
+    DEFAULT_K,
+    VERSION,
+    AccessRequest,
+    ContextQuery,
+    RetrieveRequest,
+    SearchRequest,
+    accessed,
+    retrieved,
+)
+
+STARTING, READY, STOPPING = "starting", "ready", "stopping"
+_LINGER = 0.15  # clients that ask one question after the other come back within so much of a batch
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of a service."""
+
+    queue: int = 16_384
+    """Queries of one corpus that may wait or be under way; one request can hold no more."""
+    cache: int = 20_000
+    """Replies remembered; 0 remembers none."""
+    timeout_s: float = 30.0
+    """From a request's last byte to its answer."""
+    body_s: float = 10.0
+    """For a request's body to arrive."""
+    body_bytes: int = 8 * 2**20
+    """Length of a body."""
+    query_chars: int = 32_768
+    """Length of a query."""
+    most_k: int = 1_000
+    """Passages a query."""
+
+
+class Refusal(AgentEnvError):
+    """A request that gets a status and a sentence instead of an answer."""
+
+    def __init__(self, status: int, said: str, kind: str = "Refused", **more: Any) -> None:
+        super().__init__(said)
+        self.status = status
+        self.kind = kind
+        self.more = more
+
+
+class Service:
+    """Serves corpora to HTTP requests. It starts empty; `open` makes it ready.
+
+    Args:
+        limits: bounds.
+        token: what callers must send as bearer token; None lets everybody in.
+    """
+
+    def __init__(self, limits: Limits | None = None, *, token: str | None = None) -> None:
+        self.limits = limits or Limits()
+        self.state = STARTING
+        self.desks: dict[str, Desk] = {}
+        self.active = 0
+        """Requests that were taken and not yet answered."""
+        self.answered = 0
+        self._token = token
+        self._stopped_at = 0.0
+        self._memory = Memory(self.limits.cache)
+        self._pages: dict[str, Pages] = {}
+        self.telemetry = Telemetry(self)
+
+    def open(self, retrievers: Mapping[str, Retriever]) -> None:
+        """Begins to answer; the first corpus is the one of requests that name none."""
+        for name, retriever in retrievers.items():
+            self.desks[name] = Desk(
+                name, retriever, memory=self._memory, queue=self.limits.queue, tally=self.telemetry
+            )
+            self.telemetry.watch(name, retriever)
+            for part in batching_parts(retriever).values():
+                part.linger = _LINGER
+            if hasattr(retriever, "corpus"):
+                self._pages[name] = Pages(retriever.corpus)
+        if self.state == STARTING:
+            self.state = READY
+
+    def stop(self) -> None:
+        """Takes no more requests; those that were taken are still answered."""
+        self.state, self._stopped_at = STOPPING, time.monotonic()
+
+    def drained(self, grace_s: float) -> bool:
+        """Whether it was stopped and has answered what it took, or has had ``grace_s`` for that."""
+        late = time.monotonic() - self._stopped_at > grace_s
+        return self.state == STOPPING and (late or not self.active)
+
+    async def retrieve(self, body: RetrieveRequest, corpus: str | None) -> dict[str, Any]:
+        """Search-R1's route."""
+        desk = self._desk(body.corpus or corpus)
+        found = await self._search(desk, body.queries, body.topk or DEFAULT_K, body.partial)
+        reply: dict[str, Any] = {"result": [retrieved(one, body.return_scores) for one in found.passages]}
+        return reply | ({"complete": False, "missing": found.missing} if found.missing else {})
+
+    async def search(self, body: SearchRequest, corpus: str | None) -> dict[str, Any]:
+        """Our route, versioned."""
+        desk = self._desk(body.corpus or corpus)
+        queries = [query.query() if isinstance(query, ContextQuery) else query for query in body.queries]
+        timeout_s = min(body.timeout_s or self.limits.timeout_s, self.limits.timeout_s)
+        found = await self._search(desk, queries, body.k, body.partial, timeout_s)
+        return {
+            "version": VERSION,
+            "corpus": desk.name,
+            "index": desk.info.fingerprint,
+            "results": found.passages,
+            "complete": not found.missing,
+            "missing": found.missing,
+        }
+
+    async def access(self, body: AccessRequest, corpus: str | None) -> dict[str, Any]:
+        """Whole documents by id and by address; null for one that is not there."""
+        desk = self._desk(body.corpus or corpus)
+        if len(body.ids) + len(body.urls) > self.limits.queue:
+            raise Refusal(413, f"At most {self.limits.queue} documents a request.", "TooLarge")
+        if hasattr(desk.retriever, "documents"):
+            return {"result": await desk.retriever.documents(body.ids, body.urls)}
+        if desk.name not in self._pages:
+            raise Refusal(404, f"{desk.name} is a {desk.info.name} retriever and holds no documents to open.")
+        pages = self._pages[desk.name]
+        # In a thread: the first address makes the table of all titles.
+        found = await asyncio.to_thread(
+            lambda: (
+                [(pages.by_id(one), None) for one in body.ids]
+                + [(pages.by_url(one), one) for one in body.urls]
+            )
+        )
+        return {"result": [accessed(documents, url) for documents, url in found]}
+
+    def info(self, corpus: str | None) -> dict[str, Any]:
+        """The card of one corpus."""
+        return {"version": VERSION, **_card(self._desk(corpus))}
+
+    def health(self) -> dict[str, Any]:
+        """That the process answers, and what it serves."""
+        return {
+            "status": self.state,
+            "version": VERSION,
+            "corpora": [_card(desk) for desk in self.desks.values()],
+        }
+
+    def admit(self, authorization: str) -> None:
+        """Lets a caller in.
+
+        Raises:
+            Refusal: without the token, or while the service is not ready.
+        """
+        if self._token is not None:
+            given = authorization.encode()
+            if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+                raise Refusal(
+                    401, "This server wants a bearer token, and the one given is not it.", "Unauthorised"
+                )
+        if self.state != READY:
+            raise Refusal(503, f"The server is {self.state}; try again later.", "NotReady")
+
+    def _desk(self, name: str | None) -> Desk:
+        if name is None:
+            return next(iter(self.desks.values()))
+        if name not in self.desks:
+            raise UnknownName.among("corpus", name, self.desks)
+        return self.desks[name]
+
+    async def _search(
+        self, desk: Desk, queries: list[Any], k: int, partial: bool, timeout_s: float | None = None
+    ) -> Found:
+        if k > self.limits.most_k:
+            raise Refusal(422, f"k is {k}; this server gives at most {self.limits.most_k}.", "BadRequest")
+        if len(queries) > self.limits.queue:
+            raise Refusal(
+                413, f"{len(queries)} queries; at most {self.limits.queue} fit into one request.", "TooLarge"
+            )
+        texts = (query if isinstance(query, str) else query.text for query in queries)
+        if (longest := max(map(len, texts), default=0)) > self.limits.query_chars:
+            raise Refusal(
+                413,
+                f"A query has {longest} characters; at most {self.limits.query_chars} are taken.",
+                "TooLarge",
+            )
+        found = await desk.search(queries, k, timeout_s or self.limits.timeout_s)
+        if found.missing and not partial:
+            said = f"No answer from {len(found.missing)} shards; the rest would be incomplete."
+            raise Refusal(503, said, "ShardsMissing", missing=found.missing)
+        return found
+
+
+def _card(desk: Desk) -> dict[str, Any]:
+    retriever = desk.retriever
+    encoder = getattr(getattr(retriever, "encoder", None), "id", None)
+    of_index = {
+        "index_spec": getattr(retriever, "spec", None),
+        "threads": getattr(retriever, "threads", None),
+    }
+    return {"corpus": desk.name, **asdict(desk.info), "encoder": encoder, **of_index}

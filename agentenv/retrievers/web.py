@@ -1,0 +1,156 @@
+"""``web:NAME``: a search engine of the open web with a JSON API, the same to an environment as a corpus.
+
+Results change by the hour and may hold a benchmark's answers word for word: record them with a cassette, and block
+hosts where that matters.
+"""
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import httpx
+
+from agentenv.core.types import Passage, Query, RetrieverInfo
+from agentenv.errors import ConfigurationError, RetrieverFault, UnknownName
+from agentenv.retrievers.base import texts_of
+from agentenv.retrievers.calls import Caller, Patience, Request
+
+BLOCKED_VARIABLE = "AGENTENV_WEB_BLOCKED"
+"""Environment variable with hosts, separated by commas, whose pages are never returned."""
+
+_AT_ONCE = 8  # queries under way at one engine
+_MAX_PAGE = 100  # results that engines give for one query at most
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How one engine is asked and how its answer reads."""
+
+    key_variable: str | None
+    """Environment variable with the key; None needs none."""
+    key_header: str
+    """Header that carries the key."""
+    url_variable: str
+    """Environment variable with the address."""
+    url: str | None
+    """Address where the variable is not set; None makes the variable necessary."""
+    request: Callable[[str, int], Request]
+    """From a query and k to a call."""
+    results: str
+    """Field of the answer that holds the list of results."""
+    fields: tuple[str, str, str]
+    """Fields of a result with address, title and text."""
+
+
+ENGINES: Mapping[str, Engine] = {
+    "serper": Engine(
+        key_variable="SERPER_API_KEY",
+        key_header="X-API-KEY",
+        url_variable="SERPER_URL",
+        url="https://google.serper.dev",
+        request=lambda text, k: Request("POST", "/search", {"q": text, "num": min(k, _MAX_PAGE)}),
+        results="organic",
+        fields=("link", "title", "snippet"),
+    ),
+    "searxng": Engine(
+        key_variable=None,
+        key_header="",
+        url_variable="SEARXNG_URL",
+        url=None,
+        request=lambda text, k: Request("GET", "/search", params={"q": text, "format": "json"}),
+        results="results",
+        fields=("url", "title", "content"),
+    ),
+}
+
+
+class WebRetriever:
+    """Asks a search engine, one call a query. A passage is a result: its address is the id, its snippet the text.
+
+    The score is 1 / rank: engines give no score that could be compared.
+
+    Args:
+        name: one of `ENGINES`.
+        caller: makes the calls.
+        blocked: hosts whose pages, and those of hosts below them, are left out.
+    """
+
+    def __init__(self, name: str, caller: Caller, *, blocked: Collection[str] = ()) -> None:
+        self._name = name
+        self._engine = ENGINES[name]
+        self._caller = caller
+        self._blocked = tuple(host.lower().lstrip(".") for host in blocked if host)
+
+    @classmethod
+    def named(
+        cls,
+        name: str,
+        *,
+        patience: Patience | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> Self:
+        """The engine ``name``, its key and address from the environment.
+
+        Raises:
+            UnknownName: no such engine.
+            ConfigurationError: the environment names no key or no address for it.
+        """
+        if name not in ENGINES:
+            raise UnknownName.among("search engine", name, ENGINES)
+        engine = ENGINES[name]
+        url = os.environ.get(engine.url_variable) or engine.url
+        if url is None:
+            raise ConfigurationError(f"web:{name} needs the address of an instance in {engine.url_variable}.")
+        headers = {}
+        if engine.key_variable is not None:
+            key = os.environ.get(engine.key_variable)
+            if not key:
+                raise ConfigurationError(f"web:{name} needs a key in {engine.key_variable}.")
+            headers = {engine.key_header: key}
+        blocked = os.environ.get(BLOCKED_VARIABLE, "").replace(" ", "").split(",")
+        caller = Caller(url, patience=patience, headers=headers, transport=transport)
+        return cls(name, caller, blocked=blocked)
+
+    async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
+        """At most ``k`` results a query, in the engine's order; none for a blank query.
+
+        Raises:
+            RetrieverFault: the engine did not answer, refused, or answered in another shape.
+        """
+        texts = texts_of(queries, k)
+        places = asyncio.Semaphore(_AT_ONCE)
+
+        async def ask(text: str) -> list[Passage]:
+            async with places:
+                return self._read(await self._caller.call(self._engine.request(text, k)), k)
+
+        distinct = [text for text in dict.fromkeys(texts) if text]
+        found = dict(zip(distinct, await asyncio.gather(*map(ask, distinct)), strict=True))
+        return [list(found.get(text, ())) for text in texts]
+
+    def info(self) -> RetrieverInfo:
+        """The engine's name; of the size of the web nothing is known."""
+        settings = "\n".join(["web", self._name, *sorted(self._blocked)])
+        return RetrieverInfo(self._name, 0, hashlib.sha256(settings.encode()).hexdigest())
+
+    def _read(self, answer: Any, k: int) -> list[Passage]:
+        results = answer.get(self._engine.results, []) if isinstance(answer, dict) else None
+        if not isinstance(results, list) or not all(isinstance(result, dict) for result in results):
+            raise RetrieverFault(f"{self._name} answered in another shape: no list {self._engine.results!r}.")
+        passages: dict[str, Passage] = {}
+        for result in results:
+            url, title, text = (str(result.get(name) or "") for name in self._engine.fields)
+            if url and url not in passages and not self._is_blocked(url):
+                passages[url] = Passage(url, title, text, 1 / (len(passages) + 1))
+        return list(passages.values())[:k]
+
+    def _is_blocked(self, url: str) -> bool:
+        try:
+            host = (urlsplit(url).hostname or "").lower()
+        except ValueError:
+            return True
+        return any(host == blocked or host.endswith(f".{blocked}") for blocked in self._blocked)

@@ -1,0 +1,38 @@
+"""A retrieval service in a thread of the test's process, on a real socket."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+
+import pytest
+
+from agentenv.core.protocols import Retriever
+
+Serving = Callable[..., AbstractContextManager[str]]
+
+
+@pytest.fixture
+def serving() -> Serving:
+    """A context manager that takes retrievers by name and limits, gives the address, and ends with its block."""
+    for module in ("fastapi", "uvicorn", "orjson", "prometheus_client"):
+        pytest.importorskip(module, reason=f"{module} is not installed")
+    from agentenv.retrievers.server import address_of, listen, run
+    from agentenv.retrievers.service import Limits, Service
+
+    @contextmanager
+    def serve(
+        retrievers: Mapping[str, Retriever], *, token: str | None = None, port: int = 0, **limits: float
+    ) -> Iterator[str]:
+        service = Service(Limits(**limits), token=token)  # type: ignore[arg-type]
+        service.open(retrievers)
+        with listen("127.0.0.1", port) as listening:
+            thread = threading.Thread(target=run, args=(service, lambda: {}, listening), daemon=True)
+            thread.start()
+            try:
+                yield address_of(listening)
+            finally:
+                service.stop()
+                thread.join(60)
+        assert not thread.is_alive()
+
+    return serve
