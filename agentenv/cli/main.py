@@ -37,6 +37,7 @@ COMMANDS = {
     "train": Command("agentenv.cli.train:Train", "train a policy"),
     "eval": Command("agentenv.cli.eval:Eval", "evaluate a policy on a question set"),
     "compare": Command("agentenv.cli.compare:Compare", "paired tests of two evaluations"),
+    "seeds": Command("agentenv.cli.seeds:Seeds", "several seeds of one system or two: pass@k, enough seeds?"),
     "rescore": Command("agentenv.cli.rescore:Rescore", "other scorers on the same episodes"),
     "report": Command("agentenv.cli.report:Report", "one self-contained HTML page of a run"),
     "retriever build": Command("agentenv.cli.retriever:Build", "index a corpus"),

@@ -48,6 +48,7 @@ class Record(TypedDict, total=False):
     searches: Required[int]
     reward: float
     supporting_ids: Sequence[str]
+    cluster: str  # the passage that the question shares with others: not independent of them
     retrieved_ids: Sequence[Sequence[str]]  # one ranked list for each search
     family: str
     hops: int

@@ -112,6 +112,8 @@ def to_record(trajectory: Trajectory) -> Record:
         record["reward"] = trajectory.reward
     if supporting := task.data.get("supporting_ids"):
         record["supporting_ids"] = list(supporting)
+    if "cluster" in task.data:
+        record["cluster"] = task.data["cluster"]
     if family := task.data.get("family"):
         record["family"] = family
     if hops := task.data.get("hops"):
