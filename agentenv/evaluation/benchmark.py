@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from agentenv.core.chat import InlineFormat, TemplateFormat
 from agentenv.core.env import run_sync
+from agentenv.core.protocols import ChatFormat
 from agentenv.core.rollout import RolloutConfig
 from agentenv.core.scorers import get_scorer
 from agentenv.core.trajectory import Trajectory
@@ -17,9 +19,8 @@ from agentenv.evaluation.records import write_evaluation
 from agentenv.evaluation.report import write_report
 from agentenv.evaluation.results import summarize
 from agentenv.evaluation.runner import play, play_expert, to_record
-from agentenv.policies.card import EpisodeCard
-from agentenv.policies.openai import OpenAIPolicy
-from agentenv.policies.spec import is_endpoint, open_player
+from agentenv.policies.card import EpisodeCard, read_card
+from agentenv.policies.spec import make_policy, policy_folder
 from agentenv.retrievers.metrics import recall_at_k
 
 _RECALL_AT = (2, 3, 5)
@@ -63,11 +64,10 @@ def run_benchmark(benchmark: Benchmark, out: Path, display: Display) -> dict[str
     """
     for scorer in benchmark.scorers:
         get_scorer(scorer)  # an unknown one is refused before any work
-    player = None if benchmark.policy == EXPERT else open_player(benchmark.policy)
-    card = player.card if player else EpisodeCard()
+    card = read_card(policy_folder(benchmark.policy)) if benchmark.policy != EXPERT else EpisodeCard()
     k = benchmark.k or card.k
     max_turns = benchmark.max_turns if benchmark.max_turns is not None else card.max_turns
-    policy = player.policy if player else None
+    policy = None if benchmark.policy == EXPERT else make_policy(benchmark.policy)
 
     def count(text: str) -> int:
         return len(policy.tokenizer.encode(text, add_special_tokens=False)) if policy else len(text.split())
@@ -75,33 +75,26 @@ def run_benchmark(benchmark: Benchmark, out: Path, display: Display) -> dict[str
     ground = _open(benchmark, card, k, max_turns, count, display)
     context_tokens = min(card.context_tokens, policy.context_tokens) if policy else card.context_tokens
     config = RolloutConfig(
-        context_tokens=context_tokens,
-        turn_tokens=card.turn_tokens,
-        temperature=0.0,
-        stop=STOP,
-        # An endpoint answers as it likes, so nothing is gained by waiting for the slowest episode.
-        deterministic=not is_endpoint(benchmark.policy),
-        deadline_s=3600.0 if is_endpoint(benchmark.policy) else RolloutConfig.deadline_s,
+        context_tokens=context_tokens, turn_tokens=card.turn_tokens, temperature=0.0, stop=STOP
     )
     tasks = ground.source.tasks
     display.phase(benchmark.dataset, len(tasks))
     bounds: dict[str, Any] = {}
-    if player is None or policy is None:
+    if policy is None:
         played = play_expert(ground.make_env, tasks, config, seed=benchmark.seed)
     else:
+        chat: ChatFormat = (InlineFormat if card.format == "inline" else TemplateFormat)(policy.tokenizer)
         played = play(
             policy,
-            player.chat,
+            chat,
             ground.make_env,
             tasks,
             config,
             seed=benchmark.seed,
             progress=lambda done: display.advance(done, {}),
         )
-        bounds = measure_bounds(policy, player.chat, ground, config, benchmark.scorers[0], seed=benchmark.seed)
+        bounds = measure_bounds(policy, chat, ground, config, benchmark.scorers[0], seed=benchmark.seed)
     results = _summary(benchmark, ground, played, bounds, k, max_turns)
-    if isinstance(policy, OpenAIPolicy):
-        results["usage"] = policy.usage()
     write_evaluation(out, results, map(to_record, played))
     write_report(out)
     return results

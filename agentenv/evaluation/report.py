@@ -16,7 +16,8 @@ from agentenv.core.scorers import SCORERS
 from agentenv.errors import ConfigurationError, MissingExtra
 from agentenv.evaluation.charts import Curve, Level, level_chart, line_chart
 from agentenv.evaluation.compare import compare
-from agentenv.evaluation.records import EPISODES, RESULTS, Evaluation, Record, read_evaluation, read_json
+from agentenv.evaluation.records import EPISODES, RESULTS, Evaluation, Record
+from agentenv.evaluation.records import read_evaluation, read_json, redacted
 from agentenv.evaluation.records import write_atomically as write
 from agentenv.evaluation.tables import tables
 
@@ -266,7 +267,8 @@ def _episodes(sides: Sequence[Evaluation], scorer: str) -> list[Json]:
     for identity in order:
         rows = [side.get(identity) for side in by_id]
         first = next(row for row in rows if row)
-        entry: Json = {key: first.get(key) for key in ("id", "question", "answers", "family", "hops")}
+        shown = redacted(first)
+        entry: Json = {key: shown.get(key) for key in ("id", "question", "answers", "family", "hops")}
         entry["supporting"] = first.get("supporting_ids", [])
         entry["runs"] = [_episode(row, scorer) if row else None for row in rows]
         entries.append(entry)
@@ -277,6 +279,7 @@ def _episode(record: Record, scorer: str) -> Json:
     score = record.get("reward", 0.0)
     if scorer in SCORERS:
         score = SCORERS[scorer](record["prediction"], record["answers"]).value
+    record = redacted(record)
     return {
         "prediction": record["prediction"],
         "valid": record["valid"],

@@ -136,12 +136,15 @@ def _clustered(
     """The interval over clusters: Wilson's with an effective n for 0/1 scores, otherwise the bootstrap of clusters.
 
     The effective n is that whose simple standard error would be the clustered one, at most N (Korn and
-    Graubard 1998; Dean and Pagano 2015); where all scores are equal it is the number of clusters.
+    Graubard 1998; Dean and Pagano 2015); where all scores are equal or there is one cluster, it is their number.
     """
     members, mean = _members(x, clusters), float(x.mean())
     if proportion:
         error = standard_error(x, clusters)
-        effective = min(mean * (1 - mean) / error**2, x.size) if error else len(members)
+        if len(members) == 1 or mean in (0.0, 1.0):
+            effective = float(len(members))
+        else:
+            effective = min(mean * (1 - mean) / error**2, x.size) if error > 0 else float(x.size)
         low, high = wilson_interval(mean * effective, effective, level=level)
         return Estimate(mean, low, high, x.size, "wilson clustered")
     sums = np.array([x[rows].sum() for rows in members])

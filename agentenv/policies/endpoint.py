@@ -94,8 +94,10 @@ class Endpoint:
 
 
 def _options(text: str) -> dict[str, Any]:
-    kinds = {f.name: type(f.default) for f in fields(Endpoint) if f.name not in ("model", "url")}
-    found = {}
+    kinds: dict[str, type[Any]] = {
+        f.name: type(f.default) for f in fields(Endpoint) if f.name not in ("model", "url")
+    }
+    found: dict[str, Any] = {}
     for name, value in parse_qsl(text, keep_blank_values=True):
         if name not in kinds:
             raise UnknownName.among("option of an endpoint", name, kinds)

@@ -1,13 +1,9 @@
 """``kind:rest`` for policies."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentenv.core.chat import InlineFormat, TemplateFormat
-from agentenv.core.protocols import ChatFormat
 from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
-from agentenv.policies.card import EpisodeCard, read_card
 from agentenv.policies.tiny import shipped_weights
 
 if TYPE_CHECKING:
@@ -16,33 +12,6 @@ if TYPE_CHECKING:
 
 KINDS = ("scripted", "tiny", "hf:PATH", "openai:MODEL@URL")
 _ENDPOINT = "openai:"
-
-
-@dataclass(frozen=True)
-class Player:
-    """A policy as an evaluation asks it."""
-
-    policy: "HFPolicy | OpenAIPolicy"
-    chat: ChatFormat
-    card: EpisodeCard
-
-
-def open_player(spec: str) -> Player:
-    """The policy that ``spec`` names with the format and the budgets that it is used to, endpoints included.
-
-    Raises:
-        UnknownName: no such kind of policy.
-        ConfigurationError: an endpoint that is not well named.
-        MissingExtra: torch or transformers is not installed.
-        CheckpointMismatch: the folder holds no model that can be loaded.
-    """
-    if is_endpoint(spec):
-        endpoint = make_endpoint_policy(spec)
-        return Player(endpoint, endpoint.chat, endpoint.card)
-    card = read_card(policy_folder(spec))
-    policy = make_policy(spec)
-    chat = (InlineFormat if card.format == "inline" else TemplateFormat)(policy.tokenizer)
-    return Player(policy, chat, card)
 
 
 def is_endpoint(spec: str) -> bool:
