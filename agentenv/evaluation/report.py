@@ -16,8 +16,15 @@ from agentenv.core.scorers import SCORERS
 from agentenv.errors import ConfigurationError, MissingExtra
 from agentenv.evaluation.charts import Curve, Level, level_chart, line_chart
 from agentenv.evaluation.compare import compare
-from agentenv.evaluation.records import EPISODES, RESULTS, Evaluation, Record
-from agentenv.evaluation.records import read_evaluation, read_json, redacted
+from agentenv.evaluation.records import (
+    EPISODES,
+    RESULTS,
+    Evaluation,
+    Record,
+    read_evaluation,
+    read_json,
+    redacted,
+)
 from agentenv.evaluation.records import write_atomically as write
 from agentenv.evaluation.tables import tables
 

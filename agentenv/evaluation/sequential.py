@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from agentenv.errors import ConfigurationError
 
 Floats = NDArray[np.float64]
+Scores = Sequence[float] | Floats
 _Names = tuple[str, str]
 
 
@@ -66,7 +67,7 @@ class Decision:
 
 
 def compare_sequentially(
-    scores: Mapping[str, Sequence[float]],
+    scores: Mapping[str, Scores],
     *,
     per_interim: int = 5,
     interims: int = 5,
@@ -153,7 +154,7 @@ def _cut(values: Floats, allowed: int) -> float:
 
 
 def _pair(
-    scores: Mapping[str, Sequence[float]], names: _Names, decided: int | None, look: int, interims: int
+    scores: Mapping[str, Scores], names: _Names, decided: int | None, look: int, interims: int
 ) -> Pair:
     first, second = (np.asarray(scores[name], dtype=np.float64) for name in names)
     difference = float(first.mean() - second.mean()) if first.size and second.size else 0.0
@@ -165,7 +166,7 @@ def _pair(
 
 
 def _check(
-    scores: Mapping[str, Sequence[float]], per_interim: int, interims: int, alpha: float, permutations: int
+    scores: Mapping[str, Scores], per_interim: int, interims: int, alpha: float, permutations: int
 ) -> None:
     if len(scores) < 2:
         raise ConfigurationError("A comparison needs at least two systems.")

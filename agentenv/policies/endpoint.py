@@ -296,9 +296,8 @@ class ChatClient:
             answer = response.json()
             choice = answer["choices"][0]
             text = choice["message"]["content"] or ""
+            text = text.encode(errors="replace").decode()  # half a surrogate pair cannot be sent back
             usage = answer.get("usage") or {}
-            if not isinstance(text, str):
-                raise TypeError(f"content is {type(text).__name__}")
         except (json.JSONDecodeError, LookupError, TypeError, AttributeError) as error:
             raise _Refusal(f"a reply that is no chat completion ({type(error).__name__}: {error})") from None
         self.usage.prompt_tokens += int(usage.get("prompt_tokens") or 0)

@@ -26,6 +26,8 @@ class Answer:
     headers: Mapping[str, str] = field(default_factory=dict)
     raw: str | None = None
     usage: bool = True
+    says_stop: bool = False
+    """Whether it names the stop string that ended it, as vLLM does."""
     delay_s: float = 0.0
 
 
@@ -112,14 +114,16 @@ def completion(body: Body, answer: Answer) -> str:
     """The response of an endpoint that samples ``answer.text``."""
     tokenizer = PieceTokenizer()
     text, finish = answer.text, "stop"
-    stops = [text.index(stop) for stop in body.get("stop", ()) if stop in text]
-    text = text[: min(stops)] if stops else text
+    stops = [(text.index(stop), stop) for stop in body.get("stop", ()) if stop in text]
+    text, reason = (text[: min(stops)[0]], min(stops)[1]) if stops else (text, None)
     pieces = tokenizer.encode(text)
     if len(pieces) > body.get("max_tokens", len(pieces)):
         pieces = pieces[: body["max_tokens"]]
-        text, finish = tokenizer.decode(pieces), "length"
+        text, finish, reason = tokenizer.decode(pieces), "length", None
     message = {"role": "assistant", "content": text}
     reply: dict[str, Any] = {"choices": [{"index": 0, "message": message, "finish_reason": finish}]}
+    if answer.says_stop:
+        reply["choices"][0]["stop_reason"] = reason
     if answer.usage:
         asked = sum(len(tokenizer.encode(m["content"])) for m in body["messages"])
         reply["usage"] = {"prompt_tokens": asked, "completion_tokens": len(pieces)}

@@ -33,7 +33,8 @@ class PieceTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """The ids of ``text``; no text can give the id of a mark."""
-        return [int.from_bytes(b"\x01" + piece, "big") for piece in _PIECE.findall(text.encode())]
+        data = text.encode(errors="replace")  # half a surrogate pair is no character
+        return [int.from_bytes(b"\x01" + piece, "big") for piece in _PIECE.findall(data)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ``ids`` without marks; a cut character becomes U+FFFD."""

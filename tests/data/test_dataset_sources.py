@@ -55,7 +55,10 @@ def test_browsecomp_is_decrypted_in_memory_and_marked(tmp_path: Path) -> None:
         tmp_path / "browse_comp_test_set.csv", ("Who made it?", "Zo Tarn", "c-1"), ("Where?", "Ödön", "c-2")
     )
     found = load_dataset("browsecomp", tmp_path)
-    assert [(t.question, t.answers) for t in found.tasks] == [("Who made it?", ("Zo Tarn",)), ("Where?", ("Ödön",))]
+    assert [(t.question, t.answers) for t in found.tasks] == [
+        ("Who made it?", ("Zo Tarn",)),
+        ("Where?", ("Ödön",)),
+    ]
     assert found.tasks[0].data == {"canary": "c-1", "topic": "Made up"}
     assert found.tasks[0].id != found.tasks[1].id
     assert "Zo Tarn" not in repr(found)
@@ -63,7 +66,9 @@ def test_browsecomp_is_decrypted_in_memory_and_marked(tmp_path: Path) -> None:
 
 
 def test_a_wrong_canary_is_said_without_the_text(tmp_path: Path) -> None:
-    file = browsecomp(tmp_path / "browsecomp.csv", ("Who made it all, and when?", "Zo Tarn of Velandra", "c-1"))
+    file = browsecomp(
+        tmp_path / "browsecomp.csv", ("Who made it all, and when?", "Zo Tarn of Velandra", "c-1")
+    )
     file.write_text(file.read_text().replace(",c-1", ",c-9"))
     assert refused("browsecomp", file) == [f"{file}, line 2 cannot be decrypted with its canary."]
 
@@ -236,7 +241,12 @@ def test_sets_come_from_the_hub_and_its_absence_is_one_sentence(tmp_path: Path) 
         (tmp_path / "hub" / name).mkdir(parents=True)
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (tmp_path / "hub" / name / "test.jsonl").write_text(text)
-    environment = {**os.environ, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    environment = {
+        **os.environ,
+        "HF_HOME": str(tmp_path / "cache"),
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": str(ROOT),
+    }
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path / "hub"), json.dumps(list(HUB_ROWS))],
         env=environment,
