@@ -39,6 +39,7 @@ COMMANDS = {
     "compare": Command("agentenv.cli.compare:Compare", "paired tests of two evaluations"),
     "seeds": Command("agentenv.cli.seeds:Seeds", "several seeds of one system or two: pass@k, enough seeds?"),
     "rescore": Command("agentenv.cli.rescore:Rescore", "other scorers on the same episodes"),
+    "score": Command("agentenv.cli.score:ScoreFile", "official measures of a prediction file"),
     "report": Command("agentenv.cli.report:Report", "one self-contained HTML page of a run"),
     "retriever build": Command("agentenv.cli.retriever:Build", "index a corpus"),
     "retriever query": Command("agentenv.cli.retriever:Query", "search an index"),

@@ -68,6 +68,8 @@ class Judge:
     chat: Chat | None = None
     """None knows only what is in the cache, and refuses the rest."""
     cache: GradeCache = field(default_factory=GradeCache)
+    _asking: dict[str, asyncio.Lock] = field(default_factory=dict, repr=False)
+    """One request at a time for each case: equal answers are asked about once."""
 
     @property
     def name(self) -> str:
@@ -90,14 +92,18 @@ class Judge:
         key = hashlib.sha256(
             "\0".join((self.model, self.rubric.name, str(self.rubric.version), message)).encode()
         ).hexdigest()
-        if key not in self.cache.grades:
-            if self.chat is None:
-                raise JudgeFault(f"{self.name} by {self.model} has no grade of this answer in its cache.")
-            reply = await self.chat.complete(
-                [{"role": "user", "content": message}], max_tokens=_REPLY_TOKENS, temperature=0.0
-            )
-            self.cache.add(key, self.rubric.read(reply.text))
+        async with self._asking.setdefault(key, asyncio.Lock()):
+            if key not in self.cache.grades:
+                self.cache.add(key, await self._ask(message))
+        self._asking.pop(key, None)
         return self.cache.grades[key]
+
+    async def _ask(self, message: str) -> Grade:
+        if self.chat is None:
+            raise JudgeFault(f"{self.name} by {self.model} has no grade of this answer in its cache.")
+        asked = [{"role": "user", "content": message}]
+        reply = await self.chat.complete(asked, max_tokens=_REPLY_TOKENS, temperature=0.0)
+        return self.rubric.read(reply.text)
 
     async def grade_all(self, records: Sequence[Record]) -> list[Grade | Fault]:
         """A grade or a fault of ours for each record, in order."""

@@ -153,9 +153,7 @@ def _cut(values: Floats, allowed: int) -> float:
     return cut + 1e-9 * max(1.0, abs(cut))
 
 
-def _pair(
-    scores: Mapping[str, Scores], names: _Names, decided: int | None, look: int, interims: int
-) -> Pair:
+def _pair(scores: Mapping[str, Scores], names: _Names, decided: int | None, look: int, interims: int) -> Pair:
     first, second = (np.asarray(scores[name], dtype=np.float64) for name in names)
     difference = float(first.mean() - second.mean()) if first.size and second.size else 0.0
     if decided is not None:

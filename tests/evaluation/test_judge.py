@@ -78,7 +78,9 @@ def test_anything_else_is_no_verdict_and_not_a_zero(reply: str) -> None:
 
 
 def browsecomp(correct: str, confidence: str = "confidence: 80") -> str:
-    return f"extracted_final_answer: Ada\nreasoning: correct: yes would be wrong here\n{correct}\n{confidence}"
+    return (
+        f"extracted_final_answer: Ada\nreasoning: correct: yes would be wrong here\n{correct}\n{confidence}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,9 @@ def test_browsecomp_reads_anchored_lines(reply: str, grade: Grade) -> None:
     assert get_rubric("browsecomp").read(reply) == grade
 
 
-@pytest.mark.parametrize("line", ["incorrect: yes", "correct: maybe", "correct: yes and no", "is correct: yes"])
+@pytest.mark.parametrize(
+    "line", ["incorrect: yes", "correct: maybe", "correct: yes and no", "is correct: yes"]
+)
 def test_browsecomp_refuses_what_only_contains_a_verdict(line: str) -> None:
     with pytest.raises(JudgeFault, match="no line 'correct"):
         get_rubric("browsecomp").read(browsecomp(line))
@@ -242,7 +246,9 @@ def test_the_command_asks_a_server_once_and_then_its_cache(
     assert (first["n"], first["mean"]) == (4, 0.5)
     # Confidence .6 on three answers with 2 right: |.6 - 2/3|.
     assert first["calibration_error"] == pytest.approx(2 / 3 - 0.6)
-    assert main(["rescore", str(tmp_path / "run"), "--judge", spec, "--rubric", "browsecomp", "--offline"]) == 0
+    assert (
+        main(["rescore", str(tmp_path / "run"), "--judge", spec, "--rubric", "browsecomp", "--offline"]) == 0
+    )
     assert "judge_browsecomp v1: 0.500" in capsys.readouterr().out
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from agentenv.cli.main import main
 from agentenv.errors import DatasetError, UnknownName
 from agentenv.evaluation.official import (
     Match,
@@ -43,7 +44,9 @@ def test_over_several_golds_each_figure_takes_its_own_best() -> None:
 
 def test_support_of_hotpotqa_by_hand() -> None:
     gold = [("A", 0), ("B", 1)]
-    assert hotpot_support([("B", 1), ("A", 0), ("A", 0)], gold) == pytest.approx((1.0, 1.0, 1.0, 1.0))  # a set
+    assert hotpot_support([("B", 1), ("A", 0), ("A", 0)], gold) == pytest.approx(
+        (1.0, 1.0, 1.0, 1.0)
+    )  # a set
     # One of three is right and one of two found: P = 1/3, R = 1/2, F1 = 2/5.
     found = hotpot_support([("A", 0), ("A", 1), ("C", 0)], gold)
     assert found == pytest.approx((0.0, 0.4, 1 / 3, 0.5))
@@ -194,3 +197,13 @@ def test_files_of_another_layout_are_refused(tmp_path: Path, content: Any, sente
 def test_a_set_without_measures_of_its_own_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="hotpotqa"):
         score_file("hotpot", None, tmp_path / "x.json")
+
+
+def test_the_command_prints_the_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gold = hotpot_gold(tmp_path)
+    predictions = write(tmp_path / "pred.json", {"answer": {"2": "yes"}, "sp": {}})
+    words = ["score", "hotpotqa", str(predictions), "--data", str(gold)]
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["scores"]["em"] == 0.25
+    assert main(words) == 0
+    assert "4 questions 3 without answer, 4 without sp" in capsys.readouterr().out

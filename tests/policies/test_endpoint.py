@@ -107,7 +107,9 @@ def test_after_the_last_try_the_reason_is_said() -> None:
 
 
 def test_half_a_surrogate_pair_is_replaced() -> None:
-    with FakeEndpoint(lambda body: Answer(raw='{"choices": [{"message": {"content": "a\\ud83d"}}]}')) as server:
+    with FakeEndpoint(
+        lambda body: Answer(raw='{"choices": [{"message": {"content": "a\\ud83d"}}]}')
+    ) as server:
         assert ask(client(server)).text == "a?"
 
 
