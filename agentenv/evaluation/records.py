@@ -24,6 +24,7 @@ class ToolRecord(TypedDict, total=False):
     status: str
     text: str
     error_class: str
+    ids: Sequence[Sequence[str]]  # of the passages that it returned, one ranked list for each query
 
 
 class TurnRecord(TypedDict, total=False):
@@ -34,6 +35,8 @@ class TurnRecord(TypedDict, total=False):
     valid: bool
     reward: float
     tool_results: list[ToolRecord]
+    policy_tokens: int  # sampled in this turn
+    observation_tokens: int  # shown after it
 
 
 class Record(TypedDict, total=False):
@@ -51,6 +54,8 @@ class Record(TypedDict, total=False):
     retrieved_ids: Sequence[Sequence[str]]  # one ranked list for each search
     family: str
     hops: int
+    tokens: dict[str, int]  # "policy" sampled, "total" prompt and observations included
+    error: str  # of a fault of ours, in words
     prompt: str
     turns: Sequence[TurnRecord]
 
@@ -87,14 +92,19 @@ def read_records(path: Path) -> list[Record]:
     # Not splitlines(): it would also cut at U+2028 and its like, which JSON leaves inside strings.
     for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
         if line.strip():
-            record = _parse(line, f"{path.name}, line {number}")
+            record = parse_record(line, f"{path.name}, line {number}")
             if record["id"] in records:
                 raise DatasetError(f"{path.name}, line {number}: the id {record['id']!r} occurs twice.")
             records[record["id"]] = record
     return list(records.values())
 
 
-def _parse(line: str, where: str) -> Record:
+def parse_record(line: str, where: str) -> Record:
+    """One line of ``episodes.jsonl``, checked; ``where`` names it in errors.
+
+    Raises:
+        DatasetError: it is not JSON, lacks a key, or has golds that are not text.
+    """
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
