@@ -7,7 +7,7 @@ down once, from how questions are worded, and are not fitted to any set.
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import log
 from typing import NamedTuple
 
@@ -142,16 +142,34 @@ def _spans(kind: str, question: str, pages: Sequence[Page]) -> Iterator[tuple[st
     asked = _words(question)
     sentences = [(rank, page, text) for rank, page in enumerate(pages) for text in _SENTENCE.split(page.text)]
     weight = _rarity([set(_words(text)) for _, _, text in sentences], asked)
+    common = {word for _, _, text in sentences for word in _WORD.findall(text) if word.islower()}
     for rank, page, text in sentences:
-        about = sum(weight[word] for word in set(_words(page.title)) if word in weight)
+        about = sum(weight.get(word, 0.0) for word in set(_words(page.title)))
         places = [(found.start(), weight.get(found[0].lower(), 0.0)) for found in _WORD.finditer(text)]
         for found in _SPANS[kind].finditer(text):
             span = found[0].strip(" .,-'")
-            if span and not set(_words(span)) <= set(asked) and not (kind == "name" and span.lower() in _STOP_WORDS):
-                near = sum(w / (1 + abs(at - found.start()) / 40) for at, w in places if w)
-                yield span, near + 0.5 * about - 0.3 * rank
-        if kind == "name" and not set(_words(page.title)) <= set(asked):
-            yield page.title, 0.6 * sum(w for _, w in places) - 0.3 * rank
+            fit = 1.0 if kind != "name" else _fit(span, question.lower(), asked, common, text[: found.start()])
+            near = sum(w / (1 + abs(at - found.start()) / 40) for at, w in places if w)
+            if span and fit:
+                yield span, fit * (near + 0.5 * about) - 0.3 * rank
+        if kind == "name" and (fit := _fit(page.title, question.lower(), asked, common, "")):
+            yield page.title, fit * 0.6 * sum(w for _, w in places) - 0.3 * rank
+
+
+def _fit(span: str, question: str, asked: Sequence[str], common: Collection[str], before: str) -> float:
+    """How well a run of capitalised words answers a question; 0 where it cannot."""
+    words = _words(span)
+    new = [word for word in words if word not in asked]
+    if not new or _SPANS["date"].fullmatch(span) or re.fullmatch(rf"{_MONTH}(?: \d+)?", span):
+        return 0.0
+    if len(words) == 1 and words[0] in common:  # a common word that only begins a sentence
+        return 0.0
+    fit = len(new) / len(words)
+    if question.startswith("who") or " who " in question:
+        return fit * (1.3 if 2 <= len(words) <= 4 else 1.0)
+    if "where" in question or re.search(r"\b(?:city|country|state|place|town|county)\b", question):
+        return fit * (1.5 if re.search(r"\b(?:in|at|near|from|to|of) $", before) else 1.0)
+    return fit
 
 
 def _rarity(sentences: Sequence[set[str]], asked: Sequence[str]) -> Mapping[str, float]:
