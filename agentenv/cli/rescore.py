@@ -8,13 +8,15 @@ import tyro
 from rich.console import Console
 
 from agentenv.evaluation.compare import rescore
+from agentenv.evaluation.records import SUITE, read_json
+from agentenv.evaluation.suite import summarize_suite
 
 
 @dataclass(frozen=True)
 class Rescore:
     """Scores the episodes of an evaluation again, without running anything.
 
-    The scores are added to results.json; those of other scorers stay as they are.
+    The scores are added to results.json; those of other scorers stay as they are. Of a suite every set is scored.
 
     Example: agentenv rescore runs/hotpotqa --scorer f1_hotpot em_cover
     """
@@ -26,10 +28,18 @@ class Rescore:
 
     def run(self) -> dict[str, Any]:
         """Adds the scores and returns the new results."""
-        return rescore(self.directory, self.scorer)
+        if not (self.directory / SUITE).is_file():
+            return rescore(self.directory, self.scorer)
+        names = read_json(self.directory / SUITE)["sets"]
+        parts = {name: rescore(self.directory / name, self.scorer) for name in names}
+        return {"suite": parts, **summarize_suite(self.directory, names)}
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """Prints the new scores."""
+        for part in result.get("suite", {"": result}).values():
+            self._show(part, console)
+
+    def _show(self, result: dict[str, Any], console: Console) -> None:
         console.print(f"{result['dataset']} {result['split']}: {result['n']} questions", highlight=False)
         for name in self.scorer:
             score = result["scores"][name]

@@ -13,7 +13,7 @@ from typing import Any
 
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
-from agentenv.evaluation.records import EPISODES, RESULTS, Record, parse_record, write_atomically
+from agentenv.evaluation.records import EPISODES, RESULTS, Record, lines_of, parse_record, write_atomically
 
 CONFIG = "config.toml"
 TIMINGS = "timings.jsonl"
@@ -54,7 +54,7 @@ class Journal:
         new = [record for record in records if record["id"] not in self._records]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab") as file:
-            file.write(_text(new).encode())
+            file.write(lines_of(new).encode())
             file.flush()
             os.fsync(file.fileno())
         self._records |= {record["id"]: record for record in new}
@@ -67,11 +67,7 @@ class Journal:
 
     def _rewrite(self, records: Iterable[Record]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path, _text(records))
-
-
-def _text(records: Iterable[Record]) -> str:
-    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        write_atomically(self.path, lines_of(records))
 
 
 def claim(directory: Path, config: Mapping[str, Mapping[str, Any]], *, write: bool = False) -> None:

@@ -62,7 +62,8 @@ class Player:
     @property
     def chat(self) -> ChatFormat:
         """How messages become ids."""
-        return (InlineFormat if self.card.format == "inline" else TemplateFormat)(self.tokenizer)
+        own: ChatFormat | None = getattr(self.policy, "chat", None)  # of a policy that takes messages and no text
+        return own or (InlineFormat if self.card.format == "inline" else TemplateFormat)(self.tokenizer)
 
     @property
     def token_unit(self) -> str:
@@ -103,7 +104,7 @@ def open_player(spec: str, concurrency: int) -> Player:
         return Player(spec, EXTRACTIVE_CARD, policy, policy.tokenizer, concurrency, lockstep=True)
     local = spec == "tiny" or spec.startswith("hf:")
     loaded: Any = make_policy(spec)
-    card = read_card(policy_folder(spec)) if local else EpisodeCard()
+    card = read_card(policy_folder(spec)) if local else getattr(loaded, "card", EpisodeCard())
     return Player(spec, card, loaded, loaded.tokenizer, concurrency, lockstep=local)
 
 

@@ -15,6 +15,7 @@ from agentenv.errors import ConfigurationError, DatasetError
 
 EPISODES = "episodes.jsonl"
 RESULTS = "results.json"
+SUITE = "suite.json"
 
 
 class ToolRecord(TypedDict, total=False):
@@ -142,9 +143,13 @@ def read_json(path: Path) -> dict[str, Any]:
 def write_evaluation(directory: Path, results: Mapping[str, Any], records: Iterable[Record]) -> None:
     """Writes both files; ``results.json`` comes last, so its presence means that the folder is complete."""
     directory.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
-    write_atomically(directory / EPISODES, "".join(lines))
+    write_atomically(directory / EPISODES, lines_of(records))
     write_results(directory, results)
+
+
+def lines_of(records: Iterable[Record]) -> str:
+    """Records as the lines of ``episodes.jsonl``."""
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
 def write_results(directory: Path, results: Mapping[str, Any]) -> None:

@@ -24,12 +24,10 @@ from agentenv.core.scorers import get_scorer
 from agentenv.data.datasets import SETS
 from agentenv.errors import AgentEnvError, ConfigurationError, UnknownName
 from agentenv.evaluation.benchmark import Benchmark, Display, run_benchmark
-from agentenv.evaluation.records import read_evaluation, read_json, write_atomically
+from agentenv.evaluation.records import SUITE, read_evaluation, read_json, write_atomically
 from agentenv.evaluation.report import write_report
 from agentenv.evaluation.results import Json, values_of
 from agentenv.evaluation.statistics import estimate
-
-SUITE = "suite.json"
 
 _KEYS = {"scorer": "scorers"}  # as the command's flag is called
 
