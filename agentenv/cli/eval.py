@@ -137,7 +137,9 @@ def _show_suite(result: dict[str, Any], console: Console) -> None:
         own = scorer or next(iter(part["scores"]))
         line = f"  {name:<20}{_score(part['scores'][own])}  n {part['n']:<6}"
         bounds = "  ".join(
-            f"{kind} {bound['mean']:.3f}" for kind, bound in part["bounds"].items() if bound.get("mean") is not None
+            f"{kind} {bound['mean']:.3f}"
+            for kind, bound in part["bounds"].items()
+            if bound.get("mean") is not None
         )
         console.print(line + bounds, highlight=False)
     for scorer, means in result["scores"].items():

@@ -55,9 +55,7 @@ def variants(ground: Ground) -> dict[str, Ground | str]:
     return found
 
 
-def measure_expert(
-    ground: Ground, config: RolloutConfig, scorer: str, *, seed: int = 0
-) -> dict[str, Any]:
+def measure_expert(ground: Ground, config: RolloutConfig, scorer: str, *, seed: int = 0) -> dict[str, Any]:
     """The scripted expert on the questions of ``ground``; a note where the environment has none."""
     played: list[Trajectory] = play_expert(ground.make_env, ground.source.tasks, config, seed=seed)
     return bound_of([to_record(trajectory) for trajectory in played], scorer)

@@ -30,7 +30,9 @@ def compare_suites(dir_a: Path, dir_b: Path, *, scorer: str | None = None, seed:
     """
     names, others = (read_json(directory / SUITE)["sets"] for directory in (dir_a, dir_b))
     if sorted(names) != sorted(others):
-        raise ConfigurationError(f"Only suites of the same sets can be compared, not {names} against {others}.")
+        raise ConfigurationError(
+            f"Only suites of the same sets can be compared, not {names} against {others}."
+        )
     sets = {name: compare(dir_a / name, dir_b / name, scorer=scorer, seed=seed) for name in names}
     rows: dict[str, list[Json]] = {}
     for found in sets.values():
@@ -45,7 +47,9 @@ def compare_suites(dir_a: Path, dir_b: Path, *, scorer: str | None = None, seed:
         "a": str(dir_a),
         "b": str(dir_b),
         "sets": sets,
-        "macro": {name: sum(row["difference"] for row in several) / len(several) for name, several in rows.items()},
+        "macro": {
+            name: sum(row["difference"] for row in several) / len(several) for name, several in rows.items()
+        },
     }
 
 

@@ -25,7 +25,9 @@ from agentenv.evaluation.records import Record
 Json = dict[str, Any]
 
 CAUSES = ("retrieval_miss", "read_miss", "format", "gave_up", "fault")
-CORRECT = 0.5  # a value of the headline scorer from which an answer counts as right; 0/1 scorers are as they are
+CORRECT = (
+    0.5  # a value of the headline scorer from which an answer counts as right; 0/1 scorers are as they are
+)
 MAX_COVERED_DOCUMENTS = 1_000_000  # reading more for the coverage takes minutes
 _UNSEARCHABLE = frozenset({"yes", "no", ""})
 

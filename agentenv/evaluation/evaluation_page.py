@@ -40,7 +40,10 @@ def _single(directory: Path, against: Path | None) -> Page:
     labels = _labels(directory, against)
     runs = list(zip(labels, (side.results for side in sides), strict=True))
     levels = levels_of(
-        {label or "this run": side.results.get("scores", {}).get(scorer, {}) for label, side in zip(labels, sides, strict=True)}
+        {
+            label or "this run": side.results.get("scores", {}).get(scorer, {})
+            for label, side in zip(labels, sides, strict=True)
+        }
     )
     found = compare(against, directory, scorer=scorer) if against else None
     return Page(
@@ -68,10 +71,11 @@ def _suite(directory: Path, against: Path | None) -> Page:
     scorer = next(iter(summary["scores"]), first_scorer(newest[names[0]]))
     means = summary["scores"].get(scorer, {})
     overall = {
-        f"{kind} mean": means[kind] | {"n": means["micro"]["n"]} for kind in ("macro", "micro") if kind in means
+        f"{kind} mean": means[kind] | {"n": means["micro"]["n"]}
+        for kind in ("macro", "micro")
+        if kind in means
     }
     scores = {name: results["scores"].get(scorer, {}) for name, results in newest.items()}
-    cut = sum(max(0, len(several[-1].records) - EPISODES_A_SET) for several in sides.values())
     return Page(
         title=f"Suite of {len(names)} sets: {newest[names[0]]['policy']}",
         facts=_shared_facts(newest),
@@ -82,10 +86,21 @@ def _suite(directory: Path, against: Path | None) -> Page:
         labels=_labels(directory, against),
         tables=suite_tables(newest, summary, scorer) + ([comparison_table(found, scorer)] if found else []),
         episodes=[
-            entry for name, several in sides.items() for entry in episodes_of(several, scorer, name, EPISODES_A_SET)
+            entry
+            for name, several in sides.items()
+            for entry in episodes_of(several, scorer, name, EPISODES_A_SET)
         ],
-        note=f"The first {EPISODES_A_SET} episodes of each set are here; {cut} more are on the sets' own pages." if cut else "",
-    )  # fmt: skip
+        note=_note(sides),
+    )
+
+
+def _note(sides: dict[str, list[Evaluation]]) -> str:
+    more = sum(max(0, len(several[-1].records) - EPISODES_A_SET) for several in sides.values())
+    if not more:
+        return ""
+    return (
+        f"The first {EPISODES_A_SET} episodes of each set are here; {more} more are on the sets' own pages."
+    )
 
 
 def _sides(directory: Path, against: Path | None) -> list[Evaluation]:

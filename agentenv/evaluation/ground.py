@@ -17,7 +17,6 @@ from agentenv.errors import ConfigurationError
 from agentenv.retrievers.corpus import Corpus, as_corpus, load_corpus
 from agentenv.retrievers.spec import make_retriever
 
-
 BM25 = "bm25"
 
 

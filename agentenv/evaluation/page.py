@@ -107,7 +107,9 @@ def episodes_were(count: int, kind: str = "") -> str:
     return f"{count} {kind}{'episode was' if count == 1 else 'episodes were'}"
 
 
-def episodes_of(sides: Sequence[Evaluation], scorer: str, name: str = "", limit: int | None = None) -> list[Json]:
+def episodes_of(
+    sides: Sequence[Evaluation], scorer: str, name: str = "", limit: int | None = None
+) -> list[Json]:
     """One entry a question, with one episode (or null) for each evaluation, in the order of the first.
 
     Args:

@@ -62,7 +62,9 @@ class Player:
     @property
     def chat(self) -> ChatFormat:
         """How messages become ids."""
-        own: ChatFormat | None = getattr(self.policy, "chat", None)  # of a policy that takes messages and no text
+        own: ChatFormat | None = getattr(
+            self.policy, "chat", None
+        )  # of a policy that takes messages and no text
         return own or (InlineFormat if self.card.format == "inline" else TemplateFormat)(self.tokenizer)
 
     @property

@@ -170,5 +170,3 @@ def _seconds(results: Json, directory: Path) -> list[tuple[str, float]]:
             if "second" in key and _number(value):
                 sums[key] = sums.get(key, 0.0) + value
     return rows + [(f"all steps: {key.replace('_', ' ')}", total) for key, total in sums.items()]
-
-

@@ -84,7 +84,9 @@ def play_expert(
         ConfigurationError: the environment has no expert for a task.
     """
     policy = expert_policy(make_env, tasks, _BATCH, seed=seed, name="expert")
-    return play(policy, InlineFormat(policy.tokenizer), make_env, tasks, roomy(config), seed=seed, name="expert")
+    return play(
+        policy, InlineFormat(policy.tokenizer), make_env, tasks, roomy(config), seed=seed, name="expert"
+    )
 
 
 def expert_policy(

@@ -99,7 +99,12 @@ def _fields(path: Path, name: str, table: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in table.items():
         field = _KEYS.get(key, key)
         wanted = types.get(field, "")
-        if field == "scorers" and isinstance(value, list) and all(isinstance(one, str) for one in value) and value:
+        if (
+            field == "scorers"
+            and isinstance(value, list)
+            and all(isinstance(one, str) for one in value)
+            and value
+        ):
             values[field] = tuple(value)
         elif "Path" in wanted and isinstance(value, str):
             values[field] = Path(value)
@@ -146,7 +151,10 @@ def combine(sets: Sequence[Sequence[float]], *, level: float = 0.95) -> Json:
     its questions; the choice of the sets themselves is not sampled, so neither interval speaks of other sets.
     """
     if not sets:
-        return {"macro": {"mean": None, "ci95": None, "sets": 0}, "micro": {"mean": None, "ci95": None, "n": 0}}
+        return {
+            "macro": {"mean": None, "ci95": None, "sets": 0},
+            "micro": {"mean": None, "ci95": None, "n": 0},
+        }
     mean = fmean(fmean(values) for values in sets)
     half = NormalDist().inv_cdf((1 + level) / 2) * sqrt(sum(_squared_error(v) for v in sets)) / len(sets)
     pooled = estimate([value for values in sets for value in values], level=level)

@@ -54,8 +54,12 @@ def _behaviour(results: Json) -> dict[str, list[str]]:
     keys = ("searches_per_question", "answer_rate", "reward_mean")
     values = {key.replace("_", " "): results.get(key) for key in keys}
     recall = results.get("retrieval", {})
-    values |= {key.replace("_", " "): recall[key] for key in recall if key in _SHOWN_RETRIEVAL or "recall@" in key}
-    values |= {f"index, bare question: {key}": value for key, value in results.get("index_recall", {}).items()}
+    values |= {
+        key.replace("_", " "): recall[key] for key in recall if key in _SHOWN_RETRIEVAL or "recall@" in key
+    }
+    values |= {
+        f"index, bare question: {key}": value for key, value in results.get("index_recall", {}).items()
+    }
     values["answer in the corpus"] = results.get("answer_in_corpus", {}).get("share")
     tokens = results.get("tokens", {})
     values |= {f"{tokens['unit']} {key.replace('_', ' ')}": tokens[key] for key in tokens if key != "unit"}
@@ -101,8 +105,12 @@ def suite_tables(parts: Mapping[str, Json], summary: Json, scorer: str) -> list[
         shares = [found["support_recall"], found["all_support"], results["answer_in_corpus"]["share"]]
         shares += [found["answer_shown"], results["searches_per_question"]]
         spent = tokens["total_per_correct"]
-        cells = _cells(results["scores"].get(scorer, {})) + [_mean(results["bounds"].get(b, {})) for b in bounds]
-        cells += [_blank(share) for share in shares] + ["" if spent is None else f"{spent:,.0f} {tokens['unit']}"]
+        cells = _cells(results["scores"].get(scorer, {})) + [
+            _mean(results["bounds"].get(b, {})) for b in bounds
+        ]
+        cells += [_blank(share) for share in shares] + [
+            "" if spent is None else f"{spent:,.0f} {tokens['unit']}"
+        ]
         rows.append([name, *cells])
     means = summary["scores"].get(scorer, {})
     for kind in ("macro", "micro"):
@@ -123,7 +131,13 @@ def _scorers_table(parts: Mapping[str, Json], summary: Json) -> Json:
         means = [summary["scores"].get(name, {}).get(kind, {}) for name in names]
         rows.append([f"{kind} mean", *(cell for mean in means for cell in _cells(mean)[1:])])
     head = ["mean", "95 % interval"] * len(names)
-    return {"title": "By scorer", "groups": [*names, ""][: max(2, len(names))], "span": 2, "head": head, "rows": rows}
+    return {
+        "title": "By scorer",
+        "groups": [*names, ""][: max(2, len(names))],
+        "span": 2,
+        "head": head,
+        "rows": rows,
+    }
 
 
 def _errors_table(parts: Mapping[str, Json]) -> Json:
@@ -145,7 +159,11 @@ def comparison_table(found: Json, scorer: str) -> Json:
             continue
         tests = ("p_mcnemar", "p_mcnemar_holm", "p_bootstrap", "p_bootstrap_holm")
         cells = [str(part["n"]), f"{row['mean_a']:.3f}", f"{row['mean_b']:.3f}", f"{row['difference']:+.3f}"]
-        cells += [f"{row['ci95'][0]:+.3f} to {row['ci95'][1]:+.3f}", str(row["a_better"]), str(row["b_better"])]
+        cells += [
+            f"{row['ci95'][0]:+.3f} to {row['ci95'][1]:+.3f}",
+            str(row["a_better"]),
+            str(row["b_better"]),
+        ]
         rows.append([name, *cells, *(f"{row[test]:.2g}" if test in row else "" for test in tests)])
     title = f"Comparison ({scorer}): {found['b']} less {found['a']}"
     return {"title": title, "groups": [""], "span": len(head), "head": head, "rows": rows}

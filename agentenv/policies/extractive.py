@@ -41,7 +41,10 @@ _SPANS = {
 }  # fmt: skip
 _KINDS = (
     ("year", re.compile(r"\b(?:what|which) year\b")),
-    ("number", re.compile(r"\bhow (?:many|much|old|long|far|tall|high)\b|\bwhat (?:number|percent|population)")),
+    (
+        "number",
+        re.compile(r"\bhow (?:many|much|old|long|far|tall|high)\b|\bwhat (?:number|percent|population)"),
+    ),
     ("date", re.compile(r"\bwhen\b|\bwhat (?:\w+ )?(?:date|day)\b")),
 )
 _YES_NO = re.compile(
@@ -54,8 +57,11 @@ _CHOICE = re.compile(
 _LATER = re.compile(r"\b(?:later|younger|latest|last|recently|newer|after)\b")
 _EARLIER = re.compile(r"\b(?:first|earlier|older|earliest|before|oldest)\b")
 _STOP_WORDS = frozenset(
-    "a an the of in on at to for from by with and or is are was were be been do does did has have had what which who "
-    "whom whose when where why how many much that this these those it its as s name called".split()
+    re.findall(
+        r"\w+",
+        "a an the of in on at to for from by with and or is are was were be been do does did has have had what which "
+        "who whom whose when where why how many much that this these those it its as s name called",
+    )
 )
 
 
@@ -148,7 +154,9 @@ def _spans(kind: str, question: str, pages: Sequence[Page]) -> Iterator[tuple[st
         places = [(found.start(), weight.get(found[0].lower(), 0.0)) for found in _WORD.finditer(text)]
         for found in _SPANS[kind].finditer(text):
             span = found[0].strip(" .,-'")
-            fit = 1.0 if kind != "name" else _fit(span, question.lower(), asked, common, text[: found.start()])
+            fit = (
+                1.0 if kind != "name" else _fit(span, question.lower(), asked, common, text[: found.start()])
+            )
             near = sum(w / (1 + abs(at - found.start()) / 40) for at, w in places if w)
             if span and fit:
                 yield span, fit * (near + 0.5 * about) - 0.3 * rank

@@ -61,7 +61,10 @@ class PagedOracleRetriever:
             RetrieverFault: the real search failed.
         """
         pages = await self._real.search(queries, k)
-        return [self._complete(query, page, i, k) for i, (query, page) in enumerate(zip(queries, pages, strict=True))]
+        return [
+            self._complete(query, page, i, k)
+            for i, (query, page) in enumerate(zip(queries, pages, strict=True))
+        ]
 
     def _complete(self, query: Query | str, page: list[Passage], place: int, k: int) -> list[Passage]:
         gold = self._oracle.gold(query)
@@ -73,4 +76,6 @@ class PagedOracleRetriever:
     def info(self) -> RetrieverInfo:
         """Contextual: results depend on the question behind the query and on the turn."""
         real = self._real.info()
-        return RetrieverInfo("oracle_paged", real.documents, f"oracle_paged {real.fingerprint}", contextual=True)
+        return RetrieverInfo(
+            "oracle_paged", real.documents, f"oracle_paged {real.fingerprint}", contextual=True
+        )
