@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -10,15 +10,20 @@ from rich.console import Console
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.compare import rescore
 from agentenv.evaluation.judge import GRADES, GradeCache, Judge, judge_folder
+from agentenv.evaluation.records import SUITE, read_json
 from agentenv.evaluation.rubrics import get_rubric
+from agentenv.evaluation.suite import summarize_suite
+
+if TYPE_CHECKING:
+    from agentenv.policies.endpoint import ChatClient
 
 
 @dataclass(frozen=True)
 class Rescore:
     """Scores the episodes of an evaluation again, without running anything.
 
-    The scores are added to results.json; those of other scorers stay as they are. A judge is a model behind an
-    OpenAI-compatible endpoint; its grades are kept in the folder and not asked for again.
+    The scores are added to results.json; those of other scorers stay as they are. Of a suite every set is scored.
+    A judge is a model behind an OpenAI-compatible endpoint; its grades are kept in the folder and not asked for again.
 
     Example: agentenv rescore runs/hotpotqa --scorer f1_hotpot em_cover
     Example: agentenv rescore runs/frames --judge openai:MODEL@https://HOST/v1 --rubric equivalence
@@ -39,23 +44,36 @@ class Rescore:
         """Adds the scores and returns the new results."""
         if not self.scorer and not self.judge:
             raise ConfigurationError("Give --scorer NAME or --judge openai:MODEL@URL.")
-        judge = self._judge() if self.judge else None  # refused before anything is written
-        results = rescore(self.directory, self.scorer) if self.scorer else {}
-        return judge_folder(self.directory, judge) if judge else results
+        chat = self._chat() if self.judge else None  # refused before anything is written
+        if not (self.directory / SUITE).is_file():
+            return self._one(self.directory, chat)
+        names = read_json(self.directory / SUITE)["sets"]
+        parts = {name: self._one(self.directory / name, chat) for name in names}
+        return {"suite": parts, **summarize_suite(self.directory, names)}
 
-    def _judge(self) -> Judge:
+    def _one(self, directory: Path, chat: "ChatClient | None") -> dict[str, Any]:
+        results = rescore(directory, self.scorer) if self.scorer else {}
+        if chat is None:
+            return results
+        asked = None if self.offline else chat
+        judge = Judge(get_rubric(self.rubric), chat.model, asked, GradeCache(directory / GRADES))
+        return judge_folder(directory, judge)
+
+    def _chat(self) -> "ChatClient":
         from agentenv.policies.endpoint import ChatClient, Endpoint
 
+        get_rubric(self.rubric)
         kind, _, rest = self.judge.partition(":")
         if kind != "openai":
             raise ConfigurationError(f"A judge is written openai:MODEL@URL, not {self.judge!r}.")
-        client = ChatClient(Endpoint.parse(rest))
-        rubric = get_rubric(self.rubric)
-        cache = GradeCache(self.directory / GRADES)
-        return Judge(rubric, client.model, None if self.offline else client, cache)
+        return ChatClient(Endpoint.parse(rest))
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """Prints the new scores."""
+        for part in result.get("suite", {"": result}).values():
+            self._show(part, console)
+
+    def _show(self, result: dict[str, Any], console: Console) -> None:
         console.print(f"{result['dataset']} {result['split']}: {result['n']} questions", highlight=False)
         tables = {name: result["scores"][name] for name in self.scorer}
         if self.judge:

@@ -16,6 +16,7 @@ from agentenv.errors import ConfigurationError, DatasetError
 
 EPISODES = "episodes.jsonl"
 RESULTS = "results.json"
+SUITE = "suite.json"
 
 
 class ToolRecord(TypedDict, total=False):
@@ -25,6 +26,7 @@ class ToolRecord(TypedDict, total=False):
     status: str
     text: str
     error_class: str
+    ids: Sequence[Sequence[str]]  # of the passages that it returned, one ranked list for each query
 
 
 class TurnRecord(TypedDict, total=False):
@@ -35,6 +37,8 @@ class TurnRecord(TypedDict, total=False):
     valid: bool
     reward: float
     tool_results: list[ToolRecord]
+    policy_tokens: int  # sampled in this turn
+    observation_tokens: int  # shown after it
 
 
 class Record(TypedDict, total=False):
@@ -54,6 +58,8 @@ class Record(TypedDict, total=False):
     retrieved_ids: Sequence[Sequence[str]]  # one ranked list for each search
     family: str
     hops: int
+    tokens: dict[str, int]  # "policy" sampled, "total" prompt and observations included
+    error: str  # of a fault of ours, in words
     prompt: str
     turns: Sequence[TurnRecord]
 
@@ -90,14 +96,19 @@ def read_records(path: Path) -> list[Record]:
     # Not splitlines(): it would also cut at U+2028 and its like, which JSON leaves inside strings.
     for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
         if line.strip():
-            record = _parse(line, f"{path.name}, line {number}")
+            record = parse_record(line, f"{path.name}, line {number}")
             if record["id"] in records:
                 raise DatasetError(f"{path.name}, line {number}: the id {record['id']!r} occurs twice.")
             records[record["id"]] = record
     return list(records.values())
 
 
-def _parse(line: str, where: str) -> Record:
+def parse_record(line: str, where: str) -> Record:
+    """One line of ``episodes.jsonl``, checked; ``where`` names it in errors.
+
+    Raises:
+        DatasetError: it is not JSON, lacks a key, or has golds that are not text.
+    """
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
@@ -167,8 +178,13 @@ def redacted(record: Record) -> Record:
 def write_evaluation(directory: Path, results: Mapping[str, Any], records: Iterable[Record]) -> None:
     """Writes both files; ``results.json`` comes last, so its presence means that the folder is complete."""
     directory.mkdir(parents=True, exist_ok=True)
-    write_atomically(directory / EPISODES, "".join(map(as_line, records)))
+    write_atomically(directory / EPISODES, lines_of(records))
     write_results(directory, results)
+
+
+def lines_of(records: Iterable[Record]) -> str:
+    """Records as the lines of ``episodes.jsonl``."""
+    return "".join(map(as_line, records))
 
 
 def write_results(directory: Path, results: Mapping[str, Any]) -> None:

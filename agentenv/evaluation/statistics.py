@@ -3,7 +3,7 @@
 Everything is a pure function; randomness comes from the given seed only. N is the number of questions.
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from math import comb, prod, sqrt
 from statistics import NormalDist
@@ -26,7 +26,7 @@ class Estimate:
     low: float
     high: float
     n: int
-    method: str  # "bootstrap" or "wilson", each also "clustered"; "normal" for means of means
+    method: str  # "bootstrap" or "wilson", each also "clustered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,38 +156,6 @@ def _clustered(
     return Estimate(mean, float(low), float(high), x.size, "bootstrap clustered")
 
 
-def macro_micro(
-    scores: Mapping[str, Sequence[float]],
-    clusters: Mapping[str, Sequence[Hashable]] | None = None,
-    *,
-    level: float = 0.95,
-) -> tuple[Estimate, Estimate]:
-    """The two averages over sets: of the sets' means (macro, what papers report), and of all questions (micro).
-
-    The standard error of the macro mean of J sets is sqrt(sum_j SE_j^2) / J; that of the micro mean weights
-    each SE_j by the set's share of the questions.
-
-    Args:
-        scores: those of every question, by set.
-        clusters: of the questions, for the sets that have some.
-        level: of both intervals, which are normal.
-
-    Raises:
-        ConfigurationError: no sets, or as in `estimate`.
-    """
-    if not scores:
-        raise ConfigurationError("An average over sets needs at least one set.")
-    n = np.array([len(values) for values in scores.values()], dtype=np.float64)
-    means = np.array([_checked(values).mean() for values in scores.values()])
-    errors = np.array([standard_error(v, (clusters or {}).get(name)) for name, v in scores.items()])
-    z = NormalDist().inv_cdf(_tails(level)[1])
-    found = []
-    for weights in (np.full(n.size, 1 / n.size), n / n.sum()):
-        mean, half = float(weights @ means), z * float(np.sqrt(weights**2 @ errors**2))
-        found.append(Estimate(mean, max(0.0, mean - half), min(1.0, mean + half), int(n.sum()), "normal"))
-    return found[0], found[1]
-
-
 def calibration_error(confidences: Sequence[float], correct: Sequence[float], *, per_bin: int = 100) -> float:
     """Root mean square difference of confidence and accuracy over bins of equally many answers.
 
@@ -238,11 +206,6 @@ def paired_bootstrap(
     smaller = min(int((means <= 0).sum()), int((means >= 0).sum()))
     p_value = min(1.0, 2 * (smaller + 1) / (resamples + 1))
     return PairedDifference(float((y - x).mean()), float(low), float(high), p_value)
-
-
-def holm_by_name(p_values: Mapping[str, float]) -> dict[str, float]:
-    """`holm` over named tests, for example one a question set."""
-    return dict(zip(p_values, holm(list(p_values.values())), strict=True))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -13,8 +13,6 @@ from agentenv.evaluation.statistics import (
     calibration_error,
     estimate,
     holm,
-    holm_by_name,
-    macro_micro,
     mcnemar_exact,
     paired_bootstrap,
     pass_at_k,
@@ -118,22 +116,6 @@ def test_clusters_of_one_question_each_change_nothing() -> None:
         estimate(values, clusters="ab")
 
 
-def test_macro_and_micro_by_hand() -> None:
-    scores = {"small": [1.0, 0.0], "large": [0.0, 0.0, 0.0, 0.0, 1.0, 1.0]}
-    macro, micro = macro_micro(scores)
-    # Means 1/2 and 1/3: macro 5/12; micro 3/8. SEs: 1/2 and sqrt((4/9 + ...)): sum of squares 4 * 1/9 + 2 * 4/9
-    # = 4/3, over 6 * 5: sqrt(2/45) = .2108.
-    assert (macro.n, macro.method) == (8, "normal")
-    assert macro.mean == pytest.approx(5 / 12)
-    assert micro.mean == pytest.approx(3 / 8)
-    assert macro.high - macro.mean == pytest.approx(1.959964 * sqrt(1 / 4 + 2 / 45) / 2)
-    assert micro.high - micro.mean == pytest.approx(1.959964 * sqrt((1 / 4) ** 2 / 4 + (3 / 4) ** 2 * 2 / 45))
-    clustered, _ = macro_micro(scores, {"small": ["p", "p"]})
-    assert clustered.high < macro.high  # one passage: no spread is known within the set
-    with pytest.raises(ConfigurationError, match="at least one set"):
-        macro_micro({})
-
-
 def test_calibration_error_by_hand() -> None:
     # One bin: mean confidence .7 against accuracy .5.
     assert calibration_error([0.9, 0.5], [1.0, 0.0]) == pytest.approx(0.2)
@@ -183,10 +165,6 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(n: int, c: int, k: i
 def test_pass_at_k_by_hand_is_not_the_biased_shortcut() -> None:
     # 2 of 5 right, 2 draws: both wrong in C(3,2)=3 of C(5,2)=10 -> .7; the shortcut gives 1 - .6^2 = .64.
     assert pass_at_k(5, 2, 2) == pytest.approx(0.7)
-
-
-def test_holm_keeps_the_names_of_the_sets() -> None:
-    assert holm_by_name({"nq": 0.03, "popqa": 0.01}) == {"nq": 0.03, "popqa": 0.02}
 
 
 @pytest.mark.parametrize(("n", "c", "k"), [(5, 2, 1), (5, 2, 2), (4, 4, 3), (4, 0, 1), (6, 3, 3)])
