@@ -16,7 +16,9 @@
         │   ├── RetrieverFault                the search backend failed or missed its deadline
         │   └── ReplayDivergence              a replay gave other observations than the record
         ├── PolicyFault                       the engine that samples tokens failed
-        └── CassetteMiss (LookupError)        a replay was asked what was never recorded
+        ├── CassetteMiss (LookupError)        a replay was asked what was never recorded
+        ├── EndpointFault                     a model behind an HTTP address failed, refused or spent its budget
+        └── JudgeFault                        a judge gave no verdict that can be read
 
 Mistakes of the policy are not here: they are observations with a reward. Each leaf is also the builtin that it
 refines, so ``except ValueError`` keeps working.
@@ -105,3 +107,11 @@ class PolicyFault(Fault):
 
 class CassetteMiss(Fault, LookupError):
     """A replay was asked for a call that was never recorded."""
+
+
+class EndpointFault(Fault):
+    """A model behind an HTTP address failed, refused the request, or has spent its budget."""
+
+
+class JudgeFault(Fault):
+    """A judge gave no verdict that can be read; the question has no score then."""

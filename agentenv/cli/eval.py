@@ -1,7 +1,7 @@
 """``agentenv eval``: one benchmark, or a suite of several."""
 
-import tomllib
-from dataclasses import dataclass, fields, replace
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,10 +10,14 @@ from rich.console import Console
 
 from agentenv.errors import AgentEnvError, ConfigurationError
 
+_SCORERS = ("em_squad", "f1_squad", "em_cover")
+
 
 @dataclass(frozen=True)
 class Eval:
     """Evaluates a policy on a question set, greedily, with intervals and bounds.
+
+    An evaluation that was stopped goes on with the same command. A folder that holds another one is refused.
 
     Example: agentenv eval --dataset hotpotqa --data DIR --policy tiny --limit 50 --out runs/hotpot
     """
@@ -27,9 +31,11 @@ class Eval:
     split: str | None = None
     """Split of the set; default: its first."""
     policy: str = "tiny"
-    """``tiny``, ``hf:PATH`` or ``scripted`` (the environment's own expert)."""
+    """A policy that `agentenv list` shows; ``scripted`` is the environment's own expert."""
     retriever: str = ""
-    """``faiss:DIR``, ``bm25:DIR``, ``hybrid:DIR``; default: FAISS over MiniLM, built over the set's own corpus."""
+    """``faiss:DIR``, ``bm25:DIR`` and so on; ``bm25`` indexes the set's own corpus. Default: FAISS over MiniLM of it."""
+    corpus: str = ""
+    """Corpus searched instead of the set's own: a file, or the name of the set that it belongs to."""
     scorer: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Scorer, may be repeated; the first is the headline. Default: em_squad, f1_squad, em_cover."""
     limit: int | None = None
@@ -40,89 +46,137 @@ class Eval:
     """Passages a search; default: what the policy was trained with, otherwise 3."""
     max_turns: int | None = None
     """Turns before the last one, in which only an answer counts; default: as trained, otherwise 4."""
+    bounds: bool = True
+    """Whether to play the questions again without search and with gold passages."""
+    concurrency: int = 64
+    """Episodes at a time. A policy that computes here loses at most so many to a kill."""
+    retry_faults: bool = False
+    """Play episodes again that a fault of ours ended."""
     suite: Path | None = None
     """TOML file with one table a benchmark, each with flags of this command; results go to subfolders of --out."""
 
     def run(self) -> dict[str, Any]:
         """Runs the benchmark, or every benchmark of the suite."""
-        if self.suite is None:
-            return self._one()
-        return {"suite": {name: part._one() for name, part in self._parts().items()}}
-
-    def _one(self) -> dict[str, Any]:
         from agentenv.evaluation.benchmark import Benchmark, run_benchmark
+        from agentenv.evaluation.suite import read_suite
 
-        if not self.dataset:
-            raise ConfigurationError("give --dataset NAME; `agentenv list` shows the names")
-        benchmark = Benchmark(
-            dataset=self.dataset,
-            data=self.data,
-            split=self.split,
-            policy=self.policy,
-            retriever=self.retriever,
-            scorers=self.scorer or ("em_squad", "f1_squad", "em_cover"),
-            limit=self.limit,
-            seed=self.seed,
-            k=self.k,
-            max_turns=self.max_turns,
-        )
-        from agentenv.cli.progress import LiveDisplay
-
-        self.out.mkdir(parents=True, exist_ok=True)
-        try:
-            with LiveDisplay(self.dataset, log=self.out / "run.log") as display:
-                results = run_benchmark(benchmark, self.out, display)
-        except (AgentEnvError, OSError):
-            (self.out / "run.log").unlink(missing_ok=True)
-            if not any(self.out.iterdir()):
-                self.out.rmdir()
-            raise
-        return results | {"out": str(self.out)}
-
-    def _parts(self) -> dict[str, "Eval"]:
-        assert self.suite is not None
-        known = {field.name for field in fields(self)} - {"out", "suite"}
-        parts = {}
-        try:
-            tables = tomllib.loads(self.suite.read_text(encoding="utf-8"))
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigurationError(f"{self.suite} is no TOML: {error}") from error
-        for name, table in tables.items():
-            if not isinstance(table, dict) or set(table) - known:
-                raise ConfigurationError(
-                    f"{self.suite}: {name} may hold {', '.join(sorted(known))} and nothing else"
-                )
-            values: dict[str, Any] = {
-                "policy": self.policy,
-                "limit": self.limit,
-                "scorer": self.scorer,
-            } | table
-            values |= {"data": Path(table["data"])} if "data" in table else {}
-            parts[name] = replace(Eval(out=self.out / name), **values | {"scorer": tuple(values["scorer"])})
-        return parts
+        if (self.suite is None) == (not self.dataset):
+            raise ConfigurationError(
+                "give --dataset NAME or --suite FILE, not both; `agentenv list` shows the names"
+            )
+        if self.concurrency < 1:
+            raise ConfigurationError(f"--concurrency is {self.concurrency}; at least one episode must run")
+        fields = {
+            "data": self.data,
+            "split": self.split,
+            "policy": self.policy,
+            "retriever": self.retriever,
+            "corpus": self.corpus,
+            "scorers": self.scorer or _SCORERS,
+            "limit": self.limit,
+            "seed": self.seed,
+            "k": self.k,
+            "max_turns": self.max_turns,
+            "bounds": self.bounds,
+            "concurrency": self.concurrency,
+        }
+        suite = read_suite(self.suite, fields) if self.suite else None
+        with _Displays(self.out) as displays:
+            if suite:
+                found = suite.run(self.out, displays, retry_faults=self.retry_faults)
+                return found | {"out": str(self.out)}
+            benchmark = Benchmark(dataset=self.dataset, **fields)
+            display = displays(self.dataset)
+            results = run_benchmark(benchmark, self.out, display, retry_faults=self.retry_faults)
+        return results | {"seconds": _seconds(self.out, results), "out": str(self.out)}
 
     def show(self, result: dict[str, Any], console: Console) -> None:
-        """Scores with n and interval, retrieval, bounds."""
-        for name, part in result.get("suite", {"": result}).items():
-            _show(name, part, console)
+        """Scores with n and interval, retrieval, bounds, errors, costs; of a suite one line a set."""
+        if "suite" in result:
+            _show_suite(result, console)
+        else:
+            _show(result, console)
+        console.print(f"  {result['out']}/report.html", highlight=False)
 
 
-def _show(name: str, result: dict[str, Any], console: Console) -> None:
+class _Displays(ExitStack):
+    """The live displays of the benchmarks of one command, with one log; a mistake leaves no log of its own behind."""
+
+    def __init__(self, out: Path) -> None:
+        super().__init__()
+        self._out = out
+        self._log = out / "run.log"
+        self._ours = not self._log.exists()
+
+    def __call__(self, title: str) -> Any:
+        from agentenv.cli.progress import LiveDisplay
+
+        self.close()  # the one before
+        self._out.mkdir(parents=True, exist_ok=True)
+        return self.enter_context(LiveDisplay(title, log=self._log))
+
+    def __exit__(self, *details: Any) -> bool:
+        suppressed = super().__exit__(*details)
+        if isinstance(details[1], AgentEnvError | OSError) and self._ours and self._out.is_dir():
+            others = [path for path in self._out.iterdir() if path != self._log]
+            if not others:
+                self._log.unlink(missing_ok=True)
+                self._out.rmdir()
+        return bool(suppressed)
+
+
+def _seconds(out: Path, results: dict[str, Any]) -> dict[str, float]:
+    from agentenv.evaluation.journal import read_seconds
+
+    return read_seconds(out, results["errors"]["correct"])
+
+
+def _show_suite(result: dict[str, Any], console: Console) -> None:
+    scorer = next(iter(result["scores"]), "")
+    for name, part in result["suite"].items():
+        own = scorer or next(iter(part["scores"]))
+        line = f"  {name:<20}{_score(part['scores'][own])}  n {part['n']:<6}"
+        bounds = "  ".join(
+            f"{kind} {bound['mean']:.3f}"
+            for kind, bound in part["bounds"].items()
+            if bound.get("mean") is not None
+        )
+        console.print(line + bounds, highlight=False)
+    for scorer, means in result["scores"].items():
+        for kind, n in (("macro", "sets"), ("micro", "n")):
+            console.print(f"  {scorer} {kind:<8}{_score(means[kind])}  {n} {means[kind][n]}", highlight=False)
+
+
+def _score(score: dict[str, Any]) -> str:
+    if score["mean"] is None:
+        return "no score"
+    return f"{score['mean']:.3f}  [{score['ci95'][0]:.3f}, {score['ci95'][1]:.3f}]"
+
+
+def _show(result: dict[str, Any], console: Console) -> None:
+    def line(text: str) -> None:
+        console.print(f"  {text}", highlight=False, markup=False)
+
     console.print(
-        f"[bold]{name or result['dataset']}[/bold] ({result['split']}), {result['policy']}, "
+        f"[bold]{result['dataset']}[/bold] ({result['split']}), {result['policy']}, "
         f"{result['n']} questions, {result['faults']} faults",
         highlight=False,
     )
     for scorer, score in result["scores"].items():
-        low, high = score["ci95"] or (float("nan"), float("nan"))
-        console.print(f"  {scorer:<12}{score['mean']:.3f}  [{low:.3f}, {high:.3f}]", highlight=False)
+        line(f"{scorer:<12}{_score(score)}")
     for kind, value in (result["retrieval"] | {"searches": result["searches_per_question"]}).items():
         if isinstance(value, float):
-            console.print(f"  {kind:<24}{value:.3f}", highlight=False)
+            line(f"{kind:<24}{value:.3f}")
     for kind, value in result["index_recall"].items():
-        console.print(f"  index, bare question: {kind:<12}{value:.3f}", highlight=False)
+        line(f"index, bare question: {kind:<12}{value:.3f}")
+    if (share := result["answer_in_corpus"]["share"]) is not None:
+        line(f"{'answer in the corpus':<24}{share:.3f}  n {result['answer_in_corpus']['n']}")
     for kind, bound in result["bounds"].items():
-        console.print(
-            f"  bound {kind:<18}{bound.get('note') or format(bound['mean'], '.3f')}", highlight=False
-        )
-    console.print(f"  {result['out']}/results.json and report.html", highlight=False)
+        mean = bound.get("mean")
+        line(f"bound {kind:<18}{'' if mean is None else format(mean, '.3f') + '  '}{bound.get('note', '')}")
+    errors = {cause: n for cause, n in result["errors"].items() if isinstance(n, int) and n}
+    line("  ".join(f"{cause.replace('_', ' ')} {n}" for cause, n in errors.items()))
+    for what, unit in (("tokens", result["tokens"]["unit"]), ("seconds", "seconds")):
+        found = {k: v for k, v in result[what].items() if isinstance(v, float)}
+        for kind, value in found.items():
+            line(f"{unit} {kind.replace('seconds', '').strip('_').replace('_', ' '):<24}{value:.3g}")

@@ -19,6 +19,9 @@ from rich.progress import (
 )
 
 _SHOWN = {
+    "score": "score",
+    "searches": "searches",
+    "faults": "faults",
     "reward_mean": "reward",
     "em_dev": "dev",
     "entropy": "entropy",
@@ -81,7 +84,10 @@ class LiveDisplay:
     def advance(self, done: int, figures: dict[str, Any]) -> None:
         """So many units are done; figures that are not given keep their last value."""
         self._latest |= {name: figures[name] for name in _SHOWN if figures.get(name) is not None}
-        line = "  ".join(f"{_SHOWN[name]} {value:.3f}" for name, value in self._latest.items())
+        line = "  ".join(
+            f"{_SHOWN[name]} {value if isinstance(value, int) else format(value, '.3f')}"
+            for name, value in self._latest.items()
+        )
         self._log.info("%s %d/%d %s", self._name, done, self._total, line)
         if self._task is not None:
             self._progress.update(self._task, completed=done, figures=line)

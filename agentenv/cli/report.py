@@ -18,14 +18,17 @@ class Report:
     by turn.
 
     Example: agentenv report runs/quickstart
+    Example: agentenv report runs/suite-b --against runs/suite-a
     """
 
     directory: Annotated[Path, tyro.conf.Positional]
-    """An evaluation folder (with episodes.jsonl) or a training folder (with metrics.jsonl)."""
+    """An evaluation folder (with episodes.jsonl), a suite, or a training folder (with metrics.jsonl)."""
+    against: Path | None = None
+    """Another evaluation or suite of the same questions, which the page then compares with this one."""
 
     def run(self) -> dict[str, Any]:
         """Writes the page and says where it is."""
-        path = write_report(self.directory)
+        path = write_report(self.directory, self.against)
         return {"report": str(path), "bytes": path.stat().st_size}
 
     def show(self, result: dict[str, Any], console: Console) -> None:

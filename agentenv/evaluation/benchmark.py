@@ -1,30 +1,38 @@
-"""One benchmark: a policy, a question set, a retriever, and the folder with what came out."""
+"""One benchmark: a policy, a question set, a retriever, and the folder with what came out.
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+The folder fills as episodes finish (see `agentenv.evaluation.journal`) and is complete when ``results.json`` is there. The
+same benchmark on the same folder goes on where it stopped; the files are those of a run that was never stopped, but for
+``timings.jsonl``.
+"""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Protocol
 
-from agentenv.core.chat import InlineFormat, TemplateFormat
 from agentenv.core.env import run_sync
-from agentenv.core.protocols import ChatFormat
-from agentenv.core.rollout import RolloutConfig
 from agentenv.core.scorers import get_scorer
-from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import Task
 from agentenv.data.sources import SourceConfig
-from agentenv.envs.local_search import STOP
-from agentenv.evaluation.bounds import measure_bounds
-from agentenv.evaluation.ground import EnvConfig, Ground, SearchConfig, open_ground
-from agentenv.evaluation.records import write_evaluation
-from agentenv.evaluation.report import write_report
-from agentenv.evaluation.results import summarize
-from agentenv.evaluation.runner import play, play_expert, to_record
-from agentenv.policies.card import EpisodeCard, read_card
-from agentenv.policies.spec import make_policy, policy_folder
+from agentenv.errors import AgentEnvError
+from agentenv.evaluation.bounds import bound_of, measure_expert, variants
+from agentenv.evaluation.diagnosis import MAX_COVERED_DOCUMENTS, coverage
+from agentenv.evaluation.ground import EnvConfig, Ground, SearchConfig, corpus_of, open_ground
+from agentenv.evaluation.journal import CONFIG, Journal, claim, release
+from agentenv.evaluation.player import EXPERT, Player, open_player, play_missing
+from agentenv.evaluation.records import EPISODES, RESULTS, Record, read_json, write_results
+from agentenv.evaluation.report import PAGE, write_report
+from agentenv.evaluation.results import score_of, summarize
+from agentenv.policies.openai import OpenAIPolicy
+from agentenv.policies.spec import policy_folder
 from agentenv.retrievers.metrics import recall_at_k
 
-_RECALL_AT = (2, 3, 5)
-EXPERT = "scripted"
+_RECALL_AT = (2, 3, 5, 10)
+_SAMPLED = 64  # blocks of a file of weights that go into its fingerprint
 
 
 class Display(Protocol):
@@ -47,69 +55,72 @@ class Benchmark:
     data: Path | None = None
     split: str | None = None
     retriever: str = ""
+    corpus: str = ""
     limit: int | None = None
     seed: int = 0
     k: int | None = None
     max_turns: int | None = None
+    bounds: bool = True
+    concurrency: int = 64
 
 
-def run_benchmark(benchmark: Benchmark, out: Path, display: Display) -> dict[str, Any]:
+def run_benchmark(
+    benchmark: Benchmark, out: Path, display: Display, *, retry_faults: bool = False
+) -> dict[str, Any]:
     """Answers every question once, greedily, and writes ``results.json``, ``episodes.jsonl`` and ``report.html``.
+
+    What ``out`` already holds of the same benchmark is not played again.
+
+    Args:
+        benchmark: what to evaluate.
+        out: its folder.
+        display: who is told how far the work is.
+        retry_faults: whether episodes that failed through a fault of ours are played again.
 
     Returns:
         The content of ``results.json``.
 
     Raises:
         AgentEnvError: an unknown name, unreadable questions, a policy that cannot be loaded.
+        ConfigurationError: ``out`` holds another evaluation.
+        Fault: everything fails; what was finished is kept.
     """
     for scorer in benchmark.scorers:
         get_scorer(scorer)  # an unknown one is refused before any work
-    card = read_card(policy_folder(benchmark.policy)) if benchmark.policy != EXPERT else EpisodeCard()
-    k = benchmark.k or card.k
-    max_turns = benchmark.max_turns if benchmark.max_turns is not None else card.max_turns
-    policy = None if benchmark.policy == EXPERT else make_policy(benchmark.policy)
+    claim(out, {"benchmark": asdict(benchmark)})
+    if (out / RESULTS).is_file() and not (retry_faults and read_json(out / RESULTS)["faults"]):
+        if not (out / PAGE).is_file():
+            write_report(out)
+        return read_json(out / RESULTS)
+    fresh = not (out / CONFIG).is_file()
+    try:
+        return _run(benchmark, out, display, retry_faults)
+    except (AgentEnvError, OSError):
+        if fresh:
+            release(out)
+        raise
 
-    def count(text: str) -> int:
-        return len(policy.tokenizer.encode(text, add_special_tokens=False)) if policy else len(text.split())
 
-    ground = _open(benchmark, card, k, max_turns, count, display)
-    context_tokens = min(card.context_tokens, policy.context_tokens) if policy else card.context_tokens
-    config = RolloutConfig(
-        context_tokens=context_tokens, turn_tokens=card.turn_tokens, temperature=0.0, stop=STOP
-    )
-    tasks = ground.source.tasks
-    display.phase(benchmark.dataset, len(tasks))
-    bounds: dict[str, Any] = {}
-    if policy is None:
-        played = play_expert(ground.make_env, tasks, config, seed=benchmark.seed)
-    else:
-        chat: ChatFormat = (InlineFormat if card.format == "inline" else TemplateFormat)(policy.tokenizer)
-        played = play(
-            policy,
-            chat,
-            ground.make_env,
-            tasks,
-            config,
-            seed=benchmark.seed,
-            progress=lambda done: display.advance(done, {}),
-        )
-        bounds = measure_bounds(policy, chat, ground, config, benchmark.scorers[0], seed=benchmark.seed)
-    results = _summary(benchmark, ground, played, bounds, k, max_turns)
-    write_evaluation(out, results, map(to_record, played))
+def _run(benchmark: Benchmark, out: Path, display: Display, retry_faults: bool) -> dict[str, Any]:
+    player = open_player(benchmark.policy, benchmark.concurrency)
+    ground = _open(benchmark, player, display)
+    config = {"benchmark": asdict(benchmark), "fingerprints": _fingerprints(benchmark, ground)}
+    claim(out, config, write=True)
+    (out / RESULTS).unlink(missing_ok=True)
+    records, bounds = _play(benchmark, player, ground, out, display, retry_faults)
+    results = _summary(benchmark, player, ground, records, bounds)
+    if isinstance(player.policy, OpenAIPolicy):
+        results["usage"] = player.policy.usage()  # of this process: a resumed run has paid before
+    write_results(out, results)
     write_report(out)
     return results
 
 
-def _open(
-    benchmark: Benchmark,
-    card: EpisodeCard,
-    k: int,
-    max_turns: int,
-    count: Callable[[str], int],
-    display: Display,
-) -> Ground:
+def _open(benchmark: Benchmark, player: Player, display: Display) -> Ground:
     display.phase("questions and index", 0)
-    options = {"k": k, "max_turns": max_turns, "observation_tokens": card.observation_tokens}
+    card = player.card
+    turns = benchmark.max_turns if benchmark.max_turns is not None else card.max_turns
+    options = {"k": benchmark.k or card.k, "max_turns": turns, "observation_tokens": card.observation_tokens}
     return open_ground(
         SourceConfig(
             dataset=benchmark.dataset,
@@ -118,49 +129,141 @@ def _open(
             limit=benchmark.limit,
             seed=benchmark.seed,
         ),
-        SearchConfig(retriever=benchmark.retriever),
+        SearchConfig(retriever=benchmark.retriever, corpus=benchmark.corpus),
         EnvConfig(options=options | ({"prompt": card.prompt} if card.prompt else {})),
-        count,
+        player.count,
         progress=lambda done, total: display.advance(done, {}),
     )
 
 
+def _play(
+    benchmark: Benchmark, player: Player, ground: Ground, out: Path, display: Display, retry_faults: bool
+) -> tuple[list[Record], dict[str, Any]]:
+    """The run proper and its bounds, each from where its journal ends."""
+    tasks = ground.source.tasks
+    scorer = benchmark.scorers[0]
+    tally = _Tally(scorer)
+    again = (lambda record: not record["valid"]) if retry_faults else (lambda record: False)
+    play = partial(play_missing, player, seed=benchmark.seed, directory=out, progress=display.advance)
+    display.phase(benchmark.dataset, len(tasks))
+    records = play(ground, Journal(out / EPISODES, again), phase="run", figures=tally)
+    bounds: dict[str, Any] = {}
+    if not benchmark.bounds or benchmark.policy == EXPERT:
+        return records, bounds
+    for name, variant in variants(ground).items():
+        if isinstance(variant, str):
+            bounds[name] = {"note": variant}
+            continue
+        display.phase(f"{benchmark.dataset}, bound {name}", len(tasks))
+        path = out / "bounds" / f"{name}.jsonl"
+        bounds[name] = bound_of(play(variant, Journal(path, again), phase=name), scorer)
+    bounds["expert"] = measure_expert(ground, player.config, scorer, seed=benchmark.seed)
+    return records, bounds
+
+
+class _Tally:
+    """The figures that matter while episodes come in; of this process's share where a run was resumed."""
+
+    def __init__(self, scorer: str) -> None:
+        self._scorer = scorer
+        self._values: list[float] = []
+        self._searches: list[int] = []
+        self._faults = 0
+
+    def __call__(self, records: Sequence[Record]) -> dict[str, Any]:
+        valid = [record for record in records if record["valid"]]
+        self._values += [score_of(record, self._scorer) for record in valid]
+        self._searches += [record["searches"] for record in valid]
+        self._faults += len(records) - len(valid)
+        if not self._values:
+            return {"faults": self._faults}
+        return {"score": fmean(self._values), "searches": fmean(self._searches), "faults": self._faults}
+
+
 def _summary(
     benchmark: Benchmark,
+    player: Player,
     ground: Ground,
-    played: Sequence[Trajectory],
+    records: Sequence[Record],
     bounds: dict[str, Any],
-    k: int,
-    max_turns: int,
 ) -> dict[str, Any]:
     info = ground.retriever.info()
+    options = ground.env.options
     summary = summarize(
-        [to_record(trajectory) for trajectory in played],
+        records,
         benchmark.scorers,
         dataset=ground.source.name,
         split=ground.source.split,
         policy=benchmark.policy,
         retriever=benchmark.retriever or info.name,
-        k=k,
+        k=options["k"],
         seed=benchmark.seed,
         bounds=bounds,
+        token_unit=player.token_unit,
         settings={
             "documents": info.documents,
             "retriever_fingerprint": info.fingerprint,
-            "max_turns": max_turns,
+            "questions_fingerprint": _hash_of(ground.source.tasks),
+            "max_turns": options["max_turns"],
             "decoding": "greedy",
+            "concurrency": player.batch,
             "notes": ground.source.notes,
         },
     )
-    return summary | {"index_recall": index_recall(ground)}
+    return summary | {"index_recall": index_recall(ground), "answer_in_corpus": _coverage(ground)}
+
+
+def _coverage(ground: Ground) -> dict[str, Any]:
+    corpus = getattr(ground.retriever, "corpus", None) or corpus_of(ground.source)
+    if corpus is None:
+        return {"share": None, "n": 0, "note": "the retriever's passages cannot be read here"}
+    if len(corpus) > MAX_COVERED_DOCUMENTS:
+        return {"share": None, "n": 0, "note": f"not looked up in {len(corpus)} passages"}
+    return coverage(ground.source.tasks, (f"{document.title} {document.text}" for document in corpus))
 
 
 def index_recall(ground: Ground) -> dict[str, float]:
-    """recall@k of the retriever itself, asked the bare questions; empty where no supporting documents are known."""
+    """What the retriever itself finds, asked the bare questions; empty where no supporting documents are known.
+
+    Returns:
+        ``recall@k``, the mean share of the supporting documents among the first k, and ``all@5``, the share of
+        questions with every one of them among the first 5.
+    """
     known = [task for task in ground.source.tasks if task.data.get("supporting_ids")]
     if not known:
         return {}
     found = run_sync(ground.retriever.search([task.question for task in known], max(_RECALL_AT)))
     ranked = [[passage.id for passage in passages] for passages in found]
     gold = [task.data["supporting_ids"] for task in known]
-    return {f"recall@{k}": recall_at_k(ranked, gold, k) for k in _RECALL_AT}
+    complete = [set(needed) <= set(ids[:5]) for needed, ids in zip(gold, ranked, strict=True)]
+    return {f"recall@{k}": recall_at_k(ranked, gold, k) for k in _RECALL_AT} | {"all@5": fmean(complete)}
+
+
+def _fingerprints(benchmark: Benchmark, ground: Ground) -> dict[str, str]:
+    """What the names of a benchmark stand for at present, so that a resumed run cannot mix two."""
+    weights = benchmark.policy == "tiny" or benchmark.policy.startswith("hf:")
+    return {
+        "questions": _hash_of(ground.source.tasks),
+        "retriever": ground.retriever.info().fingerprint,
+        "policy": _weights(policy_folder(benchmark.policy)) if weights else benchmark.policy,
+    }
+
+
+def _hash_of(tasks: Sequence[Task]) -> str:
+    digest = hashlib.sha256()
+    for task in tasks:
+        digest.update(repr((task.id, task.question, task.answers)).encode())
+    return digest.hexdigest()[:16]
+
+
+def _weights(folder: Path) -> str:
+    """Of the size of each file of weights and of blocks spread evenly over it: whole models take too long to read."""
+    digest = hashlib.sha256()
+    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.json"), *folder.glob("*.bin")]):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            for block in range(_SAMPLED):
+                file.seek(size * block // _SAMPLED, os.SEEK_SET)
+                digest.update(file.read(1 << 16))
+    return digest.hexdigest()[:16]

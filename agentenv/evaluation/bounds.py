@@ -1,4 +1,10 @@
-"""What to hold a score against: the same policy without search and with gold passages, and the scripted expert."""
+"""What to hold a score against: the same policy without search and with gold passages, and the scripted expert.
+
+Gold passages are served in two forms. ``oracle`` shows all of them at once whatever is searched, as publications do; it is
+a ceiling for a policy that reads freely. ``oracle_paged`` keeps the form of the episodes, pages of k passages, and puts the
+passage that is due on each; it is the ceiling of the search alone for a policy that knows one form only. Where a bound
+lies below the run itself it bounds nothing, and the results say so.
+"""
 
 from typing import Any
 
@@ -7,9 +13,10 @@ from agentenv.core.rollout import RolloutConfig
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.ground import Ground, corpus_of
+from agentenv.evaluation.records import Record
 from agentenv.evaluation.results import score_tables
 from agentenv.evaluation.runner import play, play_expert, to_record
-from agentenv.retrievers.oracle import OracleRetriever
+from agentenv.retrievers.oracle import OracleRetriever, PagedOracleRetriever
 
 
 def measure_bounds(
@@ -18,24 +25,44 @@ def measure_bounds(
     """Lower and upper bounds on the questions of ``ground``.
 
     Returns:
-        For ``closed_book`` (no search allowed), ``oracle`` (every search finds exactly the supporting documents) and
-        ``expert`` (scripted): the score under ``scorer`` with n and interval, or a note that says why there is none.
+        For ``closed_book`` (no search allowed), ``oracle`` and ``oracle_paged`` (gold passages) and ``expert``
+        (scripted): the score under ``scorer`` with n and interval, or a note that says why there is none.
     """
     tasks = ground.source.tasks
-    closed = play(policy, chat, ground.varied(max_turns=0).make_env, tasks, config, seed=seed, name="closed")
-    bounds = {"closed_book": _score(closed, scorer)}
-    try:
-        documents = {document.id: document for document in corpus_of(ground.source) or ()}
-        gold = ground.varied(retriever=OracleRetriever(tasks, documents))
-        oracle = play(policy, chat, gold.make_env, tasks, config, seed=seed, name="oracle")
-        bounds["oracle"] = _score(oracle, scorer)
-    except ConfigurationError as error:
-        bounds["oracle"] = {"note": str(error)}
-    bounds["expert"] = _score(play_expert(ground.make_env, tasks, config, seed=seed), scorer)
+    bounds: dict[str, dict[str, Any]] = {}
+    for name, variant in variants(ground).items():
+        if isinstance(variant, str):
+            bounds[name] = {"note": variant}
+            continue
+        phase = name.removesuffix("_book")
+        played = play(policy, chat, variant.make_env, tasks, config, seed=seed, name=phase)
+        bounds[name] = bound_of([to_record(trajectory) for trajectory in played], scorer)
+    bounds["expert"] = measure_expert(ground, config, scorer, seed=seed)
     return bounds
 
 
-def _score(trajectories: list[Trajectory], scorer: str) -> dict[str, Any]:
-    records = [to_record(trajectory) for trajectory in trajectories if trajectory.valid]
-    score: dict[str, Any] = score_tables(records, [scorer])["scores"][scorer]
+def variants(ground: Ground) -> dict[str, Ground | str]:
+    """The grounds on which the policy itself plays for its bounds; a sentence where there can be none."""
+    found: dict[str, Ground | str] = {"closed_book": ground.varied(max_turns=0)}
+    try:
+        oracle = OracleRetriever(
+            ground.source.tasks, {document.id: document for document in corpus_of(ground.source) or ()}
+        )
+    except ConfigurationError as error:
+        return found | {"oracle": str(error), "oracle_paged": str(error)}
+    found["oracle"] = ground.varied(retriever=oracle)
+    found["oracle_paged"] = ground.varied(retriever=PagedOracleRetriever(oracle, ground.retriever))
+    return found
+
+
+def measure_expert(ground: Ground, config: RolloutConfig, scorer: str, *, seed: int = 0) -> dict[str, Any]:
+    """The scripted expert on the questions of ``ground``; a note where the environment has none."""
+    played: list[Trajectory] = play_expert(ground.make_env, ground.source.tasks, config, seed=seed)
+    return bound_of([to_record(trajectory) for trajectory in played], scorer)
+
+
+def bound_of(records: list[Record], scorer: str) -> dict[str, Any]:
+    """The score of ``records`` with n and interval; faults are left out."""
+    valid = [record for record in records if record["valid"]]
+    score: dict[str, Any] = score_tables(valid, [scorer])["scores"][scorer]
     return score

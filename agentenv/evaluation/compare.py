@@ -6,9 +6,51 @@ from typing import Any
 
 from agentenv.core.scorers import get_scorer
 from agentenv.errors import ConfigurationError
-from agentenv.evaluation.records import Evaluation, Record, read_evaluation, write_results
+from agentenv.evaluation.records import (
+    SUITE,
+    Evaluation,
+    Record,
+    read_evaluation,
+    read_json,
+    write_results,
+)
 from agentenv.evaluation.results import Json, score_tables, values_of
-from agentenv.evaluation.statistics import mcnemar_exact, paired_bootstrap
+from agentenv.evaluation.statistics import holm, mcnemar_exact, paired_bootstrap
+
+
+def compare_suites(dir_a: Path, dir_b: Path, *, scorer: str | None = None, seed: int = 0) -> Json:
+    """Compares two suites set by set; of every scorer all p-values are corrected for the number of sets (Holm).
+
+    Returns:
+        ``sets`` holds the comparison of each set, as `compare` gives it, its rows with ``p_mcnemar_holm`` and
+        ``p_bootstrap_holm``; ``macro`` the mean difference over sets for each scorer.
+
+    Raises:
+        ConfigurationError: not the same sets, or as in `compare`.
+    """
+    names, others = (read_json(directory / SUITE)["sets"] for directory in (dir_a, dir_b))
+    if sorted(names) != sorted(others):
+        raise ConfigurationError(
+            f"Only suites of the same sets can be compared, not {names} against {others}."
+        )
+    sets = {name: compare(dir_a / name, dir_b / name, scorer=scorer, seed=seed) for name in names}
+    rows: dict[str, list[Json]] = {}
+    for found in sets.values():
+        for name, row in found["scores"].items():
+            rows.setdefault(name, []).append(row)
+    for several in rows.values():
+        for test in ("p_mcnemar", "p_bootstrap"):
+            having = [row for row in several if test in row]
+            for row, adjusted in zip(having, holm([row[test] for row in having]), strict=True):
+                row[f"{test}_holm"] = adjusted
+    return {
+        "a": str(dir_a),
+        "b": str(dir_b),
+        "sets": sets,
+        "macro": {
+            name: sum(row["difference"] for row in several) / len(several) for name, several in rows.items()
+        },
+    }
 
 
 def compare(dir_a: Path, dir_b: Path, *, scorer: str | None = None, seed: int = 0) -> Json:

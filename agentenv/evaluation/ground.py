@@ -11,10 +11,13 @@ from pydantic import Field
 from agentenv.core.env import Env
 from agentenv.core.protocols import Retriever
 from agentenv.core.registry import make
+from agentenv.data.datasets import SETS, load_dataset
 from agentenv.data.sources import Frozen, Source, SourceConfig, open_source
 from agentenv.errors import ConfigurationError
 from agentenv.retrievers.corpus import Corpus, as_corpus, load_corpus
 from agentenv.retrievers.spec import make_retriever
+
+BM25 = "bm25"
 
 
 class EnvConfig(Frozen):
@@ -30,7 +33,9 @@ class SearchConfig(Frozen):
     """What the environment searches."""
 
     retriever: str = ""
-    """A spec such as ``faiss:DIR``; empty builds an index over the corpus of the questions."""
+    """A spec such as ``faiss:DIR``; empty builds a FAISS index over the corpus of the questions, ``bm25`` a BM25 index."""
+    corpus: str = ""
+    """Corpus searched instead of the questions' own: a file, or the name of the set that it belongs to."""
     index: str = "Flat"
     """Kind of FAISS index that is built."""
     encoder: str = "minilm"
@@ -94,14 +99,27 @@ def open_ground(
         ConfigurationError: a set without a corpus, and no retriever given.
     """
     opened = open_source(source)
-    if search.retriever:
+    if search.corpus:
+        opened = replace(opened, documents=None, corpus=_corpus_file(search.corpus, source))
+    if search.retriever and search.retriever != BM25:
         return Ground(opened, make_retriever(search.retriever), env, count_tokens)
     corpus = corpus_of(opened)
     if corpus is None:
         raise ConfigurationError(
-            f"{opened.name} has no corpus of its own; give a retriever such as faiss:DIR"
+            f"{opened.name} has no corpus of its own; give a retriever such as faiss:DIR, or a corpus"
         )
+    if search.retriever == BM25:
+        return Ground(opened, _words(corpus), env, count_tokens)
     return Ground(opened, _index(corpus, search.encoder, search.index, progress), env, count_tokens)
+
+
+def _corpus_file(corpus: str, source: SourceConfig) -> Path:
+    if corpus not in SETS:
+        return Path(corpus)
+    found = load_dataset(corpus, source.data).corpus
+    if found is None:
+        raise ConfigurationError(f"{corpus} has no corpus that could be searched; name another set or a file")
+    return found
 
 
 def corpus_of(source: Source) -> Corpus | None:
@@ -114,6 +132,13 @@ def corpus_of(source: Source) -> Corpus | None:
 @lru_cache(maxsize=4)
 def _load(path: Path) -> Corpus:
     return load_corpus(path)
+
+
+@lru_cache(maxsize=4)
+def _words(corpus: Corpus) -> Retriever:
+    from agentenv.retrievers.bm25 import BM25Retriever
+
+    return BM25Retriever.build(corpus)
 
 
 @lru_cache(maxsize=4)

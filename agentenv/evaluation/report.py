@@ -1,22 +1,32 @@
-"""One self-contained HTML page of an evaluation or of a training run.
+"""One self-contained HTML page of an evaluation, a suite of them, or a training run.
 
-The numbers are read from the run's folder and never computed anew, with two exceptions: the paired test of
-before and after, and each episode's score under the first scorer. Text of episodes reaches the page as JSON
-and is put there as text nodes, so nothing a policy or a document says can become markup.
+The numbers are read from the run's folder and never computed anew, with two exceptions: paired tests of two runs, and
+each episode's score and cause of error under the first scorer.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from agentenv.core.scorers import SCORERS
-from agentenv.errors import ConfigurationError, MissingExtra
-from agentenv.evaluation.charts import Curve, Level, level_chart, line_chart
+from agentenv.errors import ConfigurationError
+from agentenv.evaluation.charts import Curve, line_chart
 from agentenv.evaluation.compare import compare
-from agentenv.evaluation.records import EPISODES, RESULTS, Evaluation, Record, read_evaluation, read_json
+from agentenv.evaluation.evaluation_page import evaluation_page
+from agentenv.evaluation.page import (
+    Page,
+    episodes_of,
+    episodes_were,
+    facts_of,
+    fault_warnings,
+    first_scorer,
+    levels_of,
+    render,
+    with_bounds,
+)
+from agentenv.evaluation.records import EPISODES, RESULTS, SUITE, Evaluation, read_evaluation, read_json
 from agentenv.evaluation.records import write_atomically as write
 from agentenv.evaluation.tables import tables
 
@@ -40,87 +50,29 @@ CURVES = {
 }
 
 
-@dataclass(frozen=True)
-class Page:
-    """Everything the template shows."""
-
-    title: str
-    facts: list[tuple[str, str]]
-    scorer: str
-    levels: list[Level]
-    paired: Json | None
-    warnings: list[str]
-    curves: list[tuple[str, str, str]]  # title, last value, SVG
-    runs: list[tuple[str, Json]]  # label and results.json of each evaluation
-    tables: list[Json]
-    episodes: list[Json]
-    seconds: list[tuple[str, float]] = field(default_factory=list)
-    config: str = ""
-
-    @property
-    def level_chart(self) -> str:
-        """The scores and bounds as SVG."""
-        return level_chart(self.levels)
-
-
-def write_report(directory: Path) -> Path:
+def write_report(directory: Path, against: Path | None = None) -> Path:
     """Writes ``report.html`` into the folder of a run and returns its path.
 
+    Args:
+        directory: an evaluation, a suite of them, or a training run.
+        against: an evaluation or suite of the same questions to compare it with.
+
     Raises:
-        ConfigurationError: the folder holds neither an evaluation nor a training run.
+        ConfigurationError: the folder holds neither, or the two cannot be compared.
         MissingExtra: jinja2 is not installed.
     """
     if (directory / METRICS).is_file():
+        if against is not None:
+            raise ConfigurationError(f"{directory} is a training run; only evaluations can be compared here.")
         page = training_page(directory)
-    elif (directory / EPISODES).is_file():
-        page = evaluation_page(read_evaluation(directory))
+    elif (directory / SUITE).is_file() or (directory / EPISODES).is_file():
+        page = evaluation_page(directory, against)
     else:
         raise ConfigurationError(
             f"{str(directory)!r} holds neither {METRICS} (a training run) nor {EPISODES} (an evaluation)."
         )
     write(directory / PAGE, render(page))
     return directory / PAGE
-
-
-def render(page: Page) -> str:
-    """The HTML of a page.
-
-    Raises:
-        MissingExtra: jinja2 is not installed.
-    """
-    try:
-        import jinja2
-    except ImportError:
-        raise MissingExtra.of("jinja2", "report") from None
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("report.html").render(page=page)
-
-
-def evaluation_page(evaluation: Evaluation) -> Page:
-    """The page of one evaluation folder."""
-    results = evaluation.results
-    scorer = _first_scorer(results)
-    score = results.get("scores", {}).get(scorer, {})
-    levels = _levels({"this run": score})
-    runs = [("", results)]
-    return Page(
-        title=f"{results.get('dataset', 'evaluation')} {results.get('split', '')}".strip(),
-        facts=_facts(results),
-        scorer=scorer,
-        levels=_with_bounds(levels, results.get("bounds", {})),
-        paired=None,
-        warnings=_fault_warnings(runs),
-        curves=[],
-        runs=runs,
-        tables=tables(runs, scorer),
-        episodes=_episodes([evaluation], scorer),
-    )
 
 
 def training_page(directory: Path) -> Page:
@@ -132,53 +84,28 @@ def training_page(directory: Path) -> Page:
         for name in ("before", "after")
         if (directory / "evaluation" / name / RESULTS).is_file()
     }
-    scorer = next((_first_scorer(side.results) for side in sides.values()), "em_squad")
+    scorer = next((first_scorer(side.results) for side in sides.values()), "em_squad")
     runs = [(name, side.results) for name, side in sides.items()]
     paired, warnings = _paired(sides, scorer)
     if not results:
         warnings.append("The run is not finished: there is no results.json yet.")
-    levels = _levels({name: results[name] for name in ("before", "after") if name in results})
+    levels = levels_of({name: results[name] for name in ("before", "after") if name in results})
     config = directory / "config.toml"
     return Page(
         title=f"Training run {directory.resolve().name}",
-        facts=_facts(runs[-1][1]) if runs else [],
+        facts=facts_of(runs[-1][1]) if runs else [],
         scorer=scorer,
-        levels=_with_bounds(levels, results.get("bounds", {})),
-        paired=paired,
-        warnings=[*warnings, *_training_warnings(lines), *_fault_warnings(runs)],
-        curves=_curves(lines),
-        runs=runs,
+        levels=with_bounds(levels, results.get("bounds", {})),
+        cards=levels,
+        warnings=[*warnings, *_training_warnings(lines), *fault_warnings(runs)],
+        labels=[label for label, _ in runs],
         tables=tables(runs, scorer),
-        episodes=_episodes(list(sides.values()), scorer),
+        episodes=episodes_of(list(sides.values()), scorer),
+        paired=paired,
+        curves=_curves(lines),
         seconds=_seconds(results, directory),
         config=config.read_text(encoding="utf-8") if config.is_file() else "",
     )
-
-
-def _first_scorer(results: Json) -> str:
-    return next(iter(results.get("scores", {})), "em_squad")
-
-
-def _facts(results: Json) -> list[tuple[str, str]]:
-    known = [(key, results.get(key)) for key in ("policy", "retriever", "seed")]
-    known += list(results.get("settings", {}).items())
-    return [(key.replace("_", " "), str(value)) for key, value in known if value not in (None, "")]
-
-
-def _levels(scores: Mapping[str, Any], kind: str = "run") -> list[Level]:
-    """Scores as results files hold them: a number, or a dict with ``em`` or ``mean``; null is left out."""
-    levels = []
-    for name, value in scores.items():
-        score = value if isinstance(value, dict) else {"mean": value}
-        mean, ci95 = score.get("em", score.get("mean")), score.get("ci95")
-        if mean is not None:
-            interval = (ci95[0], ci95[1]) if ci95 else None
-            levels.append(Level(name.replace("_", " "), float(mean), interval, score.get("n"), kind))
-    return levels
-
-
-def _with_bounds(levels: list[Level], bounds: Mapping[str, Any]) -> list[Level]:
-    return [*levels, *sorted(_levels(bounds, "bound"), key=lambda level: level.mean)]
 
 
 def _paired(sides: Mapping[str, Evaluation], scorer: str) -> tuple[Json | None, list[str]]:
@@ -195,21 +122,8 @@ def _training_warnings(lines: Sequence[Json]) -> list[str]:
     warnings = [f"Step {line.get('step', '?')}: {line['warning']}" for line in lines if line.get("warning")]
     faults = sum(line.get("faults") or 0 for line in lines)
     if faults:
-        warnings.append(f"{_episodes_were(faults, 'training ')} masked for a fault of ours.")
+        warnings.append(f"{episodes_were(faults, 'training ')} masked for a fault of ours.")
     return warnings
-
-
-def _fault_warnings(runs: Sequence[tuple[str, Json]]) -> list[str]:
-    return [
-        f"{label and label.capitalize() + ': '}{_episodes_were(results['faults'])} left out of every score "
-        "for a fault of ours."
-        for label, results in runs
-        if results.get("faults")
-    ]
-
-
-def _episodes_were(count: int, kind: str = "") -> str:
-    return f"{count} {kind}{'episode was' if count == 1 else 'episodes were'}"
 
 
 def _lines(path: Path) -> list[Json]:
@@ -256,35 +170,3 @@ def _seconds(results: Json, directory: Path) -> list[tuple[str, float]]:
             if "second" in key and _number(value):
                 sums[key] = sums.get(key, 0.0) + value
     return rows + [(f"all steps: {key.replace('_', ' ')}", total) for key, total in sums.items()]
-
-
-def _episodes(sides: Sequence[Evaluation], scorer: str) -> list[Json]:
-    """One entry a question, with one episode (or null) for each evaluation, in the order of the first."""
-    by_id = [{record["id"]: record for record in side.records} for side in sides]
-    order: Iterable[str] = dict.fromkeys(identity for side in by_id for identity in side)
-    entries = []
-    for identity in order:
-        rows = [side.get(identity) for side in by_id]
-        first = next(row for row in rows if row)
-        entry: Json = {key: first.get(key) for key in ("id", "question", "answers", "family", "hops")}
-        entry["supporting"] = first.get("supporting_ids", [])
-        entry["runs"] = [_episode(row, scorer) if row else None for row in rows]
-        entries.append(entry)
-    return entries
-
-
-def _episode(record: Record, scorer: str) -> Json:
-    score = record.get("reward", 0.0)
-    if scorer in SCORERS:
-        score = SCORERS[scorer](record["prediction"], record["answers"]).value
-    return {
-        "prediction": record["prediction"],
-        "valid": record["valid"],
-        "score": score,
-        "reward": record.get("reward"),
-        "end": record["end_reason"],
-        "searches": record["searches"],
-        "retrieved": record.get("retrieved_ids", []),
-        "prompt": record.get("prompt", ""),
-        "turns": record.get("turns", []),
-    }

@@ -9,11 +9,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from agentenv.core.scorers import get_scorer
+from agentenv.core.scorers import Scorer, get_scorer
+from agentenv.evaluation.diagnosis import costs, error_table, support
 from agentenv.evaluation.records import Record
 from agentenv.evaluation.statistics import estimate
 
 Json = dict[str, Any]
+
+CEILINGS = ("oracle", "oracle_paged", "expert")
+_BELOW = "below the run itself, so no ceiling for this policy"
 
 
 def summarize(
@@ -28,6 +32,7 @@ def summarize(
     seed: int = 0,
     bounds: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
+    token_unit: str = "tokens",
 ) -> Json:
     """The content of ``results.json``.
 
@@ -42,12 +47,16 @@ def summarize(
         seed: seed of the sampling and of the bootstrap.
         bounds: what closed book, oracle passages and the scripted expert score on the same questions.
         settings: whatever else decides the numbers: decoding, turn limit, fingerprints.
+        token_unit: what a token of the policy is.
 
     Raises:
         UnknownName: a scorer that does not exist.
         DatasetError: golds that cannot be scored.
     """
     scored = [record for record in records if record["valid"]]
+    values = [score_of(record, scorers[0]) for record in records]
+    errors = error_table(records, values, scorers[0])
+    tables = score_tables(scored, scorers, seed=seed)
     return {
         "dataset": dataset,
         "split": split,
@@ -56,15 +65,27 @@ def summarize(
         "seed": seed,
         "n": len(scored),
         "faults": len(records) - len(scored),
-        **score_tables(scored, scorers, seed=seed),
-        "retrieval": retrieval_recall(scored, k),
+        **tables,
+        "retrieval": retrieval_recall(scored, k) | support(scored),
         "searches_per_question": _mean(record["searches"] for record in scored),
         "answer_rate": _mean(record["prediction"] is not None for record in scored),
         "reward_mean": _mean(record["reward"] for record in scored if "reward" in record),
         "end_reasons": dict(sorted(Counter(record["end_reason"] for record in records).items())),
-        "bounds": dict(bounds or {}),
+        "errors": errors,
+        "tokens": costs(scored, errors["correct"], token_unit),
+        "bounds": mark_below(bounds or {}, tables["scores"][scorers[0]]["mean"]),
         "settings": dict(settings or {}),
     }
+
+
+def mark_below(bounds: Mapping[str, Mapping[str, Any]], mean: float | None) -> Json:
+    """``bounds`` with a note on every ceiling that lies below ``mean``, the score of the run."""
+    marked = {}
+    for name, bound in bounds.items():
+        own = bound.get("mean")
+        below = name in CEILINGS and own is not None and mean is not None and own < mean
+        marked[name] = dict(bound) | ({"note": _BELOW} if below else {})
+    return marked
 
 
 def score_tables(scored: Sequence[Record], scorers: Sequence[str], *, seed: int = 0) -> Json:
@@ -106,19 +127,30 @@ def _recall(record: Record, k: int, searches: int | None) -> float:
 
 def values_of(scored: Iterable[Record], scorer: str) -> list[float]:
     """The value of every record under one scorer, in order."""
-    measure = get_scorer(scorer)
-    return [measure(record["prediction"], record["answers"]).value for record in scored]
+    return [score_of(record, scorer) for record in scored]
+
+
+def score_of(record: Record, scorer: str) -> float:
+    """The value of one record under one scorer; 0 for a fault, which belongs in no mean."""
+    return get_scorer(scorer)(record["prediction"], record["answers"]).value
 
 
 def _scores(scored: Sequence[Record], scorers: Sequence[str], seed: int) -> Json:
-    return {name: _score(values_of(scored, name), get_scorer(name).version, seed) for name in scorers}
+    clusters = clusters_of(scored)
+    return {name: _score(values_of(scored, name), clusters, get_scorer(name), seed) for name in scorers}
 
 
-def _score(values: Sequence[float], version: int, seed: int) -> Json:
+def clusters_of(scored: Iterable[Record]) -> list[str]:
+    """What each question belongs to for the intervals: the passage that it shares with others, or itself."""
+    return [f"cluster {r['cluster']}" if "cluster" in r else f"question {r['id']}" for r in scored]
+
+
+def _score(values: Sequence[float], clusters: Sequence[str], scorer: Scorer, seed: int) -> Json:
+    made_by = {"version": scorer.version, "normaliser": scorer.normaliser}
     if not values:
-        return {"mean": None, "ci95": None, "n": 0, "version": version}
-    e = estimate(values, seed=seed)
-    return {"mean": e.mean, "ci95": [e.low, e.high], "n": e.n, "interval": e.method, "version": version}
+        return {"mean": None, "ci95": None, "n": 0} | made_by
+    e = estimate(values, clusters=clusters, seed=seed)
+    return {"mean": e.mean, "ci95": [e.low, e.high], "n": e.n, "interval": e.method} | made_by
 
 
 def _grouped(

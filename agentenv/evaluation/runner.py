@@ -1,16 +1,19 @@
 """Running an evaluation: every question once, greedily, through the same episode loop as training."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+from agentenv.core.chat import InlineFormat
 from agentenv.core.env import Env
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import RolloutConfig, Start, rollout
-from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import Task
+from agentenv.core.trajectory import SegmentKind, Trajectory
+from agentenv.core.types import Task, ToolResult
 from agentenv.errors import ConfigurationError
-from agentenv.evaluation.records import Record
+from agentenv.evaluation.records import Record, ToolRecord
 from agentenv.policies.scripted import ScriptedPolicy
 
 MakeEnv = Callable[[], Env[Any]]
@@ -44,14 +47,32 @@ def play(
     done: list[Trajectory] = []
     for begin in range(0, len(tasks), _BATCH):
         chunk = tasks[begin : begin + _BATCH]
-        starts = [Start(make_env(), task, seed + begin + i) for i, task in enumerate(chunk)]
-        try:
-            done += asyncio.run(rollout(starts, policy, chat, config, name=f"{name}-{begin}"))
-        finally:
-            for start in starts:
-                start.env.close()
+        done += asyncio.run(play_batch(policy, chat, make_env, chunk, config, begin, seed=seed, name=name))
         progress(len(done))
     return done
+
+
+async def play_batch(
+    policy: Policy,
+    chat: ChatFormat,
+    make_env: MakeEnv,
+    tasks: Sequence[Task],
+    config: RolloutConfig,
+    begin: int,
+    *,
+    seed: int,
+    name: str,
+) -> list[Trajectory]:
+    """The episodes of one batch, whose first task has the place ``begin`` in its set.
+
+    Ids and seeds depend on the place alone, so a batch that is played again gives the same episodes.
+    """
+    starts = [Start(make_env(), task, seed + begin + i) for i, task in enumerate(tasks)]
+    try:
+        return await rollout(starts, policy, chat, config, name=f"{name}-{begin}")
+    finally:
+        for start in starts:
+            start.env.close()
 
 
 def play_expert(
@@ -62,8 +83,20 @@ def play_expert(
     Raises:
         ConfigurationError: the environment has no expert for a task.
     """
-    from agentenv.core.chat import InlineFormat
+    policy = expert_policy(make_env, tasks, _BATCH, seed=seed, name="expert")
+    return play(
+        policy, InlineFormat(policy.tokenizer), make_env, tasks, roomy(config), seed=seed, name="expert"
+    )
 
+
+def expert_policy(
+    make_env: MakeEnv, tasks: Sequence[Task], batch: int, *, seed: int, name: str
+) -> ScriptedPolicy:
+    """The scripts of the environment's own expert, for tasks played ``batch`` at a time under ``name``.
+
+    Raises:
+        ConfigurationError: the environment has no expert for a task.
+    """
     scripts: dict[str, Sequence[str]] = {}
     for index, task in enumerate(tasks):
         env = make_env()
@@ -72,11 +105,14 @@ def play_expert(
         env.close()
         if actions is None:
             raise ConfigurationError(f"{type(env).__name__} has no expert for task {task.id!r}")
-        begin = index - index % _BATCH
-        scripts[f"expert-{begin}-{index - begin}"] = actions
-    policy = ScriptedPolicy(scripts)
-    roomy = RolloutConfig(context_tokens=1 << 20, turn_tokens=1 << 16, deterministic=config.deterministic)
-    return play(policy, InlineFormat(policy.tokenizer), make_env, tasks, roomy, seed=seed, name="expert")
+        begin = index - index % batch
+        scripts[f"{name}-{begin}-{index - begin}"] = actions
+    return ScriptedPolicy(scripts)
+
+
+def roomy(config: RolloutConfig) -> RolloutConfig:
+    """The same loop with room for policies whose tokens are bytes."""
+    return replace(config, context_tokens=1 << 20, turn_tokens=1 << 16)
 
 
 def to_record(trajectory: Trajectory) -> Record:
@@ -84,6 +120,9 @@ def to_record(trajectory: Trajectory) -> Record:
     task = trajectory.task
     searches = [r for turn in trajectory.turns for r in turn.tool_results if r.name == "search"]
     retrieved = [list(ids) for result in searches for ids in result.data.get("ids", ())]
+    tokens: Counter[tuple[int, SegmentKind]] = Counter()
+    for segment in trajectory.segments:
+        tokens[segment.turn, segment.kind] += len(segment.ids)
     record: Record = {
         "id": task.id,
         "question": task.question,
@@ -100,20 +139,38 @@ def to_record(trajectory: Trajectory) -> Record:
                 "observation": "".join(message.text for message in turn.observation),
                 "valid": turn.valid,
                 "reward": turn.reward,
-                "tool_results": [
-                    {"name": r.name, "status": str(r.status), "text": r.text, "error_class": r.error_class}
-                    for r in turn.tool_results
-                ],
+                "tool_results": [_tool_record(result) for result in turn.tool_results],
+                "policy_tokens": tokens[index, SegmentKind.POLICY],
+                "observation_tokens": tokens[index, SegmentKind.ENV],
             }
-            for turn in trajectory.turns
+            for index, turn in enumerate(trajectory.turns)
         ],
+        "tokens": {"policy": trajectory.response_tokens, "total": tokens.total()},
     }
+    if trajectory.error:
+        record["error"] = trajectory.error
     if trajectory.valid:
         record["reward"] = trajectory.reward
     if supporting := task.data.get("supporting_ids"):
         record["supporting_ids"] = list(supporting)
+    if "cluster" in task.data:
+        record["cluster"] = task.data["cluster"]
+    if "canary" in task.data:
+        record["canary"] = task.data["canary"]
     if family := task.data.get("family"):
         record["family"] = family
     if hops := task.data.get("hops"):
         record["hops"] = hops
+    return record
+
+
+def _tool_record(result: ToolResult) -> ToolRecord:
+    record: ToolRecord = {
+        "name": result.name,
+        "status": str(result.status),
+        "text": result.text,
+        "error_class": result.error_class,
+    }
+    if ids := result.data.get("ids"):
+        record["ids"] = [list(ranking) for ranking in ids]
     return record

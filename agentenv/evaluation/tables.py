@@ -1,9 +1,13 @@
-"""The tables of a report: from one or two ``results.json`` to rows of text."""
+"""The tables of a report: from ``results.json`` of one or two runs, or of the sets of a suite, to rows of text."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from agentenv.evaluation.diagnosis import CAUSES
+
 Json = dict[str, Any]
+
+_SHOWN_RETRIEVAL = ("support_recall", "all_support", "answer_shown")
 
 
 def tables(runs: Sequence[tuple[str, Json]], scorer: str) -> list[Json]:
@@ -12,6 +16,8 @@ def tables(runs: Sequence[tuple[str, Json]], scorer: str) -> list[Json]:
         _table("Scores", runs, lambda results: {n: _cells(s) for n, s in results.get("scores", {}).items()}),
         _table("By family", runs, lambda results: _group_cells(results.get("by_family", {}), scorer)),
         _table("By number of hops", runs, lambda results: _group_cells(results.get("by_hops", {}), scorer)),
+        _table("Bounds", runs, lambda results: _bounds(results, scorer)),
+        _table("Errors", runs, _errors, ("n", "share")),
         _table("Behaviour", runs, _behaviour, ("",)),
         _table("How episodes ended", runs, _ends, ("n", "share")),
     ]
@@ -48,8 +54,127 @@ def _behaviour(results: Json) -> dict[str, list[str]]:
     keys = ("searches_per_question", "answer_rate", "reward_mean")
     values = {key.replace("_", " "): results.get(key) for key in keys}
     recall = results.get("retrieval", {})
-    values |= {key.replace("_", " "): recall[key] for key in recall if "recall@" in key}
-    return {key: [f"{value:.3f}"] for key, value in values.items() if value is not None}
+    values |= {
+        key.replace("_", " "): recall[key] for key in recall if key in _SHOWN_RETRIEVAL or "recall@" in key
+    }
+    values |= {
+        f"index, bare question: {key}": value for key, value in results.get("index_recall", {}).items()
+    }
+    values["answer in the corpus"] = results.get("answer_in_corpus", {}).get("share")
+    tokens = results.get("tokens", {})
+    values |= {f"{tokens['unit']} {key.replace('_', ' ')}": tokens[key] for key in tokens if key != "unit"}
+    return {key: [_short(value)] for key, value in values.items() if value is not None}
+
+
+def _short(value: float) -> str:
+    return f"{value:.3f}" if abs(value) < 100 else f"{value:,.0f}"
+
+
+def _bounds(results: Json, scorer: str) -> dict[str, list[str]]:
+    """The score among its bounds, from low to high."""
+    rows = {"this run": results.get("scores", {}).get(scorer, {}), **results.get("bounds", {})}
+    named = {name.replace("_", " "): row for name, row in rows.items() if row.get("mean") is not None}
+    return {name: _cells(row) for name, row in sorted(named.items(), key=lambda item: item[1]["mean"])}
+
+
+def _errors(results: Json) -> dict[str, list[str]]:
+    errors = results.get("errors", {})
+    counts = {name: errors[name] for name in ("correct", *CAUSES) if name in errors}
+    total = sum(counts.values()) or 1
+    rows = {name.replace("_", " "): [str(n), f"{n / total:.1%}"] for name, n in counts.items()}
+    if "correct_without_evidence" in errors:
+        lucky = errors["correct_without_evidence"]
+        rows["of the correct: without the evidence"] = [str(lucky), f"{lucky / total:.1%}"]
+    return rows
+
+
+def suite_tables(parts: Mapping[str, Json], summary: Json, scorer: str) -> list[Json]:
+    """The tables of a suite, a row a set.
+
+    Args:
+        parts: ``results.json`` of every set.
+        summary: ``suite.json``.
+        scorer: the headline.
+    """
+    bounds = ("closed_book", "oracle", "oracle_paged")
+    head = ["n", "mean", "95 % interval", *(name.replace("_", " ") for name in bounds)]
+    head += ["support recall", "all support", "answer in corpus", "answer shown", "searches", "per correct"]
+    rows = []
+    for name, results in parts.items():
+        found, tokens = results["retrieval"], results["tokens"]
+        shares = [found["support_recall"], found["all_support"], results["answer_in_corpus"]["share"]]
+        shares += [found["answer_shown"], results["searches_per_question"]]
+        spent = tokens["total_per_correct"]
+        cells = _cells(results["scores"].get(scorer, {})) + [
+            _mean(results["bounds"].get(b, {})) for b in bounds
+        ]
+        cells += [_blank(share) for share in shares] + [
+            "" if spent is None else f"{spent:,.0f} {tokens['unit']}"
+        ]
+        rows.append([name, *cells])
+    means = summary["scores"].get(scorer, {})
+    for kind in ("macro", "micro"):
+        if kind in means:
+            cells = _cells({"n": means["micro"]["n"], **means[kind]})
+            rows.append([f"{kind} mean", *cells, *[""] * (len(head) - 3)])
+    suite = {"title": f"Suite ({scorer})", "groups": [""], "span": len(head), "head": head, "rows": rows}
+    return [suite, _scorers_table(parts, summary), _errors_table(parts)]
+
+
+def _scorers_table(parts: Mapping[str, Json], summary: Json) -> Json:
+    names = list(dict.fromkeys(name for results in parts.values() for name in results["scores"]))
+    rows = [
+        [part, *(cell for name in names for cell in _cells(results["scores"].get(name, {}))[1:])]
+        for part, results in parts.items()
+    ]
+    for kind in ("macro", "micro"):
+        means = [summary["scores"].get(name, {}).get(kind, {}) for name in names]
+        rows.append([f"{kind} mean", *(cell for mean in means for cell in _cells(mean)[1:])])
+    head = ["mean", "95 % interval"] * len(names)
+    return {
+        "title": "By scorer",
+        "groups": [*names, ""][: max(2, len(names))],
+        "span": 2,
+        "head": head,
+        "rows": rows,
+    }
+
+
+def _errors_table(parts: Mapping[str, Json]) -> Json:
+    causes = ("correct", *CAUSES, "correct_without_evidence")
+    rows = [[name, *(str(results["errors"][cause]) for cause in causes)] for name, results in parts.items()]
+    rows.append(["all", *(str(sum(r["errors"][cause] for r in parts.values())) for cause in causes)])
+    head = [cause.replace("_", " ") for cause in causes]
+    return {"title": "Errors", "groups": [""], "span": len(head), "head": head, "rows": rows}
+
+
+def comparison_table(found: Json, scorer: str) -> Json:
+    """Differences set by set, with p-values as they are and corrected for the number of sets."""
+    head = ["n", "first", "second", "difference", "95 % interval", "first better", "second better"]
+    head += ["p McNemar", "Holm", "p bootstrap", "Holm"]
+    rows = []
+    for name, part in found["sets"].items():
+        row = part["scores"].get(scorer)
+        if row is None:
+            continue
+        tests = ("p_mcnemar", "p_mcnemar_holm", "p_bootstrap", "p_bootstrap_holm")
+        cells = [str(part["n"]), f"{row['mean_a']:.3f}", f"{row['mean_b']:.3f}", f"{row['difference']:+.3f}"]
+        cells += [
+            f"{row['ci95'][0]:+.3f} to {row['ci95'][1]:+.3f}",
+            str(row["a_better"]),
+            str(row["b_better"]),
+        ]
+        rows.append([name, *cells, *(f"{row[test]:.2g}" if test in row else "" for test in tests)])
+    title = f"Comparison ({scorer}): {found['b']} less {found['a']}"
+    return {"title": title, "groups": [""], "span": len(head), "head": head, "rows": rows}
+
+
+def _mean(score: Json) -> str:
+    return _blank(score.get("mean"))
+
+
+def _blank(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
 
 
 def _ends(results: Json) -> dict[str, list[str]]:

@@ -1,7 +1,8 @@
-"""``OracleRetriever``: the supporting documents of whatever question is asked. An upper bound, never a system."""
+"""Retrievers that know the supporting documents of whatever question is asked. Upper bounds, never systems."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from agentenv.core.protocols import Retriever
 from agentenv.core.types import Document, Passage, Query, RetrieverInfo, Task
 from agentenv.errors import ConfigurationError
 
@@ -29,9 +30,52 @@ class OracleRetriever:
 
     async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
         """The gold passages for each query, however many; nothing for a query without context."""
-        contexts = [None if isinstance(query, str) else query.context for query in queries]
-        return [list(self._gold.get(context.question, [])) if context else [] for context in contexts]
+        return [list(self.gold(query)) for query in queries]
+
+    def gold(self, query: Query | str) -> list[Passage]:
+        """The gold passages of the question behind ``query``; none for a query without context."""
+        context = None if isinstance(query, str) else query.context
+        return self._gold.get(context.question, []) if context else []
 
     def info(self) -> RetrieverInfo:
         """Contextual: results depend on the question behind the query."""
         return RetrieverInfo("oracle", len(self._gold), "oracle", contextual=True)
+
+
+class PagedOracleRetriever:
+    """A real retriever that never misses: the i-th search of an episode shows the i-th supporting document.
+
+    The page is what the real retriever returned, as long and with the same distractors; only where the document that is
+    due is not on it does that document take the first place and the last one fall off. So a policy meets pages of the
+    form that it knows, which all gold passages at once need not be.
+    """
+
+    def __init__(self, oracle: OracleRetriever, real: Retriever) -> None:
+        self._oracle = oracle
+        self._real = real
+
+    async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
+        """At most ``k`` passages a query; the queries of one call are searches of their own.
+
+        Raises:
+            RetrieverFault: the real search failed.
+        """
+        pages = await self._real.search(queries, k)
+        return [
+            self._complete(query, page, i, k)
+            for i, (query, page) in enumerate(zip(queries, pages, strict=True))
+        ]
+
+    def _complete(self, query: Query | str, page: list[Passage], place: int, k: int) -> list[Passage]:
+        gold = self._oracle.gold(query)
+        step = query.context.step if isinstance(query, Query) and query.context else 0
+        if not gold or (due := gold[min(step + place, len(gold) - 1)]).id in {passage.id for passage in page}:
+            return page
+        return [due, *page][:k]
+
+    def info(self) -> RetrieverInfo:
+        """Contextual: results depend on the question behind the query and on the turn."""
+        real = self._real.info()
+        return RetrieverInfo(
+            "oracle_paged", real.documents, f"oracle_paged {real.fingerprint}", contextual=True
+        )

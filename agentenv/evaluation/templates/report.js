@@ -25,27 +25,34 @@ for (const chart of document.querySelectorAll("svg[data-points]")) {
   chart.addEventListener("mouseleave", () => { cursor.remove(); readout.textContent = readout.dataset.last; });
 }
 
+const ROWS = 500; // of the list at a time: a browser lays out thousands slowly
+
 function viewer(data) {
   const by = (id) => document.getElementById(id);
   const { episodes, labels, scorer } = data;
   const paired = labels.length > 1;
-  const verdict = (run) =>
-    !run ? "absent" : !run.valid ? "fault" : run.score >= 1 ? "correct" : run.prediction === null ? "none" : "wrong";
-  const words = { correct: "correct", wrong: "wrong", none: "no answer", fault: "fault", absent: "not run" };
-  const signs = { correct: "\u2713", wrong: "\u2717", none: "\u2013", fault: "!", absent: " " };
+  const verdict = (run) => (run ? run.cause : "absent");
+  const words = {
+    correct: "correct", retrieval_miss: "retrieval miss", read_miss: "read miss", format: "format error",
+    gave_up: "gave up", fault: "fault", absent: "not run",
+  };
+  const sign = (cause) => (cause === "correct" ? "\u2713" : cause === "fault" ? "!" : cause === "absent" ? " " : "\u2717");
+  const tone = (cause) => (cause === "correct" || cause === "fault" ? cause : "wrong");
   for (const e of episodes) {
     e.verdicts = e.runs.map(verdict);
     e.verdict = e.verdicts[e.verdicts.length - 1];
     e.ends = e.runs.filter(Boolean).map((run) => run.end);
   }
   const outcomes = {
-    "": "all outcomes",
-    correct: "correct", wrong: "wrong", none: "no answer", fault: "fault",
-    ...(paired ? { gained: "wrong before, correct after", lost: "correct before, not after" } : {}),
+    "": "all outcomes", correct: "correct", wrong: "not correct",
+    retrieval_miss: "retrieval miss", read_miss: "read miss", format: "format error", gave_up: "gave up", fault: "fault",
+    ...(paired ? { gained: "not correct in " + labels[0] + ", correct in " + labels[1],
+      lost: "correct in " + labels[0] + ", not in " + labels[1] } : {}),
   };
   const hasOutcome = (e, wanted) =>
     wanted === "gained" ? e.verdicts[0] !== "correct" && e.verdict === "correct"
     : wanted === "lost" ? e.verdicts[0] === "correct" && e.verdict !== "correct"
+    : wanted === "wrong" ? e.verdict !== "correct" && e.verdict !== "fault"
     : e.verdict === wanted;
 
   function fill(id, options) {
@@ -59,6 +66,7 @@ function viewer(data) {
     by(id).addEventListener("change", update);
   }
   const matches = {
+    set: (e, value) => e.set === value,
     outcome: hasOutcome,
     family: (e, value) => String(e.family) === value,
     hops: (e, value) => String(e.hops) === value,
@@ -70,6 +78,7 @@ function viewer(data) {
 
   let shown = [];
   let open = null;
+  let turn = 0; // index of the turn that is stepped to
   function hay(e) {
     e.hay ??= JSON.stringify([e.id, e.question, e.answers, e.runs.map((r) => r && [r.prediction, r.turns])]).toLowerCase();
     return e.hay;
@@ -79,14 +88,16 @@ function viewer(data) {
     shown = episodes.filter((e) =>
       Object.keys(matches).every((id) => by(id).value === "" || matches[id](e, by(id).value)) &&
       (text === "" || hay(e).includes(text)));
-    by("list").replaceChildren(...shown.map(row));
+    const more = shown.length - ROWS;
+    by("list").replaceChildren(...shown.slice(0, ROWS).map(row),
+      ...(more > 0 ? [el("li", "more", more + " more: narrow the search")] : []));
     by("count").textContent = shown.length + " of " + episodes.length;
     show(shown.includes(open) ? open : shown[0] || null);
   }
   function row(e) {
-    const signsOf = e.verdicts.map((v) => el("span", v, signs[v] + " "));
+    const signsOf = e.verdicts.map((v) => el("span", tone(v), sign(v) + " "));
     e.row = el("li", "", el("span", "q", e.question),
-      el("span", "m", el("span", "", e.id), e.family && el("span", "", e.family),
+      el("span", "m", el("span", "", e.id), e.set && el("span", "", e.set), e.family && el("span", "", e.family),
         e.hops && el("span", "", e.hops + (e.hops === 1 ? " hop" : " hops")), el("span", "verdicts", signsOf)));
     e.row.addEventListener("click", () => show(e));
     return e.row;
@@ -94,41 +105,85 @@ function viewer(data) {
   function show(e, scroll) {
     if (open && open.row) open.row.classList.remove("open");
     open = e;
+    turn = 0;
     if (!e) return by("detail").replaceChildren(el("p", "meta", "No episode matches these filters."));
-    e.row.classList.add("open");
-    if (scroll) e.row.scrollIntoView({ block: "nearest" });
+    if (e.row) e.row.classList.add("open");
+    if (scroll && e.row) e.row.scrollIntoView({ block: "nearest" });
     by("detail").replaceChildren(
       el("h3", "", e.question),
       el("p", "meta", "Accepted: " + e.answers.join(" \u00b7 ")),
       e.supporting.length ? el("p", "meta", "Supporting documents: " + e.supporting.join(", ")) : "",
+      stepper(),
       el("div", "sides", e.runs.map((run, i) => run && side(e, run, labels[i], e.verdicts[i]))));
     by("detail").scrollTop = 0;
+    step(0, false);
     history.replaceState(null, "", "#" + encodeURIComponent(e.id));
+  }
+  function stepper() {
+    const button = (id, label, by) => {
+      const node = el("button", "", label);
+      node.id = id;
+      node.type = "button";
+      node.addEventListener("click", () => step(by, true));
+      return node;
+    };
+    const place = el("span", "meta", "");
+    place.id = "place";
+    return el("p", "stepper", button("previous", "\u2190 turn", -1), place, button("next", "turn \u2192", 1));
+  }
+  function step(by, scroll) {
+    const turns = [...document.querySelectorAll("#detail .turn")];
+    const last = Math.max(0, ...turns.map((node) => Number(node.dataset.turn)));
+    turn = Math.min(last, Math.max(0, turn + by));
+    document.getElementById("place").textContent = turns.length ? "turn " + (turn + 1) + " of " + (last + 1) : "no turns";
+    document.getElementById("previous").disabled = turn === 0;
+    document.getElementById("next").disabled = turn === last;
+    for (const node of turns) node.classList.toggle("current", Number(node.dataset.turn) === turn);
+    const first = turns.find((node) => Number(node.dataset.turn) === turn);
+    if (scroll && first) first.scrollIntoView({ block: "nearest" });
   }
   function side(e, run, label, outcome) {
     const found = new Set(run.retrieved.flat());
+    const tokens = run.tokens || {};
     const facts = [run.end.replaceAll("_", " "), run.searches + (run.searches === 1 ? " search" : " searches"),
       scorer + " " + fixed(run.score), "reward " + fixed(run.reward)];
     if (e.supporting.length)
       facts.push(e.supporting.filter((id) => found.has(id)).length + " of " + e.supporting.length + " supporting documents found");
+    if (tokens.total) facts.push(tokens.policy + " tokens written, " + tokens.total + " in all");
     return el("div", "side",
-      el("h4", "", label, el("span", "verdict " + outcome, signs[outcome] + " " + words[outcome])),
+      el("h4", "", label, el("span", "verdict " + tone(outcome), sign(outcome) + " " + words[outcome])),
       el("p", "meta", "Answer: " + (run.prediction === null ? "none" : run.prediction)),
       el("p", "meta", facts.join(" \u00b7 ")),
+      run.error && el("details", "", el("summary", "bad", "What failed"), el("pre", "block", run.error)),
       run.prompt && el("details", "", el("summary", "meta", "Prompt"), el("pre", "block", run.prompt)),
-      run.turns.map((turn, i) => turnOf(turn, i, e.answers)));
+      run.turns.map((one, i) => turnOf(one, i, e)));
   }
-  function turnOf(turn, i, answers) {
-    const tools = turn.tool_results || [];
-    return el("div", "turn",
-      el("div", "bar", el("span", "", "Turn " + (i + 1)), turn.valid === false && el("span", "bad", "invalid action") || null,
-        el("span", "", "reward " + fixed(turn.reward)),
+  function turnOf(one, i, e) {
+    const tools = one.tool_results || [];
+    const counted = "policy_tokens" in one ? one.policy_tokens + " tokens written, " + one.observation_tokens + " shown" : null;
+    const node = el("div", "turn",
+      el("div", "bar", el("span", "", "Turn " + (i + 1)), one.valid === false && el("span", "bad", "invalid action") || null,
+        el("span", "", "reward " + fixed(one.reward)), counted && el("span", "", counted),
         tools.map((t) => el("span", t.status === "ok" ? "" : "bad",
           t.name + ": " + t.status.replaceAll("_", " ") + (t.error_class ? " (" + t.error_class + ")" : "")))),
-      block("policy", "policy", tagged(turn.action || "")),
-      turn.observation ? block("", "observation", marked(turn.observation, answers)) : null,
-      tools.filter((t) => t.text && !(turn.observation || "").includes(t.text)).map((t) =>
-        el("details", "", el("summary", "meta", "Result of " + t.name), el("pre", "block", marked(t.text, answers)))));
+      block("policy", "policy", tagged(one.action || "")),
+      one.observation ? block("", "observation", passages(one.observation, tools, e)) : null,
+      tools.filter((t) => t.text && t.name !== "search" && !(one.observation || "").includes(t.text)).map((t) =>
+        el("details", "", el("summary", "meta", "Result of " + t.name), el("pre", "block", marked(t.text, e.answers)))));
+    node.dataset.turn = i;
+    return node;
+  }
+  // An observation with its passages set apart; those that the question needs carry a mark.
+  function passages(text, tools, e) {
+    const ids = [...new Set(tools.flatMap((t) => (t.ids || []).flat()))];
+    return text.split(/^(?=(?:.*<information>)?Doc \d+\(Title: )/m).map((part) => {
+      const head = part.match(/^(?:.*<information>)?Doc (\d+)\(Title: /);
+      if (!head) return el("span", "", marked(part, e.answers));
+      const id = ids[Number(head[1]) - 1];
+      const needed = id !== undefined && e.supporting.includes(id);
+      return el("span", "passage" + (needed ? " needed" : ""),
+        needed && el("span", "badge", "supporting") || null, marked(part, e.answers));
+    });
   }
   const block = (kind, who, content) => el("div", "block " + kind, el("span", "who", who), el("pre", "", content));
   const tagged = (text) =>
@@ -140,6 +195,7 @@ function viewer(data) {
     return text.split(new RegExp("(" + pattern + ")", "gi")).map((part, i) => (i % 2 ? el("mark", "", part) : part));
   }
 
+  named("set", "all sets", episodes.map((e) => e.set || null));
   fill("outcome", Object.entries(outcomes));
   named("family", "all families", episodes.map((e) => e.family));
   named("hops", "all hops", episodes.map((e) => e.hops), (v) => v + (v === "1" ? " hop" : " hops"));
@@ -147,10 +203,11 @@ function viewer(data) {
   by("text").addEventListener("input", update);
   document.addEventListener("keydown", (event) => {
     if (/INPUT|SELECT/.test(event.target.tagName) || event.metaKey || event.ctrlKey) return;
+    if (event.key === "h" || event.key === "l") return open && step(event.key === "l" ? 1 : -1, true);
     const listed = by("list").contains(event.target);
-    const step = event.key === "j" || (listed && event.key === "ArrowDown") ? 1
+    const move = event.key === "j" || (listed && event.key === "ArrowDown") ? 1
       : event.key === "k" || (listed && event.key === "ArrowUp") ? -1 : 0;
-    const next = step && shown[shown.indexOf(open) + step];
+    const next = move && shown[shown.indexOf(open) + move];
     if (next) { event.preventDefault(); show(next, true); }
   });
   const linked = decodeURIComponent(location.hash.slice(1));

@@ -1,0 +1,163 @@
+"""Why an evaluation came out as it did: errors by cause, evidence that was found, and what an answer cost.
+
+Pure functions over records. The causes, each episode having one:
+
+- ``retrieval_miss``: answered wrong, and what was shown did not hold what the question needs;
+- ``read_miss``: answered wrong although it did;
+- ``format``: no answer, and the last action was none that the environment knows;
+- ``gave_up``: no answer after well-formed actions, or an empty one;
+- ``fault``: ours.
+
+What a question needs are its supporting documents where the set names them, otherwise a passage that holds an accepted
+answer. "Yes" and "no" cannot be looked up: without supporting documents any passage counts as enough for them.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from agentenv.core.grammar import earliest_block
+from agentenv.core.normalize import squad
+from agentenv.core.types import Task
+from agentenv.envs.local_search import TAGS
+from agentenv.evaluation.records import Record
+
+Json = dict[str, Any]
+
+CAUSES = ("retrieval_miss", "read_miss", "format", "gave_up", "fault")
+CORRECT = (
+    0.5  # a value of the headline scorer from which an answer counts as right; 0/1 scorers are as they are
+)
+MAX_COVERED_DOCUMENTS = 1_000_000  # reading more for the coverage takes minutes
+_UNSEARCHABLE = frozenset({"yes", "no", ""})
+
+
+def cause_of(record: Record, value: float) -> str:
+    """``correct``, or one of ``CAUSES``.
+
+    Args:
+        record: an episode.
+        value: its score.
+    """
+    if not record["valid"]:
+        return "fault"
+    if value >= CORRECT:
+        return "correct"
+    if record["prediction"] is None:
+        turns = record.get("turns") or ()
+        broken = bool(turns) and not turns[-1].get("valid", True)
+        return "format" if broken and earliest_block(turns[-1]["action"], TAGS) is None else "gave_up"
+    if not squad(record["prediction"]):
+        return "gave_up"
+    return "read_miss" if evidence_found(record) else "retrieval_miss"
+
+
+def error_table(records: Sequence[Record], values: Sequence[float], scorer: str) -> Json:
+    """How many episodes have each cause, and how many right answers came without the evidence.
+
+    Args:
+        records: all episodes, faults included.
+        values: their scores, anything for a fault.
+        scorer: what made the scores.
+    """
+    counts = Counter(cause_of(record, value) for record, value in zip(records, values, strict=True))
+    lucky = sum(
+        cause_of(record, value) == "correct" and not evidence_found(record)
+        for record, value in zip(records, values, strict=True)
+    )
+    return {
+        "scorer": scorer,
+        "correct": counts["correct"],
+        "correct_without_evidence": lucky,
+        **{cause: counts[cause] for cause in CAUSES},
+    }
+
+
+def evidence_found(record: Record) -> bool:
+    """Whether the episode was shown what its question needs."""
+    if supporting := record.get("supporting_ids"):
+        return set(supporting) <= _seen(record)
+    if _searchable(record["answers"]):
+        return answer_shown(record)
+    return bool(_seen(record))
+
+
+def answer_shown(record: Record) -> bool:
+    """Whether an accepted answer stands in an observation, as whole words after normalisation."""
+    shown = " ".join(squad(turn.get("observation", "")) for turn in record.get("turns") or ())
+    return any(f" {answer} " in f" {shown} " for answer in _searchable(record["answers"]))
+
+
+def support(scored: Sequence[Record]) -> Json:
+    """Evidence over whole episodes.
+
+    Returns:
+        ``support_recall``, the mean share of the supporting documents that any search of the episode returned, and
+        ``all_support``, the share of questions with all of them, null where the set names none; ``answer_shown``, the
+        share of the ``answer_shown_n`` questions with an answer that can be looked up that saw one.
+    """
+    known = [record for record in scored if record.get("supporting_ids")]
+    shares = [
+        len(set(record["supporting_ids"]) & _seen(record)) / len(set(record["supporting_ids"]))
+        for record in known
+    ]
+    lookups = [record for record in scored if _searchable(record["answers"])]
+    return {
+        "support_recall": _mean(shares),
+        "all_support": _mean([share == 1 for share in shares]),
+        "answer_shown": _mean([answer_shown(record) for record in lookups]),
+        "answer_shown_n": len(lookups),
+    }
+
+
+def costs(scored: Sequence[Record], correct: int, unit: str) -> Json:
+    """Tokens a question and a right answer; ``total`` counts prompts and observations once each.
+
+    Args:
+        scored: the valid episodes.
+        correct: how many of them are right.
+        unit: what a token of the policy is.
+    """
+    found: Json = {"unit": unit}
+    for kind in ("policy", "total"):
+        spent = sum(record.get("tokens", {}).get(kind, 0) for record in scored)
+        found[f"{kind}_per_question"] = spent / len(scored) if scored else None
+        found[f"{kind}_per_correct"] = spent / correct if correct else None
+    return found
+
+
+def coverage(tasks: Sequence[Task], texts: Iterable[str]) -> Json:
+    """How many questions have an accepted answer, as whole words after normalisation, somewhere in a corpus.
+
+    Args:
+        tasks: the questions; those whose answers are only yes, no or nothing are left out of ``n``.
+        texts: the passages.
+    """
+    wanted = {task.id: _searchable(task.answers) for task in tasks}
+    answers = {tuple(answer.split()) for found in wanted.values() for answer in found}
+    lengths: dict[str, set[int]] = {}
+    for words in answers:
+        lengths.setdefault(words[0], set()).add(len(words))
+    there: set[tuple[str, ...]] = set()
+    for text in texts:
+        tokens = squad(text).split()
+        for at, token in enumerate(tokens):
+            for length in lengths.get(token, ()):
+                words = tuple(tokens[at : at + length])
+                if words in answers:
+                    there.add(words)
+    asked = [found for found in wanted.values() if found]
+    hit = sum(any(tuple(answer.split()) in there for answer in found) for found in asked)
+    return {"share": hit / len(asked) if asked else None, "n": len(asked)}
+
+
+def _seen(record: Record) -> set[str]:
+    return {document for ranking in record.get("retrieved_ids") or () for document in ranking}
+
+
+def _searchable(answers: Sequence[str]) -> list[str]:
+    return [answer for answer in map(squad, answers) if answer not in _UNSEARCHABLE]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

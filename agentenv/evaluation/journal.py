@@ -1,0 +1,159 @@
+"""What a running evaluation leaves on disk, so that one killed at any moment can go on where it stopped.
+
+`Journal` is the file of finished episodes of one phase. `claim` writes down what is being evaluated and refuses a folder
+that holds something else. Wall-clock seconds go to a file of their own: everything else is the same in every run.
+"""
+
+import json
+import os
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentenv.core.types import Task
+from agentenv.errors import ConfigurationError
+from agentenv.evaluation.records import EPISODES, RESULTS, Record, lines_of, parse_record, write_atomically
+
+CONFIG = "config.toml"
+TIMINGS = "timings.jsonl"
+
+
+class Journal:
+    """The finished episodes of one phase, appended as they come.
+
+    A line that a killed process left unfinished is cut off when the file is opened again.
+
+    Args:
+        path: the file, made with the first episode.
+        again: an episode of which this is true is forgotten, and so played again.
+
+    Raises:
+        DatasetError: a complete line is no record.
+    """
+
+    def __init__(self, path: Path, again: Callable[[Record], bool] = lambda record: False) -> None:
+        self.path = path
+        self._records: dict[str, Record] = {}
+        lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
+        for number, line in enumerate(lines, start=1):
+            record = parse_record(line.decode("utf-8", errors="replace"), f"{path.name}, line {number}")
+            if not again(record):
+                self._records.setdefault(record["id"], record)
+        if path.is_file():
+            self._rewrite(self._records.values())
+
+    def __contains__(self, task: Task) -> bool:
+        return task.id in self._records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def append(self, records: Iterable[Record]) -> None:
+        """Adds those that are not there yet, and waits until they are on the disk."""
+        new = [record for record in records if record["id"] not in self._records]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("ab") as file:
+            file.write(lines_of(new).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        self._records |= {record["id"]: record for record in new}
+
+    def finish(self, tasks: Sequence[Task]) -> list[Record]:
+        """Brings the file into the order of the questions and returns its records."""
+        ordered = [self._records[task.id] for task in tasks]
+        self._rewrite(ordered)
+        return ordered
+
+    def _rewrite(self, records: Iterable[Record]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.path, lines_of(records))
+
+
+def claim(directory: Path, config: Mapping[str, Mapping[str, Any]], *, write: bool = False) -> None:
+    """Checks that ``directory`` is free or holds an evaluation of the same configuration.
+
+    Args:
+        directory: the folder of the evaluation.
+        config: tables of a TOML file; those that are not given yet are not compared.
+        write: whether to write the configuration down where there is none.
+
+    Raises:
+        ConfigurationError: the folder holds another evaluation, or a run that is none.
+    """
+    path = directory / CONFIG
+    plain = {name: _plain(table) for name, table in config.items()}
+    if path.is_file():
+        _refuse_another(directory, tomllib.loads(path.read_text(encoding="utf-8")), plain)
+    elif any((directory / name).exists() for name in (EPISODES, RESULTS)):
+        raise ConfigurationError(
+            f"{directory} holds an evaluation of unknown configuration: choose another --out"
+        )
+    elif write:
+        import tomli_w
+
+        directory.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, tomli_w.dumps(plain))
+
+
+def _plain(table: Mapping[str, Any]) -> dict[str, Any]:
+    """As TOML gives it back: no None, no tuples, no paths."""
+    kept = {name: value for name, value in table.items() if value is not None}
+    return {
+        name: list(v) if isinstance(v, tuple) else str(v) if isinstance(v, Path) else v
+        for name, v in kept.items()
+    }
+
+
+def _refuse_another(directory: Path, held: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    if "benchmark" not in held:
+        raise ConfigurationError(f"{directory} holds another kind of run: choose another --out")
+    for name, table in asked.items():
+        for key in sorted({*held.get(name, {}), *table}):
+            was, now = held.get(name, {}).get(key), table.get(key)
+            if was != now:
+                hint = " (agentenv rescore adds scorers to it)" if key == "scorers" else ""
+                raise ConfigurationError(
+                    f"{directory} holds an evaluation with {key.replace('_', ' ')} {was!r}, not {now!r}: "
+                    f"choose another --out{hint}"
+                )
+
+
+def release(directory: Path) -> None:
+    """Takes the configuration back from a folder in which no episode was finished."""
+    if (directory / EPISODES).is_file() and (directory / EPISODES).stat().st_size:
+        return
+    for name in (CONFIG, EPISODES, TIMINGS):
+        (directory / name).unlink(missing_ok=True)
+    if directory.is_dir() and not any(directory.iterdir()):
+        directory.rmdir()
+
+
+def log_seconds(directory: Path, phase: str, seconds: float, waits: Sequence[float]) -> None:
+    """Appends to ``timings.jsonl`` what a batch took on the clock, and how long each of its episodes was under way."""
+    line = {"phase": phase, "episodes": len(waits), "seconds": round(seconds, 4)}
+    line["waits"] = [round(wait, 4) for wait in waits]
+    with (directory / TIMINGS).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def read_seconds(directory: Path, correct: int | None = None) -> dict[str, float]:
+    """What the run proper took, work that a killed process lost left out; empty where nothing was logged.
+
+    Args:
+        directory: the folder of the evaluation.
+        correct: number of right answers; adds the seconds for each.
+    """
+    path = directory / TIMINGS
+    whole = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
+    lines = [line for line in map(json.loads, whole) if line["phase"] == "run"]
+    waits = sorted(wait for line in lines for wait in line["waits"])
+    if not waits:
+        return {}
+    total = sum(line["seconds"] for line in lines)
+    found = {
+        "seconds": total,
+        "seconds_per_question": total / len(waits),
+        "median_seconds_of_an_episode": waits[len(waits) // 2],
+    }
+    return found | ({"seconds_per_correct": total / correct} if correct else {})

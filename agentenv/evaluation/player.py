@@ -1,0 +1,228 @@
+"""Who answers in an evaluation, and how its missing episodes are played.
+
+A policy that computes here plays in batches of fixed make-up, since the batch decides the last digit of its floats: a
+batch that was not finished is played again as a whole. A policy behind a service answers each episode on its own, several
+at a time, and each is kept as soon as it is finished.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from agentenv.core.chat import InlineFormat, TemplateFormat
+from agentenv.core.protocols import ChatFormat, Policy
+from agentenv.core.rollout import RolloutConfig
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import Task
+from agentenv.envs.local_search import STOP
+from agentenv.errors import Fault
+from agentenv.evaluation.ground import Ground
+from agentenv.evaluation.journal import Journal, log_seconds
+from agentenv.evaluation.records import Record
+from agentenv.evaluation.runner import expert_policy, play_batch, roomy, to_record
+from agentenv.policies.card import EpisodeCard, read_card
+from agentenv.policies.extractive import EXTRACTIVE, EXTRACTIVE_CARD, ExtractivePolicy
+from agentenv.policies.fakes import ByteTokenizer
+from agentenv.policies.openai import OpenAIPolicy
+from agentenv.policies.spec import is_endpoint, make_endpoint_policy, make_policy, policy_folder
+
+EXPERT = "scripted"
+_FAULTS_IN_A_ROW = 8  # of episodes that are played one by one, before the service is taken for down
+
+Progress = Callable[[int, dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Player:
+    """A policy with the form of its episodes."""
+
+    spec: str
+    card: EpisodeCard
+    policy: Policy | None
+    """None is the environment's own expert, whose script is written when the questions are known."""
+    tokenizer: Any
+    batch: int
+    lockstep: bool
+
+    @property
+    def config(self) -> RolloutConfig:
+        """Greedy, within the budgets of the card and of the policy."""
+        limit = getattr(self.policy, "context_tokens", None) or self.card.context_tokens
+        config = RolloutConfig(
+            context_tokens=min(self.card.context_tokens, limit),
+            turn_tokens=self.card.turn_tokens,
+            temperature=0.0,
+            stop=STOP,
+            deterministic=self.lockstep,
+            # An endpoint has a deadline of its own, which does not count the wait for its rate limit.
+            deadline_s=3600.0 if isinstance(self.policy, OpenAIPolicy) else RolloutConfig.deadline_s,
+        )
+        return roomy(config) if isinstance(self.tokenizer, ByteTokenizer) else config
+
+    @property
+    def chat(self) -> ChatFormat:
+        """How messages become ids."""
+        if isinstance(self.policy, OpenAIPolicy):
+            return self.policy.chat
+        own: ChatFormat | None = getattr(
+            self.policy, "chat", None
+        )  # of a policy that takes messages and no text
+        return own or (InlineFormat if self.card.format == "inline" else TemplateFormat)(self.tokenizer)
+
+    @property
+    def token_unit(self) -> str:
+        """What its tokens are."""
+        if isinstance(self.policy, OpenAIPolicy):
+            return "pieces of text"
+        return "bytes" if isinstance(self.tokenizer, ByteTokenizer) else "tokens"
+
+    def count(self, text: str) -> int:
+        """Length of an observation: in tokens, or in words where tokens are bytes."""
+        if isinstance(self.tokenizer, ByteTokenizer):
+            return len(text.split())
+        return len(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def on(self, ground: Ground, seed: int, name: str) -> "Player":
+        """This player, or the expert with its script for these questions."""
+        if self.policy is not None:
+            return self
+        size = self.batch if self.lockstep else 1
+        policy = expert_policy(ground.make_env, ground.source.tasks, size, seed=seed, name=name)
+        return replace(self, policy=policy, tokenizer=policy.tokenizer)
+
+
+def open_player(spec: str, concurrency: int) -> Player:
+    """The player that ``spec`` names.
+
+    Args:
+        spec: a policy as ``kind:rest``; ``scripted`` is the environment's own expert.
+        concurrency: episodes at a time.
+
+    Raises:
+        UnknownName: no such policy.
+        MissingExtra: what it needs is not installed.
+        CheckpointMismatch: the folder holds no model that can be loaded.
+    """
+    if spec == EXPERT:
+        return Player(spec, EpisodeCard(), None, ByteTokenizer(), concurrency, lockstep=True)
+    if spec == EXTRACTIVE:
+        policy = ExtractivePolicy()
+        return Player(spec, EXTRACTIVE_CARD, policy, policy.tokenizer, concurrency, lockstep=True)
+    if is_endpoint(spec):
+        endpoint = make_endpoint_policy(spec)
+        return Player(spec, endpoint.card, endpoint, endpoint.tokenizer, concurrency, lockstep=False)
+    loaded = make_policy(spec)
+    card = read_card(policy_folder(spec))
+    return Player(spec, card, loaded, loaded.tokenizer, concurrency, lockstep=True)
+
+
+def play_missing(
+    player: Player,
+    ground: Ground,
+    journal: Journal,
+    *,
+    seed: int,
+    phase: str,
+    directory: Path,
+    progress: Progress,
+    figures: Callable[[Sequence[Record]], dict[str, Any]] = lambda records: {},
+) -> list[Record]:
+    """Plays the questions of ``ground`` that ``journal`` lacks, and returns the records of all in their order.
+
+    Args:
+        player: who answers.
+        ground: questions, retriever and environment.
+        journal: what is finished.
+        seed: of the episodes.
+        phase: prefix of the episode ids, and the name in the timings.
+        directory: the folder of the evaluation.
+        progress: called with the number of finished episodes and with ``figures`` of the newest.
+        figures: what to show of records.
+
+    Raises:
+        Fault: everything that was played lately failed through a fault of ours; what was finished before is kept.
+    """
+    tasks = ground.source.tasks
+    ready = player.on(ground, seed, phase)
+    assert ready.policy is not None
+    progress(len(journal), {})
+    last = time.perf_counter()
+
+    def keep(played: Sequence[Trajectory]) -> None:
+        nonlocal last
+        records = [to_record(trajectory) for trajectory in played]
+        journal.append(records)
+        now = time.perf_counter()
+        log_seconds(directory, phase, now - last, [_seconds(trajectory) for trajectory in played])
+        last = now
+        progress(len(journal), figures(records))
+
+    if player.lockstep:
+        for begin in range(0, len(tasks), player.batch):
+            chunk = tasks[begin : begin + player.batch]
+            if not all(task in journal for task in chunk):
+                keep(_or_stop(asyncio.run(_batch(ready, ground, chunk, begin, seed, phase))))
+    else:
+        asyncio.run(_one_by_one(ready, ground, journal, seed, phase, keep))
+    return journal.finish(tasks)
+
+
+async def _batch(
+    player: Player, ground: Ground, tasks: Sequence[Task], begin: int, seed: int, phase: str
+) -> list[Trajectory]:
+    assert player.policy is not None
+    return await play_batch(
+        player.policy, player.chat, ground.make_env, tasks, player.config, begin, seed=seed, name=phase
+    )
+
+
+async def _one_by_one(
+    player: Player,
+    ground: Ground,
+    journal: Journal,
+    seed: int,
+    phase: str,
+    keep: Callable[[Sequence[Trajectory]], None],
+) -> None:
+    """``player.batch`` workers; faults are held back until an episode after them shows that the service lives."""
+    missing = iter([(i, task) for i, task in enumerate(ground.source.tasks) if task not in journal])
+    held: list[Trajectory] = []
+    lived = False
+
+    async def work() -> None:
+        nonlocal lived
+        for index, task in missing:
+            (played,) = await _batch(player, ground, [task], index, seed, phase)
+            held.append(played)
+            if played.valid:
+                lived = True
+                keep(held)
+                held.clear()
+            elif len(held) >= max(_FAULTS_IN_A_ROW, player.batch):
+                _or_stop(held)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(player.batch):
+                group.create_task(work())
+    except ExceptionGroup as several:
+        raise several.exceptions[0] from None
+    if held:
+        keep(held if lived else _or_stop(held))
+
+
+def _or_stop(played: Sequence[Trajectory]) -> Sequence[Trajectory]:
+    if any(trajectory.valid for trajectory in played):
+        return played
+    reason = played[0].error.strip().splitlines()[-1]
+    raise Fault(
+        f"each of {len(played)} episodes failed through a fault of ours ({reason}); what was finished before is kept: "
+        "the same command goes on from there"
+    )
+
+
+def _seconds(trajectory: Trajectory) -> float:
+    return sum(turn.policy_seconds + turn.env_seconds for turn in trajectory.turns)

@@ -1,0 +1,173 @@
+"""Several benchmarks by one file: what it may say, how they run, and what is said of all of them together.
+
+A suite is a TOML file with one table a benchmark; keys above the first table hold for all::
+
+    policy = "tiny"
+    limit = 500
+    [hotpotqa]
+    [nq]
+    retriever = "faiss:/indexes/wiki18"
+
+Its folder holds one folder a benchmark, ``suite.json`` and a report of all of them.
+"""
+
+import json
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from math import sqrt
+from pathlib import Path
+from statistics import NormalDist, fmean
+from typing import Any
+
+from agentenv.core.scorers import get_scorer
+from agentenv.data.datasets import SETS
+from agentenv.errors import AgentEnvError, ConfigurationError, UnknownName
+from agentenv.evaluation.benchmark import Benchmark, Display, run_benchmark
+from agentenv.evaluation.records import SUITE, read_evaluation, read_json, write_atomically
+from agentenv.evaluation.report import write_report
+from agentenv.evaluation.results import Json, values_of
+from agentenv.evaluation.statistics import estimate
+
+_KEYS = {"scorer": "scorers"}  # as the command's flag is called
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Benchmarks by the name of their table, in the order of the file."""
+
+    parts: Mapping[str, Benchmark]
+
+    def run(
+        self, out: Path, display: Callable[[str], Display], *, retry_faults: bool = False
+    ) -> dict[str, Any]:
+        """Runs one after the other; those that ``out`` holds finished are not run again.
+
+        Returns:
+            ``{"suite": {name: results}, "scores": ...}``, the latter being the content of ``suite.json``.
+
+        Raises:
+            ConfigurationError: ``out`` holds another suite, or another evaluation in a folder of this one.
+            AgentEnvError: a benchmark cannot be run; what was finished is kept.
+        """
+        _refuse_another(out, list(self.parts))
+        results = {}
+        for name, benchmark in self.parts.items():
+            try:
+                results[name] = run_benchmark(benchmark, out / name, display(name), retry_faults=retry_faults)
+            except AgentEnvError as error:
+                raise type(error)(f"{name}: {error}") from error
+        summary = summarize_suite(out, list(self.parts))
+        write_report(out)
+        return {"suite": results, **summary}
+
+
+def read_suite(path: Path, defaults: Mapping[str, Any]) -> Suite:
+    """The benchmarks that a file asks for.
+
+    Args:
+        path: the TOML file. ``data`` and ``corpus`` in it are paths from where the command runs, or names of sets.
+        defaults: fields of `Benchmark` that hold where the file says nothing.
+
+    Raises:
+        ConfigurationError: no TOML, no table, a key or a value that no benchmark takes.
+        UnknownName: a set or a scorer that does not exist.
+    """
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{path} is no TOML: {error}") from error
+    shared = {key: value for key, value in tables.items() if not isinstance(value, dict)}
+    own = {key: value for key, value in tables.items() if isinstance(value, dict)}
+    if not own:
+        raise ConfigurationError(f"{path} holds no table: write one [NAME] for each benchmark")
+    parts = {}
+    for name, table in own.items():
+        values = {**defaults, "dataset": name, **_fields(path, name, shared), **_fields(path, name, table)}
+        parts[name] = Benchmark(**values)
+        if parts[name].dataset not in SETS:
+            raise UnknownName.among("dataset", parts[name].dataset, SETS)
+        for scorer in parts[name].scorers:
+            get_scorer(scorer)
+    return Suite(parts)
+
+
+def _fields(path: Path, name: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table of the file as fields of `Benchmark`."""
+    types = {field.name: str(field.type) for field in fields(Benchmark)}
+    values = {}
+    for key, value in table.items():
+        field = _KEYS.get(key, key)
+        wanted = types.get(field, "")
+        if (
+            field == "scorers"
+            and isinstance(value, list)
+            and all(isinstance(one, str) for one in value)
+            and value
+        ):
+            values[field] = tuple(value)
+        elif "Path" in wanted and isinstance(value, str):
+            values[field] = Path(value)
+        elif wanted.startswith(type(value).__name__):
+            values[field] = value
+        elif not wanted:
+            known = ", ".join(sorted({*types, *_KEYS} - {"scorers"}))
+            raise ConfigurationError(f"{path}: {name} may hold {known}, and not {key!r}")
+        else:
+            raise ConfigurationError(f"{path}: {name}: {key} cannot be {value!r}")
+    return values
+
+
+def _refuse_another(out: Path, names: Sequence[str]) -> None:
+    if (out / SUITE).is_file() and (held := read_json(out / SUITE).get("sets")) != list(names):
+        raise ConfigurationError(f"{out} holds a suite of {held}, not {list(names)}: choose another --out")
+
+
+def summarize_suite(out: Path, names: Sequence[str]) -> Json:
+    """Writes and returns ``suite.json``: each set's scores, and macro and micro means under the scorers of all."""
+    parts = {name: read_evaluation(out / name) for name in names}
+    first, *others = (list(part.results["scores"]) for part in parts.values())
+    common = [scorer for scorer in first if all(scorer in names for names in others)]
+    scored = {name: [record for record in part.records if record["valid"]] for name, part in parts.items()}
+    summary: Json = {
+        "sets": list(names),
+        "by_set": {name: part.results["scores"] for name, part in parts.items()},
+        "scores": {
+            scorer: combine([values_of(records, scorer) for records in scored.values() if records])
+            | {"version": get_scorer(scorer).version}
+            for scorer in common
+        },
+        "faults": sum(part.results["faults"] for part in parts.values()),
+    }
+    write_atomically(out / SUITE, json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+    return summary
+
+
+def combine(sets: Sequence[Sequence[float]], *, level: float = 0.95) -> Json:
+    """Macro and micro mean of the values of several sets.
+
+    The macro mean weighs sets alike, as papers do; its standard error is sqrt(sum of squared errors) / number of sets,
+    and its interval the normal one, cut to [0, 1]. The micro mean weighs questions alike. An error within a set is over
+    its questions; the choice of the sets themselves is not sampled, so neither interval speaks of other sets.
+    """
+    if not sets:
+        return {
+            "macro": {"mean": None, "ci95": None, "sets": 0},
+            "micro": {"mean": None, "ci95": None, "n": 0},
+        }
+    mean = fmean(fmean(values) for values in sets)
+    half = NormalDist().inv_cdf((1 + level) / 2) * sqrt(sum(_squared_error(v) for v in sets)) / len(sets)
+    pooled = estimate([value for values in sets for value in values], level=level)
+    return {
+        "macro": {"mean": mean, "ci95": [max(0.0, mean - half), min(1.0, mean + half)], "sets": len(sets)},
+        "micro": {"mean": pooled.mean, "ci95": [pooled.low, pooled.high], "n": pooled.n},
+    }
+
+
+def _squared_error(values: Sequence[float]) -> float:
+    """Of the mean; for equal or single values that of one more success and failure, as none would claim certainty."""
+    n, mean = len(values), fmean(values)
+    if n > 1 and any(value != mean for value in values):
+        return sum((value - mean) ** 2 for value in values) / (n * (n - 1))
+    guess = (sum(values) + 1) / (n + 2)
+    return guess * (1 - guess) / (n + 2)
