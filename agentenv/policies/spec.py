@@ -9,7 +9,7 @@ from agentenv.policies.tiny import shipped_weights
 if TYPE_CHECKING:
     from agentenv.policies.hf import HFPolicy
 
-KINDS = ("scripted", "tiny", "hf:PATH")
+KINDS = ("scripted", "scripted:extractive", "tiny", "hf:PATH")
 
 
 def make_policy(spec: str) -> "HFPolicy":
