@@ -59,6 +59,7 @@ def _single(directory: Path, against: Path | None) -> Page:
         paired={**found["scores"][scorer], "n": found["n"]} if found else None,
         seconds=_seconds(sides[-1]),
         config=_config(directory),
+        unit=results.get("tokens", {}).get("unit", "tokens"),
     )
 
 
@@ -91,6 +92,7 @@ def _suite(directory: Path, against: Path | None) -> Page:
             for entry in episodes_of(several, scorer, name, EPISODES_A_SET)
         ],
         note=_note(sides),
+        unit=newest[names[0]]["tokens"]["unit"],
     )
 
 

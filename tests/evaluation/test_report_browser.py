@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 PASSAGES = (
-    "\n\n<information>Doc 1(Title: Harbour) It was founded by Velandra & sons.\n"
+    "\n\n<information>Doc 1(Title: Harbour) Velandrax: it was founded by VELANDRA & sons.\n"
     "Doc 2(Title: Port) Nothing of use, <b>really</b>.</information>\n\n"
 )
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -187,7 +187,7 @@ def test_it_steps_through_the_turns_and_marks_answers(run: Path, open_page: Call
     assert "who founded q0" in first.inner_text()
     assert "7 tokens written, 31 shown" in first.inner_text()
     assert "12 tokens written, 60 in all" in page.locator("#detail .side").inner_text()
-    assert first.locator("mark").all_inner_texts() == ["Velandra"]
+    assert first.locator("mark").all_inner_texts() == ["VELANDRA"]  # whole words, in any case
     assert "Harbour" in first.locator(".passage.needed").inner_text()
     assert first.locator(".passage").count() == 2
     assert "<b>really</b>" in first.inner_text()  # text, never markup
