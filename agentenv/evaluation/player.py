@@ -104,10 +104,19 @@ def open_player(spec: str, concurrency: int) -> Player:
     if spec == EXTRACTIVE:
         policy = ExtractivePolicy()
         return Player(spec, EXTRACTIVE_CARD, policy, policy.tokenizer, concurrency, lockstep=True)
-    local = spec == "tiny" or spec.startswith("hf:")
     loaded: Any = make_policy(spec)
-    card = read_card(policy_folder(spec)) if local else getattr(loaded, "card", EpisodeCard())
-    return Player(spec, card, loaded, loaded.tokenizer, concurrency, lockstep=local)
+    card = read_card(policy_folder(spec)) if has_weights(spec) else getattr(loaded, "card", EpisodeCard())
+    return Player(spec, card, loaded, loaded.tokenizer, concurrency, plays_in_batches(spec))
+
+
+def has_weights(spec: str) -> bool:
+    """Whether a policy is a folder of weights."""
+    return spec == "tiny" or spec.startswith("hf:")
+
+
+def plays_in_batches(spec: str) -> bool:
+    """Whether a policy computes here, so that the make-up of its batches is part of what is evaluated."""
+    return has_weights(spec) or spec in (EXPERT, EXTRACTIVE)
 
 
 def play_missing(

@@ -123,7 +123,7 @@ def test_costs_are_for_each_question_and_each_right_answer(record: Maker) -> Non
 
 
 def test_a_ceiling_below_the_run_says_so(record: Maker) -> None:
-    bounds = {
+    bounds: dict[str, dict[str, Any]] = {
         "closed_book": {"mean": 0.0},
         "oracle": {"mean": 0.4},
         "oracle_paged": {"mean": 0.6},
