@@ -71,11 +71,7 @@ def _suite(directory: Path, against: Path | None) -> Page:
     newest = {name: several[-1].results for name, several in sides.items()}
     scorer = next(iter(summary["scores"]), first_scorer(newest[names[0]]))
     means = summary["scores"].get(scorer, {})
-    overall = {
-        f"{kind} mean": means[kind] | {"n": means["micro"]["n"]}
-        for kind in ("macro", "micro")
-        if kind in means
-    }
+    overall = {f"{kind} mean": means[kind] for kind in ("macro", "micro") if kind in means}
     scores = {name: results["scores"].get(scorer, {}) for name, results in newest.items()}
     return Page(
         title=f"Suite of {len(names)} sets: {newest[names[0]]['policy']}",
