@@ -15,7 +15,9 @@
         ├── EnvFault                          the environment or something behind it broke
         │   ├── RetrieverFault                the search backend failed or missed its deadline
         │   └── ReplayDivergence              a replay gave other observations than the record
-        └── PolicyFault                       the engine that samples tokens failed
+        ├── PolicyFault                       the engine that samples tokens failed
+        ├── EndpointFault                     a model behind an HTTP address failed, refused or spent its budget
+        └── JudgeFault                        a judge gave no verdict that can be read
 
 Mistakes of the policy are not here: they are observations with a reward. Each leaf is also the builtin that it
 refines, so ``except ValueError`` keeps working.
@@ -100,3 +102,11 @@ class ReplayDivergence(EnvFault):
 
 class PolicyFault(Fault):
     """The engine that samples tokens failed."""
+
+
+class EndpointFault(Fault):
+    """A model behind an HTTP address failed, refused the request, or has spent its budget."""
+
+
+class JudgeFault(Fault):
+    """A judge gave no verdict that can be read; the question has no score then."""

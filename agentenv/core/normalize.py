@@ -1,4 +1,4 @@
-"""The three ways in which published work normalises an answer before comparing it.
+"""The ways in which published work normalises an answer before comparing it.
 
 They disagree ("Spider-Man" is "spiderman" for SQuAD and "spider man" for TriviaQA), so a score means nothing
 without the name of its scorer. All of them keep accents and non-ASCII quotes and dashes, except that TriviaQA
@@ -7,6 +7,7 @@ blanks four quote marks.
 
 import re
 import string
+import unicodedata
 
 _DELETE_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _BLANK_PUNCTUATION = str.maketrans(string.punctuation, " " * len(string.punctuation))
@@ -19,7 +20,7 @@ def squad(text: str) -> str:
 
     Source: the SQuAD v1.1 scorer; also HotpotQA, 2Wiki, MuSiQue, Search-R1 and FlashRAG.
     """
-    return collapse(_ARTICLE.sub(" ", text.lower().translate(_DELETE_PUNCTUATION)))
+    return collapse(_ARTICLE.sub(" ", without_punctuation(text.lower())))
 
 
 def triviaqa(text: str) -> str:
@@ -27,10 +28,20 @@ def triviaqa(text: str) -> str:
     return collapse(_ARTICLE.sub(" ", text.lower().translate(_TRIVIA_PUNCTUATION)))
 
 
+def nq(text: str) -> str:
+    """`squad` after canonical decomposition: an accent counts however it was typed. Source: NQ-open, ORQA."""
+    return squad(unicodedata.normalize("NFD", text))
+
+
 def asearcher(text: str) -> str:
     """Blanks ASCII punctuation, lower-cases; exactly "True"/"False" become yes/no. Source: ASearcher."""
     text = {"True": "yes", "False": "no"}.get(text, text)
     return collapse(text.translate(_BLANK_PUNCTUATION).lower())
+
+
+def without_punctuation(text: str) -> str:
+    """Deletes ASCII punctuation and leaves nothing in its place."""
+    return text.translate(_DELETE_PUNCTUATION)
 
 
 def collapse(text: str) -> str:

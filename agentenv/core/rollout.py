@@ -101,7 +101,8 @@ async def run_episode(
 
     Raises:
         ContextTooSmall: the opening prompt leaves no room for one turn.
-        ConfigurationError: the environment cannot pose this task or the format cannot render it.
+        ConfigurationError: the environment cannot pose this task, the format cannot render it, or the policy
+            cannot be asked as it is configured.
     """
     record = Record(start, episode)
     reset = start.env.areset(seed=start.seed, options={"task": start.task})
@@ -139,6 +140,8 @@ async def play(record: Record, policy: Policy, chat: ChatFormat, config: Rollout
             if not record.turns:
                 raise
             return record.close(reward, EndReason.TOKEN_LIMIT, {})
+        except ConfigurationError:  # the same for every episode: a wrong key or model
+            raise
         except Exception as error:
             return record.close(0.0, EndReason.POLICY_FAULT, {}, _describe(error))
         acted = time.perf_counter()
@@ -168,7 +171,12 @@ async def _sample(record: Record, policy: Policy, config: RolloutConfig, room: i
     completion = await _within(config.deadline_s, generating, PolicyFault("the policy"))
     turn = len(record.turns)
     record.add(
-        SegmentKind.POLICY, completion.ids, turn, logprobs=completion.logprobs, version=completion.version
+        SegmentKind.POLICY,
+        completion.ids,
+        turn,
+        logprobs=completion.logprobs,
+        version=completion.version,
+        token_true=completion.token_true,
     )
     return completion
 

@@ -8,11 +8,13 @@ Two rules hold for all of them:
 - No prediction (``None``) scores 0. Extracting the answer from the policy's own tokens is the environment's
   work.
 - A gold that normalises to nothing ("The The", "A") would equal an empty prediction and be a substring of
-  everything. It matches only a prediction that equals it up to case and white space. The exception is
-  `f1_squad2`, which follows its source: such golds are dropped, and where none is left the gold is "",
-  meaning "no answer".
+  everything. It matches only a prediction that equals it up to case and white space. The exceptions are
+  `em_squad2` and `f1_squad2`, which follow their source: such golds are dropped, and where none is left the
+  gold is "", meaning "no answer".
 
 In papers `f1_hotpot` is f1_squad_guard, and `em_cover` is sub-EM, "acc" (FlashRAG) or "EM" (ZeroSearch).
+Whole prediction files in the layouts of HotpotQA, 2Wiki and MuSiQue are scored by
+`agentenv.evaluation.official`, supporting facts included. A judge is asked by `agentenv.evaluation.judge`.
 """
 
 import re
@@ -45,6 +47,7 @@ class Scorer:
     name: str
     version: int  # grows when any value may change
     binary: bool  # every value is 0 or 1, so that McNemar's test applies
+    normaliser: str  # a function of agentenv.core.normalize, or "none"
     best: Callable[[str, Sequence[str]], float]
 
     def __call__(self, prediction: str | None, answers: Sequence[str]) -> Score:
@@ -91,6 +94,12 @@ def em_triviaqa(prediction: str, gold: str) -> float:
     return float(normalize.triviaqa(prediction) == target) if target else _same_text(prediction, gold)
 
 
+def em_nq(prediction: str, gold: str) -> float:
+    """`em_squad` of both in Unicode's decomposed form, where an accent is a character of its own (NQ-open)."""
+    target = normalize.nq(gold)
+    return float(normalize.nq(prediction) == target) if target else _same_text(prediction, gold)
+
+
 def em_popqa_raw(prediction: str, gold: str) -> float:
     """1 if the gold as is, lower-cased or capitalised is a substring of the raw prediction (PopQA).
 
@@ -126,15 +135,24 @@ def f1_squad(prediction: str, gold: str) -> float:
     return _f1((Counter(tokens) & Counter(target)).total(), len(tokens), len(target))
 
 
+def em_squad2(prediction: str, golds: Sequence[str]) -> float:
+    """`em_squad` over the golds that do not normalise to nothing; without one the gold is "" (SQuAD v2)."""
+    return _squad2(em_squad, prediction, golds)
+
+
 def f1_squad2(prediction: str, golds: Sequence[str]) -> float:
     """`f1_squad`, except that an empty side scores 1 only if both are empty (SQuAD v2, MuSiQue).
 
     Golds that normalise to nothing are dropped; where none is left the gold is "", which means "no answer".
     """
+    return _squad2(f1_squad, prediction, golds)
+
+
+def _squad2(pair: Callable[[str, str], float], prediction: str, golds: Sequence[str]) -> float:
     kept = [gold for gold in golds if normalize.squad(gold)]
     if not kept:
         return float(not normalize.squad(prediction))
-    return max(f1_squad(prediction, gold) for gold in kept)
+    return max(pair(prediction, gold) for gold in kept)
 
 
 def f1_hotpot(prediction: str, gold: str) -> float:
@@ -164,15 +182,17 @@ def _f1(same: int, predicted: int, gold: int) -> float:
 SCORERS = {
     scorer.name: scorer
     for scorer in (
-        Scorer("em_squad", 1, True, _over_golds(em_squad)),
-        Scorer("em_triviaqa", 1, True, _over_golds(em_triviaqa)),
-        Scorer("em_popqa_raw", 1, True, _over_golds(em_popqa_raw)),
-        Scorer("em_cover", 1, True, _over_golds(em_cover)),
-        Scorer("cem", 1, True, _over_golds(cem)),
-        Scorer("f1_squad", 1, False, _over_golds(f1_squad)),
-        Scorer("f1_squad2", 1, False, f1_squad2),
-        Scorer("f1_hotpot", 1, False, _over_golds(f1_hotpot)),
-        Scorer("f1_set", 1, False, _over_golds(f1_set)),
+        Scorer("em_squad", 1, True, "squad", _over_golds(em_squad)),
+        Scorer("em_squad2", 1, True, "squad", em_squad2),
+        Scorer("em_triviaqa", 1, True, "triviaqa", _over_golds(em_triviaqa)),
+        Scorer("em_nq", 1, True, "nq", _over_golds(em_nq)),
+        Scorer("em_popqa_raw", 1, True, "none", _over_golds(em_popqa_raw)),
+        Scorer("em_cover", 1, True, "squad", _over_golds(em_cover)),
+        Scorer("cem", 1, True, "squad", _over_golds(cem)),
+        Scorer("f1_squad", 1, False, "squad", _over_golds(f1_squad)),
+        Scorer("f1_squad2", 1, False, "squad", f1_squad2),
+        Scorer("f1_hotpot", 1, False, "squad", _over_golds(f1_hotpot)),
+        Scorer("f1_set", 1, False, "asearcher", _over_golds(f1_set)),
     )
 }
 

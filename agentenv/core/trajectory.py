@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentenv.core.types import EndReason, Observation, Task, ToolResult
+from agentenv.errors import ConfigurationError
 
 
 class SegmentKind(StrEnum):
@@ -56,6 +57,8 @@ class Segment:
     """Sampled under another context than the one they now stand in: no importance ratio may use them."""
     trained: bool = True
     """False takes policy tokens out of the loss (a pivot mask)."""
+    token_true: bool = True
+    """False where the ids are a coding of text and not what was sampled: for evaluation only."""
     row: int = 0
     """Rows are separate token sequences; a new one opens when a prompt does not extend the ids before it."""
 
@@ -117,7 +120,16 @@ class Trajectory:
 
     @cached_property
     def loss_mask(self) -> NDArray[np.bool_]:
-        """bool[T]: true on sampled tokens that are trained."""
+        """bool[T]: true on sampled tokens that are trained.
+
+        Raises:
+            ConfigurationError: the engine gave no token ids, so that there is nothing to train on.
+        """
+        if not all(segment.token_true for segment in self.segments):
+            raise ConfigurationError(
+                f"The episode of task {self.task.id!r} was played by an endpoint that gives text and no token "
+                "ids: it can be evaluated and not trained on. Train with hf:PATH."
+            )
         return self._spread([s.kind is SegmentKind.POLICY and s.trained for s in self.segments], np.bool_)
 
     @cached_property
@@ -208,9 +220,10 @@ def to_record(trajectory: Trajectory) -> dict[str, Any]:
         "error": trajectory.error,
         "segments": [
             {"kind": s.kind, "turn": s.turn, "row": s.row, "ids": s.ids, "version": s.version}
-            | ({"logprobs": s.logprobs} if s.logprobs else {})
+            | ({"logprobs": s.logprobs} if s.logprobs and s.token_true else {})
             | ({"context_mismatch": True} if s.context_mismatch else {})
             | ({} if s.trained else {"trained": False})
+            | ({} if s.token_true else {"token_true": False})
             for s in trajectory.segments
         ],
         "turns": [

@@ -204,3 +204,5 @@ class Completion:
     logprobs: tuple[float, ...]
     finish: FinishReason
     version: int = 0  # of the weights
+    token_true: bool = True
+    """False where the engine gave text alone: ``ids`` are a coding of it and no log-prob is known (NaN)."""

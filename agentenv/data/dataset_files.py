@@ -4,6 +4,7 @@ Every message names the file and the line or record, because a list-typed or nul
 makes every answer wrong without a word.
 """
 
+import csv
 import gzip
 import json
 import os
@@ -60,6 +61,13 @@ class Record:
             dict.fromkeys(_gold(gold, self.place) for gold in (value if isinstance(value, list) else [value]))
         )
 
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A field that holds a list of text, which may be empty or absent."""
+        value = self.fields.get(name) or []
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise DatasetError(f"{self.place}: {name} must be a list of text, not {_short(value)}.")
+        return tuple(value)
+
     def items(self, name: str) -> Iterator["Record"]:
         """The objects in the list field ``name``."""
         value = self.value(name)
@@ -87,38 +95,66 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def read_records(path: Path) -> Iterator[Record]:
-    """The objects of a file: one a line (``.jsonl``), or those of an array or one single object (``.json``).
+def read_records(
+    path: Path, *, lines: bool | None = None, problems: list[str] | None = None
+) -> Iterator[Record]:
+    """The objects of a file.
 
-    Either may be compressed (``.gz``).
+    ``.jsonl`` holds one a line, ``.json`` an array or one single object, ``.csv`` and ``.tsv`` a head line and
+    rows, whose fields are all text. Any may be compressed (``.gz``).
+
+    Args:
+        path: the file.
+        lines: True reads one object a line whatever the name says; None goes by the name.
+        problems: takes one sentence for each malformed record, which is then left out; where None, the first
+            is raised.
 
     Raises:
         DatasetError: the file cannot be read, is corrupt, or holds something other than objects.
     """
+    name = path.name.removesuffix(".gz")
+    found: Iterator[tuple[str, Any]]
+    lines = lines or ".jsonl" in name
     try:
         with _open(path) as file:
-            yield from _lines(file, path) if ".jsonl" in path.name else _array(file, path)
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+            if name.endswith((".csv", ".tsv")):
+                found = _table(file, path, "\t" if name.endswith(".tsv") else ",")
+            elif lines:
+                found = ((f"{path}, line {n}", text) for n, text in enumerate(file, 1) if text.strip())
+            else:
+                found = _array(file, path)
+            for place, value in found:
+                try:
+                    yield _record(_json(value, place) if lines else value, place)
+                except DatasetError as error:
+                    if problems is None:
+                        raise
+                    problems.append(str(error))
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
         raise DatasetError(f"{path} cannot be read: {error}.") from error
 
 
 def _open(path: Path) -> TextIO:
+    # Line ends stay as they are: a quoted field of a table may hold some.
     if path.suffix == ".gz":
-        return cast(TextIO, gzip.open(path, "rt", encoding="utf-8"))
-    return path.open(encoding="utf-8")
+        return cast(TextIO, gzip.open(path, "rt", encoding="utf-8-sig", newline=""))
+    return path.open(encoding="utf-8-sig", newline="")
 
 
-def _lines(file: TextIO, path: Path) -> Iterator[Record]:
-    for number, line in enumerate(file, 1):
-        if line.strip():
-            place = f"{path}, line {number}"
-            yield _record(_json(line, place), place)
+def _table(file: TextIO, path: Path, delimiter: str) -> Iterator[tuple[str, Any]]:
+    rows = csv.reader(file, delimiter=delimiter, strict=True)
+    head = next(rows, [])
+    line = rows.line_num + 1
+    for row in rows:
+        place, line = f"{path}, line {line}", rows.line_num + 1
+        if row:
+            yield place, dict(zip(head, row, strict=True)) if len(row) == len(head) else (len(row), len(head))
 
 
-def _array(file: TextIO, path: Path) -> Iterator[Record]:
+def _array(file: TextIO, path: Path) -> Iterator[tuple[str, Any]]:
     content = _json(file.read(), str(path))
     for number, item in enumerate(content if isinstance(content, list) else [content], 1):
-        yield _record(item, f"{path}, record {number}")
+        yield f"{path}, record {number}", item
 
 
 def _json(text: str, place: str) -> Any:
@@ -129,6 +165,8 @@ def _json(text: str, place: str) -> Any:
 
 
 def _record(value: Any, place: str) -> Record:
+    if isinstance(value, tuple):
+        raise DatasetError(f"{place} has {value[0]} columns and the head line {value[1]}.")
     if not isinstance(value, dict):
         raise DatasetError(f"{place} must be a JSON object, not {_short(value)}.")
     return Record(value, place)

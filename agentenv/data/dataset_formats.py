@@ -3,12 +3,15 @@
 To add a format, write a function here and name it in the table of ``agentenv.data.datasets``.
 """
 
+import ast
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from agentenv.core.types import Task
 from agentenv.data.dataset_files import Record
+from agentenv.data.sealed import unseal
 from agentenv.errors import DatasetError
 
 Reader = Callable[[Record], Iterator[Task]]
@@ -31,15 +34,97 @@ def flat(record: Record) -> Iterator[Task]:
 def nq_open(record: Record) -> Iterator[Task]:
     """NQ-open: ``question`` and ``answer``; the id is made of the question, so any subset keeps it."""
     question = record.text("question")
-    digest = hashlib.sha256(question.encode()).hexdigest()[:12]
-    yield Task(f"nq_{digest}", question, record.golds("answer"))
+    yield Task(_id_of("nq", question), question, record.golds("answer"))
+
+
+def _id_of(prefix: str, question: str) -> str:
+    return f"{prefix}_{hashlib.sha256(question.encode()).hexdigest()[:12]}"
 
 
 def triviaqa(record: Record) -> Iterator[Task]:
-    """The flat layout after a careless passage through CSV: some texts are quoted, with quotes doubled."""
+    """TriviaQA: the authors' nesting, or the flat layout after a careless passage through CSV.
+
+    In the flat layout some texts are quoted, with quotes doubled.
+    """
+    if "Data" in record.fields:
+        for item in record.items("Data"):
+            yield _trivia_item(item)
+        return
+    if "question_id" in record.fields:  # the authors' copy on the hub
+        yield _trivia_item(record)
+        return
     for task in flat(record):
         answers = tuple(dict.fromkeys(map(undouble, task.answers)))
         yield Task(task.id, undouble(task.question).strip(), answers, data=task.data)
+
+
+def _trivia_item(item: Record) -> Task:
+    """One question with every name of its answer.
+
+    ``NormalizedAliases`` are left out: the scorer em_triviaqa makes them of the aliases, and under another
+    scorer they would be further golds.
+    """
+    answer = item.value("Answer", "answer")
+    if not isinstance(answer, dict):
+        raise DatasetError(f"{item.place}: Answer must be an object, not {answer!r}.")
+    golds = Record({name.lower(): value for name, value in answer.items()}, item.place)
+    names = (golds.gold("value"), *golds.texts("aliases"), *golds.texts("humananswers"))
+    answers = Record({"aliases": list(names)}, item.place).golds("aliases")
+    return Task(item.id("QuestionId", "question_id"), item.text("Question", "question"), answers)
+
+
+def popqa(record: Record) -> Iterator[Task]:
+    """PopQA: the authors' table, whose ``possible_answers`` are JSON text, or the flat layout."""
+    if "possible_answers" not in record.fields:
+        yield from flat(record)
+        return
+    try:
+        golds = json.loads(record.text("possible_answers"))
+    except json.JSONDecodeError as error:
+        raise DatasetError(f"{record.place}: possible_answers is no JSON: {error}.") from error
+    answers = Record({"possible_answers": golds}, record.place).golds("possible_answers")
+    data = {name: record.fields[name] for name in ("subj", "prop", "obj") if name in record.fields}
+    data |= {name: int(record.id(name)) for name in ("s_pop", "o_pop") if name in record.fields}
+    yield Task(record.id("id"), record.text("question"), answers, data=data)
+
+
+def bamboogle(record: Record) -> Iterator[Task]:
+    """Bamboogle: the authors' ``Question`` and ``Answer``, or the flat layout."""
+    if "Question" not in record.fields:
+        yield from flat(record)
+        return
+    question = record.text("Question")
+    yield Task(_id_of("bamboogle", question), question, (record.gold("Answer"),))
+
+
+def simpleqa(record: Record) -> Iterator[Task]:
+    """SimpleQA: ``problem`` and ``answer``; ``metadata`` is a Python dictionary as text."""
+    question = record.text("problem")
+    data = record.value("metadata")
+    if isinstance(data, str):
+        try:
+            data = ast.literal_eval(data)
+        except (ValueError, SyntaxError) as error:
+            raise DatasetError(f"{record.place}: metadata is no dictionary ({error}).") from error
+    if not isinstance(data, dict):
+        raise DatasetError(f"{record.place}: metadata must be a dictionary, not {data!r}.")
+    yield Task(_id_of("simpleqa", question), question, (record.gold("answer"),), data=data)
+
+
+def browsecomp(record: Record) -> Iterator[Task]:
+    """BrowseComp: ``problem`` and ``answer`` are encrypted under ``canary`` and leave memory in no other form.
+
+    ``data["canary"]`` marks a question whose text nobody may write to disk; its id is made of the cipher.
+    """
+    canary = record.text("canary")
+    try:
+        question, answer = (unseal(record.text(name), canary).strip() for name in ("problem", "answer"))
+    except ValueError:
+        raise DatasetError(f"{record.place} cannot be decrypted with its canary.") from None
+    if not question or not answer:
+        raise DatasetError(f"{record.place}: the decrypted question or answer is blank.")
+    data = {"canary": canary, "topic": record.fields.get("problem_topic") or ""}
+    yield Task(_id_of("browsecomp", record.text("problem")), question, (answer,), data=data)
 
 
 def undouble(text: str) -> str:
@@ -52,13 +137,25 @@ def undouble(text: str) -> str:
 
 
 def hotpotqa(record: Record) -> Iterator[Task]:
-    """HotpotQA and 2WikiMultihopQA: one answer; the paragraphs (``context``) stay in the corpus."""
-    data = _rest(record, "_id", "question", "answer", "context")
-    yield Task(record.id("_id"), record.text("question"), (record.gold("answer"),), data=data)
+    """HotpotQA and 2WikiMultihopQA: one answer; the paragraphs (``context``) stay in the corpus.
+
+    Copies on the hub call the id ``id`` and turn the lists of the supporting facts into columns.
+    """
+    if "golden_answers" in record.fields:
+        yield from flat(record)
+        return
+    data = _rest(record, "_id", "id", "question", "answer", "context")
+    facts = data.get("supporting_facts")
+    if isinstance(facts, dict):
+        data["supporting_facts"] = [list(fact) for fact in zip(*facts.values(), strict=True)]
+    yield Task(record.id("_id", "id"), record.text("question"), (record.gold("answer"),), data=data)
 
 
 def musique(record: Record) -> Iterator[Task]:
     """MuSiQue-Ans: one answer and its aliases; a hop is one step of ``question_decomposition``."""
+    if "golden_answers" in record.fields:
+        yield from flat(record)
+        return
     if record.fields.get("answerable") is False:
         raise DatasetError(f"{record.place} is marked unanswerable; load the answerable set (MuSiQue-Ans).")
     aliases = record.golds("answer_aliases") if record.fields.get("answer_aliases") else ()
@@ -68,20 +165,38 @@ def musique(record: Record) -> Iterator[Task]:
     yield Task(record.id("id"), record.text("question"), answers, data=data)
 
 
+def one_passage(record: Record) -> Iterator[Task]:
+    """The flat layout of questions on one passage each: those on the same one are a cluster."""
+    for task in flat(record):
+        support = task.data.get("supporting_ids") or [task.id]
+        yield Task(task.id, task.question, task.answers, data={**task.data, "cluster": str(support[0])})
+
+
 def squad(record: Record) -> Iterator[Task]:
     """SQuAD's nesting: articles, their paragraphs, the questions on each.
 
-    ``data["paragraph"]`` numbers the paragraphs: the questions on one are a cluster for standard errors.
+    ``data["cluster"]`` numbers the paragraphs: the questions on one are a cluster for standard errors.
     """
+    if "context" in record.fields:
+        yield _squad_row(record)
+        return
     number = 0
     for article in record.items("data"):
         for paragraph in article.items("paragraphs"):
             for question in paragraph.items("qas"):
                 answers = [answer.gold("text") for answer in question.items("answers")]
                 golds = Record({"answers": answers}, question.place).golds("answers")
-                data = {"title": article.fields.get("title", ""), "paragraph": number}
+                data = {"title": article.fields.get("title", ""), "cluster": str(number)}
                 yield Task(question.id("id"), question.text("question"), golds, data=data)
             number += 1
+
+
+def _squad_row(record: Record) -> Task:
+    """One question of SQuAD's copy on the hub, which is not nested."""
+    answers = record.value("answers")
+    golds = Record(answers if isinstance(answers, dict) else {}, record.place).golds("text")
+    data = {"title": record.fields.get("title", ""), "cluster": _id_of("paragraph", record.text("context"))}
+    return Task(record.id("id"), record.text("question"), golds, data=data)
 
 
 def frames(record: Record) -> Iterator[Task]:
@@ -91,7 +206,10 @@ def frames(record: Record) -> Iterator[Task]:
         kind.strip() for kind in str(record.fields.get("reasoning_types", "")).split("|") if kind.strip()
     ]
     data = {"wiki_links": tuple(links), "reasoning_types": tuple(kinds)}
-    yield Task(record.id("id"), record.text("Prompt", "Question"), (record.gold("Answer"),), data=data)
+    question = record.text("Prompt", "Question")
+    # The authors' table has no id of its own: its first column, without a name, is a row number.
+    key = record.id("id") if "id" in record.fields else _id_of("frames", question)
+    yield Task(key, question, (record.gold("Answer"),), data=data)
 
 
 def _rest(record: Record, *known: str) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from typing import Any
 
 from agentenv.core.types import Task
 from agentenv.data import dataset_formats as formats
-from agentenv.data.dataset_files import find_file, read_qrels, read_records, world_split
+from agentenv.data.dataset_files import Record, find_file, read_qrels, read_records, world_split
+from agentenv.data.hub import Hub, hub_source, is_hub, read_hub
 from agentenv.errors import ConfigurationError, DatasetError, UnknownName
 
 
@@ -27,6 +28,7 @@ class QuestionSet:
     read: formats.Reader
     corpus: str = "corpus.jsonl*"  # pattern of the corpus beside the questions
     notes: str = ""
+    hub: Hub | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Dataset:
     notes: str
 
 
+_HUB = "RUC-NLPIR/FlashRAG_datasets"
 _FLASHRAG = "A sample of 1,000; its passages are those that an agent retrieved: easier than all of wiki-18."
 
 SETS: dict[str, QuestionSet] = {
@@ -62,16 +65,21 @@ SETS: dict[str, QuestionSet] = {
         },
         formats.hotpotqa,
         notes="The split distractor is the 100 dev questions of Reflexion; two of them are also in dev.",
+        hub=Hub(_HUB, "hotpotqa"),
     ),
     "2wiki": QuestionSet(
         "2wiki",
         {"dev": "2wiki_dev*.json*", "train": "2wiki_train*.json*"},
         formats.hotpotqa,
         notes="Without the official alias file, so scores are lower bounds of the official ones.",
+        hub=Hub(_HUB, "2wikimultihopqa"),
     ),
     "2wiki_hippo": QuestionSet("2wiki_hippo", {"dev": "questions_101.jsonl*"}, formats.flat),
     "musique": QuestionSet(
-        "musique", {"dev": "musique_*dev*.jsonl*", "train": "musique_*train*.jsonl*"}, formats.musique
+        "musique",
+        {"dev": "musique_*dev*.jsonl*", "train": "musique_*train*.jsonl*"},
+        formats.musique,
+        hub=Hub(_HUB, "musique"),
     ),
     "nq": QuestionSet(
         "nq_open",
@@ -79,19 +87,36 @@ SETS: dict[str, QuestionSet] = {
         formats.nq_open,
         corpus="oracle_corpus.jsonl*",
         notes="The split dev is what papers call the NQ test set; do not mix it with efficientqa.",
+        hub=Hub(_HUB, "nq", {"dev": "test"}),
     ),
     "nq_oracle": QuestionSet(
-        "nq_open", {"dev": "nq_open_oracle.jsonl*"}, formats.flat, corpus="oracle_corpus.jsonl*"
+        "nq_open",
+        {"dev": "nq_open_oracle.jsonl*"},
+        formats.one_passage,
+        corpus="oracle_corpus.jsonl*",
+        notes="Questions on one passage are a cluster: intervals are clustered.",
     ),
     "squad": QuestionSet(
         "squad",
         {"dev": "xquad_en.json*"},
         formats.squad,
-        notes="Questions on one paragraph are a cluster: use clustered standard errors (data['paragraph']).",
+        notes="Questions on one paragraph are a cluster: intervals are clustered.",
+        hub=Hub("rajpurkar/squad", splits={"dev": "validation"}),
     ),
-    "triviaqa": QuestionSet("triviaqa", {"test": "triviaqa_dpr_test.jsonl*"}, formats.triviaqa),
+    "triviaqa": QuestionSet(
+        "triviaqa",
+        {"test": "triviaqa_dpr_test.jsonl*", "dev": "*-dev.json*"},
+        formats.triviaqa,
+        notes="The split test is the unfiltered dev questions that papers report; score it with em_triviaqa too.",
+        hub=Hub(_HUB, "triviaqa"),
+    ),
     "popqa": QuestionSet(
-        "flashrag_1000", {"test": "popqa.jsonl*"}, formats.flat, "wiki18_passages.jsonl*", _FLASHRAG
+        "flashrag_1000",
+        {"test": "popqa.[jt]s*"},
+        formats.popqa,
+        "wiki18_passages.jsonl*",
+        "The official measure is em_popqa_raw; papers on search agents report em_squad. " + _FLASHRAG,
+        Hub(_HUB, "popqa"),
     ),
     "flashrag_nq": QuestionSet(
         "flashrag_1000", {"test": "nq.jsonl*"}, formats.flat, "wiki18_passages.jsonl*", _FLASHRAG
@@ -99,16 +124,39 @@ SETS: dict[str, QuestionSet] = {
     "flashrag_triviaqa": QuestionSet(
         "flashrag_1000", {"test": "triviaqa.jsonl*"}, formats.triviaqa, "wiki18_passages.jsonl*", _FLASHRAG
     ),
-    "bamboogle": QuestionSet("bamboogle", {"test": "bamboogle.jsonl*"}, formats.flat),
+    "bamboogle": QuestionSet(
+        "bamboogle",
+        {"test": "bamboogle.*"},
+        formats.bamboogle,
+        notes="125 questions: a standard error is about 4 points.",
+        hub=Hub(_HUB, "bamboogle"),
+    ),
     "frames": QuestionSet(
         "frames",
-        {"test": "frames.json*"},
+        {"test": "frames.*"},
         formats.frames,
         notes="No passages; answers are long, so use a judge.",
+        hub=Hub("google/frames-benchmark"),
+    ),
+    "simpleqa": QuestionSet(
+        "simpleqa",
+        {"test": "simple*qa*.*"},
+        formats.simpleqa,
+        notes="No passages; the official measure is a judge (rubric simpleqa).",
+        hub=Hub("basicv8vc/SimpleQA"),
+    ),
+    "browsecomp": QuestionSet(
+        "browsecomp",
+        {"test": "browse*comp*.*"},
+        formats.browsecomp,
+        notes="Encrypted on disk and decrypted in memory only; the official measure is a judge (rubric browsecomp).",
+        hub=Hub("smolagents/browse_comp"),
     ),
     "fictional": QuestionSet("fictional", {"": "questions.jsonl*"}, formats.flat),
     "jsonl": QuestionSet("", {"": "questions.jsonl*"}, formats.flat),
 }
+
+_SHOWN = 20  # sentences of one message about malformed records
 
 
 def load_dataset(
@@ -124,8 +172,8 @@ def load_dataset(
     Args:
         name: a key of ``SETS``; ``jsonl`` reads any file of ``id``, ``question`` and ``golden_answers``,
             ``fictional`` the folder of a world.
-        path: the question file, the set's own folder or its parent; where None, the environment variable
-            ``AGENTENV_DATA``.
+        path: the question file, the set's own folder or its parent; ``hub:`` and ``hub:owner/name`` read from
+            the Hugging Face hub; where None, the environment variable ``AGENTENV_DATA``.
         split: a split of the set; its first where None. For a single file it is only a label.
         limit: a random sample of so many questions in the order of the file; all where None.
         seed: of that sample.
@@ -133,7 +181,8 @@ def load_dataset(
     Raises:
         UnknownName: no such set or split.
         DatasetError: the file is missing or corrupt, holds no questions, an id occurs twice, or a question
-            has no answer or a null, nested or non-text one.
+            has no answer or a null, nested or non-text one; the message has one sentence for each such record.
+        MissingExtra: the hub is named and ``datasets`` is not installed.
         ConfigurationError: ``limit`` is below 1.
     """
     if name not in SETS:
@@ -143,16 +192,19 @@ def load_dataset(
     kind = SETS[name]
     if split is None:
         split = _split_of(kind, path)
-    elif "" not in kind.files and split not in kind.files and not (path and path.is_file()):
+    elif "" not in kind.files and split not in kind.files and not _labels(path):
         raise UnknownName.among(f"split of {name}", split, kind.files)
+    if path is not None and is_hub(path):
+        hub = hub_source(path, kind.hub, name)
+        tasks = _tasks(kind, split, read_hub(hub, split), None, hub.repository)
+        return Dataset(name, split, _sample(tasks, limit, seed), path, None, kind.notes)
     pattern = kind.files.get(split, next(iter(kind.files.values())))
     source = find_file(name, kind.folder, pattern, path)
     if name == "fictional":
         split = _world_split(source, split)
-    tasks = _tasks(kind, source, split)
-    if limit is not None and limit < len(tasks):
-        rows = random.Random(seed).sample(range(len(tasks)), limit)
-        tasks = tuple(tasks[row] for row in sorted(rows))
+    problems: list[str] = []
+    records = read_records(source, problems=problems)
+    tasks = _sample(_tasks(kind, split, records, read_qrels(source), str(source), problems), limit, seed)
     corpus = next(iter(sorted(source.parent.glob(kind.corpus))), None)
     return Dataset(name, split, tasks, source, corpus, kind.notes)
 
@@ -172,16 +224,46 @@ def _world_split(source: Path, wanted: str) -> str:
     return declared or wanted
 
 
-def _tasks(kind: QuestionSet, source: Path, split: str) -> tuple[Task, ...]:
-    """Every task of ``source``, with its split and supporting documents, checked."""
-    qrels = read_qrels(source)
+def _labels(path: Path | None) -> bool:
+    """Whether any split may be named: it labels a single file, and the hub has its own."""
+    return path is not None and (is_hub(path) or path.is_file())
+
+
+def _sample(tasks: tuple[Task, ...], limit: int | None, seed: int) -> tuple[Task, ...]:
+    if limit is None or limit >= len(tasks):
+        return tasks
+    rows = random.Random(seed).sample(range(len(tasks)), limit)
+    return tuple(tasks[row] for row in sorted(rows))
+
+
+def _tasks(
+    kind: QuestionSet,
+    split: str,
+    records: Iterable[Record],
+    qrels: Mapping[str, tuple[str, ...]] | None,
+    source: str,
+    problems: list[str] | None = None,
+) -> tuple[Task, ...]:
+    """Every task of ``records``, with its split and supporting documents, checked.
+
+    ``problems`` takes what is wrong, and may already hold what the file's reader has found.
+    """
+    problems = [] if problems is None else problems
     tasks: dict[str, Task] = {}
-    for record in read_records(source):
-        for task in kind.read(record):
-            if task.id in tasks:
-                raise DatasetError(f"{record.place}: the id {task.id!r} occurs twice; make ids unique.")
-            found = task.data.get("supporting_ids", ()) if qrels is None else qrels.get(task.id, ())
-            tasks[task.id] = replace(task, split=split, data=_with_support(task.data, found, record.place))
+    for record in records:
+        try:
+            for task in kind.read(record):
+                if task.id in tasks:
+                    raise DatasetError(f"{record.place}: the id {task.id!r} occurs twice; make ids unique.")
+                found = task.data.get("supporting_ids", ()) if qrels is None else qrels.get(task.id, ())
+                tasks[task.id] = replace(
+                    task, split=split, data=_with_support(task.data, found, record.place)
+                )
+        except DatasetError as error:
+            problems.append(str(error))
+    if problems:
+        more = [f"And {len(problems) - _SHOWN} more malformed records."] if len(problems) > _SHOWN else []
+        raise DatasetError("\n".join([*problems[:_SHOWN], *more]))
     if not tasks:
         raise DatasetError(f"{source} holds no questions.")
     return tuple(tasks.values())

@@ -26,15 +26,14 @@ from agentenv.evaluation.journal import CONFIG, Journal, claim, release
 from agentenv.evaluation.player import (
     EXPERT,
     Player,
-    has_weights,
     open_player,
     play_missing,
-    plays_in_batches,
 )
 from agentenv.evaluation.records import EPISODES, RESULTS, Record, read_json, write_results
 from agentenv.evaluation.report import PAGE, write_report
 from agentenv.evaluation.results import score_of, summarize
-from agentenv.policies.spec import policy_folder
+from agentenv.policies.openai import OpenAIPolicy
+from agentenv.policies.spec import is_endpoint, policy_folder
 from agentenv.retrievers.metrics import recall_at_k
 
 _RECALL_AT = (2, 3, 5, 10)
@@ -115,6 +114,8 @@ def _run(benchmark: Benchmark, out: Path, display: Display, retry_faults: bool) 
     (out / RESULTS).unlink(missing_ok=True)
     records, bounds = _play(benchmark, player, ground, out, display, retry_faults)
     results = _summary(benchmark, player, ground, records, bounds)
+    if isinstance(player.policy, OpenAIPolicy):
+        results["usage"] = player.policy.usage()  # of this process: a resumed run has paid before
     write_results(out, results)
     write_report(out)
     return results
@@ -246,17 +247,16 @@ def index_recall(ground: Ground) -> dict[str, float]:
 def _identity(benchmark: Benchmark) -> dict[str, Any]:
     """What has to be the same for a run to go on; episodes at an endpoint do not know how many run beside them."""
     fields = asdict(benchmark)
-    return fields if plays_in_batches(benchmark.policy) else fields | {"concurrency": None}
+    return fields | {"concurrency": None} if is_endpoint(benchmark.policy) else fields
 
 
 def _fingerprints(benchmark: Benchmark, ground: Ground) -> dict[str, str]:
     """What the names of a benchmark stand for at present, so that a resumed run cannot mix two."""
+    weights = benchmark.policy == "tiny" or benchmark.policy.startswith("hf:")
     return {
         "questions": _hash_of(ground.source.tasks),
         "retriever": ground.retriever.info().fingerprint,
-        "policy": _weights(policy_folder(benchmark.policy))
-        if has_weights(benchmark.policy)
-        else benchmark.policy,
+        "policy": _weights(policy_folder(benchmark.policy)) if weights else benchmark.policy,
     }
 
 

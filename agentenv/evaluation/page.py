@@ -13,7 +13,7 @@ from agentenv.core.scorers import SCORERS
 from agentenv.errors import MissingExtra
 from agentenv.evaluation.charts import Level, level_chart
 from agentenv.evaluation.diagnosis import cause_of
-from agentenv.evaluation.records import Evaluation, Record
+from agentenv.evaluation.records import Evaluation, Record, redacted
 
 Json = dict[str, Any]
 
@@ -124,7 +124,7 @@ def episodes_of(
     entries = []
     for identity in list(order)[:limit]:
         rows = [side.get(identity) for side in by_id]
-        first = next(row for row in rows if row)
+        first = redacted(next(row for row in rows if row))
         entry: Json = {key: first.get(key) for key in ("id", "question", "answers", "family", "hops")}
         entry["supporting"] = first.get("supporting_ids", [])
         entry["set"] = name
@@ -137,11 +137,13 @@ def _episode(record: Record, scorer: str) -> Json:
     score = record.get("reward", 0.0)
     if scorer in SCORERS:
         score = SCORERS[scorer](record["prediction"], record["answers"]).value
+    cause = cause_of(record, score)
+    record = redacted(record)
     return {
         "prediction": record["prediction"],
         "valid": record["valid"],
         "score": score,
-        "cause": cause_of(record, score),
+        "cause": cause,
         "tokens": record.get("tokens", {}),
         "error": record.get("error", ""),
         "reward": record.get("reward"),

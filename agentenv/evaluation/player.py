@@ -26,7 +26,8 @@ from agentenv.evaluation.runner import expert_policy, play_batch, roomy, to_reco
 from agentenv.policies.card import EpisodeCard, read_card
 from agentenv.policies.extractive import EXTRACTIVE, EXTRACTIVE_CARD, ExtractivePolicy
 from agentenv.policies.fakes import ByteTokenizer
-from agentenv.policies.spec import make_policy, policy_folder
+from agentenv.policies.openai import OpenAIPolicy
+from agentenv.policies.spec import is_endpoint, make_endpoint_policy, make_policy, policy_folder
 
 EXPERT = "scripted"
 _FAULTS_IN_A_ROW = 8  # of episodes that are played one by one, before the service is taken for down
@@ -56,20 +57,22 @@ class Player:
             temperature=0.0,
             stop=STOP,
             deterministic=self.lockstep,
+            # An endpoint has a deadline of its own, which does not count the wait for its rate limit.
+            deadline_s=3600.0 if isinstance(self.policy, OpenAIPolicy) else RolloutConfig.deadline_s,
         )
         return roomy(config) if isinstance(self.tokenizer, ByteTokenizer) else config
 
     @property
     def chat(self) -> ChatFormat:
         """How messages become ids."""
-        own: ChatFormat | None = getattr(
-            self.policy, "chat", None
-        )  # of a policy that takes messages and no text
+        own: ChatFormat | None = getattr(self.policy, "chat", None)  # of one that takes messages
         return own or (InlineFormat if self.card.format == "inline" else TemplateFormat)(self.tokenizer)
 
     @property
     def token_unit(self) -> str:
         """What its tokens are."""
+        if isinstance(self.policy, OpenAIPolicy):
+            return "pieces of text"
         return "bytes" if isinstance(self.tokenizer, ByteTokenizer) else "tokens"
 
     def count(self, text: str) -> int:
@@ -104,19 +107,12 @@ def open_player(spec: str, concurrency: int) -> Player:
     if spec == EXTRACTIVE:
         policy = ExtractivePolicy()
         return Player(spec, EXTRACTIVE_CARD, policy, policy.tokenizer, concurrency, lockstep=True)
-    loaded: Any = make_policy(spec)
-    card = read_card(policy_folder(spec)) if has_weights(spec) else getattr(loaded, "card", EpisodeCard())
-    return Player(spec, card, loaded, loaded.tokenizer, concurrency, plays_in_batches(spec))
-
-
-def has_weights(spec: str) -> bool:
-    """Whether a policy is a folder of weights."""
-    return spec == "tiny" or spec.startswith("hf:")
-
-
-def plays_in_batches(spec: str) -> bool:
-    """Whether a policy computes here, so that the make-up of its batches is part of what is evaluated."""
-    return has_weights(spec) or spec in (EXPERT, EXTRACTIVE)
+    if is_endpoint(spec):
+        endpoint = make_endpoint_policy(spec)
+        return Player(spec, endpoint.card, endpoint, endpoint.tokenizer, concurrency, lockstep=False)
+    loaded = make_policy(spec)
+    card = read_card(policy_folder(spec))
+    return Player(spec, card, loaded, loaded.tokenizer, concurrency, lockstep=True)
 
 
 def play_missing(

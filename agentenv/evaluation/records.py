@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Required, TypedDict
 
 from agentenv.core.scorers import check_answers
+from agentenv.data.sealed import seal, unseal
 from agentenv.errors import ConfigurationError, DatasetError
 
 EPISODES = "episodes.jsonl"
@@ -52,6 +53,8 @@ class Record(TypedDict, total=False):
     searches: Required[int]
     reward: float
     supporting_ids: Sequence[str]
+    canary: str  # of a set whose text may lie on disk in encrypted form only
+    cluster: str  # the passage that the question shares with others: not independent of them
     retrieved_ids: Sequence[Sequence[str]]  # one ranked list for each search
     family: str
     hops: int
@@ -110,6 +113,8 @@ def parse_record(line: str, where: str) -> Record:
         record = json.loads(line)
     except json.JSONDecodeError as error:
         raise DatasetError(f"{where} is not JSON ({error.msg}); was the run interrupted?") from None
+    if isinstance(record, dict) and "sealed" in record:
+        record |= _unsealed(record.pop("sealed"), record.get("canary", ""), where)
     missing = sorted(Record.__required_keys__ - set(record)) if isinstance(record, dict) else ["id"]
     if missing:
         raise DatasetError(f"{where}: the key {missing[0]!r} is missing.")
@@ -119,6 +124,14 @@ def parse_record(line: str, where: str) -> Record:
         raise DatasetError(f"{where}: {error}") from None
     result: Record = record
     return result
+
+
+def _unsealed(cipher: str, canary: str, where: str) -> dict[str, Any]:
+    try:
+        texts: dict[str, Any] = json.loads(unseal(cipher, canary))
+    except ValueError:
+        raise DatasetError(f"{where} cannot be decrypted with its canary.") from None
+    return texts
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -140,6 +153,28 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+_TEXTS = ("question", "answers", "prediction", "prompt", "turns", "error")
+
+
+def as_line(record: Record) -> str:
+    """The line of ``episodes.jsonl`` for one record; the texts of a sealed set are encrypted under its canary."""
+    row: dict[str, Any] = dict(record)
+    if "canary" in record:
+        texts = {name: row.pop(name) for name in _TEXTS if name in row}
+        row["sealed"] = seal(json.dumps(texts, ensure_ascii=False), record["canary"])
+    return json.dumps(row, ensure_ascii=False) + "\n"
+
+
+def redacted(record: Record) -> Record:
+    """``record`` for a page that people pass on: without the texts of a sealed set."""
+    if "canary" not in record:
+        return record
+    hidden = "(not shown: this set must not be published in plain text)"
+    changes: dict[str, Any] = {"question": hidden, "answers": [hidden], "prompt": hidden, "turns": []}
+    changes["prediction"] = None if record["prediction"] is None else hidden
+    return {**record, **changes}  # type: ignore[typeddict-item]
+
+
 def write_evaluation(directory: Path, results: Mapping[str, Any], records: Iterable[Record]) -> None:
     """Writes both files; ``results.json`` comes last, so its presence means that the folder is complete."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -149,7 +184,7 @@ def write_evaluation(directory: Path, results: Mapping[str, Any], records: Itera
 
 def lines_of(records: Iterable[Record]) -> str:
     """Records as the lines of ``episodes.jsonl``."""
-    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    return "".join(map(as_line, records))
 
 
 def write_results(directory: Path, results: Mapping[str, Any]) -> None:

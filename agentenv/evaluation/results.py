@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from agentenv.core.scorers import get_scorer
+from agentenv.core.scorers import Scorer, get_scorer
 from agentenv.evaluation.diagnosis import costs, error_table, support
 from agentenv.evaluation.records import Record
 from agentenv.evaluation.statistics import estimate
@@ -136,14 +136,21 @@ def score_of(record: Record, scorer: str) -> float:
 
 
 def _scores(scored: Sequence[Record], scorers: Sequence[str], seed: int) -> Json:
-    return {name: _score(values_of(scored, name), get_scorer(name).version, seed) for name in scorers}
+    clusters = clusters_of(scored)
+    return {name: _score(values_of(scored, name), clusters, get_scorer(name), seed) for name in scorers}
 
 
-def _score(values: Sequence[float], version: int, seed: int) -> Json:
+def clusters_of(scored: Iterable[Record]) -> list[str]:
+    """What each question belongs to for the intervals: the passage that it shares with others, or itself."""
+    return [f"cluster {r['cluster']}" if "cluster" in r else f"question {r['id']}" for r in scored]
+
+
+def _score(values: Sequence[float], clusters: Sequence[str], scorer: Scorer, seed: int) -> Json:
+    made_by = {"version": scorer.version, "normaliser": scorer.normaliser}
     if not values:
-        return {"mean": None, "ci95": None, "n": 0, "version": version}
-    e = estimate(values, seed=seed)
-    return {"mean": e.mean, "ci95": [e.low, e.high], "n": e.n, "interval": e.method, "version": version}
+        return {"mean": None, "ci95": None, "n": 0} | made_by
+    e = estimate(values, clusters=clusters, seed=seed)
+    return {"mean": e.mean, "ci95": [e.low, e.high], "n": e.n, "interval": e.method} | made_by
 
 
 def _grouped(

@@ -153,6 +153,10 @@ def to_record(trajectory: Trajectory) -> Record:
         record["reward"] = trajectory.reward
     if supporting := task.data.get("supporting_ids"):
         record["supporting_ids"] = list(supporting)
+    if "cluster" in task.data:
+        record["cluster"] = task.data["cluster"]
+    if "canary" in task.data:
+        record["canary"] = task.data["canary"]
     if family := task.data.get("family"):
         record["family"] = family
     if hops := task.data.get("hops"):

@@ -3,7 +3,7 @@
 Everything is a pure function; randomness comes from the given seed only. N is the number of questions.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from math import comb, prod, sqrt
 from statistics import NormalDist
@@ -26,7 +26,7 @@ class Estimate:
     low: float
     high: float
     n: int
-    method: str  # "bootstrap" or "wilson"
+    method: str  # "bootstrap" or "wilson", each also "clustered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +52,16 @@ def bootstrap_ci(
     return float(low), float(high)
 
 
-def wilson_interval(successes: int, n: int, *, level: float = 0.95) -> tuple[float, float]:
+def wilson_interval(successes: float, n: float, *, level: float = 0.95) -> tuple[float, float]:
     """Score interval of a proportion (Wilson 1927, eq. 4); keeps a width where all or none succeed.
+
+    Both counts may be effective ones, which are no whole numbers.
 
     Raises:
         ConfigurationError: not 0 <= successes <= n with n at least 1, or a level outside (0, 1).
     """
-    if not 0 <= successes <= n or n < 1:
-        raise ConfigurationError(
-            f"A proportion needs 0 <= successes <= n and n >= 1, not {successes} of {n}."
-        )
+    if not 0 <= successes <= n or n <= 0:
+        raise ConfigurationError(f"A proportion needs 0 <= successes <= n and n > 0, not {successes} of {n}.")
     z = NormalDist().inv_cdf(_tails(level)[1])
     p = successes / n
     centre = (p + z**2 / (2 * n)) / (1 + z**2 / n)
@@ -69,19 +69,108 @@ def wilson_interval(successes: int, n: int, *, level: float = 0.95) -> tuple[flo
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def estimate(values: ArrayLike, *, level: float = 0.95, seed: int = 0) -> Estimate:
+def estimate(
+    values: ArrayLike,
+    *,
+    clusters: Sequence[Hashable] | None = None,
+    level: float = 0.95,
+    seed: int = 0,
+) -> Estimate:
     """Mean of ``values`` [N] with its interval: the bootstrap, or Wilson's where the bootstrap fails.
 
     Wilson's is taken for 0/1 values that are fewer than `SMALL_SAMPLE` or all equal, where the bootstrap
     would be too narrow or have no width at all.
+
+    Args:
+        values: one score a question.
+        clusters: what each question belongs to: those of one cluster (one passage) are not independent. The
+            interval is then of the clusters, where there are fewer of them than questions.
+        level: of the interval.
+        seed: of the bootstrap.
+
+    Raises:
+        ConfigurationError: no values, one that is not finite, or not one cluster a value.
     """
     x = _checked(values)
     proportion = bool(np.isin(x, (0.0, 1.0)).all())
+    if clusters is not None and len(_members(x, clusters)) < x.size:
+        return _clustered(x, clusters, proportion, level, seed)
     if proportion and (x.size < SMALL_SAMPLE or x.min() == x.max()):
         low, high = wilson_interval(int(x.sum()), x.size, level=level)
         return Estimate(float(x.mean()), low, high, x.size, "wilson")
     low, high = bootstrap_ci(x, level=level, seed=seed)
     return Estimate(float(x.mean()), low, high, x.size, "bootstrap")
+
+
+def standard_error(values: ArrayLike, clusters: Sequence[Hashable] | None = None) -> float:
+    """Standard error of the mean of ``values`` [N]; 0 for a single value or cluster.
+
+    With clusters the residuals are summed within each before they are squared: sqrt(C/(C-1) sum_c (sum_{i in c}
+    (x_i - mean))^2) / N with C clusters (Miller 2024, "Adding error bars to evals", eq. 4, with the usual
+    factor for few clusters). Without, every value is a cluster of its own.
+
+    Raises:
+        ConfigurationError: as in `estimate`.
+    """
+    x = _checked(values)
+    members = _members(x, range(x.size) if clusters is None else clusters)
+    if len(members) == 1:
+        return 0.0
+    residuals = np.array([(x[rows] - x.mean()).sum() for rows in members])
+    return float(sqrt(len(members) / (len(members) - 1) * (residuals**2).sum()) / x.size)
+
+
+def _members(x: Floats, clusters: Sequence[Hashable]) -> list[list[int]]:
+    """The rows of each cluster."""
+    if len(clusters) != x.size:
+        raise ConfigurationError(f"Needs one cluster a score, not {len(clusters)} for {x.size}.")
+    rows: dict[Hashable, list[int]] = {}
+    for row, cluster in enumerate(clusters):
+        rows.setdefault(cluster, []).append(row)
+    return list(rows.values())
+
+
+def _clustered(
+    x: Floats, clusters: Sequence[Hashable], proportion: bool, level: float, seed: int
+) -> Estimate:
+    """The interval over clusters: Wilson's with an effective n for 0/1 scores, otherwise the bootstrap of clusters.
+
+    The effective n is that whose simple standard error would be the clustered one, at most N (Korn and
+    Graubard 1998; Dean and Pagano 2015); where all scores are equal or there is one cluster, it is their number.
+    """
+    members, mean = _members(x, clusters), float(x.mean())
+    if proportion:
+        error = standard_error(x, clusters)
+        if len(members) == 1 or mean in (0.0, 1.0):
+            effective = float(len(members))
+        else:
+            effective = min(mean * (1 - mean) / error**2, x.size) if error > 0 else float(x.size)
+        low, high = wilson_interval(mean * effective, effective, level=level)
+        return Estimate(mean, low, high, x.size, "wilson clustered")
+    sums = np.array([x[rows].sum() for rows in members])
+    sizes = np.array([len(rows) for rows in members])
+    rng = np.random.default_rng(seed)
+    # A resample of C clusters of unequal size is a ratio: sum of scores over number of questions.
+    draws = rng.multinomial(len(members), np.full(len(members), 1 / len(members)), size=2_000)
+    low, high = np.quantile(draws @ sums / (draws @ sizes), _tails(level))
+    return Estimate(mean, float(low), float(high), x.size, "bootstrap clustered")
+
+
+def calibration_error(confidences: Sequence[float], correct: Sequence[float], *, per_bin: int = 100) -> float:
+    """Root mean square difference of confidence and accuracy over bins of equally many answers.
+
+    Answers are sorted by confidence; the last bin takes the remainder (Hendrycks et al. 2019, as in HLE).
+
+    Raises:
+        ConfigurationError: the two lengths differ, or there are no answers.
+    """
+    claimed, right = _checked(confidences), _checked(correct)
+    if claimed.size != right.size:
+        raise ConfigurationError(f"One confidence an answer, not {claimed.size} for {right.size}.")
+    order = np.argsort(claimed, kind="stable")
+    bins = np.array_split(order, np.arange(per_bin, claimed.size - per_bin + 1, per_bin))
+    squares = [rows.size * (claimed[rows].mean() - right[rows].mean()) ** 2 for rows in bins]
+    return float(sqrt(sum(squares) / claimed.size))
 
 
 def mcnemar_exact(b: int, c: int) -> float:
@@ -145,6 +234,18 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     if n - c < k:
         return 1.0
     return 1.0 - prod(1.0 - k / i for i in range(n - c + 1, n + 1))
+
+
+def all_at_k(n: int, c: int, k: int) -> float:
+    """Unbiased probability that all of ``k`` draws from ``n`` samples, ``c`` of them right, are right.
+
+    ``C(c, k) / C(n, k)``, also called pass^k (Yao et al. 2024).
+
+    Raises:
+        ConfigurationError: as in `pass_at_k`.
+    """
+    pass_at_k(n, c, k)
+    return comb(c, k) / comb(n, k)
 
 
 def _checked(values: ArrayLike) -> Floats:

@@ -3,32 +3,56 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentenv.errors import MissingExtra, UnknownName
+from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
 from agentenv.policies.tiny import shipped_weights
 
 if TYPE_CHECKING:
     from agentenv.policies.hf import HFPolicy
+    from agentenv.policies.openai import OpenAIPolicy
 
-KINDS = ("scripted", "scripted:extractive", "tiny", "hf:PATH")
+KINDS = ("scripted", "scripted:extractive", "tiny", "hf:PATH", "openai:MODEL@URL")
+_ENDPOINT = "openai:"
+
+
+def is_endpoint(spec: str) -> bool:
+    """Whether ``spec`` names a model behind an HTTP address."""
+    return spec.startswith(_ENDPOINT)
 
 
 def make_policy(spec: str) -> "HFPolicy":
-    """The policy that ``spec`` names.
+    """The policy that ``spec`` names, whose tokens can be trained on.
 
     ``tiny`` is the shipped policy, ``hf:PATH`` a local transformers folder. ``scripted`` (the expert of each
     environment) needs the episodes and is made by the evaluation.
 
     Raises:
         UnknownName: no such kind of policy.
+        ConfigurationError: an endpoint, which can be evaluated only.
         MissingExtra: torch or transformers is not installed.
         CheckpointMismatch: the folder holds no model that can be loaded.
     """
+    if is_endpoint(spec):
+        raise ConfigurationError(
+            f"{spec!r} gives text and no token ids: it can be evaluated and not trained on. Train with hf:PATH."
+        )
     folder = policy_folder(spec)
     try:
         from agentenv.policies.hf import HFPolicy
     except ModuleNotFoundError as error:
         raise MissingExtra.of(error.name or "torch", "train") from error
     return HFPolicy.load(folder)
+
+
+def make_endpoint_policy(spec: str) -> "OpenAIPolicy":
+    """The policy behind ``openai:MODEL@URL#options``; nothing is sent yet.
+
+    Raises:
+        ConfigurationError: no such address or option.
+    """
+    from agentenv.policies.endpoint import ChatClient, Endpoint
+    from agentenv.policies.openai import OpenAIPolicy
+
+    return OpenAIPolicy(ChatClient(Endpoint.parse(spec.removeprefix(_ENDPOINT))))
 
 
 def policy_folder(spec: str) -> Path:

@@ -2,9 +2,11 @@
 
 import pytest
 
+from agentenv.core import normalize
 from agentenv.core.scorers import SCORERS, Score, get_scorer
 from agentenv.errors import DatasetError, UnknownName
 
+ORDINARY = [name for name in sorted(SCORERS) if name not in ("em_squad2", "f1_squad2")]
 NEW_YORK = ("new york new york city", "new york city")
 
 
@@ -34,6 +36,10 @@ def value(name: str, prediction: str | None, *answers: str) -> float:
         ("em_squad", "beyonc\u00e9!", "Beyonc\u00e9", 1),
         ("em_squad", "1000", "1,000", 1),
         ("em_triviaqa", "1000", "1,000", 0),
+        ("em_nq", "beyonce\u0301", "Beyonc\u00e9", 1),  # the accent as a character of its own
+        ("em_squad", "beyonce\u0301", "Beyonc\u00e9", 0),
+        ("em_nq", "Beyonce", "Beyonc\u00e9", 0),
+        ("em_squad2", "usa", "the U.S.A.", 1),
         ("em_squad", "theatre", "atre", 0),  # articles go as whole words only
         ("cem", "China's capital: Beijing", "Beijing capital", 1),  # order is ignored
         ("em_cover", "capital Beijing", "Beijing capital", 0),
@@ -88,7 +94,7 @@ def test_f1_set_cuts_chinese_into_letters_and_digit_runs() -> None:
     assert value("f1_set", "Beijing", "\u5317\u4eac") == 0.0
 
 
-@pytest.mark.parametrize("name", [name for name in sorted(SCORERS) if name != "f1_squad2"])
+@pytest.mark.parametrize("name", ORDINARY)
 @pytest.mark.parametrize("prediction", ["anything at all", "", "the", "!"])
 def test_a_gold_that_normalises_to_nothing_does_not_match_everything(name: str, prediction: str) -> None:
     golds = ("   ", "---") if name in ("em_popqa_raw", "f1_set") else ("The The", "A")
@@ -96,7 +102,7 @@ def test_a_gold_that_normalises_to_nothing_does_not_match_everything(name: str, 
     assert value(name, prediction, *golds) == expected
 
 
-@pytest.mark.parametrize("name", [name for name in sorted(SCORERS) if name != "f1_squad2"])
+@pytest.mark.parametrize("name", ORDINARY)
 def test_a_gold_that_normalises_to_nothing_matches_itself(name: str) -> None:
     assert value(name, "the  THE" if name != "em_popqa_raw" else "The The", "The The") == 1.0
 
@@ -107,6 +113,9 @@ def test_squad2_knows_the_unanswerable_question() -> None:
     assert value("f1_squad2", "", "Paris") == 0.0
     assert value("f1_squad2", "", "The The", "Paris") == 0.0  # the empty gold is dropped where another stands
     assert value("f1_squad2", "in Beijing, China", "Beijing") == 0.5
+    assert value("em_squad2", "", "") == value("em_squad2", "the", "") == 1.0
+    assert value("em_squad2", "Paris", "") == value("em_squad2", "", "Paris") == 0.0
+    assert value("em_squad2", "the the", "The The", "Paris") == 0.0
 
 
 @pytest.mark.parametrize("name", sorted(SCORERS))
@@ -138,6 +147,12 @@ def test_a_score_names_its_scorer() -> None:
     # Defect D12 of ZeroSearch: the file held EM in the field named F1.
     assert get_scorer("em_squad")("usa", ("the U.S.A.",)) == Score(1.0, "em_squad", 1)
     assert {scorer.name for scorer in SCORERS.values()} == set(SCORERS)
+
+
+def test_every_scorer_names_how_it_normalises() -> None:
+    ways = {"squad", "triviaqa", "nq", "asearcher"}
+    assert {scorer.normaliser for scorer in SCORERS.values()} == ways | {"none"}
+    assert all(callable(getattr(normalize, way)) for way in ways)
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:

@@ -111,7 +111,7 @@ def test_the_oracle_passages_are_supporting_documents(tmp_path: Path) -> None:
         tmp_path / "nq_open_oracle.jsonl", {"id": "o", "question": "who", "answers": ["A"], "gold": ["474"]}
     )
     (task,) = load_dataset("nq_oracle", tmp_path).tasks
-    assert task.data == {"supporting_ids": ("474",)}
+    assert task.data == {"supporting_ids": ("474",), "cluster": "474"}
 
 
 def test_squad_is_unnested_and_paragraphs_are_clusters(tmp_path: Path) -> None:
@@ -126,10 +126,10 @@ def test_squad_is_unnested_and_paragraphs_are_clusters(tmp_path: Path) -> None:
     file = tmp_path / "xquad_en.json"
     file.write_text(json.dumps(whole))
     tasks = load_dataset("squad", tmp_path).tasks
-    assert [(task.id, task.answers, task.data["paragraph"]) for task in tasks] == [
-        ("s1", ("x",), 0),
-        ("s2", ("y",), 0),
-        ("s3", ("z",), 1),
+    assert [(task.id, task.answers, task.data["cluster"]) for task in tasks] == [
+        ("s1", ("x",), "0"),
+        ("s2", ("y",), "0"),
+        ("s3", ("z",), "1"),
     ]
     paragraphs[1]["qas"] = [qa("s3")]
     file.write_text(json.dumps(whole))

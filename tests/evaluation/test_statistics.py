@@ -1,6 +1,6 @@
 """Covers intervals, paired tests and corrections against numbers derived by hand or by brute force."""
 
-from itertools import product
+from itertools import combinations, product
 from math import comb, sqrt
 
 import numpy as np
@@ -8,12 +8,15 @@ import pytest
 
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.statistics import (
+    all_at_k,
     bootstrap_ci,
+    calibration_error,
     estimate,
     holm,
     mcnemar_exact,
     paired_bootstrap,
     pass_at_k,
+    standard_error,
     wilson_interval,
 )
 
@@ -66,6 +69,62 @@ def test_estimate_takes_wilson_where_the_bootstrap_has_no_width() -> None:
     assert estimate([0.5, 0.0]).method == "bootstrap"
 
 
+def test_standard_error_by_hand() -> None:
+    # Mean 1/2, four residuals of 1/2: sqrt(4/3 * 4 * 1/4) / 4 = .2887; the textbook sqrt(1 / (4 * 3)).
+    assert standard_error([0.0, 0.0, 1.0, 1.0]) == pytest.approx(sqrt(1 / 12))
+    # Two clusters of two equal scores: residual sums -1 and 1: sqrt(2/1 * 2) / 4 = 1/2, that of two questions.
+    assert standard_error([0.0, 0.0, 1.0, 1.0], ["a", "a", "b", "b"]) == pytest.approx(0.5)
+    # Opposite scores in each cluster cancel: the mean is the same whatever passages are drawn.
+    assert standard_error([0.0, 1.0, 0.0, 1.0], ["a", "a", "b", "b"]) == 0.0
+    assert standard_error([0.3]) == 0.0
+
+
+def test_questions_on_one_passage_widen_the_interval_as_if_there_were_fewer() -> None:
+    # 40 passages with 5 questions each, all right or all wrong: 200 questions are worth 40. With the factor
+    # C/(C-1) the effective n is 39, and the interval is Wilson's of 19.5 of 39.
+    values = [float(passage % 2) for passage in range(40) for _ in range(5)]
+    clusters = [passage for passage in range(40) for _ in range(5)]
+    found = estimate(values, clusters=clusters)
+    assert (found.method, found.n, found.mean) == ("wilson clustered", 200, 0.5)
+    assert (found.low, found.high) == pytest.approx(wilson_interval(19.5, 39))
+    plain = estimate(values)
+    assert found.high - found.low > 2 * (plain.high - plain.low)
+
+
+def test_clusters_never_narrow_a_proportion_and_keep_a_width_where_all_succeed() -> None:
+    mixed = estimate([0.0, 1.0] * 20, clusters=[i // 2 for i in range(40)])
+    assert (mixed.low, mixed.high) == pytest.approx(wilson_interval(20, 40))
+    perfect = estimate([1.0] * 50, clusters=[i // 5 for i in range(50)])
+    assert (perfect.low, perfect.high) == pytest.approx(wilson_interval(10, 10))
+    single = estimate([0.0, 1.0] * 20, clusters=["one"] * 40)
+    assert (single.low, single.high) == pytest.approx(wilson_interval(0.5, 1))
+
+
+def test_partial_scores_are_drawn_by_cluster() -> None:
+    values = [0.2] * 60 + [0.6] * 60
+    clusters = [i // 4 for i in range(120)]
+    found = estimate(values, clusters=clusters)
+    # 30 clusters of .2 or .6: SE = .2 / sqrt(30) = .0365.
+    assert found.method == "bootstrap clustered"
+    assert (found.high - found.low) / 2 == pytest.approx(1.96 * 0.2 / sqrt(30), rel=0.1)
+
+
+def test_clusters_of_one_question_each_change_nothing() -> None:
+    values = [1.0, 0.0, 0.0, 1.0, 1.0]
+    assert estimate(values, clusters="abcde") == estimate(values)
+    with pytest.raises(ConfigurationError, match="not 2 for 5"):
+        estimate(values, clusters="ab")
+
+
+def test_calibration_error_by_hand() -> None:
+    # One bin: mean confidence .7 against accuracy .5.
+    assert calibration_error([0.9, 0.5], [1.0, 0.0]) == pytest.approx(0.2)
+    # Bins of 2: {.1, .1} against 0, {.9, .9, .9} against 2/3: sqrt((2 * .01 + 3 * (.9 - 2/3)^2) / 5).
+    found = calibration_error([0.9, 0.1, 0.9, 0.1, 0.9], [1, 0, 1, 0, 0], per_bin=2)
+    assert found == pytest.approx(sqrt((2 * 0.01 + 3 * (0.9 - 2 / 3) ** 2) / 5))
+    assert calibration_error([1.0, 0.0], [1.0, 0.0], per_bin=1) == 0.0
+
+
 def test_mcnemar_by_hand() -> None:
     # 1 against 7: 2 * (C(8,0) + C(8,1)) / 2^8 = 18/256.
     assert mcnemar_exact(1, 7) == mcnemar_exact(7, 1) == 18 / 256
@@ -106,6 +165,13 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(n: int, c: int, k: i
 def test_pass_at_k_by_hand_is_not_the_biased_shortcut() -> None:
     # 2 of 5 right, 2 draws: both wrong in C(3,2)=3 of C(5,2)=10 -> .7; the shortcut gives 1 - .6^2 = .64.
     assert pass_at_k(5, 2, 2) == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize(("n", "c", "k"), [(5, 2, 1), (5, 2, 2), (4, 4, 3), (4, 0, 1), (6, 3, 3)])
+def test_all_at_k_is_the_share_of_subsets_that_are_all_right(n: int, c: int, k: int) -> None:
+    subsets = list(combinations([1] * c + [0] * (n - c), k))
+    assert all_at_k(n, c, k) == pytest.approx(sum(map(all, subsets)) / len(subsets))
+    assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
 
 
 @pytest.mark.parametrize("values", [[], [[1.0]], [float("nan")]])

@@ -1,0 +1,89 @@
+"""The command ``agentenv seeds``."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+
+from agentenv.evaluation.repeats import compare_runs, read_runs, summarize_runs
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """Puts evaluations of the same questions with different seeds together; says when enough have been run.
+
+    Prints avg@n and, for 0/1 scorers, pass@k (one of k right) and all@k (all of k right), by the unbiased
+    estimators, and the spread over seeds apart from the error over questions. With --against, a group sequential
+    permutation test (AdaStop) says which system is better, or how many more seeds each needs.
+
+    Example: agentenv seeds runs/a-0 runs/a-1 runs/a-2 runs/a-3 --k 1 4
+    """
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Evaluation folders of one system, one a seed."""
+    against: tuple[Path, ...] = ()
+    """Evaluation folders of another system over the same questions."""
+    scorer: str = "em_squad"
+    """The scorer of all of them."""
+    k: tuple[int, ...] = ()
+    """The k of pass@k and all@k; default: powers of two up to the number of runs, and that number."""
+    per_look: int = 5
+    """Seeds of each system between two looks of the sequential test; decide before the first look."""
+    looks: int = 5
+    """Looks at most."""
+    alpha: float = 0.05
+    """Probability of telling two equal systems apart at any look."""
+
+    def run(self) -> dict[str, Any]:
+        """Reads the folders and does the sums."""
+        result = {"scorer": self.scorer, "first": self._side(self.runs)}
+        if self.against:
+            result["second"] = self._side(self.against)
+            result["comparison"] = compare_runs(
+                self.runs,
+                self.against,
+                self.scorer,
+                per_interim=self.per_look,
+                interims=self.looks,
+                alpha=self.alpha,
+            )
+        return result
+
+    def _side(self, folders: tuple[Path, ...]) -> dict[str, Any]:
+        return summarize_runs(read_runs(folders, self.scorer), self.scorer, self.k)
+
+    def show(self, result: dict[str, Any], console: Console) -> None:
+        """Prints one block a system, then the verdict."""
+        for name in ("first", "second"):
+            if name in result:
+                _show(name, result[name], result["scorer"], console)
+        if "comparison" not in result:
+            return
+        found = result["comparison"]
+        low, high = found["questions"]["ci95"]
+        console.print(
+            f"first less second {found['difference']:+.3f}, over questions 95 % [{low:+.3f}, {high:+.3f}]",
+            highlight=False,
+        )
+        test = found["sequential"]
+        more = "enough seeds" if test["enough"] else f"run {test['more_seeds']} more seeds of each"
+        console.print(
+            f"over seeds, look {test['looked']} of {test['interims']}: {test['verdict']}; {more}",
+            highlight=False,
+        )
+
+
+def _show(name: str, side: dict[str, Any], scorer: str, console: Console) -> None:
+    spread = side["over_seeds"]
+    error = f", standard error {spread['standard_error']:.3f}" if spread["standard_error"] is not None else ""
+    console.print(
+        f"[bold]{name}[/bold] {scorer}: {side['n']} questions, {side['seeds']} seeds from {spread['low']:.3f} "
+        f"to {spread['high']:.3f}{error}",
+        highlight=False,
+    )
+    for key, value in side.items():
+        if "@" in key:
+            low, high = value["ci95"]
+            console.print(f"  {key:<8}{value['mean']:.3f}  [{low:.3f}, {high:.3f}]", highlight=False)

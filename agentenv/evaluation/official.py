@@ -1,0 +1,276 @@
+"""The official measures of HotpotQA, 2WikiMultihopQA and MuSiQue, supporting facts and joint scores included.
+
+They score a whole prediction file in the layout of the set, for systems that also name their evidence. Their
+quirks are kept, and each is named where it stands; values are shares, not percent. The answer part differs
+from `agentenv.core.scorers` in one point: a gold that normalises to nothing equals a prediction that does.
+
+Sources: hotpot_evaluate_v1.py (Yang et al. 2018), 2wikimultihop_evaluate_v1.1.py (Ho et al. 2020), MuSiQue's
+evaluate_v1.0.py (Trivedi et al. 2022).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from agentenv.core import normalize
+from agentenv.data.dataset_files import Record, find_file, read_records
+from agentenv.data.datasets import SETS
+from agentenv.errors import DatasetError, UnknownName
+
+Fact = tuple[str, int]
+Triple = tuple[str, ...]
+Aliases = Mapping[str, Sequence[str]]  # Wikidata id -> other names
+Report = dict[str, Any]
+
+_GUARDED = frozenset({"yes", "no", "noanswer"})
+
+
+class Match(NamedTuple):
+    """How far a prediction and its gold agree."""
+
+    em: float
+    f1: float
+    precision: float
+    recall: float
+
+
+def answer_match(prediction: str, golds: Iterable[str]) -> Match:
+    """The answer part of HotpotQA and 2Wiki; over several golds each figure takes its own best (2Wiki)."""
+    found = [_one_answer(prediction, gold) for gold in golds]
+    return Match(*(max(column) for column in zip(*found, strict=True)))
+
+
+def _one_answer(prediction: str, gold: str) -> Match:
+    predicted, target = normalize.squad(prediction), normalize.squad(gold)
+    em = float(predicted == target)
+    if not em and {predicted, target} & _GUARDED:
+        return Match(0.0, 0.0, 0.0, 0.0)
+    tokens, wanted = predicted.split(), target.split()
+    same = (Counter(tokens) & Counter(wanted)).total()
+    return _match(same, len(tokens), len(wanted))._replace(em=em)
+
+
+def hotpot_support(predicted: Iterable[Fact], gold: Iterable[Fact]) -> Match:
+    """Sets of (title, sentence); two empty ones have an exact match of 1 and an F1 of 0."""
+    found, wanted = set(predicted), set(gold)
+    return _match(len(found & wanted), len(found), len(wanted))
+
+
+def wiki_support(predicted: Iterable[Fact], gold: Iterable[Fact]) -> Match:
+    """As in HotpotQA, with lower-cased titles; facts that only case tells apart still count as several."""
+    found = [(title.lower(), sentence) for title, sentence in set(predicted)]
+    wanted = [(title.lower(), sentence) for title, sentence in set(gold)]
+    hits = sum(fact in wanted for fact in found)
+    missed = sum(fact not in found for fact in wanted)
+    exact = float(hits == len(found) and not missed)
+    return _match(hits, len(found), hits + missed)._replace(em=exact)
+
+
+def wiki_evidence(predicted: Iterable[Triple], gold: Sequence[Iterable[Triple]]) -> Match:
+    """Triples after lower-casing and deleting punctuation; ``gold`` holds the accepted forms of each triple.
+
+    Two forms of one gold triple both count as found, so recall may pass 1.
+    """
+    found = set(map(_plain_triple, predicted))
+    wanted = [set(map(_plain_triple, forms)) for forms in gold]
+    hits = sum(any(triple in forms for forms in wanted) for triple in found)
+    return _match(hits, len(found), len(wanted))
+
+
+def musique_support(predicted: Iterable[int], gold: Iterable[int]) -> Match:
+    """Sets of paragraph numbers; two empty ones match fully."""
+    found, wanted = set(predicted), set(gold)
+    if not found and not wanted:
+        return Match(1.0, 1.0, 0.0, 0.0)
+    return _match(len(found & wanted), len(found), len(wanted))
+
+
+def joint(*parts: Match) -> Match:
+    """Products of exact match, of precision and of recall, and the F1 of the two products."""
+    precision, recall = prod(p.precision for p in parts), prod(p.recall for p in parts)
+    return Match(prod(part.em for part in parts), _harmonic(precision, recall), precision, recall)
+
+
+def _match(hits: int, predicted: int, gold: int) -> Match:
+    precision = hits / predicted if predicted else 0.0
+    recall = hits / gold if gold else 0.0
+    return Match(float(hits == predicted == gold), _harmonic(precision, recall), precision, recall)
+
+
+def _harmonic(precision: float, recall: float) -> float:
+    return 2 * precision * recall / (precision + recall) if precision + recall > 0 else 0.0
+
+
+def _plain_triple(triple: Triple) -> Triple:
+    return tuple(normalize.collapse(normalize.without_punctuation(part.lower())) for part in triple)
+
+
+def score_file(dataset: str, gold: Path | None, predictions: Path, *, split: str | None = None) -> Report:
+    """Scores a prediction file in the layout of ``dataset`` (hotpotqa, 2wiki or musique).
+
+    Args:
+        dataset: the set.
+        gold: the question file, its folder or the parent; None is the environment variable of the sets.
+        predictions: HotpotQA and 2Wiki ``{"answer": {id: text}, "sp": {id: [[title, sentence]]}}`` (2Wiki also
+            ``"evidence"``), MuSiQue one ``{"id", "predicted_answer", "predicted_support_idxs"}`` a line.
+        split: of the set; its first where None.
+
+    Returns:
+        ``n`` (all golds: a missing prediction counts 0), ``missing`` by part, and the ``scores``.
+
+    Raises:
+        UnknownName: a set without official measures of its own.
+        DatasetError: a file that cannot be read or has another layout.
+    """
+    if dataset not in _OFFICIAL:
+        raise UnknownName.among("official measure of the set", dataset, _OFFICIAL)
+    kind = SETS[dataset]
+    pattern = kind.files.get(split or "", next(iter(kind.files.values())))
+    source = find_file(dataset, kind.folder, pattern, gold)
+    return _OFFICIAL[dataset](list(read_records(source)), list(read_records(predictions)), source)
+
+
+def _hotpotqa(golds: Sequence[Record], predictions: Sequence[Record], source: Path) -> Report:
+    answers, support = (_by_id(predictions, part) for part in ("answer", "sp"))
+
+    def parts(gold: Record) -> dict[str, Match | None]:
+        key = gold.id("_id", "id")
+        return {
+            "": answer_match(_text(answers[key], key), [gold.gold("answer")]) if key in answers else None,
+            "sp_": hotpot_support(_facts(support[key], key), _facts(gold.value("supporting_facts"), key))
+            if key in support
+            else None,
+        }
+
+    return _averaged([parts(gold) for gold in golds])
+
+
+def _wiki(golds: Sequence[Record], predictions: Sequence[Record], source: Path) -> Report:
+    answers, support, evidence = (_by_id(predictions, part) for part in ("answer", "sp", "evidence"))
+    aliases = read_aliases(source)
+
+    def parts(gold: Record) -> dict[str, Match | None]:
+        key = gold.id("_id", "id")
+        accepted = [gold.gold("answer"), *aliases.get(str(gold.fields.get("answer_id")), ())]
+        return {
+            "": answer_match(_text(answers[key], key), accepted) if key in answers else None,
+            "sp_": wiki_support(_facts(support[key], key), _facts(gold.value("supporting_facts"), key))
+            if key in support
+            else None,
+            "evi_": wiki_evidence(_triples(evidence[key], key), _accepted(gold, key, aliases))
+            if key in evidence
+            else None,
+        }
+
+    return _averaged([parts(gold) for gold in golds]) | {"aliases": bool(aliases)}
+
+
+def _accepted(gold: Record, key: str, aliases: Aliases) -> list[list[Triple]]:
+    """The accepted forms of each gold triple: subject and object under all their names."""
+    triples = _triples(gold.value("evidences"), key)
+    ids = _triples(gold.fields.get("evidences_id") or [("", "", "")] * len(triples), key)
+    return [
+        [
+            (first, relation, last)
+            for first, last in product({subject, *aliases.get(of[0], ())}, {target, *aliases.get(of[-1], ())})
+        ]
+        for (subject, relation, target), of in zip(triples, ids, strict=True)
+    ]
+
+
+def _musique(golds: Sequence[Record], predictions: Sequence[Record], source: Path) -> Report:
+    by_id = {row.id("id"): row for row in predictions}
+    rows = []
+    for gold in golds:
+        if gold.fields.get("answerable") is False:
+            raise DatasetError(f"{gold.place} is marked unanswerable; only MuSiQue-Ans is scored.")
+        row = by_id.get(gold.id("id"))
+        if row is None:
+            raise DatasetError(f"{source.name}: the question {gold.id('id')!r} has no prediction.")
+        aliases = gold.fields.get("answer_aliases") or ()
+        wanted = [p.value("idx") for p in gold.items("paragraphs") if p.value("is_supporting")]
+        answer = musique_answer(
+            _text(row.value("predicted_answer"), row.place), [gold.gold("answer"), *aliases]
+        )
+        rows.append((*answer, musique_support(row.value("predicted_support_idxs"), wanted).f1))
+    columns = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+    names = ("answer_em", "answer_f1", "support_f1")
+    return {"n": len(rows), "missing": {}, "scores": dict(zip(names, columns, strict=True))}
+
+
+def musique_answer(prediction: str, golds: Iterable[str]) -> tuple[float, float]:
+    """Exact match and F1, each its best over the golds; where a side is empty, 1 if both are."""
+    pairs = []
+    for gold in golds:
+        predicted, target = normalize.squad(prediction).split(), normalize.squad(gold).split()
+        same = (Counter(predicted) & Counter(target)).total()
+        em = float(predicted == target)
+        pairs.append((em, _match(same, len(predicted), len(target)).f1 if predicted and target else em))
+    return max(em for em, _ in pairs), max(f1 for _, f1 in pairs)
+
+
+def _averaged(rows: Sequence[Mapping[str, Match | None]]) -> Report:
+    """Means over all golds; a missing part counts 0, and so does the joint score of its question."""
+    totals: Counter[str] = Counter()
+    missing: Counter[str] = Counter()
+    for row in rows:
+        there = [part for part in row.values() if part is not None]
+        whole = joint(*there) if len(there) == len(row) else None
+        for prefix, match in {**row, "joint_": whole}.items():
+            missing[prefix] += match is None
+            for name, value in zip(("em", "f1", "prec", "recall"), match or (0.0,) * 4, strict=True):
+                totals[prefix + name] += value  # type: ignore[assignment]
+    parts = {"": "answer", "sp_": "sp", "evi_": "evidence"}
+    return {
+        "n": len(rows),
+        "missing": {parts[prefix]: missing[prefix] for prefix in parts if prefix in missing},
+        "scores": {name: total / len(rows) for name, total in totals.items()},
+    }
+
+
+def read_aliases(source: Path) -> dict[str, tuple[str, ...]]:
+    """2Wiki's other names by Wikidata id, from ``id_aliases.json`` beside ``source``; empty without it."""
+    path = next(iter(sorted(source.parent.glob("id_aliases.json*"))), None)
+    if path is None:
+        return {}
+    rows = read_records(path, lines=True)
+    return {row.text("Q_id"): (*row.texts("aliases"), *row.texts("demonyms")) for row in rows}
+
+
+def _by_id(predictions: Sequence[Record], part: str) -> Mapping[str, Any]:
+    value = predictions[0].value(part) if len(predictions) == 1 else None
+    if not isinstance(value, dict):
+        raise DatasetError(f"A prediction file must be one object whose {part!r} maps question ids.")
+    return value
+
+
+def _text(value: Any, key: str) -> str:
+    if not isinstance(value, str):
+        raise DatasetError(f"The predicted answer of {key} must be text, not {value!r}.")
+    return value
+
+
+def _facts(value: Any, key: str) -> list[Fact]:
+    if not isinstance(value, list) or not all(
+        isinstance(fact, list) and list(map(type, fact)) == [str, int] for fact in value
+    ):
+        raise DatasetError(f"The supporting facts of {key} must be pairs of title and sentence number.")
+    return [(fact[0], fact[1]) for fact in value]
+
+
+def _triples(value: Any, key: str) -> list[Triple]:
+    if not isinstance(value, list) or not all(
+        len(t) == 3 and all(isinstance(x, str) for x in t) for t in value
+    ):
+        raise DatasetError(f"The evidence of {key} must be triples of text.")
+    return [tuple(triple) for triple in value]
+
+
+_OFFICIAL: dict[str, Callable[[Sequence[Record], Sequence[Record], Path], Report]] = {
+    "hotpotqa": _hotpotqa,
+    "2wiki": _wiki,
+    "musique": _musique,
+}

@@ -1,0 +1,140 @@
+"""Several evaluations of one system over the same questions, with other seeds: what the seeds are worth.
+
+The error over questions and the error over seeds are different things and stand apart. A question counts where
+every run has answered it without a fault of ours.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentenv.core.scorers import get_scorer
+from agentenv.errors import ConfigurationError
+from agentenv.evaluation.records import Evaluation, Record, read_evaluation
+from agentenv.evaluation.results import clusters_of, values_of
+from agentenv.evaluation.sequential import Decision, compare_sequentially
+from agentenv.evaluation.statistics import all_at_k, estimate, paired_bootstrap, pass_at_k
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The scores of S runs on the N questions that all of them have answered."""
+
+    ids: tuple[str, ...]
+    clusters: list[str]
+    scores: NDArray[np.float64]  # [N, S]
+    left_out: int
+
+
+def read_runs(directories: Sequence[Path], scorer: str, *, also: Sequence[Path] = ()) -> Runs:
+    """The scores of ``directories`` under ``scorer``, on questions without a fault there or in ``also``.
+
+    Raises:
+        ConfigurationError: no folders, the same one twice, or runs over other questions.
+    """
+    everything = [*directories, *also]
+    if not directories or len({path.resolve() for path in everything}) < len(everything):
+        raise ConfigurationError("Give the folders of several runs, each once.")
+    runs = [read_evaluation(path) for path in everything]
+    ids = [{record["id"] for record in run.records} for run in runs]
+    for path, known in zip(everything, ids, strict=True):
+        if known != ids[0]:
+            raise ConfigurationError(
+                f"{everything[0]} and {path} are over different questions; give both the same --limit and draw."
+            )
+    valid = set.intersection(*({r["id"] for r in run.records if r["valid"]} for run in runs))
+    if not valid:
+        raise ConfigurationError("No question was answered without a fault in all runs.")
+    kept = [_rows(run, valid) for run in runs[: len(directories)]]
+    columns = [values_of(rows, scorer) for rows in kept]
+    names = tuple(record["id"] for record in kept[0])
+    return Runs(names, clusters_of(kept[0]), np.array(columns).T, len(ids[0]) - len(valid))
+
+
+def _rows(run: Evaluation, valid: set[str]) -> list[Record]:
+    return sorted((r for r in run.records if r["id"] in valid), key=lambda record: record["id"])
+
+
+def summarize_runs(runs: Runs, scorer: str, ks: Sequence[int] = (), *, seed: int = 0) -> Json:
+    """avg@S, pass@k and all@k over questions, and mean, range and standard error over seeds.
+
+    Args:
+        runs: S runs.
+        scorer: their scorer; pass@k needs one of 0 and 1.
+        ks: the k of pass@k; every power of two up to S, and S, where empty.
+        seed: of the bootstrap.
+
+    Raises:
+        ConfigurationError: a k beyond the number of runs.
+    """
+    n_seeds = runs.scores.shape[1]
+    by_seed = [float(mean) for mean in runs.scores.mean(axis=0)]
+    e = estimate(runs.scores.mean(axis=1), clusters=runs.clusters, seed=seed)
+    table: Json = {
+        "n": e.n,
+        "left_out": runs.left_out,
+        "seeds": n_seeds,
+        f"avg@{n_seeds}": {"mean": e.mean, "ci95": [e.low, e.high], "interval": e.method},
+        "over_seeds": {
+            "means": by_seed,
+            "low": min(by_seed),
+            "high": max(by_seed),
+            "standard_error": stdev(by_seed) / n_seeds**0.5 if n_seeds > 1 else None,
+        },
+    }
+    if get_scorer(scorer).binary:
+        correct = [int(count) for count in runs.scores.sum(axis=1)]
+        for k in ks or sorted({2**i for i in range(n_seeds.bit_length()) if 2**i <= n_seeds} | {n_seeds}):
+            for name, chance in (("pass", pass_at_k), ("all", all_at_k)):
+                found = [chance(n_seeds, count, k) for count in correct]
+                at = estimate(found, clusters=runs.clusters, seed=seed)
+                table[f"{name}@{k}"] = {"mean": at.mean, "ci95": [at.low, at.high], "interval": at.method}
+    return table
+
+
+def compare_runs(
+    first: Sequence[Path],
+    second: Sequence[Path],
+    scorer: str,
+    *,
+    per_interim: int = 5,
+    interims: int = 5,
+    alpha: float = 0.05,
+    seed: int = 0,
+) -> Json:
+    """Two systems over several seeds each: is one better, and have enough seeds been run to say?
+
+    ``sequential`` looks at one mean a seed (another seed of training could have been drawn); ``questions`` pairs
+    the questions, each with the mean over its seeds (other questions could have been asked).
+
+    Raises:
+        ConfigurationError: as in `read_runs` and `compare_sequentially`.
+    """
+    a, b = read_runs(first, scorer, also=second), read_runs(second, scorer, also=first)
+    by_seed = {"first": list(a.scores.mean(axis=0)), "second": list(b.scores.mean(axis=0))}
+    decision = compare_sequentially(
+        by_seed, per_interim=per_interim, interims=interims, alpha=alpha, seed=seed
+    )
+    paired = paired_bootstrap(b.scores.mean(axis=1), a.scores.mean(axis=1), seed=seed)
+    return {
+        "difference": fmean(by_seed["first"]) - fmean(by_seed["second"]),
+        "questions": {"ci95": [paired.low, paired.high], "p_bootstrap": paired.p_value, "n": len(a.ids)},
+        "sequential": _as_json(decision) | {"per_interim": per_interim, "interims": interims, "alpha": alpha},
+    }
+
+
+def _as_json(decision: Decision) -> Json:
+    (pair,) = decision.pairs
+    return {
+        "verdict": str(pair.verdict),
+        "enough": decision.enough,
+        "more_seeds": decision.more_seeds,
+        "looked": decision.interims,
+    }

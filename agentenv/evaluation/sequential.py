@@ -1,0 +1,178 @@
+"""Have enough seeds been run? A group sequential permutation test with family-wise error control.
+
+After AdaStop (Mathieu, Della Vecchia, Shilova, Centa, Kohler, Maillard, Preux 2023, "AdaStop: adaptive
+statistical testing for sound comparisons of Deep RL agents", arXiv:2306.10882, algorithm 1). Systems are run
+on a few seeds at a time. After every such interim the sums of all scores so far are compared with those under
+permutations of the scores between two systems within each interim, so that nothing is assumed of their
+distribution. The error level is spent evenly over the interims; looking early costs none of it.
+
+Of several pairs the most extreme is decided first and leaves the family (step-down with the maximum). All
+pairs use the same permutations. For two systems the level is exact; for more it is exact while all are equal,
+and asymptotic for the pairs that remain once some have been told apart.
+
+S is the number of permutations besides the identity, P that of undecided pairs, N that of seeds an interim.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentenv.errors import ConfigurationError
+
+Floats = NDArray[np.float64]
+Scores = Sequence[float] | Floats
+_Names = tuple[str, str]
+
+
+class Verdict(StrEnum):
+    """What is known of a pair."""
+
+    FIRST_BETTER = "first better"
+    SECOND_BETTER = "second better"
+    NO_DIFFERENCE = "no difference found"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two systems, and what the test says of them."""
+
+    first: str
+    second: str
+    difference: float
+    """Mean of the first less that of the second, over all seeds so far."""
+    verdict: Verdict
+    interim: int
+    """The interim, from 1, that decided it; of an undecided pair the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Where a sequential comparison stands."""
+
+    pairs: tuple[Pair, ...]
+    interims: int
+    """Interims that have been looked at."""
+    more_seeds: int
+    """Further seeds that each undecided system needs before the next look; 0 where enough have been run."""
+
+    @property
+    def enough(self) -> bool:
+        """Whether every pair is decided."""
+        return self.more_seeds == 0
+
+
+def compare_sequentially(
+    scores: Mapping[str, Scores],
+    *,
+    per_interim: int = 5,
+    interims: int = 5,
+    alpha: float = 0.05,
+    permutations: int = 10_000,
+    seed: int = 0,
+) -> Decision:
+    """Looks at all scores so far.
+
+    ``per_interim``, ``interims`` and ``alpha`` must be chosen before the first look and then stay. Seeds beyond
+    the last full interim wait for it.
+
+    Args:
+        scores: one number a seed for each system, in the order of running; a system whose pairs are all decided
+            may have stopped.
+        per_interim: seeds between two looks.
+        interims: looks at most.
+        alpha: probability of telling apart, at any look, any two systems that are alike.
+        permutations: drawn besides the identity.
+        seed: of the permutations.
+
+    Raises:
+        ConfigurationError: fewer than two systems, a score that is not finite, or a setting without meaning.
+    """
+    _check(scores, per_interim, interims, alpha, permutations)
+    rng = np.random.default_rng(seed)
+    undecided = list(combinations(scores, 2))
+    looks: dict[_Names, list[Floats]] = {pair: [] for pair in undecided}
+    found: dict[_Names, int] = {}
+    look = 0
+    while undecided and look < interims:
+        part = slice(look * per_interim, (look + 1) * per_interim)
+        if any(len(scores[name][part]) < per_interim for pair in undecided for name in pair):
+            break
+        look += 1
+        signs = _signs(rng, permutations, per_interim)
+        for first, second in undecided:
+            pool = np.array([*scores[first][part], *scores[second][part]], dtype=np.float64)
+            before = looks[first, second][-1] if look > 1 else 0.0
+            looks[first, second].append(before + signs @ pool)
+        while extreme := _most_extreme({pair: looks[pair] for pair in undecided}, alpha / interims):
+            found[extreme] = look
+            undecided.remove(extreme)
+    pairs = tuple(_pair(scores, names, found.get(names), look, interims) for names in looks)
+    waiting = {name for pair in undecided for name in pair} if look < interims else set()
+    more = max(((look + 1) * per_interim - len(scores[name]) for name in waiting), default=0)
+    return Decision(pairs, look, more)
+
+
+def _signs(rng: np.random.Generator, permutations: int, n: int) -> Floats:
+    """Which of two systems each of 2N scores counts for -> [1 + S, 2N] of +1 and -1, the identity first."""
+    identity = np.repeat([1.0, -1.0], n)
+    return np.vstack([identity, rng.permuted(np.tile(identity, (permutations, 1)), axis=1)])
+
+
+def _most_extreme(looks: Mapping[_Names, Sequence[Floats]], step: float) -> _Names | None:
+    """The pair of the family ``looks`` that is told apart at any look so far, if there is one.
+
+    At look k the most extreme permutations that no earlier look has taken are taken, as many as keep the share
+    of all taken ones within k times ``step``. The family is told apart when the identity is among them.
+    """
+    if not looks:
+        return None
+    names = list(looks)
+    depth = len(looks[names[0]])
+    left = np.ones(looks[names[0]][0].size, dtype=np.bool_)
+    for k in range(depth):
+        sizes = np.abs([looks[pair][k] for pair in names])  # [P, 1 + S]
+        largest = sizes.max(axis=0)
+        allowed = int((k + 1) * step * left.size + 1e-9) - int((~left).sum())
+        taken = left & (largest > _cut(largest[left], allowed))
+        if taken[0]:
+            return names[int(sizes[:, 0].argmax())]
+        left &= ~taken
+    return None
+
+
+def _cut(values: Floats, allowed: int) -> float:
+    """The value that at most ``allowed`` of ``values`` exceed; ties with it are not exceeded by rounding."""
+    if allowed >= values.size:
+        return -1.0
+    cut = float(np.sort(values)[values.size - 1 - max(allowed, 0)])
+    return cut + 1e-9 * max(1.0, abs(cut))
+
+
+def _pair(scores: Mapping[str, Scores], names: _Names, decided: int | None, look: int, interims: int) -> Pair:
+    first, second = (np.asarray(scores[name], dtype=np.float64) for name in names)
+    difference = float(first.mean() - second.mean()) if first.size and second.size else 0.0
+    if decided is not None:
+        verdict = Verdict.FIRST_BETTER if difference > 0 else Verdict.SECOND_BETTER
+    else:
+        verdict = Verdict.NO_DIFFERENCE if look == interims else Verdict.UNDECIDED
+    return Pair(*names, difference, verdict, decided or look)
+
+
+def _check(
+    scores: Mapping[str, Scores], per_interim: int, interims: int, alpha: float, permutations: int
+) -> None:
+    if len(scores) < 2:
+        raise ConfigurationError("A comparison needs at least two systems.")
+    if per_interim < 2 or interims < 1 or permutations < 1 or not 0 < alpha < 1:
+        raise ConfigurationError(
+            f"Needs at least 2 seeds an interim, 1 interim, 1 permutation and 0 < alpha < 1, not {per_interim}, "
+            f"{interims}, {permutations} and {alpha}."
+        )
+    for name, values in scores.items():
+        if not np.isfinite(np.asarray(values, dtype=np.float64)).all():
+            raise ConfigurationError(f"{name!r} has a score that is not finite.")

@@ -1,0 +1,337 @@
+"""A client of OpenAI-compatible chat endpoints: retries, rate limit, budget, usage.
+
+``MODEL@URL#option=value&...`` names an endpoint; the options are the fields of `Endpoint`. The part after #
+never leaves this machine. The key comes from the environment variable `KEY_VARIABLE` alone, is sent to the
+named address and stands in no message, file or log.
+"""
+
+import asyncio
+import contextlib
+import email.utils
+import json
+import os
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Protocol
+from urllib.parse import parse_qsl, urlsplit
+from weakref import WeakKeyDictionary
+
+import httpx
+
+from agentenv.errors import ConfigurationError, ContextTooSmall, EndpointFault, UnknownName
+
+KEY_VARIABLE = "OPENAI_API_KEY"
+
+_RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+_MISCONFIGURED = frozenset({301, 302, 307, 308, 401, 403, 404})
+_LONGEST_WAIT_S = 20.0  # of one back-off that the server did not ask for
+_JITTER = random.Random()
+
+ChatMessage = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a model is served, and how hard it may be asked."""
+
+    model: str
+    """Name of the model there."""
+    url: str
+    """Base address; ``/chat/completions`` is appended."""
+    concurrency: int = 8
+    """Requests under way at a time."""
+    per_minute: float = 0.0
+    """Requests that may begin in a minute; 0 is no limit."""
+    max_requests: int = 0
+    """Requests in all, retries included; 0 is no limit."""
+    max_total_tokens: int = 0
+    """Tokens in all, of prompts and replies; 0 is no limit. Counted as the endpoint reports them."""
+    retries: int = 6
+    """Further attempts after a failure that may pass."""
+    backoff_s: float = 0.5
+    """Wait before the first of them; doubles each time, with jitter."""
+    deadline_s: float = 300.0
+    """Seconds for one reply, retries included; waiting for a free place among the ``concurrency`` is not."""
+    limit_field: str = "max_tokens"
+    """Field that bounds the reply; newer OpenAI models want ``max_completion_tokens``."""
+    turn_tokens: int = 1024
+    """Tokens of one reply of a policy."""
+    context_tokens: int = 16_384
+    """Bound of a policy's episode, estimated as the endpoint's tokens cannot be seen."""
+
+    @classmethod
+    def parse(cls, text: str) -> "Endpoint":
+        """The endpoint that ``MODEL@URL#options`` names.
+
+        Raises:
+            ConfigurationError: no model or no http address, a key or password in it, or an option that does
+                not exist or is no number.
+        """
+        named, _, options = text.partition("#")
+        model, _, url = named.rpartition("@http")
+        parts = urlsplit(f"http{url}")
+        if not model or parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigurationError(
+                f"An endpoint is written MODEL@URL, as in gpt-4.1-mini@https://api.openai.com/v1, not {named!r}."
+            )
+        if "@" in parts.netloc or "key=" in parts.query.lower():
+            raise ConfigurationError(
+                f"Leave passwords and keys out of the address: set the environment variable {KEY_VARIABLE}."
+            )
+        return cls(model, f"http{url}", **_options(options))
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1 or min(self.retries, self.per_minute, self.backoff_s, self.deadline_s) < 0:
+            raise ConfigurationError("An endpoint needs a concurrency of at least 1 and no negative number.")
+
+    @property
+    def chat_url(self) -> str:
+        """The address that requests go to, query string included."""
+        parts = urlsplit(self.url)
+        return parts._replace(path=parts.path.rstrip("/") + "/chat/completions").geturl()
+
+
+def _options(text: str) -> dict[str, Any]:
+    kinds: dict[str, type[Any]] = {
+        f.name: type(f.default) for f in fields(Endpoint) if f.name not in ("model", "url")
+    }
+    found: dict[str, Any] = {}
+    for name, value in parse_qsl(text, keep_blank_values=True):
+        if name not in kinds:
+            raise UnknownName.among("option of an endpoint", name, kinds)
+        try:
+            found[name] = kinds[name](value)
+        except ValueError:
+            raise ConfigurationError(
+                f"The option {name} of an endpoint is a number, not {value!r}."
+            ) from None
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the model answered."""
+
+    text: str
+    finish: str
+    """As the endpoint says it: ``stop``, ``length``, ..."""
+    stop: str | None = None
+    """The stop string that ended it, where the endpoint says so (vLLM)."""
+
+
+@dataclass(slots=True)
+class Usage:
+    """What has been asked so far."""
+
+    requests: int = 0
+    """Attempts, retries included."""
+    retries: int = 0
+    failures: int = 0
+    """Replies that were given up."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    unmetered: int = 0
+    """Replies that came without a count of tokens."""
+
+
+class Chat(Protocol):
+    """What a judge needs of a model."""
+
+    @property
+    def model(self) -> str:
+        """Name for results and caches."""
+
+    async def complete(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        max_tokens: int,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        stop: Sequence[str] = (),
+        seed: int | None = None,
+    ) -> Reply:
+        """One reply.
+
+        Raises:
+            EndpointFault: no reply could be had.
+        """
+
+
+@dataclass(slots=True)
+class _Lane:
+    """What belongs to one event loop."""
+
+    client: httpx.AsyncClient
+    slots: asyncio.Semaphore
+
+
+@dataclass
+class _Refusal(Exception):
+    """An attempt that failed in a way that may pass."""
+
+    reason: str
+    wait_s: float | None = None
+    """As the server asks, if it does."""
+
+
+@dataclass
+class ChatClient:
+    """Asks one endpoint. May be used from several event loops in turn."""
+
+    endpoint: Endpoint
+    usage: Usage = field(default_factory=Usage)
+    _lanes: "WeakKeyDictionary[asyncio.AbstractEventLoop, _Lane]" = field(
+        default_factory=WeakKeyDictionary, repr=False
+    )
+    _next_start: float = 0.0
+
+    @property
+    def model(self) -> str:
+        """The model's name and its address."""
+        return f"{self.endpoint.model}@{self.endpoint.url}"
+
+    def usage_report(self) -> dict[str, int]:
+        """The usage as JSON."""
+        return asdict(self.usage)
+
+    async def complete(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        max_tokens: int,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        stop: Sequence[str] = (),
+        seed: int | None = None,
+    ) -> Reply:
+        """One reply to ``messages``.
+
+        Raises:
+            ContextTooSmall: the endpoint says that the messages do not fit the model's context.
+            ConfigurationError: the endpoint refuses the key, or has no such address or model.
+            EndpointFault: it failed or refused, did not answer in time, or the budget is spent.
+        """
+        body = {
+            "model": self.endpoint.model,
+            "messages": [dict(message) for message in messages],
+            self.endpoint.limit_field: max_tokens,
+            "temperature": temperature,
+        }
+        body |= {"top_p": top_p} if top_p != 1.0 else {}
+        body |= {"stop": list(stop)} if stop else {}
+        body |= {"seed": seed} if seed is not None else {}
+        lane = self._lane()
+        try:
+            async with lane.slots, asyncio.timeout(self.endpoint.deadline_s):
+                return await self._persist(lane.client, body)
+        except TimeoutError:
+            self.usage.failures += 1
+            raise EndpointFault(
+                f"{self.endpoint.url} gave no reply within {self.endpoint.deadline_s:g} s."
+            ) from None
+        except EndpointFault:
+            self.usage.failures += 1
+            raise
+
+    async def _persist(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> Reply:
+        for attempt in range(self.endpoint.retries + 1):
+            await self._start()
+            try:
+                return await self._attempt(client, body)
+            except _Refusal as refusal:
+                last = refusal
+            wait = min(self.endpoint.backoff_s * 2**attempt, _LONGEST_WAIT_S) * _JITTER.uniform(0.5, 1.5)
+            if last.wait_s is not None:  # the whole client waits: other requests would be refused as well
+                wait = last.wait_s
+                self._next_start = max(self._next_start, time.monotonic() + wait)
+            if attempt < self.endpoint.retries:
+                self.usage.retries += 1
+                await asyncio.sleep(wait)
+        raise EndpointFault(
+            f"{self.endpoint.url} failed {self.endpoint.retries + 1} times; the last time: {last.reason}"
+        )
+
+    async def _start(self) -> None:
+        """Waits for its turn under the rate limit, and checks the budget."""
+        now = time.monotonic()
+        start = max(now, self._next_start)
+        if self.endpoint.per_minute:
+            self._next_start = start + 60.0 / self.endpoint.per_minute
+        if start > now:
+            await asyncio.sleep(start - now)
+        spent = self.usage.prompt_tokens + self.usage.completion_tokens
+        for limit, used, what in (
+            (self.endpoint.max_requests, self.usage.requests, "requests"),
+            (self.endpoint.max_total_tokens, spent, "tokens"),
+        ):
+            if limit and used >= limit:
+                raise EndpointFault(f"The budget of {limit} {what} for {self.endpoint.url} is spent.")
+        self.usage.requests += 1
+
+    async def _attempt(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> Reply:
+        key = os.environ.get(KEY_VARIABLE)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        try:
+            response = await client.post(self.endpoint.chat_url, json=body, headers=headers)
+        except httpx.TransportError as error:
+            raise _Refusal(f"{type(error).__name__} {error}".strip()) from error
+        if response.status_code == 200:
+            return self._read(response)
+        reason, code = _reason(response)
+        said = f"{response.status_code} {reason}".replace(key or "\0", "***")
+        if code == "context_length_exceeded" or "maximum context length" in reason:
+            raise ContextTooSmall(f"The messages do not fit the context of {self.endpoint.model}: {said}")
+        if response.status_code in _MISCONFIGURED:
+            hint = f" (the environment variable {KEY_VARIABLE} is not set)" if not key else ""
+            raise ConfigurationError(f"{self.endpoint.url} refuses {self.endpoint.model!r}: {said}{hint}")
+        if response.status_code in _RETRIED and code != "insufficient_quota":
+            raise _Refusal(said, _retry_after(response.headers.get("retry-after")))
+        raise EndpointFault(f"{self.endpoint.url} refuses the request: {said}")
+
+    def _read(self, response: httpx.Response) -> Reply:
+        try:
+            answer = response.json()
+            choice = answer["choices"][0]
+            text = choice["message"]["content"] or ""
+            text = text.encode(errors="replace").decode()  # half a surrogate pair cannot be sent back
+            usage = answer.get("usage") or {}
+        except (json.JSONDecodeError, LookupError, TypeError, AttributeError) as error:
+            raise _Refusal(f"a reply that is no chat completion ({type(error).__name__}: {error})") from None
+        self.usage.prompt_tokens += int(usage.get("prompt_tokens") or 0)
+        self.usage.completion_tokens += int(usage.get("completion_tokens") or 0)
+        self.usage.unmetered += not usage
+        stop = choice.get("stop_reason")
+        return Reply(text, str(choice.get("finish_reason")), stop if isinstance(stop, str) else None)
+
+    def _lane(self) -> _Lane:
+        loop = asyncio.get_running_loop()
+        if loop not in self._lanes:
+            # A kept connection would outlive the event loop that it belongs to.
+            limits = httpx.Limits(max_keepalive_connections=0)
+            client = httpx.AsyncClient(limits=limits, timeout=self.endpoint.deadline_s)
+            self._lanes[loop] = _Lane(client, asyncio.Semaphore(self.endpoint.concurrency))
+        return self._lanes[loop]
+
+
+def _reason(response: httpx.Response) -> tuple[str, str]:
+    """What the server says of its refusal, shortened, and the code of it."""
+    with contextlib.suppress(json.JSONDecodeError, UnicodeDecodeError):
+        answer = response.json()
+        error = answer.get("error", answer) if isinstance(answer, dict) else answer
+        if isinstance(error, dict):
+            return " ".join(str(error.get("message", "")).split())[:200], str(error.get("code") or "")
+    return " ".join(response.text.split())[:200], ""
+
+
+def _retry_after(header: str | None) -> float | None:
+    """Seconds to wait, from a number of them or a date."""
+    if not header:
+        return None
+    with contextlib.suppress(ValueError):
+        return max(0.0, float(header))
+    with contextlib.suppress(ValueError, TypeError):
+        return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - time.time())
+    return None

@@ -1,0 +1,104 @@
+"""Evaluating a model behind an endpoint by the command line, on open questions and on encrypted ones."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.cli.main import main
+from agentenv.data.sealed import seal
+from agentenv.policies.endpoint import KEY_VARIABLE
+from agentenv.policies.fake_endpoint import Answer, Body, FakeEndpoint
+
+DOCUMENTS = [
+    {"id": "d1", "title": "Velandra", "text": "Velandra was founded by Oda Kest."},
+    {"id": "d2", "title": "Mirwick", "text": "Mirwick was founded by Tor Eth."},
+]
+
+
+def search_then_answer(body: Body) -> Answer:
+    said = body["messages"]
+    if len(said) == 1:
+        return Answer("<search>who founded Velandra</search>")
+    return Answer("<answer>Oda Kest</answer>" if "Oda Kest" in said[-1]["content"] else "<answer>?</answer>")
+
+
+@pytest.fixture
+def retriever(tmp_path: Path) -> str:
+    corpus = tmp_path / "corpus" / "corpus.jsonl"
+    corpus.parent.mkdir()
+    corpus.write_text("".join(json.dumps(document) + "\n" for document in DOCUMENTS))
+    assert main(["retriever", "build", str(corpus), "--out", str(tmp_path / "bm25"), "--index", "bm25"]) == 0
+    return f"bm25:{tmp_path / 'bm25'}"
+
+
+def words(tmp_path: Path, retriever: str, server: FakeEndpoint, *more: str) -> list[str]:
+    policy = f"openai:any@{server.url}#concurrency=2&backoff_s=0.01"
+    return ["eval", "--policy", policy, "--retriever", retriever, "--out", str(tmp_path / "run"), *more]
+
+
+def test_an_endpoint_is_evaluated_and_its_usage_reported(
+    tmp_path: Path, retriever: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "sk-secret-7")
+    questions = tmp_path / "mine.jsonl"
+    rows = [{"id": "q1", "question": "Who founded Velandra?", "answers": ["Oda Kest"]}]
+    rows.append({"id": "q2", "question": "Who founded Mirwick?", "answers": ["Tor Eth"]})
+    questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with FakeEndpoint(search_then_answer) as server:
+        capsys.readouterr()
+        data = ("--dataset", "jsonl", "--data", str(questions), "--json")
+        assert main(words(tmp_path, retriever, server, *data)) == 0
+        results = json.loads(capsys.readouterr().out)
+        asked = len(server.bodies)
+    score = results["scores"]["em_squad"]
+    assert (score["mean"], score["n"], score["version"], score["normaliser"]) == (0.5, 2, 1, "squad")
+    assert (results["faults"], results["usage"]["requests"], results["usage"]["failures"]) == (0, asked, 0)
+    assert results["usage"]["prompt_tokens"] > 0
+    written = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert [path.name for path in written if b"sk-secret-7" in path.read_bytes()] == []
+
+
+def test_a_refused_key_is_one_sentence_and_leaves_no_scores(
+    tmp_path: Path, retriever: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    questions = tmp_path / "mine.jsonl"
+    questions.write_text(json.dumps({"id": "q", "question": "Who?", "answers": ["Ann"]}) + "\n")
+    with FakeEndpoint(lambda body: Answer(status=401, raw='{"error": {"message": "no key"}}')) as server:
+        assert main(words(tmp_path, retriever, server, "--dataset", "jsonl", "--data", str(questions))) == 1
+    error = capsys.readouterr().err
+    assert "refuses 'any': 401 no key (the environment variable OPENAI_API_KEY is not set)" in error
+    assert not (tmp_path / "run" / "results.json").exists()
+
+
+def test_no_file_of_an_evaluation_holds_the_text_of_encrypted_questions(
+    tmp_path: Path, retriever: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    question, gold = "Which wanderer founded the town of Velandra long ago?", "Oda Kest"
+    table = f"problem,answer,problem_topic,canary\n{seal(question, 'c')},{seal(gold, 'c')},Towns,c\n"
+    (tmp_path / "browse_comp.csv").write_text(table)
+
+    def judged(body: Any) -> Answer:
+        if "accepted_answers" in body["messages"][0]["content"]:
+            return Answer(f"extracted_final_answer: {gold}\nreasoning: same\ncorrect: yes\nconfidence: 90")
+        return search_then_answer(body)
+
+    with FakeEndpoint(judged) as server:
+        data = ("--dataset", "browsecomp", "--data", str(tmp_path / "browse_comp.csv"))
+        assert main(words(tmp_path, retriever, server, *data)) == 0
+        judge = ("--judge", f"openai:any@{server.url}", "--rubric", "browsecomp")
+        assert main(["rescore", str(tmp_path / "run"), "--scorer", "f1_squad", *judge]) == 0
+    assert main(["report", str(tmp_path / "run")]) == 0
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["scores"]["em_squad"]["mean"] == results["scores"]["f1_squad"]["mean"] == 1.0
+    assert results["judged"]["judge_browsecomp"]["mean"] == 1.0
+    written = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert {"episodes.jsonl", "report.html", "results.json", "grades.jsonl"} <= {
+        path.name for path in written
+    }
+    for secret in (question, gold, "wanderer"):
+        assert [path.name for path, content in written.items() if secret.encode() in content] == []
+    shown = capsys.readouterr()
+    assert gold not in shown.out + shown.err

@@ -1,0 +1,209 @@
+"""The official measures of HotpotQA, 2Wiki and MuSiQue on cases worked out by hand, and their prediction files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.cli.main import main
+from agentenv.errors import DatasetError, UnknownName
+from agentenv.evaluation.official import (
+    Match,
+    answer_match,
+    hotpot_support,
+    joint,
+    musique_answer,
+    musique_support,
+    score_file,
+    wiki_evidence,
+    wiki_support,
+)
+
+
+def write(path: Path, content: Any) -> Path:
+    path.write_text(
+        json.dumps(content) if path.suffix == ".json" else "".join(json.dumps(r) + "\n" for r in content)
+    )
+    return path
+
+
+def test_answer_has_precision_and_recall_and_the_yes_no_guard() -> None:
+    # [in, beijing, china] against [beijing]: P = 1/3, R = 1, F1 = 1/2.
+    assert answer_match("in Beijing, China", ["Beijing"]) == pytest.approx((0.0, 0.5, 1 / 3, 1.0))
+    assert answer_match("the U.S.A.", ["usa"]) == pytest.approx((1.0, 1.0, 1.0, 1.0))
+    assert answer_match("yes it is", ["yes"]) == pytest.approx((0.0, 0.0, 0.0, 0.0))
+    assert answer_match("noanswer", ["no answer"]) == pytest.approx((0.0, 0.0, 0.0, 0.0))
+
+
+def test_over_several_golds_each_figure_takes_its_own_best() -> None:
+    # Against "x y z w": P = 1, R = 1/2, F1 = 2/3; against "y": P = 1/2, R = 1, F1 = 2/3.
+    found = answer_match("x y", ["x y z w", "y"])
+    assert found == pytest.approx((0.0, 2 / 3, 1.0, 1.0))
+
+
+def test_support_of_hotpotqa_by_hand() -> None:
+    gold = [("A", 0), ("B", 1)]
+    assert hotpot_support([("B", 1), ("A", 0), ("A", 0)], gold) == pytest.approx(
+        (1.0, 1.0, 1.0, 1.0)
+    )  # a set
+    # One of three is right and one of two found: P = 1/3, R = 1/2, F1 = 2/5.
+    found = hotpot_support([("A", 0), ("A", 1), ("C", 0)], gold)
+    assert found == pytest.approx((0.0, 0.4, 1 / 3, 0.5))
+    assert hotpot_support([("a", 0)], [("A", 0)]).em == 0.0  # case counts
+    assert hotpot_support([], gold) == pytest.approx((0.0, 0.0, 0.0, 0.0))
+    assert hotpot_support([], []) == pytest.approx((1.0, 0.0, 0.0, 0.0))  # the official quirk
+
+
+def test_support_of_2wiki_lower_cases_titles_after_the_set_is_made() -> None:
+    assert wiki_support([("a", 0)], [("A", 0)]) == pytest.approx((1.0, 1.0, 1.0, 1.0))
+    # Both spellings count as right predictions: P = 2/2, R = 1/1.
+    assert wiki_support([("a", 0), ("A", 0)], [("A", 0)]) == pytest.approx((1.0, 1.0, 1.0, 1.0))
+    assert wiki_support([("a", 0)], [("A", 0), ("B", 2)]) == pytest.approx((0.0, 2 / 3, 1.0, 0.5))
+
+
+def test_evidence_of_2wiki_accepts_every_form_of_a_triple() -> None:
+    gold = [[("Ann", "mother", "Bea"), ("Annie", "mother", "Bea")], [("Bea", "born in", "Rome")]]
+    assert wiki_evidence([("annie", "mother", "bea!"), ("Bea", "born  in", "Rome")], gold).em == 1.0
+    assert wiki_evidence([("Ann", "mother", "Bea")], gold) == pytest.approx((0.0, 2 / 3, 1.0, 0.5))
+    # Two forms of one triple are two hits: P = 2/2, R = 2/2 although the second triple is missing (quirk).
+    assert wiki_evidence([("Ann", "mother", "Bea"), ("Annie", "mother", "Bea")], gold).em == 1.0
+    assert wiki_evidence([("the Ann", "mother", "Bea")], gold).f1 == 0.0  # articles stay
+
+
+def test_joint_is_the_product_of_precisions_and_of_recalls() -> None:
+    # P = 1/2 * 1 = 1/2, R = 1 * 1/4 = 1/4, F1 = 2 * 1/8 / (3/4) = 1/3.
+    found = joint(Match(1.0, 2 / 3, 0.5, 1.0), Match(0.0, 0.4, 1.0, 0.25))
+    assert found == pytest.approx((0.0, 1 / 3, 0.5, 0.25))
+    assert joint(Match(1, 1, 1, 1), Match(1, 1, 1, 1), Match(1, 1, 1, 1)) == pytest.approx((1, 1, 1, 1))
+    assert joint(Match(0, 0, 0, 0), Match(1, 1, 1, 1)).f1 == 0.0
+
+
+def test_musique_by_hand() -> None:
+    assert musique_support([3, 1], [1, 3]).f1 == 1.0
+    assert musique_support([1, 2, 5, 7], [1, 3]).f1 == pytest.approx(1 / 3)  # P = 1/4, R = 1/2
+    assert musique_support([], []).f1 == 1.0  # unlike HotpotQA
+    assert musique_answer("in Beijing, China", ["Peking", "Beijing"]) == (0.0, 0.5)
+    assert musique_answer("", [""]) == (1.0, 1.0)
+    assert musique_answer("the", ["Paris"]) == (0.0, 0.0)  # an empty side
+    assert musique_answer("the", ["Paris", "a"]) == (1.0, 1.0)  # and two
+
+
+def hotpot_gold(folder: Path) -> Path:
+    rows = [
+        {"_id": "1", "question": "q", "answer": "Beijing", "supporting_facts": [["A", 0], ["B", 1]]},
+        {"_id": "2", "question": "q", "answer": "yes", "supporting_facts": [["C", 0]]},
+        {"_id": "3", "question": "q", "answer": "x", "supporting_facts": [["D", 0]]},
+        {"_id": "4", "question": "q", "answer": "x", "supporting_facts": [["D", 0]]},
+    ]
+    return write(folder / "hotpot_dev_distractor_v1.json", rows)
+
+
+def test_a_hotpotqa_file_divides_by_all_golds(tmp_path: Path) -> None:
+    answers = {"1": "in Beijing, China", "2": "yes", "3": "x"}
+    facts = {"1": [["A", 0]], "2": [["C", 0]], "4": [["D", 0]]}
+    predictions = write(tmp_path / "pred.json", {"answer": answers, "sp": facts})
+    found = score_file("hotpotqa", hotpot_gold(tmp_path), predictions)
+    assert (found["n"], found["missing"]) == (4, {"answer": 1, "sp": 1})
+    scores = found["scores"]
+    # Answers: em 0, 1, 1, -; f1 1/2, 1, 1, -. Support: em 0, 1, -, 1; f1 2/3, 1, -, 1.
+    assert (scores["em"], scores["f1"]) == (2 / 4, pytest.approx(2.5 / 4))
+    assert (scores["sp_em"], scores["sp_f1"]) == (2 / 4, pytest.approx((2 / 3 + 2) / 4))
+    # Joint of 1: P = 1/3 * 1, R = 1 * 1/2, F1 = 2/5; of 2: 1; of 3 and 4 nothing, a part is missing.
+    assert (scores["joint_em"], scores["joint_f1"]) == (1 / 4, pytest.approx(1.4 / 4))
+    assert (scores["joint_prec"], scores["joint_recall"]) == (
+        pytest.approx((4 / 3) / 4),
+        pytest.approx(1.5 / 4),
+    )
+
+
+def test_a_2wiki_file_takes_aliases_where_the_official_file_is(tmp_path: Path) -> None:
+    row = {
+        "_id": "w",
+        "question": "q",
+        "answer": "United States",
+        "answer_id": "Q30",
+        "supporting_facts": [["Ann", 0]],
+        "evidences": [["Ann", "country", "United States"]],
+        "evidences_id": [["Q1", "country", "Q30"]],
+    }
+    gold = write(tmp_path / "2wiki_dev_1.json", [row])
+    predictions = write(
+        tmp_path / "pred.json",
+        {
+            "answer": {"w": "American"},
+            "sp": {"w": [["ann", 0]]},
+            "evidence": {"w": [["Ann", "country", "USA"]]},
+        },
+    )
+    plain = score_file("2wiki", gold, predictions)
+    assert (plain["aliases"], plain["scores"]["em"], plain["scores"]["sp_em"]) == (False, 0.0, 1.0)
+    assert plain["scores"]["evi_f1"] == plain["scores"]["joint_f1"] == 0.0
+    (tmp_path / "id_aliases.json").write_text(
+        json.dumps({"Q_id": "Q30", "aliases": ["USA"], "demonyms": ["American"]}) + "\n"
+    )
+    named = score_file("2wiki", gold, predictions)
+    assert named["aliases"]
+    assert all(value == 1.0 for value in named["scores"].values())
+    assert len(named["scores"]) == 16
+
+
+def test_a_musique_file(tmp_path: Path) -> None:
+    paragraphs = [
+        {"idx": i, "title": "t", "paragraph_text": "p", "is_supporting": i in (1, 3)} for i in range(5)
+    ]
+    row = {"id": "2hop__1_2", "question": "q", "answer": "NYC", "answer_aliases": ["New York"]}
+    gold = write(
+        tmp_path / "musique_ans_v1.0_dev.jsonl", [{**row, "paragraphs": paragraphs, "answerable": True}]
+    )
+    line = {"id": "2hop__1_2", "predicted_answer": "new york city", "predicted_support_idxs": [1]}
+    predictions = write(tmp_path / "pred.jsonl", [{**line, "predicted_answerable": True}])
+    # [new, york, city] against [new, york]: F1 = 4/5; support P = 1, R = 1/2, F1 = 2/3.
+    assert score_file("musique", gold, predictions)["scores"] == {
+        "answer_em": 0.0,
+        "answer_f1": pytest.approx(0.8),
+        "support_f1": pytest.approx(2 / 3),
+    }
+    write(predictions, [{**line, "id": "other"}])
+    with pytest.raises(DatasetError, match="'2hop__1_2' has no prediction"):
+        score_file("musique", gold, predictions)
+
+
+def test_gold_predictions_score_one(tmp_path: Path) -> None:
+    gold = hotpot_gold(tmp_path)
+    rows = json.loads(gold.read_text())
+    predictions = {
+        "answer": {row["_id"]: row["answer"] for row in rows},
+        "sp": {row["_id"]: row["supporting_facts"] for row in rows},
+    }
+    scores = score_file("hotpotqa", gold, write(tmp_path / "pred.json", predictions))["scores"]
+    assert set(scores.values()) == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ({"answer": {}}, "no field 'sp'"),
+        ({"answer": [], "sp": {}}, "whose 'answer' maps question ids"),
+        ({"answer": {"1": None}, "sp": {}}, "predicted answer of 1 must be text"),
+        ({"answer": {}, "sp": {"1": [["A"]]}}, "facts of 1 must be pairs"),
+    ],
+)
+def test_files_of_another_layout_are_refused(tmp_path: Path, content: Any, sentence: str) -> None:
+    with pytest.raises(DatasetError, match=sentence):
+        score_file("hotpotqa", hotpot_gold(tmp_path), write(tmp_path / "pred.json", content))
+
+
+def test_a_set_without_measures_of_its_own_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match="hotpotqa"):
+        score_file("hotpot", None, tmp_path / "x.json")
+
+
+def test_the_command_prints_the_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gold = hotpot_gold(tmp_path)
+    predictions = write(tmp_path / "pred.json", {"answer": {"2": "yes"}, "sp": {}})
+    words = ["score", "hotpotqa", str(predictions), "--data", str(gold)]
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["scores"]["em"] == 0.25
+    assert main(words) == 0
+    assert "4 questions 3 without answer, 4 without sp" in capsys.readouterr().out

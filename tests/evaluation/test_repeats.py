@@ -1,0 +1,95 @@
+"""Several seeds of one system and of two: avg@n, pass@k, the spread over seeds, and what is refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agentenv.cli.main import main
+from agentenv.errors import ConfigurationError
+from agentenv.evaluation.records import Record
+from agentenv.evaluation.repeats import compare_runs, read_runs, summarize_runs
+
+Make = Callable[..., Record]
+Write = Callable[..., None]
+
+
+def seeds(folder: Path, record: Make, write: Write, *rows: str) -> list[Path]:
+    """One run a column: of each question, ``1`` where the run is right, ``x`` where it has a fault of ours."""
+    paths = []
+    for seed in range(len(rows[0])):
+        records = [
+            record(f"q{n}", "Paris" if row[seed] == "1" else "Rome", valid=row[seed] != "x")
+            for n, row in enumerate(rows)
+        ]
+        write(folder / f"seed-{seed}", records, seed=seed)
+        paths.append(folder / f"seed-{seed}")
+    return paths
+
+
+def test_pass_and_avg_by_hand(tmp_path: Path, record: Make, write_run: Write) -> None:
+    runs = read_runs(seeds(tmp_path, record, write_run, "1100", "1111", "0000", "1000"), "em_squad")
+    table = summarize_runs(runs, "em_squad")
+    # Right of 4: 2, 4, 0, 1. avg@4 = 7/16. pass@2: 1 - C(2,2)/6, 1, 0, 1 - C(3,2)/6 = 5/6, 1, 0, 1/2.
+    assert table["avg@4"]["mean"] == pytest.approx(7 / 16)
+    assert table["pass@1"]["mean"] == table["all@1"]["mean"] == pytest.approx(7 / 16)
+    assert table["pass@2"]["mean"] == pytest.approx((5 / 6 + 1 + 0 + 1 / 2) / 4)
+    assert table["all@2"]["mean"] == pytest.approx((1 / 6 + 1 + 0 + 0) / 4)
+    assert (table["pass@4"]["mean"], table["all@4"]["mean"]) == (0.75, 0.25)
+    # Seeds: 3/4, 2/4, 1/4, 1/4: mean 7/16, standard deviation sqrt(11/192), error half of it.
+    spread = table["over_seeds"]
+    assert (spread["low"], spread["high"], spread["means"]) == (0.25, 0.75, [0.75, 0.5, 0.25, 0.25])
+    assert spread["standard_error"] == pytest.approx((11 / 192) ** 0.5 / 2)
+    assert (table["n"], table["seeds"], table["left_out"]) == (4, 4, 0)
+
+
+def test_a_question_with_a_fault_in_any_run_is_left_out_of_all(
+    tmp_path: Path, record: Make, write_run: Write
+) -> None:
+    runs = read_runs(seeds(tmp_path, record, write_run, "11", "x1", "00"), "em_squad")
+    assert (runs.ids, runs.left_out) == (("q0", "q2"), 1)
+    assert runs.scores.tolist() == [[1.0, 1.0], [0.0, 0.0]]
+
+
+def test_pass_at_k_needs_a_scorer_of_zero_and_one_and_k_runs(
+    tmp_path: Path, record: Make, write_run: Write
+) -> None:
+    folders = seeds(tmp_path, record, write_run, "10", "01")
+    assert not [key for key in summarize_runs(read_runs(folders, "f1_squad"), "f1_squad") if "pass" in key]
+    with pytest.raises(ConfigurationError, match="k=3"):
+        summarize_runs(read_runs(folders, "em_squad"), "em_squad", [3])
+
+
+def test_runs_that_do_not_belong_together_are_refused(tmp_path: Path, record: Make, write_run: Write) -> None:
+    one, two = seeds(tmp_path, record, write_run, "10", "01")
+    with pytest.raises(ConfigurationError, match="each once"):
+        read_runs([one, one], "em_squad")
+    write_run(two, [record("q0"), record("other")])
+    with pytest.raises(ConfigurationError, match="different questions"):
+        read_runs([one, two], "em_squad")
+    write_run(two, [record("q0", valid=False), record("q1", valid=False)])
+    with pytest.raises(ConfigurationError, match="without a fault in all runs"):
+        read_runs([one, two], "em_squad")
+
+
+def test_two_systems_over_seeds(
+    tmp_path: Path, record: Make, write_run: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = seeds(tmp_path / "good", record, write_run, *["11111"] * 8, "00000")
+    bad = seeds(tmp_path / "bad", record, write_run, "10110", *["00000"] * 8)
+    found = compare_runs(good, bad, "em_squad")
+    assert found["difference"] == pytest.approx(8 / 9 - 3 / 45)
+    assert found["sequential"]["verdict"] == "first better"
+    assert found["sequential"]["enough"]
+    assert found["questions"]["ci95"][0] > 0
+    words = ["seeds", *map(str, good[:3]), "--against", *map(str, bad[:3]), "--json"]
+    assert main(words) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["comparison"]["sequential"]["more_seeds"] == 2  # three of the five of the first look
+    assert result["comparison"]["sequential"]["verdict"] == "undecided"
+    assert result["first"]["pass@2"]["mean"] == pytest.approx(8 / 9)
+    assert main(words[:-1]) == 0
+    shown = capsys.readouterr().out
+    assert "undecided; run 2 more seeds of each" in shown
+    assert "3 seeds from 0.889 to 0.889" in shown

@@ -1,0 +1,117 @@
+"""The sequential comparison: a case by enumeration, error rates by simulation, and what it asks for next."""
+
+from itertools import combinations
+from math import comb
+
+import numpy as np
+import pytest
+
+from agentenv.errors import ConfigurationError
+from agentenv.evaluation.sequential import Decision, Verdict, compare_sequentially
+
+
+def verdicts(found: Decision) -> dict[tuple[str, str], Verdict]:
+    return {(pair.first, pair.second): pair.verdict for pair in found.pairs}
+
+
+def told_apart(found: Decision) -> bool:
+    return any(pair.verdict in (Verdict.FIRST_BETTER, Verdict.SECOND_BETTER) for pair in found.pairs)
+
+
+def test_one_look_is_the_permutation_test() -> None:
+    # Of the C(8, 4) = 70 ways to split 8 distinct scores only the observed one and its mirror image are as
+    # extreme: p = 2/70 = .0286. So the pair is told apart at .05 and not at .02.
+    a, b = [5.0, 6.1, 7.3, 8.6], [1.0, 2.2, 3.5, 4.9]
+    pool = a + b
+    sums = [abs(sum(part) - (sum(pool) - sum(part))) for part in combinations(pool, 4)]
+    assert sum(s >= abs(sum(a) - sum(b)) - 1e-9 for s in sums) == 2
+    assert comb(8, 4) == 70
+    at = {
+        alpha: compare_sequentially({"a": a, "b": b}, per_interim=4, interims=1, alpha=alpha)
+        for alpha in (0.05, 0.02)
+    }
+    assert verdicts(at[0.05]) == {("a", "b"): Verdict.FIRST_BETTER}
+    assert verdicts(at[0.02]) == {("a", "b"): Verdict.NO_DIFFERENCE}
+    assert at[0.02].enough
+
+
+@pytest.mark.parametrize("systems", [2, 3])
+def test_equal_systems_are_told_apart_no_oftener_than_alpha(systems: int) -> None:
+    rng = np.random.default_rng(7)
+    trials, alpha = 600, 0.1
+    wrong = 0
+    for trial in range(trials):
+        scores = {f"s{i}": rng.beta(2, 5, size=12) for i in range(systems)}
+        found = compare_sequentially(
+            scores, per_interim=4, interims=3, alpha=alpha, permutations=199, seed=trial
+        )
+        wrong += told_apart(found)
+    # Three standard errors of the rate: 3 * sqrt(.1 * .9 / 600) = .037.
+    assert wrong / trials <= alpha + 0.037
+    assert wrong / trials >= 0.04  # and the level is used, not wasted
+
+
+def test_looking_early_and_often_costs_no_error_and_saves_seeds() -> None:
+    rng = np.random.default_rng(3)
+    looks, right = [], 0
+    for trial in range(100):
+        scores = {"a": rng.normal(1.5, 1, size=25), "b": rng.normal(0, 1, size=25)}
+        found = compare_sequentially(scores, permutations=499, seed=trial)
+        right += found.pairs[0].verdict is Verdict.FIRST_BETTER
+        looks.append(found.pairs[0].interim)
+    assert right >= 95
+    assert np.mean(looks) < 4  # of 5: stops early
+
+
+def test_the_difference_decides_the_direction() -> None:
+    low, high = [0.1, 0.11, 0.12, 0.13, 0.14], [0.5, 0.51, 0.52, 0.53, 0.54]
+    found = compare_sequentially({"low": low, "high": high})
+    assert verdicts(found) == {("low", "high"): Verdict.SECOND_BETTER}
+    assert found.pairs[0].difference == pytest.approx(-0.4)
+    assert (found.enough, found.interims) == (True, 1)
+
+
+def test_a_system_whose_pairs_are_decided_may_stop() -> None:
+    rng = np.random.default_rng(0)
+    scores = {"good": rng.normal(9, 0.1, 10), "alike": rng.normal(9, 0.1, 10), "bad": rng.normal(0, 0.1, 5)}
+    found = compare_sequentially(scores, interims=3)
+    known = verdicts(found)
+    assert known["good", "bad"] is known["alike", "bad"] is Verdict.FIRST_BETTER
+    assert known["good", "alike"] is Verdict.UNDECIDED
+    assert (found.interims, found.more_seeds, found.enough) == (2, 5, False)
+
+
+def test_it_says_how_many_more_seeds_are_needed() -> None:
+    same = [0.5, 0.4, 0.6, 0.5, 0.45]
+    assert compare_sequentially({"a": same[:2], "b": same[:4]}).more_seeds == 3
+    waiting = compare_sequentially({"a": same, "b": [*same[::-1], 0.5]})
+    assert (waiting.interims, waiting.more_seeds) == (1, 5)  # b's sixth seed waits for the next look
+    done = compare_sequentially({"a": same * 5, "b": same[::-1] * 5})
+    assert (done.enough, done.more_seeds, done.interims) == (True, 0, 5)
+    assert verdicts(done) == {("a", "b"): Verdict.NO_DIFFERENCE}
+
+
+def test_scores_of_earlier_looks_decide_alike_when_more_are_there() -> None:
+    rng = np.random.default_rng(11)
+    a, b = rng.normal(1, 1, 15), rng.normal(0, 1, 15)
+    early = compare_sequentially({"a": a[:10], "b": b[:10]})
+    late = compare_sequentially({"a": a, "b": b})
+    if early.enough:
+        assert late.pairs[0].interim == early.pairs[0].interim
+    else:
+        assert late.pairs[0].interim > 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"scores": {"a": [1.0]}}, "at least two systems"),
+        ({"scores": {"a": [1.0], "b": [float("nan")]}}, "'b' has a score that is not finite"),
+        ({"alpha": 0.0}, "0 < alpha < 1"),
+        ({"per_interim": 1}, "at least 2 seeds"),
+    ],
+)
+def test_settings_without_meaning_are_refused(changes: dict[str, object], sentence: str) -> None:
+    arguments: dict[str, object] = {"scores": {"a": [1.0, 2.0], "b": [1.0, 2.0]}, **changes}
+    with pytest.raises(ConfigurationError, match=sentence):
+        compare_sequentially(**arguments)  # type: ignore[arg-type]

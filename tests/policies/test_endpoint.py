@@ -1,0 +1,272 @@
+"""The endpoint client against a real server on the loopback: retries, limits, budgets, refusals, secrets."""
+
+import asyncio
+import email.utils
+import json
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
+
+import pytest
+
+from agentenv.errors import ConfigurationError, ContextTooSmall, EndpointFault, UnknownName
+from agentenv.policies.endpoint import KEY_VARIABLE, ChatClient, Endpoint, Reply
+from agentenv.policies.fake_endpoint import Answer, Body, FakeEndpoint
+
+T = TypeVar("T")
+ASK = [{"role": "user", "content": "Who?"}]
+
+
+@pytest.fixture(autouse=True)
+def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(asyncio.wait_for(work, 60))
+
+
+def client(server: FakeEndpoint, **options: Any) -> ChatClient:
+    return ChatClient(Endpoint("any", server.url, **{"backoff_s": 0.001, "deadline_s": 30.0, **options}))
+
+
+def ask(asked: ChatClient, **options: Any) -> Reply:
+    return run(asked.complete(ASK, **{"max_tokens": 9, **options}))
+
+
+def scripted(*answers: Answer) -> Callable[[Body], Answer]:
+    """The answers in order, then an error that a test would notice."""
+    left: Iterator[Answer] = iter(answers)
+    return lambda body: next(left, Answer(status=418, raw="the script is over"))
+
+
+def test_a_request_holds_what_was_asked_and_usage_is_counted() -> None:
+    with FakeEndpoint(lambda body: Answer("Ada")) as server:
+        asked = client(server)
+        assert ask(asked, temperature=0.5, top_p=0.9, stop=("x",), seed=3) == Reply("Ada", "stop")
+        assert server.bodies == [
+            {
+                "model": "any",
+                "messages": ASK,
+                "max_tokens": 9,
+                "temperature": 0.5,
+                "top_p": 0.9,
+                "stop": ["x"],
+                "seed": 3,
+            }
+        ]
+        ask(asked)
+        assert set(server.bodies[1]) == {"model", "messages", "max_tokens", "temperature"}
+    # "Who?" is cut into "Who" and "?", "Ada" is one piece.
+    assert asked.usage_report() == {
+        "requests": 2,
+        "retries": 0,
+        "failures": 0,
+        "prompt_tokens": 4,
+        "completion_tokens": 2,
+        "unmetered": 0,
+    }
+
+
+def test_the_field_of_the_limit_can_be_named_and_missing_usage_is_said() -> None:
+    with FakeEndpoint(lambda body: Answer("Ada", usage=False)) as server:
+        asked = client(server, limit_field="max_completion_tokens")
+        ask(asked)
+        assert server.bodies[0]["max_completion_tokens"] == 9
+        assert "max_tokens" not in server.bodies[0]
+    assert asked.usage.unmetered == 1
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Answer(status=500, raw="oops"),
+        Answer(status=503, raw='{"error": {"message": "busy"}}'),
+        Answer(status=429, raw="{}"),
+        Answer(raw="<html>not json"),
+        Answer(raw='{"choices": []}'),
+        Answer(raw='{"choices": [{"message": {"content": 3}}]}'),
+    ],
+    ids=["500", "503", "429", "html", "no choice", "no text"],
+)
+def test_what_may_pass_is_tried_again(bad: Answer) -> None:
+    with FakeEndpoint(scripted(bad, bad, Answer("Ada"))) as server:
+        asked = client(server)
+        assert ask(asked).text == "Ada"
+    assert (asked.usage.requests, asked.usage.retries, asked.usage.failures) == (3, 2, 0)
+
+
+def test_after_the_last_try_the_reason_is_said() -> None:
+    with FakeEndpoint(
+        lambda body: Answer(status=502, raw='{"error": {"message": "no  upstream"}}')
+    ) as server:
+        asked = client(server, retries=2)
+        with pytest.raises(EndpointFault, match=r"failed 3 times; the last time: 502 no upstream"):
+            ask(asked)
+    assert (asked.usage.requests, asked.usage.failures) == (3, 1)
+
+
+def test_half_a_surrogate_pair_is_replaced() -> None:
+    with FakeEndpoint(
+        lambda body: Answer(raw='{"choices": [{"message": {"content": "a\\ud83d"}}]}')
+    ) as server:
+        assert ask(client(server)).text == "a?"
+
+
+def test_nobody_listening_is_a_fault() -> None:
+    with FakeEndpoint(lambda body: Answer()) as server:
+        url = server.url
+    with pytest.raises(EndpointFault, match="failed 2 times; the last time: ConnectError"):
+        run(ChatClient(Endpoint("any", url, retries=1, backoff_s=0.001)).complete(ASK, max_tokens=1))
+
+
+@pytest.mark.parametrize(
+    ("status", "sentence"), [(401, "bad key"), (403, "bad key"), (404, "bad key"), (307, "bad key")]
+)
+def test_what_is_wrong_for_every_request_is_a_configuration_error(status: int, sentence: str) -> None:
+    raw = json.dumps({"error": {"message": sentence}})
+    with FakeEndpoint(lambda body: Answer(status=status, raw=raw, headers={"Location": "/x"})) as server:
+        asked = client(server)
+        with pytest.raises(ConfigurationError, match=f"{status} bad key .*OPENAI_API_KEY is not set"):
+            ask(asked)
+    assert asked.usage.requests == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [(400, {"message": "bad request"}), (429, {"message": "pay first", "code": "insufficient_quota"})],
+)
+def test_what_will_not_pass_is_not_tried_again(status: int, error: dict[str, str]) -> None:
+    with FakeEndpoint(lambda body: Answer(status=status, raw=json.dumps({"error": error}))) as server:
+        asked = client(server)
+        with pytest.raises(EndpointFault, match=error["message"]):
+            ask(asked)
+    assert asked.usage.requests == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"message": "too long", "code": "context_length_exceeded"},
+        {"message": "the maximum context length is 8"},
+    ],
+)
+def test_a_full_context_has_its_own_error(error: dict[str, str]) -> None:
+    with (
+        FakeEndpoint(lambda body: Answer(status=400, raw=json.dumps({"error": error}))) as server,
+        pytest.raises(ContextTooSmall, match=error["message"]),
+    ):
+        ask(client(server))
+
+
+def test_the_server_s_own_wait_is_kept_by_all_requests() -> None:
+    wait = {"Retry-After": "0.3"}
+    with FakeEndpoint(
+        scripted(Answer(status=429, raw="{}", headers=wait), Answer("a"), Answer("b"))
+    ) as server:
+        asked = client(server, concurrency=1)
+        began = time.monotonic()
+
+        async def both() -> list[Reply]:
+            return await asyncio.gather(*(asked.complete(ASK, max_tokens=9) for _ in range(2)))
+
+        assert [reply.text for reply in run(both())] == ["a", "b"]
+    assert time.monotonic() - began >= 0.3
+
+
+def test_a_date_to_wait_for_is_understood() -> None:
+    past = email.utils.formatdate(time.time() - 100, usegmt=True)
+    with FakeEndpoint(
+        scripted(Answer(status=503, raw="", headers={"Retry-After": past}), Answer("a"))
+    ) as server:
+        assert ask(client(server, backoff_s=1e9)).text == "a"
+
+
+def test_at_most_so_many_requests_are_under_way() -> None:
+    with FakeEndpoint(lambda body: Answer("a", delay_s=0.05)) as server:
+        asked = client(server, concurrency=2)
+
+        async def many() -> None:
+            await asyncio.gather(*(asked.complete(ASK, max_tokens=9) for _ in range(6)))
+
+        run(many())
+        assert server.most_at_once == 2
+
+
+def test_the_rate_limit_spaces_requests() -> None:
+    with FakeEndpoint(lambda body: Answer("a")) as server:
+        asked = client(server, per_minute=600.0)  # one in 0.1 s
+        began = time.monotonic()
+        for _ in range(4):
+            ask(asked)
+        assert time.monotonic() - began >= 0.3
+
+
+def test_a_budget_ends_requests_and_retries() -> None:
+    with FakeEndpoint(lambda body: Answer(status=500, raw="")) as server:
+        asked = client(server, max_requests=3)
+        with pytest.raises(EndpointFault, match=r"budget of 3 requests .* is spent"):
+            ask(asked)
+        assert len(server.bodies) == 3
+    with FakeEndpoint(lambda body: Answer("one two three")) as server:
+        asked = client(server, max_total_tokens=5)  # a reply costs 2 + 3
+        ask(asked)
+        with pytest.raises(EndpointFault, match="budget of 5 tokens"):
+            ask(asked)
+        assert len(server.bodies) == 1
+
+
+def test_a_slow_reply_ends_at_the_deadline() -> None:
+    with FakeEndpoint(lambda body: Answer("a", delay_s=0.5)) as server:
+        asked = client(server, deadline_s=0.1)
+        with pytest.raises(EndpointFault, match=r"no reply within 0\.1 s"):
+            ask(asked)
+
+
+def test_the_key_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "sk-secret-7")
+    refusal = Answer(status=401, raw=json.dumps({"error": {"message": "wrong key sk-secret-7"}}))
+    with FakeEndpoint(scripted(Answer("a"), refusal)) as server:
+        asked = client(server)
+        ask(asked)
+        assert server.headers[0]["authorization"] == "Bearer sk-secret-7"
+        with pytest.raises(ConfigurationError) as error:
+            ask(asked)
+    assert "wrong key ***" in str(error.value)
+    assert "sk-secret-7" not in f"{error.value}{asked!r}{asked.model}{json.dumps(server.bodies)}"
+
+
+def test_one_client_serves_several_event_loops() -> None:
+    with FakeEndpoint(lambda body: Answer("a")) as server:
+        asked = client(server, concurrency=1)
+        assert [ask(asked).text for _ in range(3)] == ["a"] * 3
+
+
+def test_a_name_is_parsed() -> None:
+    found = Endpoint.parse("org/model@v2@https://host:8000/v1?api-version=1#per_minute=30&concurrency=2")
+    assert (found.model, found.url) == ("org/model@v2", "https://host:8000/v1?api-version=1")
+    assert found.chat_url == "https://host:8000/v1/chat/completions?api-version=1"
+    assert (found.per_minute, found.concurrency) == (30.0, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("gpt", "written MODEL@URL"),
+        ("@https://host/v1", "written MODEL@URL"),
+        ("gpt@ftp://host/v1", "written MODEL@URL"),
+        ("gpt@https://me:secret@host/v1", "Leave passwords and keys out"),
+        ("gpt@https://host/v1?api_key=secret", "Leave passwords and keys out"),
+        ("gpt@https://host/v1#concurrency=many", "concurrency of an endpoint is a number, not 'many'"),
+        ("gpt@https://host/v1#concurrency=0", "at least 1"),
+    ],
+)
+def test_a_name_that_is_none_is_refused_without_its_secrets(text: str, sentence: str) -> None:
+    with pytest.raises(ConfigurationError, match=sentence) as error:
+        Endpoint.parse(text)
+    assert "secret" not in str(error.value)
+
+
+def test_an_unknown_option_shows_the_nearest() -> None:
+    with pytest.raises(UnknownName, match="Did you mean 'concurrency'"):
+        Endpoint.parse("gpt@https://host/v1#concurency=3")
