@@ -66,7 +66,7 @@ class Eval:
             )
         if self.concurrency < 1:
             raise ConfigurationError(f"--concurrency is {self.concurrency}; at least one episode must run")
-        fields = {
+        fields: dict[str, Any] = {
             "data": self.data,
             "split": self.split,
             "policy": self.policy,

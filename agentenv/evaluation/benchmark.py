@@ -23,12 +23,17 @@ from agentenv.evaluation.bounds import bound_of, measure_expert, variants
 from agentenv.evaluation.diagnosis import MAX_COVERED_DOCUMENTS, coverage
 from agentenv.evaluation.ground import EnvConfig, Ground, SearchConfig, corpus_of, open_ground
 from agentenv.evaluation.journal import CONFIG, Journal, claim, release
-from agentenv.evaluation.player import EXPERT, Player, open_player, play_missing
+from agentenv.evaluation.player import (
+    EXPERT,
+    Player,
+    open_player,
+    play_missing,
+)
 from agentenv.evaluation.records import EPISODES, RESULTS, Record, read_json, write_results
 from agentenv.evaluation.report import PAGE, write_report
 from agentenv.evaluation.results import score_of, summarize
 from agentenv.policies.openai import OpenAIPolicy
-from agentenv.policies.spec import policy_folder
+from agentenv.policies.spec import is_endpoint, policy_folder
 from agentenv.retrievers.metrics import recall_at_k
 
 _RECALL_AT = (2, 3, 5, 10)
@@ -87,7 +92,7 @@ def run_benchmark(
     """
     for scorer in benchmark.scorers:
         get_scorer(scorer)  # an unknown one is refused before any work
-    claim(out, {"benchmark": asdict(benchmark)})
+    claim(out, {"benchmark": _identity(benchmark)})
     if (out / RESULTS).is_file() and not (retry_faults and read_json(out / RESULTS)["faults"]):
         if not (out / PAGE).is_file():
             write_report(out)
@@ -104,7 +109,7 @@ def run_benchmark(
 def _run(benchmark: Benchmark, out: Path, display: Display, retry_faults: bool) -> dict[str, Any]:
     player = open_player(benchmark.policy, benchmark.concurrency)
     ground = _open(benchmark, player, display)
-    config = {"benchmark": asdict(benchmark), "fingerprints": _fingerprints(benchmark, ground)}
+    config = {"benchmark": _identity(benchmark), "fingerprints": _fingerprints(benchmark, ground)}
     claim(out, config, write=True)
     (out / RESULTS).unlink(missing_ok=True)
     records, bounds = _play(benchmark, player, ground, out, display, retry_faults)
@@ -206,7 +211,7 @@ def _summary(
             "questions_fingerprint": _hash_of(ground.source.tasks),
             "max_turns": options["max_turns"],
             "decoding": "greedy",
-            "concurrency": player.batch,
+            **({"concurrency": player.batch} if player.lockstep else {}),
             "notes": ground.source.notes,
         },
     )
@@ -237,6 +242,12 @@ def index_recall(ground: Ground) -> dict[str, float]:
     gold = [task.data["supporting_ids"] for task in known]
     complete = [set(needed) <= set(ids[:5]) for needed, ids in zip(gold, ranked, strict=True)]
     return {f"recall@{k}": recall_at_k(ranked, gold, k) for k in _RECALL_AT} | {"all@5": fmean(complete)}
+
+
+def _identity(benchmark: Benchmark) -> dict[str, Any]:
+    """What has to be the same for a run to go on; episodes at an endpoint do not know how many run beside them."""
+    fields = asdict(benchmark)
+    return fields | {"concurrency": None} if is_endpoint(benchmark.policy) else fields
 
 
 def _fingerprints(benchmark: Benchmark, ground: Ground) -> dict[str, str]:

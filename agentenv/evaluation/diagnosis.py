@@ -84,7 +84,8 @@ def evidence_found(record: Record) -> bool:
 
 def answer_shown(record: Record) -> bool:
     """Whether an accepted answer stands in an observation, as whole words after normalisation."""
-    shown = " ".join(squad(turn.get("observation", "")) for turn in record.get("turns") or ())
+    shown = " ".join(turn.get("observation", "") for turn in record.get("turns") or ())
+    shown = squad(shown.replace("<", " <").replace(">", "> "))  # or a tag would grow onto the last word
     return any(f" {answer} " in f" {shown} " for answer in _searchable(record["answers"]))
 
 

@@ -59,6 +59,7 @@ def _single(directory: Path, against: Path | None) -> Page:
         paired={**found["scores"][scorer], "n": found["n"]} if found else None,
         seconds=_seconds(sides[-1]),
         config=_config(directory),
+        unit=results.get("tokens", {}).get("unit", "tokens"),
     )
 
 
@@ -70,11 +71,7 @@ def _suite(directory: Path, against: Path | None) -> Page:
     newest = {name: several[-1].results for name, several in sides.items()}
     scorer = next(iter(summary["scores"]), first_scorer(newest[names[0]]))
     means = summary["scores"].get(scorer, {})
-    overall = {
-        f"{kind} mean": means[kind] | {"n": means["micro"]["n"]}
-        for kind in ("macro", "micro")
-        if kind in means
-    }
+    overall = {f"{kind} mean": means[kind] for kind in ("macro", "micro") if kind in means}
     scores = {name: results["scores"].get(scorer, {}) for name, results in newest.items()}
     return Page(
         title=f"Suite of {len(names)} sets: {newest[names[0]]['policy']}",
@@ -91,6 +88,7 @@ def _suite(directory: Path, against: Path | None) -> Page:
             for entry in episodes_of(several, scorer, name, EPISODES_A_SET)
         ],
         note=_note(sides),
+        unit=newest[names[0]]["tokens"]["unit"],
     )
 
 

@@ -36,6 +36,7 @@ class Page:
     seconds: list[tuple[str, float]] = field(default_factory=list)
     config: str = ""
     note: str = ""  # on the episodes
+    unit: str = "tokens"  # what a token of the policy is
 
     @property
     def level_chart(self) -> str:

@@ -65,11 +65,7 @@ class Player:
     @property
     def chat(self) -> ChatFormat:
         """How messages become ids."""
-        if isinstance(self.policy, OpenAIPolicy):
-            return self.policy.chat
-        own: ChatFormat | None = getattr(
-            self.policy, "chat", None
-        )  # of a policy that takes messages and no text
+        own: ChatFormat | None = getattr(self.policy, "chat", None)  # of one that takes messages
         return own or (InlineFormat if self.card.format == "inline" else TemplateFormat)(self.tokenizer)
 
     @property

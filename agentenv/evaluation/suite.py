@@ -14,11 +14,11 @@ Its folder holds one folder a benchmark, ``suite.json`` and a report of all of t
 import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
 from statistics import NormalDist, fmean
-from typing import Any
+from typing import Any, get_type_hints
 
 from agentenv.core.scorers import get_scorer
 from agentenv.data.datasets import SETS
@@ -94,26 +94,23 @@ def read_suite(path: Path, defaults: Mapping[str, Any]) -> Suite:
 
 def _fields(path: Path, name: str, table: Mapping[str, Any]) -> dict[str, Any]:
     """A table of the file as fields of `Benchmark`."""
-    types = {field.name: str(field.type) for field in fields(Benchmark)}
-    values = {}
+    types = get_type_hints(Benchmark)
+    values: dict[str, Any] = {}
     for key, value in table.items():
         field = _KEYS.get(key, key)
-        wanted = types.get(field, "")
-        if (
-            field == "scorers"
-            and isinstance(value, list)
-            and all(isinstance(one, str) for one in value)
-            and value
-        ):
-            values[field] = tuple(value)
-        elif "Path" in wanted and isinstance(value, str):
-            values[field] = Path(value)
-        elif wanted.startswith(type(value).__name__):
-            values[field] = value
-        elif not wanted:
+        if field not in types:
             known = ", ".join(sorted({*types, *_KEYS} - {"scorers"}))
             raise ConfigurationError(f"{path}: {name} may hold {known}, and not {key!r}")
+        if field == "scorers":
+            fits = isinstance(value, list) and value and all(isinstance(one, str) for one in value)
+            values[field] = tuple(value) if fits else value
+        elif field == "data":
+            fits = isinstance(value, str)
+            values[field] = Path(value) if fits else value
         else:
+            fits = isinstance(value, types[field]) and isinstance(value, bool) == (types[field] is bool)
+            values[field] = value
+        if not fits:
             raise ConfigurationError(f"{path}: {name}: {key} cannot be {value!r}")
     return values
 

@@ -115,7 +115,8 @@ def suite_tables(parts: Mapping[str, Json], summary: Json, scorer: str) -> list[
     means = summary["scores"].get(scorer, {})
     for kind in ("macro", "micro"):
         if kind in means:
-            cells = _cells({"n": means["micro"]["n"], **means[kind]})
+            n = means[kind].get("n", f"{means[kind].get('sets')} sets")
+            cells = _cells({**means[kind], "n": n})
             rows.append([f"{kind} mean", *cells, *[""] * (len(head) - 3)])
     suite = {"title": f"Suite ({scorer})", "groups": [""], "span": len(head), "head": head, "rows": rows}
     return [suite, _scorers_table(parts, summary), _errors_table(parts)]
@@ -132,7 +133,7 @@ def _scorers_table(parts: Mapping[str, Json], summary: Json) -> Json:
         rows.append([f"{kind} mean", *(cell for mean in means for cell in _cells(mean)[1:])])
     head = ["mean", "95 % interval"] * len(names)
     return {
-        "title": "By scorer",
+        "title": "All scorers",
         "groups": [*names, ""][: max(2, len(names))],
         "span": 2,
         "head": head,

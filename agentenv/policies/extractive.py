@@ -11,9 +11,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import log
 from typing import NamedTuple
 
-from agentenv.core.types import Completion, FinishReason, Sampling
+from agentenv.core.types import Completion, Sampling
 from agentenv.policies.card import EpisodeCard
 from agentenv.policies.fakes import ByteTokenizer
+from agentenv.policies.scripted import complete
 
 EXTRACTIVE = "scripted:extractive"
 EXTRACTIVE_CARD = EpisodeCard(k=5, max_turns=1, observation_tokens=4000)
@@ -84,11 +85,7 @@ class ExtractivePolicy:
         self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
     ) -> Completion:
         """The next action, from the text of ``prompt_ids`` alone."""
-        action = act(self.tokenizer.decode(prompt_ids))
-        ids = self.tokenizer.encode(action)[: sampling.max_tokens]
-        text = self.tokenizer.decode(ids)
-        finish = FinishReason.STOP if text == action else FinishReason.LENGTH
-        return Completion(tuple(ids), text, (0.0,) * len(ids), finish, self.version)
+        return complete(act(self.tokenizer.decode(prompt_ids)), self.tokenizer, sampling)
 
     def release(self, episode: str) -> None:
         """Nothing is kept."""

@@ -40,19 +40,7 @@ class ScriptedPolicy:
         if turn >= len(script):
             raise PolicyFault(f"the script of episode {episode!r} has {len(script)} actions, not {turn + 1}")
         self._played[episode or ""] = turn + 1
-        return self._complete(script[turn], sampling)
-
-    def _complete(self, text: str, sampling: Sampling) -> Completion:
-        ids = self.tokenizer.encode(text, add_special_tokens=False)
-        finish = FinishReason.EOS
-        if (cut := cut_at_stop(ids, self.tokenizer.decode, sampling.stop)) and cut[0] <= sampling.max_tokens:
-            ids, text, finish = ids[: cut[0]], cut[1], FinishReason.STOP
-        elif len(ids) >= sampling.max_tokens:
-            ids, finish = ids[: sampling.max_tokens], FinishReason.LENGTH
-            text = self.tokenizer.decode(ids)
-        else:
-            ids = [*ids, self.tokenizer.eos_token_id]
-        return Completion(tuple(ids), text, (0.0,) * len(ids), finish, self.version)
+        return complete(script[turn], self.tokenizer, sampling)
 
     def release(self, episode: str) -> None:
         """Begins the script of ``episode`` anew."""
@@ -61,6 +49,20 @@ class ScriptedPolicy:
     async def score(self, ids: Sequence[int]) -> Sequence[float]:
         """Zeros."""
         return [0.0] * len(ids)
+
+
+def complete(text: str, tokenizer: Any, sampling: Sampling) -> Completion:
+    """``text`` as an engine would have sampled it: cut at a stop string or after ``max_tokens``, log-probs 0."""
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    finish = FinishReason.EOS
+    if (cut := cut_at_stop(ids, tokenizer.decode, sampling.stop)) and cut[0] <= sampling.max_tokens:
+        ids, text, finish = ids[: cut[0]], cut[1], FinishReason.STOP
+    elif len(ids) >= sampling.max_tokens:
+        ids, finish = ids[: sampling.max_tokens], FinishReason.LENGTH
+        text = tokenizer.decode(ids)
+    else:
+        ids = [*ids, tokenizer.eos_token_id]
+    return Completion(tuple(ids), text, (0.0,) * len(ids), finish, ScriptedPolicy.version)
 
 
 FLOORS = ("no-op", "copy the prompt", "empty answer", "random text")

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from agentenv.policies.hf import HFPolicy
     from agentenv.policies.openai import OpenAIPolicy
 
-KINDS = ("scripted", "tiny", "hf:PATH", "openai:MODEL@URL")
+KINDS = ("scripted", "scripted:extractive", "tiny", "hf:PATH", "openai:MODEL@URL")
 _ENDPOINT = "openai:"
 
 

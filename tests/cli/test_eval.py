@@ -5,6 +5,10 @@ The real sets need the environment variable AGENTENV_DATA.
 
 import json
 import os
+import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ from agentenv.retrievers.encoder import HashEncoder
 from agentenv.retrievers.faiss import FaissRetriever
 
 DATA = os.environ.get("AGENTENV_DATA", "")
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -82,13 +87,15 @@ def test_the_scripted_expert_scores_full(
     )
     assert found["scores"]["em_squad"]["mean"] == 1
     assert (found["n"], found["faults"], found["end_reasons"]) == (12, 0, {"answered": 12})
-    assert set(found["index_recall"]) == {"recall@2", "recall@3", "recall@5"}
+    assert set(found["index_recall"]) == {"recall@2", "recall@3", "recall@5", "recall@10", "all@5"}
     assert found["searches_per_question"] >= 1
     assert {p.name for p in (tmp_path / "out").iterdir()} == {
         "results.json",
         "episodes.jsonl",
         "report.html",
         "run.log",
+        "config.toml",
+        "timings.jsonl",
     }
     assert len((tmp_path / "out" / "episodes.jsonl").read_text().splitlines()) == 12
 
@@ -115,8 +122,10 @@ def test_a_random_model_scores_zero_beside_its_bounds(
     assert found["scores"]["em_squad"]["mean"] == 0
     assert found["bounds"]["expert"]["mean"] == 1
     assert found["bounds"]["closed_book"]["mean"] == found["bounds"]["oracle"]["mean"] == 0
-    again = evaluate(tmp_path / "two", capsys, *words)
-    assert {k: v for k, v in again.items() if k != "out"} == {k: v for k, v in found.items() if k != "out"}
+    evaluate(tmp_path / "two", capsys, *words)
+    assert (tmp_path / "one" / "results.json").read_bytes() == (
+        tmp_path / "two" / "results.json"
+    ).read_bytes()
 
 
 def test_people_see_a_table(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,6 +148,8 @@ def test_a_suite_runs_every_table(world: Path, tmp_path: Path, capsys: pytest.Ca
     parts = json.loads(capsys.readouterr().out)["suite"]
     assert {name: part["n"] for name, part in parts.items()} == {"few": 2, "fewer": 1}
     assert list(parts["fewer"]["scores"]) == ["f1_squad"]
+    assert (tmp_path / "out" / "suite.json").is_file()
+    assert (tmp_path / "out" / "report.html").is_file()
     assert (tmp_path / "out" / "few" / "results.json").is_file()
 
 
@@ -175,6 +186,8 @@ def test_real_sets(dataset: str, model: Path, tmp_path: Path, capsys: pytest.Cap
     ("words", "message"),
     [
         ([], "give --dataset NAME"),
+        (["--dataset", "fictional", "--data", "WORLD", "--concurrency", "0"], "--concurrency is 0"),
+        (["--dataset", "fictional", "--data", "WORLD", "--corpus", "/nowhere"], "/nowhere"),
         (["--dataset", "hotpot"], "Did you mean 'hotpotqa'?"),
         (["--dataset", "fictional", "--data", "/nowhere"], "/nowhere"),
         (["--dataset", "fictional", "--data", "WORLD", "--policy", "script"], "Did you mean 'scripted'?"),
@@ -211,3 +224,105 @@ def test_a_question_without_answers(
     assert main([*argv, "--out", str(tmp_path / "out")]) == 1
     assert "line 1" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def command(world: Path, out: Path, *more: str) -> list[str]:
+    """The extractive baseline, four questions at a time, so that there is something to interrupt."""
+    words = ["eval", "--dataset", "fictional", "--data", str(world), "--policy", "scripted:extractive"]
+    words += ["--retriever", f"faiss:{world / 'index'}", "--concurrency", "2", "--out", str(out)]
+    return [*words, *more]
+
+
+def test_an_evaluation_killed_at_any_moment_goes_on_to_the_same_results(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three processes are killed with -9 as soon as the folder has grown a little; a fourth one finishes."""
+    assert main(command(world, tmp_path / "whole")) == 0
+    killed = tmp_path / "killed"
+    for _ in range(3):
+        before = written(killed)
+        child = subprocess.Popen(
+            [sys.executable, "-c", f"from agentenv.cli.main import main; main({command(world, killed)!r})"],
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            deadline = time.monotonic() + 120
+            while child.poll() is None and written(killed) <= before and time.monotonic() < deadline:
+                time.sleep(0.002)
+        finally:
+            child.kill()
+            child.wait()
+    assert written(killed) > 0
+    assert main(command(world, killed)) == 0
+    for name in ("results.json", "episodes.jsonl", "bounds/oracle_paged.jsonl"):
+        assert (killed / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+
+
+def written(folder: Path) -> int:
+    """Bytes of finished episodes."""
+    return sum(path.stat().st_size for path in folder.rglob("*.jsonl"))
+
+
+def test_a_finished_evaluation_is_not_run_again_and_another_one_is_refused(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(command(world, out, "--limit", "4")) == 0
+    files = {
+        path: path.stat().st_mtime_ns for path in out.rglob("*") if path.name != "run.log" and path.is_file()
+    }
+    assert main(command(world, out, "--limit", "4")) == 0
+    capsys.readouterr()
+    assert main(command(world, out)) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.endswith(f"{out} holds an evaluation with limit 4, not None: choose another --out")
+    assert {path: path.stat().st_mtime_ns for path in files} == files
+
+
+def test_questions_that_changed_are_not_mixed_with_the_old(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "world"
+    shutil.copytree(world, folder)
+    assert main(command(folder, tmp_path / "out")) == 0
+    (tmp_path / "out" / "results.json").unlink()  # as if it were not finished
+    questions = folder / "questions.jsonl"
+    questions.write_text("".join(questions.read_text().splitlines(keepends=True)[1:]))
+    assert main(command(folder, tmp_path / "out")) == 1
+    assert "holds an evaluation with questions" in capsys.readouterr().err
+
+
+def test_errors_bounds_and_costs_stand_beside_the_score(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = evaluate(tmp_path / "out", capsys, *command(world, tmp_path / "out")[1:-2])
+    assert set(found["bounds"]) == {"closed_book", "oracle", "oracle_paged", "expert"}
+    causes = ("correct", "retrieval_miss", "read_miss", "format", "gave_up", "fault")
+    assert sum(found["errors"][cause] for cause in causes) == 12
+    assert found["errors"]["correct"] == round(12 * found["scores"]["em_squad"]["mean"])
+    assert found["answer_in_corpus"]["n"] <= 12
+    assert found["tokens"]["unit"] == "bytes"
+    assert found["seconds"]["seconds_per_question"] > 0
+    assert "seconds" not in json.loads((tmp_path / "out" / "results.json").read_text())
+
+
+def test_a_suite_goes_on_and_refuses_another(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suite = tmp_path / "suite.toml"
+    head = f'data = "{world}"\nretriever = "faiss:{world}/index"\nlimit = 2\nbounds = false\n[one]\ndataset = "fictional"\n'
+    suite.write_text(head + '[two]\ndataset = "fictional"\nseed = 1\n')
+    argv = ["eval", "--suite", str(suite), "--policy", "scripted:extractive", "--out", str(tmp_path / "out")]
+    assert main(argv) == 0
+    whole = (tmp_path / "out" / "suite.json").read_bytes()
+    (tmp_path / "out" / "suite.json").unlink()
+    shutil.rmtree(tmp_path / "out" / "two")  # killed between the sets
+    capsys.readouterr()
+    assert main(argv) == 0
+    assert "em_squad macro" in capsys.readouterr().out
+    assert (tmp_path / "out" / "suite.json").read_bytes() == whole
+    suite.write_text(head)
+    assert main(argv) == 1
+    assert "holds a suite of ['one', 'two'], not ['one']" in capsys.readouterr().err

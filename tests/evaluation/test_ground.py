@@ -68,7 +68,9 @@ def test_index_recall_by_hand() -> None:
         Task("4", "a", ("x",)),  # not counted: nobody knows its documents
     )
     ground = Ground(Source("s", "", tasks, documents, None), InMemoryRetriever(documents), EnvConfig(), words)
-    assert index_recall(ground) == pytest.approx({"recall@2": 1 / 3, "recall@3": 2 / 3, "recall@5": 2 / 3})
+    assert index_recall(ground) == pytest.approx(
+        {"recall@2": 1 / 3, "recall@3": 2 / 3, "recall@5": 2 / 3, "recall@10": 2 / 3, "all@5": 2 / 3}
+    )
     bare = Ground(Source("s", "", tasks[3:], documents, None), ground.retriever, EnvConfig(), words)
     assert index_recall(bare) == {}
 
@@ -105,3 +107,17 @@ def test_the_corpus_of_a_source() -> None:
     documents = [Document("d", "t", "x")]
     assert len(corpus_of(Source("s", "", (), documents, None)) or ()) == 1
     assert corpus_of(Source("s", "", (), None, None)) is None
+
+
+def test_words_over_the_set_s_own_corpus_or_another_one(tmp_path: Path) -> None:
+    pytest.importorskip("bm25s", reason="needs the extra 'retrieval'")
+    write_world(SMALL, tmp_path / "world")
+    source = SourceConfig(dataset="fictional", data=tmp_path / "world")
+    ground = open_ground(source, SearchConfig(retriever="bm25"), EnvConfig(), words)
+    assert (ground.retriever.info().name, ground.retriever.info().documents) == ("bm25", 200)
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"id": "1", "title": "t", "text": "some words"}\n')
+    bare = open_ground(source, SearchConfig(retriever="bm25", corpus=str(other)), EnvConfig(), words)
+    assert bare.retriever.info().documents == 1
+    named = open_ground(source, SearchConfig(retriever="bm25", corpus="fictional"), EnvConfig(), words)
+    assert named.retriever.info().documents == 200

@@ -127,7 +127,7 @@ def test_nothing_in_an_episode_becomes_markup(
 ) -> None:
     turn = {"action": HOSTILE, "observation": HOSTILE, "valid": True, "reward": 0.0, "tool_results": []}
     one = record(HOSTILE, HOSTILE, question=HOSTILE, family=HOSTILE, prompt=HOSTILE, turns=[turn])
-    write_run(tmp_path, [one], policy=HOSTILE, bounds={HOSTILE: 0.5}, settings={HOSTILE: HOSTILE})
+    write_run(tmp_path, [one], policy=HOSTILE, bounds={HOSTILE: {"mean": 0.5}}, settings={HOSTILE: HOSTILE})
     page = write_report(tmp_path)
     tags = Tags(page)
     assert tags.names.count("script") == 2  # the data and our own

@@ -115,6 +115,13 @@ def test_the_record_of_an_episode() -> None:
     assert record["turns"][2]["action"].endswith("</answer>")
     assert record["turns"][0]["tool_results"][0]["status"] == "ok"
     assert record["turns"][1]["tool_results"][0]["status"] == "format_error"
+    assert record["turns"][0]["tool_results"][0]["ids"] == record["retrieved_ids"]
+    assert [turn["policy_tokens"] for turn in record["turns"]] == [
+        len(turn["action"].encode()) + (index == 1) for index, turn in enumerate(record["turns"])
+    ]  # the nonsense ends with an end-of-turn token
+    assert record["turns"][0]["observation_tokens"] == len(record["turns"][0]["observation"].encode())
+    spent = sum(turn["policy_tokens"] + turn["observation_tokens"] for turn in record["turns"])
+    assert record["tokens"]["total"] == spent + len(record["prompt"].encode()) + 1
     assert task.question in record["prompt"]
     assert (record["family"], record["hops"]) == (task.data["family"], task.data["hops"])
     assert list(record["supporting_ids"]) == list(task.data["supporting_ids"])
@@ -139,12 +146,14 @@ def test_bounds_stand_beside_a_score() -> None:
     """Closed book allows no search; the oracle's searches are no searches of ours, so a broken retriever is no harm."""
     searching = ["<search>x</search>", "<answer>wrong</answer>"]
     scripts = {f"closed-0-{i}": ["<search>x</search>"] for i in range(3)}
-    scripts |= {f"oracle-0-{i}": searching for i in range(2)}
+    scripts |= {f"{name}-0-{i}": searching for i in range(2) for name in ("oracle", "oracle_paged")}
+    scripts["oracle_paged-0-2"] = searching
     scripts["oracle-0-2"] = ["<search>x</search>", f"<answer>{TASKS[2].answers[0]}</answer>"]
     bounds = measure_bounds(ScriptedPolicy(scripts), CHAT, ground(), CONFIG, "em_squad")
     assert {name: bound["n"] for name, bound in bounds.items()} == {
         "closed_book": 3,
         "oracle": 3,
+        "oracle_paged": 3,
         "expert": 3,
     }
     assert bounds["closed_book"]["mean"] == 0
@@ -158,6 +167,7 @@ def test_no_oracle_without_supporting_documents() -> None:
     policy = ScriptedPolicy({"closed-0-0": ["<answer>a</answer>"]})
     bounds = measure_bounds(policy, CHAT, bare, CONFIG, "em_squad")
     assert "names no supporting documents" in bounds["oracle"]["note"]
+    assert bounds["oracle_paged"] == bounds["oracle"]
     assert bounds["closed_book"]["mean"] == 1
 
 

@@ -29,7 +29,7 @@ const ROWS = 500; // of the list at a time: a browser lays out thousands slowly
 
 function viewer(data) {
   const by = (id) => document.getElementById(id);
-  const { episodes, labels, scorer } = data;
+  const { episodes, labels, scorer, unit } = data;
   const paired = labels.length > 1;
   const verdict = (run) => (run ? run.cause : "absent");
   const words = {
@@ -149,7 +149,7 @@ function viewer(data) {
       scorer + " " + fixed(run.score), "reward " + fixed(run.reward)];
     if (e.supporting.length)
       facts.push(e.supporting.filter((id) => found.has(id)).length + " of " + e.supporting.length + " supporting documents found");
-    if (tokens.total) facts.push(tokens.policy + " tokens written, " + tokens.total + " in all");
+    if (tokens.total) facts.push(tokens.policy + " " + unit + " written, " + tokens.total + " in all");
     return el("div", "side",
       el("h4", "", label, el("span", "verdict " + tone(outcome), sign(outcome) + " " + words[outcome])),
       el("p", "meta", "Answer: " + (run.prediction === null ? "none" : run.prediction)),
@@ -160,14 +160,14 @@ function viewer(data) {
   }
   function turnOf(one, i, e) {
     const tools = one.tool_results || [];
-    const counted = "policy_tokens" in one ? one.policy_tokens + " tokens written, " + one.observation_tokens + " shown" : null;
+    const counted = "policy_tokens" in one ? one.policy_tokens + " " + unit + " written, " + one.observation_tokens + " shown" : null;
     const node = el("div", "turn",
       el("div", "bar", el("span", "", "Turn " + (i + 1)), one.valid === false && el("span", "bad", "invalid action") || null,
         el("span", "", "reward " + fixed(one.reward)), counted && el("span", "", counted),
         tools.map((t) => el("span", t.status === "ok" ? "" : "bad",
           t.name + ": " + t.status.replaceAll("_", " ") + (t.error_class ? " (" + t.error_class + ")" : "")))),
       block("policy", "policy", tagged(one.action || "")),
-      one.observation ? block("", "observation", passages(one.observation, tools, e)) : null,
+      one.observation ? block("", "observation", passages(one.observation.trim(), tools, e)) : null,
       tools.filter((t) => t.text && t.name !== "search" && !(one.observation || "").includes(t.text)).map((t) =>
         el("details", "", el("summary", "meta", "Result of " + t.name), el("pre", "block", marked(t.text, e.answers)))));
     node.dataset.turn = i;
@@ -189,10 +189,11 @@ function viewer(data) {
   const tagged = (text) =>
     text.split(/(<\/?[a-z_]+>)/i).map((part, i) => (i % 2 ? el("span", "tag", part) : part));
   function marked(text, answers) {
-    const golds = answers.filter((a) => a.trim().length > 1).sort((a, b) => b.length - a.length);
+    const golds = answers.map((a) => a.trim()).filter((a) => a.length > 1 && !/^(yes|no)$/i.test(a));
+    golds.sort((a, b) => b.length - a.length); // the longest first, or a part of it would be marked alone
     if (!golds.length) return [text];
-    const pattern = golds.map((a) => a.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")).join("|");
-    return text.split(new RegExp("(" + pattern + ")", "gi")).map((part, i) => (i % 2 ? el("mark", "", part) : part));
+    const pattern = golds.map((a) => a.replace(/[.*+?^${}()|[\]\\/]/g, "\\$&")).join("|");
+    return text.split(new RegExp("(?<![\\p{L}\\p{N}])(" + pattern + ")(?![\\p{L}\\p{N}])", "giu")).map((part, i) => (i % 2 ? el("mark", "", part) : part));
   }
 
   named("set", "all sets", episodes.map((e) => e.set || null));

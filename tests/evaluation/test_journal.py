@@ -1,0 +1,139 @@
+"""What a killed evaluation leaves behind: whole lines, a configuration that is kept to, seconds in a file of their own."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agentenv.core.types import Task
+from agentenv.errors import ConfigurationError, DatasetError
+from agentenv.evaluation.journal import CONFIG, Journal, claim, log_seconds, read_seconds, release
+from agentenv.evaluation.records import Record
+
+Maker = Callable[..., Record]
+TASKS = [Task(name, "Where?", ("Paris",)) for name in ("a", "b", "c")]
+ASKED = {"benchmark": {"policy": "tiny", "limit": None, "scorers": ("em_squad",), "data": Path("x")}}
+
+
+def test_a_torn_last_line_is_cut_off_and_the_next_one_does_not_grow_onto_it(
+    record: Maker, tmp_path: Path
+) -> None:
+    path = tmp_path / "episodes.jsonl"
+    Journal(path).append([record("a"), record("b")])
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"id": "c", "question": "Wh')
+    journal = Journal(path)
+    assert [task in journal for task in TASKS] == [True, True, False]
+    assert path.read_bytes() == whole
+    journal.append([record("c")])
+    assert [row["id"] for row in Journal(path).finish(TASKS)] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 30, 200])
+def test_wherever_the_file_is_cut_the_finished_file_is_the_same(
+    record: Maker, tmp_path: Path, cut: int
+) -> None:
+    path = tmp_path / "episodes.jsonl"
+    records = [record(task.id, "\u00c9v\u00e9\u2028e") for task in TASKS]
+    Journal(path).append(records)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-cut])
+    journal = Journal(path)
+    journal.append(records)
+    journal.finish(TASKS)
+    assert path.read_bytes() == whole
+
+
+def test_finishing_brings_the_questions_into_their_order(record: Maker, tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "episodes.jsonl")
+    journal.append([record("c"), record("a")])
+    journal.append([record("b"), record("a", "Rome")])  # a is there: the first stays
+    assert [(row["id"], row["prediction"]) for row in journal.finish(TASKS)] == [
+        ("a", "Paris"),
+        ("b", "Paris"),
+        ("c", "Paris"),
+    ]
+    assert [row["id"] for row in Journal(tmp_path / "episodes.jsonl").finish(TASKS)] == ["a", "b", "c"]
+
+
+def test_faults_may_be_forgotten(record: Maker, tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    Journal(path).append([record("a"), record("b", None, valid=False, end_reason="env_fault")])
+    assert len(Journal(path)) == 2
+    assert [task in Journal(path, lambda row: not row["valid"]) for task in TASKS] == [True, False, False]
+
+
+def test_a_broken_line_within_the_file_is_named(record: Maker, tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    path.write_text('{"id": "a"\n' + json.dumps(record("b")) + "\n")
+    with pytest.raises(DatasetError, match="line 1 is not JSON"):
+        Journal(path)
+
+
+def test_the_same_configuration_goes_on(tmp_path: Path) -> None:
+    claim(tmp_path / "run", ASKED)
+    assert not (tmp_path / "run").exists()  # only looked at
+    claim(tmp_path / "run", {**ASKED, "fingerprints": {"questions": "1"}}, write=True)
+    claim(tmp_path / "run", ASKED)
+    claim(tmp_path / "run", {**ASKED, "fingerprints": {"questions": "1"}}, write=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"policy": "hf:x"}, r"with policy 'tiny', not 'hf:x': choose another --out$"),
+        ({"limit": 5}, "with limit None, not 5"),
+        ({"scorers": ("cem",)}, r"with scorers \['em_squad'\], not \['cem'\].*rescore"),
+        ({"seed": 1}, "with seed None, not 1"),
+    ],
+)
+def test_another_configuration_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    claim(tmp_path, ASKED, write=True)
+    before = (tmp_path / CONFIG).read_bytes()
+    with pytest.raises(ConfigurationError, match=message):
+        claim(tmp_path, {"benchmark": ASKED["benchmark"] | change}, write=True)
+    assert (tmp_path / CONFIG).read_bytes() == before
+
+
+def test_other_questions_under_the_same_name_are_refused(tmp_path: Path) -> None:
+    claim(tmp_path, {**ASKED, "fingerprints": {"questions": "1"}}, write=True)
+    with pytest.raises(ConfigurationError, match="questions '1', not '2'"):
+        claim(tmp_path, {**ASKED, "fingerprints": {"questions": "2"}})
+
+
+def test_a_folder_of_unknown_origin_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text("{}")
+    with pytest.raises(ConfigurationError, match="unknown configuration"):
+        claim(tmp_path, ASKED, write=True)
+    (tmp_path / CONFIG).write_text('preset = "laptop-search"\n')
+    with pytest.raises(ConfigurationError, match="another kind of run"):
+        claim(tmp_path, ASKED, write=True)
+
+
+def test_a_run_without_an_episode_gives_its_folder_back(record: Maker, tmp_path: Path) -> None:
+    empty, begun = tmp_path / "empty", tmp_path / "begun"
+    for folder in (empty, begun):
+        claim(folder, ASKED, write=True)
+    Journal(begun / "episodes.jsonl").append([record("a")])
+    release(empty)
+    release(begun)
+    assert not empty.exists()
+    assert (begun / CONFIG).is_file()
+
+
+def test_seconds_are_of_the_run_proper(tmp_path: Path) -> None:
+    """6 s for 3 episodes, 2 of them right: 2 s a question, 3 s a right answer; the middle one waited 1.5 s."""
+    assert read_seconds(tmp_path) == {}
+    log_seconds(tmp_path, "run", 4.0, [3.0, 1.5])
+    log_seconds(tmp_path, "oracle", 100.0, [100.0])
+    log_seconds(tmp_path, "run", 2.0, [0.5])
+    with (tmp_path / "timings.jsonl").open("a") as file:
+        file.write('{"phase": "run", "sec')  # the writer was killed
+    assert read_seconds(tmp_path, 2) == {
+        "seconds": 6.0,
+        "seconds_per_question": 2.0,
+        "median_seconds_of_an_episode": 1.5,
+        "seconds_per_correct": 3.0,
+    }
+    assert "seconds_per_correct" not in read_seconds(tmp_path, 0)

@@ -1,0 +1,169 @@
+"""Playing what is missing: batches of fixed make-up, episodes one by one, and stopping when everything fails."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.core.types import Completion, Document, FinishReason, Sampling, Task
+from agentenv.data.sources import Source
+from agentenv.errors import Fault, PolicyFault, UnknownName
+from agentenv.evaluation.ground import EnvConfig, Ground
+from agentenv.evaluation.journal import Journal
+from agentenv.evaluation.player import Player, open_player, play_missing
+from agentenv.evaluation.records import Record
+from agentenv.policies.card import EpisodeCard
+from agentenv.policies.fakes import ByteTokenizer
+from agentenv.retrievers.fakes import InMemoryRetriever
+
+TASKS = tuple(Task(f"t{i:02d}", f"question {i}", (f"answer {i}",)) for i in range(20))
+
+
+class Service:
+    """Answers as a service does, each episode when it likes; questions in ``broken`` fail."""
+
+    version = 0
+    tokenizer = ByteTokenizer()
+
+    def __init__(self, broken: Sequence[int] = ()) -> None:
+        self.broken = {f"Question: question {i}?" for i in broken}
+        self.asked: list[str] = []
+        self.running = self.most = 0
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
+    ) -> Completion:
+        question = next(
+            line for line in self.tokenizer.decode(prompt_ids).splitlines() if line.startswith("Question: ")
+        )
+        self.asked.append(question)
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(0.002 * (int(question[19:-1]) % 3))
+        self.running -= 1
+        if question in self.broken:
+            raise PolicyFault("the service is down")
+        text = f"<answer>answer {question[19:-1]}</answer>"
+        ids = tuple(self.tokenizer.encode(text))
+        return Completion(ids, text, (0.0,) * len(ids), FinishReason.STOP)
+
+    def release(self, episode: str) -> None:
+        pass
+
+    async def score(self, ids: Sequence[int]) -> Sequence[float]:
+        return [0.0] * len(ids)
+
+
+def ground(tasks: Sequence[Task] = TASKS) -> Ground:
+    source = Source("mine", "", tuple(tasks), [Document("d", "t", "x")], None)
+    return Ground(source, InMemoryRetriever([Document("d", "t", "x")]), EnvConfig(), len)
+
+
+def player(policy: Service, *, batch: int, lockstep: bool) -> Player:
+    return Player("openai:x", EpisodeCard(), policy, policy.tokenizer, batch, lockstep)
+
+
+def play(
+    who: Player, folder: Path, journal: Journal | None = None, done: list[int] | None = None
+) -> list[Record]:
+    return play_missing(
+        who,
+        ground(),
+        journal or Journal(folder / "episodes.jsonl"),
+        seed=0,
+        phase="run",
+        directory=folder,
+        progress=lambda count, figures: (done if done is not None else []).append(count),
+    )
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_everything_is_played_in_the_order_of_the_questions(lockstep: bool, tmp_path: Path) -> None:
+    service = Service()
+    counts: list[int] = []
+    records = play(player(service, batch=6, lockstep=lockstep), tmp_path, done=counts)
+    assert [(row["id"], row["prediction"]) for row in records] == [(t.id, t.answers[0]) for t in TASKS]
+    assert (counts[0], counts[-1]) == (0, 20)
+    assert service.most == 6
+    lines = [json.loads(line) for line in (tmp_path / "timings.jsonl").read_text().splitlines()]
+    assert sum(line["episodes"] for line in lines) == 20
+
+
+def test_of_a_batch_that_was_not_finished_all_is_played_again_but_none_is_written_twice(
+    tmp_path: Path,
+) -> None:
+    whole = play(player(Service(), batch=8, lockstep=True), tmp_path)
+    path = tmp_path / "episodes.jsonl"
+    text = path.read_bytes()
+    lines = text.splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:11]) + lines[11][:7])  # killed within the second batch of 8
+    service = Service()
+    assert play(player(service, batch=8, lockstep=True), tmp_path) == json.loads(json.dumps(whole))
+    assert len(service.asked) == 12
+    assert path.read_bytes() == text
+
+
+def test_one_by_one_only_what_is_missing_is_asked(tmp_path: Path) -> None:
+    play(player(Service(), batch=3, lockstep=False), tmp_path)
+    path = tmp_path / "episodes.jsonl"
+    text = path.read_bytes()
+    path.write_bytes(
+        b"".join(line for i, line in enumerate(text.splitlines(keepends=True)) if i not in (4, 9))
+    )
+    service = Service()
+    play(player(service, batch=3, lockstep=False), tmp_path)
+    assert sorted(service.asked) == ["Question: question 4?", "Question: question 9?"]
+    assert path.read_bytes() == text
+
+
+def test_single_faults_are_recorded_and_may_be_played_again(tmp_path: Path) -> None:
+    records = play(player(Service(broken=[3, 4, 19]), batch=4, lockstep=False), tmp_path)
+    assert [row["id"] for row in records if not row["valid"]] == ["t03", "t04", "t19"]
+    assert "the service is down" in records[3]["error"]
+    again = Journal(tmp_path / "episodes.jsonl", lambda row: not row["valid"])
+    service = Service()
+    assert all(row["valid"] for row in play(player(service, batch=4, lockstep=False), tmp_path, again))
+    assert len(service.asked) == 3
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_a_service_that_went_down_stops_the_run_and_loses_nothing(lockstep: bool, tmp_path: Path) -> None:
+    """All fails from question 5 on. Only what ran beside the last valid episodes is recorded as a fault: 3 of 4 at most."""
+    down = player(Service(broken=range(5, 20)), batch=4, lockstep=lockstep)
+    with pytest.raises(Fault, match=r"failed through a fault of ours \(PolicyFault: the service is down\)"):
+        play(down, tmp_path)
+    lines = (tmp_path / "episodes.jsonl").read_text().splitlines()
+    faults = sum(not json.loads(line)["valid"] for line in lines)
+    assert len(lines) - faults == 5
+    assert faults <= 3
+    up = play(player(Service(), batch=4, lockstep=lockstep), tmp_path)
+    assert sum(row["valid"] for row in up) == 20 - faults
+
+
+def test_a_service_that_never_answered_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(Fault, match="each of 8 episodes"):
+        play(player(Service(broken=range(20)), batch=4, lockstep=False), tmp_path)
+    assert not (tmp_path / "episodes.jsonl").exists()
+
+
+def test_what_the_names_stand_for() -> None:
+    expert, extractive = open_player("scripted", 4), open_player("scripted:extractive", 4)
+    assert expert.policy is None
+    assert (extractive.card.k, extractive.token_unit, extractive.lockstep) == (5, "bytes", True)
+    assert extractive.count("three short words") == 3
+    with pytest.raises(UnknownName, match="Did you mean 'scripted:extractive'"):
+        open_player("scripted:extract", 4)
+
+
+def test_the_expert_gets_its_script_when_the_questions_are_known(tmp_path: Path) -> None:
+    records = play(open_player("scripted", 3), tmp_path)
+    assert [row["prediction"] for row in records] == [task.answers[0] for task in TASKS]
+
+
+def test_a_policy_that_takes_messages_brings_its_own_format() -> None:
+    policy: Any = Service()
+    policy.chat = object()
+    assert player(policy, batch=1, lockstep=False).chat is policy.chat

@@ -1,0 +1,143 @@
+"""Suites: what a file may say, means over sets by hand, two suites against each other, one page for all."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.cli.main import main
+from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.evaluation.compare import compare_suites
+from agentenv.evaluation.records import Record
+from agentenv.evaluation.report import write_report
+from agentenv.evaluation.suite import combine, read_suite, summarize_suite
+
+Maker = Callable[..., Record]
+DEFAULTS: dict[str, Any] = {"policy": "tiny", "scorers": ("em_squad",), "limit": 7}
+
+
+def read(tmp_path: Path, text: str) -> dict[str, Any]:
+    (tmp_path / "suite.toml").write_text(text)
+    return dict(read_suite(tmp_path / "suite.toml", DEFAULTS).parts)
+
+
+def test_a_table_names_its_set_and_inherits_from_above_and_from_the_command(tmp_path: Path) -> None:
+    parts = read(
+        tmp_path,
+        'retriever = "bm25"\nscorer = ["cem", "f1_squad"]\n[hotpotqa]\n[small]\ndataset = "nq"\nlimit = 3\ndata = "d"\n',
+    )
+    assert list(parts) == ["hotpotqa", "small"]
+    assert (parts["hotpotqa"].dataset, parts["hotpotqa"].limit, parts["hotpotqa"].retriever) == (
+        "hotpotqa",
+        7,
+        "bm25",
+    )
+    assert (parts["small"].dataset, parts["small"].limit, parts["small"].data) == ("nq", 3, Path("d"))
+    assert parts["small"].scorers == ("cem", "f1_squad")
+    assert parts["small"].policy == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("[hotpotqa", ConfigurationError, "is no TOML"),
+        ("limit = 3\n", ConfigurationError, "holds no table"),
+        ("[hotpotqa]\nlimits = 3\n", ConfigurationError, r"hotpotqa may hold .*limit.*, and not 'limits'"),
+        ('[hotpotqa]\nlimit = "3"\n', ConfigurationError, "hotpotqa: limit cannot be '3'"),
+        ("[hotpotqa]\nscorer = []\n", ConfigurationError, "scorer cannot be"),
+        ('[hotpotqa]\nscorer = "cem"\n', ConfigurationError, "scorer cannot be 'cem'"),
+        ("[hotpot]\n", UnknownName, "'hotpotqa'"),
+        ('[nq]\nscorer = ["cme"]\n', UnknownName, "'cem'"),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_sentence(
+    tmp_path: Path, text: str, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        read(tmp_path, text)
+
+
+def test_macro_and_micro_means_by_hand() -> None:
+    """Means 1/2 of 4 and 1 of 2 questions: macro 3/4, micro 4/6.
+
+    Squared errors: 4 * (1/4) / (4 * 3) = 1/12, and for the set without spread (3/4)(1/4)/4 = 3/64; the macro error is
+    sqrt(1/12 + 3/64) / 2 = .1804, its interval 3/4 -+ 1.96 * .1804, cut at 1.
+    """
+    found = combine([[1, 1, 0, 0], [1, 1]])
+    assert found["macro"]["mean"] == 0.75
+    assert found["macro"]["ci95"] == pytest.approx([0.75 - 1.959964 * 0.180422, 1.0], abs=1e-5)
+    assert found["macro"]["sets"] == 2
+    assert (found["micro"]["mean"], found["micro"]["n"]) == (pytest.approx(4 / 6), 6)
+    assert combine([])["macro"]["mean"] is None
+
+
+def suite(
+    folder: Path, record: Maker, write_run: Callable[..., None], right: dict[str, set[int]], n: int = 12
+) -> Path:
+    """Each set has ``n`` questions, and those in ``right`` are answered right."""
+    for name, hits in right.items():
+        rows = [record(f"{name}{i}", "Paris" if i in hits else "Rome") for i in range(n)]
+        found = {"index_recall": {}, "answer_in_corpus": {"share": None, "n": 0}}
+        write_run(folder / name, rows, ("em_squad", "f1_squad"), dataset=name)
+        path = folder / name / "results.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | found))
+    summarize_suite(folder, list(right))
+    return folder
+
+
+@pytest.fixture
+def pair(tmp_path: Path, record: Maker, write_run: Callable[..., None]) -> tuple[Path, Path]:
+    """B is better on x by 8 questions and on y by 1; on z both are the same."""
+    a = suite(tmp_path / "a", record, write_run, {"x": {0}, "y": {0}, "z": {0, 1}})
+    b = suite(tmp_path / "b", record, write_run, {"x": set(range(9)), "y": {0, 1}, "z": {0, 1}})
+    return a, b
+
+
+def test_two_suites_set_by_set_with_holm(pair: tuple[Path, Path]) -> None:
+    """McNemar: x 2/2^8, y 1, z 1. Holm over three sets: 3 * 2/256, then 1 and 1."""
+    found = compare_suites(*pair)
+    rows = {name: part["scores"]["em_squad"] for name, part in found["sets"].items()}
+    assert [rows[name]["p_mcnemar"] for name in "xyz"] == [2 / 256, 1.0, 1.0]
+    assert [rows[name]["p_mcnemar_holm"] for name in "xyz"] == [6 / 256, 1.0, 1.0]
+    assert all(row["p_bootstrap_holm"] >= row["p_bootstrap"] for row in rows.values())
+    assert "p_mcnemar_holm" not in found["sets"]["x"]["scores"]["f1_squad"]
+    assert found["macro"]["em_squad"] == pytest.approx((8 + 1 + 0) / 36)
+
+
+def test_only_suites_of_the_same_sets_compare(
+    pair: tuple[Path, Path], tmp_path: Path, record: Maker, write_run: Callable[..., None]
+) -> None:
+    other = suite(tmp_path / "c", record, write_run, {"x": {0}})
+    with pytest.raises(ConfigurationError, match="same sets"):
+        compare_suites(pair[0], other)
+    with pytest.raises(ConfigurationError, match="compare like with like"):
+        write_report(pair[0], pair[1] / "x")
+
+
+def test_the_commands_know_a_suite(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", *map(str, pair), "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)["sets"]) == ["x", "y", "z"]
+    assert main(["compare", *map(str, pair)]) == 0
+    assert "em_squad: mean difference over sets +0.250" in capsys.readouterr().out
+    assert main(["rescore", str(pair[0]), "--scorer", "cem", "--json"]) == 0
+    rescored = json.loads(capsys.readouterr().out)
+    assert (
+        rescored["scores"]["cem"]["micro"]["mean"]
+        == rescored["scores"]["em_squad"]["micro"]["mean"]
+        == 4 / 36
+    )
+    assert "cem" in json.loads((pair[0] / "y" / "results.json").read_text())["scores"]
+    assert main(["report", str(pair[1]), "--against", str(pair[0])]) == 0
+
+
+def test_the_page_of_a_suite(pair: tuple[Path, Path]) -> None:
+    pytest.importorskip("jinja2", reason="needs the extra 'report'")
+    text = write_report(pair[1], pair[0]).read_text("utf-8")
+    summary = json.loads((pair[1] / "suite.json").read_text())
+    for kind in ("macro", "micro"):
+        mean = summary["scores"]["em_squad"][kind]
+        assert f"<td>{mean['mean']:.3f}</td><td>{mean['ci95'][0]:.3f} to {mean['ci95'][1]:.3f}</td>" in text
+    assert '<tr><th scope="row">x</th><td>12</td><td>0.083</td><td>0.750</td><td>+0.667</td>' in text
+    assert "<td>0.0078</td><td>0.023</td>" in text  # 2/256 and 6/256
