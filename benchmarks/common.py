@@ -17,19 +17,19 @@ _LIBRARIES = ("torch", "transformers", "trl", "numpy", "faiss-cpu", "sentence-tr
 
 def arguments(doc: str, *, steps: int) -> argparse.ArgumentParser:
     """A parser with the arguments that all benchmarks of training have."""
-    parser = plain_arguments(doc)
+    parser = common_arguments(doc)
     parser.add_argument("--policy", default="tiny", help="tiny or hf:PATH")
     parser.add_argument("--steps", type=int, default=steps, help="steps that are measured")
     parser.add_argument("--warmup", type=int, default=2, help="steps before them that are not")
     return parser
 
 
-def plain_arguments(doc: str) -> argparse.ArgumentParser:
+def common_arguments(doc: str) -> argparse.ArgumentParser:
     """A parser with the arguments that all benchmarks have."""
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--threads", type=int, default=2, help="threads of torch and of FAISS")
+    parser.add_argument("--threads", type=int, default=2, help="threads of the libraries that compute")
     parser.add_argument("--out", type=Path, help="result file; by default benchmarks/results/NAME.json")
     parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
     return parser
@@ -60,6 +60,12 @@ def _processor() -> str:
 
 def finish(name: str, args: argparse.Namespace, figures: Mapping[str, Any], lines: Sequence[str]) -> None:
     """Writes the result file of benchmark ``name`` and prints it, as JSON or as ``lines``."""
+    result = write(name, args, figures)
+    print(json.dumps(result) if args.json else "\n".join(lines))
+
+
+def write(name: str, args: argparse.Namespace, figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes the result file of benchmark ``name``, a long one's now and then, and returns what stands in it."""
     result = {
         "benchmark": name,
         "command": " ".join(["python", f"benchmarks/{name}.py", *_shown(sys.argv[1:])]),
@@ -72,7 +78,7 @@ def finish(name: str, args: argparse.Namespace, figures: Mapping[str, Any], line
     part = path.with_suffix(".part")
     part.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     part.replace(path)
-    print(json.dumps(result) if args.json else "\n".join(lines))
+    return result
 
 
 def _shown(words: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import finish, plain_arguments
+from common import common_arguments, finish
 from grounds import Ground, million, passages
 from load import Answer, Ask, drive, ours, percentile, reference, retrieve, server
 
@@ -30,7 +30,7 @@ BATCH = 64
 
 def main() -> None:
     """Measures the cases that were asked for and writes the result file."""
-    parser = plain_arguments(__doc__)
+    parser = common_arguments(__doc__)
     parser.add_argument("--cases", nargs="+", default=["passages", "repeats", "million"])
     parser.add_argument("--encoder", default="minilm")
     parser.add_argument("--clients", type=int, default=64)

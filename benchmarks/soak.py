@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common import finish, plain_arguments
+from common import common_arguments, finish
 from grounds import passages
 from load import Answer, Ask, drive, ours, percentile, server
 
@@ -39,7 +39,7 @@ GROWTH = 1.05  # most memory at the end, relative to the first third
 
 def main() -> None:
     """Loads the server, checks, and writes the result file; leaves with 1 where something was wrong."""
-    parser = plain_arguments(__doc__)
+    parser = common_arguments(__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--encoder", default="minilm")
     parser.add_argument("--clients", type=int, default=64)
