@@ -9,6 +9,7 @@ repeats are measured.
 import argparse
 import itertools
 import json
+import os
 import random
 import sys
 import tempfile
@@ -120,11 +121,12 @@ def measure(
         answers.append(answer)
         return 0.0
 
-    with server(command) as (address, _):
+    with server(command) as (address, process):
         drive(address, asks, args.clients, args.warmup, seen)
-        warm = len(answers)
+        warm, busy = len(answers), processor_seconds(process)
         began = time.perf_counter()
         drive(address, asks, args.clients, args.seconds, seen)
+        busy = processor_seconds(process) - busy
     # Clients finish what they have asked; what came after the last second is not counted.
     timed = [answer for answer in answers[warm:] if answer.at <= began + args.seconds] or answers[warm:]
     spent = max(answer.at for answer in timed) - began
@@ -134,8 +136,15 @@ def measure(
         "queries_per_second": len(timed) / spent,
         "p50_s": percentile(latencies, 0.5),
         "p99_s": percentile(latencies, 0.99),
+        "processor_ms_per_query": 1000 * busy / len(answers[warm:]),
     }
     return figures, {answer.key: json.loads(answer.body) for answer in answers}
+
+
+def processor_seconds(process: int) -> float:
+    """Processor time that a process has used in all its threads."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def distinct(ground: Ground) -> Iterator[Ask]:
