@@ -40,28 +40,15 @@ class Plan:
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """Prints the options as a table, and the advice under it."""
-        columns = (
-            "index",
-            "fits",
-            "GB memory",
-            "GB least",
-            "overlap@10 (real)",
-            "ms alone",
-            "ms in batch",
-            "h build",
-        )
-        table = Table(*columns, title=f"{self.passages:,} passages, {self.dim} dimensions, {self.memory}")
+        title = f"{self.passages:,} passages, {self.dim} dimensions, {self.memory}"
+        table = Table(title=title, box=None, padding=(0, 1, 0, 0))
+        table.add_column("index", no_wrap=True)
+        for name in ("fits", "GB", "least", "overlap", "ms", "batched", "hours"):
+            table.add_column(name, justify="right", no_wrap=True)
         for option in result["options"]:
-            table.add_row(
-                option["index"],
-                _MARKS[option["fits"]],
-                f"{option['memory_bytes'] / 1e9:.1f}",
-                f"{option['least_bytes'] / 1e9:.1f}",
-                f"{option['overlap']:.3f} ({option['overlap_real']:.3f})",
-                f"{option['alone_ms']:.3g}",
-                f"{option['batch_ms']:.3g}",
-                f"{option['build_hours']:.2g}",
-            )
+            numbers = (option[key] for key in ("overlap", "alone_ms", "batch_ms", "build_hours"))
+            sizes = (f"{option[key] / 1e9:.1f}" for key in ("memory_bytes", "least_bytes"))
+            table.add_row(option["index"], _MARKS[option["fits"]], *sizes, *map(_short, numbers))
         console.print(table)
         best = result["best"]
         if best is None:
@@ -71,9 +58,20 @@ class Plan:
             console.print(
                 f"Take {best['index']}: agentenv retriever build CORPUS --out DIR --index {best['index']!r}"
             )
+        console.print(
+            "GB of memory to hold all that is read, and at least; overlap of the first 10 with Flat;",
+            style="dim",
+        )
+        console.print(
+            "ms for a query alone and in a batch of 64, and hours to build, on one thread.", style="dim"
+        )
         if any(option["fits"] == "mapped" for option in result["options"]):
             console.print(
                 "mapped: every search reads some finer codes from the disk, which takes longer than stated."
             )
         for sentence in result["how"]:
             console.print(sentence, style="dim", markup=False, highlight=False)
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

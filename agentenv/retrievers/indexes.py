@@ -43,7 +43,7 @@ EFFORT = Effort()
 def default_spec(rows: int, dim: int) -> str:
     """The index for a corpus of ``rows`` passages: exact when tiny, codes, a graph, then lists of codes.
 
-    The three larger classes were measured against Flat at 1,000,000 vectors (`benchmarks/index_million.py`).
+    `benchmarks/index_million.py` holds the three larger classes against Flat.
     """
     if rows < _EXACT_BELOW:
         return "Flat"

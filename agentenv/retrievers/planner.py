@@ -1,8 +1,7 @@
 """Which index fits a corpus and a machine, before anything is loaded: memory by arithmetic, the rest as measured.
 
 Times scale from what was measured: an exhaustive search with vectors times dimensions, a graph with the logarithm of the
-vectors times dimensions. Overlap is taken as measured; it depends on the vectors more than on their number, so the
-figures of two kinds of vectors are given.
+vectors times dimensions. Overlap is taken as measured; it depends on the vectors more than on their number.
 """
 
 import math
@@ -15,23 +14,20 @@ from agentenv.retrievers.indexes import default_spec, fast_codes, footprint, lis
 
 _ENCODER_BYTES = 1 << 30  # a process with torch and an encoder of 100 M parameters
 _ROW_BYTES = 24  # of the tables of a corpus
-MEASURED_ROWS, MEASURED_DIM = 1_000_000, 384
+MEASURED_ROWS, MEASURED_DIM = 50_000, 384
 HOW = (
     "memory: arithmetic, checked against files in the tests; plus 1 GiB for the process with its encoder",
-    "times: one thread of an AMD EPYC at 1,000,000 x 384 (benchmarks/results/index_million.json), scaled by "
-    "vectors x dimensions, a graph by log(vectors) x dimensions",
-    "overlap@10 with Flat: measured there on clustered vectors, in brackets on 13,160 real passages "
-    "(benchmarks/results/index_recall.json); yours will differ",
+    "times: one thread of an AMD EPYC at 50,000 x 384 (benchmarks/results/index_50k.json), scaled by vectors x "
+    "dimensions, a graph by log(vectors) x dimensions; caches that no longer suffice make large indexes slower",
+    "overlap@10 with Flat: measured there on clustered vectors with queries near them; yours will differ",
 )
 
 
 class Measured(NamedTuple):
-    """One type of index at 1,000,000 x 384 on one thread."""
+    """One type of index at `MEASURED_ROWS` x `MEASURED_DIM` on one thread."""
 
     overlap: float
-    """With Flat among the first ten, clustered vectors."""
-    overlap_real: float
-    """The same on the real passages."""
+    """With Flat among the first ten."""
     alone_ms: float
     """A query by itself."""
     batch_ms: float
@@ -40,7 +36,17 @@ class Measured(NamedTuple):
 
 
 MEASURED = {
-    "Flat": Measured(1.0, 1.0, 0.0, 0.0, 0.0),
+    "Flat": Measured(1.0000, 2.754, 2.620, 0.05),
+    "PQx4fs,Refine(SQfp16)": Measured(0.9984, 0.192, 0.178, 0.93),
+    "HNSW32_SQ8": Measured(0.9852, 0.249, 0.184, 5.44),
+    "PQx4fs,Refine(SQ8)": Measured(0.9852, 0.237, 0.217, 0.97),
+    "SQfp16": Measured(0.9984, 1.720, 1.765, 0.05),
+    "SQ8": Measured(0.9852, 1.685, 1.657, 0.14),
+    "IVF,Flat": Measured(1.0000, 0.534, 0.480, 2.13),
+    "IVF,SQ8": Measured(0.9797, 0.280, 0.246, 2.56),
+    "PQx4fs": Measured(0.4930, 0.115, 0.099, 1.02),
+    "IVF,PQx4fs,Refine(SQ8)": Measured(0.9852, 0.252, 0.147, 2.98),
+    "HNSW32": Measured(1.0000, 0.285, 0.259, 7.80),
 }
 
 
@@ -57,7 +63,6 @@ class Option:
     fits: str
     """``yes``; ``mapped``, where the finer codes stay on the disk; or ``no``."""
     overlap: float
-    overlap_real: float
     alone_ms: float
     batch_ms: float
     build_hours: float
@@ -102,7 +107,7 @@ def _option(spec: str, rows: int, dim: int, memory: int) -> Option:
     extra = _ENCODER_BYTES + _ROW_BYTES * rows
     whole, least = round(size.total) + extra, round(size.hot) + extra
     known = MEASURED[kind(spec)]
-    scale = dim / MEASURED_DIM * _growth(spec, rows)
+    alone, batch = _milliseconds(spec, rows, dim)
     return Option(
         index=spec,
         file_bytes=round(size.total),
@@ -110,17 +115,22 @@ def _option(spec: str, rows: int, dim: int, memory: int) -> Option:
         least_bytes=least,
         fits="yes" if whole <= memory else "mapped" if least <= memory else "no",
         overlap=known.overlap,
-        overlap_real=known.overlap_real,
-        alone_ms=known.alone_ms * scale,
-        batch_ms=known.batch_ms * scale,
+        alone_ms=alone,
+        batch_ms=batch,
         build_hours=known.build_s * dim / MEASURED_DIM * rows / MEASURED_ROWS / 3600,
     )
 
 
-def _growth(spec: str, rows: int) -> float:
+def _milliseconds(spec: str, rows: int, dim: int) -> tuple[float, float]:
+    """Alone and in a batch. Scoring candidates again takes what it takes, however many vectors there are."""
+    known, wide = MEASURED[kind(spec)], dim / MEASURED_DIM
+    codes = MEASURED.get(kind(spec).partition(",Refine")[0], known)
+    growth = rows / MEASURED_ROWS
     if spec.startswith("HNSW"):
-        return math.log(max(rows, 2)) / math.log(MEASURED_ROWS)
-    return rows / MEASURED_ROWS
+        growth = math.log(max(rows, 2)) / math.log(MEASURED_ROWS)
+    alone = codes.alone_ms * growth + known.alone_ms - codes.alone_ms
+    batch = codes.batch_ms * growth + known.batch_ms - codes.batch_ms
+    return alone * wide, batch * wide
 
 
 def kind(spec: str) -> str:
