@@ -67,7 +67,7 @@ class RandomPassages:
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
-        self.spec, self.id, self.dim = encoder.spec, encoder.id, encoder.dim
+        self.spec, self.id, self.dim, self.recipe = encoder.spec, encoder.id, encoder.dim, encoder.recipe
         self._random = np.random.default_rng(0)
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:

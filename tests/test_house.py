@@ -238,15 +238,8 @@ def test_the_constraints_pin_every_direct_dependency() -> None:
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    installed = (
-        "train",
-        "retrieval",
-        "serve",
-        "eval",
-        "report",
-        "tensorboard",
-        "dev",
-    )  # the extras of the Makefile
+    # the extras of the Makefile
+    installed = ("train", "retrieval", "serve", "eval", "report", "tensorboard", "dev")
     extras = [line for extra in installed for line in project["optional-dependencies"][extra]]
     wanted = {line.split(">")[0].lower() for line in (*project["dependencies"], *extras)}
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()

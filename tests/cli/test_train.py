@@ -185,7 +185,7 @@ def test_a_run_folder_holds_everything(finished: Path) -> None:
         assert read[when]["n"] == 8
         low, high = read[when]["ci95"]
         assert 0 <= low <= read[when]["em"] <= high <= 1
-    assert set(read["bounds"]) == {"closed_book", "oracle", "expert"}
+    assert set(read["bounds"]) == {"closed_book", "oracle", "oracle_paged", "expert"}
     assert read["bounds"]["expert"]["mean"] == 1
     assert read["seconds"]["training"] > 0
     assert set(read["seconds"]) >= {"preparation", "training", "evaluation_before", "evaluation_after"}

@@ -96,15 +96,6 @@ def wait(child: int) -> int:
         timer.join()
 
 
-def test_searching_takes_its_own_number_of_threads_and_leaves_torch_alone() -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    before = torch.get_num_threads()
-    retriever = build()
-    faiss.omp_set_num_threads(2)
-    retriever.rank(["Town 1"], 1)
-    assert (faiss.omp_get_max_threads(), torch.get_num_threads()) == (1, before)
-
-
 @pytest.mark.parametrize("spec", SPECS)
 def test_searches_in_several_threads_give_what_they_give_alone(spec: str) -> None:
     retriever = build(spec)
