@@ -12,12 +12,15 @@ import sys
 import sysconfig
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from agentenv.errors import ConfigurationError
 from agentenv.sandbox import launch, seccomp
+from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.jail_source import BOOT, boot_message
 from agentenv.sandbox.jails import Jail, spawn
 from agentenv.sandbox.labels import label
+from agentenv.sandbox.types import ExecutorInfo
 
 PYTHON, SITE = "/py", "/site"
 SYSTEM = ("/usr/bin", "/usr/lib", "/usr/lib64", "/usr/lib32", "/usr/share/zoneinfo")
@@ -107,3 +110,19 @@ def start(imports: tuple[str, ...]) -> Jail:
         )
     theirs.close()
     return Jail(process, ours, errors, message)
+
+
+def executor(*, imports: tuple[str, ...] = ("numpy",), **options: Any) -> JailExecutor:
+    """An executor over bubblewrap jails.
+
+    Args:
+        imports: Modules that every program finds loaded.
+        options: As for ``JailExecutor``.
+
+    Raises:
+        ConfigurationError: bubblewrap is not installed.
+        MissingExtra: pyseccomp is not installed.
+    """
+    plan("")
+    seccomp.filters()
+    return JailExecutor(ExecutorInfo("bwrap", isolated=True, trusted=True), lambda: start(imports), **options)

@@ -10,6 +10,14 @@ from agentenv.sandbox.jail import kernel
 
 MIB = 1 << 20
 PAGE = os.sysconf("SC_PAGE_SIZE")
+DEVICES = ("null", "zero", "full", "random", "urandom")
+DEVICE_LINKS = {
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+    "shm": "/box/shm",
+}
 
 
 def hide_host(kept: list[str]) -> None:
@@ -22,21 +30,26 @@ def hide_host(kept: list[str]) -> None:
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", new, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
     os.makedirs(f"{new}/empty")
+    flags = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
     for folder in kept:
         os.makedirs(new + folder)
-        flags = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
         kernel.mount("overlay", new + folder, "overlay", flags, f"lowerdir={folder}:{new}/empty")
     with os.scandir("/") as entries:
         links = [(entry.name, os.readlink(entry.path)) for entry in entries if entry.is_symlink()]
     for name, goal in links:
         os.symlink(goal, f"{new}/{name}")
-    for folder in ("/dev", "/proc"):
-        os.makedirs(new + folder)
-        kernel.mount(folder, new + folder, None, kernel.MS_BIND | kernel.MS_REC)
+    os.makedirs(f"{new}/proc")
+    kernel.mount("/proc", f"{new}/proc", None, kernel.MS_BIND | kernel.MS_REC)
+    os.makedirs(f"{new}/dev")
+    for name in DEVICES:
+        os.close(os.open(f"{new}/dev/{name}", os.O_CREAT))
+        kernel.mount(f"/dev/{name}", f"{new}/dev/{name}", None, kernel.MS_BIND)
+    for name, goal in DEVICE_LINKS.items():
+        os.symlink(goal, f"{new}/dev/{name}")
     for folder in ("/box", "/vault"):
         os.makedirs(new + folder)
     kernel.pivot_root(new)
-    kernel.mount("none", "/", None, kernel.MS_BIND | 32 | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV)
+    kernel.mount("none", "/", None, kernel.MS_BIND | kernel.MS_REMOUNT | flags)
 
 
 def furnish(disk_mb: int, vault_mb: int = 0) -> None:

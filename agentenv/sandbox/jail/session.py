@@ -12,6 +12,7 @@ import signal
 import socket
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -61,16 +62,16 @@ class Warden:
             os.makedirs(folder, exist_ok=True)
         self._nodes: dict[int, Node] = {}
         self._judge = Judge(self._node_pids)
-        self._listener = -1
-        self._in_box = first["node"]
-        self._work = make_box(self._box, first["files"])
+        self._listeners: dict[int, Callable[[int], None]] = {}
+        self._in_box = -1
+        self._work = f"{self._box}/work"
         self._baseline = resident(os.getpid())
-        self._start(first["node"])
+        self._open(first)
 
     def serve(self) -> NoReturn:
         """Until the host closes the session."""
         frames.send(self._host, b"{}")
-        operations = {"cell": self._cell, "fork": self._fork, "kill": self._kill, "files": self._files}
+        operations = {"open": self._open, "cell": self._cell, "fork": self._fork, "kill": self._kill, "files": self._files}
         while True:
             order = frames.json.loads(frames.receive(self._host))
             try:
@@ -82,8 +83,15 @@ class Warden:
     def _node_pids(self) -> set[int]:
         return {node.pid for node in self._nodes.values()}
 
+    def _open(self, order: dict[str, Any]) -> dict[str, Any]:
+        """A new interpreter in an empty box."""
+        self._put_away()
+        make_box(self._box, order["files"])
+        self._in_box = order["node"]
+        self._start(order["node"])
+        return {}
+
     def _start(self, name: int) -> None:
-        """The first interpreter."""
         (out, out_end), (err, err_end) = pipe(), pipe()
         link, other = _link()
         ready = os.pipe()
@@ -96,7 +104,7 @@ class Warden:
         other.close()
         if self._setup["isolated"]:
             _, fds = frames.receive_with_fds(link)
-            (self._listener,) = fds
+            self._listeners[fds[0]] = self._judge.answer
         await_confined(ready[0])
         self._nodes[name] = Node(link, pid, out, err, name, self._work)
 
@@ -128,8 +136,7 @@ class Warden:
         records = {node.out: bounded(self._limits), node.err: bounded(self._limits)}
         watch = Watch(self._limits, records)
         watch.baseline, watch.members = self._baseline, self._moving
-        if self._listener >= 0:
-            watch.listener = (self._listener, lambda: self._judge.answer(self._listener))
+        watch.listeners = self._listeners
         started = time.monotonic()
         self._signal_all(node, signal.SIGCONT)
         verdict, answer = self._await_cell(node, order, watch, started)
@@ -284,8 +291,7 @@ class Warden:
     def _await_child(self, link: socket.socket) -> int | None:
         """The pid of the process that greets on ``link``; the kernel, not the process, says who it is."""
         watch = Watch(self._limits, {})
-        if self._listener >= 0:
-            watch.listener = (self._listener, lambda: self._judge.answer(self._listener))
+        watch.listeners = self._listeners
         watch.members = list
         if watch.until(link.fileno(), time.monotonic() + FORK_S) != "ready":
             return None
@@ -300,20 +306,21 @@ class Warden:
         """Puts a node's files into the box, after saving those of the node that has them there."""
         if self._in_box == name:
             return
-        before = self._nodes.get(self._in_box)
-        if before is not None and not before.frozen:
-            self._save(self._in_box, before)
-        trees.clear(self._box)
+        self._put_away()
         source = f"{self._vault}/{self._nodes[name].files}"
         trees.copy(source, self._box)
         self._in_box = name
 
-    def _save(self, name: int, node: Node) -> None:
-        target = f"{self._vault}/{name}"
-        if os.path.isdir(target):
-            trees.clear(target)
-        trees.copy(self._box, target)
-        node.files = name
+    def _put_away(self) -> None:
+        """Empties the box, after saving what a living interpreter has in it."""
+        owner = self._nodes.get(self._in_box)
+        if owner is not None and not owner.frozen:
+            target = f"{self._vault}/{self._in_box}"
+            if os.path.isdir(target):
+                trees.clear(target)
+            trees.copy(self._box, target)
+            owner.files = self._in_box
+        trees.clear(self._box)
 
     def _kill(self, order: dict[str, Any]) -> dict[str, Any]:
         """Ends nodes; trees that nobody needs any more go with them."""

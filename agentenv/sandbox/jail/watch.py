@@ -63,16 +63,14 @@ class Watch:
         self._memory = limits["memory_mb"] * MIB
         self.baseline = 0
         self.members: Callable[[], list[int]] = lambda: [pid for pid in processes() if pid != 1]
-        self.listener: tuple[int, Callable[[], None]] | None = None
+        self.listeners: dict[int, Callable[[int], None]] = {}
 
     def until(self, fd: int, deadline: float) -> str:
         """Waits until ``fd`` can be read: ``ready``, or the name of the limit that was reached before."""
         poll = select.poll()
         poll.register(fd, select.POLLIN)
-        for stream in self.streams:
+        for stream in (*self.streams, *self.listeners):
             poll.register(stream, select.POLLIN)
-        if self.listener:
-            poll.register(self.listener[0], select.POLLIN)
         look = time.monotonic() + TICK_S / 4
         while True:
             now = time.monotonic()
@@ -83,8 +81,12 @@ class Watch:
                     return "oom"
                 look = now + TICK_S
             events = dict(poll.poll(max(1.0, (min(look, deadline) - now) * 1000)))
-            if self.listener and self.listener[0] in events:
-                self.listener[1]()
+            for listener in [listener for listener in self.listeners if listener in events]:
+                if events[listener] & select.POLLIN:
+                    self.listeners[listener](listener)
+                else:  # nobody lives under this filter any more
+                    poll.unregister(listener)
+                    del self.listeners[listener]
             for stream in [stream for stream in self.streams if stream in events]:
                 if not drain(stream, self.streams[stream]):
                     poll.unregister(stream)
