@@ -41,6 +41,7 @@ COMMANDS = {
     "report": Command("agentenv.cli.report:Report", "one self-contained HTML page of a run"),
     "retriever build": Command("agentenv.cli.retriever:Build", "index a corpus"),
     "retriever query": Command("agentenv.cli.retriever:Query", "search an index"),
+    "sandbox run": Command("agentenv.cli.sandbox:Run", "run a program in a sandbox"),
 }
 
 

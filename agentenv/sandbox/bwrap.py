@@ -125,4 +125,4 @@ def executor(*, imports: tuple[str, ...] = ("numpy",), **options: Any) -> JailEx
     """
     plan("")
     seccomp.filters()
-    return JailExecutor(ExecutorInfo("bwrap", isolated=True, trusted=True), lambda: start(imports), **options)
+    return JailExecutor(ExecutorInfo("bwrap", isolated=True), lambda: start(imports), **options)

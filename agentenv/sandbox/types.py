@@ -108,7 +108,6 @@ class ExecutorInfo:
 
     name: str
     isolated: bool
-    trusted: bool  # passed the capability self-test on this machine
 
 
 @runtime_checkable

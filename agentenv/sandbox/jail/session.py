@@ -68,8 +68,15 @@ class Warden:
         self._baseline = resident(os.getpid())
         self._open(first)
 
-    def serve(self) -> NoReturn:
+    def serve(self) -> None:
         """Until the host closes the session."""
+        try:
+            self._serve()
+        finally:
+            for node in self._nodes.values():
+                node.close()
+
+    def _serve(self) -> NoReturn:
         frames.send(self._host, b"{}")
         operations = {"open": self._open, "cell": self._cell, "fork": self._fork, "kill": self._kill, "files": self._files}
         while True:

@@ -31,9 +31,8 @@ def serve(link: socket.socket, setup: dict[str, Any]) -> NoReturn:
                 from agentenv.sandbox.jail.session import Warden
 
                 Warden(link, first, setup).serve()
-            frames.send(link, frames.encode(run_once(first, setup)))
-            if not setup["isolated"]:
-                shutil.rmtree(setup["root"], ignore_errors=True)
+            else:
+                frames.send(link, frames.encode(run_once(first, setup)))
         except trees.Refused as reason:
             frames.send(link, frames.encode({"refused_input": str(reason)}))
         except Exception as error:
@@ -41,6 +40,8 @@ def serve(link: socket.socket, setup: dict[str, Any]) -> NoReturn:
     except frames.Closed:
         pass
     finally:
+        if not setup["isolated"]:
+            shutil.rmtree(setup["root"], ignore_errors=True)
         os._exit(0)
 
 

@@ -99,8 +99,8 @@ def run_program(request: dict[str, Any], folder: str) -> NoReturn:
     remember("main.py", code)
     try:
         exec(compile(code, "main.py", "exec"), main.__dict__)
-        if request.get("calls") is not None:
-            answer_calls(main.__dict__, request["calls"])
+        for name, arguments in request.get("calls") or ():
+            frames.write_all(3, frames.encode(answer_call(main.__dict__, name, arguments)) + b"\n")
     except SystemExit as stop:
         status = _exit_code(stop.code)
     except MemoryError:
@@ -141,19 +141,16 @@ def _exit_code(code: object) -> int:
     return 1
 
 
-def answer_calls(scope: dict[str, Any], calls: list[Any], fd: int = 3) -> None:
-    """Calls functions of the program; one line on ``fd`` for each: ``{"v": value}`` or ``{"e": error}``."""
-    for name, arguments in calls:
-        try:
-            function = _find(scope, name)
-            answer = {"v": plain.dump(function(*plain.load(arguments)))}
-        except plain.NotPlain as error:
-            answer = {"e": f"the returned value cannot be compared: {error}"}
-        except (Exception, SystemExit) as error:
-            answer = {"e": f"{type(error).__name__}: {str(error)[:500]}"}
-            if isinstance(error, MemoryError):
-                raise
-        frames.write_all(fd, frames.encode(answer) + b"\n")
+def answer_call(scope: dict[str, Any], name: str, arguments: Any) -> dict[str, Any]:
+    """Calls a function of the program: ``{"v": value}``, or ``{"e": error}``."""
+    try:
+        return {"v": plain.dump(_find(scope, name)(*plain.load(arguments)))}
+    except plain.NotPlain as error:
+        return {"e": f"the returned value cannot be compared: {error}"}
+    except MemoryError:
+        raise
+    except (Exception, SystemExit) as error:
+        return {"e": f"{type(error).__name__}: {str(error)[:500]}"}
 
 
 def _find(scope: dict[str, Any], name: str) -> Callable[..., Any]:
@@ -235,15 +232,14 @@ class Interpreter:
 
     def _run(self, name: str, code: str) -> str | None:
         """Executes a cell; the text of its last expression, where it ends in one that is not None."""
-        tree = ast.parse(code, name)
-        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        body, last = split_cell(code, name)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # forgets one that came too late for the cell before
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         text = None
-        exec(compile(tree, name, "exec"), self._scope)
-        if isinstance(last, ast.Expr):
-            value = eval(compile(ast.Expression(last.value), name, "eval"), self._scope)
+        exec(body, self._scope)
+        if last is not None:
+            value = eval(last, self._scope)
             if value is not None:
                 self._scope["_"] = value
                 text = repr(value)
@@ -251,6 +247,14 @@ class Interpreter:
                     text = text[:VALUE_LIMIT] + f"[{len(text) - VALUE_LIMIT} characters left out]"
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         return text
+
+
+def split_cell(code: str, name: str) -> tuple[types.CodeType, types.CodeType | None]:
+    """The statements of a cell, and its last expression where it ends in one."""
+    tree = ast.parse(code, name)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    body = compile(tree, name, "exec")
+    return body, compile(ast.Expression(last.value), name, "eval") if isinstance(last, ast.Expr) else None
 
 
 def _present_folder(fallback: str) -> str:
