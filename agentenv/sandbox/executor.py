@@ -124,6 +124,14 @@ class JailExecutor:
         life = Life(self._pool, lambda: self._pool.jail(domain), limits, packed(files), snapshots == "fork")
         return JailSession(life)
 
+    def warm(self) -> None:
+        """Waits until the pool is warm.
+
+        Raises:
+            SandboxFault: a jail could not be started.
+        """
+        self._pool.warm()
+
     def close(self) -> None:
         """Ends every jail; a second call does nothing."""
         with self._lock:

@@ -96,6 +96,17 @@ class Pool:
         except TimeoutError:
             raise SandboxFault(f"no jail within {self._wait_s:.0f} s") from None
 
+    def warm(self) -> None:
+        """Waits until every jail that was ordered takes programs.
+
+        Raises:
+            SandboxFault: one could not be started.
+        """
+        with self._lock:
+            ordered = [*self._reserve, *(one for jails in self._domains.values() for one in jails)]
+        for one in ordered:
+            one.result()
+
     def _take(self) -> Future[Jail]:
         """One from the reserve, a new one, or the place of an idle jail of another domain."""
         self._reserve = [ordered for ordered in self._reserve if not _dead(ordered)]

@@ -111,7 +111,7 @@ class Life:
         return self._lock
 
     def child_of(self, node: int) -> tuple[int, int]:
-        """A new interpreter that goes on from ``node``, which is frozen from now on; with the bytes of ``node``.
+        """A new interpreter that goes on from ``node``, which is frozen from now on; with the bytes that ``node`` holds.
 
         Raises:
             SnapshotRefused: the interpreter cannot be captured as it stands.
@@ -120,7 +120,10 @@ class Life:
         answer = self.ask({"op": "fork", "node": node, "child": name})
         if reason := answer.get("refused"):
             raise SnapshotRefused(f"no snapshot: {reason}")
-        return name, answer["bytes"]
+        sizes = dict(answer["sizes"])
+        for snapshot in self._snapshots:
+            snapshot.bytes = sizes.get(snapshot.node, snapshot.bytes)
+        return name, sizes[node]
 
     def keep(self, snapshot: Snapshot) -> None:
         """Takes a snapshot into account, thinning out older ones where there are too many."""
@@ -290,9 +293,7 @@ class JailSession:
         """Goes on from ``snapshot``, which is built again where its interpreter is gone."""
         if snapshot.node is None:
             self._rebuild(snapshot)
-            if not self._life.freezes:
-                return
-        if snapshot.node is not None:
+        else:
             self._node, _ = self._life.child_of(snapshot.node)
         self._point = snapshot.point
 
@@ -318,12 +319,9 @@ class JailSession:
                     f"cell {number} of {len(missing)} that were run again showed something else; a program that "
                     "reads time or randomness can only be rewound to a live snapshot"
                 )
-        self._point = snapshot.point
         if self._life.freezes and self._node is not None:
             child, snapshot.bytes = self._life.child_of(self._node)
-            snapshot.node = self._node
-            self._life.ask({"op": "kill", "nodes": [child]})
-            self._node = None
+            snapshot.node, self._node = self._node, child
             self._life.keep(snapshot)
 
     @overload

@@ -1,7 +1,13 @@
-"""One executor a backend for the whole session: starting jails is most of the time that these tests take."""
+"""One executor a backend for the whole session, because starting jails is most of the time that these tests take; and
+what must be as before after every attack: processes, descriptors and mounts of this machine.
+"""
 
+import os
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +17,7 @@ from agentenv.sandbox.spec import make_executor
 from agentenv.sandbox.types import Limits
 
 LIMITS = Limits(wall_s=10.0, cpu_s=6.0)
+DEADLINE_S = 5.0
 
 
 def available(backend: str) -> str:
@@ -57,3 +64,72 @@ def bwrap() -> JailExecutor:
 @pytest.fixture
 def unsafe() -> JailExecutor:
     return shared("unsafe-local")
+
+
+
+def tree() -> set[int]:
+    """Every process that descends from this one."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            except OSError:
+                continue
+            parents[int(entry.name)] = int(fields[1])
+    found, fresh = set(), {os.getpid()}
+    while fresh:
+        found |= fresh
+        fresh = {pid for pid, parent in parents.items() if parent in fresh} - found
+    return found - {os.getpid()}
+
+
+def descriptors() -> int:
+    """Open descriptors of this process."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def eventually(check: Callable[[], Any], wanted: Any) -> Any:
+    """``check()`` once it equals ``wanted``, or what it gives when the deadline passes."""
+    end = time.monotonic() + DEADLINE_S
+    while (found := check()) != wanted and time.monotonic() < end:
+        time.sleep(0.02)
+    return found
+
+
+class Baseline:
+    """The state before an attack."""
+
+    def __init__(self, executor: JailExecutor) -> None:
+        executor.run("1")  # whatever is started once is started now
+        executor.warm()
+        self._executor = executor
+        self._processes, self._mounts, self._descriptors = tree(), self._mount_table(), descriptors()
+
+    @staticmethod
+    def _mount_table() -> str:
+        return Path("/proc/self/mountinfo").read_text(encoding="utf-8")
+
+    def holds(self) -> None:
+        """The next run works, and nothing is left of the ones before."""
+        assert self._executor.run("print(6 * 7)").stdout == "42\n"
+        assert eventually(lambda: tree() - self._processes, set()) == set()
+        assert eventually(lambda: descriptors() <= self._descriptors, True)
+        assert self._mount_table() == self._mounts
+
+
+@pytest.fixture
+def doomed() -> Iterator[JailExecutor]:
+    """An executor of the test's own, whose jails it may kill."""
+    shared("bwrap")
+    with make_executor("bwrap", size=1) as executor:
+        yield executor
+
+
+@pytest.fixture(params=["bwrap"])
+def box(request: pytest.FixtureRequest) -> Iterator[JailExecutor]:
+    """Every backend with walls; afterwards the owner is alive, the next run works and nothing is left."""
+    executor = shared(request.param)
+    before = Baseline(executor)
+    yield executor
+    before.holds()

@@ -38,6 +38,7 @@ class Node:
     files: int
     """The node whose tree in the vault holds this one's files, where they are not in the box."""
     folder: str
+    parent: int = -1
     frozen: bool = False
 
     def close(self) -> None:
@@ -251,11 +252,15 @@ class Warden:
         if child is None:
             return {"refused": "the interpreter could not fork"}
         node.frozen, node.files = True, order["node"]
-        self._nodes[name] = Node(*child, files=order["node"], folder=node.folder)
+        self._nodes[name] = Node(*child, files=order["node"], folder=node.folder, parent=order["node"])
         if first:
             self._in_box = name
-        size = share(node.pid, b"Private_") + _size(f"{self._vault}/{order['node']}")
-        return {"bytes": size}
+        # What the one before holds for itself is known only now that its child has gone on and is frozen in turn.
+        return {"sizes": [(one, self._held(one)) for one in (order["node"], node.parent) if one in self._nodes]}
+
+    def _held(self, name: int) -> int:
+        """Bytes of memory and files that a frozen node holds for itself."""
+        return share(self._nodes[name].pid, b"Private_") + _size(f"{self._vault}/{name}")
 
     def _unsound(self, node: Node) -> str:
         """Why forking this interpreter would lose something, or ''."""

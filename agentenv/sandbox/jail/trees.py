@@ -75,10 +75,11 @@ def read(root: str, name: str, limit: int) -> bytes:
             os.close(folder)
     except OSError as error:
         raise Refused(f"{name!r} cannot be read: {error.strerror}") from error
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(fd)
+        raise Refused(f"{name!r} is no regular file")
     with os.fdopen(fd, "rb") as stream:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            raise Refused(f"{name!r} is no regular file")
         if found.st_nlink > 1:
             raise Refused(f"{name!r} has a second name")
         if found.st_size > limit:

@@ -87,6 +87,7 @@ class Watch:
                 else:  # nobody lives under this filter any more
                     poll.unregister(listener)
                     del self.listeners[listener]
+                    os.close(listener)
             for stream in [stream for stream in self.streams if stream in events]:
                 if not drain(stream, self.streams[stream]):
                     poll.unregister(stream)
