@@ -140,19 +140,16 @@ class Code(Env[CodeState]):
             DatasetError: the task has no tests.
         """
         super().reset(seed=seed)
-        self._end_session()
+        if (state := self.__dict__.get("state")) is not None and state.session is not None:
+            state.session.close()
         drawn = self._tasks[int(self.np_random.integers(len(self._tasks)))] if self._tasks else None
         task: Task | None = (options or {}).get("task") or drawn
         if task is None or not task.data.get("tests"):
             raise DatasetError(f"task {task.id if task else None!r} has no hidden tests")
-        self.state = CodeState(task)
+        # From the start and to the end, so that every snapshot of the episode finds it.
+        session = self._executor.open(limits=self._limits) if self._stateful else None
+        self.state = CodeState(task, session=session)
         return (Message("user", self._prompt.replace("{question}", task.question)),), {"task_id": task.id}
-
-    def _end_session(self) -> None:
-        state: CodeState | None = self.__dict__.get("state")
-        if state is not None and state.session is not None:
-            state.session.close()
-            state.session = None
 
     def step(self, action: str) -> Step:
         """Acts on the earliest complete block of ``action``.
@@ -177,9 +174,7 @@ class Code(Env[CodeState]):
 
     def _try_out(self, code: str) -> ToolResult:
         """Runs a ``<python>`` block."""
-        if self._stateful:
-            if self.state.session is None:
-                self.state.session = self._executor.open(limits=self._limits)
+        if self.state.session is not None:
             done = self.state.session.run(code, variables=self._variables)
         else:
             done = self._executor.run(code, limits=self._limits, variables=self._variables)
@@ -215,7 +210,6 @@ class Code(Env[CodeState]):
         return grade(self._executor, self.state.best, self.state.task.data["tests"], limits=self._limits)
 
     def _finish(self, end: EndReason, *, found: Grade | None = None, **options: Any) -> Step:
-        self._end_session()
         found = found or (self._best_grade() if self.state.best is not None else Grade(()))
         figures = {"passed": found.passed, "tests": len(self.state.task.data["tests"])}
         return self.result((), reward=self._reward(found), end=end, **figures, **options)
