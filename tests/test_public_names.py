@@ -10,7 +10,8 @@ NAMES = """
     DatasetError Document EndReason Env EnvFault EnvSpec EpisodeOver Fault FinishReason IndexMismatch Info Message
     MissingExtra Observation Origin Part Passage PolicyFault Query QueryContext ReplayDivergence RetrieverFault
     RetrieverInfo Sampling SandboxFault Segment SegmentKind Snapshot SnapshotError SnapshotRefused
-    StateCapability Step Task Tool ToolEnv ToolResult ToolStatus Trajectory Turn UnknownName VectorEnv make make_vec register registered spec tool
+    StateCapability Step Task Tool ToolEnv ToolResult ToolStatus Trajectory Turn UnknownName VectorEnv make make_vec
+    register registered spec tool
 """
 HEAVY = {
     "torch",

@@ -59,7 +59,9 @@ class Doctor:
             "chromium": chromium_finding(),
             "import name": foreign_finding(foreign_agentenvs()),
         }
-        walls = [name for name in BACKENDS if name != "unsafe-local"]  # which keeps nothing: not to be attacked here
+        walls = [
+            name for name in BACKENDS if name != "unsafe-local"
+        ]  # which keeps nothing: not to be attacked here
         findings |= {f"sandbox {name}": sandbox_finding(name) for name in walls}
         return {"findings": {name: found._asdict() for name, found in findings.items()}, "extras": extras()}
 

@@ -38,7 +38,17 @@ class Run:
             result = executor.run(code, limits=limits, variables=True)
         finally:
             executor.close()
-        names = ("stdout", "stderr", "exit_code", "signal", "truncated", "wall_s", "cpu_s", "memory_mb", "fault")
+        names = (
+            "stdout",
+            "stderr",
+            "exit_code",
+            "signal",
+            "truncated",
+            "wall_s",
+            "cpu_s",
+            "memory_mb",
+            "fault",
+        )
         shown = {name: value for name, value in asdict(result).items() if name in names}
         return {"ok": result.ok, "backend": self.backend, "status": result.status.value, **shown}
 
@@ -47,4 +57,6 @@ class Run:
         console.out(result["stdout"], end="", highlight=False)
         console.out(result["stderr"], end="", highlight=False)
         figures = f"{result['wall_s']:.3f} s, {result['memory_mb']:.0f} MiB"
-        console.print(f"{result['status']} in {result['backend']}: {figures} {result['fault']}".rstrip(), markup=False)
+        console.print(
+            f"{result['status']} in {result['backend']}: {figures} {result['fault']}".rstrip(), markup=False
+        )

@@ -9,6 +9,7 @@ whose values are not plain, is an exception, by name and with the reason.
 import ast
 import gzip
 import json
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,8 +103,8 @@ def _task(
 
 def _called(test: str, code: str) -> str:
     """The function of ``code`` that the assert ``test`` calls."""
-    defined = {node.name for node in ast.walk(ast.parse(code)) if isinstance(node, ast.FunctionDef)}
-    for node in ast.walk(ast.parse(test)):
+    defined = {node.name for node in ast.walk(_parse(code)) if isinstance(node, ast.FunctionDef)}
+    for node in ast.walk(_parse(test)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in defined:
             return node.func.id
     raise _Odd("its first test calls no function of its solution")
@@ -115,26 +116,40 @@ def _run(executor: Executor, solution: str, body: str, name: str) -> list[CallTe
         f"{solution}\n{RECORDER}\n{body}", calls=[Call("_records")], limits=LIMITS, domain=DOMAIN
     )
     if len(result.returned) != 1 or "v" not in result.returned[0]:
-        said = result.returned[0].get("e", "") if result.returned else result.stderr.strip().rpartition("\n")[2]
+        said = (
+            result.returned[0].get("e", "") if result.returned else result.stderr.strip().rpartition("\n")[2]
+        )
         raise _Odd(f"its tests cannot be recorded: {said or result.status}")
     rows = plain.load(result.returned[0]["v"])
     if not rows:
-        raise _Odd("it has no test")
-    return [CallTest(name, args, expected, how, tolerance, via) for how, via, args, expected, tolerance in rows]
+        raise _Odd("no assert in it compares a call")
+    return [
+        CallTest(name, args, expected, how, tolerance, via) for how, via, args, expected, tolerance in rows
+    ]
+
+
+def _parse(source: str) -> ast.Module:
+    """``ast.parse`` without warnings about what the sets' authors wrote."""
+    with warnings.catch_warnings(action="ignore"):
+        return ast.parse(source)
 
 
 def instrument(source: str, name: str) -> str:
     """``source`` with every assert about ``name`` replaced by a call that records it."""
-    tree = ast.parse(source)
-    return ast.unparse(ast.fix_missing_locations(_Rewriter(name).visit(tree)))
+    tree = ast.fix_missing_locations(_Rewriter(name).visit(_parse(source)))
+    if left := _calls(tree, name):
+        raise _Odd(f"a test uses a call in another way than to compare it: {ast.unparse(left[0])[:80]}")
+    return ast.unparse(tree)
 
 
 class _Rewriter(ast.NodeTransformer):
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def visit_Assert(self, node: ast.Assert) -> Any:  # noqa: N802  # the name that ast asks for
-        parts = node.test.values if _is_and(node.test) else [node.test]
+    def visit_Assert(self, node: ast.Assert) -> Any:  # the name that ast asks for
+        parts = [node.test]
+        if isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And):
+            parts = node.test.values
         if not any(_calls(part, self._name) for part in parts):
             return node
         return [self._recorded(part) for part in parts]
@@ -146,10 +161,6 @@ class _Rewriter(ast.NodeTransformer):
         arguments = ast.Tuple(call.args, ast.Load())
         values = (ast.Constant(how), ast.Constant(via), arguments, expected, tolerance)
         return ast.Expr(ast.Call(ast.Name("_record", ast.Load()), list(values), []))
-
-
-def _is_and(test: ast.expr) -> Any:
-    return isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And)
 
 
 def _calls(node: ast.AST, name: str) -> list[ast.Call]:
@@ -179,16 +190,14 @@ def _read(test: ast.expr, name: str) -> Reading:
 
 def _read_comparison(test: ast.Compare, name: str) -> Reading | None:
     left, right, sign, zero = test.left, test.comparators[0], test.ops[0], ast.Constant(0.0)
-    if isinstance(sign, ast.Eq) and not (_calls(left, name) and _is_call(left, name)):
-        if _calls(right, name) and not _calls(left, name):
-            left, right = right, left
+    if isinstance(sign, ast.Eq) and _calls(right, name) and not _calls(left, name):
+        left, right = right, left
     if isinstance(sign, (ast.Eq, ast.Is)):
         how = "is" if isinstance(sign, ast.Is) else "equal"
         if _is_call(left, name):
             return how, "", _as_call(left), right, zero
-        if isinstance(left, ast.Call) and isinstance(left.func, ast.Name) and left.func.id in VIA:
-            if len(left.args) == 1 and not left.keywords and _is_call(left.args[0], name):
-                return how, left.func.id, _as_call(left.args[0]), right, zero
+        if isinstance(left, ast.Call) and ast.unparse(left.func) in VIA and _is_call(left.args[0], name):
+            return how, ast.unparse(left.func), _as_call(left.args[0]), right, zero
     if isinstance(sign, (ast.Lt, ast.LtE)) and isinstance(left, ast.Call) and ast.unparse(left.func) == "abs":
         inner = left.args[0]
         if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Sub) and _is_call(inner.left, name):

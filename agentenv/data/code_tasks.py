@@ -29,9 +29,15 @@ class _Step:
 LIST_STEPS = (
     _Step("add {n} to every number", "x = [v + {n} for v in x]", lambda x, n: [v + n for v in x]),
     _Step("multiply every number by {n}", "x = [v * {n} for v in x]", lambda x, n: [v * n for v in x]),
-    _Step("keep the even numbers", "x = [v for v in x if v % 2 == 0]", lambda x, n: [v for v in x if v % 2 == 0]),
-    _Step("keep the odd numbers", "x = [v for v in x if v % 2 == 1]", lambda x, n: [v for v in x if v % 2 == 1]),
-    _Step("keep the numbers above {n}", "x = [v for v in x if v > {n}]", lambda x, n: [v for v in x if v > n]),
+    _Step(
+        "keep the even numbers", "x = [v for v in x if v % 2 == 0]", lambda x, n: [v for v in x if v % 2 == 0]
+    ),
+    _Step(
+        "keep the odd numbers", "x = [v for v in x if v % 2 == 1]", lambda x, n: [v for v in x if v % 2 == 1]
+    ),
+    _Step(
+        "keep the numbers above {n}", "x = [v for v in x if v > {n}]", lambda x, n: [v for v in x if v > n]
+    ),
     _Step("reverse the order", "x = x[::-1]", lambda x, n: x[::-1]),
     _Step("sort from small to large", "x = sorted(x)", lambda x, n: sorted(x)),
     _Step("drop the first {n}", "x = x[{n}:]", lambda x, n: x[n:]),
@@ -42,7 +48,11 @@ LIST_ENDS = (
     _Step("return the list", "return x", lambda x, n: x),
     _Step("return the sum", "return sum(x)", lambda x, n: sum(x)),
     _Step("return how many there are", "return len(x)", lambda x, n: len(x)),
-    _Step("return the largest, or 0 if there is none", "return max(x, default=0)", lambda x, n: max(x, default=0)),
+    _Step(
+        "return the largest, or 0 if there is none",
+        "return max(x, default=0)",
+        lambda x, n: max(x, default=0),
+    ),
 )
 WORD_STEPS = (
     _Step("reverse the word", "x = x[::-1]", lambda x, n: x[::-1]),
@@ -89,7 +99,9 @@ def generate_code_tasks(n: int, *, seed: int = 0, steps: int = 2, tests: int = 8
         ConfigurationError: a number out of range.
     """
     if not 0 <= steps <= MAX_STEPS or n < 1 or tests < 1:
-        raise ConfigurationError(f"n={n} and tests={tests} must be at least 1, steps={steps} from 0 to {MAX_STEPS}")
+        raise ConfigurationError(
+            f"n={n} and tests={tests} must be at least 1, steps={steps} from 0 to {MAX_STEPS}"
+        )
     rng = np.random.default_rng([seed, steps])
     return tuple(_task(f"code-{seed}-{steps}-{index}", rng, steps, tests) for index in range(n))
 
@@ -97,7 +109,9 @@ def generate_code_tasks(n: int, *, seed: int = 0, steps: int = 2, tests: int = 8
 def _task(name: str, rng: np.random.Generator, steps: int, tests: int) -> Task:
     family = sorted(FAMILIES)[int(rng.integers(len(FAMILIES)))]
     kind, middle, ends = FAMILIES[family]
-    chain = [middle[int(rng.integers(len(middle)))] for _ in range(steps)] + [ends[int(rng.integers(len(ends)))]]
+    chain = [middle[int(rng.integers(len(middle)))] for _ in range(steps)] + [
+        ends[int(rng.integers(len(ends)))]
+    ]
     numbers = [int(rng.integers(2, 6)) for _ in chain]
     words = [step.words.format(n=n) for step, n in zip(chain, numbers, strict=True)]
     lines = [f"    {step.source.format(n=n)}" for step, n in zip(chain, numbers, strict=True)]
@@ -130,7 +144,9 @@ def _inputs(family: str, rng: np.random.Generator, n: int) -> list[Any]:
         if family == "list":
             value: Any = [int(v) for v in rng.integers(-20, 30, size=int(rng.integers(3, 10)))]
         elif family == "word":
-            value = "".join("abcdefghijklmnoprstuwy"[int(i)] for i in rng.integers(0, 22, size=int(rng.integers(3, 10))))
+            value = "".join(
+                "abcdefghijklmnoprstuwy"[int(i)] for i in rng.integers(0, 22, size=int(rng.integers(3, 10)))
+            )
         else:
             value = int(rng.integers(-50, 100))
         if value not in found:

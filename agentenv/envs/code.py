@@ -43,7 +43,9 @@ Task: {question}
 """
 STATELESS = "Each block is a program of its own."
 STATEFUL = "Names and files stay from block to block."
-CORRECTION = "\nWrite code between <python> and </python>, or the final program between <submit> and </submit>.\n"
+CORRECTION = (
+    "\nWrite code between <python> and </python>, or the final program between <submit> and </submit>.\n"
+)
 
 Reward = Callable[[Grade], float]
 REWARDS: dict[str, Reward] = {
@@ -182,7 +184,9 @@ class Code(Env[CodeState]):
             raise SandboxFault(done.fault)
         status = STATUS.get(done.status, ToolStatus.ERROR)
         kind = "" if done.ok else (done.error.type if done.error else done.status.value)
-        return ToolResult("python", status, shortened(shown(done), self._room), kind, {"status": done.status.value})
+        return ToolResult(
+            "python", status, shortened(shown(done), self._room), kind, {"status": done.status.value}
+        )
 
     def _submit(self, program: str, last: bool) -> Step:
         """Grades a program; the episode ends unless it failed and attempts and turns are left."""
@@ -209,10 +213,26 @@ class Code(Env[CodeState]):
         assert self.state.best is not None
         return grade(self._executor, self.state.best, self.state.task.data["tests"], limits=self._limits)
 
-    def _finish(self, end: EndReason, *, found: Grade | None = None, **options: Any) -> Step:
+    def _finish(
+        self,
+        end: EndReason,
+        *,
+        found: Grade | None = None,
+        truncated: bool = False,
+        valid: bool = True,
+        tool_results: Sequence[ToolResult] = (),
+    ) -> Step:
         found = found or (self._best_grade() if self.state.best is not None else Grade(()))
-        figures = {"passed": found.passed, "tests": len(self.state.task.data["tests"])}
-        return self.result((), reward=self._reward(found), end=end, **figures, **options)
+        return self.result(
+            (),
+            reward=self._reward(found),
+            end=end,
+            truncated=truncated,
+            valid=valid,
+            tool_results=tool_results,
+            passed=found.passed,
+            tests=len(self.state.task.data["tests"]),
+        )
 
     def anchor_key(self) -> str | None:
         """None: an interpreter's state has no key that is equal for equal futures."""
@@ -226,7 +246,9 @@ class Code(Env[CodeState]):
     def render(self) -> str:
         """The task and how far the episode is."""
         state = self.state
-        return f"{state.task.question} [{state.turns} turns, {state.attempts} attempts] best {state.best_passed}"
+        return (
+            f"{state.task.question} [{state.turns} turns, {state.attempts} attempts] best {state.best_passed}"
+        )
 
 
 def unfenced(text: str) -> str:
@@ -257,7 +279,7 @@ def shortened(text: str, room: int) -> str:
     if len(text) <= room:
         return text
     head, tail = room - room // 2, room // 2
-    return f"{text[:head]}\n[{len(text) - room} characters left out]\n{text[len(text) - tail:]}"
+    return f"{text[:head]}\n[{len(text) - room} characters left out]\n{text[len(text) - tail :]}"
 
 
 def framed(body: str) -> str:

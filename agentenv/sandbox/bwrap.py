@@ -4,10 +4,8 @@ import base64
 import functools
 import importlib.util
 import json
-import os
 import shutil
 import socket
-import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -35,11 +33,18 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "2",
 }
-FLAGS = (
-    "--unshare-user --unshare-all --disable-userns --die-with-parent --new-session --as-pid-1 --clearenv "
-    # The zygote's own; every program loses both before its first line.
-    "--cap-drop ALL --cap-add CAP_SYS_ADMIN --cap-add CAP_SETPCAP"
-).split()
+FLAGS = [
+    *(
+        "--unshare-user",
+        "--unshare-all",
+        "--disable-userns",
+        "--die-with-parent",
+        "--new-session",
+        "--as-pid-1",
+    ),
+    *("--clearenv", "--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETPCAP"),
+]
+"""The two capabilities are the zygote's own; every program loses them before its first line."""
 
 
 @functools.cache
@@ -68,12 +73,24 @@ def plan(name: str) -> dict[str, object]:
     program = shutil.which("bwrap")
     if program is None:
         raise ConfigurationError("bubblewrap is not installed; install the package bubblewrap of your system")
-    arguments = [*FLAGS, "--hostname", "box", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/new", "--chdir", "/"]
+    arguments = [
+        *FLAGS,
+        "--hostname",
+        "box",
+        "--proc",
+        "/proc",
+        "--dev",
+        "/dev",
+        "--tmpfs",
+        "/new",
+        "--chdir",
+        "/",
+    ]
     for key, value in ENVIRONMENT.items():
         arguments += ["--setenv", key, value]
     for link in ("/bin", "/lib", "/lib64", "/lib32"):
         if Path(link).is_symlink():
-            arguments += ["--symlink", os.readlink(link), link]
+            arguments += ["--symlink", str(Path(link).readlink()), link]
     arguments += ["--symlink", "/box/tmp", "/tmp"]
     prefix = "/usr" if sys.base_prefix == "/usr" else PYTHON
     executable = f"{prefix}/bin/python{sysconfig.get_python_version()}"
@@ -100,7 +117,7 @@ def start(imports: tuple[str, ...]) -> Jail:
     with tempfile.TemporaryFile() as given:
         given.write(json.dumps(plan(label())).encode())
         given.seek(0)
-        errors = tempfile.TemporaryFile()
+        errors = tempfile.TemporaryFile()  # noqa: SIM115  # the jail closes it
         process = spawn(
             [sys.executable, "-I", "-S", launch.__file__, str(given.fileno())],
             stdin=theirs,

@@ -83,7 +83,9 @@ class ExecutorContract:
     def test_files_go_in_and_come_out(self) -> None:
         """Given files are there, asked ones come back, missing ones are named."""
         with self.executor() as executor:
-            code = "with open('in.txt') as f: text = f.read()\nwith open('out.txt', 'w') as f: f.write(text * 2)"
+            code = (
+                "with open('in.txt') as f: text = f.read()\nwith open('out.txt', 'w') as f: f.write(text * 2)"
+            )
             result = executor.run(code, files={"in.txt": b"ab"}, collect=["out.txt", "none.txt"])
             assert (result.ok, dict(result.files)) == (True, {"out.txt": b"abab"})
             assert set(result.refused) == {"none.txt"}

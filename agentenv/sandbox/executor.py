@@ -2,12 +2,13 @@
 
 import base64
 import dataclasses
+import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from agentenv.errors import ConfigurationError, SandboxFault
-from agentenv.sandbox.jail import frames, plain, trees
+from agentenv.sandbox.jail import plain, trees
 from agentenv.sandbox.jails import Jail, JailDied
 from agentenv.sandbox.labels import reap_orphans
 from agentenv.sandbox.pool import Pool
@@ -203,7 +204,7 @@ def _returned(text: str) -> tuple[Any, ...]:
     documents = []
     for line in text.splitlines():
         try:
-            documents.append(frames.json.loads(line))
+            documents.append(json.loads(line))
         except (ValueError, RecursionError):
             break
     return tuple(documents)

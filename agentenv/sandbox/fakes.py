@@ -42,8 +42,8 @@ class FakeExecutor:
     ) -> ExecResult:
         """Runs ``code`` here; files are virtual and reach the program through ``open``."""
         session = FakeSession(self, files)
-        session.stdin = stdin
-        return session.run(code, collect=collect, calls=calls)
+        session.stdin, session.calls = stdin, calls or ()
+        return session.run(code, collect=collect)
 
     def open(
         self, *, files: Mapping[str, bytes] | None = None, limits: Limits | None = None, domain: str = ""
@@ -98,9 +98,18 @@ class FakeSession:
         self.names: dict[str, Any] = {}
         self.files = dict(files or {})
         self.stdin = ""
+        self.calls: Sequence[Call] = ()
         self.closed = False
 
-    def run(self, code: str, **options: Any) -> ExecResult:
+    def run(
+        self,
+        code: str,
+        *,
+        files: Mapping[str, bytes] | None = None,
+        collect: Sequence[str] = (),
+        wall_s: float | None = None,
+        variables: bool = False,
+    ) -> ExecResult:
         """Runs one cell here."""
         if self.closed:
             raise SandboxFault("this session is closed")
@@ -108,14 +117,14 @@ class FakeSession:
         if self._executor.faults:
             self._executor.faults -= 1
             return ExecResult(ExecStatus.SANDBOX_ERROR, fault="a scripted fault")
-        self.files |= options.get("files") or {}
+        self.files |= files or {}
         out, err, reader = io.StringIO(), io.StringIO(), io.StringIO(self.stdin)
         scope: dict[str, Any] = {"__name__": "__main__", "__builtins__": self._builtins(reader), **self.names}
         value, error, code_given, returned = None, None, 0, []
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
                 value = _execute(code, scope)
-                for call in options.get("calls") or ():
+                for call in self.calls:
                     returned.append(answer_call(scope, call.function, plain.dump(call.arguments)))
             except SystemExit as stop:
                 code_given = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
@@ -123,7 +132,7 @@ class FakeSession:
                 traceback.print_exception(raised)
                 code_given, error = 1, ProgramError(type(raised).__name__, str(raised), 0)
         self.names = {name: kept for name, kept in scope.items() if not name.startswith("__")}
-        asked = {name: self.files.get(name) for name in options.get("collect", ())}
+        asked = {name: self.files.get(name) for name in collect}
         return ExecResult(
             ExecStatus.ERROR if code_given else ExecStatus.OK,
             out.getvalue(),

@@ -53,6 +53,7 @@ VIA: dict[str, Callable[[Any], Any]] = {
     "sorted": sorted,
     "len": len,
     "str": str,
+    "int": int,
 }
 
 

@@ -2,13 +2,13 @@
 
 import contextlib
 import itertools
+import json
 import os
 import queue
 import socket
 import struct
 import subprocess
 import threading
-import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import IO, Any
@@ -96,7 +96,7 @@ class Channel:
             if not body:
                 self.close()
                 raise JailDied(f"the warden is gone {self._jail.last_words}".rstrip())
-        answer: dict[str, Any] = frames.json.loads(body)
+        answer: dict[str, Any] = json.loads(body)
         return answer
 
     def close(self) -> None:

@@ -24,7 +24,9 @@ class Label(NamedTuple):
 def start_time(pid: int) -> str | None:
     """When a process started, in clock ticks since boot; None where there is none or it is a zombie."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        fields = (
+            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        )
     except OSError:
         return None
     return None if fields[0] in "ZX" else fields[19]

@@ -8,22 +8,20 @@ from typing import Any
 
 from agentenv.errors import MissingExtra
 
-DENIED = (
-    # namespaces, mounts, roots
-    "unshare setns mount umount umount2 pivot_root chroot move_mount open_tree fsopen fsconfig fsmount fspick mount_setattr "
-    # other processes
-    "ptrace process_vm_readv process_vm_writev process_madvise kcmp pidfd_getfd migrate_pages move_pages "
-    # the kernel itself
-    "add_key request_key keyctl bpf perf_event_open userfaultfd io_uring_setup io_uring_enter io_uring_register "
-    "kexec_load kexec_file_load init_module finit_module delete_module reboot swapon swapoff acct quotactl "
-    "syslog iopl ioperm modify_ldt personality vhangup lookup_dcookie "
-    # clocks, handles, what one run could leave for another
-    "clock_settime clock_adjtime settimeofday adjtimex open_by_handle_at name_to_handle_at fanotify_init "
-    "shmget shmat shmctl semget semop semctl semtimedop msgget msgsnd msgrcv msgctl mq_open mq_unlink"
-).split()
+DENIED = """
+    unshare setns mount umount umount2 pivot_root chroot move_mount open_tree fsopen fsconfig fsmount fspick mount_setattr
+    ptrace process_vm_readv process_vm_writev process_madvise kcmp pidfd_getfd migrate_pages move_pages
+    add_key request_key keyctl bpf perf_event_open userfaultfd io_uring_setup io_uring_enter io_uring_register
+    kexec_load kexec_file_load init_module finit_module delete_module reboot swapon swapoff acct quotactl
+    syslog iopl ioperm modify_ldt personality vhangup lookup_dcookie
+    clock_settime clock_adjtime settimeofday adjtimex open_by_handle_at name_to_handle_at fanotify_init
+    shmget shmat shmctl semget semop semctl semtimedop msgget msgsnd msgrcv msgctl mq_open mq_unlink
+"""
+"""By line: namespaces, mounts and roots; other processes; the kernel itself; clocks, handles, and what one run could leave
+for another."""
 NAMESPACE_FLAGS = 0x7E020080  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET, NEWTIME
-SELF_ONLY = "prlimit64 sched_setaffinity sched_setscheduler sched_setparam sched_setattr".split()
-SIGNALS = "kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo".split()
+SELF_ONLY = ["prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"]
+SIGNALS = ["kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"]
 FCNTL_OWNER = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: signals by a back door
 IOCTL_OWNER = (0x8901, 0x8902, 0x5412)  # FIOSETOWN, SIOCSPGRP, TIOCSTI
 FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6; the network namespace is empty
@@ -54,7 +52,7 @@ def _compile(lib: Any, *, session: bool) -> bytes:
             if lib.resolve_syscall(lib.system_arch(), name) >= 0:  # a call that this machine does have
                 raise
 
-    for name in DENIED:
+    for name in DENIED.split():
         deny(name)
     for bit in (1 << shift for shift in range(32) if NAMESPACE_FLAGS >> shift & 1):
         deny("clone", lib.Arg(0, lib.MASKED_EQ, bit, bit))

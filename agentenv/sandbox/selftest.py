@@ -14,9 +14,16 @@ from agentenv.sandbox.types import ExecResult, ExecStatus, Executor, Limits
 
 LIMITS = Limits(wall_s=5.0, cpu_s=3.0, memory_mb=128, processes=16)
 
-COMMON = {"PATH", "HOME", "TMPDIR", "LANG", "LC_CTYPE", "PWD", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE"} | {
-    f"{library}_NUM_THREADS" for library in ("OMP", "OPENBLAS", "MKL")
-}
+COMMON = {
+    "PATH",
+    "HOME",
+    "TMPDIR",
+    "LANG",
+    "LC_CTYPE",
+    "PWD",
+    "PYTHONHASHSEED",
+    "PYTHONDONTWRITEBYTECODE",
+} | {f"{library}_NUM_THREADS" for library in ("OMP", "OPENBLAS", "MKL")}
 """Variables that every jail sets for itself."""
 
 

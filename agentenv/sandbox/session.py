@@ -79,7 +79,12 @@ class Life:
         """
         with self._lock:
             name = next(self._names)
-            order = {"op": "open", "node": name, "files": self._files, "limits": dataclasses.asdict(self.limits)}
+            order = {
+                "op": "open",
+                "node": name,
+                "files": self._files,
+                "limits": dataclasses.asdict(self.limits),
+            }
             if self._channel is None:
                 try:
                     self._channel = self._jail().channel()
@@ -131,7 +136,8 @@ class Life:
             if snapshot not in self._snapshots:
                 self._snapshots.append(snapshot)
             while (live := self._live()) and (
-                len(live) > self.limits.snapshots or sum(one.bytes for one in live) > self.limits.snapshot_mb * MIB
+                len(live) > self.limits.snapshots
+                or sum(one.bytes for one in live) > self.limits.snapshot_mb * MIB
             ):
                 victim = thin(live)
                 if victim is None:

@@ -129,11 +129,26 @@ class SessionSnapshot(Protocol):
 class Session(Protocol):
     """An interpreter that keeps its state from cell to cell, with files beside it."""
 
-    def run(self, code: str, **options: Any) -> ExecResult:
+    def run(
+        self,
+        code: str,
+        *,
+        files: Mapping[str, bytes] | None = None,
+        collect: Sequence[str] = (),
+        wall_s: float | None = None,
+        variables: bool = False,
+    ) -> ExecResult:
         """Runs one cell.
 
-        Keyword options: ``files`` to write before, ``collect`` to read after, ``wall_s`` for another limit, ``variables``
-        to print what stood on the failing line.
+        Args:
+            code: The cell; where it ends in an expression, its value is shown.
+            files: Written below the working folder before.
+            collect: Relative paths to read after.
+            wall_s: Seconds; None takes the session's limit.
+            variables: Whether stderr shows the variables on the line of an uncaught exception.
+
+        Raises:
+            SandboxFault: the session is closed. A sandbox that breaks is a result of status ``sandbox_error``.
         """
 
     def snapshot(self) -> SessionSnapshot:

@@ -27,8 +27,14 @@ def start(root: str, imports: tuple[str, ...]) -> Jail:
         "imports": [name for name in imports if name != "numpy" or packages()],
     }
     ours, theirs = socket.socketpair()
-    errors = tempfile.TemporaryFile()
-    environment = {**ENVIRONMENT, "PATH": os.defpath, "HOME": root, "TMPDIR": root, "PYTHONHOME": sys.base_prefix}
+    errors = tempfile.TemporaryFile()  # noqa: SIM115  # the jail closes it
+    environment = {
+        **ENVIRONMENT,
+        "PATH": os.defpath,
+        "HOME": root,
+        "TMPDIR": root,
+        "PYTHONHOME": sys.base_prefix,
+    }
     process: subprocess.Popen[bytes] = spawn(
         [label(), "-s", "-S", "-P", "-c", BOOT],
         executable=sys.executable,

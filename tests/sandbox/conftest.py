@@ -1,5 +1,6 @@
-"""One executor a backend for the whole session, because starting jails is most of the time that these tests take; and
-what must be as before after every attack: processes, descriptors and mounts of this machine.
+"""One executor a backend for the whole session, and what must be as before after every attack.
+
+Starting jails is most of the time that these tests take.
 """
 
 import os
@@ -66,14 +67,15 @@ def unsafe() -> JailExecutor:
     return shared("unsafe-local")
 
 
-
 def tree() -> set[int]:
     """Every process that descends from this one."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                fields = (entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+                fields = (
+                    (entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+                )
             except OSError:
                 continue
             parents[int(entry.name)] = int(fields[1])
@@ -86,7 +88,7 @@ def tree() -> set[int]:
 
 def descriptors() -> int:
     """Open descriptors of this process."""
-    return len(os.listdir("/proc/self/fd"))
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def eventually(check: Callable[[], Any], wanted: Any) -> Any:

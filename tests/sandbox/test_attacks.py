@@ -129,7 +129,9 @@ def test_a11_ignores_every_signal(box: JailExecutor) -> None:
 
 
 def test_a12_sleeps(box: JailExecutor) -> None:
-    result = box.run("import time\nprint('here', flush=True)\ntime.sleep(10**6)", limits=replace(QUICK, wall_s=0.5))
+    result = box.run(
+        "import time\nprint('here', flush=True)\ntime.sleep(10**6)", limits=replace(QUICK, wall_s=0.5)
+    )
     assert (result.status, result.stdout) == (ExecStatus.TIMEOUT, "here\n")
 
 
@@ -149,13 +151,16 @@ def test_a14_kills_everything(box: JailExecutor) -> None:
     assert result.status in (ExecStatus.OK, ExecStatus.KILLED)
 
 
-DAEMON = (
-    "import os, time, sys\nif os.fork() == 0:\n os.setsid()\n if os.fork() == 0:\n  {more}\n  time.sleep(60)\n os._exit(0)\nos.wait()\ntime.sleep(0.2)\nprint('done')"
-)
+DAEMON = "import os, time, sys\nif os.fork() == 0:\n os.setsid()\n if os.fork() == 0:\n  {more}\n  time.sleep(60)\n os._exit(0)\nos.wait()\ntime.sleep(0.2)\nprint('done')"
 
 
 def test_a15_daemon(box: JailExecutor) -> None:
-    assert printed(box, DAEMON.format(more="for fd in range(64):\n   try: os.close(fd)\n   except OSError: pass")) == "done"
+    assert (
+        printed(
+            box, DAEMON.format(more="for fd in range(64):\n   try: os.close(fd)\n   except OSError: pass")
+        )
+        == "done"
+    )
 
 
 def test_a16_holds_the_pipe(box: JailExecutor) -> None:
@@ -204,14 +209,31 @@ def test_a20_unix_sockets_of_the_host(box: JailExecutor) -> None:
 def test_a21_files_of_the_host(box: JailExecutor, tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     canary.write_text("secret", encoding="utf-8")
-    places = [canary, Path.home(), Path.cwd(), Path(__file__), Path("/etc/shadow"), Path("/root"), Path("/home")]
+    places = [
+        canary,
+        Path.home(),
+        Path.cwd(),
+        Path(__file__),
+        Path("/etc/shadow"),
+        Path("/root"),
+        Path("/home"),
+    ]
     code = f"import os\nprint([p for p in {list(map(str, places))!r} if os.path.exists(p)])"
     assert printed(box, code) == "[]"
 
 
 def test_a22_environment(box: JailExecutor) -> None:
     names = set(printed(box, "import os\nprint(' '.join(os.environ))").split())
-    allowed = {"PATH", "HOME", "TMPDIR", "LANG", "LC_CTYPE", "PWD", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE"}
+    allowed = {
+        "PATH",
+        "HOME",
+        "TMPDIR",
+        "LANG",
+        "LC_CTYPE",
+        "PWD",
+        "PYTHONHASHSEED",
+        "PYTHONDONTWRITEBYTECODE",
+    }
     allowed |= {"OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MALLOC_ARENA_MAX", "HOSTNAME"}
     assert names <= allowed
 
@@ -240,7 +262,15 @@ def test_a24_parent_through_procfs(box: JailExecutor) -> None:
 
 
 def test_a25_sensitive_files(box: JailExecutor) -> None:
-    paths = ["/proc/kcore", "/proc/sysrq-trigger", "/dev/mem", "/dev/sda", "/dev/vda", "/dev/kvm", "/dev/kmsg"]
+    paths = [
+        "/proc/kcore",
+        "/proc/sysrq-trigger",
+        "/dev/mem",
+        "/dev/sda",
+        "/dev/vda",
+        "/dev/kvm",
+        "/dev/kmsg",
+    ]
     paths += ["/proc/kallsyms", "/sys/kernel", "/dev/fuse", "/proc/keys"]
     code = f"for p in {paths!r}:\n try: open(p, 'rb').read(1)\n except OSError: continue\n print('read', p)"
     assert printed(box, code) == ""
@@ -248,7 +278,9 @@ def test_a25_sensitive_files(box: JailExecutor) -> None:
 
 def test_a26_sysctl(box: JailExecutor) -> None:
     paths = ["/proc/sys/kernel/core_pattern", "/proc/sys/vm/overcommit_memory", "/proc/sys/kernel/hostname"]
-    code = f"for p in {paths!r}:\n try: open(p, 'w').write('1')\n except OSError: continue\n print('wrote', p)"
+    code = (
+        f"for p in {paths!r}:\n try: open(p, 'w').write('1')\n except OSError: continue\n print('wrote', p)"
+    )
     assert printed(box, code) == ""
 
 
@@ -277,7 +309,10 @@ def test_a29_strange_files_as_answer(box: JailExecutor) -> None:
     assert "no regular file" in collected(box, "import os\nos.mkfifo('out.txt')").refused["out.txt"]
     collected(box, "import os\nos.mkdir('out.txt')")
     collected(box, "import socket\nsocket.socket(socket.AF_UNIX).bind('out.txt')")
-    assert "second name" in collected(box, "import os\nopen('a', 'w')\nos.link('a', 'out.txt')").refused["out.txt"]
+    assert (
+        "second name"
+        in collected(box, "import os\nopen('a', 'w')\nos.link('a', 'out.txt')").refused["out.txt"]
+    )
     huge = box.run("open('out.txt', 'wb').truncate(1 << 40)", collect=["out.txt"], limits=QUICK)
     assert "File too large" in huge.stderr
     assert huge.files.get("out.txt", b"") == b""
@@ -387,7 +422,9 @@ def test_a43_descriptors(box: JailExecutor) -> None:
 
 def test_a43_a_session_can_only_harm_itself_with_its_own_link(box: JailExecutor) -> None:
     with box.open(limits=QUICK) as session:
-        result = session.run("import os\nfor fd in range(3, 64):\n try: os.write(fd, b'\\xff' * 64)\n except OSError: pass")
+        result = session.run(
+            "import os\nfor fd in range(3, 64):\n try: os.write(fd, b'\\xff' * 64)\n except OSError: pass"
+        )
         assert result.status in (ExecStatus.KILLED, ExecStatus.ERROR)
         assert result.state_lost
         assert session.run("1 + 1").value == "2"
@@ -410,7 +447,12 @@ def test_a44_side_channels_between_runs(box: JailExecutor) -> None:
 
 
 def test_a45_process_limit_binds_for_root(box: JailExecutor) -> None:
-    assert printed(box, "import os\nprint(os.getuid() != 0 or open('/proc/self/uid_map').read().split()[1] != '0')") == "True"
+    assert (
+        printed(
+            box, "import os\nprint(os.getuid() != 0 or open('/proc/self/uid_map').read().split()[1] != '0')"
+        )
+        == "True"
+    )
     code = "import os, time\nmade = 0\ntry:\n while 1:\n  if os.fork() == 0: time.sleep(60)\n  made += 1\nexcept OSError: print(made)"
     assert int(printed(box, code, replace(QUICK, processes=20))) <= 20
 

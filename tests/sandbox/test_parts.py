@@ -1,6 +1,7 @@
 """The parts that need no jail: plain values, bounded output, files without links, the judge of signals, grading."""
 
 import collections
+import json
 import math
 import os
 from pathlib import Path
@@ -30,12 +31,14 @@ values = st.recursive(
 
 @given(values)
 def test_plain_values_survive_the_wall_with_their_types(value: Any) -> None:
-    back = plain.load(frames.json.loads(frames.encode(plain.dump(value))))
+    back = plain.load(json.loads(frames.encode(plain.dump(value))))
     assert repr(back) == repr(value) or back == value
     assert type(back) is type(value)
 
 
-@pytest.mark.parametrize("value", [1j, frozenset({1}), range(1, 9, 2), math.inf, -0.0, 1 << 200, bytearray(b"x")])
+@pytest.mark.parametrize(
+    "value", [1j, frozenset({1}), range(1, 9, 2), math.inf, -0.0, 1 << 200, bytearray(b"x")]
+)
 def test_rare_values_survive_too(value: Any) -> None:
     assert plain.load(plain.dump(value)) == value
 
@@ -73,7 +76,9 @@ def test_too_many_items_do_not_cross() -> None:
         plain.dump([0] * (plain.MAX_ITEMS + 1))
 
 
-@pytest.mark.parametrize("document", [{}, {"x": 1}, {"l": 3}, {"i": "zz"}, {"d": [[1]]}, {"s": [{"l": []}]}, [1], 1.5])
+@pytest.mark.parametrize(
+    "document", [{}, {"x": 1}, {"l": 3}, {"i": "zz"}, {"d": [[1]]}, {"s": [{"l": []}]}, [1], 1.5]
+)
 def test_what_is_no_document_is_refused(document: Any) -> None:
     with pytest.raises(plain.NotPlain):
         plain.load(document)

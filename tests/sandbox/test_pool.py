@@ -166,13 +166,17 @@ executor.run("import os, time\\nos.fork()\\ntime.sleep(600)")
 
 def test_nothing_is_left_of_a_killed_owner(doomed: JailExecutor) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, env=environment, text=True)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, env=environment, text=True
+    )
     assert owner.stdout is not None
     with owner, owner.stdout:
         assert owner.stdout.readline() == "ready\n"
         mine = {pid for pid, label in labels.jails().items() if label.pid == owner.pid}
         assert mine
-        inside = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and _descends(int(p.name), mine)]
+        inside = [
+            int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and _descends(int(p.name), mine)
+        ]
         owner.send_signal(signal.SIGKILL)
     assert until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in (*mine, *inside)))
 

@@ -52,7 +52,10 @@ def test_the_folder_and_open_generators_are_restored(session: JailSession) -> No
     point = session.snapshot()
     session.run("os.chdir('..'); os.rmdir('sub'); next(numbers)")
     session.restore(point)
-    assert value(session, "(os.path.basename(os.getcwd()), next(numbers), os.path.isdir('../sub'))") == "('sub', 1, True)"
+    assert (
+        value(session, "(os.path.basename(os.getcwd()), next(numbers), os.path.isdir('../sub'))")
+        == "('sub', 1, True)"
+    )
 
 
 def test_links_modes_and_times_of_files_are_restored(session: JailSession) -> None:
@@ -61,7 +64,9 @@ def test_links_modes_and_times_of_files_are_restored(session: JailSession) -> No
     session.run("os.makedirs('d/e'); open('d/e/g', 'w').write('deep'); os.chmod('d', 0o500)")
     before = value(session, look)
     point = session.snapshot()
-    session.run("import os\nos.unlink('f'); os.unlink('l'); os.chmod('d', 0o700); open('d/e/g', 'w').write('other')")
+    session.run(
+        "import os\nos.unlink('f'); os.unlink('l'); os.chmod('d', 0o700); open('d/e/g', 'w').write('other')"
+    )
     session.restore(point)
     assert value(session, look) == before
 
@@ -69,12 +74,17 @@ def test_links_modes_and_times_of_files_are_restored(session: JailSession) -> No
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        ("import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()", "2 threads"),
+        (
+            "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+            "2 threads",
+        ),
         ("import subprocess; p = subprocess.Popen(['sleep', '60'])", "1 child processes"),
         ("f = open('log', 'w')", "'log' open"),
     ],
 )
-def test_what_a_fork_would_lose_is_refused_with_its_name(session: JailSession, code: str, reason: str) -> None:
+def test_what_a_fork_would_lose_is_refused_with_its_name(
+    session: JailSession, code: str, reason: str
+) -> None:
     session.run("x = 1")
     session.run(code)
     with pytest.raises(SnapshotRefused, match=reason):
@@ -217,7 +227,11 @@ def test_memory_of_snapshots_is_bounded(box: JailExecutor) -> None:
 
 
 def test_a_replay_that_reads_the_clock_is_a_divergence_and_a_fork_is_not(box: JailExecutor) -> None:
-    for code in ("import time; t = time.time_ns()", "import random; r = random.random()", "import uuid\nprint(uuid.uuid4())"):
+    for code in (
+        "import time; t = time.time_ns()",
+        "import random; r = random.random()",
+        "import uuid\nprint(uuid.uuid4())",
+    ):
         with box.open(snapshots="replay") as replayed, box.open() as forked:
             for session in (replayed, forked):
                 session.run(code)
@@ -245,7 +259,10 @@ def test_restoring_shows_what_replaying_shows_on_200_random_programs(box: JailEx
             session.run(start)
         first = (live.snapshot(), replayed.snapshot())
         for _ in range(200):
-            cells = ["\n".join(rng.choice(STATEMENTS).format(n=rng.randrange(4)) for _ in range(2)) for _ in range(4)]
+            cells = [
+                "\n".join(rng.choice(STATEMENTS).format(n=rng.randrange(4)) for _ in range(2))
+                for _ in range(4)
+            ]
             shown = []
             for session, beginning in zip((live, replayed), first, strict=True):
                 session.restore(beginning)
@@ -254,7 +271,9 @@ def test_restoring_shows_what_replaying_shows_on_200_random_programs(box: JailEx
                 point = session.snapshot()
                 session.run(cells[2])
                 session.restore(point)
-                shown.append([(r.stdout, r.value, r.error) for r in (session.run(cell) for cell in cells[2:])])
+                shown.append(
+                    [(r.stdout, r.value, r.error) for r in (session.run(cell) for cell in cells[2:])]
+                )
                 point.release()
             assert shown[0] == shown[1], cells
 

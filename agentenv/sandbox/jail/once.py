@@ -75,6 +75,15 @@ def end_all(pid: int, isolated: bool) -> None:
             pass
 
 
+def reap_all(isolated: bool) -> None:
+    """Waits until nothing of the run is left; all of it has been killed and is a child of the namespace's init."""
+    while isolated:
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
 def run_once(request: dict[str, Any], setup: dict[str, Any]) -> dict[str, Any]:
     """Runs the program of ``request``; returns what happened."""
     limits, root = request["limits"], setup["root"]
@@ -99,6 +108,7 @@ def run_once(request: dict[str, Any], setup: dict[str, Any]) -> dict[str, Any]:
     verdict = watch.until(handle, started + limits["wall_s"])
     end_all(pid, setup["isolated"])
     _, state, usage = os.wait4(pid, 0)
+    reap_all(setup["isolated"])
     wall = time.monotonic() - started
     watch.drain_rest()
     for fd in (handle, *records):

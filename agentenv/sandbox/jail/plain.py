@@ -45,11 +45,11 @@ def _dump(value: Any, room: list[int]) -> Any:
 
 def _dump_rare(value: Any, room: list[int]) -> Any:
     if isinstance(value, (set, frozenset)):
-        kind = set if isinstance(value, set) else frozenset
+        kind: Any = set if isinstance(value, set) else frozenset
         return {"s" if kind is set else "z": [_dump(item, room) for item in kind.__iter__(value)]}
     if isinstance(value, (bytes, bytearray)):
-        kept = bytes.__getitem__ if isinstance(value, bytes) else bytearray.__getitem__
-        return {"b": bytes(kept(value, slice(None))).hex()}
+        whole: Any = bytes.__getitem__ if isinstance(value, bytes) else bytearray.__getitem__
+        return {"b": bytes(whole(value, slice(None))).hex()}
     if isinstance(value, complex):
         return {"c": [complex.__getattribute__(value, part).hex() for part in ("real", "imag")]}
     if isinstance(value, str):

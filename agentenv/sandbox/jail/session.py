@@ -7,6 +7,7 @@ the vault, and between cells every process of the program is stopped.
 """
 
 import base64
+import json
 import os
 import signal
 import socket
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from agentenv.sandbox.jail import confine, frames, kernel, trees
+from agentenv.sandbox.jail import confine, frames, trees
 from agentenv.sandbox.jail.judge import Judge
 from agentenv.sandbox.jail.once import await_confined, become, bounded, collect, make_box, pipe
 from agentenv.sandbox.jail.watch import MIB, Watch, processes, resident, share, stat_of
@@ -79,9 +80,15 @@ class Warden:
 
     def _serve(self) -> NoReturn:
         frames.send(self._host, b"{}")
-        operations = {"open": self._open, "cell": self._cell, "fork": self._fork, "kill": self._kill, "files": self._files}
+        operations = {
+            "open": self._open,
+            "cell": self._cell,
+            "fork": self._fork,
+            "kill": self._kill,
+            "files": self._files,
+        }
         while True:
-            order = frames.json.loads(frames.receive(self._host))
+            order = json.loads(frames.receive(self._host))
             try:
                 answer = operations[order["op"]](order)
             except (OSError, RuntimeError) as error:
@@ -256,7 +263,9 @@ class Warden:
         if first:
             self._in_box = name
         # What the one before holds for itself is known only now that its child has gone on and is frozen in turn.
-        return {"sizes": [(one, self._held(one)) for one in (order["node"], node.parent) if one in self._nodes]}
+        return {
+            "sizes": [(one, self._held(one)) for one in (order["node"], node.parent) if one in self._nodes]
+        }
 
     def _held(self, name: int) -> int:
         """Bytes of memory and files that a frozen node holds for itself."""
@@ -374,17 +383,27 @@ def _read_answer(link: socket.socket) -> dict[str, Any]:
         Closed: it is gone, or said what no interpreter of ours says.
     """
     try:
-        answer = frames.json.loads(frames.receive(link, REPLY_LIMIT, time.monotonic() + GRACE_S))
+        answer = json.loads(frames.receive(link, REPLY_LIMIT, time.monotonic() + GRACE_S))
         value, error = answer["value"], answer["error"]
         sound = isinstance(answer["ok"], bool) and isinstance(value, str | None)
         sound = sound and all(isinstance(answer[name], str) for name in ("folder", "digest"))
         if error is not None:
-            error = {"type": str(error["type"])[:200], "message": str(error["message"])[:2000], "line": int(error["line"])}
+            error = {
+                "type": str(error["type"])[:200],
+                "message": str(error["message"])[:2000],
+                "line": int(error["line"]),
+            }
     except (ValueError, KeyError, TypeError, RecursionError) as bad:
         raise frames.Closed from bad
     if not sound:
         raise frames.Closed
-    return {"ok": answer["ok"], "value": value, "error": error, "folder": answer["folder"], "digest": answer["digest"]}
+    return {
+        "ok": answer["ok"],
+        "value": value,
+        "error": error,
+        "folder": answer["folder"],
+        "digest": answer["digest"],
+    }
 
 
 def _outcome(verdict: str, answer: dict[str, Any] | None) -> dict[str, Any]:

@@ -3,9 +3,10 @@
 It holds the one capability that mounting needs, is not dumpable, and runs none of the program's code.
 """
 
+import json
 import os
-import signal
 import shutil
+import signal
 import socket
 import tempfile
 from typing import Any, NoReturn
@@ -19,7 +20,7 @@ VAULT_COPIES = 40
 def serve(link: socket.socket, setup: dict[str, Any]) -> NoReturn:
     """Answers the orders on ``link``; the first says whether it is a run or a session."""
     try:
-        first = frames.json.loads(frames.receive(link))
+        first = json.loads(frames.receive(link))
         session = first["op"] == "open"
         try:
             if not setup["isolated"]:

@@ -60,7 +60,7 @@ class Watch:
         """``streams`` maps descriptors (not blocking) to the records that they fill."""
         self.streams = streams
         self.peak = 0
-        self._memory = limits["memory_mb"] * MIB
+        self._memory: int = limits["memory_mb"] * MIB
         self.baseline = 0
         self.members: Callable[[], list[int]] = lambda: [pid for pid in processes() if pid != 1]
         self.listeners: dict[int, Callable[[int], None]] = {}
@@ -107,4 +107,3 @@ class Watch:
         """Takes what is left in the streams."""
         for fd, record in self.streams.items():
             drain(fd, record)
-

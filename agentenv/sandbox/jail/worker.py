@@ -6,6 +6,7 @@ Everything that it says is taken for the program's own word.
 import ast
 import builtins
 import hashlib
+import json
 import linecache
 import os
 import random
@@ -30,7 +31,7 @@ def prepare(folder: str, arguments: list[str]) -> types.ModuleType:
     sys.stdin = open(0, encoding="utf-8", closefd=False)
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
-    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+    vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
     sys.argv = arguments
     sys.path.insert(0, folder)
     for name in [name for name in sys.modules if name.partition(".")[0] == "agentenv"]:
@@ -81,14 +82,16 @@ def _variables(frame: types.FrameType, line: int) -> str:
     """``name = value`` for every variable that occurs on ``line``, each cut short."""
     text = linecache.getline(frame.f_code.co_filename, line)
     try:
-        words = {node.id for node in ast.walk(ast.parse(text.strip().rstrip(":"))) if isinstance(node, ast.Name)}
+        words = {
+            node.id for node in ast.walk(ast.parse(text.strip().rstrip(":"))) if isinstance(node, ast.Name)
+        }
     except SyntaxError:
         words = set(text.replace("(", " ").replace(")", " ").replace(":", " ").replace(",", " ").split())
     shown = []
     for name in sorted(words):
-        if name in (scope := frame.f_locals) or name in (scope := frame.f_globals):
-            if not isinstance(scope[name], (types.ModuleType, types.FunctionType, type)):
-                shown.append(f"{name} = {repr(scope[name])[:120]}")
+        scope = frame.f_locals if name in frame.f_locals else frame.f_globals
+        if name in scope and not isinstance(scope[name], (types.ModuleType, types.FunctionType, type)):
+            shown.append(f"{name} = {repr(scope[name])[:120]}")
     return ", ".join(shown)
 
 
@@ -177,7 +180,7 @@ class Interpreter:
         while True:
             try:
                 body, fds = frames.receive_with_fds(self._link)
-                order = frames.json.loads(body)
+                order = json.loads(body)
                 if order["op"] == "fork":
                     self._fork(fds)
                 else:
@@ -285,7 +288,11 @@ def _print_of(value: Any, room: list[int]) -> str:
     if kind in (int, float, bool, complex, type(None)):
         return f"{kind.__name__} {value!r}"[:200]
     if kind in (str, bytes, bytearray):
-        return f"{kind.__name__} {value!r}" if len(value) < 4096 else f"{kind.__name__} {len(value)} {value[:4096]!r}"
+        return (
+            f"{kind.__name__} {value!r}"
+            if len(value) < 4096
+            else f"{kind.__name__} {len(value)} {value[:4096]!r}"
+        )
     if kind in (list, tuple):
         return f"{kind.__name__} {[_print_of(item, room) for item in value[: max(room[0], 0)]]}"
     if kind in (set, frozenset):
