@@ -113,7 +113,8 @@ def test_after_a_failed_attempt_the_best_program_counts() -> None:
     assert "0 of 3" in second.observation[0].text
     assert HALF in second.observation[0].text
     last = env.step("<submit>def f(x): return 1</submit>")
-    assert (last.terminated, last.reward) == (True, pytest.approx(2 / 3))
+    assert last.terminated
+    assert last.reward == pytest.approx(2 / 3)
 
 
 def test_the_best_program_counts_at_the_turn_limit_too() -> None:
@@ -152,7 +153,7 @@ def test_bad_arguments_are_named() -> None:
         {"observation_chars": 0},
     ):
         with pytest.raises(ConfigurationError):
-            Code(executor=FakeExecutor(), **options)  # type: ignore[arg-type]
+            Code(executor=FakeExecutor(), **options)
     with pytest.raises(UnknownName, match="bwrap"):
         Code(executor="bwarp")
     with pytest.raises(DatasetError, match="hidden tests"):

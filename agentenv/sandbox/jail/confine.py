@@ -52,11 +52,16 @@ def hide_host(kept: list[str]) -> None:
     kernel.mount("none", "/", None, kernel.MS_BIND | kernel.MS_REMOUNT | flags)
 
 
-def furnish(disk_mb: int, vault_mb: int = 0) -> None:
-    """A run's own mounts: processes of its namespace, an empty box, and for sessions a vault for copies."""
+def part() -> None:
+    """A mount namespace of one's own, with the processes of one's own PID namespace and no other part of ``/proc``."""
     kernel.unshare(kernel.CLONE_NEWNS)
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+    kernel.mount("proc", "/proc", "proc", flags, "subset=pid")
+
+
+def furnish(disk_mb: int, vault_mb: int = 0) -> None:
+    """A run's own folders: an empty box, and for sessions a vault for copies."""
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
-    kernel.mount("proc", "/proc", "proc", flags | kernel.MS_NOEXEC, "subset=pid")
     inodes = disk_mb * 256
     kernel.mount("tmpfs", "/box", "tmpfs", flags, f"size={disk_mb}m,nr_inodes={inodes},mode=755")
     if vault_mb:

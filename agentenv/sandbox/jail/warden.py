@@ -13,27 +13,27 @@ from typing import Any, NoReturn
 
 from agentenv.sandbox.jail import confine, frames, trees
 from agentenv.sandbox.jail.once import run_once
+from agentenv.sandbox.jail.session import Warden
 
 VAULT_COPIES = 40
 
 
 def serve(link: socket.socket, setup: dict[str, Any]) -> NoReturn:
     """Answers the orders on ``link``; the first says whether it is a run or a session."""
+    trouble: OSError | None = None
+    try:
+        if setup["isolated"]:
+            confine.part()  # before there is an order: a warden waits ready
+        else:
+            setup["root"] = tempfile.mkdtemp(dir=setup["root"])
+    except OSError as error:
+        trouble = error
     try:
         first = json.loads(frames.receive(link))
-        session = first["op"] == "open"
         try:
-            if not setup["isolated"]:
-                setup["root"] = tempfile.mkdtemp(dir=setup["root"])
-            else:
-                disk = first["limits"]["disk_mb"]
-                confine.furnish(disk, disk * VAULT_COPIES if session else 0)
-            if session:
-                from agentenv.sandbox.jail.session import Warden
-
-                Warden(link, first, setup).serve()
-            else:
-                frames.send(link, frames.encode(run_once(first, setup)))
+            if trouble is not None:
+                raise trouble
+            _obey(link, first, setup)
         except trees.Refused as reason:
             frames.send(link, frames.encode({"refused_input": str(reason)}))
         except Exception as error:
@@ -44,6 +44,17 @@ def serve(link: socket.socket, setup: dict[str, Any]) -> NoReturn:
         if not setup["isolated"]:
             shutil.rmtree(setup["root"], ignore_errors=True)
         os._exit(0)
+
+
+def _obey(link: socket.socket, first: dict[str, Any], setup: dict[str, Any]) -> None:
+    session = first["op"] == "open"
+    if setup["isolated"]:
+        disk = first["limits"]["disk_mb"]
+        confine.furnish(disk, disk * VAULT_COPIES if session else 0)
+    if session:
+        Warden(link, first, setup).serve()
+    else:
+        frames.send(link, frames.encode(run_once(first, setup)))
 
 
 def immune() -> None:
