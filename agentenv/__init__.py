@@ -42,7 +42,9 @@ from agentenv.errors import (
     PolicyFault,
     ReplayDivergence,
     RetrieverFault,
+    SandboxFault,
     SnapshotError,
+    SnapshotRefused,
     UnknownName,
 )
 
@@ -78,10 +80,12 @@ __all__ = [
     "RetrieverFault",
     "RetrieverInfo",
     "Sampling",
+    "SandboxFault",
     "Segment",
     "SegmentKind",
     "Snapshot",
     "SnapshotError",
+    "SnapshotRefused",
     "StateCapability",
     "Step",
     "Task",

@@ -11,9 +11,11 @@
     ├── MissingExtra (ImportError)            an optional dependency is not installed; names the extra
     ├── EpisodeOver (RuntimeError)            step() after the end, or before reset()
     ├── SnapshotError (RuntimeError)          a part of the state could not be captured or brought back
+    │   └── SnapshotRefused                   a live interpreter cannot be captured as it stands; says why
     └── Fault (RuntimeError)                  ours, never the policy's: the sample is masked, counted and shown
         ├── EnvFault                          the environment or something behind it broke
         │   ├── RetrieverFault                the search backend failed or missed its deadline
+        │   ├── SandboxFault                  no jail could be had, or one broke
         │   └── ReplayDivergence              a replay gave other observations than the record
         ├── PolicyFault                       the engine that samples tokens failed
         ├── CassetteMiss (LookupError)        a replay was asked what was never recorded
@@ -85,6 +87,10 @@ class SnapshotError(AgentEnvError, RuntimeError):
     """A part of the state could not be captured or brought back."""
 
 
+class SnapshotRefused(SnapshotError):
+    """A live interpreter cannot be captured as it stands: threads, child processes, open files, no room."""
+
+
 class Fault(AgentEnvError, RuntimeError):
     """A failure of ours, never of the policy."""
 
@@ -95,6 +101,10 @@ class EnvFault(Fault):
 
 class RetrieverFault(EnvFault):
     """The search backend failed or missed its deadline."""
+
+
+class SandboxFault(EnvFault):
+    """No jail could be had, or one broke."""
 
 
 class ReplayDivergence(EnvFault):

@@ -9,8 +9,9 @@ NAMES = """
     AgentEnvError AsyncEnv CheckpointMismatch Completion ConfigurationError ContextTooSmall CorpusError
     DatasetError Document EndReason Env EnvFault EnvSpec EpisodeOver Fault FinishReason IndexMismatch Info Message
     MissingExtra Observation Origin Part Passage PolicyFault Query QueryContext ReplayDivergence RetrieverFault
-    RetrieverInfo Sampling Segment SegmentKind Snapshot SnapshotError StateCapability Step Task Tool ToolEnv
-    ToolResult ToolStatus Trajectory Turn UnknownName VectorEnv make make_vec register registered spec tool
+    RetrieverInfo Sampling SandboxFault Segment SegmentKind Snapshot SnapshotError SnapshotRefused
+    StateCapability Step Task Tool ToolEnv ToolResult ToolStatus Trajectory Turn UnknownName VectorEnv make make_vec
+    register registered spec tool
 """
 HEAVY = {
     "torch",

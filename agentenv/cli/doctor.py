@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import agentenv
+from agentenv.errors import AgentEnvError
+from agentenv.sandbox.selftest import probe
+from agentenv.sandbox.spec import BACKENDS, make_executor
 
 DISTRIBUTION = "agentenv-suite"
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -56,6 +59,10 @@ class Doctor:
             "chromium": chromium_finding(),
             "import name": foreign_finding(foreign_agentenvs()),
         }
+        walls = [
+            name for name in BACKENDS if name != "unsafe-local"
+        ]  # which keeps nothing: not to be attacked here
+        findings |= {f"sandbox {name}": sandbox_finding(name) for name in walls}
         return {"findings": {name: found._asdict() for name, found in findings.items()}, "extras": extras()}
 
     def show(self, result: dict[str, Any], console: Any) -> None:
@@ -157,6 +164,19 @@ def program_finding(program: str, command: list[str]) -> Finding:
     return Finding(
         done.returncode == 0, lines[0] if lines else f"exit code {done.returncode}", f"check {program}"
     )
+
+
+def sandbox_finding(backend: str) -> Finding:
+    """Which rows of the capability self-test a sandbox backend keeps here."""
+    try:
+        with make_executor(backend, size=1) as executor:
+            rows = probe(executor)
+    except AgentEnvError as error:
+        return Finding(False, str(error), "other backends may do")
+    failed = [f"{row.name} ({row.detail})" for row in rows if not row.ok]
+    if not failed:
+        return Finding(True, f"keeps all of: {', '.join(row.name for row in rows)}")
+    return Finding(False, f"does not keep: {', '.join(failed)}", "only for code that you trust")
 
 
 def foreign_agentenvs(path: Iterable[str] | None = None) -> list[str]:

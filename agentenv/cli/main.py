@@ -46,6 +46,7 @@ COMMANDS = {
     "retriever plan": Command("agentenv.cli.retriever_plan:Plan", "which index fits a machine's memory"),
     "retriever adopt": Command("agentenv.cli.retriever:Adopt", "take over an index that was built elsewhere"),
     "retriever serve": Command("agentenv.cli.retriever_serve:Serve", "answer searches over HTTP"),
+    "sandbox run": Command("agentenv.cli.sandbox:Run", "run a program in a sandbox"),
 }
 
 

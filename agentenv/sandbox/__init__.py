@@ -1,1 +1,1 @@
-"""Executors for code; empty until the sandbox lands."""
+"""Executors for code: jails made by bubblewrap or Docker, sessions that can be rewound, fakes."""

@@ -1,0 +1,62 @@
+"""``agentenv sandbox``: run a program in a sandbox."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+from rich.console import Console
+
+from agentenv.sandbox.spec import make_executor
+from agentenv.sandbox.types import Limits
+
+
+@dataclass(frozen=True)
+class Run:
+    """Run a Python program in a sandbox and show what it did; leaves with 1 unless the program ran to its end.
+
+    Example: agentenv sandbox run --backend bwrap program.py
+    """
+
+    file: tyro.conf.Positional[Path]
+    """The program; its standard input is empty."""
+    backend: str = "bwrap"
+    """bwrap, docker or unsafe-local (no isolation at all)."""
+    wall_s: float = 10.0
+    """Seconds by the clock."""
+    memory_mb: int = 256
+    """MiB of memory."""
+    isolation: Literal["", "strict"] = ""
+    """strict refuses a backend that fails any row of the self-test of `agentenv doctor` on this machine."""
+
+    def run(self) -> dict[str, Any]:
+        """Runs the program; returns its result."""
+        code = self.file.read_text(encoding="utf-8")
+        limits = Limits(wall_s=self.wall_s, cpu_s=self.wall_s, memory_mb=self.memory_mb)
+        executor = make_executor(self.backend, size=1, isolation=self.isolation)
+        try:
+            result = executor.run(code, limits=limits, variables=True)
+        finally:
+            executor.close()
+        names = (
+            "stdout",
+            "stderr",
+            "exit_code",
+            "signal",
+            "truncated",
+            "wall_s",
+            "cpu_s",
+            "memory_mb",
+            "fault",
+        )
+        shown = {name: value for name, value in asdict(result).items() if name in names}
+        return {"ok": result.ok, "backend": self.backend, "status": result.status.value, **shown}
+
+    def show(self, result: dict[str, Any], console: Console) -> None:
+        """Prints what the program printed, then how it ended."""
+        console.out(result["stdout"], end="", highlight=False)
+        console.out(result["stderr"], end="", highlight=False)
+        figures = f"{result['wall_s']:.3f} s, {result['memory_mb']:.0f} MiB"
+        console.print(
+            f"{result['status']} in {result['backend']}: {figures} {result['fault']}".rstrip(), markup=False
+        )

@@ -1,0 +1,219 @@
+"""HumanEval and MBPP: their records as tasks whose tests are ``CallTest``.
+
+The sets state tests as Python asserts. An assert that compares one call of the function with a value is rewritten to
+record both, and the record's own test code is run in a sandbox of its own trust domain, next to the canonical solution that
+it may refer to. Loops and generated inputs unroll by themselves. A record in which any assert is of another form, or
+whose values are not plain, is an exception, by name and with the reason.
+"""
+
+import ast
+import gzip
+import json
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentenv.core.types import Task
+from agentenv.errors import DatasetError
+from agentenv.sandbox.grading import VIA, CallTest
+from agentenv.sandbox.jail import plain
+from agentenv.sandbox.types import Call, Executor, Limits
+
+LIMITS = Limits(wall_s=30.0, cpu_s=20.0, memory_mb=512)
+FILES = {"humaneval": "humaneval/HumanEval.jsonl.gz", "mbpp": "mbpp/mbpp.jsonl.gz"}
+DOMAIN = "conversion"
+RECORDER = """
+_recorded = []
+def _record(compare, via, arguments, expected, tolerance):
+    _recorded.append((compare, via, arguments, expected, tolerance))
+def _records():
+    return _recorded
+"""
+
+
+@dataclass(frozen=True)
+class CodeSet:
+    """Tasks, and what could not become one."""
+
+    tasks: tuple[Task, ...]
+    exceptions: Mapping[str, str]
+    """Reason by name of the record."""
+
+
+class _Odd(Exception):
+    """An assert that no ``CallTest`` can express."""
+
+
+def load_code_set(name: str, folder: Path, executor: Executor, *, limit: int | None = None) -> CodeSet:
+    """The tasks of ``humaneval`` or ``mbpp``.
+
+    Args:
+        name: Which set.
+        folder: What AGENTENV_DATA names, or the folder of the set's file.
+        executor: Where the records' test code is run.
+        limit: Records to read; None reads all.
+
+    Raises:
+        DatasetError: no such set or file.
+    """
+    if name not in FILES:
+        raise DatasetError(f"no code set {name!r}; known: {', '.join(FILES)}")
+    path = next((p for p in (folder / FILES[name], folder / Path(FILES[name]).name) if p.is_file()), None)
+    if path is None:
+        raise DatasetError(f"{folder / FILES[name]} is missing")
+    with gzip.open(path, "rt", encoding="utf-8") as stream:
+        records = [json.loads(line) for line in stream][:limit]
+    read = _humaneval if name == "humaneval" else _mbpp
+    tasks, exceptions = [], {}
+    for record in records:
+        label = f"{name}/{str(record['task_id']).rpartition('/')[2]}"
+        try:
+            tasks.append(read(label, record, executor))
+        except _Odd as reason:
+            exceptions[label] = str(reason)
+    return CodeSet(tuple(tasks), exceptions)
+
+
+def _humaneval(label: str, record: dict[str, Any], executor: Executor) -> Task:
+    solution = record["prompt"] + record["canonical_solution"]
+    body = instrument(record["test"], "candidate")
+    name = record["entry_point"]
+    tests = _run(executor, solution, f"{body}\ncheck({name})", name)
+    return _task(label, record["prompt"], name, solution, tests, ())
+
+
+def _mbpp(label: str, record: dict[str, Any], executor: Executor) -> Task:
+    solution = record["code"].replace("\r\n", "\n")
+    name = _called(record["test_list"][0], solution)
+    asserts = [*record["test_list"], *record["challenge_test_list"]]
+    body = instrument("\n".join(asserts), name)
+    tests = _run(executor, solution, f"{record['test_setup_code']}\n{body}", name)
+    text = f"{record['text']}\nYour function must pass this test: {asserts[0]}"
+    return _task(label, text, name, solution, tests, (asserts[0],))
+
+
+def _task(
+    label: str, question: str, name: str, solution: str, tests: Sequence[CallTest], shown: Sequence[str]
+) -> Task:
+    data = {"tests": tuple(tests), "solution": solution, "function": name, "shown": tuple(shown)}
+    return Task(label, question, ("",), data=data)
+
+
+def _called(test: str, code: str) -> str:
+    """The function of ``code`` that the assert ``test`` calls."""
+    defined = {node.name for node in ast.walk(_parse(code)) if isinstance(node, ast.FunctionDef)}
+    for node in ast.walk(_parse(test)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in defined:
+            return node.func.id
+    raise _Odd("its first test calls no function of its solution")
+
+
+def _run(executor: Executor, solution: str, body: str, name: str) -> list[CallTest]:
+    """Runs instrumented tests and reads what they recorded."""
+    result = executor.run(
+        f"{solution}\n{RECORDER}\n{body}", calls=[Call("_records")], limits=LIMITS, domain=DOMAIN
+    )
+    if len(result.returned) != 1 or "v" not in result.returned[0]:
+        said = (
+            result.returned[0].get("e", "") if result.returned else result.stderr.strip().rpartition("\n")[2]
+        )
+        raise _Odd(f"its tests cannot be recorded: {said or result.status}")
+    rows = plain.load(result.returned[0]["v"])
+    if not rows:
+        raise _Odd("no assert in it compares a call")
+    return [
+        CallTest(name, args, expected, how, tolerance, via) for how, via, args, expected, tolerance in rows
+    ]
+
+
+def _parse(source: str) -> ast.Module:
+    """``ast.parse`` without warnings about what the sets' authors wrote."""
+    with warnings.catch_warnings(action="ignore"):
+        return ast.parse(source)
+
+
+def instrument(source: str, name: str) -> str:
+    """``source`` with every assert about ``name`` replaced by a call that records it."""
+    tree = ast.fix_missing_locations(_Rewriter(name).visit(_parse(source)))
+    if left := _calls(tree, name):
+        raise _Odd(f"a test uses a call in another way than to compare it: {ast.unparse(left[0])[:80]}")
+    return ast.unparse(tree)
+
+
+class _Rewriter(ast.NodeTransformer):
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def visit_Assert(self, node: ast.Assert) -> Any:  # the name that ast asks for
+        parts = [node.test]
+        if isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And):
+            parts = node.test.values
+        if not any(_calls(part, self._name) for part in parts):
+            return node
+        return [self._recorded(part) for part in parts]
+
+    def _recorded(self, test: ast.expr) -> ast.stmt:
+        how, via, call, expected, tolerance = _read(test, self._name)
+        if call.keywords or any(isinstance(argument, ast.Starred) for argument in call.args):
+            raise _Odd(f"a test passes arguments by name: {ast.unparse(test)[:80]}")
+        arguments = ast.Tuple(call.args, ast.Load())
+        values = (ast.Constant(how), ast.Constant(via), arguments, expected, tolerance)
+        return ast.Expr(ast.Call(ast.Name("_record", ast.Load()), list(values), []))
+
+
+def _calls(node: ast.AST, name: str) -> list[ast.Call]:
+    return [
+        found
+        for found in ast.walk(node)
+        if isinstance(found, ast.Call) and isinstance(found.func, ast.Name) and found.func.id == name
+    ]
+
+
+Reading = tuple[str, str, ast.Call, ast.expr, ast.expr]
+
+
+def _read(test: ast.expr, name: str) -> Reading:
+    """How an assert compares, through what, which call, with what, and how closely."""
+    none, zero = ast.Constant(None), ast.Constant(0.0)
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) and _is_call(test.operand, name):
+        return "false", "", _as_call(test.operand), none, zero
+    if _is_call(test, name):
+        return "true", "", _as_call(test), none, zero
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        found = _read_comparison(test, name)
+        if found:
+            return found
+    raise _Odd(f"a test is of another form: {ast.unparse(test)[:80]}")
+
+
+def _read_comparison(test: ast.Compare, name: str) -> Reading | None:
+    left, right, sign, zero = test.left, test.comparators[0], test.ops[0], ast.Constant(0.0)
+    if isinstance(sign, ast.Eq) and _calls(right, name) and not _calls(left, name):
+        left, right = right, left
+    if isinstance(sign, (ast.Eq, ast.Is)):
+        how = "is" if isinstance(sign, ast.Is) else "equal"
+        if _is_call(left, name):
+            return how, "", _as_call(left), right, zero
+        if isinstance(left, ast.Call) and ast.unparse(left.func) in VIA and _is_call(left.args[0], name):
+            return how, ast.unparse(left.func), _as_call(left.args[0]), right, zero
+    if isinstance(sign, (ast.Lt, ast.LtE)) and isinstance(left, ast.Call) and ast.unparse(left.func) == "abs":
+        inner = left.args[0]
+        if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Sub) and _is_call(inner.left, name):
+            return "close", "", _as_call(inner.left), inner.right, right
+    return None
+
+
+def _is_call(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+
+
+def _as_call(node: ast.expr) -> ast.Call:
+    assert isinstance(node, ast.Call)
+    return node
+
+
+def solutions(tasks: Iterable[Task]) -> list[tuple[str, tuple[CallTest, ...]]]:
+    """Canonical solution and tests of every task."""
+    return [(task.data["solution"], task.data["tests"]) for task in tasks]

@@ -1,0 +1,287 @@
+"""``agentenv/Code-v0``: write a program, try things out in a Python sandbox, hand in; hidden tests give the reward.
+
+One action is one chunk of text; its earliest complete block decides. ``<python>`` runs code: a whole program of its own,
+or with ``stateful`` a cell of an interpreter that keeps its names. ``<submit>`` hands in the program and, after the last
+attempt or when all tests are passed, ends the episode.
+"""
+
+import atexit
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from agentenv.core.env import Env
+from agentenv.core.grammar import earliest_block
+from agentenv.core.types import (
+    EndReason,
+    Info,
+    Message,
+    Observation,
+    StateCapability,
+    Step,
+    Task,
+    ToolResult,
+    ToolStatus,
+)
+from agentenv.data.code_tasks import generate_code_tasks
+from agentenv.errors import ConfigurationError, DatasetError, SandboxFault
+from agentenv.sandbox.grading import Grade, grade
+from agentenv.sandbox.spec import make_executor
+from agentenv.sandbox.types import ExecResult, ExecStatus, Executor, Limits, Session
+
+TAGS = ("python", "submit")
+STOP = tuple(f"</{tag}>" for tag in TAGS)
+"""Stop strings for the engine: nothing after the deciding block is sampled."""
+
+PROMPT = """\
+Solve the programming task below.
+To try something out, write Python code between <python> and </python>; what it prints comes back between <output> and \
+</output>. {state}
+When you are sure, write the complete program between <submit> and </submit>.
+Task: {question}
+"""
+STATELESS = "Each block is a program of its own."
+STATEFUL = "Names and files stay from block to block."
+CORRECTION = (
+    "\nWrite code between <python> and </python>, or the final program between <submit> and </submit>.\n"
+)
+
+Reward = Callable[[Grade], float]
+REWARDS: dict[str, Reward] = {
+    "all": lambda found: float(found.all_passed),
+    "fraction": lambda found: found.fraction,
+}
+STATUS = {ExecStatus.OK: ToolStatus.OK, ExecStatus.TIMEOUT: ToolStatus.TIMEOUT}
+
+
+@dataclass
+class CodeState:
+    """All that changes within an episode."""
+
+    task: Task
+    turns: int = 0
+    attempts: int = 0
+    session: Session | None = None
+    best: str | None = None
+    """The program with the most passed tests so far."""
+    best_passed: int = -1
+
+
+@functools.cache
+def shared_executor(backend: str) -> Executor:
+    """One executor a backend for all environments of this process."""
+    made = make_executor(backend)
+    atexit.register(made.close)
+    return made
+
+
+class Code(Env[CodeState]):
+    """Write, try, hand in; the reward is given once, at the end."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}  # type: ignore[misc]
+    capability: ClassVar[StateCapability] = StateCapability.PROCESS
+
+    def __init__(
+        self,
+        *,
+        tasks: Sequence[Task] | None = None,
+        executor: Executor | str = "bwrap",
+        stateful: bool = True,
+        reward: str | Reward = "all",
+        max_turns: int = 6,
+        attempts: int = 1,
+        observation_chars: int = 2000,
+        variables: bool = False,
+        limits: Limits | None = None,
+        prompt: str = PROMPT,
+        render_mode: str | None = None,
+    ) -> None:
+        """Builds an environment over tasks.
+
+        Args:
+            tasks: Tasks with ``data["tests"]``; None generates 200 small ones.
+            executor: An executor, or the name of a backend that all environments of this process share.
+            stateful: Whether ``<python>`` blocks share one interpreter.
+            reward: ``all``, ``fraction``, or a function of the grade.
+            max_turns: Turns before the last one, in which only ``<submit>`` counts.
+            attempts: Programs that may be handed in. After a failed one the policy sees how many tests it passed, and
+                a program that passes no more than an earlier one is rolled back to that.
+            observation_chars: Characters of output that are shown; the middle is left out.
+            variables: Whether a traceback is followed by the variables on the failing line.
+            limits: Of one run; None takes the executor's.
+            prompt: Opening message; must hold ``{question}``; ``{state}`` is filled too.
+            render_mode: ``ansi`` or None.
+
+        Raises:
+            ConfigurationError: an unknown reward, a bad prompt, or a bound out of range.
+        """
+        super().__init__(render_mode=render_mode)
+        if "{question}" not in prompt:
+            raise ConfigurationError("the prompt template must hold {question}")
+        if isinstance(reward, str) and reward not in REWARDS:
+            raise ConfigurationError(f"reward={reward!r} must be one of {', '.join(REWARDS)}, or a function")
+        if attempts < 1 or max_turns < 0 or observation_chars < 1:
+            raise ConfigurationError(
+                f"attempts={attempts} and observation_chars={observation_chars} must be at least 1, "
+                f"max_turns={max_turns} at least 0"
+            )
+        self._tasks = tuple(generate_code_tasks(200) if tasks is None else tasks)
+        self._executor = shared_executor(executor) if isinstance(executor, str) else executor
+        self._stateful, self._attempts, self._max_turns = stateful, attempts, max_turns
+        self._reward: Reward = REWARDS[reward] if isinstance(reward, str) else reward
+        self._room, self._variables, self._limits = observation_chars, variables, limits
+        self._prompt = prompt.replace("{state}", STATEFUL if stateful else STATELESS)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """Poses ``options["task"]``, or a task drawn by the seed.
+
+        Raises:
+            DatasetError: the task has no tests.
+        """
+        super().reset(seed=seed)
+        if (state := self.__dict__.get("state")) is not None and state.session is not None:
+            state.session.close()
+        drawn = self._tasks[int(self.np_random.integers(len(self._tasks)))] if self._tasks else None
+        task: Task | None = (options or {}).get("task") or drawn
+        if task is None or not task.data.get("tests"):
+            raise DatasetError(f"task {task.id if task else None!r} has no hidden tests")
+        # From the start and to the end, so that every snapshot of the episode finds it.
+        session = self._executor.open(limits=self._limits) if self._stateful else None
+        self.state = CodeState(task, session=session)
+        return (Message("user", self._prompt.replace("{question}", task.question)),), {"task_id": task.id}
+
+    def step(self, action: str) -> Step:
+        """Acts on the earliest complete block of ``action``.
+
+        Raises:
+            EpisodeOver: the episode has ended or was never reset.
+            SandboxFault: the sandbox failed; this is never the policy's doing.
+        """
+        self.check_running()
+        block = earliest_block(action, TAGS)
+        last = self.state.turns >= self._max_turns
+        self.state.turns += 1
+        if block and block.tag == "submit":
+            return self._submit(unfenced(block.content), last)
+        if last:
+            return self._finish(EndReason.TURN_LIMIT, truncated=True, valid=False)
+        if block is None:
+            result = ToolResult("none", ToolStatus.FORMAT_ERROR, error_class="no complete action")
+            return self.result((Message("tool", CORRECTION),), valid=False, tool_results=(result,))
+        result = self._try_out(unfenced(block.content))
+        return self.result((Message("tool", framed(result.text)),), tool_results=(result,))
+
+    def _try_out(self, code: str) -> ToolResult:
+        """Runs a ``<python>`` block."""
+        if self.state.session is not None:
+            done = self.state.session.run(code, variables=self._variables)
+        else:
+            done = self._executor.run(code, limits=self._limits, variables=self._variables)
+        if done.status is ExecStatus.SANDBOX_ERROR:
+            raise SandboxFault(done.fault)
+        status = STATUS.get(done.status, ToolStatus.ERROR)
+        kind = "" if done.ok else (done.error.type if done.error else done.status.value)
+        return ToolResult(
+            "python", status, shortened(shown(done), self._room), kind, {"status": done.status.value}
+        )
+
+    def _submit(self, program: str, last: bool) -> Step:
+        """Grades a program; the episode ends unless it failed and attempts and turns are left."""
+        state = self.state
+        state.attempts += 1
+        found = grade(self._executor, program, state.task.data["tests"], limits=self._limits)
+        if found.passed > state.best_passed:
+            state.best, state.best_passed = program, found.passed
+        status = ToolStatus.OK if found.all_passed else ToolStatus.ERROR
+        data = {"passed": found.passed, "tests": len(found.outcomes)}
+        result = ToolResult("submit", status, "", "" if found.all_passed else "TestsFailed", data)
+        if found.all_passed or state.attempts >= self._attempts or last:
+            best = found if state.best == program else self._best_grade()
+            return self._finish(EndReason.SUBMITTED, found=best, tool_results=(result,))
+        text = f"{found.passed} of {len(found.outcomes)} hidden tests passed."
+        if found.stderr:
+            text += f"\n{found.stderr.strip()}"
+        if state.best != program:
+            text += f"\nYour best program so far passed {state.best_passed}; go on from it:\n{state.best}"
+        observation = framed(shortened(text, self._room))
+        return self.result((Message("tool", observation),), tool_results=(result,))
+
+    def _best_grade(self) -> Grade:
+        assert self.state.best is not None
+        return grade(self._executor, self.state.best, self.state.task.data["tests"], limits=self._limits)
+
+    def _finish(
+        self,
+        end: EndReason,
+        *,
+        found: Grade | None = None,
+        truncated: bool = False,
+        valid: bool = True,
+        tool_results: Sequence[ToolResult] = (),
+    ) -> Step:
+        found = found or (self._best_grade() if self.state.best is not None else Grade(()))
+        return self.result(
+            (),
+            reward=self._reward(found),
+            end=end,
+            truncated=truncated,
+            valid=valid,
+            tool_results=tool_results,
+            passed=found.passed,
+            tests=len(self.state.task.data["tests"]),
+        )
+
+    def anchor_key(self) -> str | None:
+        """None: an interpreter's state has no key that is equal for equal futures."""
+        return None
+
+    def expert(self) -> Sequence[str] | None:
+        """Tries the canonical solution out, then hands it in."""
+        solution = self.state.task.data.get("solution")
+        return None if solution is None else (f"<python>{solution}</python>", f"<submit>{solution}</submit>")
+
+    def render(self) -> str:
+        """The task and how far the episode is."""
+        state = self.state
+        return (
+            f"{state.task.question} [{state.turns} turns, {state.attempts} attempts] best {state.best_passed}"
+        )
+
+
+def unfenced(text: str) -> str:
+    """``text`` without a Markdown fence around it, which models like to write."""
+    lines = text.strip("\n").splitlines()
+    if len(lines) >= 2 and lines[0].strip().startswith("```") and lines[-1].strip() == "```":
+        return "\n".join(lines[1:-1])
+    return text
+
+
+def shown(result: ExecResult) -> str:
+    """What the policy sees of a run: output, last value, errors, and how it ended if not well."""
+    parts = [result.stdout, result.value or "", result.stderr]
+    notes = {
+        ExecStatus.TIMEOUT: "[stopped: it took too long]",
+        ExecStatus.OOM: "[stopped: it needed too much memory]",
+        ExecStatus.OUTPUT_LIMIT: "[stopped: it printed too much]",
+        ExecStatus.KILLED: "[it was killed]",
+    }
+    parts.append(notes.get(result.status, ""))
+    if result.state_lost:
+        parts.append("[the interpreter was restarted: names are lost]")
+    return "\n".join(part.strip("\n") for part in parts if part.strip())
+
+
+def shortened(text: str, room: int) -> str:
+    """Head and tail of ``text`` where it is longer than ``room`` characters."""
+    if len(text) <= room:
+        return text
+    head, tail = room - room // 2, room // 2
+    return f"{text[:head]}\n[{len(text) - room} characters left out]\n{text[len(text) - tail :]}"
+
+
+def framed(body: str) -> str:
+    """An observation."""
+    return f"\n<output>\n{body}\n</output>\n"

@@ -1,0 +1,145 @@
+"""The ``bwrap`` backend: jails made by bubblewrap, from the running interpreter's own files."""
+
+import base64
+import functools
+import importlib.util
+import json
+import shutil
+import socket
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from agentenv.errors import ConfigurationError
+from agentenv.sandbox import launch, seccomp
+from agentenv.sandbox.executor import JailExecutor
+from agentenv.sandbox.jail_source import BOOT, boot_message
+from agentenv.sandbox.jails import Jail, spawn
+from agentenv.sandbox.labels import label
+from agentenv.sandbox.types import ExecutorInfo
+
+PYTHON, SITE = "/py", "/site"
+SYSTEM = ("/usr/bin", "/usr/lib", "/usr/lib64", "/usr/lib32", "/usr/share/zoneinfo")
+ENVIRONMENT = {
+    "PATH": f"{PYTHON}/bin:/usr/bin",
+    "HOME": "/box/work",
+    "TMPDIR": "/box/tmp",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",  # a replay in another jail must see sets in the same order
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "OPENBLAS_NUM_THREADS": "1",  # a fork server with threads would be none
+    "OMP_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "2",
+}
+FLAGS = [
+    *(
+        "--unshare-user",
+        "--unshare-all",
+        "--disable-userns",
+        "--die-with-parent",
+        "--new-session",
+        "--as-pid-1",
+    ),
+    *("--clearenv", "--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETPCAP"),
+]
+"""The two capabilities are the zygote's own; every program loses them before its first line."""
+
+
+@functools.cache
+def packages() -> dict[str, str]:
+    """Folders of installed packages that programs may import, by their place in the jail: numpy, where it is."""
+    found = importlib.util.find_spec("numpy")
+    if found is None or found.origin is None:
+        return {}
+    home = Path(found.origin).parent
+    libraries = home.parent / "numpy.libs"
+    return {str(path): f"{SITE}/{path.name}" for path in (home, libraries) if path.is_dir()}
+
+
+def binds() -> list[tuple[str, str]]:
+    """Folders of the host and where they stand in the jail."""
+    system = [(path, path) for path in SYSTEM if Path(path).is_dir()]
+    for name in ("/bin", "/lib", "/lib64"):
+        if Path(name).is_dir() and not Path(name).is_symlink():
+            system.append((name, name))
+    prefix = [] if sys.base_prefix == "/usr" else [(sys.base_prefix, PYTHON)]
+    return [*system, *prefix, *packages().items()]
+
+
+def plan(name: str) -> dict[str, object]:
+    """What ``launch`` needs to become the jail."""
+    program = shutil.which("bwrap")
+    if program is None:
+        raise ConfigurationError("bubblewrap is not installed; install the package bubblewrap of your system")
+    arguments = [
+        *FLAGS,
+        "--hostname",
+        "box",
+        "--proc",
+        "/proc",
+        "--dev",
+        "/dev",
+        "--tmpfs",
+        "/new",
+        "--chdir",
+        "/",
+    ]
+    for key, value in ENVIRONMENT.items():
+        arguments += ["--setenv", key, value]
+    for link in ("/bin", "/lib", "/lib64", "/lib32"):
+        if Path(link).is_symlink():
+            arguments += ["--symlink", str(Path(link).readlink()), link]
+    arguments += ["--symlink", "/box/tmp", "/tmp"]
+    prefix = "/usr" if sys.base_prefix == "/usr" else PYTHON
+    executable = f"{prefix}/bin/python{sysconfig.get_python_version()}"
+    command = [executable, "-s", "-S", "-P", "-c", BOOT]
+    return {"bwrap": program, "arguments": arguments, "binds": binds(), "command": command, "label": name}
+
+
+def setup(imports: tuple[str, ...]) -> dict[str, object]:
+    """What the zygote must know."""
+    return {
+        "isolated": True,
+        "root": "/box",
+        "kept": [target for _, target in binds()],
+        "path": [SITE] if packages() else [],
+        "imports": [name for name in imports if name != "numpy" or packages()],
+        "filters": {name: base64.b64encode(code).decode() for name, code in seccomp.filters().items()},
+    }
+
+
+def start(imports: tuple[str, ...]) -> Jail:
+    """One new jail, booting; ``Jail.await_ready`` waits for it."""
+    message = boot_message(setup(imports))
+    ours, theirs = socket.socketpair()
+    with tempfile.TemporaryFile() as given:
+        given.write(json.dumps(plan(label())).encode())
+        given.seek(0)
+        errors = tempfile.TemporaryFile()  # noqa: SIM115  # the jail closes it
+        process = spawn(
+            [sys.executable, "-I", "-S", launch.__file__, str(given.fileno())],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=errors,
+            pass_fds=(given.fileno(),),
+        )
+    theirs.close()
+    return Jail(process, ours, errors, message)
+
+
+def executor(*, imports: tuple[str, ...] = ("numpy",), **options: Any) -> JailExecutor:
+    """An executor over bubblewrap jails.
+
+    Args:
+        imports: Modules that every program finds loaded.
+        options: As for ``JailExecutor``.
+
+    Raises:
+        ConfigurationError: bubblewrap is not installed.
+        MissingExtra: pyseccomp is not installed.
+    """
+    plan("")
+    seccomp.filters()
+    return JailExecutor(ExecutorInfo("bwrap", isolated=True), lambda: start(imports), **options)

@@ -1,0 +1,223 @@
+"""What every executor and its sessions must do, as tests. Give ``ExecutorContract.make``; pytest runs the rest.
+
+class TestMine(ExecutorContract):
+    def make(self):
+        return MyExecutor()
+
+Limits and isolation are not here: the attack suite asks for those.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from agentenv.errors import SandboxFault, SnapshotError
+from agentenv.sandbox.types import Call, ExecStatus, Executor, Session
+
+
+class ExecutorContract:
+    """Inherit, give ``make``, and every test below runs against your executor."""
+
+    def make(self) -> Executor:
+        """An executor; it is closed, or kept for the next test, as ``done`` decides."""
+        raise NotImplementedError
+
+    def done(self, executor: Executor) -> None:
+        """What happens to an executor after a test."""
+        executor.close()
+
+    @contextmanager
+    def executor(self) -> Iterator[Executor]:
+        """One executor for one test."""
+        made = self.make()
+        try:
+            yield made
+        finally:
+            self.done(made)
+
+    @contextmanager
+    def session(self, **options: Any) -> Iterator[Session]:
+        """One session for one test."""
+        with self.executor() as executor:
+            opened = executor.open(**options)
+            try:
+                yield opened
+            finally:
+                opened.close()
+
+    def test_it_is_an_executor(self) -> None:
+        """It and its sessions have the methods of the protocols."""
+        with self.executor() as executor:
+            assert isinstance(executor, Executor)
+            session = executor.open()
+            assert isinstance(session, Session)
+            session.close()
+            session.close()
+
+    def test_a_program_reads_and_writes(self) -> None:
+        """Standard input comes in, standard output comes out."""
+        with self.executor() as executor:
+            result = executor.run("print(input()[::-1])", stdin="abc\n")
+            assert (result.status, result.stdout, result.exit_code) == (ExecStatus.OK, "cba\n", 0)
+
+    def test_text_of_every_language_survives(self) -> None:
+        """Accents, Chinese and emoji pass both ways."""
+        with self.executor() as executor:
+            assert executor.run("print(input())", stdin="é 漢 🐍\n").stdout == "é 漢 🐍\n"
+
+    def test_an_exception_is_the_programs(self) -> None:
+        """Status error, exit code 1, a traceback on stderr."""
+        with self.executor() as executor:
+            result = executor.run("print('before')\n1 / 0")
+            assert (result.status, result.exit_code, result.stdout) == (ExecStatus.ERROR, 1, "before\n")
+            assert "ZeroDivisionError" in result.stderr
+
+    def test_exit_codes(self) -> None:
+        """``sys.exit`` without a code is fine, with one is an error."""
+        with self.executor() as executor:
+            assert executor.run("import sys; sys.exit()").status is ExecStatus.OK
+            result = executor.run("import sys; sys.exit(7)")
+            assert (result.status, result.exit_code) == (ExecStatus.ERROR, 7)
+
+    def test_files_go_in_and_come_out(self) -> None:
+        """Given files are there, asked ones come back, missing ones are named."""
+        with self.executor() as executor:
+            code = (
+                "with open('in.txt') as f: text = f.read()\nwith open('out.txt', 'w') as f: f.write(text * 2)"
+            )
+            result = executor.run(code, files={"in.txt": b"ab"}, collect=["out.txt", "none.txt"])
+            assert (result.ok, dict(result.files)) == (True, {"out.txt": b"abab"})
+            assert set(result.refused) == {"none.txt"}
+
+    def test_calls_return_plain_values(self) -> None:
+        """Each call gives one document; types survive, errors are named, later calls still run."""
+        with self.executor() as executor:
+            code = "def f(x): return (x, {1: [x]})\nclass C:\n    def m(self, x): return {x}"
+            calls = [Call("f", (2,)), Call("f"), Call("C.m", ("a",)), Call("missing")]
+            first, second, third, fourth = executor.run(code, calls=calls).returned
+            assert first == {"v": {"t": [2, {"d": [[1, {"l": [2]}]]}]}}
+            assert second["e"].startswith("TypeError")
+            assert third == {"v": {"s": ["a"]}}
+            assert fourth["e"].startswith("KeyError")
+
+    def test_nothing_stays_between_runs(self) -> None:
+        """Names and files of a run are gone in the next."""
+        with self.executor() as executor:
+            executor.run("x = 1\nwith open('left.txt', 'w') as f: f.write('x')")
+            result = executor.run("print('x' in globals())\nopen('left.txt')")
+            assert result.stdout == "False\n"
+            assert "FileNotFoundError" in result.stderr
+
+    def test_a_session_keeps_names_and_shows_the_last_value(self) -> None:
+        """State lasts from cell to cell; a cell that ends in an expression shows it, None shows nothing."""
+        with self.session() as session:
+            assert session.run("x = [1]\nx").value == "[1]"
+            assert session.run("x.append(2)").value is None
+            result = session.run("print('seen')\nx")
+            assert (result.status, result.stdout, result.value) == (ExecStatus.OK, "seen\n", "[1, 2]")
+
+    def test_a_session_survives_an_error(self) -> None:
+        """An exception ends the cell, not the interpreter."""
+        with self.session() as session:
+            session.run("x = 5")
+            failed = session.run("y = x / 0")
+            assert failed.error is not None
+            assert (failed.status, failed.error.type) == (ExecStatus.ERROR, "ZeroDivisionError")
+            assert session.run("x").value == "5"
+
+    def test_a_session_has_files(self) -> None:
+        """Files last from cell to cell, can be given and asked for."""
+        with self.session(files={"a.txt": b"one"}) as session:
+            session.run("with open('a.txt', 'a') as f: f.write(' two')")
+            assert session.run("1", collect=["a.txt"]).files["a.txt"] == b"one two"
+
+    def test_restore_goes_back_as_often_as_asked(self) -> None:
+        """Names and files are as they were, twice."""
+        with self.session() as session:
+            session.run("x = [1]\nwith open('f', 'w') as f: f.write('1')")
+            point = session.snapshot()
+            for _ in range(2):
+                assert session.run("x.append(2)\nwith open('f', 'a') as f: f.write('2')\nx").value == "[1, 2]"
+                session.restore(point)
+                assert session.run("with open('f') as f: text = f.read()\n(x, text)").value == "([1], '1')"
+
+    def test_snapshots_nest(self) -> None:
+        """An earlier one can be restored after a later one, and the later one again."""
+        with self.session() as session:
+            session.run("x = 1")
+            first = session.snapshot()
+            session.run("x = 2")
+            second = session.snapshot()
+            session.run("x = 3")
+            for point, value in ((first, "1"), (second, "2"), (first, "1")):
+                session.restore(point)
+                assert session.run("x").value == value
+
+    def test_released_and_foreign_snapshots_are_refused(self) -> None:
+        """With a typed error; releasing twice is harmless."""
+        with self.session() as session, self.session() as other:
+            point = session.snapshot()
+            _refuses(lambda: other.restore(point))
+            point.release()
+            point.release()
+            _refuses(lambda: session.restore(point))
+
+    def test_forks_are_independent(self) -> None:
+        """Neither forks nor the original are moved by another one's cells."""
+        with self.session() as session:
+            session.run("x = [0]\nwith open('f', 'w') as f: f.write('0')")
+            forks = session.fork(3)
+            for index, fork in enumerate(forks):
+                fork.run(f"x.append({index})\nwith open('f', 'w') as f: f.write('{index}')")
+            look = "with open('f') as f: text = f.read()\n(x, text)"
+            assert session.run(look).value == "([0], '0')"
+            assert [fork.run(look).value for fork in forks] == [f"([0, {i}], '{i}')" for i in range(3)]
+            one = forks[0].fork()
+            assert one.run("x").value == "[0, 0]"
+            for fork in (*forks, one):
+                fork.close()
+
+    def test_a_fork_outlives_the_original(self) -> None:
+        """Closing one of them leaves the others alone."""
+        with self.session() as session:
+            session.run("x = 1")
+            fork = session.fork()
+            session.close()
+            assert fork.run("x").value == "1"
+            fork.close()
+
+    def test_a_closed_session_is_a_typed_error(self) -> None:
+        """``run`` after ``close`` raises ``SandboxFault``."""
+        with self.session() as session:
+            session.close()
+            try:
+                session.run("1")
+            except SandboxFault:
+                return
+            raise AssertionError("a closed session must raise SandboxFault")
+
+    def test_threads_may_share_it(self) -> None:
+        """Runs from several threads at a time do not mix."""
+        with self.executor() as executor:
+            if executor.info().name == "fake":  # it borrows this process's stdout
+                return
+            found: dict[int, str] = {}
+
+            def go(index: int) -> None:
+                found[index] = executor.run(f"print({index} * 2)").stdout
+
+            threads = [threading.Thread(target=go, args=(index,)) for index in range(6)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+            assert found == {index: f"{index * 2}\n" for index in range(6)}
+
+
+def _refuses(act: Any) -> None:
+    try:
+        act()
+    except SnapshotError:
+        return
+    raise AssertionError("this must raise SnapshotError")

@@ -1,0 +1,210 @@
+"""The executor over a pool of jails; the backends differ only in how a jail is started."""
+
+import base64
+import dataclasses
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from agentenv.errors import ConfigurationError, SandboxFault
+from agentenv.sandbox.jail import plain, trees
+from agentenv.sandbox.jails import Jail, JailDied
+from agentenv.sandbox.labels import reap_orphans
+from agentenv.sandbox.pool import Pool
+from agentenv.sandbox.session import JailSession, Life
+from agentenv.sandbox.types import Call, ExecResult, ExecStatus, ExecutorInfo, Limits, ProgramError
+
+RETRIES = 2
+SLACK_S = 15.0  # beyond a run's own limit, for a machine that is busy with other things
+
+
+class JailExecutor:
+    """Runs programs in jails."""
+
+    def __init__(
+        self,
+        info: ExecutorInfo,
+        start: Callable[[], Jail],
+        *,
+        limits: Limits | None = None,
+        size: int = 2,
+        slots: int | None = None,
+        quota: int = 64,
+        wait_s: float = 60.0,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Reaps jails that dead owners left and starts the pool.
+
+        Args:
+            info: What it says about itself.
+            start: Starts one jail.
+            limits: Of runs and sessions that bring none of their own.
+            size: As for ``Pool``.
+            slots: As for ``Pool``.
+            quota: As for ``Pool``.
+            wait_s: As for ``Pool``.
+            on_close: Called once after the last jail has ended.
+        """
+        self._info, self._limits, self._on_close = info, limits or Limits(), on_close
+        reap_orphans()
+        self._pool = Pool(start, size=size, slots=slots, quota=quota, wait_s=wait_s)
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def info(self) -> ExecutorInfo:
+        """Name and standing."""
+        return self._info
+
+    def run(
+        self,
+        code: str,
+        *,
+        stdin: str = "",
+        files: Mapping[str, bytes] | None = None,
+        collect: Sequence[str] = (),
+        calls: Sequence[Call] | None = None,
+        limits: Limits | None = None,
+        variables: bool = False,
+        domain: str = "",
+    ) -> ExecResult:
+        """See ``Executor``; a jail that breaks is replaced and the run repeated, twice at most."""
+        limits = limits or self._limits
+        order = {
+            "op": "run",
+            "code": code,
+            "stdin": base64.b64encode(stdin.encode("utf-8", "surrogatepass")).decode(),
+            "files": packed(files),
+            "collect": checked(collect),
+            "calls": None if calls is None else [_packed_call(call) for call in calls],
+            "limits": dataclasses.asdict(limits),
+            "variables": variables,
+        }
+        faults: list[str] = []
+        while len(faults) <= RETRIES:
+            try:
+                with self._pool.slot() as queued:
+                    answer = self._ask(domain, order, limits.wall_s + SLACK_S)
+                return result_of(answer, queued)
+            except (JailDied, SandboxFault) as error:
+                faults.append(str(error))
+        return ExecResult(ExecStatus.SANDBOX_ERROR, fault="; ".join(dict.fromkeys(faults)))
+
+    def _ask(self, domain: str, order: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        channel = self._pool.jail(domain).channel()
+        try:
+            answer = channel.ask(order, timeout_s)
+        finally:
+            channel.close()
+        if "refused_input" in answer:
+            raise ConfigurationError(answer["refused_input"])
+        if "fault" in answer:
+            raise SandboxFault(answer["fault"])
+        return answer
+
+    def open(
+        self,
+        *,
+        files: Mapping[str, bytes] | None = None,
+        limits: Limits | None = None,
+        domain: str = "",
+        snapshots: Literal["fork", "replay"] = "fork",
+    ) -> JailSession:
+        """See ``Executor``.
+
+        Args:
+            files: Written below its working folder before.
+            limits: None takes the executor's own.
+            domain: As for ``run``.
+            snapshots: ``fork`` freezes the interpreter; ``replay`` keeps the cells and runs them again.
+
+        Raises:
+            SandboxFault: it could not be started.
+        """
+        limits = limits or self._limits
+        life = Life(self._pool, lambda: self._pool.jail(domain), limits, packed(files), snapshots == "fork")
+        return JailSession(life)
+
+    def warm(self) -> None:
+        """Waits until the pool is warm.
+
+        Raises:
+            SandboxFault: a jail could not be started.
+        """
+        self._pool.warm()
+
+    def close(self) -> None:
+        """Ends every jail; a second call does nothing."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._pool.close()
+        self._on_close()
+
+    def __enter__(self) -> "JailExecutor":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def packed(files: Mapping[str, bytes] | None) -> dict[str, str]:
+    """Files as they cross the wall.
+
+    Raises:
+        ConfigurationError: a name that is no relative path.
+    """
+    checked(files or {})
+    return {name: base64.b64encode(content).decode() for name, content in (files or {}).items()}
+
+
+def checked(names: Sequence[str] | Mapping[str, bytes]) -> list[str]:
+    """``names``, each a relative path.
+
+    Raises:
+        ConfigurationError: one is not.
+    """
+    try:
+        for name in names:
+            trees.parts_of(name)
+    except trees.Refused as reason:
+        raise ConfigurationError(str(reason)) from None
+    return list(names)
+
+
+def _packed_call(call: Call) -> list[Any]:
+    try:
+        return [call.function, plain.dump(call.arguments)]
+    except plain.NotPlain as reason:
+        raise ConfigurationError(f"the arguments of {call.function} cannot be sent: {reason}") from None
+
+
+def result_of(answer: dict[str, Any], queued: float = 0.0) -> ExecResult:
+    """The typed result of what a warden said."""
+    error = answer.get("error")
+    same = ("value", "exit_code", "signal", "refused", "wall_s", "cpu_s", "memory_mb")
+    return ExecResult(
+        ExecStatus(answer["status"]),
+        answer["stdout"],
+        answer["stderr"],
+        truncated=answer["truncated"],
+        error=ProgramError(error["type"], error["message"], error["line"]) if error else None,
+        returned=_returned(answer.get("returned", "")),
+        files={name: base64.b64decode(content) for name, content in answer["files"].items()},
+        state_lost=not answer.get("alive", True),
+        lost_snapshots=len(answer.get("lost", ())),
+        queue_s=queued,
+        **{name: answer[name] for name in same if name in answer},
+    )
+
+
+def _returned(text: str) -> tuple[Any, ...]:
+    """The documents that a program wrote for its calls; what is none ends the list."""
+    documents = []
+    for line in text.splitlines():
+        try:
+            documents.append(json.loads(line))
+        except (ValueError, RecursionError):
+            break
+    return tuple(documents)

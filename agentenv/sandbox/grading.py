@@ -1,0 +1,218 @@
+"""Hidden tests: the program runs in a sandbox, the expected values stay here, the verdict is passed here.
+
+A program gets standard input, or a function's name and arguments; what comes back is text, or one document of plain
+values for each call. Nothing that a program prints, returns or leaves behind is taken for a verdict.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal
+
+from agentenv.errors import ConfigurationError, SandboxFault
+from agentenv.sandbox.jail import plain
+from agentenv.sandbox.types import Call, ExecResult, ExecStatus, Executor, Limits
+
+MAX_DEATHS = 3
+"""Calls that may end the program before the rest of its calls counts as failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StdioTest:
+    """What a program must print for an input."""
+
+    stdin: str
+    expected: str
+    compare: Literal["exact", "tokens", "float"] = "exact"
+    """exact: but for spaces at the ends of lines and blank lines at the end; tokens: word by word; float: tokens, of
+    which numbers may differ by ``tolerance``."""
+    tolerance: float = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class CallTest:
+    """What a function must return. Both sides are plain values."""
+
+    function: str
+    arguments: tuple[Any, ...]
+    expected: Any
+    compare: Literal["equal", "is", "close", "true", "false"] = "equal"
+    """equal: ``==``; is: the same type too; close: differs by at most ``tolerance``; true, false: counts as such."""
+    tolerance: float = 0.0
+    via: str = ""
+    """One of ``VIA``, through which the returned value goes first."""
+
+
+Test = StdioTest | CallTest
+VIA: dict[str, Callable[[Any], Any]] = {
+    "": lambda value: value,
+    "set": set,
+    "tuple": tuple,
+    "list": list,
+    "sorted": sorted,
+    "len": len,
+    "str": str,
+    "int": int,
+}
+
+
+class Outcome(StrEnum):
+    """How a program did in one test."""
+
+    PASSED = "passed"
+    WRONG = "wrong"  # it gave something else
+    ERROR = "error"  # it raised, or left before it answered
+    TIMEOUT = "timeout"
+    LIMIT = "limit"  # memory or output
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """How a program did in all tests."""
+
+    outcomes: tuple[Outcome, ...]
+    stderr: str = ""
+    """Of the first failing run."""
+
+    @property
+    def passed(self) -> int:
+        """Tests passed."""
+        return sum(outcome is Outcome.PASSED for outcome in self.outcomes)
+
+    @property
+    def all_passed(self) -> bool:
+        """Whether there were tests and all were passed."""
+        return bool(self.outcomes) and self.passed == len(self.outcomes)
+
+    @property
+    def fraction(self) -> float:
+        """Share of tests passed; 0 where there were none."""
+        return self.passed / len(self.outcomes) if self.outcomes else 0.0
+
+
+def grade(
+    executor: Executor, program: str, tests: Sequence[Test], *, limits: Limits | None = None, domain: str = ""
+) -> Grade:
+    """Runs every test of ``program``.
+
+    Args:
+        executor: Where it runs.
+        program: Python source.
+        tests: Hidden tests.
+        limits: Of one ``StdioTest``, and of all ``CallTest`` together; None takes the executor's.
+        domain: Trust domain.
+
+    Raises:
+        SandboxFault: the sandbox failed, which says nothing about the program.
+    """
+    outcomes: dict[int, Outcome] = {}
+    errors: list[str] = []
+    run = _Runner(executor, program, limits, domain, errors)
+    calls = {index: test for index, test in enumerate(tests) if isinstance(test, CallTest)}
+    outcomes |= _grade_calls(run, calls)
+    for index, test in enumerate(tests):
+        if isinstance(test, StdioTest):
+            result = run(stdin=test.stdin)
+            passed = result.ok and matches_text(test, result.stdout)
+            outcomes[index] = Outcome.PASSED if passed else _failure(result)
+    return Grade(tuple(outcomes[index] for index in range(len(tests))), errors[0] if errors else "")
+
+
+@dataclass
+class _Runner:
+    """Runs the program once more."""
+
+    executor: Executor
+    program: str
+    limits: Limits | None
+    domain: str
+    errors: list[str]
+
+    def __call__(self, **options: Any) -> ExecResult:
+        result = self.executor.run(self.program, limits=self.limits, domain=self.domain, **options)
+        if result.status is ExecStatus.SANDBOX_ERROR:
+            raise SandboxFault(f"a test could not be run: {result.fault}")
+        if not result.ok:
+            self.errors.append(result.stderr)
+        return result
+
+
+def _grade_calls(run: _Runner, tests: dict[int, CallTest]) -> dict[int, Outcome]:
+    """All calls in one run; after a call that ended the program, the rest in another one."""
+    outcomes: dict[int, Outcome] = {}
+    left = list(tests)
+    for _ in range(MAX_DEATHS):
+        if not left:
+            break
+        result = run(calls=[Call(tests[index].function, tests[index].arguments) for index in left])
+        answered = min(len(result.returned), len(left))
+        for index, document in zip(left[:answered], result.returned, strict=False):
+            outcomes[index] = judge_call(tests[index], document)
+        if answered < len(left):
+            outcomes[left[answered]] = _failure(result) if not result.ok else Outcome.ERROR
+        left = left[answered + 1 :]
+    return outcomes | dict.fromkeys(left, Outcome.ERROR)
+
+
+def _failure(result: ExecResult) -> Outcome:
+    match result.status:
+        case ExecStatus.OK:
+            return Outcome.WRONG
+        case ExecStatus.TIMEOUT:
+            return Outcome.TIMEOUT
+        case ExecStatus.OOM | ExecStatus.OUTPUT_LIMIT:
+            return Outcome.LIMIT
+        case _:
+            return Outcome.ERROR
+
+
+def judge_call(test: CallTest, document: Any) -> Outcome:
+    """The outcome of one call from what came back for it."""
+    if not (isinstance(document, dict) and set(document) == {"v"}):
+        return Outcome.ERROR
+    try:
+        value = VIA[test.via](plain.load(document["v"]))
+        return Outcome.PASSED if _agrees(test, value) else Outcome.WRONG
+    except plain.NotPlain:
+        return Outcome.ERROR
+    except (TypeError, ValueError, RecursionError, OverflowError):  # no set, no number, too deep
+        return Outcome.WRONG
+
+
+def _agrees(test: CallTest, value: Any) -> bool:
+    match test.compare:
+        case "equal":
+            return bool(value == test.expected)
+        case "is":
+            return type(value) is type(test.expected) and value == test.expected
+        case "close":
+            return bool(abs(value - test.expected) <= test.tolerance)
+        case "true":
+            return bool(value)
+        case "false":
+            return not value
+    raise ConfigurationError(f"compare={test.compare!r} must be equal, is, close, true or false")
+
+
+def matches_text(test: StdioTest, text: str) -> bool:
+    """Whether what a program printed is what it should print."""
+    if test.compare == "exact":
+        return _lines(text) == _lines(test.expected)
+    found, wanted = text.split(), test.expected.split()
+    if test.compare == "tokens":
+        return found == wanted
+    return len(found) == len(wanted) and all(map(_near, found, wanted, [test.tolerance] * len(wanted)))
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+def _near(found: str, wanted: str, tolerance: float) -> bool:
+    if found == wanted:
+        return True
+    try:
+        return math.isclose(float(found), float(wanted), rel_tol=tolerance, abs_tol=tolerance)
+    except ValueError:
+        return False

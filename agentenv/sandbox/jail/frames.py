@@ -1,0 +1,108 @@
+"""Length-prefixed messages on a stream: how host, zygote, warden and worker talk.
+
+Runs on both sides of the jail's wall.
+"""
+
+import json
+import os
+import select
+import socket
+import struct
+import time
+from typing import Any
+
+LENGTH = struct.Struct(">I")
+HEAD = struct.Struct(">IQ")  # length of the body, channel
+MAX_BODY = 1 << 28
+
+
+class Closed(Exception):
+    """The other side is gone, or sent what is no message."""
+
+
+def encode(document: Any) -> bytes:
+    """One JSON document as bytes; surrogates survive."""
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def read_exactly(fd: int, size: int, deadline: float | None = None) -> bytes:
+    """``size`` bytes from ``fd``.
+
+    Raises:
+        Closed: the stream ended before.
+        TimeoutError: ``deadline`` (monotonic) passed before.
+    """
+    parts = bytearray()
+    while len(parts) < size:
+        if deadline is not None and not select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            raise TimeoutError
+        try:
+            part = os.read(fd, min(size - len(parts), 1 << 20))
+        except ConnectionError as error:
+            raise Closed from error
+        if not part:
+            raise Closed
+        parts += part
+    return bytes(parts)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Writes all of ``data``.
+
+    Raises:
+        Closed: nobody reads any more.
+    """
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(fd, view) :]
+        except (BrokenPipeError, ConnectionError) as error:
+            raise Closed from error
+
+
+def read_frame(fd: int) -> tuple[int, bytes]:
+    """Channel and body of the next message between host and zygote."""
+    size, channel = HEAD.unpack(read_exactly(fd, HEAD.size))
+    if size > MAX_BODY:
+        raise Closed
+    return channel, read_exactly(fd, size)
+
+
+def write_frame(fd: int, channel: int, body: bytes) -> None:
+    """Sends one message between host and zygote."""
+    write_all(fd, HEAD.pack(len(body), channel) + body)
+
+
+def send(link: socket.socket, body: bytes, fds: tuple[int, ...] = ()) -> None:
+    """Sends one message on a link, with descriptors.
+
+    Raises:
+        Closed: nobody reads any more.
+    """
+    data = LENGTH.pack(len(body)) + body
+    try:
+        sent = socket.send_fds(link, [data], list(fds)) if fds else link.send(data)
+        link.sendall(data[sent:])
+    except OSError as error:
+        raise Closed from error
+
+
+def receive(link: socket.socket, limit: int = MAX_BODY, deadline: float | None = None) -> bytes:
+    """The next message of at most ``limit`` bytes on a link.
+
+    Raises:
+        Closed: the other side is gone, or the message is longer.
+        TimeoutError: ``deadline`` passed before.
+    """
+    (size,) = LENGTH.unpack(read_exactly(link.fileno(), LENGTH.size, deadline))
+    if size > limit:
+        raise Closed
+    return read_exactly(link.fileno(), size, deadline)
+
+
+def receive_with_fds(link: socket.socket, count: int = 3) -> tuple[bytes, list[int]]:
+    """The next message on a link and the descriptors that came with it."""
+    head, fds, _, _ = socket.recv_fds(link, LENGTH.size, count, socket.MSG_WAITALL)
+    if len(head) < LENGTH.size:
+        raise Closed
+    return read_exactly(link.fileno(), LENGTH.unpack(head)[0]), fds

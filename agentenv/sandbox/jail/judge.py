@@ -1,0 +1,67 @@
+"""Who in a session may signal whom: a program its own processes, and nobody a snapshot or another fork."""
+
+import os
+import platform
+from collections.abc import Callable
+
+from agentenv.sandbox.jail import kernel
+from agentenv.sandbox.jail.watch import processes, stat_of
+
+# tgkill and rt_tgsigqueueinfo name the process first and the thread second; tkill names a thread.
+SIGNAL_CALLS = {
+    "x86_64": {62: "kill", 200: "tkill", 234: "tgkill", 129: "rt_sigqueueinfo", 297: "rt_tgsigqueueinfo"},
+    "aarch64": {129: "kill", 130: "tkill", 131: "tgkill", 138: "rt_sigqueueinfo", 240: "rt_tgsigqueueinfo"},
+}
+NAMES = SIGNAL_CALLS[platform.machine()]
+MAX_DEPTH = 200
+
+
+class Judge:
+    """Knows the interpreters of a session and decides every call that sends a signal.
+
+    The kernel holds such a call until the warden has answered (seccomp's user notification); its arguments are numbers
+    in registers, so nothing can be exchanged between the decision and the call.
+    """
+
+    def __init__(self, node_pids: Callable[[], set[int]]) -> None:
+        self._node_pids = node_pids
+
+    def answer(self, listener: int) -> None:
+        """Decides the next waiting call."""
+        waiting = kernel.receive_notification(listener)
+        if waiting is not None:
+            allowed = self.allows(waiting.pid, waiting.number, waiting.arguments)
+            kernel.answer_notification(listener, waiting, allow=allowed)
+
+    def allows(self, caller: int, number: int, arguments: tuple[int, ...]) -> bool:
+        """Whether ``caller`` may make this call."""
+        target = arguments[0] & 0xFFFFFFFF
+        if target >= 1 << 31:
+            target -= 1 << 32
+        if NAMES.get(number) == "tkill" and os.path.isdir(f"/proc/{caller}/task/{target}"):
+            return True
+        if target == 0:  # the caller's own process group; every interpreter leads one of its own
+            return True
+        if target == -1:
+            return False
+        owner = self.owner(caller)
+        return owner is not None and owner == self.owner(abs(target))
+
+    def owner(self, pid: int) -> int | None:
+        """The interpreter among whose descendants, itself included, ``pid`` is."""
+        nodes = self._node_pids()
+        for _ in range(MAX_DEPTH):
+            if pid in nodes:
+                return pid
+            if pid <= 1:
+                return None
+            pid = stat_of(pid)[0]
+        return None
+
+    def lineage_of(self, node: int) -> list[int]:
+        """The processes of one interpreter's program, itself included."""
+        return [pid for pid in processes() if pid != 1 and self.owner(pid) == node]
+
+    def strays(self) -> list[int]:
+        """Processes that belong to no interpreter any more: they detached themselves, or theirs died."""
+        return [pid for pid in processes() if pid != 1 and self.owner(pid) is None]

@@ -1,0 +1,146 @@
+"""The kernel calls that Python's standard library does not have, each with errors as ``OSError``.
+
+Runs inside the jail, where nothing but the standard library is.
+"""
+
+import ctypes
+import errno
+import os
+import platform
+import signal
+import struct
+from typing import NamedTuple
+
+CLONE_NEWNS, CLONE_NEWPID = 0x00020000, 0x20000000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+MNT_DETACH = 2
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 1, 4, 24, 38, 47
+PR_CAP_AMBIENT_CLEAR_ALL = 4
+SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER = 1, 8
+NOTIF_RECV, NOTIF_SEND = 0xC0502100, 0xC0182101
+NOTIF_CONTINUE = 1
+CAPABILITY_VERSION_3 = 0x20080522
+LAST_CAPABILITY = 63
+
+# Numbers of the calls for which glibc has no function, by machine.
+SECCOMP = {"x86_64": 317, "aarch64": 277}
+CLONE = {"x86_64": 56, "aarch64": 220}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def call(name: str, *arguments: object) -> int:
+    """Calls ``name`` of the C library; -1 becomes ``OSError``."""
+    result: int = getattr(_libc, name)(*arguments)
+    if result == -1:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+    return result
+
+
+def unshare(flags: int) -> None:
+    """Leaves the namespaces in ``flags`` for new ones."""
+    call("unshare", flags)
+
+
+def fork_into(flags: int) -> int:
+    """``os.fork`` whose child is in new namespaces; 0 in the child.
+
+    ``unshare`` would not do: this process could never return to its own PID namespace for the next child.
+    """
+    python = ctypes.pythonapi
+    python.PyOS_BeforeFork()
+    pid: int = ctypes.PyDLL(None).syscall(CLONE[platform.machine()], flags | signal.SIGCHLD, 0, 0, 0, 0)
+    if pid == 0:
+        python.PyOS_AfterFork_Child()
+    else:
+        python.PyOS_AfterFork_Parent()
+    if pid < 0:
+        raise OSError(errno.EAGAIN, "no process can be made")
+    return pid
+
+
+def mount(source: str, target: str, kind: str | None, flags: int = 0, data: str = "") -> None:
+    """``mount(2)``."""
+    call(
+        "mount",
+        source.encode(),
+        target.encode(),
+        kind.encode() if kind else None,
+        ctypes.c_ulong(flags),
+        data.encode() or None,
+    )
+
+
+def pivot_root(new: str) -> None:
+    """Makes ``new`` the root; the old tree is detached and cannot be reached any more."""
+    os.chdir(new)
+    os.makedirs(".old", exist_ok=True)
+    call("pivot_root", b".", b".old")
+    os.chdir("/")
+    call("umount2", b"/.old", MNT_DETACH)
+    os.rmdir("/.old")
+
+
+def prctl(option: int, value: int = 0, third: int = 0) -> None:
+    """``prctl(2)``."""
+    call("prctl", option, *map(ctypes.c_ulong, (value, third, 0, 0)))
+
+
+def drop_capabilities() -> None:
+    """Gives up every capability for good: bounding, ambient, permitted, effective and inheritable set."""
+    for capability in range(LAST_CAPABILITY + 1):
+        try:
+            prctl(PR_CAPBSET_DROP, capability)
+        except OSError as error:
+            # EINVAL: the kernel knows no more of them. EPERM: without CAP_SETPCAP the bounding set stays, and
+            # with no_new_privs nothing in it can ever be had again.
+            if error.errno == errno.EINVAL:
+                break
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
+    call("capset", struct.pack("=Ii", CAPABILITY_VERSION_3, 0), bytes(24))
+
+
+def install_filter(program: bytes, *, listener: bool = False) -> int:
+    """Installs a compiled seccomp filter for this thread; with ``listener`` returns the notification descriptor."""
+    text = ctypes.create_string_buffer(program, len(program))
+    head = struct.pack("@HP", len(program) // 8, ctypes.addressof(text))
+    flags = SECCOMP_FILTER_FLAG_NEW_LISTENER if listener else 0
+    number = SECCOMP[platform.machine()]
+    return call("syscall", number, SECCOMP_SET_MODE_FILTER, ctypes.c_ulong(flags), head)
+
+
+class Notification(NamedTuple):
+    """A system call that waits for our word."""
+
+    id: int
+    pid: int
+    number: int
+    arguments: tuple[int, ...]
+
+
+def receive_notification(listener: int) -> Notification | None:
+    """The next waiting call, or None where the caller is gone already."""
+    buffer = ctypes.create_string_buffer(80)
+    try:
+        call("ioctl", listener, ctypes.c_ulong(NOTIF_RECV), buffer)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.EINTR):
+            return None
+        raise
+    id, pid, _, number, _, _, *arguments = struct.unpack("=QIIiIQ6Q", buffer.raw)
+    return Notification(id, pid, number, tuple(arguments))
+
+
+def answer_notification(listener: int, notification: Notification, *, allow: bool) -> None:
+    """Lets the call go on, or fails it with EPERM."""
+    response = struct.pack(
+        "=QqiI", notification.id, 0, 0 if allow else -errno.EPERM, NOTIF_CONTINUE if allow else 0
+    )
+    try:
+        call("ioctl", listener, ctypes.c_ulong(NOTIF_SEND), response)
+    except OSError as error:
+        if error.errno != errno.ENOENT:  # the caller died meanwhile
+            raise

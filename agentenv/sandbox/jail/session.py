@@ -1,0 +1,419 @@
+"""The warden of one session: interpreters that keep their state, snapshots of them, forks, and their files.
+
+Every interpreter is a *node*. A node that has forked is frozen: it waits for the next order to fork and runs nothing any
+more, which makes it a snapshot. A session goes on in the child, so that the program of a session never has its snapshots
+among its own children. Nodes take turns: the files in the box belong to one of them, those of the others stand in
+the vault, and between cells every process of the program is stopped.
+"""
+
+import base64
+import json
+import os
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from agentenv.sandbox.jail import confine, frames, trees
+from agentenv.sandbox.jail.judge import Judge
+from agentenv.sandbox.jail.once import await_confined, become, bounded, collect, make_box, pipe
+from agentenv.sandbox.jail.watch import MIB, Watch, processes, resident, share, stat_of
+from agentenv.sandbox.jail.worker import Interpreter
+
+REPLY_LIMIT = 1 << 20
+FORK_S = 5.0
+GRACE_S = 0.5
+
+
+@dataclass
+class Node:
+    """One interpreter."""
+
+    link: socket.socket
+    pid: int
+    out: int
+    err: int
+    files: int
+    """The node whose tree in the vault holds this one's files, where they are not in the box."""
+    folder: str
+    parent: int = -1
+    frozen: bool = False
+
+    def close(self) -> None:
+        """Kills the process and forgets its streams; the kernel or a frozen parent reaps it."""
+        try:
+            os.kill(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.link.close()
+        os.close(self.out)
+        os.close(self.err)
+
+
+class Warden:
+    """Carries out the orders of the host for one session, one after the other."""
+
+    def __init__(self, link: socket.socket, first: dict[str, Any], setup: dict[str, Any]) -> None:
+        self._host, self._setup, self._limits = link, setup, first["limits"]
+        self._box = setup["root"] if setup["isolated"] else f"{setup['root']}/box"
+        self._vault = "/vault" if setup["isolated"] else f"{setup['root']}/vault"
+        for folder in (self._box, self._vault):
+            os.makedirs(folder, exist_ok=True)
+        self._nodes: dict[int, Node] = {}
+        self._judge = Judge(self._node_pids)
+        self._listeners: dict[int, Callable[[int], None]] = {}
+        self._in_box = -1
+        self._work = f"{self._box}/work"
+        self._baseline = resident(os.getpid())
+        self._open(first)
+
+    def serve(self) -> None:
+        """Until the host closes the session."""
+        try:
+            self._serve()
+        finally:
+            for node in self._nodes.values():
+                node.close()
+
+    def _serve(self) -> NoReturn:
+        frames.send(self._host, b"{}")
+        operations = {
+            "open": self._open,
+            "cell": self._cell,
+            "fork": self._fork,
+            "kill": self._kill,
+            "files": self._files,
+        }
+        while True:
+            order = json.loads(frames.receive(self._host))
+            try:
+                answer = operations[order["op"]](order)
+            except (OSError, RuntimeError) as error:
+                answer = {"fault": f"{type(error).__name__}: {error}"}
+            frames.send(self._host, frames.encode(answer))
+
+    def _node_pids(self) -> set[int]:
+        return {node.pid for node in self._nodes.values()}
+
+    def _open(self, order: dict[str, Any]) -> dict[str, Any]:
+        """A new interpreter in an empty box."""
+        self._put_away()
+        make_box(self._box, order["files"])
+        self._in_box = order["node"]
+        self._start(order["node"])
+        return {}
+
+    def _start(self, name: int) -> None:
+        (out, out_end), (err, err_end) = pipe(), pipe()
+        link, other = _link()
+        ready = os.pipe()
+        null = os.open(os.devnull, os.O_RDONLY)
+        pid = os.fork()
+        if pid == 0:
+            self._become_interpreter([null, out_end, err_end, other.fileno(), ready[1]])
+        for fd in (null, out_end, err_end, ready[1]):
+            os.close(fd)
+        other.close()
+        if self._setup["isolated"]:
+            _, fds = frames.receive_with_fds(link)
+            self._listeners[fds[0]] = self._judge.answer
+        await_confined(ready[0])
+        self._nodes[name] = Node(link, pid, out, err, name, self._work)
+
+    def _become_interpreter(self, fds: list[int]) -> NoReturn:
+        try:
+            os.setsid()
+            become(fds)
+            link = socket.socket(fileno=3)
+            if self._setup["isolated"]:
+                confine.close_vault()
+            budget = self._limits["processes"] + self._limits["snapshots"]
+            confine.limit(self._limits | {"processes": budget}, self._setup["neighbours"], session=True)
+            listener = confine.renounce(self._setup, listener=True)
+            if listener >= 0:
+                frames.send(link, b"{}", (listener,))
+                os.close(listener)
+        except BaseException as error:
+            os.write(4, f"a session cannot be confined: {error!r}".encode())
+            os._exit(1)
+        os.close(4)
+        Interpreter(link, self._work).serve()
+
+    def _cell(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Runs a cell in a node; a node that dies of it is gone."""
+        node = self._nodes[order["node"]]
+        self._bring_files(order["node"])
+        for name, content in order["files"].items():
+            trees.write(self._work, name, base64.b64decode(content))
+        records = {node.out: bounded(self._limits), node.err: bounded(self._limits)}
+        watch = Watch(self._limits, records)
+        watch.baseline, watch.members = self._baseline, self._moving
+        watch.listeners = self._listeners
+        started = time.monotonic()
+        self._signal_all(node, signal.SIGCONT)
+        verdict, answer = self._await_cell(node, order, watch, started)
+        wall = time.monotonic() - started
+        watch.drain_rest()
+        self._settle(order["node"], answer is None)
+        out, err = records.values()
+        found, refused = collect(self._work, order["collect"], self._limits["file_mb"] * MIB)
+        return {
+            **_outcome(verdict, answer),
+            "stdout": out.text,
+            "stderr": err.text,
+            "truncated": out.truncated or err.truncated,
+            "files": found,
+            "refused": refused,
+            "wall_s": wall,
+            "memory_mb": watch.peak / MIB,
+            "alive": answer is not None,
+            "lost": self._lost(order["node"]),
+        }
+
+    def _await_cell(
+        self, node: Node, order: dict[str, Any], watch: Watch, started: float
+    ) -> tuple[str, dict[str, Any] | None]:
+        """Sends the cell and waits; at a limit first asks by SIGINT, then kills. The answer is None after a death."""
+        ask = {"op": "cell", "code": order["code"], "folder": node.folder, "variables": order["variables"]}
+        try:
+            frames.send(node.link, frames.encode(ask))
+            verdict = watch.until(node.link.fileno(), started + order["wall_s"])
+            if verdict == "oom":
+                return verdict, None
+            if verdict != "ready":
+                os.kill(node.pid, signal.SIGINT)
+                for record in watch.streams.values():
+                    record.forgive()
+                if watch.until(node.link.fileno(), time.monotonic() + GRACE_S) != "ready":
+                    return verdict, None
+            answer = _read_answer(node.link)
+        except (frames.Closed, TimeoutError, ProcessLookupError):
+            return "killed", None
+        node.folder = answer["folder"]
+        return verdict, answer
+
+    def _moving(self) -> list[int]:
+        """Every process that is neither ours nor frozen."""
+        still = {node.pid for node in self._nodes.values() if node.frozen} | {1, os.getpid()}
+        if not self._setup["isolated"]:
+            return [node.pid for node in self._nodes.values() if node.pid not in still]
+        return [pid for pid in processes() if pid not in still]
+
+    def _signal_all(self, node: Node, number: int) -> None:
+        """Sends a signal to the processes of a node's program."""
+        for pid in self._judge.lineage_of(node.pid) if self._setup["isolated"] else [node.pid]:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                pass
+
+    def _settle(self, name: int, dead: bool) -> None:
+        """Between cells nothing runs: stops what the program left behind, kills what left the program."""
+        node = self._nodes[name]
+        if dead:
+            self._signal_all(node, signal.SIGSTOP)
+            self._signal_all(node, signal.SIGKILL)
+            self._remove(name)
+        elif self._setup["isolated"] and len(processes()) > len(self._nodes) + 1:
+            self._signal_all(node, signal.SIGSTOP)
+        else:
+            os.kill(node.pid, signal.SIGSTOP)
+        if self._setup["isolated"]:
+            for pid in self._judge.strays():
+                os.kill(pid, signal.SIGKILL)
+            self._reap()
+
+    def _reap(self) -> None:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            pass
+
+    def _lost(self, runner: int) -> list[int]:
+        """Nodes that died while another one ran; they are removed."""
+        gone = [name for name, node in self._nodes.items() if name != runner and stat_of(node.pid)[2] in "ZX"]
+        for name in gone:
+            self._remove(name)
+        return gone
+
+    def _fork(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Freezes a node, unless it is frozen, and lets a child go on from it under a new name."""
+        node, name = self._nodes[order["node"]], order["child"]
+        first = not node.frozen
+        if first:
+            self._bring_files(order["node"])
+            if reason := self._unsound(node):
+                return {"refused": reason}
+            try:
+                trees.copy(self._box, f"{self._vault}/{order['node']}")
+            except OSError as error:
+                trees.clear(f"{self._vault}/{order['node']}")
+                return {"refused": f"its files cannot be copied: {error.strerror}"}
+        os.kill(node.pid, signal.SIGCONT)
+        child = self._split(node)
+        os.kill(node.pid, signal.SIGSTOP)
+        if child is None:
+            return {"refused": "the interpreter could not fork"}
+        node.frozen, node.files = True, order["node"]
+        self._nodes[name] = Node(*child, files=order["node"], folder=node.folder, parent=order["node"])
+        if first:
+            self._in_box = name
+        # What the one before holds for itself is known only now that its child has gone on and is frozen in turn.
+        return {
+            "sizes": [(one, self._held(one)) for one in (order["node"], node.parent) if one in self._nodes]
+        }
+
+    def _held(self, name: int) -> int:
+        """Bytes of memory and files that a frozen node holds for itself."""
+        return share(self._nodes[name].pid, b"Private_") + _size(f"{self._vault}/{name}")
+
+    def _unsound(self, node: Node) -> str:
+        """Why forking this interpreter would lose something, or ''."""
+        if (threads := stat_of(node.pid)[1]) != 1:
+            return f"the interpreter has {threads} threads"
+        if not self._setup["isolated"]:
+            return ""
+        others = [pid for pid in self._judge.lineage_of(node.pid) if pid != node.pid]
+        if others:
+            return f"the program has {len(others)} child processes"
+        for fd in os.listdir(f"/proc/{node.pid}/fd"):
+            try:
+                goal = os.readlink(f"/proc/{node.pid}/fd/{fd}")
+            except OSError:
+                continue
+            if goal.startswith(self._box + "/") and not goal.endswith("(deleted)"):
+                return f"the program holds {os.path.basename(goal)!r} open"
+        return ""
+
+    def _split(self, node: Node) -> tuple[socket.socket, int, int, int] | None:
+        """A forked child of ``node``: link, pid and streams; None where it does not come."""
+        (out, out_end), (err, err_end) = pipe(), pipe()
+        link, other = _link()
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        try:
+            frames.send(node.link, b'{"op":"fork"}', (other.fileno(), out_end, err_end))
+        except frames.Closed:
+            pass
+        for fd in (out_end, err_end):
+            os.close(fd)
+        other.close()
+        pid = self._await_child(link)
+        if pid is None:
+            link.close()
+            os.close(out)
+            os.close(err)
+            return None
+        return link, pid, out, err
+
+    def _await_child(self, link: socket.socket) -> int | None:
+        """The pid of the process that greets on ``link``; the kernel, not the process, says who it is."""
+        watch = Watch(self._limits, {})
+        watch.listeners = self._listeners
+        watch.members = list
+        if watch.until(link.fileno(), time.monotonic() + FORK_S) != "ready":
+            return None
+        data, ancillary, _, _ = link.recvmsg(frames.LENGTH.size + 2, socket.CMSG_SPACE(12))
+        if len(data) < frames.LENGTH.size + 2 or not ancillary:
+            return None
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+        pid: int = struct.unpack("=iII", ancillary[0][2][:12])[0]
+        return pid
+
+    def _bring_files(self, name: int) -> None:
+        """Puts a node's files into the box, after saving those of the node that has them there."""
+        if self._in_box == name:
+            return
+        self._put_away()
+        source = f"{self._vault}/{self._nodes[name].files}"
+        trees.copy(source, self._box)
+        self._in_box = name
+
+    def _put_away(self) -> None:
+        """Empties the box, after saving what a living interpreter has in it."""
+        owner = self._nodes.get(self._in_box)
+        if owner is not None and not owner.frozen:
+            target = f"{self._vault}/{self._in_box}"
+            if os.path.isdir(target):
+                trees.clear(target)
+            trees.copy(self._box, target)
+            owner.files = self._in_box
+        trees.clear(self._box)
+
+    def _kill(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Ends nodes; trees that nobody needs any more go with them."""
+        for name in order["nodes"]:
+            if name in self._nodes:
+                self._signal_all(self._nodes[name], signal.SIGKILL)
+                self._remove(name)
+        self._reap()
+        return {}
+
+    def _remove(self, name: int) -> None:
+        self._nodes.pop(name).close()
+        needed = {node.files for node in self._nodes.values()}
+        for entry in os.listdir(self._vault):
+            if int(entry) not in needed:
+                trees.clear(f"{self._vault}/{entry}")
+                os.rmdir(f"{self._vault}/{entry}")
+
+    def _files(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Reads files of a node without running anything."""
+        self._bring_files(order["node"])
+        found, refused = collect(self._work, order["collect"], self._limits["file_mb"] * MIB)
+        return {"files": found, "refused": refused}
+
+
+def _link() -> tuple[socket.socket, socket.socket]:
+    ours, theirs = socket.socketpair()
+    return ours, theirs
+
+
+def _size(root: str) -> int:
+    return sum(os.lstat(f"{at}/{name}").st_size for at, _, names in os.walk(root) for name in names)
+
+
+def _read_answer(link: socket.socket) -> dict[str, Any]:
+    """What the interpreter says of its cell, checked field by field.
+
+    Raises:
+        Closed: it is gone, or said what no interpreter of ours says.
+    """
+    try:
+        answer = json.loads(frames.receive(link, REPLY_LIMIT, time.monotonic() + GRACE_S))
+        value, error = answer["value"], answer["error"]
+        sound = isinstance(answer["ok"], bool) and isinstance(value, str | None)
+        sound = sound and all(isinstance(answer[name], str) for name in ("folder", "digest"))
+        if error is not None:
+            error = {
+                "type": str(error["type"])[:200],
+                "message": str(error["message"])[:2000],
+                "line": int(error["line"]),
+            }
+    except (ValueError, KeyError, TypeError, RecursionError) as bad:
+        raise frames.Closed from bad
+    if not sound:
+        raise frames.Closed
+    return {
+        "ok": answer["ok"],
+        "value": value,
+        "error": error,
+        "folder": answer["folder"],
+        "digest": answer["digest"],
+    }
+
+
+def _outcome(verdict: str, answer: dict[str, Any] | None) -> dict[str, Any]:
+    """Status, value and error of a cell."""
+    if answer is None:
+        return {"status": verdict, "value": None, "error": None, "digest": ""}
+    kept = {name: answer[name] for name in ("value", "error", "digest")}
+    if verdict != "ready":
+        return {"status": verdict, **kept}
+    if not answer["ok"]:
+        memory = (answer["error"] or {}).get("type") == "MemoryError"
+        return {"status": "oom" if memory else "error", **kept}
+    return {"status": "ok", **kept}

@@ -1,0 +1,64 @@
+"""The supervisor of one run or one session: init of its PID namespace, immune to every signal from inside.
+
+It holds the one capability that mounting needs, is not dumpable, and runs none of the program's code.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from typing import Any, NoReturn
+
+from agentenv.sandbox.jail import confine, frames, trees
+from agentenv.sandbox.jail.once import run_once
+from agentenv.sandbox.jail.session import Warden
+
+VAULT_COPIES = 40
+
+
+def serve(link: socket.socket, setup: dict[str, Any]) -> NoReturn:
+    """Answers the orders on ``link``; the first says whether it is a run or a session."""
+    trouble: OSError | None = None
+    try:
+        if setup["isolated"]:
+            confine.part()  # before there is an order: a warden waits ready
+        else:
+            setup["root"] = tempfile.mkdtemp(dir=setup["root"])
+    except OSError as error:
+        trouble = error
+    try:
+        first = json.loads(frames.receive(link))
+        try:
+            if trouble is not None:
+                raise trouble
+            _obey(link, first, setup)
+        except trees.Refused as reason:
+            frames.send(link, frames.encode({"refused_input": str(reason)}))
+        except Exception as error:
+            frames.send(link, frames.encode({"fault": f"{type(error).__name__}: {error}"}))
+    except frames.Closed:
+        pass
+    finally:
+        if not setup["isolated"]:
+            shutil.rmtree(setup["root"], ignore_errors=True)
+        os._exit(0)
+
+
+def _obey(link: socket.socket, first: dict[str, Any], setup: dict[str, Any]) -> None:
+    session = first["op"] == "open"
+    if setup["isolated"]:
+        disk = first["limits"]["disk_mb"]
+        confine.furnish(disk, disk * VAULT_COPIES if session else 0)
+    if session:
+        Warden(link, first, setup).serve()
+    else:
+        frames.send(link, frames.encode(run_once(first, setup)))
+
+
+def immune() -> None:
+    """Every signal at its default, so that the init of a namespace cannot be reached by one from inside."""
+    for number in (signal.SIGINT, signal.SIGCHLD, signal.SIGTERM, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)

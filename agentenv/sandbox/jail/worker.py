@@ -1,0 +1,303 @@
+"""The process that runs a stranger's code: once, or cell after cell.
+
+Everything that it says is taken for the program's own word.
+"""
+
+import ast
+import builtins
+import hashlib
+import json
+import linecache
+import os
+import random
+import signal
+import socket
+import sys
+import traceback
+import types
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from agentenv.sandbox.jail import frames, plain
+
+OOM_EXIT = 137
+VALUE_LIMIT = 65536
+DIGEST_ITEMS = 20_000
+
+
+def prepare(folder: str, arguments: list[str]) -> types.ModuleType:
+    """Fresh streams, a fresh ``__main__`` and no trace of ours among the modules."""
+    os.chdir(folder)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
+    vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
+    sys.argv = arguments
+    sys.path.insert(0, folder)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "agentenv"]:
+        del sys.modules[name]
+    del sys.meta_path[0]
+    if numpy_random := sys.modules.get("numpy.random"):
+        numpy_random.seed()  # Python's own generator is seeded anew by the fork, numpy's is not
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    return main
+
+
+def remember(name: str, code: str) -> None:
+    """Lets tracebacks show the lines of ``code``."""
+    linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+
+
+def own_frames(error: BaseException, names: tuple[str, ...]) -> types.TracebackType | None:
+    """The traceback from the first frame of the program on."""
+    at = error.__traceback__
+    while at is not None and at.tb_frame.f_code.co_filename not in names:
+        at = at.tb_next
+    return at
+
+
+def report(error: BaseException, names: tuple[str, ...], *, variables: bool) -> dict[str, Any]:
+    """Prints the traceback; returns class, message and line, and what stood in the variables if asked."""
+    start = own_frames(error, names)
+    traceback.print_exception(type(error), error, start)
+    found: dict[str, Any] = {"type": type(error).__name__, "message": str(error)[:2000], "line": 0}
+    last = None
+    while start is not None:
+        if start.tb_frame.f_code.co_filename in names:
+            last = start
+        start = start.tb_next
+    if isinstance(error, SyntaxError):
+        found["line"] = error.lineno or 0
+    if last is not None:
+        found["line"] = last.tb_lineno
+        if variables:
+            shown = _variables(last.tb_frame, found["line"])
+            print(f"Variables on line {found['line']}: {shown or 'none'}", file=sys.stderr)
+    return found
+
+
+def _variables(frame: types.FrameType, line: int) -> str:
+    """``name = value`` for every variable that occurs on ``line``, each cut short."""
+    text = linecache.getline(frame.f_code.co_filename, line)
+    try:
+        words = {
+            node.id for node in ast.walk(ast.parse(text.strip().rstrip(":"))) if isinstance(node, ast.Name)
+        }
+    except SyntaxError:
+        words = set(text.replace("(", " ").replace(")", " ").replace(":", " ").replace(",", " ").split())
+    shown = []
+    for name in sorted(words):
+        scope = frame.f_locals if name in frame.f_locals else frame.f_globals
+        if name in scope and not isinstance(scope[name], (types.ModuleType, types.FunctionType, type)):
+            shown.append(f"{name} = {repr(scope[name])[:120]}")
+    return ", ".join(shown)
+
+
+def run_program(request: dict[str, Any], folder: str) -> NoReturn:
+    """Runs a whole program, then the asked calls, and leaves as an interpreter would."""
+    main = prepare(folder, ["main.py"])
+    code, status = request["code"], 0
+    remember("main.py", code)
+    try:
+        exec(compile(code, "main.py", "exec"), main.__dict__)
+        for name, arguments in request.get("calls") or ():
+            frames.write_all(3, frames.encode(answer_call(main.__dict__, name, arguments)) + b"\n")
+    except SystemExit as stop:
+        status = _exit_code(stop.code)
+    except MemoryError:
+        status = OOM_EXIT
+    except BaseException as error:
+        status = 1
+        _report_safely(error, ("main.py",), bool(request.get("variables")))
+    try:
+        import atexit
+        import threading
+
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    except BaseException:
+        status = status or 1
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BaseException:
+            status = status or 1
+    os._exit(status)
+
+
+def _report_safely(error: BaseException, names: tuple[str, ...], variables: bool) -> dict[str, Any]:
+    """``report``, for programs that broke what it needs."""
+    try:
+        return report(error, names, variables=variables)
+    except BaseException:
+        return {"type": type(error).__name__, "message": "", "line": 0}
+
+
+def _exit_code(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 255
+    print(code, file=sys.stderr)
+    return 1
+
+
+def answer_call(scope: dict[str, Any], name: str, arguments: Any) -> dict[str, Any]:
+    """Calls a function of the program: ``{"v": value}``, or ``{"e": error}``."""
+    try:
+        return {"v": plain.dump(_find(scope, name)(*plain.load(arguments)))}
+    except plain.NotPlain as error:
+        return {"e": f"the returned value cannot be compared: {error}"}
+    except MemoryError:
+        raise
+    except (Exception, SystemExit) as error:
+        return {"e": f"{type(error).__name__}: {str(error)[:500]}"}
+
+
+def _find(scope: dict[str, Any], name: str) -> Callable[..., Any]:
+    """The function ``f``, or the method ``m`` of a new object for ``C.m``."""
+    first, _, method = name.partition(".")
+    found = scope[first]
+    chosen: Callable[..., Any] = getattr(found(), method) if method else found
+    return chosen
+
+
+class Interpreter:
+    """A session's process: waits for a cell or for the order to fork, on a link to the warden."""
+
+    def __init__(self, link: socket.socket, folder: str) -> None:
+        self._link = link
+        self._scope = prepare(folder, ["cell"]).__dict__
+        self._cells = 0
+        self._names: tuple[str, ...] = ()
+        self._folder = folder
+
+    def serve(self) -> NoReturn:
+        """Until the warden is gone."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        while True:
+            try:
+                body, fds = frames.receive_with_fds(self._link)
+                order = json.loads(body)
+                if order["op"] == "fork":
+                    self._fork(fds)
+                else:
+                    frames.send(self._link, frames.encode(self._cell(order)))
+            except frames.Closed:
+                os._exit(0)
+
+    def _fork(self, fds: list[int]) -> None:
+        """The child goes on, on a link and streams of its own; this process stays as it is for good."""
+        state, handler = random.getstate(), signal.getsignal(signal.SIGCHLD)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        if os.fork():
+            for fd in fds:
+                os.close(fd)
+            return
+        signal.signal(signal.SIGCHLD, handler if handler is not None else signal.SIG_DFL)
+        random.setstate(state)  # Python seeds it anew in every forked child
+        self._link.close()
+        self._link = socket.socket(fileno=fds[0])
+        for goal, fd in ((1, fds[1]), (2, fds[2])):
+            os.dup2(fd, goal)
+            os.close(fd)
+        os.setsid()
+        frames.send(self._link, b"{}")
+
+    def _cell(self, order: dict[str, Any]) -> dict[str, Any]:
+        self._cells += 1
+        name = f"<cell {self._cells}>"
+        self._names += (name,)
+        remember(name, order["code"])
+        answer: dict[str, Any] = {"ok": True, "value": None, "error": None}
+        try:
+            os.chdir(order["folder"])
+        except OSError:
+            os.chdir(self._folder)
+        try:
+            answer["value"] = self._run(name, order["code"])
+        except BaseException as error:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            answer["ok"] = isinstance(error, SystemExit) and error.code in (None, 0)
+            if not answer["ok"]:
+                answer["error"] = _report_safely(error, self._names, bool(order.get("variables")))
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except BaseException as error:
+                answer["ok"] = False
+                answer["error"] = {"type": type(error).__name__, "message": str(error)[:200], "line": 0}
+        answer["folder"] = _present_folder(self._folder)
+        answer["digest"] = digest(self._scope)
+        return answer
+
+    def _run(self, name: str, code: str) -> str | None:
+        """Executes a cell; the text of its last expression, where it ends in one that is not None."""
+        body, last = split_cell(code, name)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # forgets one that came too late for the cell before
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        text = None
+        exec(body, self._scope)
+        if last is not None:
+            value = eval(last, self._scope)
+            if value is not None:
+                self._scope["_"] = value
+                text = repr(value)
+                if len(text) > VALUE_LIMIT:
+                    text = text[:VALUE_LIMIT] + f"[{len(text) - VALUE_LIMIT} characters left out]"
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        return text
+
+
+def split_cell(code: str, name: str) -> tuple[types.CodeType, types.CodeType | None]:
+    """The statements of a cell, and its last expression where it ends in one."""
+    tree = ast.parse(code, name)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    body = compile(tree, name, "exec")
+    return body, compile(ast.Expression(last.value), name, "eval") if isinstance(last, ast.Expr) else None
+
+
+def _present_folder(fallback: str) -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return fallback
+
+
+def digest(scope: dict[str, Any]) -> str:
+    """A fingerprint of the names in ``scope``, their types and, where they are plain, their values."""
+    room = [DIGEST_ITEMS]
+    lines = []
+    for name in sorted(key for key in scope if isinstance(key, str) and not key.startswith("__")):
+        try:
+            lines.append(f"{name}:{_print_of(scope[name], room)}")
+        except Exception:
+            lines.append(f"{name}:?")
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "backslashreplace")).hexdigest()[:16]
+
+
+def _print_of(value: Any, room: list[int]) -> str:
+    """Type and value of a builtin value, the type alone of any other; stops where ``room`` is used up."""
+    kind = type(value)
+    room[0] -= 1
+    if room[0] < 0:
+        return "..."
+    if kind in (int, float, bool, complex, type(None)):
+        return f"{kind.__name__} {value!r}"[:200]
+    if kind in (str, bytes, bytearray):
+        return (
+            f"{kind.__name__} {value!r}"
+            if len(value) < 4096
+            else f"{kind.__name__} {len(value)} {value[:4096]!r}"
+        )
+    if kind in (list, tuple):
+        return f"{kind.__name__} {[_print_of(item, room) for item in value[: max(room[0], 0)]]}"
+    if kind in (set, frozenset):
+        return f"{kind.__name__} {sorted(_print_of(item, room) for item in value)}"
+    if kind is dict:
+        pairs = [(_print_of(key, room), _print_of(item, room)) for key, item in value.items()]
+        return f"dict {pairs}"
+    return f"{kind.__module__}.{kind.__qualname__}"

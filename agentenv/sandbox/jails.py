@@ -1,0 +1,230 @@
+"""One jail as its owner sees it: a process behind a wall, and channels through the wall."""
+
+import contextlib
+import itertools
+import json
+import os
+import queue
+import socket
+import struct
+import subprocess
+import threading
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import IO, Any
+
+from agentenv.errors import SandboxFault
+from agentenv.sandbox.jail import frames
+
+START_S = 30.0
+
+
+class Spawner(threading.Thread):
+    """Starts every jail from one thread that lives as long as the process.
+
+    The kernel kills a jail when the *thread* that started it ends (``--die-with-parent``), so no short-lived one may.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(name="agentenv-spawner", daemon=True)
+        self._orders: queue.SimpleQueue[tuple[Future[subprocess.Popen[bytes]], list[str], dict[str, Any]]] = (
+            queue.SimpleQueue()
+        )
+
+    def run(self) -> None:
+        """Until the process ends."""
+        while True:
+            future, command, options = self._orders.get()
+            try:
+                future.set_result(subprocess.Popen(command, **options))
+            except BaseException as error:
+                future.set_exception(error)
+
+    def start_process(self, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        """``Popen`` in the spawner's thread."""
+        future: Future[subprocess.Popen[bytes]] = Future()
+        self._orders.put((future, command, options))
+        return future.result(START_S)
+
+
+_spawner: tuple[int, Spawner] | None = None
+_spawner_lock = threading.Lock()
+
+
+def spawn(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Starts a process that dies with this one."""
+    global _spawner
+    with _spawner_lock:
+        if _spawner is None or _spawner[0] != os.getpid():  # a forked child has no threads
+            _spawner = (os.getpid(), Spawner())
+            _spawner[1].start()
+    return _spawner[1].start_process(command, **options)
+
+
+class JailDied(Exception):
+    """The jail, or the one warden that was asked, is gone; the message says what is known."""
+
+
+class Channel:
+    """One warden: orders and answers, strictly in turn."""
+
+    def __init__(self, jail: "Jail", number: int) -> None:
+        self._jail, self._number = jail, number
+        self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def deliver(self, body: bytes) -> None:
+        """Called by the jail's reader; an empty body says that the warden is gone."""
+        self._answers.put(body)
+
+    def ask(self, order: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Sends an order and waits for its answer.
+
+        Raises:
+            JailDied: the warden or its jail is gone, or did not answer in time.
+        """
+        with self._lock:
+            if self._closed:
+                raise JailDied("the channel is closed")
+            self._jail.send(self._number, frames.encode(order))
+            try:
+                body = self._answers.get(timeout=timeout_s)
+            except queue.Empty:
+                self.close()
+                raise JailDied(f"no answer within {timeout_s:.0f} s") from None
+            if not body:
+                self.close()
+                raise JailDied(f"the warden is gone {self._jail.last_words}".rstrip())
+        answer: dict[str, Any] = json.loads(body)
+        return answer
+
+    def close(self) -> None:
+        """Ends the warden and all that it watches; a second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._jail.end(self._number)
+
+
+class Jail:
+    """A zygote behind its wall."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], link: socket.socket, errors: IO[bytes], message: bytes
+    ) -> None:
+        """Takes over a started process.
+
+        Args:
+            process: Its outermost process; when that dies, all of the jail does.
+            link: The stream to the zygote.
+            errors: What the jail writes to stderr while it starts.
+            message: The first bytes to send.
+        """
+        self._process, self._link, self._errors = process, link, errors
+        self._channels: dict[int, Channel] = {}
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._ready: Future[None] = Future()
+        self.closed = False
+        self.last_words = ""
+        seconds = struct.pack("@ll", 10, 0)
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)  # a stopped zygote must not stop us
+        self._reader = threading.Thread(target=self._read, args=(message,), name="agentenv-jail", daemon=True)
+        self._reader.start()
+
+    def _read(self, message: bytes) -> None:
+        """Carries what the zygote says to the channels, until it is gone."""
+        fd = self._link.fileno()
+        try:
+            frames.write_all(fd, message)
+            frames.read_frame(fd)
+            self._ready.set_result(None)
+            while True:
+                number, body = frames.read_frame(fd)
+                if channel := self._channels.get(number):
+                    channel.deliver(body)
+                if not body:
+                    self._channels.pop(number, None)
+        except (frames.Closed, OSError):
+            pass
+        finally:
+            self._bury()
+
+    def _bury(self) -> None:
+        """Ends and reaps the process, tells every channel, and gives all descriptors back."""
+        self._process.kill()
+        self._process.wait()
+        with self._lock:
+            self.closed = True
+            left = list(self._channels.values())
+            self._channels.clear()
+        self._errors.seek(0)
+        self.last_words = self._errors.read(2000).decode("utf-8", "replace").strip()
+        if not self._ready.done():
+            said = self.last_words or "it says nothing"
+            self._ready.set_exception(SandboxFault(f"a jail does not start: {said}"))
+        for channel in left:
+            channel.deliver(b"")
+        self._link.close()
+        self._errors.close()
+
+    def await_ready(self, timeout_s: float = START_S) -> None:
+        """Waits until the zygote takes orders.
+
+        Raises:
+            SandboxFault: it does not start, or not in time.
+        """
+        try:
+            self._ready.result(timeout_s)
+        except FutureTimeout:
+            self.close()
+            raise SandboxFault(f"a jail did not start within {timeout_s:.0f} s") from None
+
+    def channel(self) -> Channel:
+        """A new warden, which begins with the first order.
+
+        Raises:
+            JailDied: the jail is gone.
+        """
+        with self._lock:
+            if self.closed:
+                raise JailDied("the jail is gone")
+            number = next(self._numbers)
+            self._channels[number] = Channel(self, number)
+            return self._channels[number]
+
+    def send(self, number: int, body: bytes) -> None:
+        """Writes one frame.
+
+        Raises:
+            JailDied: nobody takes it.
+        """
+        with self._lock:
+            if self.closed:
+                raise JailDied("the jail is gone")
+            try:
+                frames.write_frame(self._link.fileno(), number, body)
+            except (frames.Closed, OSError) as error:
+                self._process.kill()
+                raise JailDied("the jail takes no orders") from error
+
+    def end(self, number: int) -> None:
+        """Ends one warden."""
+        with contextlib.suppress(JailDied):
+            self.send(number, b"")
+
+    @property
+    def load(self) -> int:
+        """Wardens that run in it."""
+        return len(self._channels)
+
+    @property
+    def pid(self) -> int:
+        """Its outermost process."""
+        return self._process.pid
+
+    def close(self) -> None:
+        """Ends everything in it; a second call does nothing."""
+        self._process.kill()
+        if threading.current_thread() is not self._reader:
+            self._reader.join(START_S)

@@ -1,0 +1,65 @@
+"""Becomes ``bwrap`` as an unprivileged user: run as a script by the owner, once a jail.
+
+Started by root, it first makes private copies of the mounts that the jail needs, because the interpreter's folder may
+lie where nobody but root can look; then it gives up root for good.
+"""
+
+import ctypes
+import json
+import os
+import sys
+
+NOBODY = 65534
+CLONE_NEWNS, MS_BIND, MS_REC, MS_PRIVATE = 0x00020000, 4096, 16384, 1 << 18
+
+
+def mount(source: str, target: str, kind: str | None, flags: int) -> None:
+    """``mount(2)``."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    names = (source.encode(), target.encode(), kind.encode() if kind else None)
+    if libc.mount(*names, ctypes.c_ulong(flags), None):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), target)
+
+
+def reachable(sources: list[str]) -> list[str]:
+    """Paths that lead an unprivileged user to the same folders, visible to this process and its children only."""
+    if ctypes.CDLL(None).unshare(CLONE_NEWNS):
+        return sources
+    mount("none", "/", None, MS_REC | MS_PRIVATE)
+    mount("tmpfs", "/tmp", "tmpfs", 0)
+    os.chmod("/tmp", 0o755)
+    copies = []
+    for index, source in enumerate(sources):
+        copies.append(f"/tmp/{index}")
+        os.mkdir(copies[-1])
+        mount(source, copies[-1], None, MS_BIND)
+    return copies
+
+
+def main() -> None:
+    """Reads the plan from the descriptor that the first argument names, and replaces itself."""
+    with open(int(sys.argv[1]), encoding="utf-8") as stream:
+        plan = json.load(stream)
+    sources = [source for source, _ in plan["binds"]]
+    if os.getuid() == 0:
+        sources = reachable(sources)
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+    arguments = list(plan["arguments"])
+    for source, (_, target) in zip(sources, plan["binds"], strict=True):
+        arguments += ["--ro-bind", source, target]
+    reading, writing = os.pipe()
+    os.set_inheritable(reading, True)
+    os.write(writing, b"\0".join(word.encode() for word in arguments) + b"\0")
+    os.close(writing)
+    # Arguments by descriptor: the process list shows the label and nothing of the host.
+    os.execv(plan["bwrap"], [plan["label"], "--args", str(reading), *plan["command"]])
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except OSError as error:
+        sys.exit(f"a jail cannot be started: {error}")

@@ -1,0 +1,378 @@
+"""Sessions: an interpreter that can be rewound, and the record from which it can be built again."""
+
+import base64
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+from agentenv.errors import ReplayDivergence, SandboxFault, SnapshotError, SnapshotRefused
+from agentenv.sandbox.jails import Channel, Jail, JailDied
+from agentenv.sandbox.pool import Pool
+from agentenv.sandbox.types import ExecResult, ExecStatus, Limits
+
+SLACK_S = 15.0
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Point:
+    """One moment of a session: the cell that led to it and what that showed, after an earlier moment."""
+
+    before: "Point | None" = None
+    order: Mapping[str, Any] = field(default_factory=dict)
+    digest: str = ""
+
+    def path(self) -> list["Point"]:
+        """Every moment from the first to this one."""
+        points: list[Point] = []
+        at: Point | None = self
+        while at is not None:
+            points.append(at)
+            at = at.before
+        return points[::-1]
+
+
+class Snapshot:
+    """A moment to which its session, and that session's forks, can go back."""
+
+    def __init__(self, life: "Life", point: Point, node: int | None, size: int) -> None:
+        self.life, self.point, self.node, self.bytes = life, point, node, size
+        self.pinned = False
+        self.released = False
+
+    def pin(self) -> None:
+        """Keeps it from being thinned out."""
+        self.pinned = True
+
+    def release(self) -> None:
+        """Gives up what it holds; a second call does nothing."""
+        if not self.released:
+            self.released = True
+            self.life.forget(self)
+
+
+class Life:
+    """What all forks of a session share: one warden, the interpreters in it, the snapshots of all of them."""
+
+    def __init__(
+        self, pool: Pool, jail: Callable[[], Jail], limits: Limits, files: dict[str, str], freezes: bool
+    ) -> None:
+        self.pool, self.limits, self.freezes = pool, limits, freezes
+        self._jail, self._files = jail, files
+        self._lock = threading.RLock()
+        self._names = itertools.count(1)
+        self._channel: Channel | None = None
+        self._snapshots: list[Snapshot] = []
+        self._sessions = 0
+
+    def begin(self) -> int:
+        """A new and empty interpreter, in a new warden where there is none.
+
+        Raises:
+            SandboxFault: it could not be started.
+        """
+        with self._lock:
+            name = next(self._names)
+            order = {
+                "op": "open",
+                "node": name,
+                "files": self._files,
+                "limits": dataclasses.asdict(self.limits),
+            }
+            if self._channel is None:
+                try:
+                    self._channel = self._jail().channel()
+                except JailDied as error:
+                    raise SandboxFault(f"a session cannot be started: {error}") from error
+            self.ask(order)
+            return name
+
+    def ask(self, order: dict[str, Any], timeout_s: float = SLACK_S) -> dict[str, Any]:
+        """One order to the warden.
+
+        Raises:
+            SandboxFault: it is gone, or failed.
+        """
+        with self._lock:
+            if self._channel is None:
+                raise SandboxFault("the session has ended")
+            try:
+                answer = self._channel.ask(order, timeout_s)
+            except JailDied as error:
+                self.end()
+                raise SandboxFault(f"the session's jail broke: {error}") from error
+        if "fault" in answer:
+            raise SandboxFault(answer["fault"])
+        return answer
+
+    def turn(self) -> contextlib.AbstractContextManager[object]:
+        """Held while a cell runs: forks of one session take turns."""
+        return self._lock
+
+    def child_of(self, node: int) -> tuple[int, int]:
+        """A new interpreter that goes on from ``node``, which is frozen from now on; with the bytes that ``node`` holds.
+
+        Raises:
+            SnapshotRefused: the interpreter cannot be captured as it stands.
+        """
+        name = next(self._names)
+        answer = self.ask({"op": "fork", "node": node, "child": name})
+        if reason := answer.get("refused"):
+            raise SnapshotRefused(f"no snapshot: {reason}")
+        sizes = dict(answer["sizes"])
+        for snapshot in self._snapshots:
+            snapshot.bytes = sizes.get(snapshot.node, snapshot.bytes)
+        return name, sizes[node]
+
+    def keep(self, snapshot: Snapshot) -> None:
+        """Takes a snapshot into account, thinning out older ones where there are too many."""
+        with self._lock:
+            if snapshot not in self._snapshots:
+                self._snapshots.append(snapshot)
+            while (live := self._live()) and (
+                len(live) > self.limits.snapshots
+                or sum(one.bytes for one in live) > self.limits.snapshot_mb * MIB
+            ):
+                victim = thin(live)
+                if victim is None:
+                    break
+                self._drop(victim)
+
+    def _live(self) -> list[Snapshot]:
+        return [one for one in self._snapshots if one.node is not None]
+
+    def _drop(self, snapshot: Snapshot) -> None:
+        """Ends the interpreter behind a snapshot, which can be rebuilt."""
+        if snapshot.node is not None and self._channel is not None:
+            self.ask({"op": "kill", "nodes": [snapshot.node]})
+        snapshot.node, snapshot.bytes = None, 0
+
+    def forget(self, snapshot: Snapshot) -> None:
+        """Takes a released snapshot out of account."""
+        with self._lock:
+            if snapshot in self._snapshots:
+                self._snapshots.remove(snapshot)
+                try:
+                    self._drop(snapshot)
+                except SandboxFault:
+                    snapshot.node = None
+
+    def lost(self, nodes: Sequence[int]) -> None:
+        """Snapshots whose interpreters a program destroyed: they are rebuilt when asked for."""
+        for snapshot in self._snapshots:
+            if snapshot.node in nodes:
+                snapshot.node, snapshot.bytes = None, 0
+
+    def nearest(self, point: Point) -> tuple[int | None, list[Point]]:
+        """The live snapshot that lies last on the way to ``point``, and the moments after it."""
+        path = point.path()
+        for cut in range(len(path), 0, -1):
+            for snapshot in self._live():
+                if snapshot.point is path[cut - 1]:
+                    return snapshot.node, path[cut:]
+        return None, path[1:]
+
+    def join(self, change: int) -> None:
+        """Counts the sessions that live here; the last one to leave ends it."""
+        with self._lock:
+            self._sessions += change
+            if self._sessions == 0:
+                self.end()
+
+    def end(self) -> None:
+        """Ends the warden and everything in it."""
+        with self._lock:
+            if self._channel is not None:
+                self._channel.close()
+                self._channel = None
+            for snapshot in self._snapshots:
+                snapshot.node, snapshot.bytes = None, 0
+
+
+def thin(live: list[Snapshot]) -> Snapshot | None:
+    """Which snapshot to give up: never the first or the newest, nor a pinned one; every second of the rest, oldest first."""
+    free = [index for index in range(1, len(live) - 1) if not live[index].pinned]
+    odd = [index for index in free if index % 2]
+    return live[(odd or free)[0]] if free else None
+
+
+class JailSession:
+    """One interpreter with its files; forks of it are sessions of their own."""
+
+    def __init__(self, life: Life, point: Point | None = None, node: int | None = None) -> None:
+        """Starts a new interpreter, or takes over ``node`` at ``point``."""
+        self._life = life
+        self._point = point or Point()
+        self._node: int | None = life.begin() if node is None else node
+        self._closed = False
+        life.join(1)
+
+    def run(
+        self,
+        code: str,
+        *,
+        files: Mapping[str, bytes] | None = None,
+        collect: Sequence[str] = (),
+        wall_s: float | None = None,
+        variables: bool = False,
+    ) -> ExecResult:
+        """Runs one cell; see ``Session``. After one that killed the interpreter, a new and empty one is started."""
+        from agentenv.sandbox.executor import checked, packed
+
+        self._check_open()
+        order = {
+            "op": "cell",
+            "code": code,
+            "files": packed(files),
+            "collect": checked(collect),
+            "wall_s": wall_s or self._life.limits.wall_s,
+            "variables": variables,
+        }
+        try:
+            if self._node is None:
+                self._node = self._life.begin()
+                self._point = Point()
+            return self._cell(order)[0]
+        except SandboxFault as error:
+            self._node = None
+            return ExecResult(ExecStatus.SANDBOX_ERROR, fault=str(error), state_lost=True)
+
+    def _cell(self, order: dict[str, Any]) -> tuple[ExecResult, str]:
+        """Runs a cell in the present interpreter and records it; with the digest of what it showed."""
+        from agentenv.sandbox.executor import result_of
+
+        began = time.monotonic()
+        with self._life.turn(), self._life.pool.slot():
+            queued = time.monotonic() - began
+            answer = self._life.ask({**order, "node": self._node}, order["wall_s"] + SLACK_S)
+        self._life.lost(answer["lost"])
+        if not answer["alive"]:
+            self._node = None
+        shown = f"{answer['status']}\n{answer['stdout']}\n{answer['value']}\n{answer['digest']}"
+        digest = hashlib.sha256(shown.encode("utf-8", "surrogatepass")).hexdigest()
+        self._point = Point(self._point, order, digest)
+        return result_of(answer, queued), digest
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SandboxFault("this session is closed")
+
+    def snapshot(self) -> Snapshot:
+        """Freezes the interpreter and goes on in a child of it; see ``Session``.
+
+        Raises:
+            SnapshotRefused: threads, child processes or open files make it unsound, or there is no interpreter.
+        """
+        self._check_open()
+        if self._node is None:
+            raise SnapshotRefused("no snapshot: the interpreter died; run a cell to start a new one")
+        if not self._life.freezes:
+            return Snapshot(self._life, self._point, None, 0)
+        child, size = self._life.child_of(self._node)
+        snapshot = Snapshot(self._life, self._point, self._node, size)
+        self._node = child
+        self._life.keep(snapshot)
+        return snapshot
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Goes back; see ``Session``."""
+        self._check_open()
+        if snapshot.life is not self._life:
+            raise SnapshotError("this snapshot belongs to another session")
+        if snapshot.released:
+            raise SnapshotError("this snapshot was released")
+        self._leave()
+        self._enter(snapshot)
+
+    def _leave(self) -> None:
+        if self._node is not None:
+            self._life.ask({"op": "kill", "nodes": [self._node]})
+            self._node = None
+
+    def _enter(self, snapshot: Snapshot) -> None:
+        """Goes on from ``snapshot``, which is built again where its interpreter is gone."""
+        if snapshot.node is None:
+            self._rebuild(snapshot)
+        else:
+            self._node, _ = self._life.child_of(snapshot.node)
+        self._point = snapshot.point
+
+    def _rebuild(self, snapshot: Snapshot) -> None:
+        """Runs the cells since the nearest live snapshot again and compares what they show.
+
+        Raises:
+            ReplayDivergence: a cell showed something else than before.
+        """
+        start, missing = self._life.nearest(snapshot.point)
+        if start is None:
+            self._node = self._life.begin()
+            self._point = snapshot.point.path()[0]
+        else:
+            self._node, _ = self._life.child_of(start)
+        for number, point in enumerate(missing, 1):
+            if self._node is None:
+                break
+            _, digest = self._cell(dict(point.order))
+            if digest != point.digest:
+                self._leave()
+                raise ReplayDivergence(
+                    f"cell {number} of {len(missing)} that were run again showed something else; a program that "
+                    "reads time or randomness can only be rewound to a live snapshot"
+                )
+        if self._life.freezes and self._node is not None:
+            child, snapshot.bytes = self._life.child_of(self._node)
+            snapshot.node, self._node = self._node, child
+            self._life.keep(snapshot)
+
+    @overload
+    def fork(self) -> "JailSession": ...
+    @overload
+    def fork(self, n: int) -> "list[JailSession]": ...
+    def fork(self, n: int | None = None) -> "JailSession | list[JailSession]":
+        """One twin, or ``n``, in the present state; they take turns with this one.
+
+        Raises:
+            SnapshotRefused: as for ``snapshot``.
+        """
+        snapshot = self.snapshot()
+        try:
+            forks = [self._twin(snapshot) for _ in range(1 if n is None else n)]
+        finally:
+            snapshot.release()
+        return forks[0] if n is None else forks
+
+    def _twin(self, snapshot: Snapshot) -> "JailSession":
+        if snapshot.node is None:
+            life = Life(self._life.pool, self._life._jail, self._life.limits, self._life._files, False)
+            twin = JailSession(life)
+            twin.restore(Snapshot(life, snapshot.point, None, 0))
+            return twin
+        child, _ = self._life.child_of(snapshot.node)
+        return JailSession(self._life, snapshot.point, child)
+
+    def read(self, *names: str) -> dict[str, bytes]:
+        """The named files; those that are missing or no regular files are left out."""
+        answer = self._life.ask({"op": "files", "node": self._node, "collect": list(names)})
+        return {name: base64.b64decode(content) for name, content in answer["files"].items()}
+
+    def close(self) -> None:
+        """Ends the interpreter; a second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            try:
+                self._leave()
+            except SandboxFault:
+                self._node = None
+            self._life.join(-1)
+
+    def __enter__(self) -> "JailSession":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

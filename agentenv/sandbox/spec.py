@@ -1,0 +1,53 @@
+"""Executors by name: ``bwrap``, ``docker``, ``unsafe-local``."""
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.sandbox.executor import JailExecutor
+
+BACKENDS = {
+    "bwrap": "agentenv.sandbox.bwrap",
+    "unsafe-local": "agentenv.sandbox.unsafe",
+}
+"""Modules with a function ``executor``."""
+
+
+def make_executor(backend: str = "bwrap", *, isolation: str = "", **options: Any) -> JailExecutor:
+    """The executor that ``backend`` names.
+
+    Args:
+        backend: ``bwrap``, ``docker`` or ``unsafe-local``.
+        isolation: ``strict`` runs the capability self-test first and refuses a backend that fails any of it.
+        options: As for ``JailExecutor``.
+
+    Raises:
+        UnknownName: no such backend.
+        ConfigurationError: it cannot be had here, or is not strict.
+        MissingExtra: a package that it needs is not installed.
+    """
+    if backend not in BACKENDS:
+        raise UnknownName.among("sandbox backend", backend, BACKENDS)
+    if isolation not in ("", "strict"):
+        raise ConfigurationError(f"isolation={isolation!r} must be 'strict' or ''")
+    made: JailExecutor = importlib.import_module(BACKENDS[backend]).executor(**options)
+    if isolation == "strict":
+        from agentenv.sandbox.selftest import probe
+
+        try:  # attacks are not tried where there is no wall at all
+            failed = (
+                [row.name for row in probe(made) if not row.ok] if made.info().isolated else ["isolation"]
+            )
+            _refuse(failed, backend)
+        except BaseException:
+            made.close()
+            raise
+    return made
+
+
+def _refuse(failed: Sequence[str], backend: str) -> None:
+    if failed:
+        raise ConfigurationError(
+            f"backend {backend!r} is not strict on this machine: {', '.join(failed)} failed"
+        )

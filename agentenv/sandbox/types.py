@@ -1,0 +1,229 @@
+"""What a sandbox takes and gives: limits, results, and the two protocols that every backend implements."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol, Self, overload, runtime_checkable
+
+from agentenv.errors import ConfigurationError
+
+
+class ExecStatus(StrEnum):
+    """How a run ended. Every value but the last is the program's own doing."""
+
+    OK = "ok"
+    ERROR = "error"  # an exception, or an exit code other than 0
+    TIMEOUT = "timeout"  # of wall or processor time
+    OOM = "oom"  # more memory than the limit
+    OUTPUT_LIMIT = "output_limit"  # more output than a program may write
+    KILLED = "killed"  # by a signal that it brought upon itself
+    SANDBOX_ERROR = "sandbox_error"  # ours: the sample is masked, never scored
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one run, or one session, may use."""
+
+    wall_s: float = 10.0
+    """Seconds of a run or a cell, by the clock; waiting for a free jail does not count."""
+    cpu_s: float = 5.0
+    """Processor seconds of one process of a run; a session has no such limit."""
+    memory_mb: int = 256
+    """MiB of all processes of a run together, and of the address space that each may add."""
+    processes: int = 64
+    """Processes and threads at a time."""
+    output_bytes: int = 65536
+    """Bytes of stdout, and again of stderr, that are kept: head and tail."""
+    hard_output_bytes: int = 1 << 20
+    """Bytes of one stream after which the run is ended."""
+    file_mb: int = 8
+    """MiB of one file."""
+    disk_mb: int = 16
+    """MiB of all files together."""
+    open_files: int = 64
+    """Open descriptors of one process."""
+    snapshots: int = 32
+    """Live snapshots of a session; older ones are thinned out and rebuilt when asked for."""
+    snapshot_mb: int = 1024
+    """MiB that the live snapshots of a session may hold together, beyond what they share with it."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) <= 0:
+                raise ConfigurationError(f"limit {name}={getattr(self, name)} must be above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramError:
+    """The exception that ended a cell."""
+
+    type: str
+    message: str
+    line: int  # 0 where it is not known
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    """What a run or a cell did."""
+
+    status: ExecStatus
+    stdout: str = ""
+    stderr: str = ""
+    value: str | None = None  # of a cell's last expression, as repr() gives it
+    error: ProgramError | None = None  # of a cell
+    exit_code: int | None = None
+    signal: int | None = None
+    truncated: bool = False  # the middle of stdout or stderr is missing
+    returned: tuple[Any, ...] = ()  # one document for each call that was answered
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)  # asked files that did not cross the wall: why
+    state_lost: bool = False  # the interpreter died; the next cell starts a new one
+    lost_snapshots: int = 0  # that this cell's program destroyed
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    queue_s: float = 0.0  # waited for a free jail; in no limit
+    memory_mb: float = 0.0
+    fault: str = ""  # what went wrong, where the status is sandbox_error
+
+    @property
+    def ok(self) -> bool:
+        """Whether the program ran to its end without error."""
+        return self.status is ExecStatus.OK
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function of the program to be called, and its arguments, plain values only.
+
+    ``C.m`` names the method ``m`` of a new object of class ``C``.
+    """
+
+    function: str
+    arguments: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorInfo:
+    """What a backend says about itself."""
+
+    name: str
+    isolated: bool
+
+
+@runtime_checkable
+class SessionSnapshot(Protocol):
+    """A point in a session's life that it can go back to."""
+
+    @property
+    def bytes(self) -> int:
+        """Memory and files that it holds for itself."""
+
+    def pin(self) -> None:
+        """Keeps it from being thinned out."""
+
+    def release(self) -> None:
+        """Gives up what it holds; a second call does nothing."""
+
+
+@runtime_checkable
+class Session(Protocol):
+    """An interpreter that keeps its state from cell to cell, with files beside it."""
+
+    def run(
+        self,
+        code: str,
+        *,
+        files: Mapping[str, bytes] | None = None,
+        collect: Sequence[str] = (),
+        wall_s: float | None = None,
+        variables: bool = False,
+    ) -> ExecResult:
+        """Runs one cell.
+
+        Args:
+            code: The cell; where it ends in an expression, its value is shown.
+            files: Written below the working folder before.
+            collect: Relative paths to read after.
+            wall_s: Seconds; None takes the session's limit.
+            variables: Whether stderr shows the variables on the line of an uncaught exception.
+
+        Raises:
+            SandboxFault: the session is closed. A sandbox that breaks is a result of status ``sandbox_error``.
+        """
+
+    def snapshot(self) -> SessionSnapshot:
+        """Freezes interpreter and files.
+
+        Raises:
+            SnapshotRefused: threads, child processes or open files make it unsound.
+        """
+
+    def restore(self, snapshot: Any) -> None:
+        """Goes back; the snapshot stays usable.
+
+        Raises:
+            SnapshotError: it belongs to another session or was released.
+            ReplayDivergence: it had to be rebuilt and came out otherwise.
+        """
+
+    @overload
+    def fork(self) -> Self: ...
+    @overload
+    def fork(self, n: int) -> list[Self]: ...
+    def fork(self, n: int | None = None) -> Self | list[Self]:
+        """One twin, or ``n``, in the present state."""
+
+    def close(self) -> None:
+        """Ends the interpreter; a second call does nothing."""
+
+
+@runtime_checkable
+class Executor(Protocol):
+    """A place where strangers' programs run."""
+
+    def run(
+        self,
+        code: str,
+        *,
+        stdin: str = "",
+        files: Mapping[str, bytes] | None = None,
+        collect: Sequence[str] = (),
+        calls: Sequence[Call] | None = None,
+        limits: Limits | None = None,
+        variables: bool = False,
+        domain: str = "",
+    ) -> ExecResult:
+        """Runs one whole Python program in an empty corner of its own; nothing of it stays.
+
+        Args:
+            code: The program.
+            stdin: What it can read from its standard input.
+            files: Written below its working folder before.
+            collect: Relative paths to read after; regular files within the limits only.
+            calls: Functions to call once the program has run.
+            limits: None takes the executor's own.
+            variables: Whether stderr shows the variables on the line of an uncaught exception.
+            domain: Programs of different trust domains never meet in one jail.
+
+        Returns:
+            What the program did; never raises for anything that a program can do. A failure of the sandbox is a result
+            too, of status ``sandbox_error``.
+
+        Raises:
+            ConfigurationError: a path or an argument that cannot be sent.
+        """
+
+    def open(
+        self, *, files: Mapping[str, bytes] | None = None, limits: Limits | None = None, domain: str = ""
+    ) -> Session:
+        """Starts an interpreter.
+
+        Raises:
+            SandboxFault: it could not be started.
+        """
+
+    def info(self) -> ExecutorInfo:
+        """Name and standing."""
+
+    def close(self) -> None:
+        """Ends every jail; a second call does nothing."""

@@ -1,0 +1,61 @@
+"""The ``unsafe-local`` backend: the same fork server without any wall. For trusted code, asked for by that name only."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from agentenv.sandbox.bwrap import ENVIRONMENT, packages
+from agentenv.sandbox.executor import JailExecutor
+from agentenv.sandbox.jail_source import BOOT, boot_message
+from agentenv.sandbox.jails import Jail, spawn
+from agentenv.sandbox.labels import label
+from agentenv.sandbox.types import ExecutorInfo
+
+
+def start(root: str, imports: tuple[str, ...]) -> Jail:
+    """One fork server below ``root``; it ends when its stream does."""
+    home = str(Path(next(iter(packages()), "")).parent)
+    setup = {
+        "isolated": False,
+        "root": root,
+        "path": [home] if packages() else [],
+        "imports": [name for name in imports if name != "numpy" or packages()],
+    }
+    ours, theirs = socket.socketpair()
+    errors = tempfile.TemporaryFile()  # noqa: SIM115  # the jail closes it
+    environment = {
+        **ENVIRONMENT,
+        "PATH": os.defpath,
+        "HOME": root,
+        "TMPDIR": root,
+        "PYTHONHOME": sys.base_prefix,
+    }
+    process: subprocess.Popen[bytes] = spawn(
+        [label(), "-s", "-S", "-P", "-c", BOOT],
+        executable=sys.executable,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=errors,
+        env=environment,
+        start_new_session=True,
+    )
+    theirs.close()
+    return Jail(process, ours, errors, boot_message(setup))
+
+
+def executor(*, imports: tuple[str, ...] = ("numpy",), **options: Any) -> JailExecutor:
+    """An executor without isolation: limits of time, memory and output hold, nothing else does.
+
+    Args:
+        imports: Modules that every program finds loaded.
+        options: As for ``JailExecutor``.
+    """
+    root = tempfile.mkdtemp(prefix="agentenv-unsafe-")
+    info = ExecutorInfo("unsafe-local", isolated=False)
+    clean = lambda: shutil.rmtree(root, ignore_errors=True)  # noqa: E731
+    return JailExecutor(info, lambda: start(root, imports), on_close=clean, **options)

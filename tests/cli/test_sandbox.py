@@ -1,0 +1,70 @@
+"""``agentenv sandbox run`` and the doctor's sandbox rows."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.cli.doctor import sandbox_finding
+from agentenv.cli.main import main
+
+needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
+    code = main(["sandbox", "run", *words, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("backend", [pytest.param("bwrap", marks=needs_bwrap), "unsafe-local"])
+def test_a_program_that_runs_and_one_that_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], backend: str
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("print('é')", encoding="utf-8")
+    code, shown = run(capsys, "--backend", backend, str(program))
+    assert (code, shown["ok"], shown["status"], shown["stdout"]) == (0, True, "ok", "é\n")
+    program.write_text("x = 3\nx / 0", encoding="utf-8")
+    code, shown = run(capsys, "--backend", backend, str(program))
+    assert (code, shown["status"], shown["exit_code"]) == (1, "error", 1)
+    assert "Variables on line 2: x = 3" in shown["stderr"]
+
+
+def test_people_see_the_output_and_how_it_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("print('[bold]x[/]')", encoding="utf-8")
+    assert main(["sandbox", "run", "--backend", "unsafe-local", str(program)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("[bold]x[/]\nok in unsafe-local: ")
+
+
+def test_a_missing_file_and_a_wrong_backend_are_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sandbox", "run", str(tmp_path / "none.py")]) == 1
+    assert "none.py" in capsys.readouterr().err
+    (tmp_path / "p.py").write_text("1")
+    assert main(["sandbox", "run", "--backend", "bwarp", str(tmp_path / "p.py")]) == 1
+    assert "Did you mean 'bwrap'?" in capsys.readouterr().err
+
+
+def test_unsafe_local_is_never_strict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "p.py").write_text("1")
+    words = ["sandbox", "run", "--backend", "unsafe-local", "--isolation", "strict", str(tmp_path / "p.py")]
+    assert main(words) == 1
+    assert "not strict" in capsys.readouterr().err
+
+
+@needs_bwrap
+def test_the_doctor_names_what_a_backend_keeps() -> None:
+    found = sandbox_finding("bwrap")
+    assert found.ok, found
+    assert "network" in found.value
+
+
+def test_the_doctor_says_what_is_missing() -> None:
+    found = sandbox_finding("no such backend")
+    assert not found.ok
+    assert "no such backend" in found.value

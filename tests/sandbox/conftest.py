@@ -1,0 +1,146 @@
+"""One executor a backend for the whole session, and what must be as before after every attack.
+
+Starting jails is most of the time that these tests take.
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.errors import AgentEnvError
+from agentenv.sandbox.executor import JailExecutor
+from agentenv.sandbox.spec import make_executor
+from agentenv.sandbox.types import Limits
+
+LIMITS = Limits(wall_s=10.0, cpu_s=6.0)
+DEADLINE_S = 5.0
+
+
+def available(backend: str) -> str:
+    """Why ``backend`` cannot be tested here, or ''."""
+    if backend == "bwrap" and shutil.which("bwrap") is None:
+        return "bubblewrap is not installed"
+    try:
+        made = make_executor(backend, size=1)
+    except AgentEnvError as error:
+        return str(error)
+    result = made.run("print(1)")
+    made.close()
+    return result.fault
+
+
+_reasons: dict[str, str] = {}
+_made: dict[str, JailExecutor] = {}
+
+
+def shared(backend: str) -> JailExecutor:
+    """The executor of ``backend`` that all tests use; skips where there is none."""
+    if backend not in _reasons:
+        _reasons[backend] = available(backend)
+    if _reasons[backend]:
+        pytest.skip(f"{backend}: {_reasons[backend]}")
+    if backend not in _made:
+        _made[backend] = make_executor(backend, size=1, limits=LIMITS)
+    return _made[backend]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _close_all() -> Iterator[None]:
+    yield
+    for executor in _made.values():
+        executor.close()
+    _made.clear()
+
+
+@pytest.fixture
+def bwrap() -> JailExecutor:
+    return shared("bwrap")
+
+
+@pytest.fixture
+def unsafe() -> JailExecutor:
+    return shared("unsafe-local")
+
+
+def tree() -> set[int]:
+    """Every process that descends from this one."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (
+                    (entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+                )
+            except OSError:
+                continue
+            parents[int(entry.name)] = int(fields[1])
+    found, fresh = set(), {os.getpid()}
+    while fresh:
+        found |= fresh
+        fresh = {pid for pid, parent in parents.items() if parent in fresh} - found
+    return found - {os.getpid()}
+
+
+def settled() -> int:
+    """How many they are once that no longer changes: every jail keeps one warden ready, a new one after each run."""
+    end, counts = time.monotonic() + DEADLINE_S, [-1, len(tree())]
+    while counts[-1] != counts[-2] and time.monotonic() < end:
+        time.sleep(0.1)
+        counts.append(len(tree()))
+    return counts[-1]
+
+
+def descriptors() -> int:
+    """Open descriptors of this process."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def eventually(check: Callable[[], Any], wanted: Any) -> Any:
+    """``check()`` once it equals ``wanted``, or what it gives when the deadline passes."""
+    end = time.monotonic() + DEADLINE_S
+    while (found := check()) != wanted and time.monotonic() < end:
+        time.sleep(0.02)
+    return found
+
+
+class Baseline:
+    """The state before an attack."""
+
+    def __init__(self, executor: JailExecutor) -> None:
+        executor.run("1")  # whatever is started once is started now
+        executor.warm()
+        self._executor = executor
+        self._processes, self._mounts, self._descriptors = settled(), self._mount_table(), descriptors()
+
+    @staticmethod
+    def _mount_table() -> str:
+        return Path("/proc/self/mountinfo").read_text(encoding="utf-8")
+
+    def holds(self) -> None:
+        """The next run works, and nothing is left of the ones before."""
+        assert self._executor.run("print(6 * 7)").stdout == "42\n"
+        assert eventually(lambda: len(tree()) <= self._processes, True), "a process is left"
+        assert eventually(lambda: descriptors() <= self._descriptors, True)
+        assert self._mount_table() == self._mounts
+
+
+@pytest.fixture
+def doomed() -> Iterator[JailExecutor]:
+    """An executor of the test's own, whose jails it may kill."""
+    shared("bwrap")
+    with make_executor("bwrap", size=1) as executor:
+        yield executor
+
+
+@pytest.fixture(params=["bwrap"])
+def box(request: pytest.FixtureRequest) -> Iterator[JailExecutor]:
+    """Every backend with walls; afterwards the owner is alive, the next run works and nothing is left."""
+    executor = shared(request.param)
+    before = Baseline(executor)
+    yield executor
+    before.holds()

@@ -1,0 +1,229 @@
+"""The parts that need no jail: plain values, bounded output, files without links, the judge of signals, grading."""
+
+import collections
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentenv.errors import SandboxFault
+from agentenv.sandbox.fakes import FakeExecutor
+from agentenv.sandbox.grading import CallTest, Outcome, StdioTest, Test, grade, judge_call, matches_text
+from agentenv.sandbox.jail import frames, plain, trees
+from agentenv.sandbox.jail.judge import Judge
+from agentenv.sandbox.jail.output import Bounded
+from agentenv.sandbox.jail.worker import digest
+from agentenv.sandbox.types import ExecResult
+
+atoms = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+keys = st.integers() | st.text() | st.tuples(st.integers(), st.text())
+values = st.recursive(
+    atoms,
+    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(keys, inner) | st.sets(keys),
+    max_leaves=20,
+)
+
+
+@given(values)
+def test_plain_values_survive_the_wall_with_their_types(value: Any) -> None:
+    back = plain.load(json.loads(frames.encode(plain.dump(value))))
+    assert repr(back) == repr(value) or back == value
+    assert type(back) is type(value)
+
+
+@pytest.mark.parametrize(
+    "value", [1j, frozenset({1}), range(1, 9, 2), math.inf, -0.0, 1 << 200, bytearray(b"x")]
+)
+def test_rare_values_survive_too(value: Any) -> None:
+    assert plain.load(plain.dump(value)) == value
+
+
+class Point(NamedTuple):
+    x: int
+
+
+class Liar(int):
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __int__(self) -> int:
+        return 42
+
+
+def test_subclasses_become_the_builtin_inside_them() -> None:
+    for value, inner in ((Point(1), (1,)), (collections.Counter("aa"), {"a": 2}), (Liar(7), 7)):
+        back = plain.load(plain.dump(value))
+        assert type(back) is type(inner)
+        assert back == inner
+
+
+@pytest.mark.parametrize("value", [object(), len, type, {1: object()}, iter([])])
+def test_other_objects_do_not_cross(value: Any) -> None:
+    with pytest.raises(plain.NotPlain):
+        plain.dump(value)
+
+
+def test_too_many_items_do_not_cross() -> None:
+    with pytest.raises(plain.NotPlain, match="items"):
+        plain.dump([0] * (plain.MAX_ITEMS + 1))
+
+
+@pytest.mark.parametrize(
+    "document", [{}, {"x": 1}, {"l": 3}, {"i": "zz"}, {"d": [[1]]}, {"s": [{"l": []}]}, [1], 1.5]
+)
+def test_what_is_no_document_is_refused(document: Any) -> None:
+    with pytest.raises(plain.NotPlain):
+        plain.load(document)
+
+
+def test_bounded_output_keeps_head_and_tail() -> None:
+    record = Bounded(10, 100)
+    for part in (b"abc", b"defgh", b"x" * 50, b"12345"):
+        record.add(part)
+    assert record.text == "abcde\n[53 bytes left out]\n12345"
+    assert record.truncated
+    assert not record.offends
+    record.add(b"y" * 40)
+    assert record.offends
+    record.forgive()
+    assert not record.offends
+
+
+@pytest.mark.parametrize("size", [0, 1, 5, 9, 10])
+def test_bounded_output_that_fits_is_whole(size: int) -> None:
+    record = Bounded(10, 100)
+    for index in range(size):
+        record.add(b"%d" % index)
+    assert record.text == "0123456789"[:size]
+    assert not record.truncated
+
+
+def test_files_are_copied_as_they_are(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "d" / "empty").mkdir(parents=True)
+    (source / "d" / "f").write_bytes(b"x" * 10_000)
+    (source / "link").symlink_to("/nowhere")
+    (source / "d" / "f").chmod(0o640)
+    os.mkfifo(source / "pipe")
+    with (source / "sparse").open("wb") as stream:
+        stream.truncate(1 << 20)
+    assert trees.copy(str(source), str(tmp_path / "copy")) == 10_000 + (1 << 20)
+    copy = tmp_path / "copy"
+    assert (copy / "d" / "f").read_bytes() == b"x" * 10_000
+    assert (copy / "d" / "f").stat().st_mode == (source / "d" / "f").stat().st_mode
+    assert (copy / "link").readlink() == Path("/nowhere")
+    assert (copy / "sparse").stat().st_size == 1 << 20
+    assert not (copy / "pipe").exists()
+    trees.clear(str(copy))
+    assert list(copy.iterdir()) == []
+
+
+def test_reading_and_writing_follow_no_link(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("s")
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "out").symlink_to(tmp_path)
+    (root / "leaf").symlink_to(tmp_path / "secret")
+    for name in ("out/secret", "leaf"):
+        with pytest.raises(trees.Refused):
+            trees.read(str(root), name, 100)
+        with pytest.raises(trees.Refused):
+            trees.write(str(root), name, b"x")
+    trees.write(str(root), "a/b/c", b"deep")
+    assert trees.read(str(root), "a/b/c", 100) == b"deep"
+    with pytest.raises(trees.Refused, match="more than 3"):
+        trees.read(str(root), "a/b/c", 3)
+    assert (tmp_path / "secret").read_text() == "s"
+
+
+def test_the_judge_knows_whose_process_it_is() -> None:
+    own, parent = os.getpid(), os.getppid()
+    judge = Judge(lambda: {own})
+    kill = 62
+    assert judge.allows(own, kill, (own, 9))
+    assert judge.allows(own, kill, (0, 9))
+    for target in (parent, 1, -1, -parent):
+        assert not judge.allows(own, kill, (target & 0xFFFFFFFF, 9))
+
+
+def test_the_digest_sees_values_and_ignores_addresses() -> None:
+    assert digest({"a": [1, {2}]}) == digest({"a": [1, {2}]})
+    assert digest({"a": [1]}) != digest({"a": [2]})
+    assert digest({"a": object()}) == digest({"a": object()})
+    assert digest({"a": True}) != digest({"a": 1})
+
+
+def test_grading_counts_each_test() -> None:
+    tests: list[Test] = [
+        CallTest("f", (2,), 4),
+        CallTest("f", (3,), 7),
+        CallTest("f", ("a",), 0),
+        CallTest("missing", (), 0),
+        CallTest("f", (1,), 2.4, "close", 0.5),
+        CallTest("f", (0,), None, "false"),
+        CallTest("f", ([2, 2],), {2}, via="set"),
+    ]
+    found = grade(FakeExecutor(), "def f(x): return x * 2 if x != 'a' else 1 / 0", tests)
+    passed, wrong, error = Outcome.PASSED, Outcome.WRONG, Outcome.ERROR
+    assert found.outcomes == (passed, wrong, error, error, passed, passed, passed)
+    assert (found.passed, found.all_passed, found.fraction) == (4, False, 4 / 7)
+
+
+def test_grading_compares_text() -> None:
+    program = "print(int(input()) / 3)"
+    tests = [StdioTest("1\n", "0.333", "float", 1e-2), StdioTest("3\n", "1.0"), StdioTest("x\n", "1.0")]
+    assert grade(FakeExecutor(), program, tests).outcomes == (Outcome.PASSED, Outcome.PASSED, Outcome.ERROR)
+
+
+@pytest.mark.parametrize(
+    ("compare", "wanted", "text", "same"),
+    [
+        ("exact", "a b\nc", "a b \nc\n\n", True),
+        ("exact", "a b", "a  b", False),
+        ("exact", "a", "\na", False),
+        ("tokens", "a b\nc", "a\nb c", True),
+        ("tokens", "1.0", "1", False),
+        ("float", "1.0 x", "1 x", True),
+        ("float", "1 2", "1", False),
+        ("float", "1", "nan", False),
+    ],
+)
+def test_text_is_compared_as_asked(compare: Any, wanted: str, text: str, same: bool) -> None:
+    assert matches_text(StdioTest("", wanted, compare), text) is same
+
+
+def test_a_value_of_another_type_is_wrong_where_the_type_counts() -> None:
+    assert judge_call(CallTest("f", (), 1, "is"), {"v": True}) is Outcome.WRONG
+    assert judge_call(CallTest("f", (), 1), {"v": True}) is Outcome.PASSED
+    assert judge_call(CallTest("f", (), 1, "close"), {"v": "x"}) is Outcome.WRONG
+    assert judge_call(CallTest("f", (), 1), {"e": "ValueError"}) is Outcome.ERROR
+    assert judge_call(CallTest("f", (), 1), ["v"]) is Outcome.ERROR
+
+
+def test_a_fault_is_never_a_grade() -> None:
+    with pytest.raises(SandboxFault):
+        grade(FakeExecutor(faults=1), "def f(): return 1", [CallTest("f", (), 1)])
+
+
+class Dying(FakeExecutor):
+    """Answers one call a run, then dies."""
+
+    def run(self, code: str, **options: Any) -> ExecResult:
+        import dataclasses
+
+        whole = super().run(code, **options)
+        return dataclasses.replace(whole, returned=whole.returned[:1])
+
+
+def test_calls_after_a_death_run_again_but_not_for_ever() -> None:
+    found = grade(Dying(), "def f(x): return x", [CallTest("f", (i,), i) for i in range(9)])
+    passed, error = Outcome.PASSED, Outcome.ERROR
+    assert found.outcomes == (passed, error, passed, error, passed, error, error, error, error)

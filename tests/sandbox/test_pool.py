@@ -1,0 +1,232 @@
+"""The pool and the jails: trust domains, quotas, back-pressure, dead jails, dead owners."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.errors import ConfigurationError, SandboxFault, UnknownName
+from agentenv.sandbox import labels
+from agentenv.sandbox.executor import JailExecutor
+from agentenv.sandbox.pool import Pool
+from agentenv.sandbox.spec import make_executor
+from agentenv.sandbox.types import ExecStatus, Limits
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def until(check: Callable[[], bool], seconds: float = 5.0) -> bool:
+    end = time.monotonic() + seconds
+    while not check() and time.monotonic() < end:
+        time.sleep(0.02)
+    return check()
+
+
+class FakeJail:
+    """What a pool sees of a jail."""
+
+    def __init__(self) -> None:
+        self.closed, self.load = False, 0
+
+    def await_ready(self) -> None:
+        """Ready at once."""
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def jails() -> list[FakeJail]:
+    return []
+
+
+def pool(jails: list[FakeJail], **options: Any) -> Pool:
+    def start() -> Any:
+        jails.append(FakeJail())
+        return jails[-1]
+
+    return Pool(start, **options)
+
+
+def test_domains_never_share_a_jail(jails: list[FakeJail]) -> None:
+    made = pool(jails, size=1)
+    first, second = made.jail("a"), made.jail("b")
+    assert first is not second
+    assert made.jail("a") is first
+    made.close()
+    assert all(jail.closed for jail in jails)
+
+
+def test_a_dead_jail_is_replaced(jails: list[FakeJail]) -> None:
+    made = pool(jails, size=1)
+    first = made.jail("a")
+    first.close()
+    assert made.jail("a") is not first
+    made.close()
+
+
+def test_the_quota_takes_idle_jails_of_others_and_then_refuses(jails: list[FakeJail]) -> None:
+    made = pool(jails, size=1, quota=2)
+    first, second = made.jail("a"), made.jail("b")
+    third = made.jail("c")
+    assert third not in (first, second)
+    for jail in jails:
+        jail.load = 1
+    with pytest.raises(SandboxFault, match="all 2 jails"):
+        made.jail("d")
+    made.close()
+
+
+def test_who_waits_too_long_for_a_slot_is_refused(jails: list[FakeJail]) -> None:
+    made = pool(jails, size=1, slots=1, wait_s=0.05)
+    with made.slot(), pytest.raises(SandboxFault, match="no processor"), made.slot():
+        pass
+    with made.slot() as waited:
+        assert waited < 0.05
+    made.close()
+
+
+def test_a_closed_pool_hands_out_nothing(jails: list[FakeJail]) -> None:
+    made = pool(jails, size=1)
+    made.close()
+    made.close()
+    with pytest.raises(SandboxFault, match="closed"):
+        made.jail("a")
+
+
+def test_a_jail_that_cannot_start_is_a_typed_fault() -> None:
+    def start() -> Any:
+        raise SandboxFault("no wall today")
+
+    with pytest.raises(SandboxFault, match="no wall today"):
+        Pool(start, size=1).jail("a")
+
+
+def test_waiting_is_charged_to_the_queue_and_not_to_the_run(doomed: JailExecutor) -> None:
+    results = []
+    limits = Limits(wall_s=30.0)
+    slots = len(os.sched_getaffinity(0))
+
+    def go() -> None:
+        results.append(doomed.run("import time; time.sleep(0.3)", limits=limits))
+
+    threads = [threading.Thread(target=go) for _ in range(slots * 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert all(result.ok for result in results)
+    assert max(result.queue_s for result in results) > 0.25
+
+
+def test_a_run_whose_jail_dies_is_repeated_in_another(doomed: JailExecutor) -> None:
+    def kill() -> None:
+        time.sleep(0.5)
+        doomed._pool.jail("").close()
+
+    doomed.run("1")
+    killer = threading.Thread(target=kill)
+    killer.start()
+    result = doomed.run("import time; time.sleep(1.5); print('done')")
+    killer.join()
+    assert (result.status, result.stdout) == (ExecStatus.OK, "done\n")
+
+
+def test_a_sandbox_that_always_breaks_is_a_typed_result() -> None:
+    def start() -> Any:
+        raise SandboxFault("no wall today")
+
+    from agentenv.sandbox.types import ExecutorInfo
+
+    with JailExecutor(ExecutorInfo("broken", isolated=True), start, size=1) as executor:
+        result = executor.run("1")
+        assert (result.status, result.fault) == (ExecStatus.SANDBOX_ERROR, "no wall today")
+        with pytest.raises(SandboxFault):
+            executor.open()
+
+
+OWNER = """
+import sys, time
+from agentenv.sandbox.spec import make_executor
+executor = make_executor("bwrap", size=1)
+session = executor.open()
+session.run("x = 1")
+session.snapshot()
+print("ready", flush=True)
+executor.run("import os, time\\nos.fork()\\ntime.sleep(600)")
+"""
+
+
+def test_nothing_is_left_of_a_killed_owner(doomed: JailExecutor) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, env=environment, text=True
+    )
+    assert owner.stdout is not None
+    with owner, owner.stdout:
+        assert owner.stdout.readline() == "ready\n"
+        mine = {pid for pid, label in labels.jails().items() if label.pid == owner.pid}
+        assert mine
+        inside = [
+            int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and _descends(int(p.name), mine)
+        ]
+        owner.send_signal(signal.SIGKILL)
+    assert until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in (*mine, *inside)))
+
+
+def _descends(pid: int, roots: set[int]) -> bool:
+    while pid > 1 and pid not in roots:
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+        except OSError:
+            return False
+    return pid in roots
+
+
+def test_labels_name_their_owner() -> None:
+    own = labels.parse(labels.label())
+    assert own is not None
+    assert (own.pid, own.alive) == (os.getpid(), True)
+    assert labels.parse("python") is None
+    assert labels.parse("agentenv-jail:x:1") is None
+    assert not labels.Label(os.getpid(), "1").alive
+
+
+def test_orphans_are_reaped_by_their_label() -> None:
+    orphan = subprocess.Popen([f"{labels.PREFIX}:{os.getpid()}:1", "60"], executable="/bin/sleep")
+    own = subprocess.Popen([labels.label(), "60"], executable="/bin/sleep")
+    assert until(lambda: {orphan.pid, own.pid} <= set(labels.jails()))
+    assert labels.reap_orphans() >= 1
+    assert orphan.wait(5) == -signal.SIGKILL
+    assert own.poll() is None
+    own.kill()
+    own.wait(5)
+
+
+def test_an_unknown_backend_is_named_with_the_nearest() -> None:
+    with pytest.raises(UnknownName, match="bwrap"):
+        make_executor("bwarp")
+    with pytest.raises(ConfigurationError, match="strict"):
+        make_executor("bwrap", isolation="perhaps")
+
+
+def test_strict_isolation_refuses_a_backend_without_walls() -> None:
+    from agentenv.sandbox import selftest
+    from agentenv.sandbox.spec import _refuse
+
+    _refuse([], "bwrap")
+    with pytest.raises(ConfigurationError, match="network failed"):
+        _refuse([row.name for row in [selftest.Row("network", False, "connected")]], "unsafe-local")
+
+
+def test_the_self_test_of_bubblewrap_passes_here(bwrap: JailExecutor) -> None:
+    from agentenv.sandbox.selftest import probe
+
+    assert [row for row in probe(bwrap) if not row.ok] == []
