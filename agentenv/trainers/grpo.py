@@ -16,72 +16,28 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import torch
 
-from agentenv.core.chat import InlineFormat, TemplateFormat
-from agentenv.core.protocols import ChatFormat
-from agentenv.core.rollout import RolloutConfig, Start, rollout
+from agentenv.core.rollout import Start, rollout
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import EndReason
-from agentenv.data.sources import SourceConfig
-from agentenv.envs.local_search import STOP
-from agentenv.errors import ConfigurationError, Fault
-from agentenv.evaluation.bounds import measure_bounds
-from agentenv.evaluation.ground import Ground, open_ground
-from agentenv.evaluation.records import RESULTS, read_evaluation, read_json, write_evaluation, write_results
-from agentenv.evaluation.results import summarize
-from agentenv.evaluation.runner import play, to_record
+from agentenv.errors import Fault
+from agentenv.evaluation.records import RESULTS, read_json, write_results
 from agentenv.policies.card import EpisodeCard, write_card
-from agentenv.policies.hf import HFPolicy
-from agentenv.policies.spec import make_policy
-from agentenv.tracking import Tracker, make_tracker
-from agentenv.trainers.advantages import get_estimator, is_flat
+from agentenv.trainers.advantages import get_estimator
 from agentenv.trainers.config import TrainConfig
+from agentenv.trainers.evaluate import evaluate_dev, evaluate_test
 from agentenv.trainers.folder import RunFolder
-from agentenv.trainers.learner import Learner, Objective, rows_of
+from agentenv.trainers.learner import rows_of
+from agentenv.trainers.metrics import describe
 from agentenv.trainers.monitors import warnings_of
+from agentenv.trainers.run import Clock, Display, Run, rollout_config, set_up
 
 Group = list[Trajectory]
 
 _LAPS = ("rollout", "update", "evaluation")
 _CARD_OPTIONS = ("prompt", "k", "max_turns", "observation_tokens")
-
-
-class Display(Protocol):
-    """Who is told how far the run is."""
-
-    def phase(self, name: str, total: int) -> None:
-        """A phase of ``total`` units begins."""
-
-    def advance(self, done: int, figures: dict[str, float]) -> None:
-        """So many units of the phase are done, and these are the figures that matter."""
-
-    def warn(self, sentence: str) -> None:
-        """Something looks wrong."""
-
-
-@dataclass
-class Run:
-    """Everything that a training run holds while it lasts."""
-
-    config: TrainConfig
-    folder: RunFolder
-    display: Display
-    policy: HFPolicy
-    chat: ChatFormat
-    learner: Learner
-    train: Ground
-    dev: Ground
-    test: Ground
-    trackers: Sequence[Tracker] = ()
-    """At most one, where the configuration names it."""
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Wall-clock seconds of each phase."""
 
 
 def train(folder: RunFolder, display: Display) -> dict[str, Any]:
@@ -94,9 +50,9 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
         AgentEnvError: the configuration cannot be used.
         Fault: every episode of a step failed through a fault of ours.
     """
-    run = _set_up(folder, display)
+    run = set_up(folder, display)
     config = folder.config
-    before = _evaluate(run, "before")
+    before = evaluate_test(run, "before")
     done = folder.resume(run.policy, run.learner)
     if done == config.optimization.steps and (folder.path / RESULTS).exists():
         return read_json(folder.path / RESULTS)
@@ -107,13 +63,13 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
         for tracker in run.trackers:
             stack.callback(tracker.close)
         for step in range(done + 1, config.optimization.steps + 1):
-            clock = _Clock(run)
+            clock = Clock(run)
             groups = _roll_out(run, step)
             clock.lap("rollout")
-            metrics = {"step": step} | _update(run, step, groups) | _describe(groups)
+            metrics = {"step": step} | _update(run, step, groups) | describe(groups)
             clock.lap("update")
             if config.evaluation.every and step % config.evaluation.every == 0:
-                metrics |= _evaluate_dev(run)
+                metrics |= evaluate_dev(run)
             clock.lap("evaluation")
             _watch(run, metrics)
             if config.trajectories_every and step % config.trajectories_every == 0:
@@ -126,74 +82,6 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
             display.advance(step, metrics)
     run.seconds["training"] = earlier + time.perf_counter() - began
     return _finish(run, before)
-
-
-def _set_up(folder: RunFolder, display: Display) -> Run:
-    config = folder.config
-    began = time.perf_counter()
-    get_estimator(config.optimization.estimator)
-    trackers = [make_tracker(config.tracker)] if config.tracker else []
-    torch.set_num_threads(config.threads)
-    torch.set_flush_denormal(True)  # tiny second moments of Adam otherwise slow every multiplication down
-    policy = make_policy(config.policy)
-    if config.rollout.context_tokens > policy.context_tokens:
-        raise ConfigurationError(
-            f"rollout.context_tokens={config.rollout.context_tokens} is more than the {policy.context_tokens} tokens "
-            f"that {config.policy} can read: lower it"
-        )
-    optimization = config.optimization
-    objective = Objective(
-        clip_low=optimization.clip_low,
-        clip_high=optimization.clip_high,
-        temperature=config.rollout.temperature,
-        kl_coefficient=optimization.kl_coefficient,
-        micro_tokens=optimization.micro_tokens,
-    )
-    learner = Learner(
-        policy.model,
-        objective,
-        learning_rate=optimization.learning_rate,
-        weight_decay=optimization.weight_decay,
-        max_grad_norm=optimization.max_grad_norm,
-        reference=make_policy(config.policy).model if optimization.kl_coefficient else None,
-    )
-    chat = (InlineFormat if config.format == "inline" else TemplateFormat)(policy.tokenizer)
-    run = Run(
-        config=config,
-        folder=folder,
-        display=display,
-        policy=policy,
-        chat=chat,
-        learner=learner,
-        train=_open(config.train, config, policy, display),
-        dev=_open(config.dev, config, policy, display),
-        test=_open(config.test, config, policy, display),
-        trackers=trackers,
-    )
-    run.seconds["preparation"] = time.perf_counter() - began
-    return run
-
-
-def _open(source: SourceConfig, config: TrainConfig, policy: HFPolicy, display: Display) -> Ground:
-    display.phase(f"index of {source.split or source.world.split} questions", 0)
-
-    def count(text: str) -> int:
-        return len(policy.tokenizer.encode(text, add_special_tokens=False))
-
-    return open_ground(source, config.search, config.env, count)
-
-
-def rollout_config(config: TrainConfig, *, temperature: float) -> RolloutConfig:
-    """The budgets of ``config`` at a temperature; 0 is greedy."""
-    settings = config.rollout
-    return RolloutConfig(
-        context_tokens=settings.context_tokens,
-        turn_tokens=settings.turn_tokens,
-        temperature=temperature,
-        stop=STOP,
-        deadline_s=settings.deadline_s,
-        deterministic=settings.deterministic,
-    )
 
 
 def _roll_out(run: Run, step: int) -> list[Group]:
@@ -238,37 +126,6 @@ def _update(run: Run, step: int, groups: Sequence[Group]) -> dict[str, float]:
     return figures | {"learning_rate": rate}
 
 
-def _describe(groups: Sequence[Group]) -> dict[str, float]:
-    """What the rollouts of a step looked like; means are over valid episodes.
-
-    The entropy is estimated from the sampled tokens themselves: the mean of -log p, in nats.
-    """
-    played = [trajectory for group in groups for trajectory in group]
-    valid = [trajectory for trajectory in played if trajectory.valid]
-    turns = [turn for trajectory in valid for turn in trajectory.turns]
-    flat = [is_flat([t.reward for t in group if t.valid]) for group in groups]
-    rewards = [trajectory.reward for trajectory in valid]
-    ends = {f"end_{reason}": 0 for reason in EndReason}
-    for trajectory in played:
-        ends[f"end_{trajectory.end_reason}"] += 1
-    return {
-        "reward_mean": fmean(rewards),
-        "reward_std": float(np.std(rewards)),
-        "entropy": -float(np.concatenate([t.logprobs[t.loss_mask] for t in valid]).mean()),
-        "zero_variance_share": fmean(flat),
-        "faults": len(played) - len(valid),
-        "format_rate": fmean(turn.valid for turn in turns),
-        "answer_rate": fmean(trajectory.end_reason is EndReason.ANSWERED for trajectory in valid),
-        "response_tokens": fmean(trajectory.response_tokens for trajectory in valid),
-        "episode_tokens": fmean(len(trajectory.ids) for trajectory in valid),
-        "searches_per_episode": fmean(
-            sum(r.name == "search" for turn in trajectory.turns for r in turn.tool_results)
-            for trajectory in valid
-        ),
-        "extra_rows": sum(len(trajectory.row_slices) - 1 for trajectory in valid),
-    } | {name: count for name, count in ends.items() if count}
-
-
 def _watch(run: Run, metrics: dict[str, Any]) -> None:
     """Adds the monitors' sentences to ``metrics`` and shows those that are new."""
     history = run.folder.history()
@@ -280,74 +137,9 @@ def _watch(run: Run, metrics: dict[str, Any]) -> None:
             run.display.warn(sentence)
 
 
-def _evaluate_dev(run: Run) -> dict[str, Any]:
-    config = rollout_config(run.config, temperature=0.0)
-    played = play(run.policy, run.chat, run.dev.make_env, run.dev.source.tasks, config, name="dev")
-    scorer = run.config.evaluation.scorers[0]
-    summary = _summary(run, run.dev, played)
-    score = summary["scores"][scorer]
-    return {"em_dev": score["mean"], "em_dev_ci95": score["ci95"]}
-
-
-def _evaluate(run: Run, name: str) -> dict[str, Any]:
-    """The full evaluation on the test questions, kept under ``evaluation/NAME``; done once, also by a resumed run."""
-    directory = run.folder.path / "evaluation" / name
-    if (directory / RESULTS).exists():
-        results = read_evaluation(directory).results
-        if results["policy"] == _policy_name(run):  # not so where the run went on after it
-            return results
-    began = time.perf_counter()
-    tasks = run.test.source.tasks
-    run.display.phase(f"evaluation {name}", len(tasks))
-    config = rollout_config(run.config, temperature=0.0)
-    played = play(
-        run.policy,
-        run.chat,
-        run.test.make_env,
-        tasks,
-        config,
-        name=name,
-        progress=lambda done: run.display.advance(done, {}),
-    )
-    scorer = run.config.evaluation.scorers[0]
-    bounds = None
-    if run.config.evaluation.bounds:
-        bounds = measure_bounds(run.policy, run.chat, run.test, config, scorer)
-    summary = _summary(run, run.test, played, bounds)
-    write_evaluation(directory, summary, map(to_record, played))
-    run.seconds[f"evaluation_{name}"] = time.perf_counter() - began
-    return summary
-
-
-def _summary(
-    run: Run, ground: Ground, played: Sequence[Trajectory], bounds: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    info = ground.retriever.info()
-    return summarize(
-        [to_record(trajectory) for trajectory in played],
-        run.config.evaluation.scorers,
-        dataset=ground.source.name,
-        split=ground.source.split,
-        policy=_policy_name(run),
-        retriever=info.name,
-        k=int(run.config.env.options.get("k", 3)),
-        bounds=bounds,
-        settings={
-            "documents": info.documents,
-            "retriever_fingerprint": info.fingerprint,
-            "env": run.config.env.model_dump(mode="json"),
-            "decoding": "greedy",
-        },
-    )
-
-
-def _policy_name(run: Run) -> str:
-    return f"{run.config.policy} at step {run.policy.version}"
-
-
 def _finish(run: Run, before: dict[str, Any]) -> dict[str, Any]:
     """Final policy, evaluation after, ``results.json``."""
-    after = _evaluate(run, "after")
+    after = evaluate_test(run, "after")
     policy_folder = run.folder.path / "policy"
     run.policy.model.save_pretrained(policy_folder)
     run.policy.tokenizer.save_pretrained(policy_folder)
@@ -383,33 +175,3 @@ def _card(config: TrainConfig) -> EpisodeCard:
 def _headline(summary: dict[str, Any], scorer: str) -> dict[str, Any]:
     score = summary["scores"][scorer]
     return {"em": score["mean"], "n": score["n"], "ci95": score["ci95"]}
-
-
-class _Clock:
-    """Where the seconds of one step went."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._last = time.perf_counter()
-        self._laps: dict[str, float] = {}
-        self._neural = self._counters()
-
-    def _counters(self) -> dict[str, float]:
-        encoder = getattr(self._run.train.retriever, "encoder", None)
-        return {
-            "policy_forward": self._run.policy.forward_seconds,
-            "learner_compute": self._run.learner.compute_seconds,
-            "encoder_forward": float(getattr(encoder, "forward_seconds", 0.0)),
-        }
-
-    def lap(self, name: str) -> None:
-        """Ends a phase of the step."""
-        now = time.perf_counter()
-        self._laps[name] = now - self._last
-        self._last = now
-
-    def seconds(self) -> dict[str, float]:
-        """Seconds of each phase, and of the neural forward and backward passes within them."""
-        now = self._counters()
-        spent = self._laps | {name: now[name] - then for name, then in self._neural.items()}
-        return {name: round(value, 4) for name, value in spent.items()}

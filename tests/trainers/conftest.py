@@ -83,8 +83,13 @@ def _episode(
             mine = tuple(left[: len(ids)]) if logprobs else (0.0,) * len(ids)
             del left[: len(ids)]
         segments.append(Segment(kind, tuple(ids), turn, logprobs=mine))
-    base: dict[str, Any] = {"reward": reward, "end_reason": EndReason.ANSWERED, "segments": tuple(segments)}
-    return Trajectory(task=Task("t", "q"), turns=(), **(base | changes))
+    base: dict[str, Any] = {
+        "reward": reward,
+        "end_reason": EndReason.ANSWERED,
+        "segments": tuple(segments),
+        "turns": (),
+    }
+    return Trajectory(task=Task("t", "q"), **(base | changes))
 
 
 @pytest.fixture

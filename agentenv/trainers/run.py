@@ -1,0 +1,158 @@
+"""What a training run holds while it lasts, and how it is set up from its configuration."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from agentenv.core.chat import InlineFormat, TemplateFormat
+from agentenv.core.protocols import ChatFormat
+from agentenv.core.rollout import RolloutConfig
+from agentenv.data.sources import SourceConfig
+from agentenv.envs.local_search import STOP
+from agentenv.errors import ConfigurationError
+from agentenv.evaluation.ground import Ground, open_ground
+from agentenv.policies.hf import HFPolicy
+from agentenv.policies.spec import make_policy
+from agentenv.tracking import Tracker, make_tracker
+from agentenv.trainers.advantages import get_estimator
+from agentenv.trainers.config import TrainConfig
+from agentenv.trainers.folder import RunFolder
+from agentenv.trainers.learner import Learner, Objective
+
+
+class Display(Protocol):
+    """Who is told how far the run is."""
+
+    def phase(self, name: str, total: int) -> None:
+        """A phase of ``total`` units begins."""
+
+    def advance(self, done: int, figures: dict[str, float]) -> None:
+        """So many units of the phase are done, and these are the figures that matter."""
+
+    def warn(self, sentence: str) -> None:
+        """Something looks wrong."""
+
+
+@dataclass
+class Run:
+    """Everything that a training run holds while it lasts."""
+
+    config: TrainConfig
+    folder: RunFolder
+    display: Display
+    policy: HFPolicy
+    chat: ChatFormat
+    learner: Learner
+    train: Ground
+    dev: Ground
+    test: Ground
+    trackers: Sequence[Tracker] = ()
+    """At most one, where the configuration names it."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Wall-clock seconds of each phase."""
+
+
+def set_up(folder: RunFolder, display: Display) -> Run:
+    """Policy, learner and the three grounds of a run, as its configuration wants them.
+
+    Raises:
+        AgentEnvError: the configuration cannot be used.
+    """
+    config = folder.config
+    began = time.perf_counter()
+    get_estimator(config.optimization.estimator)
+    trackers = [make_tracker(config.tracker)] if config.tracker else []
+    torch.set_num_threads(config.threads)
+    torch.set_flush_denormal(True)  # tiny second moments of Adam otherwise slow every multiplication down
+    policy = make_policy(config.policy)
+    if config.rollout.context_tokens > policy.context_tokens:
+        raise ConfigurationError(
+            f"rollout.context_tokens={config.rollout.context_tokens} is more than the {policy.context_tokens} tokens "
+            f"that {config.policy} can read: lower it"
+        )
+    optimization = config.optimization
+    objective = Objective(
+        clip_low=optimization.clip_low,
+        clip_high=optimization.clip_high,
+        temperature=config.rollout.temperature,
+        kl_coefficient=optimization.kl_coefficient,
+        micro_tokens=optimization.micro_tokens,
+    )
+    learner = Learner(
+        policy.model,
+        objective,
+        learning_rate=optimization.learning_rate,
+        weight_decay=optimization.weight_decay,
+        max_grad_norm=optimization.max_grad_norm,
+        reference=make_policy(config.policy).model if optimization.kl_coefficient else None,
+    )
+    chat = (InlineFormat if config.format == "inline" else TemplateFormat)(policy.tokenizer)
+    run = Run(
+        config=config,
+        folder=folder,
+        display=display,
+        policy=policy,
+        chat=chat,
+        learner=learner,
+        train=_open(config.train, config, policy, display),
+        dev=_open(config.dev, config, policy, display),
+        test=_open(config.test, config, policy, display),
+        trackers=trackers,
+    )
+    run.seconds["preparation"] = time.perf_counter() - began
+    return run
+
+
+def _open(source: SourceConfig, config: TrainConfig, policy: HFPolicy, display: Display) -> Ground:
+    display.phase(f"index of {source.split or source.world.split} questions", 0)
+
+    def count(text: str) -> int:
+        return len(policy.tokenizer.encode(text, add_special_tokens=False))
+
+    return open_ground(source, config.search, config.env, count)
+
+
+def rollout_config(config: TrainConfig, *, temperature: float) -> RolloutConfig:
+    """The budgets of ``config`` at a temperature; 0 is greedy."""
+    settings = config.rollout
+    return RolloutConfig(
+        context_tokens=settings.context_tokens,
+        turn_tokens=settings.turn_tokens,
+        temperature=temperature,
+        stop=STOP,
+        deadline_s=settings.deadline_s,
+        deterministic=settings.deterministic,
+    )
+
+
+class Clock:
+    """Where the seconds of one step of ``run`` went."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._last = time.perf_counter()
+        self._laps: dict[str, float] = {}
+        self._neural = self._counters()
+
+    def _counters(self) -> dict[str, float]:
+        encoder = getattr(self._run.train.retriever, "encoder", None)
+        return {
+            "policy_forward": self._run.policy.forward_seconds,
+            "learner_compute": self._run.learner.compute_seconds,
+            "encoder_forward": float(getattr(encoder, "forward_seconds", 0.0)),
+        }
+
+    def lap(self, name: str) -> None:
+        """Ends a phase of the step."""
+        now = time.perf_counter()
+        self._laps[name] = now - self._last
+        self._last = now
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds of each phase, and of the neural forward and backward passes within them."""
+        now = self._counters()
+        spent = self._laps | {name: now[name] - then for name, then in self._neural.items()}
+        return {name: round(value, 4) for name, value in spent.items()}

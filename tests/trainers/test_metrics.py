@@ -1,0 +1,79 @@
+"""The figures of a training step: means over valid episodes, and what faults and empty episodes do to them."""
+
+from collections.abc import Callable
+
+import pytest
+
+from agentenv.core.trajectory import SegmentKind, Trajectory, Turn
+from agentenv.core.types import EndReason, ToolResult, ToolStatus
+from agentenv.trainers.metrics import describe
+
+Episode = Callable[..., Trajectory]
+
+SEARCHED = Turn("<search>a</search>", tool_results=(ToolResult("search", ToolStatus.OK),) * 2)
+ANSWERED = Turn("<answer>b</answer>")
+GARBLED = Turn("hmm", valid=False)
+
+
+@pytest.fixture
+def right(episode: Episode) -> Trajectory:
+    """Two prompt tokens, two sampled, one observed, one sampled: log-probs -1, -2 and -3."""
+    parts = [
+        (SegmentKind.PROMPT, (1, 2)),
+        (SegmentKind.POLICY, (3, 4)),
+        (SegmentKind.ENV, (5,)),
+        (SegmentKind.POLICY, (6,)),
+    ]
+    return episode(parts, 1.0, logprobs=(-1.0, -2.0, -3.0), turns=(SEARCHED, ANSWERED))
+
+
+@pytest.fixture
+def wrong(episode: Episode) -> Trajectory:
+    """One prompt token and one sampled with log-prob -6; it ran out of turns."""
+    parts = [(SegmentKind.PROMPT, (1,)), (SegmentKind.POLICY, (2,))]
+    return episode(parts, 0.0, logprobs=(-6.0,), turns=(GARBLED,), end_reason=EndReason.TURN_LIMIT)
+
+
+@pytest.fixture
+def fault(episode: Episode) -> Trajectory:
+    parts = [(SegmentKind.PROMPT, (1,)), (SegmentKind.POLICY, (2, 2, 2))]
+    return episode(parts, 0.0, valid=False, turns=(SEARCHED,), end_reason=EndReason.ENV_FAULT)
+
+
+def test_means_are_over_episodes_turns_or_tokens(right: Trajectory, wrong: Trajectory) -> None:
+    figures = describe([[right, wrong]])
+    assert figures["reward_mean"] == 0.5
+    assert figures["reward_std"] == 0.5  # of the population {1, 0}
+    assert figures["entropy"] == 3.0  # (1 + 2 + 3 + 6) / 4 sampled tokens
+    assert figures["format_rate"] == pytest.approx(2 / 3)  # two of three turns
+    assert figures["answer_rate"] == 0.5
+    assert figures["response_tokens"] == 2.0  # (3 + 1) / 2
+    assert figures["episode_tokens"] == 4.0  # (6 + 2) / 2
+    assert figures["searches_per_episode"] == 1.0  # (2 + 0) / 2
+    assert figures["extra_rows"] == 0
+    assert (figures["end_answered"], figures["end_turn_limit"]) == (1, 1)
+    assert "end_aborted" not in figures
+
+
+def test_a_fault_is_counted_and_in_no_mean(right: Trajectory, wrong: Trajectory, fault: Trajectory) -> None:
+    with_fault, without = describe([[right, fault, wrong]]), describe([[right, wrong]])
+    assert (with_fault.pop("faults"), without.pop("faults")) == (1, 0)
+    assert with_fault.pop("end_env_fault") == 1
+    assert with_fault == without
+
+
+def test_groups_of_equal_rewards_are_flat(right: Trajectory, wrong: Trajectory, fault: Trajectory) -> None:
+    groups = [[right, wrong], [right, right], [wrong, fault], [wrong, wrong]]
+    assert describe(groups)["zero_variance_share"] == 0.75  # one member alone has no variance either
+
+
+def test_a_group_lost_to_faults_is_not_called_flat(
+    right: Trajectory, wrong: Trajectory, fault: Trajectory
+) -> None:
+    assert describe([[right, wrong], [fault, fault]])["zero_variance_share"] == 0.0
+
+
+def test_episodes_without_a_turn_have_means_of_zero(episode: Episode) -> None:
+    stuck = episode([(SegmentKind.PROMPT, (1, 2))], end_reason=EndReason.TOKEN_LIMIT)
+    figures = describe([[stuck, stuck]])
+    assert (figures["entropy"], figures["format_rate"], figures["response_tokens"]) == (0.0, 0.0, 0.0)
