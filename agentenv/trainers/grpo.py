@@ -2,10 +2,11 @@
 
 What is left out of the published algorithm, and why:
 
-1. No reference model unless ``kl_coefficient`` asks for one: agentic recipes use none.
-2. No second pass for the old log-probs: one optimiser step a batch, and the sampler is the trained model itself, so the
-   recorded log-probs are the old ones. Tokens that were sampled under another context take their own present log-prob.
-3. No per-sequence mean: the loss is the mean over all trained tokens of the step, whatever the micro-batches.
+1. No reference model unless ``kl_coefficient`` or ``ace_alpha`` asks for one: agentic recipes use none.
+2. No second pass for the old log-probs unless ``updates`` or ``proximal`` asks for one: the sampler is the trained model
+   itself, so the recorded log-probs are the old ones. Tokens that were sampled under another context take the learner's.
+3. No per-sequence mean unless ``aggregation`` or the objective asks for it: the loss is the mean over all trained tokens
+   of the step, whatever the micro-batches.
 4. Groups of equal reward have advantage 0 and are left out of the backward pass, unless a penalty towards a reference
    acts on them; their tokens stay in the denominator.
 5. Faults of ours are in neither the loss nor the statistics; a group keeps its other members.
@@ -29,10 +30,11 @@ from agentenv.trainers.advantages import get_estimator
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.evaluate import evaluate_dev, evaluate_test
 from agentenv.trainers.folder import RunFolder
-from agentenv.trainers.learner import rows_of
+from agentenv.trainers.learner import Row, rows_of
 from agentenv.trainers.metrics import describe
 from agentenv.trainers.monitors import warnings_of
 from agentenv.trainers.run import Clock, Display, Run, rollout_config, set_up
+from agentenv.trainers.shaping import shape_rewards
 
 Group = list[Trajectory]
 
@@ -110,20 +112,36 @@ def _roll_out(run: Run, step: int) -> list[Group]:
 
 
 def _update(run: Run, step: int, groups: Sequence[Group]) -> dict[str, float]:
-    """Credit, one optimiser step, a new version of the policy."""
-    estimate = get_estimator(run.config.optimization.estimator)
-    penalty = run.config.optimization.kl_coefficient > 0
-    rows, tokens = [], 0
-    for group in groups:
-        valid = [trajectory for trajectory in group if trajectory.valid]
-        rows += rows_of(valid, estimate(valid), keep_flat=penalty)
-        tokens += sum(int(trajectory.loss_mask.sum()) for trajectory in valid)
-    warmup = run.config.optimization.warmup_steps
-    rate = run.config.optimization.learning_rate * min(1.0, step / warmup if warmup else 1.0)
+    """Credit, the optimiser steps of one batch, a new version of the policy."""
+    settings = run.config.optimization
+    rows, totals = _credited(run, groups)
+    rate = settings.learning_rate * min(1.0, step / settings.warmup_steps if settings.warmup_steps else 1.0)
     run.learner.set_learning_rate(rate)
-    figures = run.learner.step(rows, tokens=tokens)
+    if settings.updates > 1:
+        rows = run.learner.with_proximal(rows)
+    for update in range(settings.updates):
+        figures = run.learner.step(rows, **totals, update=update)
     run.policy.updated()
     return figures | {"learning_rate": rate}
+
+
+def _credited(run: Run, groups: Sequence[Group]) -> tuple[list[Row], dict[str, int]]:
+    """The rows to train on, and the totals of the whole batch that losses are averaged over."""
+    settings = run.config.optimization
+    estimate = get_estimator(settings.estimator, settings.estimator_options)
+    rows, masks = [], []
+    for group in groups:
+        valid = shape_rewards(
+            [trajectory for trajectory in group if trajectory.valid],
+            limit=run.config.rollout.context_tokens,
+            overlong_buffer=settings.overlong_buffer,
+            overlong_factor=settings.overlong_factor,
+            answer_penalty=settings.answer_penalty,
+        )
+        keep = run.learner.objective.keeps_flat
+        rows += rows_of(valid, estimate(valid), keep_flat=keep, version=run.policy.version)
+        masks += [int(trajectory.loss_mask.sum()) for trajectory in valid]
+    return rows, {"tokens": sum(masks), "sequences": sum(count > 0 for count in masks)}
 
 
 def _watch(run: Run, metrics: dict[str, Any]) -> None:

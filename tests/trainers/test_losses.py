@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from agentenv.trainers.objective import clipped_surrogate, kl_k3
+from agentenv.trainers.losses import OBJECTIVES
 
 
 @pytest.mark.parametrize(
