@@ -140,6 +140,18 @@ class EvaluationSettings(Frozen):
     """Whether closed book, oracle passages and the scripted expert are measured on the test questions."""
 
 
+class GuardSettings(Frozen):
+    """What is done about signs of a collapse, beyond the warning that there always is."""
+
+    guard: bool = False
+    """Whether anything is done; the first ten steps are never judged."""
+    action: Literal["lower", "stop"] = "lower"
+    """``lower`` multiplies the step size by ``factor``, once for each kind of sign; ``stop`` ends the training with a
+    checkpoint and the evaluation after it."""
+    factor: float = Field(0.1, gt=0, lt=1)
+    """See ``action``."""
+
+
 class TrainConfig(Frozen):
     """A training run."""
 
@@ -169,6 +181,8 @@ class TrainConfig(Frozen):
     """Learning."""
     evaluation: EvaluationSettings = EvaluationSettings()
     """Evaluation."""
+    monitor: GuardSettings = GuardSettings()
+    """Guard against collapse."""
     checkpoint_every: int = Field(25, ge=1)
     """Steps between two checkpoints; the last two are kept."""
     trajectories_every: int = Field(10, ge=0)

@@ -32,7 +32,7 @@ from agentenv.trainers.evaluate import evaluate_dev, evaluate_test
 from agentenv.trainers.folder import RunFolder
 from agentenv.trainers.learner import Row, rows_of
 from agentenv.trainers.metrics import describe
-from agentenv.trainers.monitors import warnings_of
+from agentenv.trainers.monitors import COLLAPSES, guarded, warnings_of
 from agentenv.trainers.run import Clock, Display, Run, rollout_config, set_up
 from agentenv.trainers.shaping import shape_rewards
 
@@ -56,7 +56,8 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
     config = folder.config
     before = evaluate_test(run, "before")
     done = folder.resume(run.policy, run.learner)
-    if done == config.optimization.steps and (folder.path / RESULTS).exists():
+    stopped = any("stopped" in line for line in folder.history())
+    if (stopped or done == config.optimization.steps) and (folder.path / RESULTS).exists():
         return read_json(folder.path / RESULTS)
     earlier = sum(line[lap] for line in folder.history("timings") for lap in _LAPS)
     began = time.perf_counter()
@@ -65,6 +66,8 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
         for tracker in run.trackers:
             stack.callback(tracker.close)
         for step in range(done + 1, config.optimization.steps + 1):
+            if stopped:
+                break
             clock = Clock(run)
             groups = _roll_out(run, step)
             clock.lap("rollout")
@@ -73,13 +76,13 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
             if config.evaluation.every and step % config.evaluation.every == 0:
                 metrics |= evaluate_dev(run)
             clock.lap("evaluation")
-            _watch(run, metrics)
+            stopped = _watch(run, metrics)
             if config.trajectories_every and step % config.trajectories_every == 0:
                 folder.dump(step, [trajectory for group in groups for trajectory in group])
             folder.log(metrics, clock.seconds())
             for tracker in run.trackers:
                 tracker.log(step, {name: v for name, v in metrics.items() if isinstance(v, int | float)})
-            if step % config.checkpoint_every == 0 or step == config.optimization.steps:
+            if step % config.checkpoint_every == 0 or step == config.optimization.steps or stopped:
                 folder.save_checkpoint(step, run.policy, run.learner)
             display.advance(step, metrics)
     run.seconds["training"] = earlier + time.perf_counter() - began
@@ -116,6 +119,8 @@ def _update(run: Run, step: int, groups: Sequence[Group]) -> dict[str, float]:
     settings = run.config.optimization
     rows, totals = _credited(run, groups)
     rate = settings.learning_rate * min(1.0, step / settings.warmup_steps if settings.warmup_steps else 1.0)
+    if run.config.monitor.guard:
+        rate *= guarded(run.folder.history(), run.config.monitor.factor)
     run.learner.set_learning_rate(rate)
     if settings.updates > 1:
         rows = run.learner.with_proximal(rows)
@@ -144,15 +149,23 @@ def _credited(run: Run, groups: Sequence[Group]) -> tuple[list[Row], dict[str, i
     return rows, {"tokens": sum(masks), "sequences": sum(count > 0 for count in masks)}
 
 
-def _watch(run: Run, metrics: dict[str, Any]) -> None:
-    """Adds the monitors' sentences to ``metrics`` and shows those that are new."""
-    history = run.folder.history()
+def _watch(run: Run, metrics: dict[str, Any]) -> bool:
+    """Adds the monitors' sentences to ``metrics`` and shows those that are new; whether the guard stops the run."""
+    history, settings = run.folder.history(), run.config.monitor
     earlier, found = warnings_of(history), warnings_of([*history, metrics])
     if found:
         metrics["warning"] = "; ".join(found.values())
     for figure, sentence in found.items():
         if figure not in earlier:
             run.display.warn(sentence)
+    signs = [figure for figure in found if figure in COLLAPSES]
+    if not settings.guard or not signs:
+        return False
+    metrics["signs"] = signs
+    if settings.action == "stop":
+        metrics["stopped"] = found[signs[0]]
+        run.display.warn(f"the guard stops the run after step {metrics['step']}")
+    return settings.action == "stop"
 
 
 def _finish(run: Run, before: dict[str, Any]) -> dict[str, Any]:
@@ -163,18 +176,19 @@ def _finish(run: Run, before: dict[str, Any]) -> dict[str, Any]:
     run.policy.tokenizer.save_pretrained(policy_folder)
     write_card(policy_folder, _card(run.config))
     scorer = run.config.evaluation.scorers[0]
+    history = run.folder.history()
     results = {
         "name": run.config.name,
         "seed": run.config.seed,
-        "steps": run.config.optimization.steps,
+        "steps": history[-1]["step"],
         "scorer": scorer,
         "before": _headline(before, scorer),
         "after": _headline(after, scorer),
         "bounds": after["bounds"],
         "retrieval": after["retrieval"],
-        "faults": sum(line["faults"] for line in run.folder.history()),
+        "faults": sum(line["faults"] for line in history),
         "seconds": {name: round(value, 1) for name, value in run.seconds.items()},
-    }
+    } | {name: history[-1][name] for name in ("stopped",) if name in history[-1]}
     write_results(run.folder.path, results)
     return results
 

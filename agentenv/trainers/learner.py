@@ -242,8 +242,8 @@ class Learner:
         for batch in micro_batches(rows, goal.micro_tokens):
             began = time.perf_counter()
             losses, figures = self._losses(batch, update, ratios)
-            weights = token_weights(goal.averaging, batch.sequence_tokens)
-            loss = (losses if weights is None else losses * weights.to(losses.dtype)).sum()
+            weights = token_weights(goal.averaging, batch.sequence_tokens.to(losses.dtype))
+            loss = (losses if weights is None else losses * weights).sum()
             (loss / below).backward()  # type: ignore[no-untyped-call]
             sums["loss"] += loss.item() / below
             for name, value in figures.items():

@@ -45,7 +45,9 @@ def test_importance_weights(options: dict[str, Any], expected: list[float]) -> N
 
 
 def test_a_lost_token_has_a_finite_weight() -> None:
-    assert importance_weights(double([800.0, -800.0, 0.0]), ROWS).tolist() == pytest.approx([2.0, 0.0, 1.0], abs=1e-8)
+    assert importance_weights(double([800.0, -800.0, 0.0]), ROWS).tolist() == pytest.approx(
+        [2.0, 0.0, 1.0], abs=1e-8
+    )
 
 
 def test_weights_carry_no_gradient() -> None:
