@@ -46,7 +46,7 @@ def warnings_of(history: Sequence[Metrics]) -> dict[str, str]:
             f"{last['zero_variance_share']:.0%} of the groups have equal rewards and teach nothing: "
             "the questions are too easy or too hard"
         )
-    if last["reward_mean"] < 0.5 * first["reward_mean"]:
+    if last["reward_mean"] < first["reward_mean"] - 0.5 * abs(first["reward_mean"]):
         found["reward_mean"] = (
             f"reward fell from {first['reward_mean']:.2f} to {last['reward_mean']:.2f}: lower the learning rate"
         )
