@@ -58,7 +58,7 @@ class WarmstartConfig:
     """Seeds the weights and the worlds."""
     copying_steps: int = 300
     """Optimiser steps on pages of one document."""
-    reader_steps: int = 1000
+    reader_steps: int = 2500
     """Optimiser steps on drills and careful demonstrations."""
     polishing_steps: int = 600
     """Optimiser steps of the same lessons in other worlds, at half the step size."""

@@ -4,6 +4,8 @@ import asyncio
 import json
 import resource
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -266,3 +268,19 @@ def test_building_reports_progress() -> None:
         documents, HashEncoder(dim=8), progress=lambda done, total: seen.append((done, total))
     )
     assert seen == [(1024, 1500), (1500, 1500)]
+
+
+def test_building_and_searching_leave_the_threads_of_torch_alone() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    code = (  # in an interpreter of its own: torch and FAISS share OpenMP only where torch came first
+        "import torch; torch.set_num_threads(3)\n"
+        "from agentenv.core.types import Document\n"
+        "from agentenv.retrievers.encoder import HashEncoder\n"
+        "from agentenv.retrievers.faiss import FaissRetriever\n"
+        "built = FaissRetriever.build([Document('a', 'Town', 'A town.')], HashEncoder(dim=64))\n"
+        "after_build = torch.get_num_threads()\n"
+        "built.rank(['Town'], 1)\n"
+        "print(after_build, torch.get_num_threads())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "3 3\n", done.stderr
