@@ -1,7 +1,8 @@
 """Credit of a whole trajectory: one score from the outcomes of its group, on every token. Pure functions.
 
-What is said here about bias holds for the mean over trajectories of the sum over their tokens, and is proved or measured
-on a tabular problem in ``tests/trainers/test_bias.py``.
+What is said of bias, here and in the modules of turns and trees, holds for the mean over trajectories of the sum over their
+tokens. Sizes are those on the tabular problem of ``tests/trainers/test_bias.py`` in groups of three: the expected gradient's
+component along the exact one, in units of it, and the length of the rest ("aside"); without bias 1 and 0.
 """
 
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ def group_relative(
     """GRPO: the standardised outcome (Shao et al. 2024). Statistics count trajectories, never rows or tokens.
 
     Biased: each group's gradient is divided by its own deviation, which weighs groups of rare outcomes up.
+    Measured: .536 along, .031 aside.
 
     Args:
         group: Valid trajectories.
@@ -58,6 +60,7 @@ def median_centered(group: Sequence[Trajectory], *, floor: float = 0.5, epsilon:
     Sample one member more than is trained (G + 1, odd): the one at the median gets 0 and leaves the backward pass. Of an
     even number the lower median is taken. Without a floor the MAD of binary rewards is 0 and the minority gets
     1 / epsilon; with neither, a MAD of 0 scales nothing. Biased: the median depends on the member itself.
+    Measured: .915 along, .069 aside.
 
     Args:
         group: Valid trajectories.

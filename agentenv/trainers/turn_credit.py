@@ -74,7 +74,8 @@ def turn_level(
 
     Every turn but the last called a tool and has a turn reward; the last is judged by the outcome alone. Turn t gets
     A_O + turn_weight sum_{j >= t} A_j, each A standardised over the group. A trajectory of one turn never called a tool
-    and gets the standardised sum of outcome and weighted turn rewards on all tokens.
+    and gets the standardised sum of outcome and weighted turn rewards on all tokens. Measured: .582 along, .283 aside
+    (``first_tool`` .783, .306; ``last_turn`` .552, .391).
 
     Args:
         group: Valid trajectories.
@@ -131,7 +132,7 @@ def anchor_state(
 
     Turns of one group that met the same anchor key form a step group; a turn's score there is its discounted
     return-to-go, standardised. A turn without company, or without a key, scores 0. Biased: the mean of a step group holds
-    the turn itself, and its size depends on the policy.
+    the turn itself, and its size depends on the policy. Measured: .976 along, .192 aside (population ``step`` 1.104, .278).
 
     Args:
         group: Valid trajectories.
@@ -251,7 +252,7 @@ def dual_level(
     """UI-S1 (Lu et al. 2025): a turn's segment return among turns of its index, plus the episode's score.
 
     A turn counts as a mismatch, which ends a segment, where its action was not valid. Biased: turns of one index are not
-    of one state.
+    of one state. Measured: 1.171 along, .160 aside (population ``step`` 1.616, .413).
 
     Args:
         group: Valid trajectories.

@@ -282,5 +282,14 @@ def test_the_size_of_a_bias(name: str, options: dict[str, Any], along: float, as
     assert np.linalg.norm(mean - share * EXACT) / norm == pytest.approx(aside, abs=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("name", "along", "aside"), [(n, *sizes) for n, options, *sizes in MEASURED if not options]
+)
+def test_a_biased_estimator_says_so_where_it_is_defined(name: str, along: float, aside: float) -> None:
+    words = " ".join((ESTIMATORS[name].__doc__ or "").split())
+    assert "Biased" in words
+    assert f"{along:.3f} along, {aside:.3f} aside".replace("0.", ".") in words
+
+
 def test_no_estimator_is_left_out() -> None:
     assert {row[0] for row in (*UNBIASED, *MEASURED)} | {"dr_grpo"} == set(ESTIMATORS)

@@ -91,6 +91,26 @@ def test_micro_batches_and_strips_change_nothing(
         assert figures == pytest.approx(whole, abs=1e-12)
 
 
+@each_objective
+def test_what_stands_at_observed_tokens_enters_no_term(
+    table: Make, rows: list[Row], objective: dict[str, Any]
+) -> None:
+    learner = learner_of(table(8), table(8, seed=1), **objective)
+    other = [
+        replace(
+            row,
+            logprobs=(row.logprobs + 5 * ~row.mask).astype(np.float32),
+            advantages=np.where(row.mask, row.advantages, 99.0),
+            mismatch=row.mismatch | ~row.mask,
+        )
+        for row in rows
+    ]
+    figures, expected = gradient(learner, rows)
+    found_figures, found = gradient(learner, other)
+    assert found_figures == figures
+    assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("surrogate", ["ppo_clip", "gspo"])
 def test_rows_behind_one_prompt_are_apart(qwen: Make, surrogate: str) -> None:
     """In a transformer, where strips hold several rows; float32 norms bound the agreement."""
