@@ -1,63 +1,48 @@
-"""Credit: from the rewards of a group of trajectories to one number per token. Pure functions.
+"""The estimators by name: from the trajectories of one group to one number per token.
 
-Shapes: G trajectories of one group, T tokens of one trajectory. An estimator takes the valid trajectories of one group and
-gives one float64[T] array each; tokens outside the loss mask get a value as well and the learner ignores it. Faults never
-arrive here: they are in neither the loss nor the statistics.
+An estimator takes the valid trajectories of one group and gives one float64[T] array each; tokens outside the loss mask
+get a value as well and the learner ignores it. Faults never arrive here: they are in neither the loss nor the statistics.
+Its keyword-only arguments are its options. ``docs/credit.md`` has the formulas, sources and biases in one table.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import UnknownName
+from agentenv.trainers.group_statistics import Values, is_flat, standardize
+from agentenv.trainers.options import bind_options
+from agentenv.trainers.outcome_credit import dr_grpo, group_relative, leave_one_out, median_centered
+from agentenv.trainers.tree_credit import pivotal, sibling, tree
+from agentenv.trainers.turn_credit import anchor_state, dual_level, return_to_go, turn_level
 
-Values = NDArray[np.float64]
 Estimator = Callable[[Sequence[Trajectory]], list[Values]]
 
-_FLAT = 1e-8  # rewards closer than this are equal: float noise divided by a tiny scale would become a signal
-
-
-def standardize(rewards_G: Sequence[float], *, epsilon: float = 1e-6) -> Values:
-    """(R - mean) / (std + epsilon) with the unbiased standard deviation (GRPO, Shao et al. 2024, section 4.1.2).
-
-    Args:
-        rewards_G: Outcome rewards of one group.
-        epsilon: Added to the standard deviation; verl takes 1e-6, TRL 1e-4.
-
-    Returns:
-        float64[G]; all 0 for a group of one and for a group of equal rewards.
-    """
-    rewards = np.asarray(rewards_G, dtype=np.float64)
-    if is_flat(rewards):
-        return np.zeros_like(rewards)
-    values: Values = (rewards - rewards.mean()) / (rewards.std(ddof=1) + epsilon)
-    return values
-
-
-def is_flat(rewards_G: Sequence[float] | Values) -> bool:
-    """Whether a group carries no signal: fewer than two members, or equal rewards."""
-    return len(rewards_G) < 2 or float(np.ptp(rewards_G)) < _FLAT
-
-
-def group_relative(group: Sequence[Trajectory]) -> list[Values]:
-    """GRPO: the standardised outcome reward on every token. Statistics count trajectories, never rows or tokens."""
-    scores = standardize([trajectory.reward for trajectory in group])
-    return [np.full(len(t.ids), score) for t, score in zip(group, scores, strict=True)]
-
-
-ESTIMATORS: Mapping[str, Estimator] = {
+ESTIMATORS: Mapping[str, Callable[..., list[Values]]] = {
     "group_relative": group_relative,
+    "dr_grpo": dr_grpo,
+    "leave_one_out": leave_one_out,
+    "median_centered": median_centered,
+    "return_to_go": return_to_go,
+    "turn_level": turn_level,
+    "anchor_state": anchor_state,
+    "dual_level": dual_level,
+    "pivotal": pivotal,
+    "sibling": sibling,
+    "tree": tree,
 }
 
 
-def get_estimator(name: str) -> Estimator:
-    """The estimator registered under ``name``.
+def get_estimator(name: str, options: Mapping[str, Any] | None = None) -> Estimator:
+    """The estimator registered under ``name``, with ``options`` filled in.
 
     Raises:
-        UnknownName: no such estimator.
+        UnknownName: no such estimator, or no such option of it.
+        ConfigurationError: an option's value is of another type.
     """
     if name not in ESTIMATORS:
         raise UnknownName.among("advantage estimator", name, ESTIMATORS)
-    return ESTIMATORS[name]
+    return bind_options("advantage estimator", name, ESTIMATORS[name], options or {})
+
+
+__all__ = ["ESTIMATORS", "Estimator", "Values", "get_estimator", "group_relative", "is_flat", "standardize"]

@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 from agentenv.data.sources import Frozen, SourceConfig
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.evaluation.ground import EnvConfig, SearchConfig
+from agentenv.trainers.advantages import get_estimator
 
 
 class RolloutSettings(Frozen):
@@ -33,6 +34,36 @@ class RolloutSettings(Frozen):
     """Seconds that one call of policy or environment may take."""
 
 
+class CorrectionSettings(Frozen):
+    """What is done about tokens that other weights or another context sampled."""
+
+    mode: Literal["none", "truncate", "mask"] = "none"
+    """``truncate`` weighs by min(w, high), w the proximal over the sampler's probability; ``mask`` by w within
+    [low, high] and 0 outside."""
+    level: Literal["token", "sequence", "geometric"] = "token"
+    """w of the token, the product over its row, or the geometric mean over its row."""
+    low: float = Field(0.0, ge=0)
+    """Lower bound of ``mask``."""
+    high: float = Field(2.0, gt=0)
+    """Upper bound."""
+    reject_above: float | None = Field(None, gt=0)
+    """Tokens whose divergence from the sampler is larger leave the loss, not its denominator; None rejects none."""
+    divergence: Literal["k1", "k2", "k3"] = "k3"
+    """Estimate of that divergence."""
+    reduce: Literal["token", "sum", "mean", "max"] = "mean"
+    """Judges each token, or its whole row."""
+    foreign: Literal["recompute", "weight"] = "recompute"
+    """Tokens sampled under another context: taken for on-policy, or weighed one by one by
+    min(p(now) / p(sampled), high)."""
+    ess_base: float | None = Field(None, gt=0)
+    """The step size is scaled by sqrt(min(1, effective sample / base)) (VCPO, base 1); None leaves it."""
+
+    @property
+    def weighs(self) -> bool:
+        """Whether recorded log-probs enter a weight."""
+        return self.mode != "none" or self.reject_above is not None or self.ess_base is not None
+
+
 class OptimizationConfig(Frozen):
     """How the weights are moved."""
 
@@ -46,16 +77,56 @@ class OptimizationConfig(Frozen):
     """Decoupled weight decay."""
     max_grad_norm: float = Field(1.0, gt=0)
     """The gradient is scaled down to this norm."""
+    updates: int = Field(1, ge=1)
+    """Optimiser steps on each batch of rollouts."""
     estimator: str = "group_relative"
     """Name of the advantage estimator."""
-    clip_low: float = Field(0.2, ge=0)
-    """How far the ratio may fall below 1."""
-    clip_high: float = Field(0.28, ge=0)
-    """How far the ratio may rise above 1."""
+    estimator_options: dict[str, Any] = Field(default_factory=dict)
+    """Its options by name; ``docs/credit.md`` lists them."""
+    objective: str = "ppo_clip"
+    """Name of the loss."""
+    objective_options: dict[str, Any] = Field(default_factory=dict)
+    """Its options by name; ``docs/credit.md`` lists them."""
+    clip_low: float | None = Field(None, ge=0)
+    """How far the ratio may fall below 1; None takes the objective's own bound (0.2 for ``ppo_clip``)."""
+    clip_high: float | None = Field(None, ge=0)
+    """How far the ratio may rise above 1; None takes the objective's own bound (0.28 for ``ppo_clip``)."""
+    aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "constant", "token_sum"] | None = None
+    """How token losses become one number, over the whole step; ``constant`` divides by episodes times ``context_tokens``.
+    None takes the objective's own (``token_mean``; ``sequence_mean`` for ``gspo``)."""
+    proximal: Literal["sampler", "recompute", "interpolate"] = "sampler"
+    """Log-probs that ratios are formed with: the sampler's own, the learner's at the start of the update, or a way between
+    the two by version (AReaL)."""
+    correction: CorrectionSettings = CorrectionSettings()
+    """Weights for tokens that other weights sampled; with ``proximal`` other than ``sampler`` (decoupled PPO)."""
     kl_coefficient: float = Field(0.0, ge=0)
-    """Weight of the k3 penalty towards the initial policy; 0 keeps no reference model."""
+    """Weight of the penalty towards the initial policy; 0 keeps no reference model."""
+    kl: Literal["k1", "k2", "k3", "k3_corrected"] = "k3"
+    """Its estimator."""
+    ace_alpha: float = Field(0.0, ge=0)
+    """Strength of ACE's push against overconfident errors; above 0 keeps a reference model."""
+    ace_cap: float = Field(5.0, gt=0)
+    """Bound, in nats a token, on the confidence that ACE counts."""
+    entropy_coefficient: float = Field(0.0, ge=0)
+    """Weight of an entropy bonus, in nats a token."""
+    overlong_buffer: int = Field(0, ge=0)
+    """Last tokens of ``context_tokens`` over which a penalty on long episodes grows (DAPO); 0 gives none."""
+    overlong_factor: float = Field(1.0, ge=0)
+    """Size of that penalty at the limit."""
+    answer_penalty: float = Field(0.0, ge=0)
+    """Subtracted from the reward of an episode that ended without an answer."""
     micro_tokens: int = Field(8192, ge=1)
     """Padded tokens of one forward pass; bounds memory."""
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        get_estimator(self.estimator, self.estimator_options)
+        if self.correction.weighs and self.proximal == "sampler":
+            raise ValueError(
+                "optimization.correction compares the sampler's log-probs with the learner's own: set "
+                "optimization.proximal to 'recompute' or 'interpolate'"
+            )
+        return self
 
 
 class EvaluationSettings(Frozen):
@@ -67,6 +138,18 @@ class EvaluationSettings(Frozen):
     """Scorers of the evaluations before and after; the first is the headline."""
     bounds: bool = True
     """Whether closed book, oracle passages and the scripted expert are measured on the test questions."""
+
+
+class GuardSettings(Frozen):
+    """What is done about signs of a collapse, beyond the warning that there always is."""
+
+    guard: bool = False
+    """Whether anything is done; the first ten steps are never judged."""
+    action: Literal["lower", "stop"] = "lower"
+    """``lower`` multiplies the step size by ``factor``, once for each kind of sign; ``stop`` ends the training with a
+    checkpoint and the evaluation after it."""
+    factor: float = Field(0.1, gt=0, lt=1)
+    """See ``action``."""
 
 
 class TrainConfig(Frozen):
@@ -98,6 +181,8 @@ class TrainConfig(Frozen):
     """Learning."""
     evaluation: EvaluationSettings = EvaluationSettings()
     """Evaluation."""
+    monitor: GuardSettings = GuardSettings()
+    """Guard against collapse."""
     checkpoint_every: int = Field(25, ge=1)
     """Steps between two checkpoints; the last two are kept."""
     trajectories_every: int = Field(10, ge=0)
@@ -114,6 +199,10 @@ class TrainConfig(Frozen):
                 f"{rollout.context_tokens}, or no prompt fits beside one turn"
             )
         return self
+
+
+_FREE_TABLES = ("env.options", "optimization.estimator_options", "optimization.objective_options")
+"""Their keys are checked by whom they are for."""
 
 
 def presets() -> dict[str, Path]:
@@ -168,11 +257,11 @@ def parse_config(values: dict[str, Any], place: str) -> TrainConfig:
 
 
 def _check_keys(values: dict[str, Any], known: dict[str, Any], place: str, above: str = "") -> None:
-    """Nested data classes would drop a misspelt key without a word; the options of an environment are its own."""
+    """Nested data classes would drop a misspelt key without a word; free tables are checked by their owners."""
     for key, value in values.items():
         if key not in known:
             raise UnknownName.among(f"key in {place}:", above + key, (above + name for name in known))
-        if isinstance(value, dict) and isinstance(known[key], dict) and above + key != "env.options":
+        if isinstance(value, dict) and isinstance(known[key], dict) and above + key not in _FREE_TABLES:
             _check_keys(value, known[key], place, f"{above}{key}.")
 
 

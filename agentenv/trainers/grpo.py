@@ -2,10 +2,11 @@
 
 What is left out of the published algorithm, and why:
 
-1. No reference model unless ``kl_coefficient`` asks for one: agentic recipes use none.
-2. No second pass for the old log-probs: one optimiser step a batch, and the sampler is the trained model itself, so the
-   recorded log-probs are the old ones. Tokens that were sampled under another context take their own present log-prob.
-3. No per-sequence mean: the loss is the mean over all trained tokens of the step, whatever the micro-batches.
+1. No reference model unless ``kl_coefficient`` or ``ace_alpha`` asks for one: agentic recipes use none.
+2. No second pass for the old log-probs unless ``updates`` or ``proximal`` asks for one: the sampler is the trained model
+   itself, so the recorded log-probs are the old ones. Tokens that were sampled under another context take the learner's.
+3. No per-sequence mean unless ``aggregation`` or the objective asks for it: the loss is the mean over all trained tokens
+   of the step, whatever the micro-batches.
 4. Groups of equal reward have advantage 0 and are left out of the backward pass, unless a penalty towards a reference
    acts on them; their tokens stay in the denominator.
 5. Faults of ours are in neither the loss nor the statistics; a group keeps its other members.
@@ -29,10 +30,11 @@ from agentenv.trainers.advantages import get_estimator
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.evaluate import evaluate_dev, evaluate_test
 from agentenv.trainers.folder import RunFolder
-from agentenv.trainers.learner import rows_of
+from agentenv.trainers.learner import Row, rows_of
 from agentenv.trainers.metrics import describe
-from agentenv.trainers.monitors import warnings_of
+from agentenv.trainers.monitors import COLLAPSES, guarded, warnings_of
 from agentenv.trainers.run import Clock, Display, Run, rollout_config, set_up
+from agentenv.trainers.shaping import shape_rewards
 
 Group = list[Trajectory]
 
@@ -54,7 +56,8 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
     config = folder.config
     before = evaluate_test(run, "before")
     done = folder.resume(run.policy, run.learner)
-    if done == config.optimization.steps and (folder.path / RESULTS).exists():
+    stopped = any("stopped" in line for line in folder.history())
+    if (stopped or done == config.optimization.steps) and (folder.path / RESULTS).exists():
         return read_json(folder.path / RESULTS)
     earlier = sum(line[lap] for line in folder.history("timings") for lap in _LAPS)
     began = time.perf_counter()
@@ -63,6 +66,8 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
         for tracker in run.trackers:
             stack.callback(tracker.close)
         for step in range(done + 1, config.optimization.steps + 1):
+            if stopped:
+                break
             clock = Clock(run)
             groups = _roll_out(run, step)
             clock.lap("rollout")
@@ -71,13 +76,13 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
             if config.evaluation.every and step % config.evaluation.every == 0:
                 metrics |= evaluate_dev(run)
             clock.lap("evaluation")
-            _watch(run, metrics)
+            stopped = _watch(run, metrics)
             if config.trajectories_every and step % config.trajectories_every == 0:
                 folder.dump(step, [trajectory for group in groups for trajectory in group])
             folder.log(metrics, clock.seconds())
             for tracker in run.trackers:
                 tracker.log(step, {name: v for name, v in metrics.items() if isinstance(v, int | float)})
-            if step % config.checkpoint_every == 0 or step == config.optimization.steps:
+            if step % config.checkpoint_every == 0 or step == config.optimization.steps or stopped:
                 folder.save_checkpoint(step, run.policy, run.learner)
             display.advance(step, metrics)
     run.seconds["training"] = earlier + time.perf_counter() - began
@@ -110,31 +115,57 @@ def _roll_out(run: Run, step: int) -> list[Group]:
 
 
 def _update(run: Run, step: int, groups: Sequence[Group]) -> dict[str, float]:
-    """Credit, one optimiser step, a new version of the policy."""
-    estimate = get_estimator(run.config.optimization.estimator)
-    penalty = run.config.optimization.kl_coefficient > 0
-    rows, tokens = [], 0
-    for group in groups:
-        valid = [trajectory for trajectory in group if trajectory.valid]
-        rows += rows_of(valid, estimate(valid), keep_flat=penalty)
-        tokens += sum(int(trajectory.loss_mask.sum()) for trajectory in valid)
-    warmup = run.config.optimization.warmup_steps
-    rate = run.config.optimization.learning_rate * min(1.0, step / warmup if warmup else 1.0)
+    """Credit, the optimiser steps of one batch, a new version of the policy."""
+    settings = run.config.optimization
+    rows, totals = _credited(run, groups)
+    rate = settings.learning_rate * min(1.0, step / settings.warmup_steps if settings.warmup_steps else 1.0)
+    if run.config.monitor.guard:
+        rate *= guarded(run.folder.history(), run.config.monitor.factor)
     run.learner.set_learning_rate(rate)
-    figures = run.learner.step(rows, tokens=tokens)
+    if settings.updates > 1:
+        rows = run.learner.with_proximal(rows)
+    for update in range(settings.updates):
+        figures = run.learner.step(rows, **totals, update=update)
     run.policy.updated()
     return figures | {"learning_rate": rate}
 
 
-def _watch(run: Run, metrics: dict[str, Any]) -> None:
-    """Adds the monitors' sentences to ``metrics`` and shows those that are new."""
-    history = run.folder.history()
+def _credited(run: Run, groups: Sequence[Group]) -> tuple[list[Row], dict[str, int]]:
+    """The rows to train on, and the totals of the whole batch that losses are averaged over."""
+    settings = run.config.optimization
+    estimate = get_estimator(settings.estimator, settings.estimator_options)
+    rows, masks = [], []
+    for group in groups:
+        valid = shape_rewards(
+            [trajectory for trajectory in group if trajectory.valid],
+            limit=run.config.rollout.context_tokens,
+            overlong_buffer=settings.overlong_buffer,
+            overlong_factor=settings.overlong_factor,
+            answer_penalty=settings.answer_penalty,
+        )
+        keep = run.learner.objective.keeps_flat
+        rows += rows_of(valid, estimate(valid), keep_flat=keep, version=run.policy.version)
+        masks += [int(trajectory.loss_mask.sum()) for trajectory in valid]
+    return rows, {"tokens": sum(masks), "sequences": sum(count > 0 for count in masks)}
+
+
+def _watch(run: Run, metrics: dict[str, Any]) -> bool:
+    """Adds the monitors' sentences to ``metrics`` and shows those that are new; whether the guard stops the run."""
+    history, settings = run.folder.history(), run.config.monitor
     earlier, found = warnings_of(history), warnings_of([*history, metrics])
     if found:
         metrics["warning"] = "; ".join(found.values())
     for figure, sentence in found.items():
         if figure not in earlier:
             run.display.warn(sentence)
+    signs = [figure for figure in found if figure in COLLAPSES]
+    if not settings.guard or not signs:
+        return False
+    metrics["signs"] = signs
+    if settings.action == "stop":
+        metrics["stopped"] = found[signs[0]]
+        run.display.warn(f"the guard stops the run after step {metrics['step']}")
+    return settings.action == "stop"
 
 
 def _finish(run: Run, before: dict[str, Any]) -> dict[str, Any]:
@@ -145,18 +176,19 @@ def _finish(run: Run, before: dict[str, Any]) -> dict[str, Any]:
     run.policy.tokenizer.save_pretrained(policy_folder)
     write_card(policy_folder, _card(run.config))
     scorer = run.config.evaluation.scorers[0]
+    history = run.folder.history()
     results = {
         "name": run.config.name,
         "seed": run.config.seed,
-        "steps": run.config.optimization.steps,
+        "steps": history[-1]["step"],
         "scorer": scorer,
         "before": _headline(before, scorer),
         "after": _headline(after, scorer),
         "bounds": after["bounds"],
         "retrieval": after["retrieval"],
-        "faults": sum(line["faults"] for line in run.folder.history()),
+        "faults": sum(line["faults"] for line in history),
         "seconds": {name: round(value, 1) for name, value in run.seconds.items()},
-    }
+    } | {name: history[-1][name] for name in ("stopped",) if name in history[-1]}
     write_results(run.folder.path, results)
     return results
 

@@ -5,9 +5,10 @@ predicted from position t - 1.
 """
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,23 +16,97 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentenv.core.trajectory import Trajectory
-from agentenv.trainers.objective import clipped_surrogate, kl_k3
+from agentenv.errors import ConfigurationError
+from agentenv.trainers.losses import (
+    KL,
+    OBJECTIVES,
+    Aggregation,
+    Tokens,
+    asymmetric_penalty,
+    denominator,
+    get_objective,
+    kl_penalty,
+    token_weights,
+)
+from agentenv.trainers.off_policy import (
+    Divergence,
+    Level,
+    Reduce,
+    effective_sample_ratio,
+    foreign_weights,
+    importance_weights,
+    interpolated,
+    learning_rate_scale,
+    log_weights,
+    rejected,
+)
 from agentenv.trainers.packing import Packed, Row, micro_batches
 
 
 @dataclass(frozen=True)
-class Objective:
-    """What is minimised."""
+class Correction:
+    """What is done about tokens that other weights or another context sampled; see ``off_policy.py``."""
 
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    dual_clip: float = 10.0
+    mode: Literal["none", "truncate", "mask"] = "none"
+    level: Level = "token"
+    low: float = 0.0
+    high: float = 2.0
+    reject_above: float | None = None
+    divergence: Divergence = "k3"
+    reduce: Reduce = "mean"
+    foreign: Literal["recompute", "weight"] = "recompute"
+    ess_base: float | None = None
+
+    @property
+    def weighs(self) -> bool:
+        """Whether recorded log-probs enter a weight."""
+        return self.mode != "none" or self.reject_above is not None or self.ess_base is not None
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is minimised; the configuration says what each field means."""
+
+    surrogate: str = "ppo_clip"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    aggregation: Aggregation | None = None
+    length: int = 1
+    """The constant of the aggregation ``constant``."""
+    proximal: Literal["sampler", "recompute", "interpolate"] = "sampler"
+    correction: Correction = Correction()
     temperature: float = 1.0
     """Logits are divided by it, as they were in sampling."""
     kl_coefficient: float = 0.0
-    """Weight of the k3 penalty towards the reference model; 0 needs none."""
+    """Weight of the penalty towards the reference model; 0 needs none."""
+    kl: KL = "k3"
+    ace_alpha: float = 0.0
+    ace_cap: float = 5.0
+    entropy_coefficient: float = 0.0
     micro_tokens: int = 8192
     """Padded tokens of one forward pass; bounds memory and changes no result but float order."""
+
+    def __post_init__(self) -> None:
+        if self.correction.weighs and self.proximal == "sampler":
+            raise ConfigurationError(
+                "a correction compares the sampler's log-probs with the learner's own: set proximal to 'recompute' or "
+                "'interpolate', not 'sampler'"
+            )
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether some term compares with the reference model."""
+        return self.kl_coefficient > 0 or self.ace_alpha > 0
+
+    @property
+    def keeps_flat(self) -> bool:
+        """Whether rows without credit matter: a term acts on them, or the effective sample counts them."""
+        pulls = self.kl_coefficient > 0 or self.entropy_coefficient > 0
+        return pulls or self.correction.ess_base is not None
+
+    @property
+    def averaging(self) -> Aggregation:
+        """The aggregation, the surrogate's own where none is named."""
+        return self.aggregation or OBJECTIVES[self.surrogate].aggregation
 
 
 def rows_of(
@@ -39,6 +114,7 @@ def rows_of(
     advantages: Sequence[NDArray[np.float64]],
     *,
     keep_flat: bool = False,
+    version: int | None = None,
 ) -> list[Row]:
     """The rows that carry a gradient: some trained token with an advantage other than 0.
 
@@ -46,12 +122,15 @@ def rows_of(
         trajectories: Valid ones.
         advantages: float64[T] for each.
         keep_flat: Keep rows whose advantages are all 0; a penalty towards a reference acts on them too.
+        version: Of the weights at the start of the update; None takes every token for theirs.
     """
     rows = []
     for trajectory, values in zip(trajectories, advantages, strict=True):
+        trained = int(trajectory.loss_mask.sum())
         for part in trajectory.row_slices:
             mask = trajectory.loss_mask[part]
             if (mask & (keep_flat | (values[part] != 0))).any():
+                oldest = int(trajectory.policy_version[part][mask].min())
                 rows.append(
                     Row(
                         trajectory.ids[part],
@@ -59,6 +138,8 @@ def rows_of(
                         trajectory.logprobs[part],
                         trajectory.context_mismatch[part],
                         values[part],
+                        sequence_tokens=trained,
+                        age=max(version - oldest, 0) if version is not None and oldest >= 0 else 0,
                     )
                 )
     return rows
@@ -84,75 +165,163 @@ class Learner:
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=weight_decay)
         self.compute_seconds = 0.0
         """Seconds spent in forward and backward passes and the optimiser so far."""
+        self._surrogate = get_objective(objective.surrogate, objective.options)
 
     def set_learning_rate(self, rate: float) -> None:
         """Step size of the steps to come."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
 
-    def step(self, rows: Sequence[Row], *, tokens: int | None = None) -> dict[str, float]:
-        """One optimiser step on the token mean of the loss.
+    def with_proximal(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows with log-probs of the present weights, for several steps on one batch."""
+        began = time.perf_counter()
+        scored = []
+        with torch.no_grad():
+            for batch in micro_batches(rows, self.objective.micro_tokens):
+                logprobs = self._logprobs(self.model, batch)[0].numpy(force=True)
+                cuts = np.cumsum([len(row.trained) for row in batch.members])[:-1]
+                scored += [
+                    replace(row, proximal=part)
+                    for row, part in zip(batch.members, np.split(logprobs, cuts), strict=True)
+                ]
+        self.compute_seconds += time.perf_counter() - began
+        return scored
+
+    def step(
+        self,
+        rows: Sequence[Row],
+        *,
+        tokens: int | None = None,
+        sequences: int | None = None,
+        update: int = 0,
+    ) -> dict[str, float]:
+        """One optimiser step.
 
         Args:
             rows: The rows of the whole step; micro-batches are cut from them.
-            tokens: The denominator; None counts the trained tokens of ``rows``. Give the count of the whole batch to
+            tokens: Trained tokens of the step; None counts those of ``rows``. Give the count of the whole batch to
                 keep the tokens of dropped zero-advantage rows in the mean.
+            sequences: Trajectories of the step; None counts ``rows``. Likewise.
+            update: Steps already made on these rows.
 
         Returns:
-            Figures of the step: loss, grad_norm, clip_fraction, approx_kl, trained_tokens.
+            Figures of the step: loss, grad_norm, clip_fraction, approx_kl, trained_tokens, and those of the correction.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        figures = self.accumulate(rows, tokens)
+        figures = self.accumulate(rows, tokens, sequences, update=update)
         began = time.perf_counter()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
+        base = self.objective.correction.ess_base
+        scale = 1.0 if base is None else learning_rate_scale(figures["effective_sample"], base=base)
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.set_learning_rate(rates[0] * scale)
         self.optimizer.step()
+        self.set_learning_rate(rates[0])
         self.compute_seconds += time.perf_counter() - began
         return figures | {"grad_norm": norm.item()}
 
-    def accumulate(self, rows: Sequence[Row], tokens: int | None = None) -> dict[str, float]:
+    def accumulate(
+        self,
+        rows: Sequence[Row],
+        tokens: int | None = None,
+        sequences: int | None = None,
+        *,
+        update: int = 0,
+    ) -> dict[str, float]:
         """Adds the gradient of the loss of ``rows`` to the parameters; the denominator is global over micro-batches."""
+        goal = self.objective
         trained = sum(int(row.mask.sum()) for row in rows)
-        denominator = max(tokens if tokens is not None else trained, 1)
-        sums: dict[str, float] = {"loss": 0.0, "clip_fraction": 0.0, "approx_kl": 0.0}
-        for batch in micro_batches(rows, self.objective.micro_tokens):
+        below = denominator(
+            goal.averaging,
+            tokens=trained if tokens is None else tokens,
+            sequences=len(rows) if sequences is None else sequences,
+            length=goal.length,
+        )
+        sums: dict[str, float] = defaultdict(float, {"loss": 0.0, "clip_fraction": 0.0, "approx_kl": 0.0})
+        ratios: list[Tensor] = []
+        for batch in micro_batches(rows, goal.micro_tokens):
             began = time.perf_counter()
-            losses, figures = self._losses(batch)
-            (losses.sum() / denominator).backward()  # type: ignore[no-untyped-call]
-            sums["loss"] += losses.sum().item() / denominator
+            losses, figures = self._losses(batch, update, ratios)
+            weights = token_weights(goal.averaging, batch.sequence_tokens.to(losses.dtype))
+            loss = (losses if weights is None else losses * weights).sum()
+            (loss / below).backward()  # type: ignore[no-untyped-call]
+            sums["loss"] += loss.item() / below
             for name, value in figures.items():
                 sums[name] += value / max(trained, 1)
             self.compute_seconds += time.perf_counter() - began
-        return sums | {"trained_tokens": float(trained)}
+        if goal.correction.ess_base is not None:
+            sums["effective_sample"] = effective_sample_ratio(torch.cat(ratios) if ratios else torch.empty(0))
+        return dict(sums) | {"trained_tokens": float(trained)}
 
-    def _losses(self, packed: Packed) -> tuple[Tensor, dict[str, float]]:
-        """Loss of each trained token [N], and sums of figures over them."""
-        logprobs = self._logprobs(self.model, packed)
-        detached = logprobs.detach()
-        old = torch.where(packed.mismatch, detached, packed.old.to(detached.dtype))
+    def _losses(self, packed: Packed, update: int, ratios: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
+        """Loss of each trained token [N], and sums of figures over them; ``ratios`` gets each row's weight."""
         goal = self.objective
-        losses = clipped_surrogate(
-            logprobs,
-            old,
-            packed.advantages.to(logprobs.dtype),
-            clip_low=goal.clip_low,
-            clip_high=goal.clip_high,
-            dual_clip=goal.dual_clip,
-        )
-        if goal.kl_coefficient:
+        logprobs, entropy = self._logprobs(self.model, packed, entropy=goal.entropy_coefficient > 0)
+        detached = logprobs.detach()
+        proximal = self._proximal(packed, detached, update)
+        advantages = packed.advantages.to(logprobs.dtype)
+        reference = None
+        if goal.needs_reference:
             with torch.no_grad():
-                reference = self._logprobs(self.reference, packed)
-            losses = losses + goal.kl_coefficient * kl_k3(logprobs, reference)
-        with torch.no_grad():
-            ratio = (detached - old).exp()
-            clipped = (ratio < 1 - goal.clip_low) | (ratio > 1 + goal.clip_high)
-            figures = {
-                "clip_fraction": clipped.sum().item(),
-                "approx_kl": (old - detached).sum().item(),
-            }
+                reference = self._logprobs(self.reference, packed)[0]
+        if goal.ace_alpha and reference is not None:
+            advantages = asymmetric_penalty(
+                advantages, logprobs, reference, packed.rows, alpha=goal.ace_alpha, cap=goal.ace_cap
+            )
+        tokens = Tokens(logprobs, proximal, advantages, packed.rows, packed.mismatch)
+        losses, clipped = self._surrogate(tokens)
+        figures = {
+            "clip_fraction": clipped.sum().item(),
+            "approx_kl": (proximal - detached).sum().item(),
+        }
+        if goal.correction.weighs or goal.correction.foreign == "weight":
+            weights = self._weights(packed, proximal, ratios)
+            losses = losses * weights
+            figures["behaviour_weight"] = weights.sum().item()
+        if goal.kl_coefficient and reference is not None:
+            losses = losses + goal.kl_coefficient * kl_penalty(logprobs, reference, goal.kl, tokens.ratio)
+        if entropy is not None:
+            losses = losses - goal.entropy_coefficient * entropy
+            figures["policy_entropy"] = entropy.sum().item()
         return losses, figures
 
-    def _logprobs(self, model: Any, packed: Packed) -> Tensor:
-        """Log-probs [N] of the trained tokens."""
+    def _proximal(self, packed: Packed, detached: Tensor, update: int) -> Tensor:
+        """Log-probs [N] that ratios are formed with; never recorded ones of another context."""
+        own = detached if packed.proximal is None else packed.proximal.to(detached.dtype)
+        if self.objective.proximal == "recompute":
+            return own
+        old = packed.old.to(detached.dtype)
+        if self.objective.proximal == "interpolate":
+            old = interpolated(old, detached, packed.age, update)
+        return torch.where(packed.mismatch, own, old)
+
+    def _weights(self, packed: Packed, proximal: Tensor, ratios: list[Tensor]) -> Tensor:
+        """What each token's loss is multiplied by [N]."""
+        how, behaviour = self.objective.correction, packed.old.to(proximal.dtype)
+        weights = torch.ones_like(proximal)
+        if how.foreign == "weight":
+            weights = foreign_weights(proximal, behaviour, packed.mismatch, cap=how.high)
+        elif how.weighs and bool(packed.mismatch.any()):
+            raise ConfigurationError(
+                f"{int(packed.mismatch.sum())} trained tokens were sampled under another context than they stand in, and a "
+                "correction would compare their log-probs: score the episode again, or set correction.foreign to 'weight'"
+            )
+        logs = log_weights(proximal, behaviour, packed.mismatch)
+        if how.mode != "none":
+            weights = weights * importance_weights(
+                logs, packed.rows, level=how.level, mode=how.mode, low=how.low, high=how.high
+            )
+        if how.reject_above is not None:
+            refused = rejected(
+                logs, packed.rows, divergence=how.divergence, reduce=how.reduce, cap=how.reject_above
+            )
+            weights = weights * ~refused
+        sums = logs.new_zeros(len(packed.members)).index_add(0, packed.rows, logs)
+        ratios.append(sums.clamp(-20.0, 20.0).exp())
+        return weights
+
+    def _logprobs(self, model: Any, packed: Packed, *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Log-probs [N] of the trained tokens, and on demand the entropy [N] of the distributions they are from."""
         shared = (
             {}
             if packed.attends is None
@@ -162,7 +331,8 @@ class Learner:
         logits = model.get_output_embeddings()(hidden[packed.strips, packed.before])
         scores = logits if logits.dtype == torch.float64 else logits.float()
         logprobs_NV = torch.log_softmax(scores / self.objective.temperature, dim=-1)
-        return logprobs_NV.gather(-1, packed.targets[:, None])[:, 0]
+        taken = logprobs_NV.gather(-1, packed.targets[:, None])[:, 0]
+        return taken, -(logprobs_NV.exp() * logprobs_NV).sum(-1) if entropy else None
 
 
-__all__ = ["Learner", "Objective", "Row", "rows_of"]
+__all__ = ["Correction", "Learner", "Objective", "Row", "rows_of"]

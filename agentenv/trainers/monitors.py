@@ -1,8 +1,14 @@
-"""Signs that a run is collapsing, each one a sentence that names the figure and what to try."""
+"""Signs that a run is collapsing, each one a sentence that names the figure and what to try.
+
+The known ways in which GRPO loses a search agent: the likelihood of what it does right falls along with that of its errors
+(likelihood displacement, Search-R1), the reward pays for form alone, and silence pays as much as a wrong answer.
+"""
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
 
-Metrics = Mapping[str, float]
+Metrics = Mapping[str, Any]
 
 _RECENT = 5  # steps that a sign must last before it is believed
 
@@ -40,11 +46,48 @@ def warnings_of(history: Sequence[Metrics]) -> dict[str, str]:
             f"{last['zero_variance_share']:.0%} of the groups have equal rewards and teach nothing: "
             "the questions are too easy or too hard"
         )
-    if last["reward_mean"] < 0.5 * first["reward_mean"]:
+    if last["reward_mean"] < first["reward_mean"] - 0.5 * abs(first["reward_mean"]):
         found["reward_mean"] = (
             f"reward fell from {first['reward_mean']:.2f} to {last['reward_mean']:.2f}: lower the learning rate"
         )
-    return found
+    return found | _displaced(history) | _unearned(history)
+
+
+def _displaced(history: Sequence[Metrics]) -> dict[str, str]:
+    """Likelihood displacement. A step without a rewarded episode says nothing here."""
+    early, late = (
+        [m[_RIGHT] for m in part if _RIGHT in m] for part in (history[:_RECENT], history[-_RECENT:])
+    )
+    if not early or not late or fmean(late) > fmean(early) - 0.3:
+        return {}
+    return {
+        _RIGHT: f"log-prob of rewarded episodes fell from {fmean(early):.2f} to {fmean(late):.2f} nats a token: errors that "
+        "resemble them push them down; lower the learning rate or optimization.clip_low"
+    }
+
+
+def _unearned(history: Sequence[Metrics]) -> dict[str, str]:
+    """A reward that rises without the score on the dev questions."""
+    scored = [place for place, metrics in enumerate(history) if "em_dev" in metrics]
+    if len(scored) < 2 or scored[-1] - scored[0] < _RECENT:
+        return {}
+    first, last = (
+        fmean(m["reward_mean"] for m in history[max(0, i + 1 - _RECENT) : i + 1])
+        for i in (scored[0], scored[-1])
+    )
+    before, after = history[scored[0]]["em_dev"], history[scored[-1]]["em_dev"]
+    if last - first < 0.15 or after - before > 0.25 * (last - first):
+        return {}
+    return {
+        "em_dev": f"reward rose from {first:.2f} to {last:.2f} and the dev score went from {before:.2f} to {after:.2f}: the "
+        "reward pays for something else than right answers, such as form"
+    }
+
+
+def guarded(history: Sequence[Metrics], factor: float) -> float:
+    """What the guard multiplies the step size by: ``factor`` for each kind of collapse seen so far, each counted once."""
+    seen = {sign for metrics in history for sign in metrics.get("signs", ())}
+    return factor ** len(seen)
 
 
 def _means(history: Sequence[Metrics]) -> dict[str, float]:
@@ -53,3 +96,8 @@ def _means(history: Sequence[Metrics]) -> dict[str, float]:
 
 WATCHED = ("entropy", "format_rate", "answer_rate", "response_tokens", "zero_variance_share", "reward_mean")
 """Figures that a step must report for the monitors."""
+
+_RIGHT = "rewarded_logprob"
+
+COLLAPSES = ("entropy", "format_rate", "answer_rate", "reward_mean", _RIGHT, "em_dev")
+"""Signs upon which a guard acts; the others say that nothing is learned."""

@@ -29,6 +29,12 @@ class Row:
     logprobs: NDArray[np.float32]
     mismatch: NDArray[np.bool_]
     advantages: NDArray[np.float64]
+    sequence_tokens: int = 0
+    """Trained tokens of the trajectory that the row is of; 0 where it is the only row."""
+    age: int = 0
+    """Versions between the weights that sampled the row and those at the start of the update; the oldest token counts."""
+    proximal: NDArray[np.float32] | None = None
+    """Log-probs of the trained tokens under the weights at the start of the update, where they were computed."""
 
     @cached_property
     def trained(self) -> Ints:
@@ -84,6 +90,11 @@ class Packed:
     old: Tensor  # [N]
     mismatch: Tensor  # [N]
     advantages: Tensor  # [N]
+    members: tuple[Row, ...]  # in the order of their tokens
+    rows: Tensor  # int64[N], place among the members
+    sequence_tokens: Tensor  # [N], trained tokens of the trajectory
+    age: Tensor  # int64[N]
+    proximal: Tensor | None  # [N]
     positions: (
         Tensor | None
     )  # [B, T]; None where no strip holds several rows, and attention is plainly causal
@@ -129,6 +140,11 @@ def pack(batch: Sequence[Strip]) -> Packed:
     rows = [row for strip in batch for row in strip.rows]
     before = [strip.before for strip in batch]
     shared = any(len(strip.rows) > 1 for strip in batch)
+    counts = torch.tensor([len(row.trained) for row in rows])
+    proximal = [row.proximal for row in rows if row.proximal is not None]
+
+    def spread(values: Sequence[int]) -> Tensor:
+        return torch.tensor(values).repeat_interleave(counts)
 
     def pick(name: str) -> Tensor:
         return torch.from_numpy(np.concatenate([getattr(row, name)[row.trained] for row in rows]))
@@ -141,6 +157,11 @@ def pack(batch: Sequence[Strip]) -> Packed:
         old=pick("logprobs"),
         mismatch=pick("mismatch"),
         advantages=pick("advantages"),
+        members=tuple(rows),
+        rows=spread(range(len(rows))),
+        sequence_tokens=spread([row.sequence_tokens or len(row.trained) for row in rows]),
+        age=spread([row.age for row in rows]),
+        proximal=torch.from_numpy(np.concatenate(proximal)) if len(proximal) == len(rows) else None,
         positions=_padded([strip.positions for strip in batch]) if shared else None,
         attends=_attends(_padded([strip.owners for strip in batch])) if shared else None,
     )

@@ -17,10 +17,10 @@ from agentenv.evaluation.ground import Ground, open_ground
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.spec import make_policy
 from agentenv.tracking import Tracker, make_tracker
-from agentenv.trainers.advantages import get_estimator
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.folder import RunFolder
-from agentenv.trainers.learner import Learner, Objective
+from agentenv.trainers.learner import Correction, Learner, Objective
+from agentenv.trainers.losses import get_objective
 
 
 class Display(Protocol):
@@ -63,7 +63,7 @@ def set_up(folder: RunFolder, display: Display) -> Run:
     """
     config = folder.config
     began = time.perf_counter()
-    get_estimator(config.optimization.estimator)
+    objective = objective_of(config)
     trackers = [make_tracker(config.tracker)] if config.tracker else []
     torch.set_num_threads(config.threads)
     torch.set_flush_denormal(True)  # tiny second moments of Adam otherwise slow every multiplication down
@@ -74,20 +74,13 @@ def set_up(folder: RunFolder, display: Display) -> Run:
             f"that {config.policy} can read: lower it"
         )
     optimization = config.optimization
-    objective = Objective(
-        clip_low=optimization.clip_low,
-        clip_high=optimization.clip_high,
-        temperature=config.rollout.temperature,
-        kl_coefficient=optimization.kl_coefficient,
-        micro_tokens=optimization.micro_tokens,
-    )
     learner = Learner(
         policy.model,
         objective,
         learning_rate=optimization.learning_rate,
         weight_decay=optimization.weight_decay,
         max_grad_norm=optimization.max_grad_norm,
-        reference=make_policy(config.policy).model if optimization.kl_coefficient else None,
+        reference=make_policy(config.policy).model if objective.needs_reference else None,
     )
     chat = (InlineFormat if config.format == "inline" else TemplateFormat)(policy.tokenizer)
     run = Run(
@@ -104,6 +97,35 @@ def set_up(folder: RunFolder, display: Display) -> Run:
     )
     run.seconds["preparation"] = time.perf_counter() - began
     return run
+
+
+def objective_of(config: TrainConfig) -> Objective:
+    """What ``config`` minimises.
+
+    Raises:
+        UnknownName: no such objective, or no such option of it.
+        ConfigurationError: an option's value is of another type.
+    """
+    settings = config.optimization
+    bounds = {"clip_low": settings.clip_low, "clip_high": settings.clip_high}
+    named = {name: bound for name, bound in bounds.items() if bound is not None}
+    objective = Objective(
+        surrogate=settings.objective,
+        options=named | settings.objective_options,
+        aggregation=settings.aggregation,
+        length=config.rollout.context_tokens,
+        proximal=settings.proximal,
+        correction=Correction(**settings.correction.model_dump()),
+        temperature=config.rollout.temperature,
+        kl_coefficient=settings.kl_coefficient,
+        kl=settings.kl,
+        ace_alpha=settings.ace_alpha,
+        ace_cap=settings.ace_cap,
+        entropy_coefficient=settings.entropy_coefficient,
+        micro_tokens=settings.micro_tokens,
+    )
+    get_objective(objective.surrogate, objective.options)
+    return objective
 
 
 def _open(source: SourceConfig, config: TrainConfig, policy: HFPolicy, display: Display) -> Ground:

@@ -227,6 +227,40 @@ def test_another_seed_gives_another_run(finished: Path, toml: Path, tmp_path: Pa
     assert metrics(tmp_path / "other")[0] != metrics(finished)[0]
 
 
+def test_a_run_with_every_choice_made_otherwise(toml: Path, tmp_path: Path) -> None:
+    words = (
+        "--optimization.steps 2 --evaluation.bounds false --test.limit 2 --optimization.updates 2 "
+        "--optimization.estimator anchor_state --optimization.estimator_options.population step "
+        "--optimization.objective gspo --optimization.proximal recompute --optimization.correction.mode truncate "
+        "--optimization.correction.ess_base 1.0 --optimization.ace_alpha 0.5 --optimization.kl_coefficient 0.01 "
+        "--optimization.entropy_coefficient 0.001 --optimization.answer_penalty 0.2 --optimization.overlong_buffer 20"
+    )
+    assert main(["train", str(toml), "--out", str(tmp_path / "out"), *words.split(), "--json"]) == 0
+    for line in metrics(tmp_path / "out"):
+        assert {"behaviour_weight", "effective_sample", "policy_entropy"} <= set(line)
+        assert line["effective_sample"] == pytest.approx(1, abs=1e-3)  # sampler and learner are one model
+        assert line["grad_norm"] > 0
+
+
+def test_a_guarded_run_stops_when_the_policy_is_lost_and_stays_stopped(toml: Path, tmp_path: Path) -> None:
+    """A step size of 1 leaves nothing of the policy; the tenth step is the first that is judged."""
+    out = tmp_path / "out"
+    words = (
+        "--optimization.steps 30 --optimization.learning_rate 1.0 --monitor.guard true --monitor.action stop "
+        "--evaluation.bounds false --evaluation.every 0 --test.limit 2 --trajectories_every 0 --checkpoint_every 30"
+    )
+    assert main(["train", str(toml), "--out", str(out), *words.split(), "--json"]) == 0
+    read, lines = results(out), metrics(out)
+    assert 10 <= read["steps"] == len(lines) < 30
+    assert read["stopped"] == lines[-1]["stopped"]
+    assert lines[-1]["signs"]
+    assert [path.name for path in (out / "checkpoints").iterdir()] == [f"step-{len(lines):06d}"]
+    before = contents(out)
+    (out / "results.json").unlink()
+    assert main(["train", "--resume", str(out), "--json"]) == 0
+    assert contents(out) == before
+
+
 KILLED = """
 import os, signal, sys
 from agentenv.cli.main import main

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
+from agentenv.core.trajectory import Segment, SegmentKind, Trajectory, Turn
 from agentenv.core.types import EndReason, Task
 
 Part = tuple[SegmentKind, Sequence[int]]
@@ -90,6 +90,44 @@ def _episode(
         "turns": (),
     }
     return Trajectory(task=Task("t", "q"), **(base | changes))
+
+
+def _turns(
+    rewards: Sequence[float],
+    *,
+    reward: float | None = None,
+    keys: Sequence[str | None] = (),
+    valid: Sequence[bool] = (),
+    logprobs: Sequence[float] = (),
+    **changes: Any,
+) -> Trajectory:
+    """An episode of real turns: two prompt tokens, then for each turn two sampled tokens and one observed one.
+
+    The outcome is the sum of ``rewards`` unless ``reward`` says otherwise; ``logprobs`` is one number a turn, of its first
+    token.
+    """
+    segments = [Segment(SegmentKind.PROMPT, (1, 2), 0)]
+    turns = []
+    for t, mine in enumerate(rewards):
+        first = logprobs[t] if logprobs else 0.0
+        segments.append(Segment(SegmentKind.POLICY, (3, 4), t, logprobs=(first, 0.0)))
+        if t < len(rewards) - 1:
+            segments.append(Segment(SegmentKind.ENV, (5,), t))
+        key, good = keys[t] if keys else None, valid[t] if valid else True
+        turns.append(Turn(f"action {t}", reward=mine, anchor_key=key, valid=good))
+    base: dict[str, Any] = {
+        "reward": sum(rewards) if reward is None else reward,
+        "end_reason": EndReason.ANSWERED,
+        "segments": tuple(segments),
+        "turns": tuple(turns),
+    }
+    return Trajectory(task=Task("t", "q"), **(base | changes))
+
+
+@pytest.fixture
+def turns() -> Callable[..., Trajectory]:
+    """Makes a trajectory of turns with rewards."""
+    return _turns
 
 
 @pytest.fixture

@@ -1,14 +1,15 @@
-"""Credit: hand-derived standardised rewards, flat groups, what counts as a member of a group, names."""
+"""Credit of whole trajectories: hand-derived scores, flat groups, what counts as a member, names, options."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
-from agentenv.errors import UnknownName
-from agentenv.trainers.advantages import get_estimator, group_relative, is_flat, standardize
+from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.trainers.advantages import ESTIMATORS, get_estimator, group_relative, is_flat, standardize
 
 PROMPT, POLICY, ENV = SegmentKind.PROMPT, SegmentKind.POLICY, SegmentKind.ENV
 Episode = Callable[..., Trajectory]
@@ -82,3 +83,98 @@ def test_an_unknown_estimator_names_the_nearest() -> None:
     assert get_estimator("group_relative") is group_relative
     with pytest.raises(UnknownName, match="Did you mean 'group_relative'"):
         get_estimator("group_relativ")
+
+
+def scores(name: str, episode: Episode, rewards: Sequence[float], **options: Any) -> list[float]:
+    """The score of each trajectory of a group with these outcomes; equal on all of its tokens."""
+    group = [episode([(PROMPT, (1, 2)), (POLICY, (3,))], reward=reward) for reward in rewards]
+    values = get_estimator(name, options)(group)
+    assert all(len(v) == 3 and v.dtype == np.float64 and np.ptp(v) == 0 for v in values)
+    return [float(v[0]) for v in values]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "rewards", "expected"),
+    [
+        ("group_relative", {}, [1, 0, 0, 1], [0.866024, -0.866024, -0.866024, 0.866024]),
+        ("group_relative", {"epsilon": 1e-4}, [1, 0, 0, 0], [1.4997, -0.4999, -0.4999, -0.4999]),
+        ("group_relative", {}, [1], [0]),
+        ("group_relative", {"singleton": "reward"}, [1], [1]),
+        ("group_relative", {"singleton": "reward"}, [1, 1], [0, 0]),
+        # mean 1/4
+        ("dr_grpo", {}, [1, 0, 0, 0], [0.75, -0.25, -0.25, -0.25]),
+        ("dr_grpo", {}, [5], [0]),
+        # others of the first: mean 0; of the second: 1/3
+        ("leave_one_out", {}, [1, 0, 0, 0], [1, -1 / 3, -1 / 3, -1 / 3]),
+        ("leave_one_out", {}, [2, 5], [-3, 3]),
+        ("leave_one_out", {}, [5], [0]),
+        # median 0, deviations 1, 0, 0, 0, 1: MAD 0, so the floor .5 divides
+        ("median_centered", {}, [1, 0, 0, 0, 1], [2, 0, 0, 0, 2]),
+        ("median_centered", {"floor": 0.0}, [1, 0, 0], [1, 0, 0]),  # neither floor nor epsilon: unscaled
+        ("median_centered", {"floor": 0.0, "epsilon": 1e-3}, [1, 0, 0], [1000, 0, 0]),  # as published
+        # median 3, deviations 3, 2, 0, 1, 6: sorted 0 1 2 3 6, MAD 2
+        ("median_centered", {}, [0, 1, 3, 4, 9], [-1.5, -1, 0, 0.5, 3]),
+        ("median_centered", {"epsilon": 1.0}, [0, 1, 3, 4, 9], [-1, -2 / 3, 0, 1 / 3, 2]),
+        # an even number, after a fault: the lower median 1; deviations 1, 0, 1, 2, lower median 1
+        ("median_centered", {}, [0, 1, 2, 3], [-1, 0, 1, 2]),
+        ("median_centered", {}, [7], [0]),
+        ("median_centered", {}, [1, 1, 1], [0, 0, 0]),
+    ],
+)
+def test_scores_by_hand(
+    episode: Episode, name: str, options: dict[str, Any], rewards: list[float], expected: list[float]
+) -> None:
+    assert scores(name, episode, rewards, **options) == pytest.approx(
+        expected, abs=1e-6 if options != {"epsilon": 1e-4} else 5e-5
+    )
+
+
+@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+def test_a_group_of_one_gives_zero_unless_the_method_says_otherwise(name: str, turns: Episode) -> None:
+    (values,) = get_estimator(name)([turns([0.0, 1.0], keys=["a", "b"])])
+    assert len(values) == 7
+    # R3L defines its baseline as 0 there: alpha = 3 times the reward.
+    assert values.tolist() == [3.0 if name == "pivotal" else 0.0] * 7
+
+
+@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+def test_equal_trajectories_give_zero_and_no_trajectory_nothing(name: str, turns: Episode) -> None:
+    group = [turns([0.0, 1.0], keys=["a", "b"]) for _ in range(3)]
+    for values in get_estimator(name)(group):
+        assert values.tolist() == [0.0] * 7
+    assert get_estimator(name)([]) == []
+
+
+@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+def test_no_estimator_counts_rows(name: str, turns: Episode) -> None:
+    """The second turn of the first trajectory stands in a row of its own; nothing changes on its sampled tokens."""
+    whole = [turns([0.0, 1.0]), turns([0.5, 0.0]), turns([0.25])]
+    again = Segment(PROMPT, (1, 2, 9), 1, row=1)
+    parts = [replace(segment, row=segment.turn) for segment in whole[0].segments]
+    split = [replace(whole[0], segments=(*parts[:3], again, *parts[3:])), *whole[1:]]
+    assert len(split[0].row_slices) == 2
+    for one, two, first, second in zip(
+        whole, split, get_estimator(name)(whole), get_estimator(name)(split), strict=True
+    ):
+        assert first[one.loss_mask].tolist() == second[two.loss_mask].tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"epsilo": 1}, UnknownName, r"group_relative.*'epsilo'.*Did you mean 'epsilon'\?"),
+        ({"epsilon": "small"}, ConfigurationError, r"'epsilon'.*number.*; got 'small'\."),
+        ({"singleton": "raw"}, ConfigurationError, r"'singleton'.*'zero' or 'reward'; got 'raw'\."),
+    ],
+)
+def test_a_wrong_option_is_one_sentence(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message) as caught:
+        get_estimator("group_relative", options)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_estimator_without_options_says_so() -> None:
+    with pytest.raises(UnknownName, match="Known: none"):
+        get_estimator("leave_one_out", {"gamma": 1})

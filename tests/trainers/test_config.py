@@ -7,6 +7,8 @@ import pytest
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.trainers.advantages import ESTIMATORS
 from agentenv.trainers.config import TrainConfig, dump_config, load_config, override, presets
+from agentenv.trainers.learner import Correction, Objective
+from agentenv.trainers.run import objective_of
 
 
 @pytest.mark.parametrize("name", sorted(presets()))
@@ -57,6 +59,13 @@ def test_overrides_reach_every_kind_of_value() -> None:
         ),
         ("--test.world.documents 10", r"test.world: documents must be 200 to 1000000, not 10\.$"),
         ("--seed.deep 1", r"seed"),
+        ("--optimization.estimator tre", r"Did you mean 'tree'\?"),
+        ("--optimization.estimator_options.epsilo 1", r"'epsilo'. Did you mean 'epsilon'\?"),
+        (
+            "--optimization.correction.mode truncate",
+            r"set optimization.proximal to 'recompute' or 'interpolate'",
+        ),
+        ("--monitor.action halt", r"monitor.action: .*'lower' or 'stop'; got 'halt'\.$"),
         ("--seed", r"--seed needs a value"),
         ("5", r"'5' follows no key"),
     ],
@@ -82,6 +91,36 @@ def test_a_wrong_file_is_one_sentence(text: str, message: str, tmp_path: Path) -
     path.write_text(text)
     with pytest.raises(ConfigurationError, match=message):
         load_config(str(path))
+
+
+def test_options_of_estimator_and_objective_are_free_tables(tmp_path: Path) -> None:
+    words = (
+        "--optimization.estimator anchor_state --optimization.estimator_options.population step "
+        "--optimization.estimator_options.turn_weight 0.5 --optimization.objective gspo "
+        "--optimization.objective_options.clip_high 5e-4 --optimization.aggregation token_sum"
+    )
+    config = override(load_config("laptop-search"), words.split())
+    assert config.optimization.estimator_options == {"population": "step", "turn_weight": 0.5}
+    assert config.optimization.objective_options == {"clip_high": 5e-4}
+    (tmp_path / "again.toml").write_text(dump_config(config))
+    assert load_config(str(tmp_path / "again.toml")) == config
+
+
+def test_a_configuration_becomes_what_is_minimised() -> None:
+    """Bounds of their own keys and options meet; nothing asked for is the published default."""
+    assert objective_of(TrainConfig()) == Objective(length=512)
+    words = (
+        "--optimization.clip_low 0.1 --optimization.objective_options.dual_clip 3 --optimization.proximal recompute "
+        "--optimization.correction.mode mask --optimization.correction.low 0.5 --optimization.kl k2 "
+        "--optimization.ace_alpha 1 --rollout.temperature 0.7"
+    )
+    goal = objective_of(override(TrainConfig(), words.split()))
+    assert goal.options == {"clip_low": 0.1, "dual_clip": 3}
+    assert goal.correction == Correction("mask", low=0.5)
+    assert (goal.proximal, goal.kl, goal.ace_alpha, goal.temperature) == ("recompute", "k2", 1.0, 0.7)
+    wrong = ["--optimization.objective", "opmd", "--optimization.clip_low", "0.1"]
+    with pytest.raises(UnknownName, match=r"option of the objective 'opmd': 'clip_low'"):
+        objective_of(override(TrainConfig(), wrong))
 
 
 def test_an_unknown_preset_names_the_nearest() -> None:

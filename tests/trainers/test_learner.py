@@ -136,7 +136,7 @@ def test_what_was_observed_is_seen_but_not_trained(table: Make) -> None:
     mask = np.array([0, 0, 1, 1, 0, 0, 1], dtype=bool)
     old = np.array([0, 0, -0.7, -0.6, 0, 0, -0.8], dtype=np.float32)
     row = Row(ids, mask, old, np.zeros(7, dtype=bool), np.ones(7))
-    settings: dict[str, Any] = {"kl_coefficient": 0.0, "clip_high": 10.0, "clip_low": 1.0}
+    settings: dict[str, Any] = {"options": {"clip_high": 10.0, "clip_low": 1.0}}
     figures, expected = gradient(model, [row], **settings)
 
     other_logprobs = replace(row, logprobs=old + 5 * ~mask)

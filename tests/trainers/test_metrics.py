@@ -77,3 +77,9 @@ def test_episodes_without_a_turn_have_means_of_zero(episode: Episode) -> None:
     stuck = episode([(SegmentKind.PROMPT, (1, 2))], end_reason=EndReason.TOKEN_LIMIT)
     figures = describe([[stuck, stuck]])
     assert (figures["entropy"], figures["format_rate"], figures["response_tokens"]) == (0.0, 0.0, 0.0)
+
+
+def test_the_log_prob_of_what_was_rewarded(right: Trajectory, wrong: Trajectory, fault: Trajectory) -> None:
+    """Over the tokens of episodes above their group's mean; of equal rewards, and of faults, none is."""
+    assert describe([[right, wrong, fault]])["rewarded_logprob"] == -2.0  # (-1 - 2 - 3) / 3
+    assert "rewarded_logprob" not in describe([[right, right], [wrong, fault]])

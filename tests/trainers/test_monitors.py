@@ -43,6 +43,12 @@ def test_a_healthy_run_is_left_alone(changes: dict[str, float]) -> None:
     assert warnings_of(history(changes, after=40)) == {}
 
 
+def test_a_negative_reward_that_rises_is_no_fall() -> None:
+    steps = [{**HEALTHY, "reward_mean": -0.4}] * 5
+    assert warnings_of([*steps, *[{**HEALTHY, "reward_mean": -0.3}] * 5]) == {}
+    assert set(warnings_of([*steps, *[{**HEALTHY, "reward_mean": -0.7}] * 5])) == {"reward_mean"}
+
+
 def test_one_bad_step_and_a_short_history_are_not_believed() -> None:
     assert warnings_of(history({"entropy": 0.01}, before=9, after=1)) == {}
     assert warnings_of(history({"entropy": 0.0}, before=4)) == {}
@@ -51,3 +57,26 @@ def test_one_bad_step_and_a_short_history_are_not_believed() -> None:
 def test_signs_add_up() -> None:
     found = warnings_of(history({"entropy": 0.0, "reward_mean": 0.0, "answer_rate": 0.0}))
     assert set(found) == {"entropy", "answer_rate", "reward_mean"}
+
+
+@pytest.mark.parametrize(
+    ("late", "seen"), [({"rewarded_logprob": -0.9}, True), ({"rewarded_logprob": -0.7}, False), ({}, False)]
+)
+def test_rewarded_episodes_become_unlikely(late: dict[str, float], seen: bool) -> None:
+    """From -.5 nats a token; steps without a rewarded episode say nothing."""
+    early: Metrics = {**HEALTHY, "rewarded_logprob": -0.5}
+    found = warnings_of([early, *[HEALTHY] * 4, *[HEALTHY] * 4, {**HEALTHY, **late}])
+    assert set(found) == ({"rewarded_logprob"} if seen else set())
+
+
+@pytest.mark.parametrize(
+    ("reward", "score", "seen"),
+    [(0.9, 0.5, True), (0.9, 0.59, True), (0.9, 0.61, False), (0.6, 0.2, False), (0.5, 0.5, False)],
+)
+def test_a_reward_without_a_score(reward: float, score: float, seen: bool) -> None:
+    """From a reward of .5 and a dev score of .5: a rise of .4 wants at least .1 of score."""
+    steps: list[Metrics] = [HEALTHY] * 4 + [{**HEALTHY, "em_dev": 0.5}]
+    steps += [{**HEALTHY, "reward_mean": reward}] * 5
+    assert warnings_of(steps) == {}  # one evaluation is none
+    steps[-1] = {**steps[-1], "em_dev": score}
+    assert set(warnings_of(steps)) == ({"em_dev"} if seen else set())

@@ -1,0 +1,82 @@
+"""Statistics of one group, from which every estimator is made. Pure functions.
+
+Shapes: G trajectories of one group, T tokens of one trajectory, K turns of one trajectory.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentenv.core.trajectory import Trajectory
+
+Values = NDArray[np.float64]
+Singleton = Literal["zero", "reward"]
+"""What a group of one gives: nothing to compare with is 0; verl takes mean 0 and deviation 1, so the reward itself."""
+Scale = Literal["std", "none"]
+
+_FLAT = 1e-8  # rewards closer than this are equal: float noise divided by a tiny scale would become a signal
+
+
+def standardize(
+    rewards_G: Sequence[float] | Values,
+    *,
+    epsilon: float = 1e-6,
+    scale: Scale = "std",
+    singleton: Singleton = "zero",
+) -> Values:
+    """(R - mean) / (std + epsilon) with the unbiased standard deviation (GRPO, Shao et al. 2024, section 4.1.2).
+
+    Args:
+        rewards_G: Rewards of one group.
+        epsilon: Added to the standard deviation; verl takes 1e-6, TRL 1e-4.
+        scale: ``none`` only subtracts the mean (Dr.GRPO).
+        singleton: What a group of one gives.
+
+    Returns:
+        float64[G]; all 0 for a group of equal rewards.
+    """
+    rewards = np.asarray(rewards_G, dtype=np.float64)
+    if len(rewards) == 1 and singleton == "reward":
+        return rewards.copy()
+    if is_flat(rewards):
+        return np.zeros_like(rewards)
+    centred: Values = rewards - rewards.mean()
+    return centred if scale == "none" else centred / (rewards.std(ddof=1) + epsilon)
+
+
+def is_flat(rewards_G: Sequence[float] | Values) -> bool:
+    """Whether a group carries no signal: fewer than two members, or equal rewards."""
+    return len(rewards_G) < 2 or float(np.ptp(rewards_G)) < _FLAT
+
+
+def others_mean(rewards_G: Sequence[float] | Values) -> Values:
+    """float64[G]: for each member the mean of all the others; of a group of one, its own reward."""
+    rewards = np.asarray(rewards_G, dtype=np.float64)
+    if len(rewards) < 2:
+        return rewards.copy()
+    means: Values = (rewards.sum() - rewards) / (len(rewards) - 1)
+    return means
+
+
+def rewards_of(group: Sequence[Trajectory]) -> list[float]:
+    """The outcome of each trajectory."""
+    return [trajectory.reward for trajectory in group]
+
+
+def turn_rewards(trajectory: Trajectory) -> list[float]:
+    """The reward of each turn; a record without turns is one turn with the outcome."""
+    return [turn.reward for turn in trajectory.turns] or [trajectory.reward]
+
+
+def on_all_tokens(group: Sequence[Trajectory], scores_G: Sequence[float] | Values) -> list[Values]:
+    """One score a trajectory, on each of its tokens."""
+    return [np.full(len(t.ids), score, dtype=np.float64) for t, score in zip(group, scores_G, strict=True)]
+
+
+def on_turns(trajectory: Trajectory, scores_K: Sequence[float] | Values) -> Values:
+    """One score a turn, on each token of that turn: the action and the observation after it; the prompt has the first."""
+    places = np.minimum(trajectory.turn_index, len(scores_K) - 1)
+    values: Values = np.asarray(scores_K, dtype=np.float64)[places]
+    return values
