@@ -4,6 +4,7 @@ Everything that it says is taken for the program's own word.
 """
 
 import ast
+import atexit
 import builtins
 import hashlib
 import json
@@ -13,6 +14,7 @@ import random
 import signal
 import socket
 import sys
+import threading
 import traceback
 import types
 from collections.abc import Callable
@@ -112,9 +114,6 @@ def run_program(request: dict[str, Any], folder: str) -> NoReturn:
         status = 1
         _report_safely(error, ("main.py",), bool(request.get("variables")))
     try:
-        import atexit
-        import threading
-
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
     except BaseException:
