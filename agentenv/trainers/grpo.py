@@ -28,6 +28,7 @@ from agentenv.evaluation.records import RESULTS, read_json, write_results
 from agentenv.policies.card import EpisodeCard, write_card
 from agentenv.trainers.advantages import get_estimator
 from agentenv.trainers.config import TrainConfig
+from agentenv.trainers.denormals import flushed_denormals
 from agentenv.trainers.evaluate import evaluate_dev, evaluate_test
 from agentenv.trainers.folder import RunFolder
 from agentenv.trainers.learner import Row, rows_of
@@ -42,6 +43,7 @@ _LAPS = ("rollout", "update", "evaluation")
 _CARD_OPTIONS = ("prompt", "k", "max_turns", "observation_tokens")
 
 
+@flushed_denormals()
 def train(folder: RunFolder, display: Display) -> dict[str, Any]:
     """Trains from where ``folder`` stands to the end, and evaluates before and after.
 

@@ -66,7 +66,6 @@ def set_up(folder: RunFolder, display: Display) -> Run:
     objective = objective_of(config)
     trackers = [make_tracker(config.tracker)] if config.tracker else []
     torch.set_num_threads(config.threads)
-    torch.set_flush_denormal(True)  # tiny second moments of Adam otherwise slow every multiplication down
     policy = make_policy(config.policy)
     if config.rollout.context_tokens > policy.context_tokens:
         raise ConfigurationError(

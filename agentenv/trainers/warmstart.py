@@ -44,6 +44,7 @@ from agentenv.trainers.demonstrations import (
     echo,
     to_tokens,
 )
+from agentenv.trainers.denormals import flushed_denormals
 
 Batch = tuple[Tensor, Tensor]
 _WORLD = WorldConfig(documents=200, questions=48, families=("lookup", "bridge"), split="train")
@@ -92,6 +93,7 @@ class Display(Protocol):
         """So many steps of the phase are done."""
 
 
+@flushed_denormals()
 def warmstart(config: WarmstartConfig, display: Display, out: Path, *, reader: Path | None = None) -> Figures:
     """Makes the policy and writes it to ``out``.
 
@@ -110,7 +112,6 @@ def warmstart(config: WarmstartConfig, display: Display, out: Path, *, reader: P
     Raises:
         ConfigurationError: ``reader`` was not made by ``agentenv warmstart``.
     """
-    torch.set_flush_denormal(True)  # tiny second moments of Adam otherwise slow every multiplication down
     torch.manual_seed(config.seed)
     began = time.perf_counter()
     policy, figures = _load_reader(reader) if reader else _make_reader(config, display)
