@@ -27,13 +27,17 @@ def reachable(sources: list[str]) -> list[str]:
     if ctypes.CDLL(None).unshare(CLONE_NEWNS):
         return sources
     mount("none", "/", None, MS_REC | MS_PRIVATE)
+    handles = [
+        os.open(source, os.O_PATH) for source in sources
+    ]  # a source may lie in the folder that is covered next
     mount("tmpfs", "/tmp", "tmpfs", 0)
     os.chmod("/tmp", 0o755)
     copies = []
-    for index, source in enumerate(sources):
+    for index, handle in enumerate(handles):
         copies.append(f"/tmp/{index}")
         os.mkdir(copies[-1])
-        mount(source, copies[-1], None, MS_BIND)
+        mount(f"/proc/self/fd/{handle}", copies[-1], None, MS_BIND)
+        os.close(handle)
     return copies
 
 

@@ -1,10 +1,10 @@
-"""Executors by name: ``bwrap``, ``docker``, ``unsafe-local``."""
+"""Executors by name: ``bwrap``, ``unsafe-local``."""
 
 import importlib
 from collections.abc import Sequence
 from typing import Any
 
-from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.errors import AgentEnvError, ConfigurationError, UnknownName
 from agentenv.sandbox.executor import JailExecutor
 
 BACKENDS = {
@@ -18,7 +18,7 @@ def make_executor(backend: str = "bwrap", *, isolation: str = "", **options: Any
     """The executor that ``backend`` names.
 
     Args:
-        backend: ``bwrap``, ``docker`` or ``unsafe-local``.
+        backend: ``bwrap`` or ``unsafe-local``.
         isolation: ``strict`` runs the capability self-test first and refuses a backend that fails any of it.
         options: As for ``JailExecutor``.
 
@@ -44,6 +44,15 @@ def make_executor(backend: str = "bwrap", *, isolation: str = "", **options: Any
             made.close()
             raise
     return made
+
+
+def unavailable(backend: str) -> str:
+    """Why ``backend`` runs no program on this machine; empty where it does."""
+    try:
+        with make_executor(backend, size=1) as executor:
+            return executor.run("print(1)").fault
+    except AgentEnvError as error:
+        return str(error)
 
 
 def _refuse(failed: Sequence[str], backend: str) -> None:

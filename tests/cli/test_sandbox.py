@@ -1,7 +1,6 @@
 """``agentenv sandbox run`` and the doctor's sandbox rows."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,15 @@ import pytest
 
 from agentenv.cli.doctor import sandbox_finding
 from agentenv.cli.main import main
+from agentenv.sandbox.spec import unavailable
 
-needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+
+@pytest.fixture(scope="module")
+def bwrap() -> str:
+    """The backend's name, where it runs programs."""
+    if reason := unavailable("bwrap"):
+        pytest.skip(f"bwrap: {reason}")
+    return "bwrap"
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
@@ -18,10 +24,12 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str,
     return code, json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("backend", [pytest.param("bwrap", marks=needs_bwrap), "unsafe-local"])
+@pytest.mark.parametrize("backend", ["bwrap", "unsafe-local"])
 def test_a_program_that_runs_and_one_that_does_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], backend: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest, backend: str
 ) -> None:
+    if backend == "bwrap":
+        request.getfixturevalue("bwrap")
     program = tmp_path / "program.py"
     program.write_text("print('é')", encoding="utf-8")
     code, shown = run(capsys, "--backend", backend, str(program))
@@ -57,9 +65,8 @@ def test_unsafe_local_is_never_strict(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "not strict" in capsys.readouterr().err
 
 
-@needs_bwrap
-def test_the_doctor_names_what_a_backend_keeps() -> None:
-    found = sandbox_finding("bwrap")
+def test_the_doctor_names_what_a_backend_keeps(bwrap: str) -> None:
+    found = sandbox_finding(bwrap)
     assert found.ok, found
     assert "network" in found.value
 

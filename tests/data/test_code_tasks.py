@@ -153,16 +153,14 @@ EXCEPTIONS = {
 def test_canonical_solutions_pass(name: str, count: int) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    from agentenv.errors import AgentEnvError
-    from agentenv.sandbox.spec import make_executor
+    from agentenv.sandbox.spec import make_executor, unavailable
     from agentenv.sandbox.types import Limits
 
     if "AGENTENV_DATA" not in os.environ:
         pytest.skip("AGENTENV_DATA names no folder")
-    try:
-        executor = make_executor("bwrap")
-    except AgentEnvError as error:
-        pytest.skip(str(error))
+    if reason := unavailable("bwrap"):
+        pytest.skip(f"bwrap: {reason}")
+    executor = make_executor("bwrap")
     limits = Limits(wall_s=60.0, cpu_s=30.0, memory_mb=512)
     with executor, ThreadPoolExecutor(2) as threads:
         loaded = load_code_set(name, Path(os.environ["AGENTENV_DATA"]), executor)

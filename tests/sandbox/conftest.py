@@ -4,7 +4,6 @@ Starting jails is most of the time that these tests take.
 """
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,26 +11,12 @@ from typing import Any
 
 import pytest
 
-from agentenv.errors import AgentEnvError
 from agentenv.sandbox.executor import JailExecutor
-from agentenv.sandbox.spec import make_executor
+from agentenv.sandbox.spec import make_executor, unavailable
 from agentenv.sandbox.types import Limits
 
 LIMITS = Limits(wall_s=10.0, cpu_s=6.0)
 DEADLINE_S = 5.0
-
-
-def available(backend: str) -> str:
-    """Why ``backend`` cannot be tested here, or ''."""
-    if backend == "bwrap" and shutil.which("bwrap") is None:
-        return "bubblewrap is not installed"
-    try:
-        made = make_executor(backend, size=1)
-    except AgentEnvError as error:
-        return str(error)
-    result = made.run("print(1)")
-    made.close()
-    return result.fault
 
 
 _reasons: dict[str, str] = {}
@@ -41,7 +26,7 @@ _made: dict[str, JailExecutor] = {}
 def shared(backend: str) -> JailExecutor:
     """The executor of ``backend`` that all tests use; skips where there is none."""
     if backend not in _reasons:
-        _reasons[backend] = available(backend)
+        _reasons[backend] = unavailable(backend)
     if _reasons[backend]:
         pytest.skip(f"{backend}: {_reasons[backend]}")
     if backend not in _made:

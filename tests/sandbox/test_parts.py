@@ -4,6 +4,8 @@ import collections
 import json
 import math
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -227,3 +229,13 @@ def test_calls_after_a_death_run_again_but_not_for_ever() -> None:
     found = grade(Dying(), "def f(x): return x", [CallTest("f", (i,), i) for i in range(9)])
     passed, error = Outcome.PASSED, Outcome.ERROR
     assert found.outcomes == (passed, error, passed, error, passed, error, error, error, error)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root makes private copies of mounts")
+def test_a_folder_in_the_temporary_one_stays_reachable(tmp_path: Path) -> None:
+    (tmp_path / "here").touch()
+    code = f"import os; from agentenv.sandbox import launch; print(os.listdir(launch.reachable([{str(tmp_path)!r}])[0]))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    if "Operation not permitted" in done.stderr:
+        pytest.skip("mounts are not permitted here")
+    assert done.stdout == "['here']\n", done.stderr
