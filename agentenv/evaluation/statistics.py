@@ -66,7 +66,8 @@ def wilson_interval(successes: float, n: float, *, level: float = 0.95) -> tuple
     p = successes / n
     centre = (p + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # Exact where nothing or everything succeeded; the formula is off by a rounding error there.
+    return 0.0 if successes == 0 else centre - half, 1.0 if successes == n else centre + half
 
 
 def estimate(

@@ -191,3 +191,11 @@ def test_arguments_without_meaning_are_refused() -> None:
         bootstrap_ci([1.0], level=1.5)
     with pytest.raises(ConfigurationError, match="-1"):
         mcnemar_exact(-1, 2)
+
+
+@pytest.mark.parametrize("n", [1, 10, 400, 1234.5])
+def test_wilson_touches_the_ends_exactly(n: float) -> None:
+    assert wilson_interval(0, n)[0] == 0.0
+    assert wilson_interval(n, n)[1] == 1.0
+    low, high = wilson_interval(n / 2, n)
+    assert 0 < low < 0.5 < high < 1
