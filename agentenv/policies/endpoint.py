@@ -7,7 +7,6 @@ named address and stands in no message, file or log.
 
 import asyncio
 import contextlib
-import email.utils
 import json
 import os
 import random
@@ -20,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 import httpx
 
+from agentenv.core.pauses import backoff, retry_after
 from agentenv.errors import ConfigurationError, ContextTooSmall, EndpointFault, UnknownName
 
 KEY_VARIABLE = "OPENAI_API_KEY"
@@ -243,7 +243,9 @@ class ChatClient:
                 return await self._attempt(client, body)
             except _Refusal as refusal:
                 last = refusal
-            wait = min(self.endpoint.backoff_s * 2**attempt, _LONGEST_WAIT_S) * _JITTER.uniform(0.5, 1.5)
+            wait = backoff(
+                attempt + 1, first_s=self.endpoint.backoff_s, longest_s=_LONGEST_WAIT_S, rng=_JITTER
+            )
             if last.wait_s is not None:  # the whole client waits: other requests would be refused as well
                 wait = last.wait_s
                 self._next_start = max(self._next_start, time.monotonic() + wait)
@@ -288,7 +290,7 @@ class ChatClient:
             hint = f" (the environment variable {KEY_VARIABLE} is not set)" if not key else ""
             raise ConfigurationError(f"{self.endpoint.url} refuses {self.endpoint.model!r}: {said}{hint}")
         if response.status_code in _RETRIED and code != "insufficient_quota":
-            raise _Refusal(said, _retry_after(response.headers.get("retry-after")))
+            raise _Refusal(said, retry_after(response.headers.get("retry-after")))
         raise EndpointFault(f"{self.endpoint.url} refuses the request: {said}")
 
     def _read(self, response: httpx.Response) -> Reply:
@@ -324,14 +326,3 @@ def _reason(response: httpx.Response) -> tuple[str, str]:
         if isinstance(error, dict):
             return " ".join(str(error.get("message", "")).split())[:200], str(error.get("code") or "")
     return " ".join(response.text.split())[:200], ""
-
-
-def _retry_after(header: str | None) -> float | None:
-    """Seconds to wait, from a number of them or a date."""
-    if not header:
-        return None
-    with contextlib.suppress(ValueError):
-        return max(0.0, float(header))
-    with contextlib.suppress(ValueError, TypeError):
-        return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - time.time())
-    return None

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import httpx
 
+from agentenv.core.pauses import backoff, retry_after
 from agentenv.errors import ConfigurationError, RetrieverFault
 
 RETRIED = frozenset({429, 502, 503, 504})
@@ -163,7 +164,7 @@ class Caller:
         except (httpx.HTTPError, UnicodeEncodeError) as error:
             raise RetrieverFault(f"{self.base}{request.path}: {type(error).__name__}: {error}") from error
         if response.status_code in RETRIED:
-            raise _Again(_words(response), _retry_after(response))
+            raise _Again(_words(response), retry_after(response.headers.get("retry-after")) or 0.0)
         if response.status_code != httpx.codes.OK:
             raise RetrieverFault(f"{self.base}{request.path}: {_words(response)}")
         try:
@@ -174,9 +175,10 @@ class Caller:
             ) from error
 
     def _pause(self, tries: int, after_s: float) -> float:
-        patience = self.patience
-        pause = min(patience.longest_pause_s, patience.pause_s * 2.0 ** (tries - 1))
-        return max(after_s, pause * self._random.uniform(0.5, 1.5))
+        longest_s = self.patience.longest_pause_s
+        return max(
+            after_s, backoff(tries, first_s=self.patience.pause_s, longest_s=longest_s, rng=self._random)
+        )
 
     async def _client(self) -> httpx.AsyncClient:
         """The client of the running loop, closed when the loop shuts down its asynchronous generators."""
@@ -214,10 +216,3 @@ def _words(response: httpx.Response) -> str:
     except (ValueError, TypeError, KeyError):
         said = " ".join(response.text.split()) or response.reason_phrase
     return f"status {response.status_code}: {said[:_SHOWN].rstrip('.')}"
-
-
-def _retry_after(response: httpx.Response) -> float:
-    try:
-        return max(0.0, float(response.headers.get("retry-after", 0)))
-    except ValueError:  # a date, which nobody sends here
-        return 0.0

@@ -190,7 +190,9 @@ def _finish(run: Run, before: dict[str, Any]) -> dict[str, Any]:
         "retrieval": after["retrieval"],
         "faults": sum(line["faults"] for line in history),
         "seconds": {name: round(value, 1) for name, value in run.seconds.items()},
-    } | {name: history[-1][name] for name in ("stopped",) if name in history[-1]}
+    }
+    if "stopped" in history[-1]:
+        results["stopped"] = history[-1]["stopped"]
     write_results(run.folder.path, results)
     return results
 

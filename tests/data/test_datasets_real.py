@@ -8,10 +8,10 @@ import json
 import os
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from agentenv.core.scorers import SCORERS
 from agentenv.data.datasets import SETS, Dataset, load_dataset
 
 ROOT = os.environ.get("AGENTENV_DATA", "")
@@ -68,8 +68,7 @@ def test_the_counts_are_those_of_the_card(name: str, split: str) -> None:
 
 @each_split
 def test_the_gold_answer_passes_the_scorers(name: str, split: str) -> None:
-    scorers: Any = pytest.importorskip("agentenv.core.scorers", exc_type=ImportError)
-    for scorer in scorers.SCORERS.values():
+    for scorer in SCORERS.values():
         for task in load(name, split).tasks:
             assert scorer(task.answers[0], task.answers).value == 1.0, (scorer.name, task.id, task.answers)
             assert scorer(None, task.answers).value == 0.0

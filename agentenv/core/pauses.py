@@ -1,0 +1,29 @@
+"""How long a caller over HTTP waits before it tries again."""
+
+import contextlib
+import email.utils
+import random
+import time
+
+
+def backoff(tries: int, *, first_s: float, longest_s: float, rng: random.Random) -> float:
+    """Seconds to wait after ``tries`` failures: ``first_s`` doubled each time, bounded, spread by half either way.
+
+    The spread keeps callers that failed together from coming back together.
+    """
+    return min(longest_s, first_s * 2.0 ** (tries - 1)) * rng.uniform(0.5, 1.5)
+
+
+def retry_after(header: str | None) -> float | None:
+    """Seconds that a server's Retry-After header asks for: a number of them or a date (RFC 9110, 10.2.3).
+
+    Returns:
+        At least 0; None where there is no header or none that can be read.
+    """
+    if not header:
+        return None
+    with contextlib.suppress(ValueError):
+        return max(0.0, float(header))
+    with contextlib.suppress(ValueError, TypeError):
+        return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - time.time())
+    return None
