@@ -40,13 +40,14 @@ def evaluate_test(run: Run, name: str) -> dict[str, Any]:
         run.test.make_env,
         tasks,
         config,
+        seed=run.config.seed,
         name=name,
         progress=lambda done: run.display.advance(done, {}),
     )
     scorer = run.config.evaluation.scorers[0]
     bounds = None
     if run.config.evaluation.bounds:
-        bounds = measure_bounds(run.policy, run.chat, run.test, config, scorer)
+        bounds = measure_bounds(run.policy, run.chat, run.test, config, scorer, seed=run.config.seed)
     summary = _summary(run, run.test, played, bounds)
     write_evaluation(directory, summary, map(to_record, played))
     run.seconds[f"evaluation_{name}"] = time.perf_counter() - began
@@ -65,6 +66,7 @@ def _summary(
         policy=_policy_name(run),
         retriever=info.name,
         k=int(run.config.env.options.get("k", 3)),
+        seed=run.config.seed,
         bounds=bounds,
         settings={
             "documents": info.documents,

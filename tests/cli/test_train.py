@@ -225,6 +225,8 @@ def test_another_seed_gives_another_run(finished: Path, toml: Path, tmp_path: Pa
     words = ["--seed", "1", "--optimization.steps", "1", "--evaluation.bounds", "false", "--test.limit", "2"]
     assert main(["train", str(toml), "--out", str(tmp_path / "other"), *words, "--json"]) == 0
     assert metrics(tmp_path / "other")[0] != metrics(finished)[0]
+    for run, seed in ((finished, 0), (tmp_path / "other", 1)):
+        assert json.loads((run / "evaluation" / "after" / "results.json").read_text())["seed"] == seed
 
 
 def test_a_run_with_every_choice_made_otherwise(toml: Path, tmp_path: Path) -> None:
