@@ -41,7 +41,7 @@ EFFORT = Effort()
 
 
 def default_spec(rows: int, dim: int) -> str:
-    """The index for a corpus of ``rows`` passages: exact when tiny, codes, a graph, then lists of codes.
+    """The index for a corpus of ``rows`` passages: exact when tiny, codes, a graph, then smaller codes.
 
     `benchmarks/index_million.py` holds the three larger classes against Flat.
     """
