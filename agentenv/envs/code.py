@@ -8,7 +8,7 @@ attempt or when all tests are passed, ends the episode.
 import atexit
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from agentenv.core.env import Env
@@ -65,7 +65,7 @@ class CodeState:
     session: Session | None = None
     best: str | None = None
     """The program with the most passed tests so far."""
-    best_passed: int = -1
+    best_grade: Grade = field(default_factory=lambda: Grade(()))
 
 
 @functools.cache
@@ -193,36 +193,32 @@ class Code(Env[CodeState]):
         state = self.state
         state.attempts += 1
         found = grade(self._executor, program, state.task.data["tests"], limits=self._limits)
-        if found.passed > state.best_passed:
-            state.best, state.best_passed = program, found.passed
+        if state.best is None or found.passed > state.best_grade.passed:
+            state.best, state.best_grade = program, found
         status = ToolStatus.OK if found.all_passed else ToolStatus.ERROR
         data = {"passed": found.passed, "tests": len(found.outcomes)}
         result = ToolResult("submit", status, "", "" if found.all_passed else "TestsFailed", data)
         if found.all_passed or state.attempts >= self._attempts or last:
-            best = found if state.best == program else self._best_grade()
-            return self._finish(EndReason.SUBMITTED, found=best, tool_results=(result,))
+            return self._finish(EndReason.SUBMITTED, tool_results=(result,))
         text = f"{found.passed} of {len(found.outcomes)} hidden tests passed."
         if found.stderr:
             text += f"\n{found.stderr.strip()}"
         if state.best != program:
-            text += f"\nYour best program so far passed {state.best_passed}; go on from it:\n{state.best}"
+            text += (
+                f"\nYour best program so far passed {state.best_grade.passed}; go on from it:\n{state.best}"
+            )
         observation = framed(shortened(text, self._room))
         return self.result((Message("tool", observation),), tool_results=(result,))
-
-    def _best_grade(self) -> Grade:
-        assert self.state.best is not None
-        return grade(self._executor, self.state.best, self.state.task.data["tests"], limits=self._limits)
 
     def _finish(
         self,
         end: EndReason,
         *,
-        found: Grade | None = None,
         truncated: bool = False,
         valid: bool = True,
         tool_results: Sequence[ToolResult] = (),
     ) -> Step:
-        found = found or (self._best_grade() if self.state.best is not None else Grade(()))
+        found = self.state.best_grade
         return self.result(
             (),
             reward=self._reward(found),
@@ -246,9 +242,7 @@ class Code(Env[CodeState]):
     def render(self) -> str:
         """The task and how far the episode is."""
         state = self.state
-        return (
-            f"{state.task.question} [{state.turns} turns, {state.attempts} attempts] best {state.best_passed}"
-        )
+        return f"{state.task.question} [{state.turns} turns, {state.attempts} attempts] best {state.best_grade.passed}"
 
 
 def unfenced(text: str) -> str:
