@@ -34,6 +34,8 @@ TWO_PAGES = {"person": 0.4, "organisation": 0.3, "place": 0.2, "work": 0.15, "ev
 HIDDEN_PEOPLE = 1.4
 INDIRECT = (BIRTHPLACE, EMPLOYER)
 
+_PATIENCE = 1000  # vain tries for a neighbour's name in a row, after which there is none
+
 # Years keep the order of a plausible life: towns, then births, then what these people do.
 RANGES = {
     ("person", "birth_year"): (1850, 1930),
@@ -139,14 +141,21 @@ def _names(config: WorldConfig, counts: dict[str, int]) -> dict[str, list[str]]:
     for kind, count in (*counts.items(), ("region", min(500, 4 + counts["place"] // 10))):
         near = 0 if kind == "region" else round(count * config.distractors / (1 + config.distractors))
         own = [namer.name(kind) for _ in range(count - near)]
-        twins: list[str] = []
-        while len(twins) < near:
-            twin = namer.neighbour(rng.choice(own), kind)
-            if twin:
-                twins.append(twin)
-        names[kind] = own + twins
+        twins = _twins(rng, namer, kind, own, near)
+        names[kind] = own + twins + [namer.name(kind) for _ in range(near - len(twins))]
         rng.shuffle(names[kind])
     return names
+
+
+def _twins(rng: random.Random, namer: Namer, kind: str, own: list[str], count: int) -> list[str]:
+    """Nearly the same names as some of ``own``; fewer than ``count`` where a small stock has no more neighbours."""
+    twins: list[str] = []
+    misses = 0
+    while len(twins) < count and misses < _PATIENCE:
+        twin = namer.neighbour(rng.choice(own), kind)
+        twins += [twin] if twin else []
+        misses = 0 if twin else misses + 1
+    return twins
 
 
 def _order(rng: np.random.Generator, pages: dict[str, Ints]) -> tuple[Ints, dict[str, Ints]]:

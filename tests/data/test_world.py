@@ -132,6 +132,12 @@ def test_distractors_share_a_word_with_a_neighbour() -> None:
     assert 0.14 < shared(0.1) < 0.22
 
 
+def test_a_world_with_more_distractors_than_neighbours_still_comes_to_an_end() -> None:
+    # Of this world's nineteen towns one has a noun that can be exchanged: ten neighbours are five too many.
+    dials = WorldConfig(seed=70_000_504, documents=200, distractors=0.5, questions=0, split="train")
+    assert len(FictionalWorld.generate(dials).documents) == 200
+
+
 def test_splits_share_no_invented_word() -> None:
     common = {noun for nouns in NOUNS.values() for noun in nouns}
     words = {}
