@@ -6,7 +6,7 @@ those of ``LocalSearch``, letter for letter, so what is imitated is what the env
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count as numbers
 from random import Random
 from typing import Literal
 
@@ -128,8 +128,8 @@ def demonstrate(
         yield [demo for demo in demos if demo]
 
 
-def drill(*, seed: int, worlds: WorldConfig, k: int) -> Iterator[list[Demo]]:
-    """Endless batches of reading drills: the page of one search, then every question that it answers.
+def drill(*, seed: int, worlds: WorldConfig, k: int, count: int) -> Iterator[list[Demo]]:
+    """Endless batches of ``count`` reading drills: the page of one search, then every question that it answers.
 
     An episode asks for one answer in about 180 tokens; a drill asks for several of the same page, so that copying from it
     is learned from fewer tokens.
@@ -140,7 +140,7 @@ def drill(*, seed: int, worlds: WorldConfig, k: int) -> Iterator[list[Demo]]:
         for task in world.questions:
             asked.setdefault(task.data["supporting_ids"][0], []).append(task)
         demos = []
-        for task in world.questions:
+        for task in world.questions[:count]:
             passages = library.search(task.data["path"][0]["query"])
             questions = [other for passage in passages for other in asked.get(passage.id, ())]
             rng.shuffle(questions)
@@ -157,7 +157,7 @@ def echo(demo: Demo) -> Demo:
 
 def _worlds(seed: int, dials: WorldConfig, k: int) -> Iterator[tuple[FictionalWorld, Library, Random]]:
     encoder = HashEncoder()
-    for number in count(seed + 1):
+    for number in numbers(seed + 1):
         world = FictionalWorld.generate(replace(dials, seed=number))
         yield world, Library(world.documents, encoder, k), Random(number)
 

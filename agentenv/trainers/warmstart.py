@@ -18,7 +18,7 @@ import math
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -61,8 +61,8 @@ class WarmstartConfig:
     """Optimiser steps on pages of one document."""
     reader_steps: int = 2500
     """Optimiser steps on drills and careful demonstrations."""
-    polishing_steps: int = 600
-    """Optimiser steps of the same lessons in other worlds, at half the step size."""
+    polishing_steps: int = 1200
+    """Optimiser steps of harder lessons, at half the step size."""
     crowd_steps: int = 200
     """Optimiser steps on the mixed crowd."""
     episodes: int = 32
@@ -76,7 +76,10 @@ class WarmstartConfig:
     k: int = 2
     """Documents a search."""
     page_weight: float = 0.3
-    """Loss weight of prompt and page tokens against 1 for the policy's own: names repeat there, which teaches copying."""
+    """Loss weight of prompt and page tokens against 1 for the policy's own: names repeat there, which teaches copying.
+    Polishing counts the policy's own alone."""
+    polishing_distractors: float = 0.5
+    """Share of nearly equal names in the worlds of polishing: the document of a similar name is what readers take last."""
 
 
 Figures = dict[str, Any]
@@ -134,8 +137,7 @@ def _make_reader(config: WarmstartConfig, display: Display) -> tuple[HFPolicy, F
     display.phase("reader", steps)
     tokens = _fit(policy, lessons, steps, 1.0, config, display)
     display.phase("polishing", config.polishing_steps)
-    more = _reading(config, chat, 60_000_000)
-    tokens += _fit(_rounded(policy), more, config.polishing_steps, 0.5, config, display)
+    tokens += _fit(_rounded(policy), _polishing(config, chat), config.polishing_steps, 0.5, config, display)
     accuracy = reading_accuracy(policy, chat, config)
     return policy, {"tokens": tokens, "minutes": 0.0, "reading_accuracy": accuracy}
 
@@ -162,18 +164,24 @@ def _text(demo: Demo) -> str:
 def _copying(config: WarmstartConfig, chat: InlineFormat) -> Iterator[list[Batch]]:
     """Half drills about one document, half echoes of one."""
     half = config.episodes // 2
-    for demos in drill(seed=config.seed + 50_000_000, worlds=config.world, k=1):
-        yield _batches(config, chat, [*demos[:half], *map(echo, demos[half : 2 * half])])
+    for demos in drill(seed=config.seed + 50_000_000, worlds=config.world, k=1, count=2 * half):
+        yield _batches(config, chat, [*demos[:half], *map(echo, demos[half:])])
 
 
 def _reading(config: WarmstartConfig, chat: InlineFormat, offset: int) -> Iterator[list[Batch]]:
     """Half drills, half episodes of careful demonstrators; ``offset`` picks the worlds."""
     half = config.episodes // 2
     seed = config.seed + offset
-    drills = drill(seed=seed + 40_000_000, worlds=config.world, k=config.k)
+    drills = drill(seed=seed + 40_000_000, worlds=config.world, k=config.k, count=half)
     episodes = demonstrate({careful: 1.0}, seed=seed, worlds=config.world, k=config.k)
     for drilled, played in zip(drills, episodes, strict=False):
-        yield _batches(config, chat, [*drilled[:half], *played[:half]])
+        yield _batches(config, chat, [*drilled, *played[:half]])
+
+
+def _polishing(config: WarmstartConfig, chat: InlineFormat) -> Iterator[list[Batch]]:
+    """The reader's lessons in other worlds, where half of the names have a twin, without weight on what cannot be known."""
+    worlds = replace(config.world, distractors=config.polishing_distractors)
+    return _reading(replace(config, world=worlds, page_weight=0.0), chat, 60_000_000)
 
 
 def _mixture(config: WarmstartConfig, chat: InlineFormat) -> Iterator[list[Batch]]:
@@ -241,11 +249,16 @@ def _optimizers(model: Any, config: WarmstartConfig) -> list[tuple[torch.optim.O
 
 
 def _weighted_loss(model: Any, ids: Tensor, weights: Tensor, total: Tensor | int) -> float:
-    """Adds the gradient of the weighted cross-entropy over ``total`` and returns its value."""
+    """Adds the gradient of the weighted cross-entropy over ``total`` and returns its value.
+
+    Only positions that weigh something are turned into logits.
+    """
+    counted = weights[:, 1:] > 0
     with torch.autocast("cpu", torch.bfloat16):
-        logits = model(input_ids=ids, use_cache=False).logits
-    losses = cross_entropy(logits[:, :-1].float().transpose(1, 2), ids[:, 1:], reduction="none")
-    loss = (losses * weights[:, 1:]).sum() / total
+        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
+        logits = model.lm_head(hidden[:, :-1][counted])
+    losses = cross_entropy(logits.float(), ids[:, 1:][counted], reduction="none")
+    loss = (losses * weights[:, 1:][counted]).sum() / total
     loss.backward()  # type: ignore[no-untyped-call]
     return loss.item()
 
@@ -316,7 +329,7 @@ no text but that of FictionalWorlds of the training split was ever seen.
 |---|---|---|
 | copying | {config.copying_steps} | echoes of one page, and questions about it |
 | reader | {config.reader_steps} | questions about the page of a search, and careful episodes of one and two hops |
-| polishing | {config.polishing_steps} | the same in other worlds, at half the step size |
+| polishing | {config.polishing_steps} | the same where half of the names have a twin, at half the step size |
 | crowd | {config.crowd_steps} | careful {careful:.0%}, guessing {guessing:.0%}, hasty {hasty:.0%}, astray {astray:.0%} |
 
 {tokens:,} tokens in {minutes:.0f} minutes. After the reader phase {reading_accuracy:.3f} of the answers were right on unseen

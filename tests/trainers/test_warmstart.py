@@ -87,7 +87,7 @@ def test_careless_demonstrators_are_wrong_most_of_the_time(careless: Any) -> Non
 
 
 def test_drills_ask_only_what_their_page_says() -> None:
-    demos = next(drill(seed=0, worlds=WORLD, k=2))
+    demos = next(drill(seed=0, worlds=WORLD, k=2, count=20))
     for demo in demos[:50]:
         for answer in demo[2::2]:
             assert answer.text.removeprefix("<answer> ").removesuffix(" </answer>") in demo[0].text
@@ -123,5 +123,5 @@ def test_a_folder_that_is_no_reader_is_refused(tmp_path: Path) -> None:
 
 
 def test_fresh_worlds_never_repeat() -> None:
-    first, second = islice(drill(seed=0, worlds=WORLD, k=1), 2)
+    first, second = islice(drill(seed=0, worlds=WORLD, k=1, count=20), 2)
     assert {demo[0].text for demo in first}.isdisjoint(demo[0].text for demo in second)
