@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from agentenv.core.env import Env
-from agentenv.core.grammar import earliest_block
+from agentenv.core.grammar import earliest_block, shortened, unfenced
 from agentenv.core.types import (
     EndReason,
     Info,
@@ -245,14 +245,6 @@ class Code(Env[CodeState]):
         return f"{state.task.question} [{state.turns} turns, {state.attempts} attempts] best {state.best_grade.passed}"
 
 
-def unfenced(text: str) -> str:
-    """``text`` without a Markdown fence around it, which models like to write."""
-    lines = text.strip("\n").splitlines()
-    if len(lines) >= 2 and lines[0].strip().startswith("```") and lines[-1].strip() == "```":
-        return "\n".join(lines[1:-1])
-    return text
-
-
 def shown(result: ExecResult) -> str:
     """What the policy sees of a run: output, last value, errors, and how it ended if not well."""
     parts = [result.stdout, result.value or "", result.stderr]
@@ -266,14 +258,6 @@ def shown(result: ExecResult) -> str:
     if result.state_lost:
         parts.append("[the interpreter was restarted: names are lost]")
     return "\n".join(part.strip("\n") for part in parts if part.strip())
-
-
-def shortened(text: str, room: int) -> str:
-    """Head and tail of ``text`` where it is longer than ``room`` characters."""
-    if len(text) <= room:
-        return text
-    head, tail = room - room // 2, room // 2
-    return f"{text[:head]}\n[{len(text) - room} characters left out]\n{text[len(text) - tail :]}"
 
 
 def framed(body: str) -> str:

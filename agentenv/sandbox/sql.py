@@ -117,7 +117,7 @@ class SqlReader:
         """Sends ``order`` to a worker; one that does not answer, or answers something else, is ended."""
         # The id tells a reply to this process from one to a fork of it that shares the pipe.
         order["id"] = f"{os.getpid()}-{next(self._ids)}"
-        worker = self._idle.pop() if self._idle else _Worker(self._memory_mb)
+        worker = self._take()
         try:
             reply = worker.ask(order, self._wall_s)
             if reply.pop("id") != order["id"]:
@@ -134,6 +134,12 @@ class SqlReader:
             raise
         self._idle.append(worker)
         return _result(reply, order["uri"])
+
+    def _take(self) -> "_Worker":
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return _Worker(self._memory_mb)
 
     def close(self) -> None:
         """Ends the idle workers; a later query starts new ones."""

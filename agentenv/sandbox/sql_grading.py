@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentenv.errors import SandboxFault
+from agentenv.errors import ConfigurationError, SandboxFault
 from agentenv.sandbox.sql import SqlReader, SqlResult, Value
 
 MAX_ROWS = 10_000
@@ -44,19 +44,25 @@ def grade_query(reader: SqlReader, query: str, gold: str, databases: Sequence[st
         databases: SQLite files, at least one.
 
     Raises:
+        ConfigurationError: no database.
         SandboxFault: a database cannot be read, or the gold query fails or gives more than ``MAX_ROWS`` rows.
     """
-    ordered = orders(gold)
-    found = [reader.run(database, query, rows=MAX_ROWS) for database in databases]
-    matches = []
-    for database, result in zip(databases, found, strict=True):
+    ordered, matches = orders(gold), [False] * len(databases)
+    shown: SqlResult | None = None
+    for index, database in enumerate(databases):
+        found = reader.run(database, query, rows=MAX_ROWS)
+        shown = shown or found
+        if not found.ok:
+            break
         wanted = reader.run(database, gold, rows=MAX_ROWS)
         if not wanted.ok or wanted.more:
             raise SandboxFault(
                 f"the gold query {gold!r} cannot be graded: {wanted.message or 'too many rows'}"
             )
-        matches.append(result.ok and same_rows(result, wanted, ordered=ordered))
-    return SqlGrade(found[0], tuple(matches))
+        matches[index] = same_rows(found, wanted, ordered=ordered)
+    if shown is None:
+        raise ConfigurationError("a query is graded on one database at least")
+    return SqlGrade(shown, tuple(matches))
 
 
 def same_rows(found: SqlResult, wanted: SqlResult, *, ordered: bool) -> bool:

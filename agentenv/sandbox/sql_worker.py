@@ -38,7 +38,6 @@ STEPS = 1000  # of SQLite's machine between two looks at the clock
 MESSAGE = 300  # characters
 
 
-
 def main(memory_mb: int) -> None:
     """Answers requests until its input ends."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))

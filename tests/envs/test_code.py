@@ -9,7 +9,7 @@ from agentenv.core.contract import EnvContract
 from agentenv.core.env import Env
 from agentenv.core.types import EndReason, Task, ToolStatus
 from agentenv.data.code_tasks import generate_code_tasks
-from agentenv.envs.code import Code, shortened, unfenced
+from agentenv.envs.code import Code
 from agentenv.errors import ConfigurationError, DatasetError, SandboxFault, UnknownName
 from agentenv.sandbox.fakes import FakeExecutor
 from agentenv.sandbox.grading import CallTest
@@ -158,13 +158,3 @@ def test_bad_arguments_are_named() -> None:
         Code(executor="bwarp")
     with pytest.raises(DatasetError, match="hidden tests"):
         Code(executor=FakeExecutor(), tasks=[Task("empty", "q")]).reset(seed=0)
-
-
-def test_long_output_keeps_head_and_tail() -> None:
-    assert shortened("abcdefghij", 4) == "ab\n[6 characters left out]\nij"
-    assert shortened("abcd", 4) == "abcd"
-
-
-def test_fences_are_taken_off() -> None:
-    assert unfenced("```python\nx = 1\n```") == "x = 1"
-    assert unfenced("x = '```'") == "x = '```'"
