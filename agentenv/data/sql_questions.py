@@ -204,7 +204,7 @@ def with_parent(scene: Scene) -> Draft:
     child, parent = scene.pair()
     words, where = scene.condition(child)
     return Draft(
-        f"List the {child.label} of each of the {child.many} {words}, and next to it the {parent.label} of its {parent.one}.",
+        f"List the {child.label} of each of the {child.many} {words}, with the {parent.label} of its {parent.one}.",
         f"SELECT {child.many}.{child.label}, {parent.many}.{parent.label} FROM {_joined(child, parent)} WHERE {where}",
     )
 
@@ -316,8 +316,8 @@ def best_of_each(scene: Scene) -> Draft:
         f"WHERE other.{parent.one}_id = {child.many}.{parent.one}_id"
     )
     return Draft(
-        f"For each {parent.one} that has any {child.many}, give its {parent.label} and the {child.label} of the one among its "
-        f"{child.many} with the highest {column.phrase}.",
+        f"For each {parent.one} that has any {child.many}, give its {parent.label} and the {child.label} of the one "
+        f"among its {child.many} with the highest {column.phrase}.",
         f"SELECT {parent.many}.{parent.label}, {child.many}.{child.label} FROM {_joined(child, parent)} "
         f"WHERE {child.many}.{column.name} = ({best})",
         f"SELECT {child.many}.{parent.one}_id FROM {child.many} WHERE {column.name} = ({best})",

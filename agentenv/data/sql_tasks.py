@@ -38,7 +38,7 @@ def generate_sql_tasks(
     databases: int = 6,
     folder: Path | None = None,
 ) -> tuple[Task, ...]:
-    """``n`` tasks, the same for the same arguments; each has ``databases``, ``gold``, ``level`` and ``kind`` in its ``data``.
+    """``n`` tasks, the same for the same arguments, with ``databases``, ``gold``, ``level`` and ``kind`` in ``data``.
 
     Args:
         n: How many.
@@ -83,7 +83,12 @@ def generate_sql_tasks(
 def process_folder() -> Path:
     """A folder that is removed when this process ends."""
     folder, owner = Path(tempfile.mkdtemp(prefix="agentenv-sql-")), os.getpid()
-    atexit.register(lambda: os.getpid() == owner and shutil.rmtree(folder, ignore_errors=True))
+
+    def remove() -> None:
+        if os.getpid() == owner:  # a fork of this process leaves it alone
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
     return folder
 
 

@@ -1,15 +1,15 @@
-"""``agentenv/SQL-v0``: answer a question with one query, after looking around in the database with others (ReEx-SQL family).
+"""``agentenv/SQL-v0``: answer a question with one query, after trying others on the database (ReEx-SQL family).
 
-One action is one chunk of text; its earliest complete block decides. ``<sql>`` runs a query and shows its first rows, or what
-was wrong with it; ``<submit>`` hands in the query that answers and ends the episode. Databases are read-only, so a snapshot
-or a fork is a copy of a few strings.
+One action is one chunk of text; its earliest complete block decides. ``<sql>`` runs a query and shows its first rows,
+or what was wrong with it; ``<submit>`` hands in the query that answers and ends the episode. Databases are read-only, so a
+snapshot or a fork is a copy of a few strings.
 """
 
 import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from agentenv.core.env import Env
 from agentenv.core.grammar import earliest_block, shortened, unfenced
@@ -112,7 +112,7 @@ class Sql(Env[SqlState]):
         tables = self._run(SCHEMA, rows=1000)
         if not tables.ok:
             raise EnvFault(f"the schema of task {task.id!r} cannot be read: {tables.message}")
-        text = self._prompt.replace("{schema}", "\n".join(f"{row[0]};" for row in tables.rows))
+        text = self._prompt.replace("{schema}", "\n".join(f"{row[0]!s};" for row in tables.rows))
         return (Message("user", text.replace("{question}", task.question)),), {"task_id": task.id}
 
     def step(self, action: str) -> Step:

@@ -31,7 +31,7 @@ MAX_QUERY = 10_000
 """Characters of a query: what always fits the pipe to a worker."""
 GRACE_S = 30.0
 """Seconds by the clock, beyond ten times the deadline, for a free worker and for its reply."""
-END_S = 1.0
+END_S = 0.5
 """Seconds that a worker has to end by itself, once its input is closed."""
 
 Value = int | float | str | bytes | None
@@ -198,14 +198,14 @@ class _Worker:
         assert self._process.stdout is not None
         pipe, ready, found = self._process.stdout.fileno(), select.poll(), bytearray()
         ready.register(pipe, select.POLLIN)
-        while not found.endswith(b"\n"):
+        while b"\n" not in found:
             if not ready.poll(max(0.0, end - time.monotonic()) * 1000):
                 raise TimeoutError
             piece = os.read(pipe, 1 << 16)
             if not piece:
                 raise EOFError
             found += piece
-        return found
+        return found.partition(b"\n")[0]
 
     def end(self) -> int:
         """Ends the process, waits for it and closes the pipes; its return code, negative for a signal."""
