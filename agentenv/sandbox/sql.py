@@ -29,7 +29,7 @@ from agentenv.errors import ConfigurationError, SandboxFault
 WORKER = Path(__file__).with_name("sql_worker.py")
 MAX_QUERY = 10_000
 """Characters of a query: what always fits the pipe to a worker."""
-GRACE_S = 30.0
+GRACE_S = 60.0
 """Seconds by the clock, beyond ten times the deadline, for a free worker and for its reply."""
 END_S = 0.5
 """Seconds that a worker has to end by itself, once its input is closed."""
