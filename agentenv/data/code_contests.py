@@ -24,8 +24,8 @@ MAX_BYTES = 1 << 28
 PRELUDE = (
     "from bisect import *; from collections import *; from copy import *; from functools import *; from heapq import *; "
     "from itertools import *; from operator import *; from string import *; from math import *; from typing import *; "
-    "from builtins import *; import bisect, collections, copy, datetime, functools, heapq, itertools, json, math, operator, "
-    "random, re, string, sys, time; sys.setrecursionlimit(50000)\n"
+    "from builtins import abs, pow; import bisect, collections, copy, datetime, functools, heapq, itertools, json, math, "
+    "operator, random, re, string, sys, time; sys.setrecursionlimit(50000)\n"
 )
 """What programs of these sets may take for granted: their graders import about the same before them."""
 STDIO = "Write a program that reads standard input and writes standard output."
