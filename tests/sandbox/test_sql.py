@@ -5,6 +5,7 @@ import os
 import signal
 import sqlite3
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -184,6 +185,13 @@ def test_workers_are_reaped_and_descriptors_do_not_grow(db: Path) -> None:
             assert reader.run(db, "SELECT 1").ok
             assert len(children()) <= before[0] + 1
     assert (len(children()), descriptors()) == before
+
+
+def test_many_threads_share_a_reader_and_get_their_own_results(db: Path) -> None:
+    with SqlReader(workers=2) as reader, ThreadPoolExecutor(8) as threads:
+        found = threads.map(lambda n: reader.run(db, f"SELECT b FROM t WHERE a = {n}").rows, range(100))
+        assert list(found) == [((f"text {n}",),) for n in range(100)]
+        assert len(reader._idle) <= 2
 
 
 def worker_of(reader: SqlReader, db: Path) -> int:
