@@ -4,6 +4,9 @@ import hashlib
 import os
 import signal
 import sqlite3
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -13,6 +16,7 @@ import pytest
 
 from agentenv.core.types import ToolStatus
 from agentenv.errors import ConfigurationError, SandboxFault
+from agentenv.sandbox import sql
 from agentenv.sandbox.sql import MAX_QUERY, SqlReader, SqlResult
 from agentenv.sandbox.sql_grading import grade_query, orders, same_rows
 
@@ -181,7 +185,6 @@ def test_workers_are_reaped_and_descriptors_do_not_grow(db: Path) -> None:
     with SqlReader(workers=1) as reader:
         for _ in range(3):
             os.kill(worker_of(reader, db), signal.SIGKILL)
-            assert not reader.run(db, "SELECT 1").ok
             assert reader.run(db, "SELECT 1").ok
             assert len(children()) <= before[0] + 1
     assert (len(children()), descriptors()) == before
@@ -199,11 +202,43 @@ def worker_of(reader: SqlReader, db: Path) -> int:
     return reader._idle[-1]._process.pid
 
 
-def test_a_query_that_ends_its_worker_is_charged_for_it(db: Path) -> None:
+def test_a_worker_that_died_by_itself_costs_the_query_nothing(db: Path) -> None:
     with SqlReader() as reader:
-        os.kill(worker_of(reader, db), signal.SIGSEGV)
-        assert reader.run(db, "SELECT 1").error_class == "Crash"
+        os.kill(worker_of(reader, db), signal.SIGKILL)
         assert reader.run(db, "SELECT 1").ok
+
+
+def test_a_query_that_ends_every_worker_is_charged_and_one_that_cannot_start_is_not(
+    db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "worker.py"
+    monkeypatch.setattr(sql, "WORKER", script)
+    with SqlReader() as reader:
+        script.write_text("import os; input(); os.kill(os.getpid(), 11)", encoding="ascii")
+        assert reader.run(db, "SELECT 1").error_class == "Crash"
+        script.write_text("import no_such_module", encoding="ascii")
+        with pytest.raises(SandboxFault, match="exit code 1"):
+            reader.run(db, "SELECT 1")
+
+
+def test_workers_end_with_their_owner_however_it_ends(db: Path) -> None:
+    code = (
+        "import os, sys; from agentenv.sandbox.sql import SqlReader; reader = SqlReader()\n"
+        "reader.run(sys.argv[1], 'SELECT 1'); print(reader._idle[0]._process.pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(db)], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    end = time.monotonic() + 10
+    while alive(int(done.stdout)) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not alive(int(done.stdout))
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    except OSError:
+        return False
 
 
 def test_a_worker_that_is_silent_is_our_fault(db: Path) -> None:
