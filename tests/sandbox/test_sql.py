@@ -13,6 +13,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agentenv.core.types import ToolStatus
 from agentenv.errors import ConfigurationError, SandboxFault
@@ -150,6 +152,21 @@ def test_h15_a_hostile_query_ends_in_a_typed_result_and_changes_nothing(
     assert 0 < len(result.message) <= 300
     assert traces(db) == before
     assert reader.run(db, "SELECT count(*) FROM t").rows == ((300,),)
+
+
+WORDS = """
+    SELECT WITH RECURSIVE FROM WHERE UNION ALL VALUES ATTACH PRAGMA DELETE INSERT INTO UPDATE SET JOIN LIMIT EXPLAIN AS t v a
+    b größe * ( ) , ; = + || 1 '' " -- /* */ x'00' count(*) randomblob(9) load_extension('x') pragma_table_info('t')
+"""
+
+
+@given(st.one_of(st.text(max_size=60), st.lists(st.sampled_from(WORDS.split()), max_size=12).map(" ".join)))
+@settings(max_examples=150, deadline=None)
+def test_any_text_at_all_ends_in_a_result(reader: SqlReader, db: Path, query: str) -> None:
+    before = traces(db)
+    result = reader.run(db, query, rows=3)
+    assert result.ok == (not result.error_class)
+    assert traces(db) == before
 
 
 @pytest.mark.parametrize(
