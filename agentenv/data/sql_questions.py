@@ -84,6 +84,10 @@ class Scene:
         value: int | float = rows[self.rng.randrange(len(rows) // 4, 3 * len(rows) // 4)][0]
         return value
 
+    def aggregate(self, column: Column) -> tuple[str, str]:
+        """Word and SQL function; nobody adds up years."""
+        return self.pick(AGGREGATES[:-1] if "year" in column.phrase else AGGREGATES)
+
     def _value(self, query: str) -> int | float | str:
         value: int | float | str = self.rng.choice(self._connection.execute(query).fetchall())[0]
         return value
@@ -94,7 +98,7 @@ def quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-AGGREGATES = (("average", "avg"), ("total", "sum"), ("highest", "max"), ("lowest", "min"))
+AGGREGATES = (("average", "avg"), ("highest", "max"), ("lowest", "min"), ("total", "sum"))
 ENDS = (("highest", "DESC"), ("lowest", "ASC"))
 
 
@@ -143,7 +147,8 @@ def distinct_words(scene: Scene) -> Draft:
 def aggregate_where(scene: Scene) -> Draft:
     """Level 2: one aggregate over some rows."""
     table = scene.table()
-    column, (word, function) = scene.pick(table.numbers), scene.pick(AGGREGATES)
+    column = scene.pick(table.numbers)
+    word, function = scene.aggregate(column)
     words, where = scene.condition(table)
     return Draft(
         f"What is the {word} {column.phrase} of the {table.many} {words}?",
@@ -244,7 +249,8 @@ def count_each(scene: Scene) -> Draft:
 def aggregate_each(scene: Scene) -> Draft:
     """Level 4: an aggregate by parent."""
     child, parent = scene.pair()
-    column, (word, function) = scene.pick(child.numbers), scene.pick(AGGREGATES)
+    column = scene.pick(child.numbers)
+    word, function = scene.aggregate(column)
     return Draft(
         f"For each {parent.one} that has any {child.many}, give its {parent.label} and the {word} {column.phrase} "
         f"of its {child.many}.",
