@@ -5,3 +5,4 @@ from agentenv.core.registry import register
 register("agentenv/LocalSearch-v0", "agentenv.envs.local_search:LocalSearch")
 register("agentenv/Calculator-v0", "agentenv.envs.calculator:Calculator")
 register("agentenv/Code-v0", "agentenv.envs.code:Code")
+register("agentenv/SQL-v0", "agentenv.envs.sql:Sql")

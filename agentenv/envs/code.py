@@ -7,12 +7,13 @@ attempt or when all tests are passed, ends the episode.
 
 import atexit
 import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from agentenv.core.env import Env
-from agentenv.core.grammar import earliest_block
+from agentenv.core.grammar import earliest_block, shortened, unfenced
 from agentenv.core.types import (
     EndReason,
     Info,
@@ -26,7 +27,7 @@ from agentenv.core.types import (
 )
 from agentenv.data.code_tasks import generate_code_tasks
 from agentenv.errors import ConfigurationError, DatasetError, SandboxFault
-from agentenv.sandbox.grading import Grade, grade
+from agentenv.sandbox.grading import Grade, Outcome, grade
 from agentenv.sandbox.spec import make_executor
 from agentenv.sandbox.types import ExecResult, ExecStatus, Executor, Limits, Session
 
@@ -93,6 +94,7 @@ class Code(Env[CodeState]):
         attempts: int = 1,
         observation_chars: int = 2000,
         variables: bool = False,
+        traces: bool = False,
         limits: Limits | None = None,
         prompt: str = PROMPT,
         render_mode: str | None = None,
@@ -109,6 +111,9 @@ class Code(Env[CodeState]):
                 a program that passes no more than an earlier one is rolled back to that.
             observation_chars: Characters of output that are shown; the middle is left out.
             variables: Whether a traceback is followed by the variables on the failing line.
+            traces: Whether a failed program is shown the first error of the hidden tests with the variables on the
+                failing line (TraceCoder). These may hold inputs of that test, never an expected value; without it only
+                numbers of tests are shown.
             limits: Of one run; None takes the executor's.
             prompt: Opening message; must hold ``{question}``; ``{state}`` is filled too.
             render_mode: ``ansi`` or None.
@@ -130,7 +135,8 @@ class Code(Env[CodeState]):
         self._executor = shared_executor(executor) if isinstance(executor, str) else executor
         self._stateful, self._attempts, self._max_turns = stateful, attempts, max_turns
         self._reward: Reward = REWARDS[reward] if isinstance(reward, str) else reward
-        self._room, self._variables, self._limits = observation_chars, variables, limits
+        self._room, self._limits = observation_chars, limits
+        self._variables, self._traces = variables, traces
         self._prompt = prompt.replace("{state}", STATEFUL if stateful else STATELESS)
 
     def reset(
@@ -192,7 +198,13 @@ class Code(Env[CodeState]):
         """Grades a program; the episode ends unless it failed and attempts and turns are left."""
         state = self.state
         state.attempts += 1
-        found = grade(self._executor, program, state.task.data["tests"], limits=self._limits)
+        found = grade(
+            self._executor,
+            state.task.data.get("prelude", "") + program,
+            state.task.data["tests"],
+            limits=self._limits,
+            variables=self._traces,
+        )
         if state.best is None or found.passed > state.best_grade.passed:
             state.best, state.best_grade = program, found
         status = ToolStatus.OK if found.all_passed else ToolStatus.ERROR
@@ -200,8 +212,8 @@ class Code(Env[CodeState]):
         result = ToolResult("submit", status, "", "" if found.all_passed else "TestsFailed", data)
         if found.all_passed or state.attempts >= self._attempts or last:
             return self._finish(EndReason.SUBMITTED, tool_results=(result,))
-        text = f"{found.passed} of {len(found.outcomes)} hidden tests passed."
-        if found.stderr:
+        text = counted(found)
+        if self._traces and found.stderr:
             text += f"\n{found.stderr.strip()}"
         if state.best != program:
             text += (
@@ -245,14 +257,6 @@ class Code(Env[CodeState]):
         return f"{state.task.question} [{state.turns} turns, {state.attempts} attempts] best {state.best_grade.passed}"
 
 
-def unfenced(text: str) -> str:
-    """``text`` without a Markdown fence around it, which models like to write."""
-    lines = text.strip("\n").splitlines()
-    if len(lines) >= 2 and lines[0].strip().startswith("```") and lines[-1].strip() == "```":
-        return "\n".join(lines[1:-1])
-    return text
-
-
 def shown(result: ExecResult) -> str:
     """What the policy sees of a run: output, last value, errors, and how it ended if not well."""
     parts = [result.stdout, result.value or "", result.stderr]
@@ -268,12 +272,11 @@ def shown(result: ExecResult) -> str:
     return "\n".join(part.strip("\n") for part in parts if part.strip())
 
 
-def shortened(text: str, room: int) -> str:
-    """Head and tail of ``text`` where it is longer than ``room`` characters."""
-    if len(text) <= room:
-        return text
-    head, tail = room - room // 2, room // 2
-    return f"{text[:head]}\n[{len(text) - room} characters left out]\n{text[len(text) - tail :]}"
+def counted(found: Grade) -> str:
+    """How many tests were passed, and how the others went: all that is told of hidden tests unless asked for more."""
+    ways = Counter(outcome.value for outcome in found.outcomes if outcome is not Outcome.PASSED)
+    rest = ", ".join(f"{count} {way}" for way, count in sorted(ways.items()))
+    return f"{found.passed} of {len(found.outcomes)} hidden tests passed ({rest})."
 
 
 def framed(body: str) -> str:

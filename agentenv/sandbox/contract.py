@@ -73,6 +73,21 @@ class ExecutorContract:
             assert (result.status, result.exit_code, result.stdout) == (ExecStatus.ERROR, 1, "before\n")
             assert "ZeroDivisionError" in result.stderr
 
+    def test_the_variables_of_the_failing_line_are_shown_if_asked(self) -> None:
+        """In a program, in the first of the calls that raise, and in a cell; cut short each."""
+        program = "def f(x):\n    y = [x] * 9999\n    return y[x] + y.z"
+        calls = [Call("f", (3,)), Call("f", (4,))]
+        with self.session() as session, self.executor() as executor:
+            failed = executor.run(f"{program}\nf(3)", variables=True)
+            assert "Variables on line 3: x = 3, y = [3, 3, 3" in failed.stderr
+            assert len(failed.stderr) < 1000
+            called = executor.run(program, calls=calls, variables=True)
+            assert "Variables on line 3: x = 3, y" in called.stderr
+            assert "x = 4" not in called.stderr
+            assert "Variables on line 2: x = 3" in session.run("x = 3\nx.y", variables=True).stderr
+            for silent in (executor.run(f"{program}\nf(3)"), executor.run(program, calls=calls)):
+                assert "Variables" not in silent.stderr
+
     def test_exit_codes(self) -> None:
         """``sys.exit`` without a code is fine, with one is an error."""
         with self.executor() as executor:

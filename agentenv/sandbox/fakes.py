@@ -5,13 +5,12 @@ import contextlib
 import copy
 import io
 import linecache
-import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
 from agentenv.errors import SandboxFault, SnapshotError
 from agentenv.sandbox.jail import plain
-from agentenv.sandbox.jail.worker import answer_call, split_cell
+from agentenv.sandbox.jail.worker import answer_call, report, split_cell
 from agentenv.sandbox.types import Call, ExecResult, ExecStatus, ExecutorInfo, Limits, ProgramError
 
 
@@ -43,7 +42,7 @@ class FakeExecutor:
         """Runs ``code`` here; files are virtual and reach the program through ``open``."""
         session = FakeSession(self, files)
         session.stdin, session.calls = stdin, calls or ()
-        return session.run(code, collect=collect)
+        return session.run(code, collect=collect, variables=variables)
 
     def open(
         self, *, files: Mapping[str, bytes] | None = None, limits: Limits | None = None, domain: str = ""
@@ -125,12 +124,13 @@ class FakeSession:
             try:
                 value = _execute(code, scope)
                 for call in self.calls:
-                    returned.append(answer_call(scope, call.function, plain.dump(call.arguments)))
+                    arguments = plain.dump(call.arguments)
+                    returned.append(answer_call(scope, call.function, arguments, variables=variables))
+                    variables = variables and "e" not in returned[-1]
             except SystemExit as stop:
                 code_given = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
             except BaseException as raised:
-                traceback.print_exception(raised)
-                code_given, error = 1, ProgramError(type(raised).__name__, str(raised), 0)
+                code_given, error = 1, ProgramError(**report(raised, ("main.py",), variables=variables))
         self.names = {name: kept for name, kept in scope.items() if not name.startswith("__")}
         asked = {name: self.files.get(name) for name in collect}
         return ExecResult(

@@ -7,6 +7,7 @@ values for each call. Nothing that a program prints, returns or leaves behind is
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -24,9 +25,9 @@ class StdioTest:
 
     stdin: str
     expected: str
-    compare: Literal["exact", "tokens", "float"] = "exact"
-    """exact: but for spaces at the ends of lines and blank lines at the end; tokens: word by word; float: tokens, of
-    which numbers may differ by ``tolerance``."""
+    compare: Literal["exact", "lines", "tokens", "float"] = "exact"
+    """exact: but for spaces at the ends of lines and blank lines at the end; lines: line by line without the spaces around
+    them, numbers by value; tokens: word by word; float: tokens, of which numbers may differ by ``tolerance``."""
     tolerance: float = 1e-6
 
 
@@ -37,11 +38,21 @@ class CallTest:
     function: str
     arguments: tuple[Any, ...]
     expected: Any
-    compare: Literal["equal", "is", "close", "true", "false"] = "equal"
-    """equal: ``==``; is: the same type too; close: differs by at most ``tolerance``; true, false: counts as such."""
+    compare: Literal["equal", "is", "close", "true", "false", "wrapped"] = "equal"
+    """equal: ``==``; is: the same type too; close: differs by at most ``tolerance``; true, false: counts as such; wrapped:
+    equal to ``expected``, or to the first item of it."""
     tolerance: float = 0.0
     via: str = ""
     """One of ``VIA``, through which the returned value goes first."""
+
+
+def untupled(value: Any) -> Any:
+    """``value`` with a list in the place of every tuple, as JSON would have it."""
+    if isinstance(value, (list, tuple)):
+        return [untupled(item) for item in value]
+    if isinstance(value, dict):
+        return {key: untupled(item) for key, item in value.items()}
+    return value
 
 
 Test = StdioTest | CallTest
@@ -54,6 +65,7 @@ VIA: dict[str, Callable[[Any], Any]] = {
     "len": len,
     "str": str,
     "int": int,
+    "untupled": untupled,
 }
 
 
@@ -73,7 +85,7 @@ class Grade:
 
     outcomes: tuple[Outcome, ...]
     stderr: str = ""
-    """Of the first failing run."""
+    """Of the first run in which the program or a call raised."""
 
     @property
     def passed(self) -> int:
@@ -92,7 +104,13 @@ class Grade:
 
 
 def grade(
-    executor: Executor, program: str, tests: Sequence[Test], *, limits: Limits | None = None, domain: str = ""
+    executor: Executor,
+    program: str,
+    tests: Sequence[Test],
+    *,
+    limits: Limits | None = None,
+    domain: str = "",
+    variables: bool = False,
 ) -> Grade:
     """Runs every test of ``program``.
 
@@ -102,13 +120,14 @@ def grade(
         tests: Hidden tests.
         limits: Of one ``StdioTest``, and of all ``CallTest`` together; None takes the executor's.
         domain: Trust domain.
+        variables: Whether ``Grade.stderr`` shows the variables on the failing line, which may hold hidden inputs.
 
     Raises:
         SandboxFault: the sandbox failed, which says nothing about the program.
     """
     outcomes: dict[int, Outcome] = {}
     errors: list[str] = []
-    run = _Runner(executor, program, limits, domain, errors)
+    run = _Runner(executor, program, limits, domain, variables, errors)
     calls = {index: test for index, test in enumerate(tests) if isinstance(test, CallTest)}
     outcomes |= _grade_calls(run, calls)
     for index, test in enumerate(tests):
@@ -127,13 +146,17 @@ class _Runner:
     program: str
     limits: Limits | None
     domain: str
+    variables: bool
     errors: list[str]
 
     def __call__(self, **options: Any) -> ExecResult:
-        result = self.executor.run(self.program, limits=self.limits, domain=self.domain, **options)
+        result = self.executor.run(
+            self.program, limits=self.limits, domain=self.domain, variables=self.variables, **options
+        )
         if result.status is ExecStatus.SANDBOX_ERROR:
             raise SandboxFault(f"a test could not be run: {result.fault}")
-        if not result.ok:
+        raised = any(isinstance(document, dict) and "e" in document for document in result.returned)
+        if raised or not result.ok:
             self.errors.append(result.stderr)
         return result
 
@@ -192,13 +215,18 @@ def _agrees(test: CallTest, value: Any) -> bool:
             return bool(value)
         case "false":
             return not value
-    raise ConfigurationError(f"compare={test.compare!r} must be equal, is, close, true or false")
+        case "wrapped":
+            first = test.expected[:1] if isinstance(test.expected, list) else []
+            return bool(value == test.expected) or bool(first and value == first[0])
+    raise ConfigurationError(f"compare={test.compare!r} must be equal, is, close, true, false or wrapped")
 
 
 def matches_text(test: StdioTest, text: str) -> bool:
     """Whether what a program printed is what it should print."""
     if test.compare == "exact":
         return _lines(text) == _lines(test.expected)
+    if test.compare == "lines":
+        return _same_lines(text, test.expected)
     found, wanted = text.split(), test.expected.split()
     if test.compare == "tokens":
         return found == wanted
@@ -207,6 +235,21 @@ def matches_text(test: StdioTest, text: str) -> bool:
 
 def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+def _same_lines(found: str, wanted: str) -> bool:
+    """LiveCodeBench's rule: equal lines, or lines of equal decimal numbers."""
+    ours, theirs = ([line.strip() for line in text.strip().split("\n")] for text in (found, wanted))
+    return len(ours) == len(theirs) and all(
+        a == b or _same_numbers(a, b) for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def _same_numbers(found: str, wanted: str) -> bool:
+    try:
+        return [Decimal(word) for word in found.split()] == [Decimal(word) for word in wanted.split()]
+    except InvalidOperation:
+        return False
 
 
 def _near(found: str, wanted: str, tolerance: float) -> bool:

@@ -202,7 +202,7 @@ class Executor(Protocol):
             collect: Relative paths to read after; regular files within the limits only.
             calls: Functions to call once the program has run.
             limits: None takes the executor's own.
-            variables: Whether stderr shows the variables on the line of an uncaught exception.
+            variables: Whether stderr shows the variables on the line of an uncaught exception, that of a call included.
             domain: Programs of different trust domains never meet in one jail.
 
         Returns:

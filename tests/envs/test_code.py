@@ -9,10 +9,10 @@ from agentenv.core.contract import EnvContract
 from agentenv.core.env import Env
 from agentenv.core.types import EndReason, Task, ToolStatus
 from agentenv.data.code_tasks import generate_code_tasks
-from agentenv.envs.code import Code, shortened, unfenced
+from agentenv.envs.code import Code
 from agentenv.errors import ConfigurationError, DatasetError, SandboxFault, UnknownName
 from agentenv.sandbox.fakes import FakeExecutor
-from agentenv.sandbox.grading import CallTest
+from agentenv.sandbox.grading import CallTest, StdioTest
 
 TASK = Task(
     "t",
@@ -117,6 +117,82 @@ def test_after_a_failed_attempt_the_best_program_counts() -> None:
     assert last.reward == pytest.approx(2 / 3)
 
 
+def test_a_program_that_is_no_better_is_rolled_back_too() -> None:
+    env = Code(executor=FakeExecutor(), tasks=[TASK], attempts=3, reward="fraction")
+    env.reset(seed=0)
+    first, same = "def f(x): return 2 * min(x, 2)", "def f(x): return 2 * min(x, 2) + 0"
+    env.step(f"<submit>{first}</submit>")
+    text = env.step(f"<submit>{same}</submit>").observation[0].text
+    assert text.endswith(f"Your best program so far passed 2; go on from it:\n{first}\n</output>\n")
+    assert env.state.best == first
+
+
+LEAK = "import sys\ndef f(x):\n    print('input', x, file=sys.stderr)\n    raise ValueError(f'input {x}')"
+STDIO = Task("s", "Add one.", ("",), data={"tests": (StdioTest("7654\n", "7655"),)})
+STDIO_LEAK = "import sys\nx = sys.stdin.read().strip()\nprint('input', x, file=sys.stderr)\nint('input ' + x)"
+
+
+@pytest.mark.parametrize(("task", "program"), [(TASK, LEAK), (STDIO, STDIO_LEAK)])
+def test_of_hidden_tests_only_numbers_are_shown(task: Task, program: str) -> None:
+    env = Code(executor=FakeExecutor(), tasks=[task], attempts=2, variables=True)
+    env.reset(seed=0)
+    count = len(task.data["tests"])
+    step = env.step(f"<submit>{program}</submit>")
+    shown = f"0 of {count} hidden tests passed ({count} error)."
+    assert step.observation[0].text == f"\n<output>\n{shown}\n</output>\n"
+    assert "input" not in repr(step.info)
+
+
+def test_how_tests_failed_is_counted() -> None:
+    env = Code(executor=FakeExecutor(), tasks=[TASK], attempts=2)
+    env.reset(seed=0)
+    program = "def f(x): return 2 if x == 1 else 0 if x == 2 else 1 / 0"
+    assert (
+        "1 of 3 hidden tests passed (1 error, 1 wrong)."
+        in env.step(f"<submit>{program}</submit>").observation[0].text
+    )
+
+
+@pytest.mark.parametrize(
+    ("task", "program", "line"),
+    [
+        (TASK, "def f(x):\n    y = x + 1\n    return y // 0", "Variables on line 3: y = 2\n"),
+        (STDIO, "x = input()\nprint(int(x) + one)", "Variables on line 2: x = '7654'\n"),
+    ],
+)
+def test_a_trace_holds_the_variables_and_no_expected_value(task: Task, program: str, line: str) -> None:
+    env = Code(executor=FakeExecutor(), tasks=[task], attempts=2, traces=True)
+    env.reset(seed=0)
+    text = env.step(f"<submit>{program}</submit>").observation[0].text
+    assert line in text
+    assert text.count("Variables") == 1, "the first error and no other"
+    assert "7655" not in text
+
+
+def test_a_trace_is_bounded() -> None:
+    env = Code(executor=FakeExecutor(), tasks=[TASK], attempts=2, traces=True, observation_chars=400)
+    env.reset(seed=0)
+    program = "def f(x):\n    a = b = c = d = e = 'v' * 10000\n    return int(a + b + c + d + e)"
+    text = env.step(f"<submit>{program}</submit>").observation[0].text
+    assert "characters left out" in text
+    assert len(text) < 470
+
+
+def test_a_tried_block_shows_its_variables_if_asked() -> None:
+    for variables in (True, False):
+        env = Code(executor=FakeExecutor(), tasks=[TASK], variables=variables)
+        env.reset(seed=0)
+        text = env.step("<python>x = [3]\nx[1]</python>").observation[0].text
+        assert ("Variables on line 2: x = [3]" in text) is variables
+
+
+def test_what_a_set_imports_for_its_programs_is_there() -> None:
+    task = Task("p", "q", ("",), data={**TASK.data, "prelude": "from math import *\n"})
+    env = Code(executor=FakeExecutor(), tasks=[task])
+    env.reset(seed=0)
+    assert env.step("<submit>def f(x): return x * floor(2.5)</submit>").reward == 1.0
+
+
 def test_the_best_program_counts_at_the_turn_limit_too() -> None:
     env = Code(executor=FakeExecutor(), tasks=[TASK], attempts=3, max_turns=1, reward="fraction")
     env.reset(seed=0)
@@ -158,13 +234,3 @@ def test_bad_arguments_are_named() -> None:
         Code(executor="bwarp")
     with pytest.raises(DatasetError, match="hidden tests"):
         Code(executor=FakeExecutor(), tasks=[Task("empty", "q")]).reset(seed=0)
-
-
-def test_long_output_keeps_head_and_tail() -> None:
-    assert shortened("abcdefghij", 4) == "ab\n[6 characters left out]\nij"
-    assert shortened("abcd", 4) == "abcd"
-
-
-def test_fences_are_taken_off() -> None:
-    assert unfenced("```python\nx = 1\n```") == "x = 1"
-    assert unfenced("x = '```'") == "x = '```'"

@@ -196,6 +196,13 @@ def test_grading_compares_text() -> None:
         ("float", "1.0 x", "1 x", True),
         ("float", "1 2", "1", False),
         ("float", "1", "nan", False),
+        ("lines", "1.50 2\nx y", "\n  1.5 2.0 \n x y\n", True),
+        ("lines", "50000000000000001", "50000000000000000", False),
+        ("lines", "1 2", "1\n2", False),
+        ("lines", "1\n\n2", "1\n2", False),
+        ("lines", "a  b", "a b", False),
+        ("lines", "1", "one", False),
+        ("lines", "1", "sNaN", False),
     ],
 )
 def test_text_is_compared_as_asked(compare: Any, wanted: str, text: str, same: bool) -> None:
@@ -208,6 +215,37 @@ def test_a_value_of_another_type_is_wrong_where_the_type_counts() -> None:
     assert judge_call(CallTest("f", (), 1, "close"), {"v": "x"}) is Outcome.WRONG
     assert judge_call(CallTest("f", (), 1), {"e": "ValueError"}) is Outcome.ERROR
     assert judge_call(CallTest("f", (), 1), ["v"]) is Outcome.ERROR
+
+
+@pytest.mark.parametrize(
+    ("expected", "value", "outcome"),
+    [
+        ([3], 3, Outcome.PASSED),
+        ([3], [3], Outcome.PASSED),
+        ([[1, 2]], (1, 2), Outcome.PASSED),
+        ([[[1], 2]], [([1], 2)], Outcome.PASSED),
+        (3, 3, Outcome.PASSED),
+        ([], [], Outcome.PASSED),
+        ([3], [[3]], Outcome.WRONG),
+        ([3, 4], 4, Outcome.WRONG),
+        ([], None, Outcome.WRONG),
+        ("ab", "a", Outcome.WRONG),
+    ],
+)
+def test_a_wrapped_value_is_expected_as_it_is_or_without_its_list(
+    expected: Any, value: Any, outcome: Outcome
+) -> None:
+    test = CallTest("f", (), expected, "wrapped", via="untupled")
+    assert judge_call(test, {"v": plain.dump(value)}) is outcome
+
+
+def test_tuples_count_as_lists_where_asked() -> None:
+    for value, outcome in (((1, (2,)), Outcome.PASSED), ([1, [2]], Outcome.PASSED), ("12", Outcome.WRONG)):
+        assert judge_call(CallTest("f", (), [1, [2]], via="untupled"), {"v": plain.dump(value)}) is outcome
+    assert (
+        judge_call(CallTest("f", (), {"a": [1]}, via="untupled"), {"v": plain.dump({"a": (1,)})})
+        is Outcome.PASSED
+    )
 
 
 def test_a_fault_is_never_a_grade() -> None:

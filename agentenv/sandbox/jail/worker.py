@@ -104,8 +104,11 @@ def run_program(request: dict[str, Any], folder: str) -> NoReturn:
     remember("main.py", code)
     try:
         exec(compile(code, "main.py", "exec"), main.__dict__)
+        variables = bool(request.get("variables"))
         for name, arguments in request.get("calls") or ():
-            frames.write_all(3, frames.encode(answer_call(main.__dict__, name, arguments)) + b"\n")
+            document = answer_call(main.__dict__, name, arguments, variables=variables)
+            variables = variables and "e" not in document  # the first error is shown and no other
+            frames.write_all(3, frames.encode(document) + b"\n")
     except SystemExit as stop:
         status = _exit_code(stop.code)
     except MemoryError:
@@ -143,8 +146,10 @@ def _exit_code(code: object) -> int:
     return 1
 
 
-def answer_call(scope: dict[str, Any], name: str, arguments: Any) -> dict[str, Any]:
-    """Calls a function of the program: ``{"v": value}``, or ``{"e": error}``."""
+def answer_call(
+    scope: dict[str, Any], name: str, arguments: Any, *, variables: bool = False
+) -> dict[str, Any]:
+    """Calls a function of the program: ``{"v": value}``, or ``{"e": error}``, on stderr too with ``variables``."""
     try:
         return {"v": plain.dump(_find(scope, name)(*plain.load(arguments)))}
     except plain.NotPlain as error:
@@ -152,6 +157,8 @@ def answer_call(scope: dict[str, Any], name: str, arguments: Any) -> dict[str, A
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:
+        if variables:
+            _report_safely(error, ("main.py",), variables)
         return {"e": f"{type(error).__name__}: {str(error)[:500]}"}
 
 

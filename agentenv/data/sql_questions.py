@@ -1,0 +1,362 @@
+"""Questions about a generated database with the query that answers each, in five levels of difficulty.
+
+1 one table; 2 aggregates and order; 3 joins; 4 groups; 5 subqueries. A template draws tables, columns and values from a
+``Scene``; one that does not fit the domain raises ``Unfit`` and another is drawn.
+"""
+
+import random
+import sqlite3
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from agentenv.data.sql_domains import Column, Domain, Table
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A question, and how to see that its answer is the only one."""
+
+    question: str
+    gold: str
+    keys: str = ""
+    """A query whose first column must hold no value twice: what the gold query sorts or chooses by."""
+    first: int | None = None
+    """How many of the keys, from the first; None is all."""
+
+
+class Unfit(Exception):
+    """The template finds nothing to ask here."""
+
+
+class Scene:
+    """One database, and the choices that templates make in it."""
+
+    def __init__(self, domain: Domain, connection: sqlite3.Connection, rng: random.Random) -> None:
+        self._domain, self._connection, self.rng = domain, connection, rng
+
+    def pick(self, items: tuple[T, ...]) -> T:
+        """One of ``items``.
+
+        Raises:
+            Unfit: there is none.
+        """
+        if not items:
+            raise Unfit
+        return self.rng.choice(items)
+
+    def table(self) -> Table:
+        """Any table."""
+        return self.pick(self._domain)
+
+    def pair(self, child: Table | None = None) -> tuple[Table, Table]:
+        """A table, and one that it refers to."""
+        child = child or self.pick(tuple(table for table in self._domain if table.parents))
+        parent = self.pick(child.parents)
+        return child, next(table for table in self._domain if table.one == parent)
+
+    def label(self, table: Table) -> str:
+        """The label of one of its rows."""
+        return str(self._value(f"SELECT {table.label} FROM {table.many} ORDER BY id"))
+
+    def condition(self, table: Table) -> tuple[str, str]:
+        """Words and SQL for some of the rows."""
+        if self.rng.random() < 0.5:
+            column = self.pick(table.words)
+            value = self._value(f"SELECT DISTINCT {column.name} FROM {table.many} ORDER BY 1")
+            return f"whose {column.phrase} is {value}", f"{table.many}.{column.name} = {quoted(str(value))}"
+        return self.numeric(table)
+
+    def numeric(self, table: Table) -> tuple[str, str]:
+        """Words and SQL for the rows above or below one of the numbers in the middle of a column."""
+        column = self.pick(table.numbers)
+        word, sign = self.pick((("above", ">"), ("below", "<")))
+        edge = self.threshold(table, column)
+        return f"whose {column.phrase} is {word} {edge}", f"{table.many}.{column.name} {sign} {edge}"
+
+    def threshold(self, table: Table, column: Column) -> int | float:
+        """A value of the middle half of a column."""
+        rows = self._connection.execute(
+            f"SELECT {column.name} FROM {table.many} ORDER BY {column.name}"
+        ).fetchall()
+        value: int | float = rows[self.rng.randrange(len(rows) // 4, 3 * len(rows) // 4)][0]
+        return value
+
+    def aggregate(self, column: Column) -> tuple[str, str]:
+        """Word and SQL function; nobody adds up years."""
+        return self.pick(AGGREGATES[:-1] if "year" in column.phrase else AGGREGATES)
+
+    def _value(self, query: str) -> int | float | str:
+        value: int | float | str = self.rng.choice(self._connection.execute(query).fetchall())[0]
+        return value
+
+
+def quoted(text: str) -> str:
+    """``text`` as SQL writes it."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+AGGREGATES = (("average", "avg"), ("highest", "max"), ("lowest", "min"), ("total", "sum"))
+ENDS = (("highest", "DESC"), ("lowest", "ASC"))
+
+
+def _joined(child: Table, parent: Table) -> str:
+    return f"{child.many} JOIN {parent.many} ON {child.many}.{parent.one}_id = {parent.many}.id"
+
+
+def labels_where(scene: Scene) -> Draft:
+    """Level 1: the labels of some rows."""
+    table = scene.table()
+    words, where = scene.condition(table)
+    question = f"List the {table.label} of all {table.many} {words}."
+    return Draft(question, f"SELECT {table.label} FROM {table.many} WHERE {where}")
+
+
+def count_where(scene: Scene) -> Draft:
+    """Level 1: how many rows."""
+    table = scene.table()
+    words, where = scene.condition(table)
+    return Draft(
+        f"How many {table.many} are there {words}?", f"SELECT count(*) FROM {table.many} WHERE {where}"
+    )
+
+
+def look_up(scene: Scene) -> Draft:
+    """Level 1: one number of one row."""
+    table = scene.table()
+    column, label = scene.pick(table.numbers), scene.label(table)
+    return Draft(
+        f"What is the {column.phrase} of the {table.one} with the {table.label} {label}?",
+        f"SELECT {column.name} FROM {table.many} WHERE {table.label} = {quoted(label)}",
+    )
+
+
+def distinct_words(scene: Scene) -> Draft:
+    """Level 1: the different words in a column."""
+    table = scene.table()
+    column = scene.pick(table.words)
+    words, where = scene.numeric(table)
+    return Draft(
+        f"Which {column.phrase} values occur among the {table.many} {words}? Give each one once.",
+        f"SELECT DISTINCT {column.name} FROM {table.many} WHERE {where}",
+    )
+
+
+def aggregate_where(scene: Scene) -> Draft:
+    """Level 2: one aggregate over some rows."""
+    table = scene.table()
+    column = scene.pick(table.numbers)
+    word, function = scene.aggregate(column)
+    words, where = scene.condition(table)
+    return Draft(
+        f"What is the {word} {column.phrase} of the {table.many} {words}?",
+        f"SELECT {function}({column.name}) FROM {table.many} WHERE {where}",
+    )
+
+
+def both_ends(scene: Scene) -> Draft:
+    """Level 2: two aggregates."""
+    table = scene.table()
+    column = scene.pick(table.numbers)
+    return Draft(
+        f"What are the lowest and the highest {column.phrase} of all {table.many}, in this order?",
+        f"SELECT min({column.name}), max({column.name}) FROM {table.many}",
+    )
+
+
+def top(scene: Scene) -> Draft:
+    """Level 2: order and limit."""
+    table = scene.table()
+    column, (word, direction) = scene.pick(table.numbers), scene.pick(ENDS)
+    count = scene.rng.randint(2, 5)
+    order = f"FROM {table.many} ORDER BY {column.name} {direction}"
+    return Draft(
+        f"Give the {table.label} of the {count} {table.many} with the {word} {column.phrase}, the {word} first.",
+        f"SELECT {table.label} {order} LIMIT {count}",
+        f"SELECT {column.name} {order}",
+        count + 1,
+    )
+
+
+def sorted_where(scene: Scene) -> Draft:
+    """Level 2: two columns in order."""
+    table = scene.table()
+    column = scene.pick(table.numbers)
+    words, where = scene.condition(table)
+    rest = f"FROM {table.many} WHERE {where} ORDER BY {column.name}"
+    return Draft(
+        f"List {table.label} and {column.phrase} of the {table.many} {words}, the lowest {column.phrase} first.",
+        f"SELECT {table.label}, {column.name} {rest}",
+        f"SELECT {column.name} {rest}",
+    )
+
+
+def children_of(scene: Scene) -> Draft:
+    """Level 3: the rows that refer to a named one."""
+    child, parent = scene.pair()
+    label = scene.label(parent)
+    return Draft(
+        f"List the {child.label} of all {child.many} of the {parent.one} with the {parent.label} {label}.",
+        f"SELECT {child.many}.{child.label} FROM {_joined(child, parent)} "
+        f"WHERE {parent.many}.{parent.label} = {quoted(label)}",
+    )
+
+
+def with_parent(scene: Scene) -> Draft:
+    """Level 3: columns of two tables."""
+    child, parent = scene.pair()
+    words, where = scene.condition(child)
+    return Draft(
+        f"List the {child.label} of each of the {child.many} {words}, with the {parent.label} of its {parent.one}.",
+        f"SELECT {child.many}.{child.label}, {parent.many}.{parent.label} FROM {_joined(child, parent)} WHERE {where}",
+    )
+
+
+def count_by_parent(scene: Scene) -> Draft:
+    """Level 3: a count over a join."""
+    child, parent = scene.pair()
+    words, where = scene.condition(parent)
+    return Draft(
+        f"How many {child.many} belong to {parent.many} {words}?",
+        f"SELECT count(*) FROM {_joined(child, parent)} WHERE {where}",
+    )
+
+
+def two_joins(scene: Scene) -> Draft:
+    """Level 3: over two references."""
+    child, parent = scene.pair()
+    parent, grand = scene.pair(parent)
+    words, where = scene.condition(grand)
+    second = f"JOIN {grand.many} ON {parent.many}.{grand.one}_id = {grand.many}.id"
+    return Draft(
+        f"List the {child.label} of all {child.many} whose {parent.one} belongs to one of the {grand.many} {words}.",
+        f"SELECT {child.many}.{child.label} FROM {_joined(child, parent)} {second} WHERE {where}",
+    )
+
+
+def count_each(scene: Scene) -> Draft:
+    """Level 4: a count by group."""
+    table = scene.table()
+    column = scene.pick(table.words)
+    return Draft(
+        f"For each {column.phrase} that occurs, give the {column.phrase} and the number of {table.many} with it.",
+        f"SELECT {column.name}, count(*) FROM {table.many} GROUP BY {column.name}",
+    )
+
+
+def aggregate_each(scene: Scene) -> Draft:
+    """Level 4: an aggregate by parent."""
+    child, parent = scene.pair()
+    column = scene.pick(child.numbers)
+    word, function = scene.aggregate(column)
+    return Draft(
+        f"For each {parent.one} that has any {child.many}, give its {parent.label} and the {word} {column.phrase} "
+        f"of its {child.many}.",
+        f"SELECT {parent.many}.{parent.label}, {function}({child.many}.{column.name}) FROM {_joined(child, parent)} "
+        f"GROUP BY {parent.many}.id",
+    )
+
+
+def at_least(scene: Scene) -> Draft:
+    """Level 4: a condition on the size of a group."""
+    child, parent = scene.pair()
+    count = scene.rng.randint(2, 5)
+    return Draft(
+        f"Give the {parent.label} of every {parent.one} that has at least {count} {child.many}.",
+        f"SELECT {parent.many}.{parent.label} FROM {_joined(child, parent)} "
+        f"GROUP BY {parent.many}.id HAVING count(*) >= {count}",
+    )
+
+
+def groups_above(scene: Scene) -> Draft:
+    """Level 4: a condition on the aggregate of a group."""
+    table = scene.table()
+    group, column = scene.pick(table.words), scene.pick(table.numbers)
+    edge = scene.threshold(table, column)
+    return Draft(
+        f"Give every {group.phrase} for which the average {column.phrase} of the {table.many} is above {edge}.",
+        f"SELECT {group.name} FROM {table.many} GROUP BY {group.name} HAVING avg({column.name}) > {edge}",
+    )
+
+
+def most_children(scene: Scene) -> Draft:
+    """Level 4: the largest group."""
+    child, parent = scene.pair()
+    order = f"FROM {_joined(child, parent)} GROUP BY {parent.many}.id ORDER BY count(*) DESC"
+    return Draft(
+        f"Which {parent.one} has the most {child.many}? Give its {parent.label}.",
+        f"SELECT {parent.many}.{parent.label} {order} LIMIT 1",
+        f"SELECT count(*) {order}",
+        2,
+    )
+
+
+def above_average(scene: Scene) -> Draft:
+    """Level 5: a comparison with an aggregate of the whole table."""
+    table = scene.table()
+    column = scene.pick(table.numbers)
+    return Draft(
+        f"List the {table.label} of all {table.many} whose {column.phrase} is above the average {column.phrase} of all "
+        f"{table.many}.",
+        f"SELECT {table.label} FROM {table.many} WHERE {column.name} > (SELECT avg({column.name}) FROM {table.many})",
+    )
+
+
+def childless(scene: Scene) -> Draft:
+    """Level 5: rows that nothing refers to."""
+    child, parent = scene.pair()
+    return Draft(
+        f"Give the {parent.label} of every {parent.one} that has no {child.many} at all.",
+        f"SELECT {parent.label} FROM {parent.many} WHERE id NOT IN (SELECT {parent.one}_id FROM {child.many})",
+    )
+
+
+def best_of_each(scene: Scene) -> Draft:
+    """Level 5: a subquery that depends on the row."""
+    child, parent = scene.pair()
+    column = scene.pick(child.numbers)
+    best = (
+        f"SELECT max(other.{column.name}) FROM {child.many} AS other "
+        f"WHERE other.{parent.one}_id = {child.many}.{parent.one}_id"
+    )
+    return Draft(
+        f"For each {parent.one} that has any {child.many}, give its {parent.label} and the {child.label} of the one "
+        f"among its {child.many} with the highest {column.phrase}.",
+        f"SELECT {parent.many}.{parent.label}, {child.many}.{child.label} FROM {_joined(child, parent)} "
+        f"WHERE {child.many}.{column.name} = ({best})",
+        f"SELECT {child.many}.{parent.one}_id FROM {child.many} WHERE {column.name} = ({best})",
+    )
+
+
+def groups_above_all(scene: Scene) -> Draft:
+    """Level 5: groups against the whole table."""
+    child, parent = scene.pair()
+    column = scene.pick(child.numbers)
+    return Draft(
+        f"Give the {parent.label} of every {parent.one} whose {child.many} have a higher average {column.phrase} than all "
+        f"{child.many} together.",
+        f"SELECT {parent.many}.{parent.label} FROM {_joined(child, parent)} GROUP BY {parent.many}.id "
+        f"HAVING avg({child.many}.{column.name}) > (SELECT avg({column.name}) FROM {child.many})",
+    )
+
+
+def count_with_child(scene: Scene) -> Draft:
+    """Level 5: rows with at least one of some others, each counted once."""
+    child, parent = scene.pair()
+    words, where = scene.condition(child)
+    return Draft(
+        f"How many {parent.many} have at least one of the {child.many} {words}?",
+        f"SELECT count(*) FROM {parent.many} WHERE id IN (SELECT {parent.one}_id FROM {child.many} WHERE {where})",
+    )
+
+
+Template = Callable[[Scene], Draft]
+TEMPLATES: Mapping[int, tuple[Template, ...]] = {
+    1: (labels_where, count_where, look_up, distinct_words),
+    2: (aggregate_where, both_ends, top, sorted_where),
+    3: (children_of, with_parent, count_by_parent, two_joins),
+    4: (count_each, aggregate_each, at_least, groups_above, most_children),
+    5: (above_average, childless, best_of_each, groups_above_all, count_with_child),
+}

@@ -1,0 +1,244 @@
+"""Read-only SQL for strangers: queries on SQLite files, in worker processes that are kept warm.
+
+The walls, from the inside out: the file is opened read-only and immutable; an authorizer lets through SELECT and a list of
+functions that neither reach out of the database nor read a clock; SQLite's own limits bound values, expressions and memory;
+the progress handler keeps the deadline; and all of it happens in a process that can write no file and that the kernel ends
+when a single step outruns the deadline. Deadlines are processor time, so load on the machine decides nothing.
+"""
+
+import atexit
+import contextlib
+import functools
+import itertools
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from agentenv.core.types import ToolStatus
+from agentenv.errors import ConfigurationError, SandboxFault
+
+WORKER = Path(__file__).with_name("sql_worker.py")
+MAX_QUERY = 10_000
+"""Characters of a query: what always fits the pipe to a worker."""
+GRACE_S = 60.0
+"""Seconds by the clock, beyond ten times the deadline, for a free worker and for its reply."""
+END_S = 0.5
+"""Seconds that a worker has to end by itself, once its input is closed."""
+
+Value = int | float | str | bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class SqlResult:
+    """What one query gave."""
+
+    status: ToolStatus
+    """ok, error or timeout."""
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[Value, ...], ...] = ()
+    more: bool = False
+    """Whether there are rows beyond the asked number or the asked bytes."""
+    error_class: str = ""
+    """NotAllowed, Timeout, OutOfMemory, NoQuery, TooLong, Crash, or the class of SQLite's own error."""
+    message: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the query ran."""
+        return self.status is ToolStatus.OK
+
+
+class SqlReader:
+    """Runs queries, several at a time; safe to share between threads, and of no state that a query could change.
+
+    Example:
+        ```python
+        with SqlReader() as reader:
+            print(reader.run("shop.sqlite", "SELECT count(*) FROM orders").rows)
+        ```
+    """
+
+    def __init__(self, *, cpu_s: float = 2.0, memory_mb: int = 64, workers: int | None = None) -> None:
+        """Starts nothing yet.
+
+        Args:
+            cpu_s: Deadline of one query, in processor seconds.
+            memory_mb: MiB that SQLite may use for one query.
+            workers: Processes at most; None takes one a core.
+
+        Raises:
+            ConfigurationError: a bound that is not above 0.
+        """
+        workers = workers or os.cpu_count() or 1
+        if min(cpu_s, memory_mb, workers) <= 0:
+            raise ConfigurationError(
+                f"cpu_s={cpu_s}, memory_mb={memory_mb} and workers={workers} must be above 0"
+            )
+        self._cpu_s, self._memory_mb = cpu_s, memory_mb
+        self._wall_s = 10 * cpu_s + GRACE_S
+        self._free = threading.BoundedSemaphore(workers)
+        self._idle: list[_Worker] = []
+        self._ids = itertools.count()
+
+    def run(self, database: str | Path, query: str, *, rows: int = 1000, size: int = 1 << 20) -> SqlResult:
+        """Runs one query on the file ``database``, which nobody may change meanwhile.
+
+        Args:
+            database: SQLite file.
+            query: What a stranger wrote; whatever it does is a result and never raised.
+            rows: Rows at most.
+            size: Bytes of all cells at most.
+
+        Raises:
+            SandboxFault: the file cannot be read, or no worker could be had.
+        """
+        if len(query) > MAX_QUERY:
+            text = f"the query has {len(query)} characters, {MAX_QUERY} at most"
+            return SqlResult(ToolStatus.ERROR, error_class="TooLong", message=text)
+        if not self._free.acquire(timeout=self._wall_s):
+            raise SandboxFault(f"no SQL worker came free within {self._wall_s:g} s")
+        try:
+            uri = f"file:{urllib.parse.quote(str(Path(database).absolute()))}?mode=ro&immutable=1"
+            order = {"uri": uri, "query": query, "rows": rows, "bytes": size, "cpu_s": self._cpu_s}
+            result = self._ask(order)
+            # A worker may have died of something else; a query that ends two of them did it itself.
+            return self._ask(order) if result.error_class == "Crash" else result
+        finally:
+            self._free.release()
+
+    def _ask(self, order: dict[str, Any]) -> SqlResult:
+        """Sends ``order`` to a worker; one that does not answer, or answers something else, is ended."""
+        # The id tells a reply to this process from one to a fork of it that shares the pipe.
+        order["id"] = f"{os.getpid()}-{next(self._ids)}"
+        worker = self._take()
+        try:
+            reply = worker.ask(order, self._wall_s)
+            if reply.pop("id") != order["id"]:
+                raise SandboxFault("an SQL worker answered another query; make a reader of its own in a fork")
+        except EOFError:
+            return _ended(worker.end())
+        except TimeoutError as error:
+            worker.end()
+            raise SandboxFault(
+                f"an SQL worker was silent for {self._wall_s:g} s; is the machine overloaded?"
+            ) from error
+        except BaseException:
+            worker.end()
+            raise
+        self._idle.append(worker)
+        return _result(reply, order["uri"])
+
+    def _take(self) -> "_Worker":
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return _Worker(self._memory_mb)
+
+    def close(self) -> None:
+        """Ends the idle workers; a later query starts new ones."""
+        while self._idle:
+            self._idle.pop().end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@functools.cache
+def shared_reader() -> SqlReader:
+    """The reader that all environments of this process share."""
+    reader = SqlReader()
+    atexit.register(reader.close)
+    return reader
+
+
+class _Worker:
+    """A child process and the pipes to it."""
+
+    def __init__(self, memory_mb: int) -> None:
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(WORKER), str(memory_mb)],
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={},
+                cwd="/",
+                start_new_session=True,  # an interrupt from the terminal is for the owner
+            )
+        except OSError as error:
+            raise SandboxFault(f"an SQL worker cannot be started: {error}") from error
+
+    def ask(self, order: dict[str, Any], wall_s: float) -> dict[str, Any]:
+        """The reply to ``order``.
+
+        Raises:
+            EOFError: the process has ended.
+            TimeoutError: no reply within ``wall_s`` seconds.
+        """
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+        except OSError as error:
+            raise EOFError from error
+        reply: dict[str, Any] = json.loads(self._line(time.monotonic() + wall_s))
+        return reply
+
+    def _line(self, end: float) -> bytearray:
+        assert self._process.stdout is not None
+        pipe, ready, found = self._process.stdout.fileno(), select.poll(), bytearray()
+        ready.register(pipe, select.POLLIN)
+        while b"\n" not in found:
+            if not ready.poll(max(0.0, end - time.monotonic()) * 1000):
+                raise TimeoutError
+            piece = os.read(pipe, 1 << 16)
+            if not piece:
+                raise EOFError
+            found += piece
+        return found.partition(b"\n")[0]
+
+    def end(self) -> int:
+        """Ends the process, waits for it and closes the pipes; its return code, negative for a signal."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_S)
+        with self._process:
+            self._process.kill()
+        return self._process.returncode
+
+
+def _ended(code: int) -> SqlResult:
+    """What a query did that ended its worker."""
+    if code == -signal.SIGXCPU:
+        return SqlResult(ToolStatus.TIMEOUT, error_class="Timeout", message="the query took too long")
+    if code > 0:
+        raise SandboxFault(f"an SQL worker cannot work here (exit code {code})")
+    return SqlResult(ToolStatus.ERROR, error_class="Crash", message="the query ended its process")
+
+
+def _result(reply: dict[str, Any], uri: str) -> SqlResult:
+    if "fault" in reply:
+        raise SandboxFault(f"{uri} cannot be read: {reply['fault']}")
+    if "error" in reply:
+        status = ToolStatus.TIMEOUT if reply["error"] == "Timeout" else ToolStatus.ERROR
+        return SqlResult(status, error_class=reply["error"], message=reply["message"])
+    rows = tuple(tuple(_value(cell) for cell in row) for row in reply["rows"])
+    return SqlResult(ToolStatus.OK, tuple(reply["columns"]), rows, reply["more"])
+
+
+def _value(cell: Any) -> Value:
+    value: Value = bytes.fromhex(cell["blob"]) if isinstance(cell, dict) else cell
+    return value

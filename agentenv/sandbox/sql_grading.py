@@ -1,0 +1,98 @@
+"""Whether a query is right: it gives what the gold query gives, on every database of the task.
+
+Rows are compared as a multiset, in order only where the gold query orders them; columns by position, whatever they are
+called. One database can be satisfied by chance, or by writing down what an earlier query showed, so a task may have further
+ones that the policy never sees (test-suite accuracy, Zhong et al. 2020, arXiv:2010.02840).
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentenv.errors import ConfigurationError, SandboxFault
+from agentenv.sandbox.sql import SqlReader, SqlResult, Value
+
+MAX_ROWS = 10_000
+DIGITS = 10
+"""Significant digits in which two numbers must agree: sums of floats depend on the order of rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class SqlGrade:
+    """How a query did."""
+
+    shown: SqlResult
+    """What it gave on the first database."""
+    matches: tuple[bool, ...]
+    """One entry a database."""
+
+    @property
+    def all_matched(self) -> bool:
+        """Whether it was right on every database."""
+        return bool(self.matches) and all(self.matches)
+
+
+def grade_query(reader: SqlReader, query: str, gold: str, databases: Sequence[str | Path]) -> SqlGrade:
+    """Runs ``query`` and ``gold`` on every database, each on a connection of its own.
+
+    Args:
+        reader: Where they run.
+        query: What a stranger handed in.
+        gold: The right query.
+        databases: SQLite files, at least one.
+
+    Raises:
+        ConfigurationError: no database.
+        SandboxFault: a database cannot be read, or the gold query fails or gives more than ``MAX_ROWS`` rows.
+    """
+    ordered, matches = orders(gold), [False] * len(databases)
+    shown: SqlResult | None = None
+    for index, database in enumerate(databases):
+        found = reader.run(database, query, rows=MAX_ROWS)
+        shown = shown or found
+        if not found.ok:
+            break
+        wanted = reader.run(database, gold, rows=MAX_ROWS)
+        if not wanted.ok or wanted.more:
+            raise SandboxFault(
+                f"the gold query {gold!r} cannot be graded: {wanted.message or 'too many rows'}"
+            )
+        matches[index] = same_rows(found, wanted, ordered=ordered)
+    if shown is None:
+        raise ConfigurationError("a query is graded on one database at least")
+    return SqlGrade(shown, tuple(matches))
+
+
+def same_rows(found: SqlResult, wanted: SqlResult, *, ordered: bool) -> bool:
+    """Whether two results hold the same rows, duplicates counted; in the same order if ``ordered``."""
+    if found.more or len(found.columns) != len(wanted.columns) or len(found.rows) != len(wanted.rows):
+        return False
+    ours, theirs = ([tuple(map(_rounded, row)) for row in result.rows] for result in (found, wanted))
+    return ours == theirs if ordered else Counter(ours) == Counter(theirs)
+
+
+def _rounded(value: Value) -> Value:
+    """A number in ``DIGITS`` digits where it has a fraction; 2.0 and 2 are one number."""
+    if not isinstance(value, float):
+        return value
+    return int(value) if value.is_integer() else float(f"{value:.{DIGITS}g}")
+
+
+_PIECES = re.compile(
+    r"""--[^\n]* | /\*.*?(?:\*/|\Z)             # comments
+      | '(?:[^']|'')*' | "(?:[^"]|"")*" | `[^`]*` | \[[^\]]*\]   # text and quoted names
+      | (?P<open>\() | (?P<close>\)) | (?P<order>\border\s+by\b)""",
+    re.VERBOSE | re.DOTALL | re.IGNORECASE,
+)
+
+
+def orders(query: str) -> bool:
+    """Whether ``query`` orders its own rows: an ORDER BY in no parentheses, text, quoted name or comment."""
+    depth = 0
+    for piece in _PIECES.finditer(query):
+        depth += bool(piece["open"]) - bool(piece["close"])
+        if piece["order"] and depth == 0:
+            return True
+    return False

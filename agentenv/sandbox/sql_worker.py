@@ -1,0 +1,146 @@
+"""The process that runs a stranger's SQL: one read-only connection a query, under limits that no query can lift.
+
+Run as a script by the owner, it reads one JSON request a line and writes one JSON reply a line. It imports nothing but the
+standard library and can write no file.
+"""
+
+import json
+import resource
+import signal
+import sqlite3
+import sys
+import time
+from typing import Any
+
+READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
+# What a query may call: nothing here reads a clock, draws at random or reaches out of the database.
+_NAMES = """
+    abs acos asin atan atan2 avg ceil ceiling char coalesce concat concat_ws cos count cume_dist degrees dense_rank exp
+    first_value floor format glob group_concat hex ifnull iif instr lag last_value lead length like ln log log10 log2 lower
+    ltrim max min mod nth_value ntile nullif octet_length percent_rank pi pow power printf quote radians rank replace round
+    row_number rtrim sign sin sqrt string_agg substr substring sum tan total trim trunc typeof unicode upper
+"""
+FUNCTIONS = frozenset(_NAMES.split())
+LIMITS = {
+    sqlite3.SQLITE_LIMIT_LENGTH: 1_000_000,  # bytes of one value
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 20_000,
+    sqlite3.SQLITE_LIMIT_COLUMN: 200,
+    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 200,
+    sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 50,
+    sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 200,
+    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
+    sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
+}
+BROKEN = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_CANTOPEN", "SQLITE_IOERR")
+STEPS = 1000  # of SQLite's machine between two looks at the clock
+MESSAGE = 300  # characters
+
+
+def main(memory_mb: int) -> None:
+    """Answers requests until its input ends."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+    limit = memory_mb << 20
+    granted = sqlite3.connect(":memory:").execute(f"PRAGMA hard_heap_limit = {limit}").fetchone()
+    if granted != (limit,):
+        sys.exit(f"SQLite {sqlite3.sqlite_version} cannot bound its memory; 3.31 or newer is needed")
+    for line in sys.stdin:
+        request = json.loads(line)
+        _bound_processor(request["cpu_s"])
+        sys.stdout.write(json.dumps(answer(request) | {"id": request["id"]}) + "\n")
+        sys.stdout.flush()
+
+
+def _bound_processor(seconds: float) -> None:
+    """The kernel ends this process if a single step of a query outruns the progress handler."""
+    soft = int(time.process_time() + seconds) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Runs ``request["query"]`` on the database at ``request["uri"]``.
+
+    Returns:
+        ``columns``, ``rows`` and whether there are ``more``; or ``error`` (a class) and ``message``; or ``fault`` where the
+        database itself cannot be read.
+    """
+    refused: list[str] = []
+    try:
+        connection = _open(request["uri"])
+    except sqlite3.Error as error:
+        return {"fault": str(error)}
+    try:
+        _confine(connection, refused, request["cpu_s"])
+        cursor = connection.execute(request["query"])
+        if cursor.description is None:
+            return {"error": "NoQuery", "message": "there is no SELECT in it"}
+        rows, more = _fetch(cursor, request["rows"], request["bytes"])
+        return {"columns": [column[0] for column in cursor.description], "rows": rows, "more": more}
+    except (sqlite3.Error, sqlite3.Warning, ValueError, MemoryError, OverflowError) as error:
+        return _failure(error, refused)
+    finally:
+        connection.close()
+
+
+def _open(uri: str) -> sqlite3.Connection:
+    """A connection whose schema has been read."""
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None)
+    try:
+        connection.text_factory = lambda data: data.decode("utf-8", "replace")
+        connection.execute("PRAGMA query_only = 1")
+        connection.execute("PRAGMA temp_store = MEMORY")
+        connection.execute("PRAGMA trusted_schema = 0")
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection
+
+
+def _confine(connection: sqlite3.Connection, refused: list[str], cpu_s: float) -> None:
+    """Limits, authorizer, deadline; what was refused is noted for the message."""
+
+    def authorize(action: int, _: str | None, name: str | None, *__: str | None) -> int:
+        if action in READS or (action == sqlite3.SQLITE_FUNCTION and str(name).lower() in FUNCTIONS):
+            return sqlite3.SQLITE_OK
+        refused.append(
+            f"the function {name} is not allowed"
+            if action == sqlite3.SQLITE_FUNCTION
+            else "only SELECT over the tables of this database is allowed"
+        )
+        return sqlite3.SQLITE_DENY
+
+    for category, limit in LIMITS.items():
+        connection.setlimit(category, limit)
+    end = time.process_time() + cpu_s
+    connection.set_progress_handler(lambda: time.process_time() > end, STEPS)
+    connection.set_authorizer(authorize)
+
+
+def _fetch(cursor: sqlite3.Cursor, most: int, room: int) -> tuple[list[Any], bool]:
+    """At most ``most`` rows of at most ``room`` bytes together, and whether there are more."""
+    rows: list[Any] = []
+    for row in cursor:
+        room -= sum(len(cell) if isinstance(cell, (str, bytes)) else 8 for cell in row)
+        if len(rows) == most or room < 0:
+            return rows, True
+        rows.append([{"blob": cell.hex()} if isinstance(cell, bytes) else cell for cell in row])
+    return rows, False
+
+
+def _failure(error: Exception, refused: list[str]) -> dict[str, Any]:
+    kind, name, text = type(error).__name__, getattr(error, "sqlite_errorname", ""), str(error)
+    if refused:
+        return {"error": "NotAllowed", "message": refused[0]}
+    if name == "SQLITE_INTERRUPT":
+        return {"error": "Timeout", "message": "the query took too long"}
+    if isinstance(error, MemoryError):
+        return {"error": "OutOfMemory", "message": "the query needed too much memory"}
+    if name.startswith(BROKEN):
+        return {"fault": text}
+    return {"error": kind, "message": text[:MESSAGE]}
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
