@@ -208,7 +208,8 @@ def _measured(name: str, sides: tuple[Evaluation, Evaluation], pairs: Sequence[P
             f"No question has a grade of {name} in both runs: run agentenv rescore --judge."
         )
     binary = set(get_rubric(table["rubric"]).verdicts.values()) <= {0.0, 1.0}
-    return _Measured(*map(list, zip(*kept, strict=True)), table["version"], binary)
+    left, right, passages = (list(column) for column in zip(*kept, strict=True))
+    return _Measured(left, right, passages, table["version"], binary)
 
 
 def _compare_under(name: str, sides: tuple[Evaluation, Evaluation], pairs: Sequence[Pair], seed: int) -> Json:

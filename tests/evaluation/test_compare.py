@@ -86,9 +86,9 @@ def _judged(folder: Path, records: list[Record], write_run: Writer, model: str =
 
 def test_judges_are_compared_from_their_grades(tmp_path: Path, record: Maker, write_run: Writer) -> None:
     """Of six questions B alone is right on four; one has no grade, and no answer is graded unasked."""
-    answers = {"a": ["Rome", "Rome", "Rome", None, "Rome", "odd"], "b": ["the city"] * 4 + ["Rome"] * 2}
-    for name, given_answers in answers.items():
-        rows = [record(f"q{i}", answer) for i, answer in enumerate(given_answers)]
+    first: list[str | None] = ["Rome", "Rome", "Rome", None, "Rome", "odd"]
+    for name, said in (("a", first), ("b", ["the city"] * 4 + ["Rome"] * 2)):
+        rows = [record(f"q{i}", answer) for i, answer in enumerate(said)]
         _judged(tmp_path / name, rows, write_run)
     found = compare(tmp_path / "a", tmp_path / "b")
     row = found["scores"]["judge_simpleqa"]
