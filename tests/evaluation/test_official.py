@@ -171,19 +171,19 @@ def test_a_musique_file(tmp_path: Path) -> None:
 
 def full_gold(folder: Path) -> Path:
     """Three questions with their twins, as MuSiQue-Full has them: paragraphs 1 and 2 support, a twin lacks the first."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in ("a", "b", "c"):
         for answerable in (True, False):
             support = (1, 2) if answerable else (2,)
             paragraphs = [{"idx": i, "is_supporting": i in support} for i in range(4)]
-            row = {"id": name, "question": "q", "answer": "New York", "answer_aliases": []}
+            row = {"id": name, "question": "q", "answer": "New York", "answer_aliases": list[str]()}
             rows.append({**row, "paragraphs": paragraphs, "answerable": answerable})
     return write(folder / "musique_full_v1.0_dev.jsonl", rows)
 
 
 def full_predictions(folder: Path, *claims: str) -> Path:
     """For each claim (id, 1 or 0 for answerable, answer) one line; paragraph 1 is always named."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for claim in claims:
         name, flag, answer = claim.split(" ", 2)
         line = {"id": name, "predicted_answer": answer, "predicted_support_idxs": [1]}
