@@ -27,7 +27,7 @@ from common import common_arguments, finish
 from agentenv.retrievers.bm25 import BM25Retriever
 from agentenv.retrievers.corpus import Corpus, load_corpus
 from agentenv.retrievers.encoder import Encoder, Vectors, make_encoder
-from agentenv.retrievers.faiss import FaissRetriever
+from agentenv.retrievers.faiss import LAYOUT, FaissRetriever, laid_out
 from agentenv.retrievers.hybrid import HybridRetriever
 from agentenv.retrievers.indexes import default_spec, fast_codes, list_count
 from agentenv.retrievers.metrics import all_at_k, recall_at_k
@@ -142,7 +142,7 @@ def compare(
     name: str, corpus: Corpus, questions: Questions, encoder: Remembering, args: argparse.Namespace
 ) -> Any:
     """Every retriever on one set."""
-    encoder.encode_passages([f"{document.title} {document.text}".strip() for document in corpus])
+    encoder.encode_passages([laid_out(document, LAYOUT) for document in corpus])
     encoder.encode_queries([" ".join(text.split()) for text in questions.texts])
     rows = [measure("bm25", lambda: BM25Retriever.build(corpus), questions, args)]
     rows.append(measure("hybrid", lambda: HybridRetriever.build(corpus, encoder), questions, args))
@@ -189,6 +189,9 @@ def main() -> None:
     root = args.data or os.environ.get("AGENTENV_DATA")
     if not root:
         sys.exit("Set AGENTENV_DATA to the folder of the real sets, or give --data.")
+    import torch
+
+    torch.set_num_threads(args.threads)
     encoder = Remembering(make_encoder(args.encoder))
     sets = {}
     for name, file in SETS.items():

@@ -19,8 +19,8 @@ class Compare:
     """Compares two evaluations of the same questions, question by question.
 
     Prints the difference (second minus first) with its 95 % interval, the number of questions on which the
-    two disagree, McNemar's exact test for 0/1 scorers and a paired bootstrap for all. Of two suites every set is
-    compared, and the p-values are corrected for their number (Holm).
+    two disagree, McNemar's exact test for 0/1 scorers and a paired bootstrap for all; both are over passages where
+    questions share one. Of two suites every set is compared, and the p-values are corrected for their number (Holm).
 
     Example: agentenv compare runs/before runs/after --scorer em_squad
     """
@@ -30,7 +30,7 @@ class Compare:
     second: Annotated[Path, tyro.conf.Positional]
     """Another evaluation folder over the same questions."""
     scorer: str | None = None
-    """One scorer to compare under; by default all that both runs have."""
+    """One scorer, or a judge as judge_RUBRIC, to compare under; by default all that both runs have."""
 
     def run(self) -> dict[str, Any]:
         """Compares the two folders."""
@@ -50,7 +50,7 @@ def _table(result: dict[str, Any]) -> Table:
     title = f"{result['dataset']} {result['split']}: {result['n']} questions{left_out}"
     table = Table(title=title, title_justify="left")
     tests = [test for test in _TESTS if any(test in row for row in result["scores"].values())]
-    headings = ("first", "second", "difference", "95 % interval", "first better", "second better")
+    headings = ("n", "first", "second", "difference", "95 % interval", "first better", "second better")
     table.add_column("scorer")
     for heading in (*headings, *(test.replace("_", " ") for test in tests)):
         table.add_column(heading, justify="right")
@@ -58,6 +58,7 @@ def _table(result: dict[str, Any]) -> Table:
         low, high = row["ci95"]
         table.add_row(
             f"{name} v{row['version']}",
+            str(row["n"]),
             f"{row['mean_a']:.3f}",
             f"{row['mean_b']:.3f}",
             f"{row['difference']:+.3f}",

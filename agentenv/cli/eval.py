@@ -141,7 +141,9 @@ def _show_suite(result: dict[str, Any], console: Console) -> None:
             for kind, bound in part["bounds"].items()
             if bound.get("mean") is not None
         )
-        console.print(line + bounds, highlight=False)
+        recall = part["index_recall"].get("recall@5")
+        found = "" if recall is None else f"  index recall@5 {recall:.3f}"
+        console.print(line + bounds + found, highlight=False)
     for scorer, means in result["scores"].items():
         for kind, n in (("macro", "sets"), ("micro", "n")):
             console.print(f"  {scorer} {kind:<8}{_score(means[kind])}  {n} {means[kind][n]}", highlight=False)

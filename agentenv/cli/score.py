@@ -15,7 +15,8 @@ class ScoreFile:
     """Scores a prediction file by the official measures of its set, supporting facts included.
 
     HotpotQA and 2Wiki take {"answer": {id: text}, "sp": {id: [[title, sentence]]}} (2Wiki also "evidence"),
-    MuSiQue one {"id", "predicted_answer", "predicted_support_idxs"} a line. A missing prediction counts 0.
+    MuSiQue one {"id", "predicted_answer", "predicted_support_idxs"} a line, for MuSiQue-Full with
+    "predicted_answerable" and in the order of the questions. A missing prediction counts 0, in MuSiQue it is refused.
 
     Example: agentenv score hotpotqa predictions.json --data hotpot_dev_distractor_v1.json
     """

@@ -94,6 +94,8 @@ class Train:
         for name, score in (("before", before), ("after", after)):
             low, high = score["ci95"]
             console.print(f"  {name:<7}{score['em']:.3f}  [{low:.3f}, {high:.3f}]", highlight=False)
+        for name, value in result.get("index_recall", {}).items():
+            console.print(f"  index, bare question: {name:<12}{value:.3f}", highlight=False)
         out = result["out"]
         console.print(
             f"\nNumbers: {out}/results.json\nReport:  {result['report']}\nPolicy:  {result['policy']}\n\nNext:\n"

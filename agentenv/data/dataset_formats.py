@@ -157,7 +157,10 @@ def musique(record: Record) -> Iterator[Task]:
         yield from flat(record)
         return
     if record.fields.get("answerable") is False:
-        raise DatasetError(f"{record.place} is marked unanswerable; load the answerable set (MuSiQue-Ans).")
+        raise DatasetError(
+            f"{record.place} is marked unanswerable, which holds for its own paragraphs and not for a corpus that is "
+            "searched: load MuSiQue-Ans, or score a prediction file over MuSiQue-Full with `agentenv score musique`."
+        )
     aliases = record.golds("answer_aliases") if record.fields.get("answer_aliases") else ()
     answers = tuple(dict.fromkeys((record.gold("answer"), *aliases)))
     steps = tuple(dict(step.fields) for step in record.items("question_decomposition"))

@@ -14,14 +14,20 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
 
-from agentenv.core.env import run_sync
 from agentenv.core.scorers import get_scorer
 from agentenv.core.types import Task
 from agentenv.data.sources import SourceConfig
 from agentenv.errors import AgentEnvError
 from agentenv.evaluation.bounds import bound_of, measure_expert, variants
 from agentenv.evaluation.diagnosis import MAX_COVERED_DOCUMENTS, coverage
-from agentenv.evaluation.ground import EnvConfig, Ground, SearchConfig, corpus_of, open_ground
+from agentenv.evaluation.ground import (
+    EnvConfig,
+    Ground,
+    SearchConfig,
+    corpus_of,
+    index_recall,
+    open_ground,
+)
 from agentenv.evaluation.journal import CONFIG, Journal, claim, release
 from agentenv.evaluation.player import (
     EXPERT,
@@ -34,9 +40,7 @@ from agentenv.evaluation.report import PAGE, write_report
 from agentenv.evaluation.results import score_of, summarize
 from agentenv.policies.openai import OpenAIPolicy
 from agentenv.policies.spec import is_endpoint, policy_folder
-from agentenv.retrievers.metrics import recall_at_k
 
-_RECALL_AT = (2, 3, 5, 10)
 _SAMPLED = 64  # blocks of a file of weights that go into its fingerprint
 
 
@@ -225,23 +229,6 @@ def _coverage(ground: Ground) -> dict[str, Any]:
     if len(corpus) > MAX_COVERED_DOCUMENTS:
         return {"share": None, "n": 0, "note": f"not looked up in {len(corpus)} passages"}
     return coverage(ground.source.tasks, (f"{document.title} {document.text}" for document in corpus))
-
-
-def index_recall(ground: Ground) -> dict[str, float]:
-    """What the retriever itself finds, asked the bare questions; empty where no supporting documents are known.
-
-    Returns:
-        ``recall@k``, the mean share of the supporting documents among the first k, and ``all@5``, the share of
-        questions with every one of them among the first 5.
-    """
-    known = [task for task in ground.source.tasks if task.data.get("supporting_ids")]
-    if not known:
-        return {}
-    found = run_sync(ground.retriever.search([task.question for task in known], max(_RECALL_AT)))
-    ranked = [[passage.id for passage in passages] for passages in found]
-    gold = [task.data["supporting_ids"] for task in known]
-    complete = [set(needed) <= set(ids[:5]) for needed, ids in zip(gold, ranked, strict=True)]
-    return {f"recall@{k}": recall_at_k(ranked, gold, k) for k in _RECALL_AT} | {"all@5": fmean(complete)}
 
 
 def _identity(benchmark: Benchmark) -> dict[str, Any]:

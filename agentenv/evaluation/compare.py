@@ -1,11 +1,14 @@
 """Two evaluations of the same questions against each other, and one evaluation under another scorer."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from agentenv.core.scorers import get_scorer
 from agentenv.errors import ConfigurationError
+from agentenv.evaluation.judge import kept_grades
 from agentenv.evaluation.records import (
     SUITE,
     Evaluation,
@@ -14,8 +17,11 @@ from agentenv.evaluation.records import (
     read_json,
     write_results,
 )
-from agentenv.evaluation.results import Json, score_tables, values_of
-from agentenv.evaluation.statistics import holm, mcnemar_exact, paired_bootstrap
+from agentenv.evaluation.results import Json, clusters_of, score_tables, values_of
+from agentenv.evaluation.rubrics import Grade, get_rubric
+from agentenv.evaluation.statistics import holm, mcnemar_clustered, mcnemar_exact, paired_bootstrap
+
+Pair = tuple[Record, Record]
 
 
 def compare_suites(dir_a: Path, dir_b: Path, *, scorer: str | None = None, seed: int = 0) -> Json:
@@ -57,16 +63,17 @@ def compare(dir_a: Path, dir_b: Path, *, scorer: str | None = None, seed: int = 
     """Pairs two evaluation folders by question id.
 
     Differences are B minus A: positive means that the second is better. Questions on which either run had a
-    fault of ours are left out of both and counted.
+    fault of ours are left out of both and counted; those that a judge has not graded in both are left out of its row.
+    Where questions share a passage, both tests are over passages. Judges' grades come from the folders.
 
     Args:
         dir_a: an evaluation folder.
         dir_b: another one, over the same questions.
-        scorer: one scorer; None compares under all that both have.
+        scorer: one scorer, or a judge as ``judge_RUBRIC``; None compares under all that both have.
         seed: of the bootstrap.
 
     Raises:
-        ConfigurationError: other data set, questions or scorer version, or no scorer in common.
+        ConfigurationError: other data set, questions, scorer version or judge, or no scorer in common.
     """
     a, b = read_evaluation(dir_a), read_evaluation(dir_b)
     pairs = _pair(a, b)
@@ -78,7 +85,7 @@ def compare(dir_a: Path, dir_b: Path, *, scorer: str | None = None, seed: int = 
         "split": a.results.get("split"),
         "n": len(pairs),
         "left_out": len(a.records) - len(pairs),
-        "scores": {name: _compare_under(name, pairs, seed) for name in names},
+        "scores": {name: _compare_under(name, (a, b), pairs, seed) for name in names},
     }
 
 
@@ -106,7 +113,7 @@ def _merged(old: Json, new: Json) -> Json:
     }
 
 
-def _pair(a: Evaluation, b: Evaluation) -> list[tuple[Record, Record]]:
+def _pair(a: Evaluation, b: Evaluation) -> list[Pair]:
     for key in ("dataset", "split"):
         if a.results.get(key) != b.results.get(key):
             raise ConfigurationError(
@@ -131,46 +138,100 @@ def _pair(a: Evaluation, b: Evaluation) -> list[tuple[Record, Record]]:
 
 
 def _common_scorers(a: Evaluation, b: Evaluation, scorer: str | None) -> list[str]:
-    scores_a, scores_b = a.results.get("scores", {}), b.results.get("scores", {})
-    names = [name for name in scores_a if name in scores_b] if scorer is None else [get_scorer(scorer).name]
+    """The scorers to compare under, and the judges, which are called ``judge_RUBRIC``."""
+    (all_a, all_b) = tables = [_scored_by(side) for side in (a, b)]
+    if scorer is not None and not any(scorer in found for found in tables):
+        get_scorer(scorer)  # an unknown name gets the nearest one
+    names = [name for name in all_a if name in all_b] if scorer is None else [scorer]
     if not names:
         raise ConfigurationError(
-            f"The runs have no scorer in common ({', '.join(scores_a)} against {', '.join(scores_b)}): "
+            f"The runs have no scorer in common ({', '.join(all_a)} against {', '.join(all_b)}): "
             "run agentenv rescore on one of them."
         )
     for name in names:
-        for side in (a, b):
-            if name not in side.results.get("scores", {}):
+        for side, found in zip((a, b), tables, strict=True):
+            if name not in found:
+                asked = "--judge openai:MODEL@URL" if name.startswith("judge_") else f"--scorer {name}"
                 raise ConfigurationError(
-                    f"{str(side.directory)!r} has no {name} score; run: agentenv rescore {side.directory} "
-                    f"--scorer {name}"
+                    f"{str(side.directory)!r} has no {name} score; run: agentenv rescore {side.directory} {asked}"
                 )
-        versions = [scores_a[name].get("version"), scores_b[name].get("version"), get_scorer(name).version]
-        if len(set(versions)) > 1:
-            raise ConfigurationError(
-                f"The runs were scored by versions {versions[0]} and {versions[1]} of {name}, and this is "
-                f"version {versions[2]}: run agentenv rescore on both."
-            )
+        _refuse_other_measure(name, all_a[name], all_b[name])
     return names
 
 
-def _compare_under(name: str, pairs: Sequence[tuple[Record, Record]], seed: int) -> Json:
-    a = values_of((left for left, _ in pairs), name)
-    b = values_of((right for _, right in pairs), name)
-    only_a = sum(x > y for x, y in zip(a, b, strict=True))
-    only_b = sum(x < y for x, y in zip(a, b, strict=True))
-    paired = paired_bootstrap(a, b, seed=seed)
+def _scored_by(side: Evaluation) -> dict[str, Json]:
+    return {**side.results.get("scores", {}), **side.results.get("judged", {})}
+
+
+def _refuse_other_measure(name: str, a: Json, b: Json) -> None:
+    """Refuses two scores of one name that were not made alike."""
+    if "judge" in a:
+        if (a["judge"], a["prompt_sha256"]) != (b["judge"], b["prompt_sha256"]):
+            raise ConfigurationError(
+                f"{name} was given by {a['judge']} and by {b['judge']}, or under two prompts: judge both runs alike, "
+                "or name another scorer with --scorer."
+            )
+        return
+    versions = [a.get("version"), b.get("version"), get_scorer(name).version]
+    if len(set(versions)) > 1:
+        raise ConfigurationError(
+            f"The runs were scored by versions {versions[0]} and {versions[1]} of {name}, and this is "
+            f"version {versions[2]}: run agentenv rescore on both."
+        )
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """The values of both runs under one scorer, on the questions that it could score in both."""
+
+    a: list[float]
+    b: list[float]
+    clusters: list[str]
+    version: int
+    binary: bool
+
+
+def _measured(name: str, sides: tuple[Evaluation, Evaluation], pairs: Sequence[Pair]) -> _Measured:
+    columns = [list(column) for column in zip(*pairs, strict=True)]
+    clusters = clusters_of(columns[0])
+    if "judge" not in (table := _scored_by(sides[0])[name]):
+        a, b = (values_of(column, name) for column in columns)
+        return _Measured(a, b, clusters, get_scorer(name).version, get_scorer(name).binary)
+    graded = [kept_grades(side.directory, table, column) for side, column in zip(sides, columns, strict=True)]
+    kept = [
+        (x.value, y.value, cluster)
+        for x, y, cluster in zip(*graded, clusters, strict=True)
+        if isinstance(x, Grade) and isinstance(y, Grade)
+    ]
+    if not kept:
+        raise ConfigurationError(
+            f"No question has a grade of {name} in both runs: run agentenv rescore --judge."
+        )
+    binary = set(get_rubric(table["rubric"]).verdicts.values()) <= {0.0, 1.0}
+    left, right, passages = (list(column) for column in zip(*kept, strict=True))
+    return _Measured(left, right, passages, table["version"], binary)
+
+
+def _compare_under(name: str, sides: tuple[Evaluation, Evaluation], pairs: Sequence[Pair], seed: int) -> Json:
+    m = _measured(name, sides, pairs)
+    signs = [(y > x) - (y < x) for x, y in zip(m.a, m.b, strict=True)]
+    only_a, only_b = signs.count(-1), signs.count(1)
+    clustered = len(set(m.clusters)) < len(m.clusters)
+    paired = paired_bootstrap(m.a, m.b, clusters=m.clusters, seed=seed)
     result: dict[str, Any] = {
-        "version": get_scorer(name).version,
-        "mean_a": sum(a) / len(a),
-        "mean_b": sum(b) / len(b),
+        "version": m.version,
+        "n": len(m.a),
+        "mean_a": fmean(m.a),
+        "mean_b": fmean(m.b),
         "difference": paired.difference,
         "ci95": [paired.low, paired.high],
+        "interval": "bootstrap clustered" if clustered else "bootstrap",
         "a_better": only_a,
         "b_better": only_b,
         "discordant": only_a + only_b,
         "p_bootstrap": paired.p_value,
     }
-    if get_scorer(name).binary:
-        result["p_mcnemar"] = mcnemar_exact(only_a, only_b)
+    if m.binary:
+        exact = mcnemar_clustered(signs, m.clusters) if clustered else mcnemar_exact(only_a, only_b)
+        result["p_mcnemar"] = exact
     return result

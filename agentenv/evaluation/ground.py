@@ -8,16 +8,19 @@ from typing import Any
 
 from pydantic import Field
 
-from agentenv.core.env import Env
+from agentenv.core.env import Env, run_sync
 from agentenv.core.protocols import Retriever
 from agentenv.core.registry import make
 from agentenv.data.datasets import SETS, load_dataset
 from agentenv.data.sources import Frozen, Source, SourceConfig, open_source
 from agentenv.errors import ConfigurationError
 from agentenv.retrievers.corpus import Corpus, as_corpus, load_corpus
+from agentenv.retrievers.metrics import all_at_k, recall_at_k
 from agentenv.retrievers.spec import make_retriever
 
 BM25 = "bm25"
+_RECALL_AT = (2, 3, 5, 10)
+_ASKED_AT_ONCE = 256  # a server has a deadline for each request
 
 
 class EnvConfig(Frozen):
@@ -149,3 +152,25 @@ def _index(
     from agentenv.retrievers.faiss import FaissRetriever
 
     return FaissRetriever.build(corpus, make_encoder(encoder), index, progress=progress)
+
+
+def index_recall(ground: Ground) -> dict[str, float]:
+    """What the retriever itself finds, asked the bare questions.
+
+    Returns:
+        ``recall@k``, the mean share of the supporting documents among the first k, and ``all@5``, the share of questions
+        with every one of them among the first 5; empty where no supporting documents are known, or where the retriever
+        answers by more than the question.
+    """
+    known = [task for task in ground.source.tasks if task.data.get("supporting_ids")]
+    if not known or ground.retriever.info().contextual:
+        return {}
+    ranked: list[list[str]] = []
+    for start in range(0, len(known), _ASKED_AT_ONCE):
+        asked = [task.question for task in known[start : start + _ASKED_AT_ONCE]]
+        found = run_sync(ground.retriever.search(asked, max(_RECALL_AT)))
+        ranked += ([passage.id for passage in passages] for passages in found)
+    gold = [task.data["supporting_ids"] for task in known]
+    return {f"recall@{k}": recall_at_k(ranked, gold, k) for k in _RECALL_AT} | {
+        "all@5": all_at_k(ranked, gold, 5)
+    }

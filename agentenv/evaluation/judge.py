@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from agentenv.core.env import run_sync
 from agentenv.core.scorers import check_answers, get_scorer
 from agentenv.errors import ConfigurationError, EndpointFault, Fault, JudgeFault
 from agentenv.evaluation.records import Record, read_evaluation, write_results
-from agentenv.evaluation.rubrics import Grade, Rubric
+from agentenv.evaluation.results import clusters_of
+from agentenv.evaluation.rubrics import Grade, Rubric, get_rubric
 from agentenv.evaluation.statistics import calibration_error, estimate
 from agentenv.policies.endpoint import Chat
 
@@ -141,6 +142,27 @@ def judge_folder(directory: Path, judge: Judge) -> dict[str, Any]:
     return results
 
 
+def kept_grades(directory: Path, table: Mapping[str, Any], records: Sequence[Record]) -> list[Grade | Fault]:
+    """What a judge said of ``records``, from the grades in their folder; nobody is asked.
+
+    Args:
+        directory: an evaluation folder.
+        table: the entry of the judge in its ``results.json``.
+        records: of that folder.
+
+    Raises:
+        UnknownName: the rubric is none of ours.
+        ConfigurationError: the prompt of the rubric has changed since.
+    """
+    rubric = get_rubric(table["rubric"])
+    if rubric.prompt_sha256 != table["prompt_sha256"]:
+        raise ConfigurationError(
+            f"{directory} was judged under another prompt of the rubric {rubric.name!r}: run agentenv rescore --judge."
+        )
+    judge = Judge(rubric, table["judge"], None, GradeCache(directory / GRADES))
+    return run_sync(judge.grade_all(records))
+
+
 def judged_table(
     judge: Judge, records: Sequence[Record], graded: Sequence[Grade | Fault], *, seed: int = 0
 ) -> dict[str, Any]:
@@ -168,7 +190,8 @@ def judged_table(
     }
     if not grades:
         return table | {"mean": None, "ci95": None}
-    e = estimate([grade.value for grade in grades], seed=seed)
+    clusters = clusters_of(record for record, _ in pairs)
+    e = estimate([grade.value for grade in grades], clusters=clusters, seed=seed)
     exact = get_scorer("em_squad")
     agree = [exact(r["prediction"], r["answers"]).value == grade.value for r, grade in pairs]
     table |= {"mean": e.mean, "ci95": [e.low, e.high], "interval": e.method}

@@ -8,11 +8,12 @@ Sources: hotpot_evaluate_v1.py (Yang et al. 2018), 2wikimultihop_evaluate_v1.1.p
 evaluate_v1.0.py (Trivedi et al. 2022).
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from agentenv.core import normalize
@@ -115,7 +116,8 @@ def score_file(dataset: str, gold: Path | None, predictions: Path, *, split: str
         dataset: the set.
         gold: the question file, its folder or the parent; None is the environment variable of the sets.
         predictions: HotpotQA and 2Wiki ``{"answer": {id: text}, "sp": {id: [[title, sentence]]}}`` (2Wiki also
-            ``"evidence"``), MuSiQue one ``{"id", "predicted_answer", "predicted_support_idxs"}`` a line.
+            ``"evidence"``), MuSiQue one ``{"id", "predicted_answer", "predicted_support_idxs"}`` a line, for
+            MuSiQue-Full with ``"predicted_answerable"`` and the two predictions of an id in the order of the golds.
         split: of the set; its first where None.
 
     Returns:
@@ -181,24 +183,77 @@ def _accepted(gold: Record, key: str, aliases: Aliases) -> list[list[Triple]]:
     ]
 
 
+class _Answered(NamedTuple):
+    """What was scored of one question of MuSiQue, or of one of the two twins in MuSiQue-Full."""
+
+    id: str
+    answerable: bool
+    sufficiency_right: bool
+    scores: tuple[
+        float, float, float
+    ]  # answer EM and F1, support F1; 0 where unanswerable, which counts nowhere
+
+
 def _musique(golds: Sequence[Record], predictions: Sequence[Record], source: Path) -> Report:
-    by_id = {row.id("id"): row for row in predictions}
-    rows = []
-    for gold in golds:
-        if gold.fields.get("answerable") is False:
-            raise DatasetError(f"{gold.place} is marked unanswerable; only MuSiQue-Ans is scored.")
-        row = by_id.get(gold.id("id"))
-        if row is None:
-            raise DatasetError(f"{source.name}: the question {gold.id('id')!r} has no prediction.")
-        aliases = gold.fields.get("answer_aliases") or ()
-        wanted = [p.value("idx") for p in gold.items("paragraphs") if p.value("is_supporting")]
-        answer = musique_answer(
-            _text(row.value("predicted_answer"), row.place), [gold.gold("answer"), *aliases]
-        )
-        rows.append((*answer, musique_support(row.value("predicted_support_idxs"), wanted).f1))
-    columns = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+    """MuSiQue-Ans, or MuSiQue-Full where a gold is marked unanswerable: answers count on answerable ones only."""
+    full = any(gold.fields.get("answerable") is False for gold in golds)
+    rows = [_musique_row(gold, row, full) for gold, row in _in_order(golds, predictions, source)]
+    pairs = _musique_twins(rows, source) if full else {}
+    answerable = [row.scores for row in rows if row.answerable]
     names = ("answer_em", "answer_f1", "support_f1")
-    return {"n": len(rows), "missing": {}, "scores": dict(zip(names, columns, strict=True))}
+    scores = dict(zip(names, map(fmean, zip(*answerable, strict=True)), strict=True)) | pairs
+    return {"n": len(answerable), "missing": {}, "scores": scores}
+
+
+def _in_order(
+    golds: Sequence[Record], predictions: Sequence[Record], source: Path
+) -> Iterator[tuple[Record, Record]]:
+    """Each gold with its prediction; twins have one id, so theirs must stand in the order of the golds."""
+    waiting: dict[str, deque[Record]] = defaultdict(deque)
+    for row in predictions:
+        waiting[row.id("id")].append(row)
+    for key, due in Counter(gold.id("id") for gold in golds).items():
+        if len(waiting[key]) != due:
+            found = len(waiting[key]) or "no"
+            raise DatasetError(f"{source.name}: the question {key!r} has {found} predictions, not {due}.")
+    for gold in golds:
+        yield gold, waiting[gold.id("id")].popleft()
+
+
+def _musique_row(gold: Record, row: Record, full: bool) -> _Answered:
+    answerable = gold.fields.get("answerable") is not False
+    right = not full or _flag(row, "predicted_answerable") == answerable
+    if not answerable:
+        return _Answered(gold.id("id"), False, right, (0.0, 0.0, 0.0))
+    aliases = gold.fields.get("answer_aliases") or ()
+    wanted = [p.value("idx") for p in gold.items("paragraphs") if p.value("is_supporting")]
+    answer = musique_answer(_text(row.value("predicted_answer"), row.place), [gold.gold("answer"), *aliases])
+    support = musique_support(row.value("predicted_support_idxs"), wanted).f1
+    return _Answered(gold.id("id"), True, right, (*answer, support))
+
+
+def _musique_twins(rows: Sequence[_Answered], source: Path) -> dict[str, float]:
+    """Scores of pairs: those of the answerable twin where answerability is right for both, otherwise 0."""
+    twins: dict[str, list[_Answered]] = {}
+    for row in rows:
+        twins.setdefault(row.id, []).append(row)
+    pairs = []
+    for key, several in twins.items():
+        if sorted(row.answerable for row in several) != [False, True]:
+            raise DatasetError(
+                f"{source.name}: {key!r} must stand twice, once answerable and once not (MuSiQue-Full)."
+            )
+        whole = all(row.sufficiency_right for row in several)
+        _, answer, support = max(several, key=lambda row: row.answerable).scores
+        pairs.append((answer, support) if whole else (0.0, 0.0))
+    names = ("group_answer_sufficiency_f1", "group_support_sufficiency_f1")
+    return dict(zip(names, map(fmean, zip(*pairs, strict=True)), strict=True))
+
+
+def _flag(row: Record, name: str) -> bool:
+    if not isinstance(value := row.value(name), bool):
+        raise DatasetError(f"{row.place}: {name} must be true or false, not {value!r}.")
+    return value
 
 
 def musique_answer(prediction: str, golds: Iterable[str]) -> tuple[float, float]:

@@ -122,7 +122,8 @@ def compare_runs(
     decision = compare_sequentially(
         by_seed, per_interim=per_interim, interims=interims, alpha=alpha, seed=seed
     )
-    paired = paired_bootstrap(b.scores.mean(axis=1), a.scores.mean(axis=1), seed=seed)
+    means = (b.scores.mean(axis=1), a.scores.mean(axis=1))
+    paired = paired_bootstrap(*means, clusters=a.clusters, seed=seed)
     return {
         "difference": fmean(by_seed["first"]) - fmean(by_seed["second"]),
         "questions": {"ci95": [paired.low, paired.high], "p_bootstrap": paired.p_value, "n": len(a.ids)},

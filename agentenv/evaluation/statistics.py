@@ -148,13 +148,21 @@ def _clustered(
             effective = min(mean * (1 - mean) / error**2, x.size) if error > 0 else float(x.size)
         low, high = wilson_interval(mean * effective, effective, level=level)
         return Estimate(mean, low, high, x.size, "wilson clustered")
+    low, high = np.quantile(_cluster_means(x, members, 2_000, seed), _tails(level))
+    return Estimate(mean, float(low), float(high), x.size, "bootstrap clustered")
+
+
+def _cluster_means(x: Floats, members: Sequence[Sequence[int]], resamples: int, seed: int) -> Floats:
+    """Means of ``resamples`` samples of as many whole clusters of ``x`` [N] as there are -> [resamples].
+
+    A resample of clusters of unequal size is a ratio: sum of scores over number of questions.
+    """
     sums = np.array([x[rows].sum() for rows in members])
     sizes = np.array([len(rows) for rows in members])
+    even = np.full(len(members), 1 / len(members))
     rng = np.random.default_rng(seed)
-    # A resample of C clusters of unequal size is a ratio: sum of scores over number of questions.
-    draws = rng.multinomial(len(members), np.full(len(members), 1 / len(members)), size=2_000)
-    low, high = np.quantile(draws @ sums / (draws @ sizes), _tails(level))
-    return Estimate(mean, float(low), float(high), x.size, "bootstrap clustered")
+    draws = (rng.multinomial(len(members), even, size=rows) for rows in _blocks(resamples, len(members)))
+    return np.concatenate([drawn @ sums / (drawn @ sizes) for drawn in draws])
 
 
 def calibration_error(confidences: Sequence[float], correct: Sequence[float], *, per_bin: int = 100) -> float:
@@ -186,10 +194,42 @@ def mcnemar_exact(b: int, c: int) -> float:
     return min(1.0, 2 * tail / (1 << (b + c)))
 
 
+def mcnemar_clustered(differences: Sequence[int], clusters: Sequence[Hashable]) -> float:
+    """`mcnemar_exact` where questions of one cluster are not independent.
+
+    If the systems are equal, the sign of a cluster's net difference is a fair coin (Fisher 1935): the p-value is the
+    share of all choices of signs whose sum is at least as far from 0 as the one seen. With one discordant pair a
+    cluster these are McNemar's odds.
+
+    Args:
+        differences: for each question [N] 1 where the second system alone is right, -1 where the first alone is.
+        clusters: what each question belongs to.
+
+    Raises:
+        ConfigurationError: not one cluster a question.
+    """
+    members = _members(np.asarray(differences, dtype=np.float64), clusters)
+    nets = [sum(differences[row] for row in rows) for rows in members]
+    chances = np.ones(1)  # of the sums reached so far, from the least to the greatest, in steps of 1
+    for size in filter(None, map(abs, nets)):
+        apart = np.zeros(2 * size)
+        chances = (np.append(chances, apart) + np.append(apart, chances)) / 2
+    distance = abs(np.arange(chances.size) - chances.size // 2)
+    return min(1.0, float(chances[distance >= abs(sum(nets))].sum()))
+
+
 def paired_bootstrap(
-    a: ArrayLike, b: ArrayLike, *, level: float = 0.95, resamples: int = 10_000, seed: int = 0
+    a: ArrayLike,
+    b: ArrayLike,
+    *,
+    clusters: Sequence[Hashable] | None = None,
+    level: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
 ) -> PairedDifference:
     """Bootstrap over questions of the mean of ``b - a``, both [N] and in the same order of questions.
+
+    With fewer ``clusters`` than questions whole clusters are drawn, as in `estimate`.
 
     The p-value is twice the smaller share of resampled means on either side of zero, counting zero on both,
     with one added above and below so that it is never 0 (Davison and Hinkley 1997, eq. 4.11).
@@ -202,7 +242,11 @@ def paired_bootstrap(
         raise ConfigurationError(
             f"Paired scores must be over the same questions, not {x.size} against {y.size}."
         )
-    means = _bootstrap_means(y - x, resamples, seed)
+    members = _members(x, range(x.size) if clusters is None else clusters)
+    if len(members) < x.size:
+        means = _cluster_means(y - x, members, resamples, seed)
+    else:
+        means = _bootstrap_means(y - x, resamples, seed)
     low, high = np.quantile(means, _tails(level))
     smaller = min(int((means <= 0).sum()), int((means >= 0).sum()))
     p_value = min(1.0, 2 * (smaller + 1) / (resamples + 1))

@@ -13,7 +13,7 @@ Its folder holds one folder a benchmark, ``suite.json`` and a report of all of t
 
 import json
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
@@ -26,8 +26,8 @@ from agentenv.errors import AgentEnvError, ConfigurationError, UnknownName
 from agentenv.evaluation.benchmark import Benchmark, Display, run_benchmark
 from agentenv.evaluation.records import SUITE, read_evaluation, read_json, write_atomically
 from agentenv.evaluation.report import write_report
-from agentenv.evaluation.results import Json, values_of
-from agentenv.evaluation.statistics import estimate
+from agentenv.evaluation.results import Json, clusters_of, values_of
+from agentenv.evaluation.statistics import estimate, standard_error
 
 _KEYS = {"scorer": "scorers"}  # as the command's flag is called
 
@@ -130,7 +130,10 @@ def summarize_suite(out: Path, names: Sequence[str]) -> Json:
         "sets": list(names),
         "by_set": {name: part.results["scores"] for name, part in parts.items()},
         "scores": {
-            scorer: combine([values_of(records, scorer) for records in scored.values() if records])
+            scorer: combine(
+                [values_of(records, scorer) for records in scored.values() if records],
+                [clusters_of(records) for records in scored.values() if records],
+            )
             | {"version": get_scorer(scorer).version}
             for scorer in common
         },
@@ -140,31 +143,40 @@ def summarize_suite(out: Path, names: Sequence[str]) -> Json:
     return summary
 
 
-def combine(sets: Sequence[Sequence[float]], *, level: float = 0.95) -> Json:
+def combine(
+    sets: Sequence[Sequence[float]],
+    clusters: Sequence[Sequence[Hashable]] | None = None,
+    *,
+    level: float = 0.95,
+) -> Json:
     """Macro and micro mean of the values of several sets.
 
     The macro mean weighs sets alike, as papers do; its standard error is sqrt(sum of squared errors) / number of sets,
     and its interval the normal one, cut to [0, 1]. The micro mean weighs questions alike. An error within a set is over
-    its questions; the choice of the sets themselves is not sampled, so neither interval speaks of other sets.
+    its questions, or over ``clusters`` of them where they share a passage; the choice of the sets themselves is not
+    sampled, so neither interval speaks of other sets.
     """
     if not sets:
         return {
             "macro": {"mean": None, "ci95": None, "sets": 0},
             "micro": {"mean": None, "ci95": None, "n": 0},
         }
+    clusters = [range(len(values)) for values in sets] if clusters is None else clusters
     mean = fmean(fmean(values) for values in sets)
-    half = NormalDist().inv_cdf((1 + level) / 2) * sqrt(sum(_squared_error(v) for v in sets)) / len(sets)
-    pooled = estimate([value for values in sets for value in values], level=level)
+    errors = sum(map(_squared_error, sets, clusters))
+    half = NormalDist().inv_cdf((1 + level) / 2) * sqrt(errors) / len(sets)
+    members = [(number, cluster) for number, several in enumerate(clusters) for cluster in several]
+    pooled = estimate([value for values in sets for value in values], clusters=members, level=level)
     return {
         "macro": {"mean": mean, "ci95": [max(0.0, mean - half), min(1.0, mean + half)], "sets": len(sets)},
         "micro": {"mean": pooled.mean, "ci95": [pooled.low, pooled.high], "n": pooled.n},
     }
 
 
-def _squared_error(values: Sequence[float]) -> float:
-    """Of the mean; for equal or single values that of one more success and failure, as none would claim certainty."""
-    n, mean = len(values), fmean(values)
-    if n > 1 and any(value != mean for value in values):
-        return sum((value - mean) ** 2 for value in values) / (n * (n - 1))
-    guess = (sum(values) + 1) / (n + 2)
+def _squared_error(values: Sequence[float], clusters: Sequence[Hashable]) -> float:
+    """Of the mean; where nothing varies that of one more success and failure, as none would claim certainty."""
+    if error := standard_error(values, clusters) or standard_error(values):
+        return error**2
+    n = len(set(clusters))
+    guess = (fmean(values) * n + 1) / (n + 2)
     return guess * (1 - guess) / (n + 2)

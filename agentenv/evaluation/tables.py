@@ -13,7 +13,7 @@ _SHOWN_RETRIEVAL = ("support_recall", "all_support", "answer_shown")
 def tables(runs: Sequence[tuple[str, Json]], scorer: str) -> list[Json]:
     """Breakdowns, each ``{"title", "head", "rows"}`` with one group of columns a run."""
     found = [
-        _table("Scores", runs, lambda results: {n: _cells(s) for n, s in results.get("scores", {}).items()}),
+        _table("Scores", runs, _scores),
         _table("By family", runs, lambda results: _group_cells(results.get("by_family", {}), scorer)),
         _table("By number of hops", runs, lambda results: _group_cells(results.get("by_hops", {}), scorer)),
         _table("Bounds", runs, lambda results: _bounds(results, scorer)),
@@ -36,6 +36,12 @@ def _table(
     rows = [[name, *(cell for column in columns for cell in column.get(name, blank))] for name in names]
     groups = [label for label, _ in runs]
     return {"title": title, "groups": groups, "span": len(head), "head": list(head) * len(runs), "rows": rows}
+
+
+def _scores(results: Json) -> dict[str, list[str]]:
+    """Scorers, then judges."""
+    every = {**results.get("scores", {}), **results.get("judged", {})}
+    return {name: _cells(score) for name, score in every.items()}
 
 
 def _cells(score: Json) -> list[str]:

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from agentenv.core.types import Document
 from agentenv.errors import ConfigurationError, IndexMismatch
 from agentenv.retrievers.encoder import Encoder, Vectors
-from agentenv.retrievers.faiss import INDEX_FILE, FaissRetriever, dense_card
+from agentenv.retrievers.faiss import INDEX_FILE, FaissRetriever, dense_card, laid_out
 from agentenv.retrievers.indexes import load_faiss, read_index
 from agentenv.retrievers.mapped_corpus import MappedCorpus, link_corpus
 from agentenv.retrievers.storage import new_folder, write_card
 
 _SAMPLE = 16
 _LEAST_SIMILARITY = 0.99  # half precision and another batch size leave .9999
+_LAYOUT = '"{title}"\n{text}'
 _LEAST_FOUND = 0.9  # share of the sample that is nearest to its own row, where vectors are stored inexactly
 
 
@@ -50,7 +50,8 @@ def adopt_index(index_file: Path, corpus: Path, out: Path, encoder: Encoder) -> 
         (fresh / INDEX_FILE).symlink_to(index_file.resolve())
         with corpus.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        write_card(fresh, dense_card(linked, encoder, type(index).__name__, corpus_file=digest))
+        kind = type(index).__name__
+        write_card(fresh, dense_card(linked, encoder, kind, layout=_LAYOUT, corpus_file=digest))
     return FaissRetriever.load(out, encoder=encoder)
 
 
@@ -72,7 +73,7 @@ def _refuse_strangers(index: Any, corpus: MappedCorpus, encoder: Encoder) -> Non
         raise ConfigurationError(
             f"{type(index).__name__} does not give its vectors back to compare."
         ) from error
-    similarity = encoder.encode_passages([contents(corpus[int(row)]) for row in rows]) @ stored.T
+    similarity = encoder.encode_passages([laid_out(corpus[int(row)], _LAYOUT) for row in rows]) @ stored.T
     found = float(np.mean(similarity.argmax(axis=1) == np.arange(len(rows))))
     if isinstance(index, load_faiss().IndexFlat):
         found = float(np.mean(np.diag(similarity) >= _LEAST_SIMILARITY))
@@ -82,8 +83,3 @@ def _refuse_strangers(index: Any, corpus: MappedCorpus, encoder: Encoder) -> Non
             f"similarity {np.diag(similarity).mean():.3f}); the corpus is in another order, or the encoder, its prefix "
             f"or its pooling are others."
         )
-
-
-def contents(document: Document) -> str:
-    """A passage as it was encoded there: the title in quotes, a newline, the text."""
-    return f'"{document.title}"\n{document.text}' if document.title else document.text

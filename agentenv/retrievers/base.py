@@ -129,7 +129,7 @@ def texts_of(queries: Sequence[Query | str], k: int) -> tuple[str, ...]:
 
 
 def passage_text(document: Document) -> str:
-    """What is indexed of a document: its title and its text."""
+    """The words of a document: its title and its text."""
     return f"{document.title} {document.text}".strip()
 
 

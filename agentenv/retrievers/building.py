@@ -28,7 +28,7 @@ from agentenv.errors import AgentEnvError, ConfigurationError
 from agentenv.retrievers.bm25 import BM25Retriever
 from agentenv.retrievers.corpus import Corpus, corpus_file, read_documents
 from agentenv.retrievers.encoder import Encoder
-from agentenv.retrievers.faiss import ENCODE_ROWS, INDEX_FILE, dense_card, encode_documents
+from agentenv.retrievers.faiss import ENCODE_ROWS, INDEX_FILE, LAYOUT, dense_card, encode_documents
 from agentenv.retrievers.hybrid import BM25_FOLDER, DENSE_FOLDER
 from agentenv.retrievers.indexes import (
     AUTO,
@@ -97,7 +97,7 @@ def build_folder(
         corpus = write_corpus(_read(corpus_file(source), report), target, source=str(source))
         chosen = default_spec(len(corpus), encoder.dim) if spec == AUTO else spec
         refuse_untrainable(chosen, len(corpus))
-        of = [corpus.fingerprint, encoder.id, encoder.dim]
+        of = [corpus.fingerprint, encoder.id, encoder.dim, LAYOUT]
         vectors, resumed = _encode(corpus, encoder, work, _Journal(work / JOURNAL, of), report)
         filled = _Journal(work / "index.json", [chosen, *of])
         with faiss_threads(1):

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from agentenv.core.types import Document
 from agentenv.errors import ConfigurationError, IndexMismatch
-from agentenv.retrievers.base import SCORE_DECIMALS, CorpusRetriever, Hit, best_hits, passage_text
+from agentenv.retrievers.base import SCORE_DECIMALS, CorpusRetriever, Hit, best_hits
 from agentenv.retrievers.corpus import Corpus, as_corpus
 from agentenv.retrievers.encoder import CachedQueries, Encoder, Vectors, make_encoder
 from agentenv.retrievers.indexes import (
@@ -28,6 +28,8 @@ from agentenv.retrievers.storage import Card, new_folder, read_card, read_corpus
 
 INDEX_FILE = "index.faiss"
 METRIC = "inner_product"
+LAYOUT = "{title}. {text}"
+"""How a passage is encoded: a sentence encoder reads the title as a sentence of its own (`benchmarks/index_recall.py`)."""
 
 ENCODE_ROWS = 1024  # passages encoded between two reports of progress
 _SPARE = 8  # candidates fetched beyond k, among which ties at the edge are settled
@@ -46,6 +48,7 @@ class FaissRetriever(CorpusRetriever):
         encoder: encodes the queries; the passages were encoded with the same one.
         index: a FAISS index over the passages.
         spec: how the index stores vectors, in FAISS's words.
+        layout: how title and text were put together for the encoder.
         timeout_s: seconds that a batch may take before its waiters get a `RetrieverFault`.
     """
 
@@ -56,12 +59,14 @@ class FaissRetriever(CorpusRetriever):
         index: Any,
         spec: str,
         *,
+        layout: str = LAYOUT,
         timeout_s: float = 60.0,
     ) -> None:
-        settings = f"{spec}\n{encoder.id}\n{EFFORT}"
+        settings = f"{spec}\n{encoder.id}\n{layout}\n{EFFORT}"
         super().__init__(corpus, name="faiss", settings=settings, timeout_s=timeout_s)
         self.encoder = encoder
         self.spec = spec
+        self.layout = layout
         self._index = index
         self._queries = CachedQueries(encoder)
 
@@ -110,7 +115,7 @@ class FaissRetriever(CorpusRetriever):
         with new_folder(folder) as fresh:
             corpus = write_corpus(self.corpus, fresh)
             write_index(self._index, fresh / INDEX_FILE)
-            write_card(fresh, dense_card(corpus, self.encoder, self.spec))
+            write_card(fresh, dense_card(corpus, self.encoder, self.spec, layout=self.layout))
 
     @classmethod
     def load(
@@ -138,7 +143,7 @@ class FaissRetriever(CorpusRetriever):
                 f"The index in {folder} holds {index.ntotal} vectors of {index.d} dimensions, "
                 f"not {len(corpus)} of {encoder.dim}; build the retriever again."
             )
-        return cls(corpus, encoder, index, card.index, timeout_s=timeout_s)
+        return cls(corpus, encoder, index, card.index, layout=card.layout, timeout_s=timeout_s)
 
     def rank(self, texts: Sequence[str], k: int) -> list[list[Hit]]:
         """At most ``k`` hits for each text, best first, ties by row."""
@@ -171,7 +176,7 @@ def encode_documents(encoder: Encoder, documents: Sequence[Document]) -> Vectors
     Raises:
         ConfigurationError: one has another length: inner products of such vectors are no similarities.
     """
-    vectors = encoder.encode_passages([passage_text(document) for document in documents])
+    vectors = encoder.encode_passages([laid_out(document, LAYOUT) for document in documents])
     lengths = np.linalg.norm(vectors, axis=1)
     wrong = np.flatnonzero(~((abs(lengths - 1) <= _NORM_SLACK) | (lengths == 0)))
     if len(wrong):
@@ -182,7 +187,16 @@ def encode_documents(encoder: Encoder, documents: Sequence[Document]) -> Vectors
     return vectors
 
 
-def dense_card(corpus: Corpus, encoder: Encoder, spec: str, *, corpus_file: str = "") -> Card:
+def laid_out(document: Document, layout: str) -> str:
+    """What is encoded of a document; one without a title is its text."""
+    return (
+        layout.format(title=document.title, text=document.text).strip() if document.title else document.text
+    )
+
+
+def dense_card(
+    corpus: Corpus, encoder: Encoder, spec: str, *, layout: str = LAYOUT, corpus_file: str = ""
+) -> Card:
     """The card of a FAISS retriever."""
     return Card(
         kind="faiss",
@@ -192,6 +206,7 @@ def dense_card(corpus: Corpus, encoder: Encoder, spec: str, *, corpus_file: str 
         encoder=encoder.id,
         encoder_spec=encoder.spec,
         dim=encoder.dim,
+        layout=layout,
         metric=METRIC,
         index=spec,
         **encoder.recipe._asdict(),

@@ -46,7 +46,7 @@ def reciprocal_rank_fusion(rankings: Sequence[Sequence[int]], k: int = RRF_K) ->
 
 
 class HybridRetriever:
-    """Asks both retrievers and fuses the first `DEPTH` passages of each.
+    """Asks both retrievers and fuses the first `DEPTH` passages of each, or ``k`` where that is more.
 
     They are asked one after the other: an episode awaits one batcher at a time.
 
@@ -109,8 +109,9 @@ class HybridRetriever:
             RetrieverFault: one of the searches failed or missed its deadline.
         """
         texts = texts_of(queries, k)
-        dense = await self.dense.search(texts, DEPTH)
-        bm25 = await self.bm25.search(texts, DEPTH)
+        depth = max(DEPTH, k)
+        dense = await self.dense.search(texts, depth)
+        bm25 = await self.bm25.search(texts, depth)
         return [self._fuse(lists, k) for lists in zip(dense, bm25, strict=True)]
 
     def info(self) -> RetrieverInfo:

@@ -15,6 +15,7 @@ from agentenv.retrievers.mapped_corpus import MappedCorpus
 
 CARD_FILE = "retriever.json"
 CORPUS_FILE = mapped_corpus.CORPUS_FILE
+OLD_LAYOUT = "{title} {text}"
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Card:
     """What makes the encoder again."""
     dim: int = 0
     """Length of a vector; 0 without an encoder."""
+    layout: str = OLD_LAYOUT
+    """How title and text of a passage were put together before it was encoded; cards that do not say are older."""
     metric: str = ""
     """How two vectors are compared; ``inner_product``, or empty without an encoder."""
     index: str = ""

@@ -6,7 +6,7 @@ from typing import Any
 
 from agentenv.core.trajectory import Trajectory
 from agentenv.evaluation.bounds import measure_bounds
-from agentenv.evaluation.ground import Ground
+from agentenv.evaluation.ground import Ground, index_recall
 from agentenv.evaluation.records import RESULTS, read_evaluation, write_evaluation
 from agentenv.evaluation.results import summarize
 from agentenv.evaluation.runner import play, to_record
@@ -48,7 +48,7 @@ def evaluate_test(run: Run, name: str) -> dict[str, Any]:
     bounds = None
     if run.config.evaluation.bounds:
         bounds = measure_bounds(run.policy, run.chat, run.test, config, scorer, seed=run.config.seed)
-    summary = _summary(run, run.test, played, bounds)
+    summary = _summary(run, run.test, played, bounds) | {"index_recall": index_recall(run.test)}
     write_evaluation(directory, summary, map(to_record, played))
     run.seconds[f"evaluation_{name}"] = time.perf_counter() - began
     return summary

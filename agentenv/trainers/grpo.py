@@ -188,6 +188,7 @@ def _finish(run: Run, before: dict[str, Any]) -> dict[str, Any]:
         "after": _headline(after, scorer),
         "bounds": after["bounds"],
         "retrieval": after["retrieval"],
+        "index_recall": after["index_recall"],
         "faults": sum(line["faults"] for line in history),
         "seconds": {name: round(value, 1) for name, value in run.seconds.items()},
     }

@@ -6,6 +6,7 @@ The model is a random Qwen2 of width 16 that has learned for a second to answer 
 import errno
 import gzip
 import json
+import os
 import random
 import shutil
 import signal
@@ -187,8 +188,26 @@ def test_a_run_folder_holds_everything(finished: Path) -> None:
         assert 0 <= low <= read[when]["em"] <= high <= 1
     assert set(read["bounds"]) == {"closed_book", "oracle", "oracle_paged", "expert"}
     assert read["bounds"]["expert"]["mean"] == 1
+    assert set(read["index_recall"]) == {"recall@2", "recall@3", "recall@5", "recall@10", "all@5"}
     assert read["seconds"]["training"] > 0
     assert set(read["seconds"]) >= {"preparation", "training", "evaluation_before", "evaluation_after"}
+
+
+@pytest.mark.skipif(not os.environ.get("AGENTENV_DATA"), reason="AGENTENV_DATA is not set")
+@pytest.mark.parametrize("dataset", ["hotpotqa", "2wiki", "musique"])
+def test_two_steps_on_real_questions(
+    dataset: str, toml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole real corpus is searched, by hashed words so that it takes seconds."""
+    words = ["--optimization.steps", "2", "--checkpoint_every", "2", "--env.options.observation_tokens", "20"]
+    for source, split, limit in (("train", "train", 6), ("dev", "dev", 2), ("test", "dev", 4)):
+        words += [f"--{source}.dataset", dataset, f"--{source}.split", split, f"--{source}.limit", str(limit)]
+    assert main(["train", str(toml), "--out", str(tmp_path / "run"), *words]) == 0
+    read = results(tmp_path / "run")
+    assert (read["steps"], read["after"]["n"], read["faults"]) == (2, 4, 0)
+    assert (
+        f"index, bare question: recall@5    {read['index_recall']['recall@5']:.3f}" in capsys.readouterr().out
+    )
 
 
 def test_a_run_learns_from_rewards_that_differ(finished: Path, model: Path) -> None:

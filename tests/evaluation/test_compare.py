@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,10 @@ from agentenv.cli.compare import Compare
 from agentenv.cli.rescore import Rescore
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.evaluation.compare import compare, rescore
+from agentenv.evaluation.judge import GRADES, GradeCache, Judge, judge_folder
 from agentenv.evaluation.records import Record, read_evaluation, write_results
+from agentenv.evaluation.rubrics import get_rubric
+from agentenv.policies.endpoint import ChatMessage, Reply
 
 Maker = Callable[..., Record]
 Writer = Callable[..., None]
@@ -50,6 +53,69 @@ def test_only_binary_scorers_have_a_mcnemar_test(runs: tuple[Path, Path]) -> Non
     assert "p_mcnemar" in scores["em_squad"]
     assert "p_mcnemar" not in scores["f1_squad"]
     assert list(compare(*runs, scorer="f1_squad")["scores"]) == ["f1_squad"]
+
+
+def test_questions_on_one_passage_are_one_coin(tmp_path: Path, record: Maker, write_run: Writer) -> None:
+    """Nine wins on three passages: three coins of net 3, of whose eight signed sums two are 9 from 0."""
+    for name, answer in (("a", "Rome"), ("b", "Paris")):
+        rows = [record(f"q{i}", answer if i < 9 else "Rome", cluster=str(i // 3)) for i in range(12)]
+        write_run(tmp_path / name, rows, ("em_squad", "f1_squad"))
+    found = compare(tmp_path / "a", tmp_path / "b")["scores"]["em_squad"]
+    assert (found["discordant"], found["interval"]) == (9, "bootstrap clustered")
+    assert found["p_mcnemar"] == 2 / 8
+    # Four passages of which three moved: none of them is drawn in 1 of 256 resamples.
+    assert found["p_bootstrap"] == pytest.approx(2 / 256, rel=0.5)
+
+
+class Believer:
+    """Takes any answer that names a city for right, and has nothing to say of odd ones."""
+
+    model = "believer"
+
+    async def complete(self, messages: Sequence[ChatMessage], **options: Any) -> Reply:
+        said = json.loads(messages[0]["content"].rpartition("\n\n")[2])["response"]
+        return Reply(
+            "odd" if said == "odd" else f"VERDICT: {'CORRECT' if 'city' in said else 'INCORRECT'}", "stop"
+        )
+
+
+def _judged(folder: Path, records: list[Record], write_run: Writer, model: str = "believer") -> None:
+    write_run(folder, records)
+    judge_folder(folder, Judge(get_rubric("simpleqa"), model, Believer(), GradeCache(folder / GRADES)))
+
+
+def test_judges_are_compared_from_their_grades(tmp_path: Path, record: Maker, write_run: Writer) -> None:
+    """Of six questions B alone is right on four; one has no grade, and no answer is graded unasked."""
+    first: list[str | None] = ["Rome", "Rome", "Rome", None, "Rome", "odd"]
+    for name, said in (("a", first), ("b", ["the city"] * 4 + ["Rome"] * 2)):
+        rows = [record(f"q{i}", answer) for i, answer in enumerate(said)]
+        _judged(tmp_path / name, rows, write_run)
+    found = compare(tmp_path / "a", tmp_path / "b")
+    row = found["scores"]["judge_simpleqa"]
+    assert (found["n"], row["n"], row["mean_a"], row["mean_b"]) == (6, 5, 0.0, 0.8)
+    assert (row["a_better"], row["b_better"], row["p_mcnemar"]) == (0, 4, 2 / 16)
+    assert found["scores"]["em_squad"]["n"] == 6
+    assert list(compare(tmp_path / "a", tmp_path / "b", scorer="judge_simpleqa")["scores"]) == [
+        "judge_simpleqa"
+    ]
+
+
+def test_other_judges_and_lost_grades_are_refused(tmp_path: Path, record: Maker, write_run: Writer) -> None:
+    for name, model in (("a", "believer"), ("b", "another"), ("c", "believer")):
+        _judged(tmp_path / name, [record("q", "Rome")], write_run, model)
+    write_run(tmp_path / "none", [record("q", "Rome")])
+    with pytest.raises(ConfigurationError, match="was given by believer and by another"):
+        compare(tmp_path / "a", tmp_path / "b")
+    assert compare(tmp_path / "a", tmp_path / "b", scorer="em_squad")["scores"]["em_squad"]["n"] == 1
+    with pytest.raises(ConfigurationError, match=r"has no judge_simpleqa score; run: .* --judge openai:"):
+        compare(tmp_path / "a", tmp_path / "none", scorer="judge_simpleqa")
+    (tmp_path / "c" / GRADES).unlink()
+    with pytest.raises(ConfigurationError, match="No question has a grade of judge_simpleqa in both runs"):
+        compare(tmp_path / "a", tmp_path / "c")
+    _change(tmp_path / "a", lambda results: results["judged"]["judge_simpleqa"].update(prompt_sha256="0"))
+    _change(tmp_path / "c", lambda results: results["judged"]["judge_simpleqa"].update(prompt_sha256="0"))
+    with pytest.raises(ConfigurationError, match="under another prompt of the rubric 'simpleqa'"):
+        compare(tmp_path / "a", tmp_path / "c")
 
 
 def test_comparing_backwards_changes_the_sign(runs: tuple[Path, Path]) -> None:

@@ -9,9 +9,16 @@ from agentenv.core.types import Document, Task
 from agentenv.data.sources import Source, SourceConfig
 from agentenv.data.world import WorldConfig, write_world
 from agentenv.errors import ConfigurationError, UnknownName
-from agentenv.evaluation.benchmark import index_recall
-from agentenv.evaluation.ground import EnvConfig, Ground, SearchConfig, corpus_of, open_ground
+from agentenv.evaluation.ground import (
+    EnvConfig,
+    Ground,
+    SearchConfig,
+    corpus_of,
+    index_recall,
+    open_ground,
+)
 from agentenv.retrievers.fakes import InMemoryRetriever
+from agentenv.retrievers.oracle import OracleRetriever
 
 SMALL = WorldConfig(seed=5, documents=200, questions=12)
 HASH = SearchConfig(encoder="hash")
@@ -73,6 +80,17 @@ def test_index_recall_by_hand() -> None:
     )
     bare = Ground(Source("s", "", tasks[3:], documents, None), ground.retriever, EnvConfig(), words)
     assert index_recall(bare) == {}
+    told = ground.varied(
+        retriever=OracleRetriever(tasks[:3], {document.id: document for document in documents})
+    )
+    assert index_recall(told) == {}  # what it finds depends on more than the question
+
+
+def test_index_recall_asks_in_pieces_and_keeps_their_order() -> None:
+    documents = [Document(str(i), "", f"word{i}") for i in range(600)]
+    tasks = tuple(Task(str(i), f"word{i}", ("x",), data={"supporting_ids": [str(i)]}) for i in range(600))
+    ground = Ground(Source("s", "", tasks, documents, None), InMemoryRetriever(documents), EnvConfig(), words)
+    assert index_recall(ground)["recall@2"] == 1.0
 
 
 def test_a_set_without_a_corpus_needs_a_retriever(tmp_path: Path) -> None:

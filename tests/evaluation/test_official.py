@@ -169,6 +169,60 @@ def test_a_musique_file(tmp_path: Path) -> None:
         score_file("musique", gold, predictions)
 
 
+def full_gold(folder: Path) -> Path:
+    """Three questions with their twins, as MuSiQue-Full has them: paragraphs 1 and 2 support, a twin lacks the first."""
+    rows: list[dict[str, Any]] = []
+    for name in ("a", "b", "c"):
+        for answerable in (True, False):
+            support = (1, 2) if answerable else (2,)
+            paragraphs = [{"idx": i, "is_supporting": i in support} for i in range(4)]
+            row = {"id": name, "question": "q", "answer": "New York", "answer_aliases": list[str]()}
+            rows.append({**row, "paragraphs": paragraphs, "answerable": answerable})
+    return write(folder / "musique_full_v1.0_dev.jsonl", rows)
+
+
+def full_predictions(folder: Path, *claims: str) -> Path:
+    """For each claim (id, 1 or 0 for answerable, answer) one line; paragraph 1 is always named."""
+    rows: list[dict[str, Any]] = []
+    for claim in claims:
+        name, flag, answer = claim.split(" ", 2)
+        line = {"id": name, "predicted_answer": answer, "predicted_support_idxs": [1]}
+        rows.append({**line, "predicted_answerable": flag == "1"})
+    return write(folder / "full.jsonl", rows)
+
+
+def test_musique_full_scores_pairs_by_hand(tmp_path: Path) -> None:
+    """Only a and c have both flags right. Of a, [york] against [new, york] has P = 1, R = 1/2, F1 = 2/3; c is wrong.
+
+    What is answered to an unanswerable twin counts nowhere.
+    """
+    claims = ("a 1 York", "b 1 New York", "a 0 New York", "b 1 New York", "c 1 Rome", "c 0 New York")
+    found = score_file("musique", full_gold(tmp_path), full_predictions(tmp_path, *claims))
+    assert found["n"] == 3
+    scores = found["scores"]
+    assert (scores["answer_em"], scores["answer_f1"]) == (
+        pytest.approx(1 / 3),
+        pytest.approx((2 / 3 + 1) / 3),
+    )
+    assert scores["support_f1"] == pytest.approx(2 / 3)  # [1] against [1, 2]: P = 1, R = 1/2
+    assert scores["group_answer_sufficiency_f1"] == pytest.approx(2 / 3 / 3)
+    assert scores["group_support_sufficiency_f1"] == pytest.approx((2 / 3 + 0 + 2 / 3) / 3)
+
+
+def test_musique_full_wants_twins_and_flags(tmp_path: Path) -> None:
+    gold, whole = full_gold(tmp_path), [f"{name} {flag} x" for name in "abc" for flag in (1, 0)]
+    predictions = full_predictions(tmp_path, *whole[:-1])
+    with pytest.raises(DatasetError, match="'c' has 1 predictions, not 2"):
+        score_file("musique", gold, predictions)
+    predictions.write_text(full_predictions(tmp_path, *whole).read_text().replace("false", '"no"'))
+    with pytest.raises(DatasetError, match="predicted_answerable must be true or false, not 'no'"):
+        score_file("musique", gold, predictions)
+    lines = gold.read_text().splitlines(keepends=True)
+    gold.write_text("".join(lines[:-1]))
+    with pytest.raises(DatasetError, match="'c' must stand twice, once answerable and once not"):
+        score_file("musique", gold, full_predictions(tmp_path, *whole[:-1]))
+
+
 def test_gold_predictions_score_one(tmp_path: Path) -> None:
     gold = hotpot_gold(tmp_path)
     rows = json.loads(gold.read_text())

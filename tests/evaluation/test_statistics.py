@@ -5,6 +5,8 @@ from math import comb, sqrt
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.statistics import (
@@ -13,6 +15,7 @@ from agentenv.evaluation.statistics import (
     calibration_error,
     estimate,
     holm,
+    mcnemar_clustered,
     mcnemar_exact,
     paired_bootstrap,
     pass_at_k,
@@ -131,6 +134,35 @@ def test_mcnemar_by_hand() -> None:
     assert mcnemar_exact(0, 0) == 1.0
     assert mcnemar_exact(4, 4) == 1.0  # both tails hold the middle term, so the sum passes 1
     assert mcnemar_exact(0, 2000) == 2.0**-1999  # far beyond what floats could sum
+
+
+def test_clustered_mcnemar_flips_whole_clusters() -> None:
+    # Nets 2, 1, -1 of three clusters: the eight signed sums are 4, 2, 2, 0, 0, -2, -2, -4, and 6 are 2 or more from 0.
+    signs, clusters = [1, 1, 0, 1, -1, -1, 1], ["a", "a", "a", "b", "c", "c", "c"]
+    assert mcnemar_clustered(signs, clusters) == pytest.approx(6 / 8)
+    # Three wins on one passage are one coin; as three questions they would be 2/8.
+    assert mcnemar_clustered([1, 1, 1], ["a", "a", "a"]) == 1.0
+    assert mcnemar_clustered([1, -1], ["a", "a"]) == mcnemar_clustered([0], ["a"]) == 1.0
+    with pytest.raises(ConfigurationError, match="not 1 for 2"):
+        mcnemar_clustered([1, 0], ["a"])
+
+
+@given(st.lists(st.sampled_from([-1, 0, 1]), min_size=1, max_size=60))
+def test_with_one_question_a_cluster_it_is_mcnemars_test(signs: list[int]) -> None:
+    exact = mcnemar_exact(signs.count(1), signs.count(-1))
+    assert mcnemar_clustered(signs, range(len(signs))) == pytest.approx(exact)
+
+
+def test_paired_bootstrap_draws_whole_clusters() -> None:
+    # Five questions a passage, all moved by the same: SE over 40 passages is sqrt(.25 * .75 / 40) = .0685.
+    gains = [float(passage % 4 == 0) for passage in range(40) for _ in range(5)]
+    passages = [passage for passage in range(40) for _ in range(5)]
+    found = paired_bootstrap([0.0] * 200, gains, clusters=passages)
+    assert found.difference == 0.25
+    assert (found.high - found.low) / 2 == pytest.approx(1.96 * sqrt(0.25 * 0.75 / 40), rel=0.1)
+    alone = paired_bootstrap([0.0] * 200, gains)
+    assert found.high - found.low == pytest.approx((alone.high - alone.low) * sqrt(5), rel=0.15)
+    assert paired_bootstrap([0.0] * 200, gains, clusters=range(200)) == alone
 
 
 def test_paired_bootstrap_sees_what_pairing_removes() -> None:

@@ -73,6 +73,21 @@ def test_macro_and_micro_means_by_hand() -> None:
     assert combine([])["macro"]["mean"] is None
 
 
+def test_means_over_sets_count_passages_where_questions_share_them() -> None:
+    """Two passages of two equal answers: the error is that of two questions, sqrt(2 * 2) / 4 = 1/2, halved by two sets.
+
+    A set that is all right on one passage is worth one question: guess 2/3, squared error (2/9) / 3 = 2/27.
+    """
+    sets = [[1, 1, 0, 0], [1, 1]]
+    found = combine(sets, [["a", "a", "b", "b"], ["a", "a"]])
+    assert found["macro"]["mean"] == 0.75
+    half = 1.959964 * (1 / 4 + 2 / 27) ** 0.5 / 2
+    assert found["macro"]["ci95"] == pytest.approx([0.75 - half, 1.0], abs=1e-5)
+    narrow, wide = combine(sets)["micro"]["ci95"], found["micro"]["ci95"]  # passages of two sets are not one
+    assert wide[0] < narrow[0]
+    assert wide[1] > narrow[1]
+
+
 def suite(
     folder: Path, record: Maker, write_run: Callable[..., None], right: dict[str, set[int]], n: int = 12
 ) -> Path:

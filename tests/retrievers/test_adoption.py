@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 
 from agentenv.errors import ConfigurationError, CorpusError, IndexMismatch
-from agentenv.retrievers.adoption import adopt_index, contents
+from agentenv.retrievers.adoption import adopt_index
 from agentenv.retrievers.corpus import load_corpus
 from agentenv.retrievers.encoder import HashEncoder, Vectors
-from agentenv.retrievers.faiss import INDEX_FILE, FaissRetriever
+from agentenv.retrievers.faiss import INDEX_FILE, FaissRetriever, laid_out
 from agentenv.retrievers.mapped_corpus import CORPUS_FILE
 
 faiss = pytest.importorskip("faiss", reason="faiss-cpu is not installed")
 
 ROWS = 300
 ENCODER = HashEncoder(dim=64)
+THEIRS = '"{title}"\n{text}'
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def vectors(corpus: Path) -> Vectors:
-    return ENCODER.encode_passages([contents(document) for document in load_corpus(corpus)])
+    return ENCODER.encode_passages([laid_out(document, THEIRS) for document in load_corpus(corpus)])
 
 
 def write(index: Any, vectors: Vectors, path: Path) -> Path:
@@ -79,7 +80,7 @@ def test_a_corpus_in_another_order_is_refused(corpus: Path, flat: Path, tmp_path
 
 
 def test_another_prefix_is_refused(corpus: Path, tmp_path: Path) -> None:
-    texts = [f"passage: {contents(document)}" for document in load_corpus(corpus)]
+    texts = [f"passage: {laid_out(document, THEIRS)}" for document in load_corpus(corpus)]
     flat = write(faiss.IndexFlatIP(64), ENCODER.encode_passages(texts), tmp_path / "e5_Flat.index")
     with pytest.raises(
         IndexMismatch, match=r"similarity 0\.[0-9]+\); the corpus is in another order, or the encoder"

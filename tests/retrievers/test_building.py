@@ -69,7 +69,7 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def first(retriever: FaissRetriever | HybridRetriever, n: int) -> Passage:
-    return asyncio.run(retriever.search([f"Town {n} Town {n} on river {n % 7}."], 1))[0][0]
+    return asyncio.run(retriever.search([f"Town {n}. Town {n} on river {n % 7}."], 1))[0][0]
 
 
 def left_in(folder: Path) -> list[str]:
@@ -154,7 +154,7 @@ def test_vectors_are_kept_for_another_index_and_not_for_another_corpus(corpus: P
     assert built.resumed_rows == 0
     assert asyncio.run(
         FaissRetriever.load(tmp_path / "out", encoder=SeededEncoder()).search(
-            ["Town 3 Town 3 on river 9."], 1
+            ["Town 3. Town 3 on river 9."], 1
         )
     )[0][0].score == pytest.approx(1, abs=0.02)
 

@@ -13,7 +13,7 @@ from agentenv.errors import AgentEnvError, ConfigurationError, CorpusError, Unkn
 from agentenv.retrievers.building import JOURNAL
 from agentenv.retrievers.corpus import load_corpus
 from agentenv.retrievers.encoder import HashEncoder
-from agentenv.retrievers.faiss import INDEX_FILE
+from agentenv.retrievers.faiss import INDEX_FILE, LAYOUT
 
 pytest.importorskip("faiss", reason="faiss-cpu is not installed")
 pytest.importorskip("bm25s", reason="bm25s is not installed")
@@ -58,7 +58,9 @@ def test_the_index_is_chosen_by_size_and_an_interrupted_build_is_taken_up(tmp_pa
     corpus = load_corpus(tmp_path)
     vectors = HashEncoder().encode_passages([document.text for document in corpus[:1024]])
     (work / "vectors.f32").write_bytes(vectors.tobytes() + b"half a row")
-    (work / JOURNAL).write_text(json.dumps({"of": [corpus.fingerprint, "hash:512", 512], "rows": 1024}))
+    (work / JOURNAL).write_text(
+        json.dumps({"of": [corpus.fingerprint, "hash:512", 512, LAYOUT], "rows": 1024})
+    )
     console = Console(width=100, file=io.StringIO(), record=True)
     again = Build(tmp_path, tmp_path / "next", encoder="hash")
     again.show(again.run(), console)

@@ -16,7 +16,7 @@ import pytest
 from agentenv.core.types import Document
 from agentenv.errors import ConfigurationError, IndexMismatch
 from agentenv.retrievers.encoder import HashEncoder, Recipe, SentenceEncoder, Vectors, make_encoder
-from agentenv.retrievers.faiss import FaissRetriever
+from agentenv.retrievers.faiss import LAYOUT, FaissRetriever, laid_out
 from agentenv.retrievers.storage import CARD_FILE
 
 faiss = pytest.importorskip("faiss", reason="faiss-cpu is not installed")
@@ -167,6 +167,25 @@ def test_an_older_faiss_is_no_reason_to_refuse(tmp_path: Path) -> None:
     assert len(FaissRetriever.load(tmp_path / "saved", encoder=HashEncoder(dim=64)).corpus) == 400
 
 
+def test_an_index_of_the_older_layout_is_opened_as_what_it_is(tmp_path: Path) -> None:
+    built = build()
+    built.save(tmp_path / "saved")
+    card = json.loads((tmp_path / "saved" / CARD_FILE).read_text())
+    del card["layout"]
+    (tmp_path / "saved" / CARD_FILE).write_text(json.dumps(card))
+    old = FaissRetriever.load(tmp_path / "saved", encoder=HashEncoder(dim=64))
+    assert old.layout == "{title} {text}"
+    assert old.info().fingerprint != built.info().fingerprint  # other vectors of the same passages
+    old.save(tmp_path / "again")
+    assert json.loads((tmp_path / "again" / CARD_FILE).read_text())["layout"] == old.layout
+
+
+def test_a_passage_is_its_title_as_a_sentence_and_its_text() -> None:
+    assert laid_out(Document("1", "Ada {0}", "A {b} text."), LAYOUT) == "Ada {0}. A {b} text."
+    assert laid_out(Document("1", "", "A text."), LAYOUT) == "A text."
+    assert laid_out(Document("1", "Ada", ""), LAYOUT) == "Ada."
+
+
 def test_the_manifest_says_everything(tmp_path: Path) -> None:
     build("SQ8").save(tmp_path / "saved")
     card = json.loads((tmp_path / "saved" / CARD_FILE).read_text())
@@ -178,6 +197,7 @@ def test_the_manifest_says_everything(tmp_path: Path) -> None:
         "encoder": "hash:64",
         "encoder_spec": "hash",
         "dim": 64,
+        "layout": "{title}. {text}",
         "metric": "inner_product",
         "index": "SQ8",
         "query_prefix": "",

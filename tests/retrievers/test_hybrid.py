@@ -40,18 +40,19 @@ def build() -> HybridRetriever:
     return HybridRetriever.build(DOCUMENTS, HashEncoder(dim=64))
 
 
-def test_search_is_the_fusion_of_both_lists_cut_at_100() -> None:
+@pytest.mark.parametrize(("k", "depth"), [(70, 100), (120, 120)])
+def test_search_is_the_fusion_of_both_lists_cut_at_100_or_k(k: int, depth: int) -> None:
     hybrid = build()
 
     async def main() -> None:
-        (found,) = await hybrid.search(["stone 17 of the wall"], 200)
-        (dense,) = await hybrid.dense.search(["stone 17 of the wall"], 100)
-        (bm25,) = await hybrid.bm25.search(["stone 17 of the wall"], 100)
+        (found,) = await hybrid.search(["stone 17 of the wall"], k)
+        (dense,) = await hybrid.dense.search(["stone 17 of the wall"], depth)
+        (bm25,) = await hybrid.bm25.search(["stone 17 of the wall"], depth)
         rankings = [[int(passage.id[1:]) for passage in passages] for passages in (dense, bm25)]
         expected = [(f"d{row}", score) for row, score in reciprocal_rank_fusion(rankings)]
-        assert [(passage.id, passage.score) for passage in found] == expected
+        assert [(passage.id, passage.score) for passage in found] == expected[:k]
         assert found[0].id == "d17"
-        assert 100 <= len(found) < 150
+        assert len(found) == k  # never fewer than the corpus has
 
     asyncio.run(main())
 
