@@ -150,6 +150,7 @@ def _become_program(request: dict[str, Any], setup: dict[str, Any], folder: str,
     try:
         os.setsid()
         become(fds)
+        confine.act_as_zygote(setup["uid"])
         confine.limit(request["limits"], setup["neighbours"], session=False)
         confine.renounce(setup)
     except BaseException as error:

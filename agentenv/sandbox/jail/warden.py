@@ -50,7 +50,8 @@ def _obey(link: socket.socket, first: dict[str, Any], setup: dict[str, Any]) -> 
     session = first["op"] == "open"
     if setup["isolated"]:
         disk = first["limits"]["disk_mb"]
-        confine.furnish(disk, disk * VAULT_COPIES if session else 0)
+        confine.furnish(setup["uid"], disk, disk * VAULT_COPIES if session else 0)
+        confine.act_as(setup["uid"])
     if session:
         Warden(link, first, setup).serve()
     else:
