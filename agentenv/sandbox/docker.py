@@ -94,11 +94,13 @@ class Container:
 class Attached:
     """A link over a container's streams, which the engine sends in chunks with a head of eight bytes each."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, stream: Any) -> None:
+        """Takes over what the SDK gives: a socket, or a file object that keeps one open."""
         self.errors = io.BytesIO()
-        self._socket = sock
+        self.socket: socket.socket = getattr(stream, "_sock", stream)
+        self._stream = stream
         self._left = 0
-        never_stall(sock)
+        never_stall(self.socket)
 
     def read(self, size: int) -> bytes:
         """See ``Link``; what comes on stderr is put aside."""
@@ -112,7 +114,7 @@ class Attached:
                 self.errors.write(said[: COMPLAINT - self.errors.tell()])
             else:
                 self._left = length
-        part = self._socket.recv(min(size, self._left))
+        part = self.socket.recv(min(size, self._left))
         self._left -= len(part)
         return part
 
@@ -120,7 +122,7 @@ class Attached:
         """``size`` bytes, or none where the stream ends before."""
         parts = b""
         while len(parts) < size:
-            part = self._socket.recv(size - len(parts))
+            part = self.socket.recv(size - len(parts))
             if not part:
                 return b""
             parts += part
@@ -128,17 +130,18 @@ class Attached:
 
     def write(self, data: bytes) -> None:
         """See ``Link``."""
-        self._socket.sendall(data)
+        self.socket.sendall(data)
 
     def close(self) -> None:
         """See ``Link``."""
-        self._socket.close()
+        self._stream.close()
+        self.socket.close()
 
 
 def host() -> str:
     """This boot of this machine and the processes that this one sees: an owner's number means nothing elsewhere."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-    return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+    return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
 
 
 def remove(client: Any, name: str) -> None:
@@ -219,16 +222,13 @@ def start(client: Any, image: str, options: dict[str, Any], message: bytes) -> J
             host_config=options,
         )["Id"]
         try:
-            stream = client.attach_socket(
-                name, params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
-            )
-            sock: socket.socket = getattr(stream, "_sock", stream)
-            link = Attached(sock)
+            streams = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+            link = Attached(client.attach_socket(name, params=streams))
             client.start(name)
         except BaseException:
             remove(client, name)
             raise
-    return Jail(Container(client, name, sock), link, link.errors, message)
+    return Jail(Container(client, name, link.socket), link, link.errors, message)
 
 
 def executor(
@@ -271,9 +271,7 @@ def executor(
         client.close()
 
     info = ExecutorInfo("docker", isolated=True)
-    return JailExecutor(
-        info, lambda: start(client, image, hardened, message), on_close=end, **options
-    )
+    return JailExecutor(info, lambda: start(client, image, hardened, message), on_close=end, **options)
 
 
 def _check(client: Any, image: str, runtime: str) -> None:

@@ -132,10 +132,9 @@ def libraries(files: Iterable[Path], inside: list[Path]) -> dict[str, Path]:
 
     Those of the system keep theirs; others go where the loader looks without being told.
     """
-    binaries = [str(path) for path in files if path.suffix == ".so" or ".so." in path.name or not path.suffix]
-    binaries = [path for path in binaries if _is_elf(path)]
+    binaries = [path for path in files if os.access(path, os.X_OK) or ".so" in path.suffixes]
     done = subprocess.run(
-        ["ldd", *binaries], capture_output=True, text=True, timeout=TOOL_S, check=False
+        ["ldd", *filter(_is_elf, binaries)], capture_output=True, text=True, timeout=TOOL_S, check=False
     )
     found = {}
     for path in map(Path, sorted(set(LIBRARY.findall(done.stdout)))):
@@ -145,8 +144,8 @@ def libraries(files: Iterable[Path], inside: list[Path]) -> dict[str, Path]:
     return found
 
 
-def _is_elf(path: str) -> bool:
-    with open(path, "rb") as stream:
+def _is_elf(path: Path) -> bool:
+    with path.open("rb") as stream:
         return stream.read(4) == b"\x7fELF"
 
 
@@ -155,14 +154,14 @@ def add_files(archive: tarfile.TarFile, files: dict[str, Path]) -> None:
     archive.dereference = True
     folders = {str(folder) for target in files for folder in PurePosixPath(target).parents} - {"/"}
     for folder in sorted(folders):
-        entry = tarfile.TarInfo(folder)
+        entry = tarfile.TarInfo(folder[1:])
         entry.type, entry.mode = tarfile.DIRTYPE, 0o755
         archive.addfile(entry)
     for target, source in sorted(files.items()):
         archive.add(source, target, recursive=False, filter=_for_everybody)
     for link in LINKS:
         if link not in folders:
-            entry = tarfile.TarInfo(link)
+            entry = tarfile.TarInfo(link[1:])
             entry.type, entry.linkname = tarfile.SYMTYPE, f"usr{link}"
             archive.addfile(entry)
 

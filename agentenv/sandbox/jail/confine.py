@@ -150,7 +150,9 @@ def renounce(setup: dict[str, Any], *, listener: bool = False) -> int:
     kernel.drop_capabilities()
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
     with open("/proc/self/oom_score_adj", "w") as stream:
-        stream.write(OOM_FIRST)  # where the kernel itself runs out of memory, the program goes before its warden
+        stream.write(
+            OOM_FIRST
+        )  # where the kernel itself runs out of memory, the program goes before its warden
     program = base64.b64decode(setup["filters"]["session" if listener else "run"])
     descriptor = kernel.install_filter(program, listener=listener)
     return descriptor if listener else -1
