@@ -208,7 +208,7 @@ def start(client: Any, image: str, options: dict[str, Any], message: bytes) -> J
     Raises:
         SandboxFault: the engine does not start it.
     """
-    with faults("a container cannot be started"):
+    with faults("a container cannot be started"), contextlib.ExitStack() as undo:
         name = client.create_container(
             image,
             entrypoint=["python3", "-s", "-P", "-c", BOOT],
@@ -221,13 +221,12 @@ def start(client: Any, image: str, options: dict[str, Any], message: bytes) -> J
             labels={OWNER: label(), HOST: host()},
             host_config=options,
         )["Id"]
-        try:
-            streams = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
-            link = Attached(client.attach_socket(name, params=streams))
-            client.start(name)
-        except BaseException:
-            remove(client, name)
-            raise
+        undo.callback(remove, client, name)
+        streams = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+        link = Attached(client.attach_socket(name, params=streams))
+        undo.callback(link.close)
+        client.start(name)
+        undo.pop_all()
     return Jail(Container(client, name, link.socket), link, link.errors, message)
 
 

@@ -30,7 +30,7 @@ LEFT_OUT = re.compile(
 SYSTEM = re.compile(r"^(/usr)?/lib(32|64|x32)?/")
 LIBRARY = re.compile(r"(?:=>\s+|^\s+)(/\S+) \(0x", re.MULTILINE)
 LINKS = ("/bin", "/lib", "/lib32", "/lib64")
-TOOL_S = 60.0
+LDD_S = 300.0  # for some 150 files
 
 
 def build_from_interpreter(image: str = docker.IMAGE) -> int:
@@ -134,7 +134,7 @@ def libraries(files: Iterable[Path], inside: list[Path]) -> dict[str, Path]:
     """
     binaries = [path for path in files if os.access(path, os.X_OK) or ".so" in path.suffixes]
     done = subprocess.run(
-        ["ldd", *filter(_is_elf, binaries)], capture_output=True, text=True, timeout=TOOL_S, check=False
+        ["ldd", *filter(_is_elf, binaries)], capture_output=True, text=True, timeout=LDD_S, check=False
     )
     found = {}
     for path in map(Path, sorted(set(LIBRARY.findall(done.stdout)))):

@@ -43,6 +43,8 @@ def _close_all() -> Iterator[None]:
     for executor in _made.values():
         executor.close()
     _made.clear()
+    if engine.cache_info().currsize:
+        engine().close()
 
 
 @pytest.fixture
