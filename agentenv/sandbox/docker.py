@@ -218,6 +218,7 @@ def start(client: Any, image: str, options: dict[str, Any], message: bytes) -> J
             hostname="box",
             environment={**ENVIRONMENT, "PATH": PATH},
             stdin_open=True,
+            stop_signal="SIGKILL",  # the first process of a PID namespace hears no other from an engine that goes down
             labels={OWNER: label(), HOST: host()},
             host_config=options,
         )["Id"]
