@@ -31,7 +31,8 @@ IMAGE = "agentenv-sandbox"
 OWNER, HOST = "agentenv.owner", "agentenv.host"
 """Labels of a container: the process that owns it, and among which processes that number means anything."""
 PATH = "/py/bin:/usr/local/bin:/usr/bin:/bin"
-KEPT = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/opt", "/py", "/site")
+KEPT = ("/usr", "/bin", "/etc", "/lib", "/lib32", "/lib64", "/opt", "/py", "/site")
+"""Folders of an image that programs see, where it has them; what the engine lays over them, they do not."""
 CAPABILITIES = ("SYS_ADMIN", "SETUID", "SETGID", "SETPCAP")
 """The zygote's own: namespaces and mounts, the program's uid, and giving up the bounding set. No program keeps any."""
 ANSWER_S = 30.0
