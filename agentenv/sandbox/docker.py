@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agentenv.errors import ConfigurationError, MissingExtra, SandboxFault
+from agentenv.errors import AgentEnvError, ConfigurationError, MissingExtra, SandboxFault
 from agentenv.sandbox import reaper, seccomp
 from agentenv.sandbox.bwrap import ENVIRONMENT
 from agentenv.sandbox.executor import JailExecutor
@@ -31,7 +31,8 @@ IMAGE = "agentenv-sandbox"
 OWNER, HOST = "agentenv.owner", "agentenv.host"
 """Labels of a container: the process that owns it, and among which processes that number means anything."""
 PATH = "/py/bin:/usr/local/bin:/usr/bin:/bin"
-KEPT = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/opt", "/py", "/site")
+KEPT = ("/usr", "/bin", "/etc", "/lib", "/lib32", "/lib64", "/opt", "/py", "/site")
+"""Folders of an image that programs see, where it has them; what the engine lays over them, they do not."""
 CAPABILITIES = ("SYS_ADMIN", "SETUID", "SETGID", "SETPCAP")
 """The zygote's own: namespaces and mounts, the program's uid, and giving up the bounding set. No program keeps any."""
 ANSWER_S = 30.0
@@ -68,6 +69,8 @@ def faults(what: str) -> Iterator[None]:
     """
     try:
         yield
+    except AgentEnvError:
+        raise
     except Exception as error:  # the SDK raises its own, those of requests and those of urllib3
         said = getattr(error, "explanation", None) or str(error) or type(error).__name__
         raise SandboxFault(f"{what}: {said}") from error
@@ -167,8 +170,13 @@ def reap_orphans(client: Any) -> int:
 
 def hardening(client: Any, *, memory_mb: int, processes: int, runtime: str) -> dict[str, Any]:
     """The options of a container that make it a jail, as the engine's ``HostConfig``."""
+    about = client.info()
+    if runtime and runtime not in about["Runtimes"]:
+        known = ", ".join(about["Runtimes"])
+        raise ConfigurationError(f"the Docker engine has no runtime {runtime!r}, only {known}")
+    memory = (memory_mb << 20) or about["MemTotal"] // 2
     security = ["no-new-privileges", f"seccomp={json.dumps(seccomp.container_profile())}"]
-    if any("apparmor" in one for one in client.info().get("SecurityOptions") or ()):
+    if any("apparmor" in one for one in about["SecurityOptions"] or ()):
         security.append("apparmor=unconfined")  # its profile forbids the zygote to mount; no program ever can
     options: dict[str, Any] = client.create_host_config(
         network_mode="none",
@@ -179,8 +187,8 @@ def hardening(client: Any, *, memory_mb: int, processes: int, runtime: str) -> d
         cap_add=list(CAPABILITIES),
         security_opt=security,
         pids_limit=processes,
-        mem_limit=f"{memory_mb}m",
-        memswap_limit=f"{memory_mb}m",
+        mem_limit=memory,
+        memswap_limit=memory,
         ulimits=[{"name": "core", "soft": 0, "hard": 0}, {"name": "nofile", "soft": 4096, "hard": 4096}],
         log_config={"type": "none"},
         auto_remove=True,
@@ -236,29 +244,34 @@ def executor(
     imports: tuple[str, ...] = ("numpy",),
     image: str = IMAGE,
     runtime: str = "",
-    memory_mb: int = 4096,
-    processes: int = 1024,
+    memory_mb: int = 0,
+    processes: int = 4096,
     **options: Any,
 ) -> JailExecutor:
     """An executor over containers.
 
     Args:
         imports: Modules that every program finds loaded; numpy only where the image has it.
-        image: A name or an id, of an image that the engine has; none is ever pulled.
+        image: The name of an image that the engine has; none is ever pulled.
         runtime: The engine's runtime, for example ``runsc`` (gVisor); empty takes its default.
-        memory_mb: MiB of a whole container; each of its programs has its own limit besides.
+        memory_mb: MiB of a whole container, beside the limit of each program; 0 is half of what the engine's machine has.
         processes: Processes and threads of a whole container, likewise.
         options: As for ``JailExecutor``.
 
     Raises:
         ConfigurationError: no engine answers, or it has no such image or runtime.
         MissingExtra: docker or pyseccomp is not installed.
+        SandboxFault: the engine answers and fails.
     """
     client = engine()
     try:
-        _check(client, image, runtime)
-        reap_orphans(client)
-        hardened = hardening(client, memory_mb=memory_mb, processes=processes, runtime=runtime)
+        with faults("the Docker engine fails"):
+            if not client.images(name=image):
+                raise ConfigurationError(
+                    f"the Docker engine has no image {image!r}; run: agentenv sandbox build"
+                )
+            hardened = hardening(client, memory_mb=memory_mb, processes=processes, runtime=runtime)
+            reap_orphans(client)
         message = boot_message(setup(imports))
         keeper = watch_over()
     except BaseException:
@@ -274,26 +287,18 @@ def executor(
     return JailExecutor(info, lambda: start(client, image, hardened, message), on_close=end, **options)
 
 
-def _check(client: Any, image: str, runtime: str) -> None:
-    errors = importlib.import_module("docker.errors")
-    try:
-        with faults("the Docker engine does not answer"):
-            runtimes = client.info()["Runtimes"]
-            client.inspect_image(image)
-    except SandboxFault as fault:
-        if not isinstance(fault.__cause__, errors.ImageNotFound):
-            raise
-        raise ConfigurationError(
-            f"the Docker engine has no image {image!r}; run: agentenv sandbox build"
-        ) from None
-    if runtime and runtime not in runtimes:
-        raise ConfigurationError(f"the Docker engine has no runtime {runtime!r}, only {', '.join(runtimes)}")
-
-
 def watch_over() -> subprocess.Popen[bytes]:
     """Starts the reaper: a process that outlives this one by as long as it takes to remove its containers."""
     return subprocess.Popen(
-        [sys.executable, "-s", "-P", reaper.__file__, str(os.getpid()), f"{OWNER}={label()}"],
+        [
+            sys.executable,
+            "-s",
+            "-P",
+            reaper.__file__,
+            str(os.getpid()),
+            f"{OWNER}={label()}",
+            f"{HOST}={host()}",
+        ],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""Removes the containers of a dead owner: run as a script beside it, with its pid and the label of its containers.
+"""Removes the containers of a dead owner: run as a script beside it, with its pid and the labels of its containers.
 
 A container ends with its owner anyway, because its input does. This one is for what was created and not yet started, for a
 zygote that no longer listens, and for an engine that was away at that moment.
@@ -23,15 +23,15 @@ def await_death(pid: int) -> None:
     os.close(handle)
 
 
-def sweep(label: str) -> None:
-    """Removes every container with ``label``, again and again until there is none any more."""
+def sweep(labels: list[str]) -> None:
+    """Removes every container with all of ``labels``, again and again until there is none any more."""
     import docker
 
     end, quiet = time.monotonic() + GIVE_UP_S, 0
     while quiet < QUIET and time.monotonic() < end:
         try:
             engine = docker.from_env(timeout=10).api
-            found = engine.containers(all=True, filters={"label": label})
+            found = engine.containers(all=True, filters={"label": labels})
             quiet = 0 if found else quiet + 1
             for one in found:
                 engine.remove_container(one["Id"], force=True, v=True)
@@ -48,4 +48,4 @@ if __name__ == "__main__":
         await_death(int(sys.argv[1]))
     except ProcessLookupError:
         pass
-    sweep(sys.argv[2])
+    sweep(sys.argv[2:])

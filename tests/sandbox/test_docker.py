@@ -134,6 +134,8 @@ def test_a_missing_image_and_an_unknown_runtime_are_named(docker: JailExecutor) 
         make_executor("docker", image="agentenv-nothing")
     with pytest.raises(ConfigurationError, match="no runtime 'runsk'"):
         make_executor("docker", runtime="runsk")
+    with make_executor("docker", runtime="runc", size=1) as executor:
+        assert executor.run("print(1)").stdout == "1\n"
 
 
 def test_a_container_that_does_not_start_is_a_typed_result(client: Any, tmp_path: Path) -> None:
@@ -203,7 +205,8 @@ executor = make_executor("docker", size=1)
 session = executor.open()
 session.run("x = 1")
 session.snapshot()
-late = docker.engine().create_container(docker.IMAGE, ["python3"], labels={docker.OWNER: label()})
+labels = {docker.OWNER: label(), docker.HOST: docker.host()}
+docker.engine().create_container(docker.IMAGE, ["python3"], labels=labels)
 print("ready", flush=True)
 executor.run("import os, time\\nos.fork()\\ntime.sleep(600)")
 """
