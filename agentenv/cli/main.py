@@ -47,6 +47,7 @@ COMMANDS = {
     "retriever adopt": Command("agentenv.cli.retriever:Adopt", "take over an index that was built elsewhere"),
     "retriever serve": Command("agentenv.cli.retriever_serve:Serve", "answer searches over HTTP"),
     "sandbox run": Command("agentenv.cli.sandbox:Run", "run a program in a sandbox"),
+    "sandbox build": Command("agentenv.cli.sandbox:Build", "make the image of the Docker sandbox"),
 }
 
 

@@ -1,5 +1,6 @@
-"""``agentenv sandbox``: run a program in a sandbox."""
+"""``agentenv sandbox``: run a program in a sandbox, make the image of its Docker backend."""
 
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -7,6 +8,9 @@ from typing import Any, Literal
 import tyro
 from rich.console import Console
 
+from agentenv.errors import ConfigurationError
+from agentenv.sandbox import image
+from agentenv.sandbox.docker import IMAGE
 from agentenv.sandbox.spec import make_executor
 from agentenv.sandbox.types import Limits
 
@@ -59,4 +63,40 @@ class Run:
         figures = f"{result['wall_s']:.3f} s, {result['memory_mb']:.0f} MiB"
         console.print(
             f"{result['status']} in {result['backend']}: {figures} {result['fault']}".rstrip(), markup=False
+        )
+
+
+@dataclass(frozen=True)
+class Build:
+    """Make the image of `agentenv sandbox run --backend docker`, by default from the running Python's own files.
+
+    That needs a Docker engine and no registry.
+
+    Example: agentenv sandbox build
+    """
+
+    root: Path | None = None
+    """A folder that holds a root file system with a python3, as debootstrap makes it."""
+    dockerfile: Path | None = None
+    """A Dockerfile; its folder is the context, and the engine fetches the images that it names."""
+    image: str = IMAGE
+    """The name that the image gets."""
+
+    def run(self) -> dict[str, Any]:
+        """Builds; returns the image's name and size."""
+        started = time.perf_counter()
+        if self.root is not None and self.dockerfile is not None:
+            raise ConfigurationError("--root and --dockerfile exclude each other; give one")
+        if self.root is not None:
+            size = image.build_from_root(self.root, self.image)
+        elif self.dockerfile is not None:
+            size = image.build_from_dockerfile(self.dockerfile, self.image)
+        else:
+            size = image.build_from_interpreter(self.image)
+        return {"image": self.image, "bytes": size, "seconds": time.perf_counter() - started}
+
+    def show(self, result: dict[str, Any], console: Console) -> None:
+        """Prints what was made."""
+        console.print(
+            f"{result['image']}: {result['bytes'] / 1e6:.0f} MB, {result['seconds']:.1f} s.", markup=False
         )

@@ -16,7 +16,7 @@ from agentenv.errors import ConfigurationError
 from agentenv.sandbox import launch, seccomp
 from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.jail_source import BOOT, boot_message
-from agentenv.sandbox.jails import Jail, spawn
+from agentenv.sandbox.jails import Jail, SocketLink, spawn
 from agentenv.sandbox.labels import label
 from agentenv.sandbox.types import ExecutorInfo
 
@@ -91,7 +91,6 @@ def plan(name: str) -> dict[str, object]:
     for link in ("/bin", "/lib", "/lib64", "/lib32"):
         if Path(link).is_symlink():
             arguments += ["--symlink", str(Path(link).readlink()), link]
-    arguments += ["--symlink", "/box/tmp", "/tmp"]
     prefix = "/usr" if sys.base_prefix == "/usr" else PYTHON
     executable = f"{prefix}/bin/python{sysconfig.get_python_version()}"
     command = [executable, "-s", "-S", "-P", "-c", BOOT]
@@ -102,10 +101,11 @@ def setup(imports: tuple[str, ...]) -> dict[str, object]:
     """What the zygote must know."""
     return {
         "isolated": True,
+        "own_uids": False,  # its user namespace maps one
         "root": "/box",
         "kept": [target for _, target in binds()],
         "path": [SITE] if packages() else [],
-        "imports": [name for name in imports if name != "numpy" or packages()],
+        "imports": imports,
         "filters": {name: base64.b64encode(code).decode() for name, code in seccomp.filters().items()},
     }
 
@@ -126,7 +126,7 @@ def start(imports: tuple[str, ...]) -> Jail:
             pass_fds=(given.fileno(),),
         )
     theirs.close()
-    return Jail(process, ours, errors, message)
+    return Jail(process, SocketLink(ours), errors, message)
 
 
 def executor(*, imports: tuple[str, ...] = ("numpy",), **options: Any) -> JailExecutor:

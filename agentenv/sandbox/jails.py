@@ -11,12 +11,13 @@ import subprocess
 import threading
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from agentenv.errors import SandboxFault
 from agentenv.sandbox.jail import frames
 
 START_S = 30.0
+SEND_S = 10
 
 
 class Spawner(threading.Thread):
@@ -106,41 +107,85 @@ class Channel:
             self._jail.end(self._number)
 
 
+class Outside(Protocol):
+    """What holds a jail: a process of this machine or a container; when it ends, all of the jail does."""
+
+    def kill(self) -> None:
+        """Ends it at once; where nothing is left of it, does nothing."""
+
+    def wait(self) -> object:
+        """Waits until nothing is left of it."""
+
+
+class Link(Protocol):
+    """The stream to a zygote."""
+
+    def read(self, size: int) -> bytes:
+        """At most ``size`` bytes; none at the end of the stream."""
+
+    def write(self, data: bytes) -> None:
+        """Writes all of ``data``; ``OSError`` where nobody takes it within ``SEND_S``."""
+
+    def close(self) -> None:
+        """Gives its descriptor back."""
+
+
+class SocketLink:
+    """A link over a plain socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        never_stall(sock)
+
+    def read(self, size: int) -> bytes:
+        """See ``Link``."""
+        return self._socket.recv(size)
+
+    def write(self, data: bytes) -> None:
+        """See ``Link``."""
+        self._socket.sendall(data)
+
+    def close(self) -> None:
+        """See ``Link``."""
+        self._socket.close()
+
+
+def never_stall(sock: socket.socket) -> None:
+    """A zygote that takes nothing must not stop its owner: writing fails after ``SEND_S``; reading may wait for ever."""
+    sock.settimeout(None)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", SEND_S, 0))
+
+
 class Jail:
     """A zygote behind its wall."""
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], link: socket.socket, errors: IO[bytes], message: bytes
-    ) -> None:
-        """Takes over a started process.
+    def __init__(self, outside: Outside, link: Link, errors: IO[bytes], message: bytes) -> None:
+        """Takes over what was started.
 
         Args:
-            process: Its outermost process; when that dies, all of the jail does.
+            outside: Holds all of the jail.
             link: The stream to the zygote.
             errors: What the jail writes to stderr while it starts.
             message: The first bytes to send.
         """
-        self._process, self._link, self._errors = process, link, errors
+        self._outside, self._link, self._errors = outside, link, errors
         self._channels: dict[int, Channel] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._ready: Future[None] = Future()
         self.closed = False
         self.last_words = ""
-        seconds = struct.pack("@ll", 10, 0)
-        link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)  # a stopped zygote must not stop us
         self._reader = threading.Thread(target=self._read, args=(message,), name="agentenv-jail", daemon=True)
         self._reader.start()
 
     def _read(self, message: bytes) -> None:
         """Carries what the zygote says to the channels, until it is gone."""
-        fd = self._link.fileno()
         try:
-            frames.write_all(fd, message)
-            frames.read_frame(fd)
+            self._link.write(message)
+            frames.read_frame(self._link.read)
             self._ready.set_result(None)
             while True:
-                number, body = frames.read_frame(fd)
+                number, body = frames.read_frame(self._link.read)
                 if channel := self._channels.get(number):
                     channel.deliver(body)
                 if not body:
@@ -151,9 +196,9 @@ class Jail:
             self._bury()
 
     def _bury(self) -> None:
-        """Ends and reaps the process, tells every channel, and gives all descriptors back."""
-        self._process.kill()
-        self._process.wait()
+        """Ends and reaps what holds the jail, tells every channel, and gives all descriptors back."""
+        self._outside.kill()
+        self._outside.wait()
         with self._lock:
             self.closed = True
             left = list(self._channels.values())
@@ -203,9 +248,9 @@ class Jail:
             if self.closed:
                 raise JailDied("the jail is gone")
             try:
-                frames.write_frame(self._link.fileno(), number, body)
-            except (frames.Closed, OSError) as error:
-                self._process.kill()
+                self._link.write(frames.frame(number, body))
+            except OSError as error:
+                self._outside.kill()
                 raise JailDied("the jail takes no orders") from error
 
     def end(self, number: int) -> None:
@@ -218,13 +263,8 @@ class Jail:
         """Wardens that run in it."""
         return len(self._channels)
 
-    @property
-    def pid(self) -> int:
-        """Its outermost process."""
-        return self._process.pid
-
     def close(self) -> None:
         """Ends everything in it; a second call does nothing."""
-        self._process.kill()
+        self._outside.kill()
         if threading.current_thread() is not self._reader:
             self._reader.join(START_S)

@@ -26,6 +26,50 @@ FCNTL_OWNER = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: signals by a back 
 IOCTL_OWNER = (0x8901, 0x8902, 0x5412)  # FIOSETOWN, SIOCSPGRP, TIOCSTI
 FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6; the network namespace is empty
 PR_SET_MM = 35
+ZYGOTE_CLONE, ZYGOTE_UNSHARE = (
+    0x20000000,
+    0x00020000,
+)  # a PID namespace for a child, a mount namespace for itself
+
+ALLOWED = """
+    access chdir chmod chown close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2 fadvise64
+    fallocate fchdir fchmod fchmodat fchmodat2 fchown fchownat fcntl fdatasync fgetxattr flistxattr flock fremovexattr
+    fsetxattr fstat fstatfs fsync ftruncate futimesat getcwd getdents getdents64 getxattr inotify_add_watch
+    inotify_init inotify_init1 inotify_rm_watch ioctl lchown lgetxattr link linkat listxattr llistxattr lremovexattr
+    lseek lsetxattr lstat mkdir mkdirat mknod mknodat newfstatat open openat openat2 pread64 preadv preadv2 pwrite64
+    pwritev pwritev2 read readahead readlink readlinkat readv removexattr rename renameat renameat2 rmdir sendfile
+    setxattr splice stat statfs statx symlink symlinkat sync sync_file_range syncfs tee truncate umask unlink unlinkat
+    utime utimensat utimes vmsplice write writev
+
+    brk madvise membarrier memfd_create mincore mlock mlock2 mlockall mmap mprotect mremap msync munlock munlockall
+    munmap pkey_alloc pkey_free pkey_mprotect rseq get_mempolicy mbind set_mempolicy
+
+    arch_prctl capget capset execve execveat exit exit_group fork get_robust_list getegid geteuid getgid getgroups
+    getpgid getpgrp getpid getppid getpriority getresgid getresuid getrlimit getrusage getsid gettid getuid ioprio_get
+    prctl prlimit64 sched_get_priority_max sched_get_priority_min sched_getaffinity sched_getattr sched_getparam
+    sched_getscheduler sched_rr_get_interval sched_setaffinity sched_setattr sched_setparam sched_setscheduler
+    sched_yield seccomp set_robust_list set_tid_address setfsgid setfsuid setgid setgroups setpgid setpriority
+    setregid setresgid setresuid setreuid setrlimit setsid setuid sysinfo times uname vfork wait4 waitid getcpu
+    ioprio_set
+
+    alarm clock_getres clock_gettime clock_nanosleep getitimer gettimeofday nanosleep setitimer time timer_create
+    timer_delete timer_getoverrun timer_gettime timer_settime timerfd_create timerfd_gettime timerfd_settime
+
+    futex futex_waitv kill pause pidfd_open pidfd_send_signal restart_syscall rt_sigaction rt_sigpending
+    rt_sigprocmask rt_sigqueueinfo rt_sigreturn rt_sigsuspend rt_sigtimedwait rt_tgsigqueueinfo sigaltstack signalfd
+    signalfd4 tgkill tkill
+
+    epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd2 pipe pipe2 poll ppoll
+    pselect6 select
+
+    accept accept4 bind connect getpeername getrandom getsockname getsockopt listen recvfrom recvmmsg recvmsg sendmmsg
+    sendmsg sendto setsockopt shutdown socket socketpair
+
+    landlock_add_rule landlock_create_ruleset landlock_restrict_self
+    mount umount2 pivot_root chroot
+"""
+"""By block: files, memory, processes, clocks, signals, waiting, sockets; the last is what only the zygote may, for its own
+filter denies it to programs."""
 
 
 @functools.cache
@@ -40,6 +84,29 @@ def filters() -> dict[str, bytes]:
     except (ImportError, RuntimeError) as error:  # it raises RuntimeError without libseccomp
         raise MissingExtra.of("pyseccomp", "sandbox") from error
     return {"run": _compile(library, session=False), "session": _compile(library, session=True)}
+
+
+def container_profile() -> dict[str, Any]:
+    """The profile of a whole container, as a Docker engine takes it: what it does not name is denied.
+
+    It binds the zygote too; programs are under ``filters`` besides, which deny more.
+    """
+    flags = {"clone": NAMESPACE_FLAGS & ~ZYGOTE_CLONE, "unshare": NAMESPACE_FLAGS & ~ZYGOTE_UNSHARE}
+    return {
+        "defaultAction": "SCMP_ACT_ERRNO",
+        "syscalls": [
+            {"names": ALLOWED.split(), "action": "SCMP_ACT_ALLOW"},
+            {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": errno.ENOSYS},
+            *(
+                {
+                    "names": [name],
+                    "action": "SCMP_ACT_ALLOW",
+                    "args": [{"index": 0, "value": mask, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}],
+                }
+                for name, mask in flags.items()
+            ),
+        ],
+    }
 
 
 def _compile(lib: Any, *, session: bool) -> bytes:

@@ -1,4 +1,4 @@
-"""Executors by name: ``bwrap``, ``unsafe-local``."""
+"""Executors by name: ``bwrap``, ``docker``, ``unsafe-local``."""
 
 import importlib
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from agentenv.sandbox.executor import JailExecutor
 
 BACKENDS = {
     "bwrap": "agentenv.sandbox.bwrap",
+    "docker": "agentenv.sandbox.docker",
     "unsafe-local": "agentenv.sandbox.unsafe",
 }
 """Modules with a function ``executor``."""
@@ -18,9 +19,9 @@ def make_executor(backend: str = "bwrap", *, isolation: str = "", **options: Any
     """The executor that ``backend`` names.
 
     Args:
-        backend: ``bwrap`` or ``unsafe-local``.
+        backend: ``bwrap``, ``docker`` or ``unsafe-local``.
         isolation: ``strict`` runs the capability self-test first and refuses a backend that fails any of it.
-        options: As for ``JailExecutor``.
+        options: As for the function ``executor`` of the backend's module.
 
     Raises:
         UnknownName: no such backend.

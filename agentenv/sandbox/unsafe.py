@@ -12,7 +12,7 @@ from typing import Any
 from agentenv.sandbox.bwrap import ENVIRONMENT, packages
 from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.jail_source import BOOT, boot_message
-from agentenv.sandbox.jails import Jail, spawn
+from agentenv.sandbox.jails import Jail, SocketLink, spawn
 from agentenv.sandbox.labels import label
 from agentenv.sandbox.types import ExecutorInfo
 
@@ -24,7 +24,7 @@ def start(root: str, imports: tuple[str, ...]) -> Jail:
         "isolated": False,
         "root": root,
         "path": [home] if packages() else [],
-        "imports": [name for name in imports if name != "numpy" or packages()],
+        "imports": imports,
     }
     ours, theirs = socket.socketpair()
     errors = tempfile.TemporaryFile()  # noqa: SIM115  # the jail closes it
@@ -45,7 +45,7 @@ def start(root: str, imports: tuple[str, ...]) -> Jail:
         start_new_session=True,
     )
     theirs.close()
-    return Jail(process, ours, errors, boot_message(setup))
+    return Jail(process, SocketLink(ours), errors, boot_message(setup))
 
 
 def executor(*, imports: tuple[str, ...] = ("numpy",), **options: Any) -> JailExecutor:

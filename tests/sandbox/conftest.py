@@ -3,6 +3,7 @@
 Starting jails is most of the time that these tests take.
 """
 
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -11,12 +12,14 @@ from typing import Any
 
 import pytest
 
+from agentenv.sandbox import docker
 from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.spec import make_executor, unavailable
 from agentenv.sandbox.types import Limits
 
 LIMITS = Limits(wall_s=10.0, cpu_s=6.0)
 DEADLINE_S = 5.0
+WALLED = ("bwrap", "docker")
 
 
 _reasons: dict[str, str] = {}
@@ -40,6 +43,8 @@ def _close_all() -> Iterator[None]:
     for executor in _made.values():
         executor.close()
     _made.clear()
+    if engine.cache_info().currsize:
+        engine().close()
 
 
 @pytest.fixture
@@ -47,13 +52,31 @@ def bwrap() -> JailExecutor:
     return shared("bwrap")
 
 
+@pytest.fixture(name="docker")
+def docker_() -> JailExecutor:
+    return shared("docker")
+
+
 @pytest.fixture
 def unsafe() -> JailExecutor:
     return shared("unsafe-local")
 
 
-def tree() -> set[int]:
-    """Every process that descends from this one."""
+@functools.cache
+def engine() -> Any:
+    return docker.engine()
+
+
+def containers() -> set[str]:
+    """The containers that this process owns."""
+    return {name for name, owner in docker.owners(engine()).items() if owner.pid == os.getpid()}
+
+
+def tree(backend: str = "") -> set[int]:
+    """Every process that descends from this one, or is in one of its containers."""
+    roots = {os.getpid()}
+    if backend == "docker":
+        roots |= {engine().inspect_container(name)["State"]["Pid"] for name in containers()}
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -64,19 +87,19 @@ def tree() -> set[int]:
             except OSError:
                 continue
             parents[int(entry.name)] = int(fields[1])
-    found, fresh = set(), {os.getpid()}
+    found, fresh = set(), roots
     while fresh:
         found |= fresh
         fresh = {pid for pid, parent in parents.items() if parent in fresh} - found
     return found - {os.getpid()}
 
 
-def settled() -> int:
+def settled(backend: str) -> int:
     """How many they are once that no longer changes: every jail keeps one warden ready, a new one after each run."""
-    end, counts = time.monotonic() + DEADLINE_S, [-1, len(tree())]
+    end, counts = time.monotonic() + DEADLINE_S, [-1, len(tree(backend))]
     while counts[-1] != counts[-2] and time.monotonic() < end:
         time.sleep(0.1)
-        counts.append(len(tree()))
+        counts.append(len(tree(backend)))
     return counts[-1]
 
 
@@ -99,8 +122,12 @@ class Baseline:
     def __init__(self, executor: JailExecutor) -> None:
         executor.run("1")  # whatever is started once is started now
         executor.warm()
-        self._executor = executor
-        self._processes, self._mounts, self._descriptors = settled(), self._mount_table(), descriptors()
+        self._executor, self._backend = executor, executor.info().name
+        self._processes, self._containers = settled(self._backend), self._count()
+        self._mounts, self._descriptors = self._mount_table(), descriptors()
+
+    def _count(self) -> int:
+        return len(containers()) if self._backend == "docker" else 0
 
     @staticmethod
     def _mount_table() -> str:
@@ -109,20 +136,21 @@ class Baseline:
     def holds(self) -> None:
         """The next run works, and nothing is left of the ones before."""
         assert self._executor.run("print(6 * 7)").stdout == "42\n"
-        assert eventually(lambda: len(tree()) <= self._processes, True), "a process is left"
+        assert eventually(lambda: len(tree(self._backend)) <= self._processes, True), "a process is left"
+        assert eventually(self._count, self._containers) == self._containers
         assert eventually(lambda: descriptors() <= self._descriptors, True)
         assert self._mount_table() == self._mounts
 
 
-@pytest.fixture
-def doomed() -> Iterator[JailExecutor]:
+@pytest.fixture(params=WALLED)
+def doomed(request: pytest.FixtureRequest) -> Iterator[JailExecutor]:
     """An executor of the test's own, whose jails it may kill."""
-    shared("bwrap")
-    with make_executor("bwrap", size=1) as executor:
+    shared(request.param)
+    with make_executor(request.param, size=1) as executor:
         yield executor
 
 
-@pytest.fixture(params=["bwrap"])
+@pytest.fixture(params=WALLED)
 def box(request: pytest.FixtureRequest) -> Iterator[JailExecutor]:
     """Every backend with walls; afterwards the owner is alive, the next run works and nothing is left."""
     executor = shared(request.param)

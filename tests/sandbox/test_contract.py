@@ -29,6 +29,12 @@ class TestBwrap(_Shared):
         self.shared = bwrap
 
 
+class TestDocker(_Shared):
+    @pytest.fixture(autouse=True)
+    def _use(self, docker: JailExecutor) -> None:
+        self.shared = docker
+
+
 class TestUnsafeLocal(_Shared):
     @pytest.fixture(autouse=True)
     def _use(self, unsafe: JailExecutor) -> None:

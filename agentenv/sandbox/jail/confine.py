@@ -18,14 +18,18 @@ DEVICE_LINKS = {
     "stderr": "/proc/self/fd/2",
     "shm": "/box/shm",
 }
+FIRST_UID, UIDS = 0x70000000, 0x08000000
+"""Uids that no distribution gives away; a program takes one at random, so that two never share one."""
+OOM_FIRST = "1000"
 
 
 def hide_host(kept: list[str]) -> None:
     """Rebuilds the root from overlays of ``kept``: mount tables then name the jail's own folders, not the host's.
 
-    The zygote's process does it once. What is not kept cannot be reached afterwards.
+    The zygote's process does it once. What is not kept cannot be reached afterwards; links of the root are.
     """
     new = "/new"
+    kept = [folder for folder in kept if os.path.isdir(folder) and not os.path.islink(folder)]
     kernel.unshare(kernel.CLONE_NEWNS)
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", new, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
@@ -35,8 +39,8 @@ def hide_host(kept: list[str]) -> None:
         os.makedirs(new + folder)
         kernel.mount("overlay", new + folder, "overlay", flags, f"lowerdir={folder}:{new}/empty")
     with os.scandir("/") as entries:
-        links = [(entry.name, os.readlink(entry.path)) for entry in entries if entry.is_symlink()]
-    for name, goal in links:
+        links = {entry.name: os.readlink(entry.path) for entry in entries if entry.is_symlink()}
+    for name, goal in {**links, "tmp": "/box/tmp"}.items():
         os.symlink(goal, f"{new}/{name}")
     os.makedirs(f"{new}/proc")
     kernel.mount("/proc", f"{new}/proc", None, kernel.MS_BIND | kernel.MS_REC)
@@ -59,13 +63,51 @@ def part() -> None:
     kernel.mount("proc", "/proc", "proc", flags, "subset=pid")
 
 
-def furnish(disk_mb: int, vault_mb: int = 0) -> None:
-    """A run's own folders: an empty box, and for sessions a vault for copies."""
+def corner(setup: dict[str, Any]) -> dict[str, Any]:
+    """What is a warden's own: where the jail has many uids, one for its program.
+
+    ``neighbours`` are the processes of that uid that do not count against the run, None where nobody knows.
+    """
+    if not setup["isolated"]:
+        return {"uid": 0, "neighbours": None}
+    if not setup["own_uids"]:
+        return {"uid": 0, "neighbours": sum(name.isdigit() for name in os.listdir("/proc"))}
+    with open("/proc/self/uid_map") as stream:
+        mapped = max(int(start) + int(count) for start, _, count in map(str.split, stream))
+    first = min(FIRST_UID, mapped // 2)
+    return {
+        "uid": first + int.from_bytes(os.urandom(4)) % min(UIDS, mapped - first),
+        "neighbours": 0,
+    }
+
+
+def furnish(uid: int, disk_mb: int, vault_mb: int = 0) -> None:
+    """A run's own folders: an empty box, and for sessions a vault for copies; they belong to ``uid`` where it is not 0."""
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
-    inodes = disk_mb * 256
-    kernel.mount("tmpfs", "/box", "tmpfs", flags, f"size={disk_mb}m,nr_inodes={inodes},mode=755")
+    inodes, owner = disk_mb * 256, f",uid={uid},gid={uid}" if uid else ""
+    kernel.mount("tmpfs", "/box", "tmpfs", flags, f"size={disk_mb}m,nr_inodes={inodes},mode=755{owner}")
     if vault_mb:
-        kernel.mount("tmpfs", "/vault", "tmpfs", flags, f"size={vault_mb}m,nr_inodes={inodes * 40},mode=700")
+        inodes *= 40
+        kernel.mount(
+            "tmpfs", "/vault", "tmpfs", flags, f"size={vault_mb}m,nr_inodes={inodes},mode=700{owner}"
+        )
+
+
+def act_as(uid: int) -> None:
+    """Lets a warden write and signal as its program's uid, which has no such right over the warden; 0 leaves it as it is.
+
+    Its real uid stays that of the zygote, so a forked child can take the capabilities up again with ``act_as_zygote``.
+    """
+    if uid:
+        os.setegid(uid)
+        os.seteuid(uid)
+
+
+def act_as_zygote(uid: int) -> None:
+    """Undoes ``act_as``, in a process that is about to confine itself."""
+    if uid:
+        os.seteuid(0)
+        os.setegid(0)
 
 
 def close_vault() -> None:
@@ -75,10 +117,7 @@ def close_vault() -> None:
 
 
 def limit(limits: dict[str, Any], neighbours: int | None, *, session: bool) -> None:
-    """Sets the limits of this process and all that it starts; a session's processor time has no end.
-
-    ``neighbours`` are the processes of this user that do not count against the run, None where nobody knows.
-    """
+    """Sets the limits of this process and all that it starts; a session's processor time has no end."""
     with open("/proc/self/statm") as stream:
         size = int(stream.read().split()[0]) * PAGE
     bounds = {
@@ -103,12 +142,17 @@ def renounce(setup: dict[str, Any], *, listener: bool = False) -> int:
     if not setup["isolated"]:
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         return -1
-    if uid := setup.get("uid"):
+    kernel.drop_bounding_set()
+    if uid := setup["uid"]:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
     kernel.drop_capabilities()
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+    with open("/proc/self/oom_score_adj", "w") as stream:
+        stream.write(
+            OOM_FIRST
+        )  # where the kernel itself runs out of memory, the program goes before its warden
     program = base64.b64decode(setup["filters"]["session" if listener else "run"])
     descriptor = kernel.install_filter(program, listener=listener)
     return descriptor if listener else -1

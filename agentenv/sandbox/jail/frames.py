@@ -9,6 +9,7 @@ import select
 import socket
 import struct
 import time
+from collections.abc import Callable
 from typing import Any
 
 LENGTH = struct.Struct(">I")
@@ -25,6 +26,24 @@ def encode(document: Any) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
 
 
+def gather(read: Callable[[int], bytes], size: int) -> bytes:
+    """``size`` bytes from a function that gives at most as many as it is asked for.
+
+    Raises:
+        Closed: the stream ended before.
+    """
+    parts = bytearray()
+    while len(parts) < size:
+        try:
+            part = read(min(size - len(parts), 1 << 20))
+        except ConnectionError as error:
+            raise Closed from error
+        if not part:
+            raise Closed
+        parts += part
+    return bytes(parts)
+
+
 def read_exactly(fd: int, size: int, deadline: float | None = None) -> bytes:
     """``size`` bytes from ``fd``.
 
@@ -32,18 +51,13 @@ def read_exactly(fd: int, size: int, deadline: float | None = None) -> bytes:
         Closed: the stream ended before.
         TimeoutError: ``deadline`` (monotonic) passed before.
     """
-    parts = bytearray()
-    while len(parts) < size:
+
+    def read(most: int) -> bytes:
         if deadline is not None and not select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
             raise TimeoutError
-        try:
-            part = os.read(fd, min(size - len(parts), 1 << 20))
-        except ConnectionError as error:
-            raise Closed from error
-        if not part:
-            raise Closed
-        parts += part
-    return bytes(parts)
+        return os.read(fd, most)
+
+    return gather(read, size)
 
 
 def write_all(fd: int, data: bytes) -> None:
@@ -60,17 +74,21 @@ def write_all(fd: int, data: bytes) -> None:
             raise Closed from error
 
 
-def read_frame(fd: int) -> tuple[int, bytes]:
-    """Channel and body of the next message between host and zygote."""
-    size, channel = HEAD.unpack(read_exactly(fd, HEAD.size))
+def read_frame(read: Callable[[int], bytes]) -> tuple[int, bytes]:
+    """Channel and body of the next message between host and zygote.
+
+    Raises:
+        Closed: the other side is gone, or sent what is no message.
+    """
+    size, channel = HEAD.unpack(gather(read, HEAD.size))
     if size > MAX_BODY:
         raise Closed
-    return channel, read_exactly(fd, size)
+    return channel, gather(read, size)
 
 
-def write_frame(fd: int, channel: int, body: bytes) -> None:
-    """Sends one message between host and zygote."""
-    write_all(fd, HEAD.pack(len(body), channel) + body)
+def frame(channel: int, body: bytes) -> bytes:
+    """One message between host and zygote."""
+    return HEAD.pack(len(body), channel) + body
 
 
 def send(link: socket.socket, body: bytes, fds: tuple[int, ...] = ()) -> None:

@@ -88,8 +88,8 @@ def prctl(option: int, value: int = 0, third: int = 0) -> None:
     call("prctl", option, *map(ctypes.c_ulong, (value, third, 0, 0)))
 
 
-def drop_capabilities() -> None:
-    """Gives up every capability for good: bounding, ambient, permitted, effective and inheritable set."""
+def drop_bounding_set() -> None:
+    """Gives up for good every capability that some program on the disk could bring back."""
     for capability in range(LAST_CAPABILITY + 1):
         try:
             prctl(PR_CAPBSET_DROP, capability)
@@ -98,6 +98,10 @@ def drop_capabilities() -> None:
             # with no_new_privs nothing in it can ever be had again.
             if error.errno == errno.EINVAL:
                 break
+
+
+def drop_capabilities() -> None:
+    """Gives up every capability that this process holds, and the way to any other."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
     call("capset", struct.pack("=Ii", CAPABILITY_VERSION_3, 0), bytes(24))

@@ -1,18 +1,38 @@
-"""One run of one program: fork, watch, collect, say how it ended."""
+"""One run of one program: a process that waits for it, watched, collected, and said how it ended.
+
+The process is forked and confined before there is a program, so that neither is part of a run's time.
+"""
 
 import base64
 import fcntl
+import json
 import os
 import signal
 import time
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from agentenv.sandbox.jail import confine, trees, worker
+from agentenv.sandbox.jail import confine, frames, trees, worker
 from agentenv.sandbox.jail.output import Bounded
 from agentenv.sandbox.jail.watch import MIB, Watch, resident
 
 RETURN_LIMIT = 8 * MIB
 FAR = 1 << 20
+RETURNED, ORDER, READY = 3, 4, 5
+"""Descriptors of a waiting process, beside its three streams."""
+
+
+class Waiting(NamedTuple):
+    """A process that has given up everything and waits for its program."""
+
+    pid: int
+    stdin: int
+    """A file that the process has as its standard input."""
+    order: int
+    """Where the program is written; closed without a word it ends the process."""
+    ready: int
+    """Ends when the program may begin, after a complaint where it may not."""
+    streams: tuple[int, ...]
+    """The reading ends of stdout, stderr and what calls return."""
 
 
 def make_box(root: str, files: dict[str, str]) -> str:
@@ -40,16 +60,6 @@ def pipe() -> tuple[int, int]:
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     return reading, writing
-
-
-def given(data: bytes) -> int:
-    """A descriptor from which ``data`` can be read; nobody has to feed it."""
-    fd = os.memfd_create("stdin", os.MFD_CLOEXEC)
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd
 
 
 def become(fds: list[int]) -> None:
@@ -84,43 +94,72 @@ def reap_all(isolated: bool) -> None:
             return
 
 
-def run_once(request: dict[str, Any], setup: dict[str, Any]) -> dict[str, Any]:
-    """Runs the program of ``request``; returns what happened."""
-    limits, root = request["limits"], setup["root"]
-    folder = make_box(root, request["files"])
-    stdin = given(base64.b64decode(request["stdin"]))
-    pipes = [pipe() for _ in range(2 if request.get("calls") is None else 3)]
-    baseline, started = resident(os.getpid()), time.monotonic()
-    ready = os.pipe()
+def await_program(setup: dict[str, Any]) -> Waiting:
+    """Forks the process of a run."""
+    stdin = os.memfd_create("stdin", os.MFD_CLOEXEC)
+    pipes = [pipe() for _ in range(3)]
+    order, ready = os.pipe(), os.pipe()
+    writing = [end for _, end in pipes]
     pid = os.fork()
     if pid == 0:
-        _become_program(request, setup, folder, [stdin, *(writing for _, writing in pipes), ready[1]])
-    for fd in (stdin, ready[1], *(writing for _, writing in pipes)):
+        _become_program(setup, [stdin, *writing, order[0], ready[1]])
+    for fd in (order[0], ready[1], *writing):
         os.close(fd)
-    await_confined(ready[0])
-    records = {reading: bounded(limits) for reading, _ in pipes[:2]}
-    records |= {reading: Bounded(RETURN_LIMIT, RETURN_LIMIT) for reading, _ in pipes[2:]}
-    watch = Watch(limits, records)
+    return Waiting(pid, stdin, order[1], ready[0], tuple(end for end, _ in pipes))
+
+
+def dismiss(process: Waiting) -> None:
+    """Ends a process that is not needed."""
+    for fd in (process.stdin, process.order, process.ready, *process.streams):
+        os.close(fd)
+    os.waitpid(process.pid, 0)
+
+
+def hand_over(process: Waiting, request: dict[str, Any]) -> None:
+    """Gives the process its standard input and its program, and waits until it begins.
+
+    Raises:
+        RuntimeError: it could not be confined; nothing of the program has run.
+    """
+    with open(process.stdin, "wb") as stream:
+        stream.write(base64.b64decode(request["stdin"]))
+        stream.seek(0)
+    order = {name: request.get(name) for name in ("code", "calls", "limits", "variables")}
+    try:
+        frames.write_all(process.order, frames.encode(order))
+    except frames.Closed:
+        pass  # its complaint says why
+    os.close(process.order)
+    await_confined(process.ready)
+
+
+def run_once(request: dict[str, Any], setup: dict[str, Any], process: Waiting) -> dict[str, Any]:
+    """Runs the program of ``request`` in ``process``; returns what happened."""
+    limits = request["limits"]
+    folder = make_box(setup["root"], request["files"])
+    baseline, started = resident(os.getpid()), time.monotonic()
+    hand_over(process, request)
+    out, err, returned = bounded(limits), bounded(limits), Bounded(RETURN_LIMIT, RETURN_LIMIT)
+    watch = Watch(limits, dict(zip(process.streams, (out, err, returned), strict=True)))
     watch.baseline = baseline
     if not setup["isolated"]:
-        watch.members = lambda: [pid]
-    handle = os.pidfd_open(pid)
+        watch.members = lambda: [process.pid]
+    handle = os.pidfd_open(process.pid)
     verdict = watch.until(handle, started + limits["wall_s"])
-    end_all(pid, setup["isolated"])
-    _, state, usage = os.wait4(pid, 0)
+    end_all(process.pid, setup["isolated"])
+    _, state, usage = os.wait4(process.pid, 0)
     reap_all(setup["isolated"])
     wall = time.monotonic() - started
     watch.drain_rest()
-    for fd in (handle, *records):
+    for fd in (handle, *process.streams):
         os.close(fd)
-    out, err, *returned = records.values()
     files, refused = collect(folder, request["collect"], limits["file_mb"] * MIB)
     return {
         **classify(verdict, state, usage.ru_utime + usage.ru_stime, limits),
         "stdout": out.text,
         "stderr": err.text,
         "truncated": out.truncated or err.truncated,
-        "returned": returned[0].text if returned and not returned[0].truncated else "",
+        "returned": "" if returned.truncated else returned.text,
         "files": files,
         "refused": refused,
         "wall_s": wall,
@@ -146,17 +185,27 @@ def await_confined(ready: int) -> None:
         raise RuntimeError(complaint.decode())
 
 
-def _become_program(request: dict[str, Any], setup: dict[str, Any], folder: str, fds: list[int]) -> NoReturn:
+def _become_program(setup: dict[str, Any], fds: list[int]) -> NoReturn:
     try:
         os.setsid()
         become(fds)
-        confine.limit(request["limits"], setup["neighbours"], session=False)
         confine.renounce(setup)
+        folder = f"{setup['root']}/work"
+        main = worker.prepare(folder, ["main.py"])
+        with open(ORDER, "rb") as stream:
+            order = stream.read()
+        if not order:
+            os._exit(0)
+        request = json.loads(order)
+        os.chdir(folder)
+        confine.limit(request["limits"], setup["neighbours"], session=False)
     except BaseException as error:
-        os.write(len(fds) - 1, f"a run cannot be confined: {error!r}".encode())
+        os.write(READY, f"a run cannot be confined: {error!r}".encode())
         os._exit(1)
-    os.close(len(fds) - 1)
-    worker.run_program(request, folder)
+    if request["calls"] is None:
+        os.close(RETURNED)
+    os.close(READY)
+    worker.run_program(request, main)
 
 
 def classify(verdict: str, state: int, cpu: float, limits: dict[str, Any]) -> dict[str, Any]:

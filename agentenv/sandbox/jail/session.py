@@ -128,6 +128,7 @@ class Warden:
             os.setsid()
             become(fds)
             link = socket.socket(fileno=3)
+            confine.act_as_zygote(self._setup["uid"])
             if self._setup["isolated"]:
                 confine.close_vault()
             budget = self._limits["processes"] + self._limits["snapshots"]

@@ -12,7 +12,7 @@ import tempfile
 from typing import Any, NoReturn
 
 from agentenv.sandbox.jail import confine, frames, trees
-from agentenv.sandbox.jail.once import run_once
+from agentenv.sandbox.jail.once import Waiting, await_program, dismiss, run_once
 from agentenv.sandbox.jail.session import Warden
 
 VAULT_COPIES = 40
@@ -20,20 +20,21 @@ VAULT_COPIES = 40
 
 def serve(link: socket.socket, setup: dict[str, Any]) -> NoReturn:
     """Answers the orders on ``link``; the first says whether it is a run or a session."""
-    trouble: OSError | None = None
-    try:
+    ready: Waiting | OSError
+    try:  # before there is an order: a warden waits ready, and in it the process of a run
         if setup["isolated"]:
-            confine.part()  # before there is an order: a warden waits ready
+            confine.part()
         else:
             setup["root"] = tempfile.mkdtemp(dir=setup["root"])
-    except OSError as error:
-        trouble = error
+        ready = await_program(setup)
+    except OSError as trouble:
+        ready = trouble
     try:
         first = json.loads(frames.receive(link))
         try:
-            if trouble is not None:
-                raise trouble
-            _obey(link, first, setup)
+            if isinstance(ready, OSError):
+                raise ready
+            _obey(link, first, setup, ready)
         except trees.Refused as reason:
             frames.send(link, frames.encode({"refused_input": str(reason)}))
         except Exception as error:
@@ -46,15 +47,18 @@ def serve(link: socket.socket, setup: dict[str, Any]) -> NoReturn:
         os._exit(0)
 
 
-def _obey(link: socket.socket, first: dict[str, Any], setup: dict[str, Any]) -> None:
+def _obey(link: socket.socket, first: dict[str, Any], setup: dict[str, Any], process: Waiting) -> None:
     session = first["op"] == "open"
+    if session:
+        dismiss(process)
     if setup["isolated"]:
         disk = first["limits"]["disk_mb"]
-        confine.furnish(disk, disk * VAULT_COPIES if session else 0)
+        confine.furnish(setup["uid"], disk, disk * VAULT_COPIES if session else 0)
+        confine.act_as(setup["uid"])
     if session:
         Warden(link, first, setup).serve()
     else:
-        frames.send(link, frames.encode(run_once(first, setup)))
+        frames.send(link, frames.encode(run_once(first, setup, process)))
 
 
 def immune() -> None:

@@ -28,8 +28,7 @@ DIGEST_ITEMS = 20_000
 
 
 def prepare(folder: str, arguments: list[str]) -> types.ModuleType:
-    """Fresh streams, a fresh ``__main__`` and no trace of ours among the modules."""
-    os.chdir(folder)
+    """Fresh streams, a fresh ``__main__`` and no trace of ours among the modules, for a program that starts in ``folder``."""
     sys.stdin = open(0, encoding="utf-8", closefd=False)
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
@@ -97,9 +96,8 @@ def _variables(frame: types.FrameType, line: int) -> str:
     return ", ".join(shown)
 
 
-def run_program(request: dict[str, Any], folder: str) -> NoReturn:
-    """Runs a whole program, then the asked calls, and leaves as an interpreter would."""
-    main = prepare(folder, ["main.py"])
+def run_program(request: dict[str, Any], main: types.ModuleType) -> NoReturn:
+    """Runs a whole program in ``main``, then the asked calls, and leaves as an interpreter would."""
     code, status = request["code"], 0
     remember("main.py", code)
     try:
@@ -175,6 +173,7 @@ class Interpreter:
 
     def __init__(self, link: socket.socket, folder: str) -> None:
         self._link = link
+        os.chdir(folder)
         self._scope = prepare(folder, ["cell"]).__dict__
         self._cells = 0
         self._names: tuple[str, ...] = ()

@@ -4,7 +4,9 @@ The host talks to it in frames on the descriptors 0 and 1, which the jail's prog
 opens a warden and is its first order; an empty one closes it. An empty frame to the host says that a warden is gone.
 """
 
+import functools
 import gc
+import importlib.util
 import os
 import select
 import signal
@@ -51,7 +53,7 @@ class Zygote:
                 events = self._poll.poll()
             for fd, _ in events:
                 if fd == self._source:
-                    self._from_host(*frames.read_frame(fd))
+                    self._from_host(*frames.read_frame(functools.partial(os.read, fd)))
                 elif fd in self._dying:
                     self._bury(fd)
                 elif fd in self._by_fd:
@@ -70,7 +72,7 @@ class Zygote:
 
     def _from_warden(self, channel: int) -> None:
         try:
-            frames.write_frame(self._sink, channel, frames.receive(self._channels[channel].link))
+            self._tell(channel, frames.receive(self._channels[channel].link))
         except frames.Closed:
             self._end(channel)
 
@@ -85,14 +87,14 @@ class Zygote:
         ours, theirs = socket.socketpair()
         ours.settimeout(SEND_S)
         isolated = self._setup["isolated"]
-        neighbours = sum(name.isdigit() for name in os.listdir("/proc")) if isolated else None
+        corner = confine.corner(self._setup)
         pid = kernel.fork_into(kernel.CLONE_NEWPID) if isolated else os.fork()
         if pid == 0:
             # Nothing of the host's channel, nor of other wardens, stays open in here.
             keep = theirs.detach()
             os.closerange(3, keep)
             os.closerange(keep + 1, 1 << 20)
-            serve(socket.socket(fileno=keep), self._setup | {"neighbours": neighbours})
+            serve(socket.socket(fileno=keep), self._setup | corner)
         theirs.close()
         return Warden(ours, pid)
 
@@ -111,7 +113,10 @@ class Zygote:
             os.kill(warden.pid, signal.SIGKILL)
             self._dying[handle] = warden.pid
             self._poll.register(handle, select.POLLIN)
-        frames.write_frame(self._sink, channel, b"")
+        self._tell(channel, b"")
+
+    def _tell(self, channel: int, body: bytes) -> None:
+        frames.write_all(self._sink, frames.frame(channel, body))
 
     def _bury(self, handle: int) -> None:
         os.waitpid(self._dying.pop(handle), 0)
@@ -131,12 +136,13 @@ def boot(setup: dict[str, Any]) -> NoReturn:
         os.makedirs("/new", exist_ok=True)
         confine.hide_host(setup["kept"])
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
-    sys.path.extend(setup["path"])
+    sys.path.extend(folder for folder in setup["path"] if os.path.isdir(folder))
     for name in setup["imports"]:
-        __import__(name)
+        if name != "numpy" or importlib.util.find_spec(name):  # asked for by default, and not everywhere
+            importlib.import_module(name)
     gc.collect()
     gc.freeze()
-    frames.write_frame(sink, 0, frames.encode({"ready": os.getpid()}))
+    frames.write_all(sink, frames.frame(0, frames.encode({"ready": os.getpid()})))
     try:
         Zygote(setup, source, sink).serve()
     except frames.Closed:

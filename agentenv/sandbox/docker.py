@@ -1,0 +1,306 @@
+"""The ``docker`` backend: jails that are containers of a Docker engine, with the same fork server inside.
+
+A program costs a fork, not a container: the zygote is the container's first process, and its channel is the container's
+attached input and output, which end when the owner does; the container then ends with them, and the engine removes it.
+"""
+
+import base64
+import contextlib
+import importlib
+import io
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from agentenv.errors import AgentEnvError, ConfigurationError, MissingExtra, SandboxFault
+from agentenv.sandbox import reaper, seccomp
+from agentenv.sandbox.bwrap import ENVIRONMENT
+from agentenv.sandbox.executor import JailExecutor
+from agentenv.sandbox.jail_source import BOOT, boot_message
+from agentenv.sandbox.jails import Jail, never_stall
+from agentenv.sandbox.labels import Label, label, parse
+from agentenv.sandbox.types import ExecutorInfo
+
+IMAGE = "agentenv-sandbox"
+OWNER, HOST = "agentenv.owner", "agentenv.host"
+"""Labels of a container: the process that owns it, and among which processes that number means anything."""
+PATH = "/py/bin:/usr/local/bin:/usr/bin:/bin"
+KEPT = ("/usr", "/bin", "/etc", "/lib", "/lib32", "/lib64", "/opt", "/py", "/site")
+"""Folders of an image that programs see, where it has them; what the engine lays over them, they do not."""
+CAPABILITIES = ("SYS_ADMIN", "SETUID", "SETGID", "SETPCAP")
+"""The zygote's own: namespaces and mounts, the program's uid, and giving up the bounding set. No program keeps any."""
+ANSWER_S = 30.0
+CHUNK = struct.Struct(">BxxxI")  # which stream, length
+STDERR = 2
+COMPLAINT = 1 << 16
+
+
+def engine() -> Any:
+    """A client of the engine that ``DOCKER_HOST`` or the system's socket names.
+
+    Raises:
+        MissingExtra: the package docker is not installed.
+        ConfigurationError: no engine answers.
+    """
+    try:
+        docker = importlib.import_module("docker")
+    except ImportError as error:
+        raise MissingExtra.of("docker", "docker") from error
+    try:
+        return docker.from_env(timeout=ANSWER_S).api
+    except docker.errors.DockerException as error:
+        raise ConfigurationError(
+            f"no Docker engine answers: {error}; start dockerd, or name one in DOCKER_HOST"
+        ) from None
+
+
+@contextlib.contextmanager
+def faults(what: str) -> Iterator[None]:
+    """Whatever the engine refuses, and an engine that is gone, as a fault of ours.
+
+    Raises:
+        SandboxFault: the engine failed.
+    """
+    try:
+        yield
+    except AgentEnvError:
+        raise
+    except Exception as error:  # the SDK raises its own, those of requests and those of urllib3
+        said = getattr(error, "explanation", None) or str(error) or type(error).__name__
+        raise SandboxFault(f"{what}: {said}") from error
+
+
+class Container:
+    """A container as the holder of a jail."""
+
+    def __init__(self, client: Any, name: str, sock: socket.socket) -> None:
+        self._client, self._name, self._socket = client, name, sock
+
+    def kill(self) -> None:
+        """Cuts its channel and removes it; where the engine is gone, the reaper or the next executor does that."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        remove(self._client, self._name)
+
+    def wait(self) -> None:
+        """Waits until the engine has forgotten it."""
+        with contextlib.suppress(Exception):  # it has already, or is gone itself
+            self._client.wait(self._name, timeout=ANSWER_S, condition="removed")
+
+
+class Attached:
+    """A link over a container's streams, which the engine sends in chunks with a head of eight bytes each."""
+
+    def __init__(self, stream: Any) -> None:
+        """Takes over what the SDK gives: a socket, or a file object that keeps one open."""
+        self.errors = io.BytesIO()
+        self.socket: socket.socket = getattr(stream, "_sock", stream)
+        self._stream = stream
+        self._left = 0
+        never_stall(self.socket)
+
+    def read(self, size: int) -> bytes:
+        """See ``Link``; what comes on stderr is put aside."""
+        while not self._left:
+            head = self._exactly(CHUNK.size)
+            if not head:
+                return b""
+            stream, length = CHUNK.unpack(head)
+            if stream == STDERR:
+                said = self._exactly(length)
+                self.errors.write(said[: COMPLAINT - self.errors.tell()])
+            else:
+                self._left = length
+        part = self.socket.recv(min(size, self._left))
+        self._left -= len(part)
+        return part
+
+    def _exactly(self, size: int) -> bytes:
+        """``size`` bytes, or none where the stream ends before."""
+        parts = b""
+        while len(parts) < size:
+            part = self.socket.recv(size - len(parts))
+            if not part:
+                return b""
+            parts += part
+        return parts
+
+    def write(self, data: bytes) -> None:
+        """See ``Link``."""
+        self.socket.sendall(data)
+
+    def close(self) -> None:
+        """See ``Link``."""
+        self._stream.close()
+        self.socket.close()
+
+
+def host() -> str:
+    """This boot of this machine and the processes that this one sees: an owner's number means nothing elsewhere."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+    return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
+
+
+def remove(client: Any, name: str) -> None:
+    """Kills and removes a container, unless it or the engine is gone."""
+    with contextlib.suppress(Exception):
+        client.remove_container(name, force=True, v=True)
+
+
+def owners(client: Any) -> dict[str, Label]:
+    """The containers that processes of this machine own, dead owners included."""
+    found = client.containers(all=True, filters={"label": f"{HOST}={host()}"})
+    labels = {one["Id"]: parse(one["Labels"].get(OWNER, "")) for one in found}
+    return {name: owner for name, owner in labels.items() if owner is not None}
+
+
+def reap_orphans(client: Any) -> int:
+    """Removes the containers of dead owners; returns how many. Start-up calls it."""
+    orphans = [name for name, owner in owners(client).items() if not owner.alive]
+    for name in orphans:
+        remove(client, name)
+    return len(orphans)
+
+
+def hardening(client: Any, *, memory_mb: int, processes: int, runtime: str) -> dict[str, Any]:
+    """The options of a container that make it a jail, as the engine's ``HostConfig``."""
+    about = client.info()
+    if runtime and runtime not in about["Runtimes"]:
+        known = ", ".join(about["Runtimes"])
+        raise ConfigurationError(f"the Docker engine has no runtime {runtime!r}, only {known}")
+    memory = (memory_mb << 20) or about["MemTotal"] // 2
+    security = ["no-new-privileges", f"seccomp={json.dumps(seccomp.container_profile())}"]
+    if any("apparmor" in one for one in about["SecurityOptions"] or ()):
+        security.append("apparmor=unconfined")  # its profile forbids the zygote to mount; no program ever can
+    options: dict[str, Any] = client.create_host_config(
+        network_mode="none",
+        ipc_mode="none",
+        read_only=True,
+        tmpfs={"/new": "rw,nosuid,nodev,noexec,size=1m"},
+        cap_drop=["ALL"],
+        cap_add=list(CAPABILITIES),
+        security_opt=security,
+        pids_limit=processes,
+        mem_limit=memory,
+        memswap_limit=memory,
+        ulimits=[{"name": "core", "soft": 0, "hard": 0}, {"name": "nofile", "soft": 4096, "hard": 4096}],
+        log_config={"type": "none"},
+        auto_remove=True,
+        runtime=runtime or None,
+    )
+    return options
+
+
+def setup(imports: tuple[str, ...]) -> dict[str, object]:
+    """What the zygote must know."""
+    return {
+        "isolated": True,
+        "own_uids": True,
+        "root": "/box",
+        "kept": KEPT,
+        "path": ["/site"],
+        "imports": imports,
+        "filters": {name: base64.b64encode(code).decode() for name, code in seccomp.filters().items()},
+    }
+
+
+def start(client: Any, image: str, options: dict[str, Any], message: bytes) -> Jail:
+    """One new jail, booting; ``Jail.await_ready`` waits for it.
+
+    Raises:
+        SandboxFault: the engine does not start it.
+    """
+    with faults("a container cannot be started"), contextlib.ExitStack() as undo:
+        name = client.create_container(
+            image,
+            entrypoint=["python3", "-s", "-P", "-c", BOOT],
+            command=[],
+            user="0:0",
+            working_dir="/",
+            hostname="box",
+            environment={**ENVIRONMENT, "PATH": PATH},
+            stdin_open=True,
+            stop_signal="SIGKILL",  # the first process of a PID namespace hears no other from an engine that goes down
+            labels={OWNER: label(), HOST: host()},
+            host_config=options,
+        )["Id"]
+        undo.callback(remove, client, name)
+        streams = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+        link = Attached(client.attach_socket(name, params=streams))
+        undo.callback(link.close)
+        client.start(name)
+        undo.pop_all()
+    return Jail(Container(client, name, link.socket), link, link.errors, message)
+
+
+def executor(
+    *,
+    imports: tuple[str, ...] = ("numpy",),
+    image: str = IMAGE,
+    runtime: str = "",
+    memory_mb: int = 0,
+    processes: int = 4096,
+    **options: Any,
+) -> JailExecutor:
+    """An executor over containers.
+
+    Args:
+        imports: Modules that every program finds loaded; numpy only where the image has it.
+        image: The name of an image that the engine has; none is ever pulled.
+        runtime: The engine's runtime, for example ``runsc`` (gVisor); empty takes its default.
+        memory_mb: MiB of a whole container, beside the limit of each program; 0 is half of what the engine's machine has.
+        processes: Processes and threads of a whole container, likewise.
+        options: As for ``JailExecutor``.
+
+    Raises:
+        ConfigurationError: no engine answers, or it has no such image or runtime.
+        MissingExtra: docker or pyseccomp is not installed.
+        SandboxFault: the engine answers and fails.
+    """
+    client = engine()
+    try:
+        with faults("the Docker engine fails"):
+            if not client.images(name=image):
+                raise ConfigurationError(
+                    f"the Docker engine has no image {image!r}; run: agentenv sandbox build"
+                )
+            hardened = hardening(client, memory_mb=memory_mb, processes=processes, runtime=runtime)
+            reap_orphans(client)
+        message = boot_message(setup(imports))
+        keeper = watch_over()
+    except BaseException:
+        client.close()
+        raise
+
+    def end() -> None:
+        keeper.kill()
+        keeper.wait()
+        client.close()
+
+    info = ExecutorInfo("docker", isolated=True)
+    return JailExecutor(info, lambda: start(client, image, hardened, message), on_close=end, **options)
+
+
+def watch_over() -> subprocess.Popen[bytes]:
+    """Starts the reaper: a process that outlives this one by as long as it takes to remove its containers."""
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-s",
+            "-P",
+            reaper.__file__,
+            str(os.getpid()),
+            f"{OWNER}={label()}",
+            f"{HOST}={host()}",
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )

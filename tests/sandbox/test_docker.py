@@ -1,0 +1,237 @@
+"""What only the Docker backend has: its image, its stream, its profile, its containers and who removes them."""
+
+import gc
+import io
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.cli.main import main
+from agentenv.errors import ConfigurationError
+from agentenv.sandbox import docker, image, seccomp
+from agentenv.sandbox.executor import JailExecutor
+from agentenv.sandbox.jail import confine
+from agentenv.sandbox.labels import PREFIX, label
+from agentenv.sandbox.spec import make_executor, unavailable
+from agentenv.sandbox.types import ExecStatus
+
+ROOT = Path(__file__).resolve().parents[2]
+LEFT_S = 5.0
+
+
+@pytest.fixture(name="client")
+def client_(docker: JailExecutor) -> Iterator[Any]:
+    """A client of the engine, where there is one."""
+    from agentenv.sandbox.docker import engine
+
+    made = engine()
+    yield made
+    made.close()
+
+
+def created(client: Any, labels: dict[str, str]) -> str:
+    """A container that was never started."""
+    name: str = client.create_container(docker.IMAGE, ["python3"], labels=labels)["Id"]
+    return name
+
+
+def exists(client: Any, name: str) -> bool:
+    return bool(client.containers(all=True, filters={"id": name}))
+
+
+def test_the_stream_is_unwrapped_and_complaints_are_put_aside() -> None:
+    ours, theirs = socket.socketpair()
+    link = docker.Attached(ours)
+    theirs.sendall(docker.CHUNK.pack(1, 5) + b"he" + b"llo")
+    theirs.sendall(docker.CHUNK.pack(2, 4) + b"oops" + docker.CHUNK.pack(1, 1) + b"!")
+    assert [link.read(3), link.read(9), link.read(9)] == [b"hel", b"lo", b"!"]
+    assert link.errors.getvalue() == b"oops"
+    link.write(b"back")
+    assert theirs.recv(9) == b"back"
+    theirs.sendall(docker.CHUNK.pack(1, 5)[:3])
+    theirs.close()
+    assert link.read(1) == b""
+    link.close()
+
+
+def test_a_containers_profile_names_what_is_allowed() -> None:
+    allowed, clone3, clone, unshare = seccomp.container_profile()["syscalls"]
+    assert len(set(allowed["names"])) == len(allowed["names"])
+    zygotes = {"mount", "umount2", "pivot_root", "chroot"}
+    assert set(allowed["names"]) & set(seccomp.DENIED.split()) == zygotes
+    assert (clone3["action"], clone3["errnoRet"]) == ("SCMP_ACT_ERRNO", 38)
+    user, pid, mount = 0x10000000, 0x20000000, 0x00020000
+    for rule, name, flag in ((clone, "clone", pid), (unshare, "unshare", mount)):
+        mask = rule["args"][0]["value"]
+        assert (rule["names"], mask & user, mask & flag) == ([name], user, 0)
+
+
+def test_every_program_has_a_uid_of_its_own() -> None:
+    corners = [confine.corner({"isolated": True, "own_uids": True}) for _ in range(20)]
+    assert len({corner["uid"] for corner in corners}) == 20
+    assert all(corner["uid"] >= 1000 and corner["neighbours"] == 0 for corner in corners)
+    assert confine.corner({"isolated": True, "own_uids": False})["uid"] == 0
+
+
+def test_the_image_of_the_interpreter_holds_what_programs_need() -> None:
+    files = image.interpreter_files()
+    library = f"/py/lib/{Path(os.__file__).parent.name}"
+    for place in ("/py/bin/python3", f"{library}/json/__init__.py", "/site/numpy/__init__.py", "/usr/bin/sh"):
+        assert place in files
+    assert any(Path(place).name.startswith("libc.so") for place in files)
+    for folder in ("site-packages", "test", "ensurepip"):
+        assert not any(place.startswith(f"{library}/{folder}/") for place in files)
+    assert all(path.is_file() for path in files.values())
+
+
+def test_files_enter_the_archive_readable_by_all_below_folders_and_links(tmp_path: Path) -> None:
+    source = tmp_path / "program"
+    source.write_text("x")
+    source.chmod(0o700)
+    (tmp_path / "link").symlink_to(source)
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        image.add_files(archive, {"/usr/bin/a": source, "/lib/b": tmp_path / "link"})
+    stream.seek(0)
+    with tarfile.open(fileobj=stream) as archive:
+        found = {entry.name: (entry.mode, entry.uid, entry.linkname) for entry in archive}
+    assert found["usr/bin"] == (0o755, 0, "")
+    assert found["usr/bin/a"] == found["lib/b"] == (0o755, 0, "")
+    assert found["bin"][2] == "usr/bin"
+    assert found["lib"][2] == ""  # a folder of its own, as on a system without one /usr
+
+
+def test_what_cannot_become_an_image_is_said_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigurationError, match="no python3"):
+        image.build_from_root(tmp_path)
+    with pytest.raises(ConfigurationError, match="no file"):
+        image.build_from_dockerfile(tmp_path / "Dockerfile")
+    assert main(["sandbox", "build", "--root", str(tmp_path), "--dockerfile", str(tmp_path)]) == 1
+    assert "exclude each other" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_where_no_engine_answers_the_backend_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("docker")
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    assert "no Docker engine answers" in unavailable("docker")
+    gc.collect()  # the SDK leaves the socket open that it could not connect
+
+
+def test_a_missing_image_and_an_unknown_runtime_are_named(docker: JailExecutor) -> None:
+    with pytest.raises(ConfigurationError, match="agentenv sandbox build"):
+        make_executor("docker", image="agentenv-nothing")
+    with pytest.raises(ConfigurationError, match="no runtime 'runsk'"):
+        make_executor("docker", runtime="runsk")
+    with make_executor("docker", runtime="runc", size=1) as executor:
+        assert executor.run("print(1)").stdout == "1\n"
+
+
+def test_a_container_that_does_not_start_is_a_typed_result(client: Any, tmp_path: Path) -> None:
+    (tmp_path / "py" / "bin").mkdir(parents=True)
+    (tmp_path / "py" / "bin" / "python3").write_text("no program")
+    assert image.build_from_root(tmp_path, "agentenv-broken") > 0
+    try:
+        with make_executor("docker", image="agentenv-broken", size=1) as broken:
+            result = broken.run("1")
+        assert result.status is ExecStatus.SANDBOX_ERROR
+        assert "container" in result.fault or "jail" in result.fault
+    finally:
+        client.remove_image("agentenv-broken", force=True)
+
+
+def test_an_image_is_made_by_a_dockerfile(client: Any, tmp_path: Path) -> None:
+    dockerfile = tmp_path / "Dockerfile"
+    dockerfile.write_text(f"FROM {docker.IMAGE}\nENV MADE=here\n")
+    try:
+        words = ["sandbox", "build", "--dockerfile", str(dockerfile), "--image", "agentenv-derived"]
+        assert main(words) == 0
+        with make_executor("docker", image="agentenv-derived", size=1) as executor:
+            assert executor.run("import os\nprint(os.environ['MADE'])").stdout == "here\n"
+    finally:
+        client.remove_image("agentenv-derived", force=True)
+    dockerfile.write_text(f"FROM {docker.IMAGE}\nCOPY nothing /\n")
+    with pytest.raises(ConfigurationError, match=r"cannot be built.*nothing"):
+        image.build_from_dockerfile(dockerfile, "agentenv-derived")
+
+
+def test_a_container_has_the_hardened_options(docker: JailExecutor, client: Any) -> None:
+    from agentenv.sandbox.docker import CAPABILITIES, owners
+
+    docker.warm()
+    name = next(name for name, owner in owners(client).items() if owner.pid == os.getpid())
+    options = client.inspect_container(name)["HostConfig"]
+    assert (options["NetworkMode"], options["IpcMode"], options["ReadonlyRootfs"]) == ("none", "none", True)
+    assert (options["CapDrop"], tuple(options["CapAdd"])) == (["ALL"], CAPABILITIES)
+    assert options["Memory"] == options["MemorySwap"] > 0
+    assert options["PidsLimit"] > 0
+    assert options["AutoRemove"]
+    assert not options["Binds"]
+    assert not options["Privileged"]
+    assert "no-new-privileges" in options["SecurityOpt"]
+    assert any('"defaultAction": "SCMP_ACT_ERRNO"' in one for one in options["SecurityOpt"])
+
+
+def test_start_up_removes_containers_of_the_dead_and_of_nobody_else(client: Any) -> None:
+    here = docker.host()
+    orphan = created(client, {docker.OWNER: f"{PREFIX}:{os.getpid()}:1", docker.HOST: here})
+    elsewhere = created(client, {docker.OWNER: f"{PREFIX}:1:1", docker.HOST: "another machine"})
+    own = created(client, {docker.OWNER: label(), docker.HOST: here})
+    try:
+        assert docker.reap_orphans(client) >= 1
+        assert [exists(client, name) for name in (orphan, elsewhere, own)] == [False, True, True]
+    finally:
+        for name in (elsewhere, own):
+            docker.remove(client, name)
+
+
+OWNER = """
+import time
+from agentenv.sandbox import docker
+from agentenv.sandbox.labels import label
+from agentenv.sandbox.spec import make_executor
+executor = make_executor("docker", size=1)
+session = executor.open()
+session.run("x = 1")
+session.snapshot()
+labels = {docker.OWNER: label(), docker.HOST: docker.host()}
+docker.engine().create_container(docker.IMAGE, ["python3"], labels=labels)
+print("ready", flush=True)
+executor.run("import os, time\\nos.fork()\\ntime.sleep(600)")
+"""
+
+
+def test_nothing_is_left_of_a_killed_owner_not_even_what_it_never_started(client: Any) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, env=environment, text=True
+    )
+    assert owner.stdout is not None
+
+    def left() -> list[Any]:
+        found = client.containers(all=True)
+        return [
+            one for one in found if one["Labels"].get(docker.OWNER, "").startswith(f"{PREFIX}:{owner.pid}:")
+        ]
+
+    with owner, owner.stdout:
+        assert owner.stdout.readline() == "ready\n"
+        assert len(left()) >= 2
+        pids = [client.inspect_container(one["Id"])["State"]["Pid"] for one in left()]
+        owner.send_signal(signal.SIGKILL)
+    end = time.monotonic() + 2 * LEFT_S
+    while left() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert left() == []
+    assert not any(pid and Path(f"/proc/{pid}").exists() for pid in pids)
