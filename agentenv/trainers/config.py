@@ -13,6 +13,7 @@ from agentenv.data.sources import Frozen, SourceConfig
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.evaluation.ground import EnvConfig, SearchConfig
 from agentenv.trainers.advantages import get_estimator
+from agentenv.trainers.strategies import get_strategy
 
 
 class RolloutSettings(Frozen):
@@ -32,6 +33,15 @@ class RolloutSettings(Frozen):
     """Batches are formed by episode index: equal seed, machine and thread count give equal files."""
     deadline_s: float = Field(600.0, gt=0)
     """Seconds that one call of policy or environment may take."""
+    strategy: str = "plain"
+    """Name of the rollout strategy: how the episodes of a question become its group."""
+    strategy_options: dict[str, Any] = Field(default_factory=dict)
+    """Its options by name; ``docs/rollouts.md`` lists them."""
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        get_strategy(self.strategy, self.strategy_options)
+        return self
 
 
 class CorrectionSettings(Frozen):
@@ -201,7 +211,12 @@ class TrainConfig(Frozen):
         return self
 
 
-_FREE_TABLES = ("env.options", "optimization.estimator_options", "optimization.objective_options")
+_FREE_TABLES = (
+    "env.options",
+    "rollout.strategy_options",
+    "optimization.estimator_options",
+    "optimization.objective_options",
+)
 """Their keys are checked by whom they are for."""
 
 

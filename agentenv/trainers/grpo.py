@@ -17,11 +17,12 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from agentenv.core.rollout import Start, rollout
+from agentenv.core.rollout import Start
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import Fault
 from agentenv.evaluation.records import RESULTS, read_json, write_results
@@ -36,6 +37,8 @@ from agentenv.trainers.metrics import describe
 from agentenv.trainers.monitors import COLLAPSES, guarded, warnings_of
 from agentenv.trainers.run import Clock, Display, Run, rollout_config, set_up
 from agentenv.trainers.shaping import shape_rewards
+from agentenv.trainers.stage import Stage
+from agentenv.trainers.strategies import get_strategy, play_groups
 
 Group = list[Trajectory]
 
@@ -97,23 +100,31 @@ def _roll_out(run: Run, step: int) -> list[Group]:
     rng = np.random.default_rng([run.config.seed, step])
     tasks = run.train.source.tasks
     drawn = rng.choice(len(tasks), size=settings.questions, replace=settings.questions > len(tasks))
-    starts: list[Start] = []
+    starts: list[list[Start]] = []
     for place in drawn:
         group_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{run.config.seed}/{step}/{len(starts)}"))
-        for _ in range(settings.group_size):
-            starts.append(Start(run.train.make_env(), tasks[place], int(rng.integers(1 << 31)), group_id))
-    config = rollout_config(run.config, temperature=settings.temperature)
-    try:
-        played = asyncio.run(rollout(starts, run.policy, run.chat, config, name=f"step-{step}"))
-    finally:
-        for start in starts:
-            start.env.close()
-    if not any(trajectory.valid for trajectory in played):
-        raise Fault(
-            f"every episode of step {step} failed through a fault of ours; the first: {played[0].error}"
+        starts.append(
+            [
+                Start(run.train.make_env(), tasks[place], int(rng.integers(1 << 31)), group_id)
+                for _ in range(settings.group_size)
+            ]
         )
-    size = settings.group_size
-    return [played[i : i + size] for i in range(0, len(played), size)]
+    strategy = get_strategy(settings.strategy, settings.strategy_options)
+    try:
+        groups = asyncio.run(play_groups(starts, strategy, _stage(run, step)))
+    finally:
+        for start in chain.from_iterable(starts):
+            start.env.close()
+    played = [trajectory for group in groups for trajectory in group]
+    if not any(trajectory.valid for trajectory in played):
+        reason = f"; the first: {played[0].error}" if played else ""
+        raise Fault(f"every episode of step {step} failed through a fault of ours{reason}")
+    return groups
+
+
+def _stage(run: Run, step: int) -> Stage:
+    config = rollout_config(run.config, temperature=run.config.rollout.temperature)
+    return Stage(run.policy, run.chat, config, run.policy.tokenizer.decode, name=f"step-{step}")
 
 
 def _update(run: Run, step: int, groups: Sequence[Group]) -> dict[str, float]:

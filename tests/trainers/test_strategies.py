@@ -1,0 +1,130 @@
+"""Rollout strategies: the registry and its options, lanes, groups of any size, and plain play as it always was."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from agentenv.core.chat import InlineFormat
+from agentenv.core.rollout import RolloutConfig, Start, rollout
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import Completion, Sampling, Task
+from agentenv.envs.calculator import Calculator
+from agentenv.errors import ConfigurationError, ContextTooSmall, UnknownName
+from agentenv.policies.fakes import ByteTokenizer
+from agentenv.policies.scripted import ScriptedPolicy, complete
+from agentenv.trainers.config import TrainConfig, override
+from agentenv.trainers.stage import Stage
+from agentenv.trainers.strategies import STRATEGIES, RolloutStrategy, get_strategy, play_groups
+
+TOKENIZER = ByteTokenizer()
+TASK = Task("sum", "2 * 3 - 1", ("5",))
+CALL = '<tool_call>{"name": "calculate", "arguments": {"expression": "2 * 3"}}</tool_call>'
+
+
+def stage(policy: object, **config: object) -> Stage:
+    settings = RolloutConfig(**({"context_tokens": 4000} | config))  # type: ignore[arg-type]
+    return Stage(policy, InlineFormat(TOKENIZER), settings, TOKENIZER.decode)  # type: ignore[arg-type]
+
+
+def starts(n: int, group: str = "g") -> list[Start]:
+    return [Start(Calculator(), TASK, seed, group) for seed in range(n)]
+
+
+def play(
+    groups: Sequence[Sequence[Start]], on: Stage, strategy: RolloutStrategy | None = None
+) -> list[list[Trajectory]]:
+    return asyncio.run(play_groups(groups, strategy or get_strategy("plain"), on))
+
+
+class SeededPolicy:
+    """Calls the calculator or answers, as the seed of the turn decides; remembers who asked in which order."""
+
+    version = 0
+    tokenizer = TOKENIZER
+
+    def __init__(self) -> None:
+        self.asked: list[str | None] = []
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
+    ) -> Completion:
+        self.asked.append(episode)
+        text = CALL if random.Random(sampling.seed).random() < 0.5 else str(sampling.seed % 7)
+        return complete(text, TOKENIZER, sampling)
+
+    def release(self, episode: str) -> None: ...
+
+    async def score(self, ids: Sequence[int]) -> Sequence[float]:
+        return [0.0] * len(ids)
+
+
+def test_plain_plays_each_start_once_as_the_episode_loop_does() -> None:
+    """The groups of one step, end to end, are the episodes of one rollout."""
+    together = play([starts(3, "a"), starts(2, "b")], stage(SeededPolicy()))
+    alone = asyncio.run(
+        rollout(
+            [*starts(3, "a"), *starts(2, "b")],
+            SeededPolicy(),
+            InlineFormat(TOKENIZER),
+            RolloutConfig(context_tokens=4000),
+            name="e",
+        )
+    )
+    assert [[t.id for t in group] for group in together] == [["e-0", "e-1", "e-2"], ["e-3", "e-4"]]
+    for played, expected in zip([t for group in together for t in group], alone, strict=True):
+        assert played.segments == expected.segments
+        assert played.group_id == expected.group_id
+        assert played.reward == expected.reward
+
+
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+def test_every_strategy_is_built_from_its_name_alone(name: str) -> None:
+    assert callable(get_strategy(name).play)
+
+
+def test_an_unknown_strategy_or_option_is_one_sentence() -> None:
+    with pytest.raises(UnknownName, match=r"No rollout strategy 'plian'. Did you mean 'plain'\?"):
+        get_strategy("plian")
+    with pytest.raises(UnknownName, match=r"option of the rollout strategy 'plain'"):
+        get_strategy("plain", {"retries": 3})
+
+
+def test_the_configuration_checks_the_strategy_when_it_is_loaded() -> None:
+    assert TrainConfig().rollout.strategy == "plain"
+    with pytest.raises(ConfigurationError, match=r"Did you mean 'plain'\?"):
+        override(TrainConfig(), ["--rollout.strategy", "plai"])
+    with pytest.raises(ConfigurationError, match="'width'"):
+        override(TrainConfig(), ["--rollout.strategy_options.width", "2"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Half:
+    """A strategy with a group of another size: plays every other start."""
+
+    async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:
+        return await get_strategy("plain").play(starts[::2], stage)
+
+
+def test_a_group_may_have_another_size_than_its_starts() -> None:
+    groups = play([starts(3), starts(4)], stage(SeededPolicy()), Half())
+    assert [len(group) for group in groups] == [2, 2]
+
+
+def test_bad_input_comes_out_as_it_was_raised() -> None:
+    with pytest.raises(ContextTooSmall, match="context_tokens is 10: raise it"):
+        play([starts(2), starts(2)], stage(ScriptedPolicy({}), context_tokens=10))
+
+
+def test_a_lane_is_one_live_episode() -> None:
+    @dataclass(frozen=True)
+    class Twice:
+        async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:
+            with stage.lane(0), stage.lane(0):
+                return []
+
+    with pytest.raises(ConfigurationError, match="Episode 0 is already live"):
+        play([starts(1)], stage(SeededPolicy()), Twice())
+    assert play([starts(1)], stage(SeededPolicy(), deterministic=False), Twice()) == [[]]
