@@ -101,14 +101,11 @@ def _roll_out(run: Run, step: int) -> list[Group]:
     tasks = run.train.source.tasks
     drawn = rng.choice(len(tasks), size=settings.questions, replace=settings.questions > len(tasks))
     starts: list[list[Start]] = []
-    for place in drawn:
-        group_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{run.config.seed}/{step}/{len(starts)}"))
-        starts.append(
-            [
-                Start(run.train.make_env(), tasks[place], int(rng.integers(1 << 31)), group_id)
-                for _ in range(settings.group_size)
-            ]
-        )
+    for number, place in enumerate(drawn):
+        first = number * settings.group_size
+        group_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{run.config.seed}/{step}/{first}"))
+        seeds = [int(rng.integers(1 << 31)) for _ in range(settings.group_size)]
+        starts.append([Start(run.train.make_env(), tasks[place], seed, group_id) for seed in seeds])
     strategy = get_strategy(settings.strategy, settings.strategy_options)
     try:
         groups = asyncio.run(play_groups(starts, strategy, _stage(run, step)))
