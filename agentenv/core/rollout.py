@@ -11,7 +11,7 @@ from agentenv.core.batching import Lockstep
 from agentenv.core.env import Env
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory, Turn
-from agentenv.core.types import Completion, EndReason, Message, Observation, Sampling, Step, Task
+from agentenv.core.types import Completion, EndReason, Observation, Sampling, Step, Task
 from agentenv.errors import ConfigurationError, ContextTooSmall, EnvFault, Fault, PolicyFault
 
 T = TypeVar("T")
@@ -164,8 +164,11 @@ async def play(record: Record, policy: Policy, chat: ChatFormat, config: Rollout
 async def take_turn(record: Record, policy: Policy, chat: ChatFormat, config: RolloutConfig) -> None:
     """One turn: the policy writes, the environment acts on it and its observation is appended."""
     completion = await sample(record, policy, config)
-    if completion is not None:
-        await act(record, completion.text, chat, config)
+    if completion is None:
+        return
+    observation = await act(record, completion.text, config)
+    if observation is not None:
+        observe(record, chat, observation, config.context_tokens)
 
 
 async def sample(
@@ -212,8 +215,12 @@ async def sample(
     return completion
 
 
-async def act(record: Record, action: str, chat: ChatFormat, config: RolloutConfig) -> None:
-    """The environment acts on ``action``, whose ids stand in ``record``; the turn and what is new are appended."""
+async def act(record: Record, action: str, config: RolloutConfig) -> Observation | None:
+    """The environment acts on ``action``, whose ids stand in ``record``; the turn is appended.
+
+    Returns:
+        What is new, for ``observe``; None where the action ended the episode.
+    """
     env = record.start.env
     began = time.perf_counter()
     try:
@@ -221,12 +228,12 @@ async def act(record: Record, action: str, chat: ChatFormat, config: RolloutConf
         step = await within(config.deadline_s, env.astep(action), EnvFault("the environment's step"))
     except Exception as error:
         record.fail(EndReason.ENV_FAULT, error)
-        return
+        return None
     _record_turn(record, action, step, key, time.perf_counter() - began)
     if step.terminated or step.truncated:
         record.close(record.reward, step.info["end_reason"], step.info)
-    else:
-        observe(record, chat, step.observation, config.context_tokens)
+        return None
+    return step.observation
 
 
 async def _generate(
@@ -258,7 +265,7 @@ def _record_turn(record: Record, action: str, step: Step, key: str | None, env_s
     )
 
 
-def observe(record: Record, chat: ChatFormat, observation: tuple[Message, ...], limit: int) -> None:
+def observe(record: Record, chat: ChatFormat, observation: Observation, limit: int) -> None:
     """Appends the observation; opens a new row where the format did not extend what stands there.
 
     An observation that would overflow the row stays out of it: the next turn has no room and the episode
