@@ -10,9 +10,17 @@ from typing import Any, TypeVar
 from agentenv.core.batching import Lockstep
 from agentenv.core.env import Env
 from agentenv.core.protocols import ChatFormat, Policy
+from agentenv.core.snapshot import Snapshot
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory, Turn
 from agentenv.core.types import Completion, EndReason, Observation, Sampling, Step, Task
-from agentenv.errors import ConfigurationError, ContextTooSmall, EnvFault, Fault, PolicyFault
+from agentenv.errors import (
+    ConfigurationError,
+    ContextTooSmall,
+    EnvFault,
+    Fault,
+    PolicyFault,
+    SnapshotRefused,
+)
 
 T = TypeVar("T")
 
@@ -236,6 +244,31 @@ async def act(record: Record, action: str, config: RolloutConfig) -> Observation
     return step.observation
 
 
+async def capture(record: Record, config: RolloutConfig) -> Snapshot | None:
+    """The environment's present state, for ``rewind``; whoever asks releases it.
+
+    None where it cannot be captured as it stands (a live interpreter with threads), and where that failed and ended the
+    episode.
+    """
+    taking = asyncio.to_thread(record.start.env.snapshot)
+    try:
+        return await within(config.deadline_s, taking, EnvFault("the environment's snapshot"))
+    except SnapshotRefused:
+        return None
+    except Exception as error:
+        record.fail(EndReason.ENV_FAULT, error)
+        return None
+
+
+async def rewind(record: Record, snapshot: Snapshot, config: RolloutConfig) -> None:
+    """Takes the environment back to ``snapshot``; a failure ends the episode."""
+    going = asyncio.to_thread(record.start.env.restore, snapshot)
+    try:
+        await within(config.deadline_s, going, EnvFault("the environment's restore"))
+    except Exception as error:
+        record.fail(EndReason.ENV_FAULT, error)
+
+
 async def _generate(
     record: Record, policy: Policy, config: RolloutConfig, room: int, attempt: int
 ) -> Completion:
@@ -349,9 +382,11 @@ __all__ = [
     "RolloutConfig",
     "Start",
     "act",
+    "capture",
     "observe",
     "open_episode",
     "play",
+    "rewind",
     "rollout",
     "run_episode",
     "sample",

@@ -71,6 +71,7 @@ class LocalSearch(AsyncEnv[SearchState]):
     """Search, read, answer; reward is the score of the answer, given once."""
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}  # type: ignore[misc]
+    call_markers: ClassVar[tuple[str, ...]] = ("<search>", "<read>")
 
     def __init__(
         self,

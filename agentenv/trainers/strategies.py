@@ -15,6 +15,7 @@ from agentenv.core.rollout import Start, run_episode, together
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import UnknownName
 from agentenv.trainers.options import bind_options
+from agentenv.trainers.rollback import RollbackStrategy
 from agentenv.trainers.stage import Stage
 
 
@@ -55,6 +56,7 @@ class PlainStrategy:
 
 STRATEGIES: Mapping[str, Callable[..., RolloutStrategy]] = {
     "plain": PlainStrategy,
+    "rollback": RollbackStrategy,
 }
 
 
