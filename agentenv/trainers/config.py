@@ -62,9 +62,9 @@ class CorrectionSettings(Frozen):
     """Estimate of that divergence."""
     reduce: Literal["token", "sum", "mean", "max"] = "mean"
     """Judges each token, or its whole row."""
-    foreign: Literal["recompute", "weight"] = "recompute"
-    """Tokens sampled under another context: taken for on-policy, or weighed one by one by
-    min(p(now) / p(sampled), high)."""
+    foreign: Literal["recompute", "weight", "rescore"] = "recompute"
+    """Tokens sampled under another context: taken for on-policy, weighed one by one by min(p(now) / p(sampled), high), or
+    scored again by the policy where they stand now, one forward pass an episode."""
     ess_base: float | None = Field(None, gt=0)
     """The step size is scaled by sqrt(min(1, effective sample / base)) (VCPO, base 1); None leaves it."""
 

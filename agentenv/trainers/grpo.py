@@ -37,6 +37,7 @@ from agentenv.trainers.metrics import describe
 from agentenv.trainers.monitors import COLLAPSES, guarded, warnings_of
 from agentenv.trainers.run import Clock, Display, Run, rollout_config, set_up
 from agentenv.trainers.shaping import shape_rewards
+from agentenv.trainers.splicing import rescored
 from agentenv.trainers.stage import Stage
 from agentenv.trainers.strategies import get_strategy, play_groups
 
@@ -106,9 +107,8 @@ def _roll_out(run: Run, step: int) -> list[Group]:
         group_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{run.config.seed}/{step}/{first}"))
         seeds = [int(rng.integers(1 << 31)) for _ in range(settings.group_size)]
         starts.append([Start(run.train.make_env(), tasks[place], seed, group_id) for seed in seeds])
-    strategy = get_strategy(settings.strategy, settings.strategy_options)
     try:
-        groups = asyncio.run(play_groups(starts, strategy, _stage(run, step)))
+        groups = asyncio.run(_play(run, step, starts))
     finally:
         for start in chain.from_iterable(starts):
             start.env.close()
@@ -119,9 +119,15 @@ def _roll_out(run: Run, step: int) -> list[Group]:
     return groups
 
 
-def _stage(run: Run, step: int) -> Stage:
-    config = rollout_config(run.config, temperature=run.config.rollout.temperature)
-    return Stage(run.policy, run.chat, config, run.policy.tokenizer.decode, name=f"step-{step}")
+async def _play(run: Run, step: int, starts: Sequence[Sequence[Start]]) -> list[Group]:
+    """The groups of ``starts`` by the configured strategy, scored again where that is configured."""
+    settings = run.config.rollout
+    config = rollout_config(run.config, temperature=settings.temperature)
+    stage = Stage(run.policy, run.chat, config, run.policy.tokenizer.decode, name=f"step-{step}")
+    groups = await play_groups(starts, get_strategy(settings.strategy, settings.strategy_options), stage)
+    if run.config.optimization.correction.foreign == "rescore":
+        groups = [[await rescored(t, run.policy, settings.temperature) for t in group] for group in groups]
+    return groups
 
 
 def _update(run: Run, step: int, groups: Sequence[Group]) -> dict[str, float]:

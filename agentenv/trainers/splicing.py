@@ -1,4 +1,4 @@
-"""Putting one turn's call in the place of another's: surgery on token ids, text only to compare. Pure functions.
+"""Putting one turn's call in the place of another's: surgery on token ids, text only to compare.
 
 A turn is a run of policy segments. Its *call* begins with the token in which the first call marker begins, and goes to
 the end of the turn; what stands before is its *reasoning*.
@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import Literal
 
+from agentenv.core.protocols import Policy
 from agentenv.core.tools import Call, read_calls
-from agentenv.core.trajectory import Segment
+from agentenv.core.trajectory import Segment, Trajectory
 
 Decode = Callable[[Sequence[int]], str]
 Comparison = Literal["recommended", "parity"]
@@ -121,6 +122,30 @@ def splice(
         return Splice(deep, False, alike)
     text = decode(old.ids[:before]) + new.text[len(decode(new.ids[:after])) :]
     return Splice(SampledTurn((*_take(old.segments, before), *_drop(foreign, after)), text), True, alike)
+
+
+async def rescored(trajectory: Trajectory, policy: Policy, temperature: float) -> Trajectory:
+    """``trajectory`` with log-probs of its tokens of another context where they stand now; these then count as any others.
+
+    Args:
+        trajectory: An episode.
+        policy: The one that sampled it, its weights unchanged.
+        temperature: That of the sampling.
+    """
+    if not any(segment.context_mismatch for segment in trajectory.segments):
+        return trajectory
+    scores: list[float] = []
+    for row in trajectory.row_slices:
+        scores += await policy.score(trajectory.ids[row].tolist(), temperature=temperature)
+    segments, start = [], 0
+    for segment in trajectory.segments:
+        end = start + len(segment.ids)
+        if segment.context_mismatch:
+            mine = tuple(scores[start:end])
+            segment = replace(segment, logprobs=mine, version=policy.version, context_mismatch=False)
+        segments.append(segment)
+        start = end
+    return replace(trajectory, segments=tuple(segments))
 
 
 def _take(segments: Sequence[Segment], count: int) -> list[Segment]:

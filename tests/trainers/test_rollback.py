@@ -226,9 +226,9 @@ def test_a_corrected_call_stands_where_the_failed_one_stood() -> None:
 def test_without_errors_it_is_plain_play_and_without_rolls_too() -> None:
     script = (call("6 * 7"), "42")
     assert play(LoggedPolicy(*script)).segments == plain(LoggedPolicy(*script)).segments
-    script = (call("6 * x"), call("6 * 7"), "42")
-    off = play(LoggedPolicy(*script), roll_probability=0.0)
-    assert off.segments == plain(LoggedPolicy(*script)).segments
+    rolled = (call("6 * x"), call("6 * 7"), "42")
+    off = play(LoggedPolicy(*rolled), roll_probability=0.0)
+    assert off.segments == plain(LoggedPolicy(*rolled)).segments
     assert (off.origin, figures(off)["triggered"]) == (Origin.BASE, 0)
 
 

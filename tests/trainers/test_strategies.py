@@ -57,7 +57,7 @@ class SeededPolicy:
 
     def release(self, episode: str) -> None: ...
 
-    async def score(self, ids: Sequence[int]) -> Sequence[float]:
+    async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
         return [0.0] * len(ids)
 
 
