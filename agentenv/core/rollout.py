@@ -269,6 +269,21 @@ async def rewind(record: Record, snapshot: Snapshot, config: RolloutConfig) -> N
         record.fail(EndReason.ENV_FAULT, error)
 
 
+async def fork(record: Record, n: int, config: RolloutConfig) -> list[Env[Any]]:
+    """``n`` environments in the present state of that of ``record``; whoever asks closes them.
+
+    None at all where it cannot be captured as it stands, and where that failed and ended the episode.
+    """
+    forking = asyncio.to_thread(record.start.env.fork, n)
+    try:
+        return await within(config.deadline_s, forking, EnvFault("the environment's fork"))
+    except SnapshotRefused:
+        return []
+    except Exception as error:
+        record.fail(EndReason.ENV_FAULT, error)
+        return []
+
+
 async def _generate(
     record: Record, policy: Policy, config: RolloutConfig, room: int, attempt: int
 ) -> Completion:
@@ -383,6 +398,7 @@ __all__ = [
     "Start",
     "act",
     "capture",
+    "fork",
     "observe",
     "open_episode",
     "play",

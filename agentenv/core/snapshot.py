@@ -128,7 +128,8 @@ def fork_value(value: Any) -> Any:
     """A deep copy of ``value`` in which every resource is replaced by its own fork.
 
     Raises:
-        SnapshotError: a part could not be forked; the forks made before it have been closed.
+        SnapshotRefused: a resource cannot be captured as it stands.
+        SnapshotError: a part could not be forked; either way the forks made before it have been closed.
     """
     forks: list[Resource] = []
     memo: dict[int, Any] = {}
@@ -140,4 +141,5 @@ def fork_value(value: Any) -> Any:
     except Exception as error:
         for fork in forks:
             fork.close()
-        raise SnapshotError(f"cannot fork {type(value).__name__}: {error}") from error
+        kind = SnapshotRefused if isinstance(error, SnapshotRefused) else SnapshotError
+        raise kind(f"cannot fork {type(value).__name__}: {error}") from error

@@ -172,7 +172,8 @@ class TrainConfig(Frozen):
     threads: int = Field(2, ge=1)
     """Threads of torch; results depend on it in the last digits."""
     policy: str = "tiny"
-    """Where the policy starts: ``tiny`` or ``hf:PATH``."""
+    """Where the policy starts: ``tiny`` or ``hf:PATH``. Where ``env.options`` names no prompt it is that of the policy's
+    ``episode.json``, or else the environment's own."""
     format: Literal["inline", "template"] = "inline"
     """Inline tags within one assistant turn (Search-R1), or the chat template with tool messages."""
     env: EnvConfig = EnvConfig()
@@ -227,19 +228,39 @@ def presets() -> dict[str, Path]:
 
 
 def load_config(name: str) -> TrainConfig:
-    """The configuration of a preset or of a TOML file.
+    """The configuration of a preset or of a TOML file; ``base = "PRESET"`` in a file takes what it does not say from there.
 
     Raises:
-        UnknownName: neither a preset nor a file.
+        UnknownName: neither a preset nor a file, or no such base.
         ConfigurationError: the file is no TOML, or a key or value of it is wrong.
     """
     path = presets().get(name) or Path(name)
     if not path.is_file():
         raise UnknownName.among("preset or TOML file", name, presets())
+    values = _read_toml(path)
+    base = values.pop("base", None)
+    if base is None:
+        return parse_config(values, str(path))
+    if base not in presets():
+        raise UnknownName.among(f"preset to be the base of {path}:", str(base), presets())
+    _check_keys(values, TrainConfig().model_dump(), str(path))
+    return parse_config(_merged(_read_toml(presets()[base]), values), str(path))
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return parse_config(tomllib.loads(path.read_text(encoding="utf-8")), str(path))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{path} is no TOML: {error}.") from error
+
+
+def _merged(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """``base`` with ``values`` in it, table by table."""
+    merged = dict(base)
+    for key, value in values.items():
+        tables = isinstance(value, dict) and isinstance(base.get(key), dict)
+        merged[key] = _merged(base[key], value) if tables else value
+    return merged
 
 
 def resume_config(folder: Path) -> TrainConfig:

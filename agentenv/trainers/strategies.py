@@ -17,6 +17,7 @@ from agentenv.errors import UnknownName
 from agentenv.trainers.options import bind_options
 from agentenv.trainers.rollback import RollbackStrategy
 from agentenv.trainers.stage import Stage
+from agentenv.trainers.tree import TreeStrategy
 
 
 class RolloutStrategy(Protocol):
@@ -57,6 +58,7 @@ class PlainStrategy:
 STRATEGIES: Mapping[str, Callable[..., RolloutStrategy]] = {
     "plain": PlainStrategy,
     "rollback": RollbackStrategy,
+    "tree": TreeStrategy,
 }
 
 
