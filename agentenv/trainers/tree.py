@@ -34,17 +34,17 @@ class TreeStrategy:
     """Plays ``roots`` episodes and forks them, as long as the group has lanes left: n starts give at most n leaves.
 
     A fork at turn t continues in as many environments from the state before t; no turn is executed twice. Each leaf is a
-    trajectory of its whole path, with ``parent_id`` and ``fork_turn``, and a shared turn is trained in one of them: use it with
-    the estimators ``tree`` and ``sibling``. Lanes are divided among the branches of a fork when it is made, so that nothing
+    trajectory of its whole path with ``parent_id`` and ``fork_turn``, and a shared turn is trained in one of them: for the
+    estimators ``tree`` and ``sibling``. The lanes left are divided among the branches when a fork is made, so that nothing
     depends on which branch is faster; what a branch that ends early had left is not played.
     """
 
     roots: int = 2
     """Independent episodes at the start; with one, the first turn has nothing to be compared with."""
     fork_at: Literal["every_turn", "surprise", "failure"] = "every_turn"
-    """``every_turn`` but the first; a turn whose sampled tokens had a mean -log p above ``surprise``, an estimate of the
-    entropy there; or a turn in which a tool call failed. The last two fork where the policy acted in a certain way, so
-    that ``sibling`` is no longer exactly unbiased."""
+    """``every_turn`` but the first of each branch; a turn whose sampled tokens had a mean -log p above ``surprise``, an
+    estimate of the entropy there; or a turn in which a tool call failed. The last two fork where the policy acted in a
+    certain way, so that ``sibling`` is no longer exactly unbiased."""
     width: int = 2
     """Branches that leave a fork, the one that was there before among them."""
     depth: int = 2
@@ -58,8 +58,8 @@ class TreeStrategy:
     def __post_init__(self) -> None:
         if self.roots < 1 or self.width < 2 or self.depth < 0 or not 0 < self.keep <= 1:
             raise ConfigurationError(
-                f"a tree needs roots of at least 1, width of at least 2, depth of at least 0 and keep above 0 and at most 1, "
-                f"not {self.roots}, {self.width}, {self.depth} and {self.keep}"
+                "a tree needs roots of at least 1, width of at least 2, depth of at least 0 and keep above 0 and at most "
+                f"1, not {self.roots}, {self.width}, {self.depth} and {self.keep}"
             )
 
     async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:
@@ -137,7 +137,7 @@ class _Grove:
         completion = await sample(record, self.stage.policy, config)
         if completion is None:
             return
-        if branch.may_fork and self._forks_at(before, completion):
+        if branch.may_fork and self._forks_at(branch, before, completion):
             await self._fork(branch, before, tasks)
         watched = branch.may_fork and self.how.fork_at == "failure"
         snapshot = await capture(record, config) if watched else None
@@ -155,10 +155,10 @@ class _Grove:
             if snapshot is not None:
                 snapshot.release()
 
-    def _forks_at(self, before: Record, completion: Completion) -> bool:
+    def _forks_at(self, branch: _Branch, before: Record, completion: Completion) -> bool:
         """Whether to fork before the environment has acted."""
         if self.how.fork_at == "every_turn":
-            return len(before.turns) > 0
+            return len(before.turns) > branch.turn  # that of its own fork had its branches
         surprise = -fmean(completion.logprobs) if completion.logprobs else 0.0
         return self.how.fork_at == "surprise" and surprise > self.how.surprise
 

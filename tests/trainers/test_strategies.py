@@ -1,16 +1,33 @@
-"""Rollout strategies: the registry and its options, lanes, groups of any size, and plain play as it always was."""
+"""Rollout strategies: the registry and its options, lanes, groups of any size, plain play as it always was.
+
+Whatever the strategy and however long environments take, the batches of a step are the same.
+"""
 
 import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
+from agentenv.core.batching import Batcher
 from agentenv.core.chat import InlineFormat
+from agentenv.core.env import AsyncEnv
 from agentenv.core.rollout import RolloutConfig, Start, rollout
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import Completion, Sampling, Task
+from agentenv.core.types import (
+    Completion,
+    EndReason,
+    Info,
+    Message,
+    Observation,
+    Sampling,
+    Step,
+    Task,
+    ToolResult,
+    ToolStatus,
+)
 from agentenv.envs.calculator import Calculator
 from agentenv.errors import ConfigurationError, ContextTooSmall, UnknownName
 from agentenv.policies.fakes import ByteTokenizer
@@ -128,3 +145,88 @@ def test_a_lane_is_one_live_episode() -> None:
     with pytest.raises(ConfigurationError, match="Episode 0 is already live"):
         play([starts(1)], stage(SeededPolicy()), Twice())
     assert play([starts(1)], stage(SeededPolicy(), deterministic=False), Twice()) == [[]]
+
+
+class BatchingPolicy:
+    """Says a word, "oops" or a number, as the seed of the turn decides, in batches that it remembers."""
+
+    version = 0
+    tokenizer = TOKENIZER
+
+    def __init__(self) -> None:
+        self.batches: list[list[tuple[str | None, int]]] = []
+        self._batcher = Batcher(self._run, rank=1)
+
+    def _run(self, asked: list[tuple[str | None, int, Sampling]]) -> list[Completion]:
+        self.batches.append([(episode, length) for episode, length, _ in asked])
+        return [complete(self._word(sampling.seed), TOKENIZER, sampling) for _, _, sampling in asked]
+
+    def _word(self, seed: int) -> str:
+        return random.Random(seed).choice(["oops", "oops", "word", "word", "word", "1", "2"])
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
+    ) -> Completion:
+        return await self._batcher.submit((episode, len(prompt_ids), sampling))
+
+    def release(self, episode: str) -> None: ...
+
+    async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
+        return [0.0] * len(ids)
+
+
+@dataclass
+class MoodyState:
+    turns: int = 0
+
+
+class Moody(AsyncEnv[MoodyState]):
+    """Takes its time, by a clock that is none of the episode's; "oops" fails and a number ends the episode."""
+
+    def __init__(self, clock: random.Random) -> None:
+        super().__init__()
+        self.clock = clock
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        await super().areset(seed=seed)
+        await asyncio.sleep(self.clock.random() / 200)
+        self.state = MoodyState()
+        return (Message("user", "Go"),), {}
+
+    async def astep(self, action: str) -> Step:
+        await asyncio.sleep(self.clock.random() / 200)
+        self.state.turns += 1
+        if action.isdigit():
+            return self.result((), reward=float(action), end=EndReason.ANSWERED)
+        over = EndReason.TURN_LIMIT if self.state.turns == 5 else None
+        result = ToolResult("say", ToolStatus.ERROR if action == "oops" else ToolStatus.OK)
+        said = (Message("tool", f"[{action}]"),)
+        return self.result(said, end=over, truncated=over is not None, tool_results=(result,))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("plain", {}),
+        ("rollback", {"retries": 2, "commit": "on_success", "roll_probability": 0.8}),
+        ("tree", {"roots": 1, "depth": 3}),
+        ("tree", {"fork_at": "failure", "depth": 3}),
+    ],
+    ids=["plain", "rollback", "tree", "tree-failure"],
+)
+def test_batches_do_not_depend_on_how_long_anything_takes(name: str, options: dict[str, Any]) -> None:
+    def batches(clock: int) -> tuple[Any, Any]:
+        policy, ticks = BatchingPolicy(), random.Random(clock)
+        groups = [
+            [Start(Moody(ticks), TASK, 100 * g + i, str(g)) for i in range(n)]
+            for g, n in enumerate((4, 6, 3))
+        ]
+        played = play(groups, stage(policy), get_strategy(name, options))
+        records = [(t.id, t.parent_id, t.fork_turn, t.segments, t.info) for group in played for t in group]
+        return policy.batches, records
+
+    first = batches(0)
+    assert max(map(len, first[0])) > 3
+    assert [batches(clock) for clock in (1, 2)] == [first, first]
