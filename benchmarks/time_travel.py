@@ -3,9 +3,9 @@
     python benchmarks/time_travel.py
 
 Three jobs in a Python interpreter whose every cell takes ``--tool-ms``: a failed call of turn t is taken back and corrected
-(rollback); an episode is played again from its turn t on (retry); an episode forks at turn t into ``--branches`` (tree). Each
-is done with snapshots; with an environment that goes back by a fresh start and all earlier actions again; and with whole
-episodes instead, as a trainer without time travel samples them. The policy is a script, so that seconds are those of
+(rollback); an episode is played again from its turn t on (retry); an episode forks at turn t into ``--branches`` (tree).
+Each is done with snapshots; with an environment that goes back by a fresh start and all earlier actions again; and with
+whole episodes instead, as a trainer without time travel samples them. The policy is a script, so that seconds are those of
 environments and of the loop; what a policy would have had to sample is counted.
 """
 
