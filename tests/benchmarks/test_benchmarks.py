@@ -91,23 +91,9 @@ def test_time_travel(tmp_path: Path) -> None:
     if reason := unavailable("unsafe-local"):
         pytest.skip(reason)
     path = tmp_path / "out.json"
-    small = [
-        "--turns",
-        "4",
-        "--branches",
-        "3",
-        "--tool-ms",
-        "1",
-        "--repeats",
-        "1",
-        "--backend",
-        "unsafe-local",
-        "--threads",
-        "1",
-        "--json",
-        "--out",
-    ]
-    script = [sys.executable, str(ROOT / "benchmarks" / "time_travel.py"), *small, str(path)]
+    size = ("--turns", "4", "--branches", "3", "--tool-ms", "1", "--repeats", "1", "--threads", "1")
+    where = ("--backend", "unsafe-local", "--json", "--out", str(path))
+    script = [sys.executable, str(ROOT / "benchmarks" / "time_travel.py"), *size, *where]
     done = subprocess.run(script, capture_output=True, text=True, timeout=300, cwd=ROOT)
     rows = {(row["job"], row["turn"]): row for row in result(done, path)["rows"]}
     assert set(rows) == {(job, turn) for job in ("rollback", "retry", "tree") for turn in (1, 2)}

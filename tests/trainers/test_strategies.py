@@ -5,8 +5,12 @@ Whatever the strategy and however long environments take, the batches of a step 
 
 import asyncio
 import random
+import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,7 +19,7 @@ from agentenv.core.batching import Batcher
 from agentenv.core.chat import InlineFormat
 from agentenv.core.env import AsyncEnv
 from agentenv.core.rollout import RolloutConfig, Start, rollout
-from agentenv.core.trajectory import Trajectory
+from agentenv.core.trajectory import Origin, Trajectory
 from agentenv.core.types import (
     Completion,
     EndReason,
@@ -230,3 +234,22 @@ def test_batches_do_not_depend_on_how_long_anything_takes(name: str, options: di
     first = batches(0)
     assert max(map(len, first[0])) >= 3
     assert [batches(clock) for clock in (1, 2)] == [first, first]
+
+
+def test_the_documented_example_is_a_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its code and its row are taken from ``docs/rollouts.md``."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "rollouts.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    ((name, row),) = re.findall(r'^    "(\w+)": (\w+),$', page, re.MULTILINE)
+    module = ModuleType("second_chance")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(code, vars(module))
+    monkeypatch.setitem(STRATEGIES, name, vars(module)[row])  # type: ignore[arg-type]
+    settings = override(TrainConfig(), ["--rollout.strategy", name, "--rollout.strategy_options.enough", "1"])
+    strategy = get_strategy(name, settings.rollout.strategy_options)
+    (group,) = play([starts(2)], stage(ScriptedPolicy({"e-0": ("4",), "e-1": ("5",)})), strategy)
+    assert [(t.reward, t.origin) for t in group] == [(0.0, Origin.RETRY), (1.0, Origin.BASE)]
+    assert group[0].info["strategy"] == {
+        "sampled_tokens": 4,
+        "second_chances": 1,
+    }  # a digit and an end mark, twice
