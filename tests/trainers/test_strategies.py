@@ -244,7 +244,7 @@ def test_the_documented_example_is_a_strategy(monkeypatch: pytest.MonkeyPatch) -
     module = ModuleType("second_chance")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(code, vars(module))
-    monkeypatch.setitem(STRATEGIES, name, vars(module)[row])  # type: ignore[arg-type]
+    monkeypatch.setitem(STRATEGIES, name, vars(module)[row])
     settings = override(TrainConfig(), ["--rollout.strategy", name, "--rollout.strategy_options.enough", "1"])
     strategy = get_strategy(name, settings.rollout.strategy_options)
     (group,) = play([starts(2)], stage(ScriptedPolicy({"e-0": ("4",), "e-1": ("5",)})), strategy)
