@@ -140,7 +140,7 @@ class OptimizationConfig(Frozen):
 
 
 class EvaluationSettings(Frozen):
-    """Evaluation during and around training; always greedy."""
+    """Evaluation during and around training; always greedy, and without a rollout strategy unless one is named."""
 
     every: int = Field(10, ge=0)
     """Steps between two evaluations on the dev questions; 0 makes none."""
@@ -148,6 +148,16 @@ class EvaluationSettings(Frozen):
     """Scorers of the evaluations before and after; the first is the headline."""
     bounds: bool = True
     """Whether closed book, oracle passages and the scripted expert are measured on the test questions."""
+    strategy: str = "plain"
+    """A strategy of one trajectory a start, such as ``rollback``, with which the evaluations before and after are made once
+    more beside the plain ones; ``plain`` makes none."""
+    strategy_options: dict[str, Any] = Field(default_factory=dict)
+    """Its options by name."""
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        get_strategy(self.strategy, self.strategy_options)
+        return self
 
 
 class GuardSettings(Frozen):
@@ -215,6 +225,7 @@ class TrainConfig(Frozen):
 _FREE_TABLES = (
     "env.options",
     "rollout.strategy_options",
+    "evaluation.strategy_options",
     "optimization.estimator_options",
     "optimization.objective_options",
 )

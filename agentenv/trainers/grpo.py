@@ -205,6 +205,9 @@ def _finish(run: Run, before: dict[str, Any]) -> dict[str, Any]:
         "faults": sum(line["faults"] for line in history),
         "seconds": {name: round(value, 1) for name, value in run.seconds.items()},
     }
+    if (strategy := run.config.evaluation.strategy) != "plain":
+        for name in (f"before-{strategy}", f"after-{strategy}"):
+            results[name] = _headline(read_json(run.folder.path / "evaluation" / name / RESULTS), scorer)
     if "stopped" in history[-1]:
         results["stopped"] = history[-1]["stopped"]
     write_results(run.folder.path, results)

@@ -249,9 +249,14 @@ def test_a_run_with_rollbacks_scores_spliced_tokens_again(toml: Path, tmp_path: 
         "--optimization.steps 2 --evaluation.bounds false --test.limit 2 --env.options.max_turns 3 "
         "--rollout.strategy rollback "
         "--rollout.strategy_options.retries 2 --rollout.temperature 1.3 --optimization.proximal recompute "
-        "--optimization.correction.mode truncate --optimization.correction.foreign rescore"
+        "--optimization.correction.mode truncate --optimization.correction.foreign rescore --evaluation.strategy rollback"
     )
     assert main(["train", str(toml), "--out", str(tmp_path / "out"), *words.split(), "--json"]) == 0
+    read = results(tmp_path / "out")
+    assert {"before", "after", "before-rollback", "after-rollback"} <= set(read)
+    assert read["after-rollback"]["n"] == 2
+    report = (tmp_path / "out" / "report.html").read_text()
+    assert "after-rollback" in report
     lines = metrics(tmp_path / "out")
     assert sum(line["rollback_shallow"] + line["rollback_deep"] for line in lines) > 0
     assert all(line["behaviour_weight"] == pytest.approx(1, abs=1e-3) for line in lines)
