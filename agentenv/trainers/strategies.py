@@ -14,6 +14,7 @@ from agentenv.core.batching import Lockstep
 from agentenv.core.rollout import Start, run_episode, together
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import UnknownName
+from agentenv.trainers.judge import JudgeStrategy
 from agentenv.trainers.options import bind_options
 from agentenv.trainers.rollback import RollbackStrategy
 from agentenv.trainers.stage import Stage
@@ -59,6 +60,7 @@ STRATEGIES: Mapping[str, Callable[..., RolloutStrategy]] = {
     "plain": PlainStrategy,
     "rollback": RollbackStrategy,
     "tree": TreeStrategy,
+    "judge": JudgeStrategy,
 }
 
 

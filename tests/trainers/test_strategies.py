@@ -215,10 +215,11 @@ class Moody(AsyncEnv[MoodyState]):
     [
         ("plain", {}),
         ("rollback", {"retries": 2, "commit": "on_success", "roll_probability": 0.8}),
+        ("judge", {"verdict": "word"}),
         ("tree", {"roots": 1, "depth": 3}),
         ("tree", {"fork_at": "failure", "depth": 3}),
     ],
-    ids=["plain", "rollback", "tree", "tree-failure"],
+    ids=["plain", "rollback", "judge", "tree", "tree-failure"],
 )
 def test_batches_do_not_depend_on_how_long_anything_takes(name: str, options: dict[str, Any]) -> None:
     def batches(clock: int) -> tuple[Any, Any]:
