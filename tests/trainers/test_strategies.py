@@ -210,17 +210,16 @@ class Moody(AsyncEnv[MoodyState]):
         return self.result(said, end=over, truncated=over is not None, tool_results=(result,))
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("plain", {}),
-        ("rollback", {"retries": 2, "commit": "on_success", "roll_probability": 0.8}),
-        ("judge", {"verdict": "word"}),
-        ("tree", {"roots": 1, "depth": 3}),
-        ("tree", {"fork_at": "failure", "depth": 3}),
-    ],
-    ids=["plain", "rollback", "judge", "tree", "tree-failure"],
-)
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in sorted(STRATEGIES)),
+    ("rollback", {"retries": 2, "commit": "on_success", "roll_probability": 0.8}),
+    ("judge", {"verdict": "word"}),
+    ("tree", {"roots": 1, "depth": 3}),
+    ("tree", {"fork_at": "failure", "depth": 3}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS, ids=[f"{n}-{len(o)}" for n, o in VARIANTS])
 def test_batches_do_not_depend_on_how_long_anything_takes(name: str, options: dict[str, Any]) -> None:
     def batches(clock: int) -> tuple[Any, Any]:
         policy, ticks = BatchingPolicy(), random.Random(clock)
@@ -229,11 +228,14 @@ def test_batches_do_not_depend_on_how_long_anything_takes(name: str, options: di
             for g, n in enumerate((4, 6, 3))
         ]
         played = play(groups, stage(policy), get_strategy(name, options))
+        assert [{t.group_id for t in group} for group in played] == [{"0"}, {"1"}, {"2"}]
         records = [(t.id, t.parent_id, t.fork_turn, t.segments, t.info) for group in played for t in group]
         return policy.batches, records
 
     first = batches(0)
     assert max(map(len, first[0])) >= 3
+    ids = [record[0] for record in first[1]]
+    assert len(set(ids)) == len(ids)
     assert [batches(clock) for clock in (1, 2)] == [first, first]
 
 
