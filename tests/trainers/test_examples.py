@@ -19,8 +19,8 @@ each = pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 SIZES = (("documents", 200), ("questions", 8))
 WORLDS = [f"--{name}.world.{key} {size}" for name in ("train", "dev", "test") for key, size in SIZES]
 SMALL = (
-    "--optimization.steps 1 --rollout.questions 1 --search.encoder hash --evaluation.every 0 --evaluation.bounds false "
-    "--test.limit 1 --trajectories_every 0 " + " ".join(WORLDS)
+    "--threads 1 --optimization.steps 1 --rollout.questions 1 --search.encoder hash --evaluation.every 0 "
+    "--evaluation.bounds false --test.limit 1 --trajectories_every 0 " + " ".join(WORLDS)
 ).split()
 
 
@@ -36,7 +36,8 @@ def test_it_loads_and_plans(path: Path) -> None:
     config = load_config(str(path))
     assert config.name == path.stem
     assert config.policy == "tiny"
-    planned = plan_run(override(config, ["--rollout.turn_tokens", "8", "--rollout.context_tokens", "16"]))
+    words = ["--threads", "1", "--rollout.turn_tokens", "8", "--rollout.context_tokens", "16"]
+    planned = plan_run(override(config, words))
     assert planned["episodes_per_step"] == config.rollout.questions * config.rollout.group_size
 
 
