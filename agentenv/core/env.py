@@ -47,6 +47,9 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
     """Outcome of the expert."""
     no_expert: ClassVar[str] = "no expert is declared"
     """Why ``expert`` gives None, where it does."""
+    call_markers: ClassVar[tuple[str, ...]] = ()
+    """Texts that begin a tool call in an action; what stands before the first one is reasoning. Empty where the whole
+    action is the call."""
     state: StateT
 
     def __init__(self, *, render_mode: str | None = None) -> None:
@@ -130,7 +133,8 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
         """Captures state, random generator and turn count.
 
         Raises:
-            SnapshotError: a part could not be captured; nothing is left behind.
+            SnapshotRefused: a live interpreter cannot be captured as it stands.
+            SnapshotError: a part could not be captured. Nothing is left behind.
         """
         return Snapshot(self, self._core())
 

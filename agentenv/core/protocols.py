@@ -30,8 +30,8 @@ class Policy(Protocol):
     def release(self, episode: str) -> None:
         """Forgets what was kept for ``episode``."""
 
-    async def score(self, ids: Sequence[int]) -> Sequence[float]:
-        """Log-probability of every token of ``ids`` given the ones before it; the first is 0."""
+    async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
+        """Log-probability of every token of ``ids`` given the ones before it, at a temperature; the first is 0."""
 
 
 @runtime_checkable

@@ -3,16 +3,24 @@
 import asyncio
 import time
 import traceback
-from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from agentenv.core.batching import Lockstep
 from agentenv.core.env import Env
 from agentenv.core.protocols import ChatFormat, Policy
+from agentenv.core.snapshot import Snapshot
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory, Turn
-from agentenv.core.types import Completion, EndReason, Message, Observation, Sampling, Step, Task
-from agentenv.errors import ConfigurationError, ContextTooSmall, EnvFault, Fault, PolicyFault
+from agentenv.core.types import Completion, EndReason, Observation, Sampling, Step, Task
+from agentenv.errors import (
+    ConfigurationError,
+    ContextTooSmall,
+    EnvFault,
+    Fault,
+    PolicyFault,
+    SnapshotRefused,
+)
 
 T = TypeVar("T")
 
@@ -61,6 +69,19 @@ class Record:
     row: int = 0
     segments: list[Segment] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
+    policy_seconds: float = 0.0
+    """Seconds that the last sample took."""
+    ended: Trajectory | None = None
+    """The finished trajectory, once the episode is over."""
+
+    @property
+    def reward(self) -> float:
+        """Sum of the rewards so far."""
+        return sum(turn.reward for turn in self.turns)
+
+    def copy(self) -> "Record":
+        """The episode as it stands, to come back to; the environment is not copied."""
+        return replace(self, ids=[*self.ids], segments=[*self.segments], turns=[*self.turns])
 
     def add(self, kind: SegmentKind, ids: Sequence[int], turn: int, **extra: Any) -> None:
         """Appends ids to the present row; nothing is recorded for no ids."""
@@ -74,9 +95,9 @@ class Record:
         self.ids = []
         self.add(SegmentKind.PROMPT, ids, turn)
 
-    def close(self, reward: float, end: EndReason, info: dict[str, Any], error: str = "") -> Trajectory:
-        """The finished trajectory."""
-        return Trajectory(
+    def close(self, reward: float, end: EndReason, info: dict[str, Any], error: str = "") -> None:
+        """Ends the episode."""
+        self.ended = Trajectory(
             task=self.start.task,
             segments=tuple(self.segments),
             turns=tuple(self.turns),
@@ -89,6 +110,10 @@ class Record:
             id=self.episode,
             info={key: value for key, value in info.items() if key not in _STEP_INFO},
         )
+
+    def fail(self, end: EndReason, error: Exception) -> None:
+        """Ends the episode through a fault of ours."""
+        self.close(0.0, end, {}, _describe(error))
 
 
 async def run_episode(
@@ -104,14 +129,29 @@ async def run_episode(
         ConfigurationError: the environment cannot pose this task, the format cannot render it, or the policy
             cannot be asked as it is configured.
     """
+    record = await open_episode(start, chat, config, episode=episode)
+    try:
+        return await play(record, policy, chat, config)
+    finally:
+        policy.release(episode)
+
+
+async def open_episode(start: Start, chat: ChatFormat, config: RolloutConfig, *, episode: str) -> Record:
+    """Poses the task: a record that holds the prompt, or has ended with a fault of the environment.
+
+    Raises:
+        ContextTooSmall: the prompt leaves no room for one turn.
+        ConfigurationError: the environment cannot pose this task, or the format cannot render it.
+    """
     record = Record(start, episode)
     reset = start.env.areset(seed=start.seed, options={"task": start.task})
     try:
-        opening, _ = await _within(config.deadline_s, reset, EnvFault("the environment's reset"))
+        opening, _ = await within(config.deadline_s, reset, EnvFault("the environment's reset"))
     except ConfigurationError:
         raise
     except Exception as error:
-        return record.close(0.0, EndReason.ENV_FAULT, {}, _describe(error))
+        record.fail(EndReason.ENV_FAULT, error)
+        return record
     record.prompt = opening
     record.add(SegmentKind.PROMPT, chat.prompt(opening), 0)
     if len(record.ids) >= config.context_tokens:
@@ -119,61 +159,63 @@ async def run_episode(
             f"the prompt of task {start.task.id!r} takes {len(record.ids)} tokens and context_tokens is "
             f"{config.context_tokens}: raise it"
         )
-    try:
-        return await play(record, policy, chat, config)
-    finally:
-        policy.release(episode)
+    return record
 
 
 async def play(record: Record, policy: Policy, chat: ChatFormat, config: RolloutConfig) -> Trajectory:
     """Takes turns from where ``record`` stands until the episode ends."""
-    reward = sum(turn.reward for turn in record.turns)
-    env = record.start.env
-    while True:
-        room = config.context_tokens - len(record.ids)
-        if room <= 0:
-            return record.close(reward, EndReason.TOKEN_LIMIT, {})
-        began = time.perf_counter()
-        try:
-            completion = await _sample(record, policy, config, room)
-        except ContextTooSmall:  # the policy's own context may be smaller than the budget
-            if not record.turns:
-                raise
-            return record.close(reward, EndReason.TOKEN_LIMIT, {})
-        except ConfigurationError:  # the same for every episode: a wrong key or model
+    while record.ended is None:
+        await take_turn(record, policy, chat, config)
+    return record.ended
+
+
+async def take_turn(record: Record, policy: Policy, chat: ChatFormat, config: RolloutConfig) -> None:
+    """One turn: the policy writes, the environment acts on it and its observation is appended."""
+    completion = await sample(record, policy, config)
+    if completion is None:
+        return
+    observation = await act(record, completion.text, config)
+    if observation is not None:
+        observe(record, chat, observation, config.context_tokens)
+
+
+async def sample(
+    record: Record, policy: Policy, config: RolloutConfig, *, attempt: int = 0
+) -> Completion | None:
+    """What the policy writes next, appended to ``record``; None where that ended the episode.
+
+    Args:
+        record: The episode.
+        policy: Who acts.
+        config: Budgets and sampling.
+        attempt: Other numbers draw other tokens in the same turn.
+
+    Raises:
+        ContextTooSmall: the policy's own context is too small for the opening prompt.
+        ConfigurationError: the policy cannot be asked as it is configured.
+    """
+    room = config.context_tokens - len(record.ids)
+    if room <= 0:
+        record.close(record.reward, EndReason.TOKEN_LIMIT, {})
+        return None
+    began = time.perf_counter()
+    try:
+        completion = await _generate(record, policy, config, room, attempt)
+    except ContextTooSmall:  # the policy's own context may be smaller than the budget
+        if not record.turns:
             raise
-        except Exception as error:
-            return record.close(0.0, EndReason.POLICY_FAULT, {}, _describe(error))
-        acted = time.perf_counter()
-        try:
-            key = env.anchor_key()
-            acting = env.astep(completion.text)
-            step = await _within(config.deadline_s, acting, EnvFault("the environment's step"))
-        except Exception as error:
-            return record.close(0.0, EndReason.ENV_FAULT, {}, _describe(error))
-        seconds = (acted - began, time.perf_counter() - acted)
-        _record_turn(record, completion, step, key, seconds)
-        reward += step.reward
-        if step.terminated or step.truncated:
-            return record.close(reward, step.info["end_reason"], step.info)
-        _observe(record, chat, step.observation, config.context_tokens)
-
-
-async def _sample(record: Record, policy: Policy, config: RolloutConfig, room: int) -> Completion:
-    sampling = Sampling(
-        max_tokens=min(config.turn_tokens, room),
-        temperature=config.temperature,
-        top_p=config.top_p,
-        stop=config.stop,
-        seed=record.start.seed * 1_000_003 + len(record.turns),
-    )
-    generating = policy.generate(record.ids, sampling, episode=record.episode)
-    completion = await _within(config.deadline_s, generating, PolicyFault("the policy"))
-    turn = len(record.turns)
+        record.close(record.reward, EndReason.TOKEN_LIMIT, {})
+        return None
+    except ConfigurationError:  # the same for every episode: a wrong key or model
+        raise
+    except Exception as error:
+        record.fail(EndReason.POLICY_FAULT, error)
+        return None
+    record.policy_seconds = time.perf_counter() - began
     record.add(
         SegmentKind.POLICY,
         completion.ids,
-        turn,
+        len(record.turns),
         logprobs=completion.logprobs,
         version=completion.version,
         token_true=completion.token_true,
@@ -181,24 +223,97 @@ async def _sample(record: Record, policy: Policy, config: RolloutConfig, room: i
     return completion
 
 
-def _record_turn(
-    record: Record, completion: Completion, step: Step, key: str | None, seconds: tuple[float, float]
-) -> None:
+async def act(record: Record, action: str, config: RolloutConfig) -> Observation | None:
+    """The environment acts on ``action``, whose ids stand in ``record``; the turn is appended.
+
+    Returns:
+        What is new, for ``observe``; None where the action ended the episode.
+    """
+    env = record.start.env
+    began = time.perf_counter()
+    try:
+        key = env.anchor_key()
+        step = await within(config.deadline_s, env.astep(action), EnvFault("the environment's step"))
+    except Exception as error:
+        record.fail(EndReason.ENV_FAULT, error)
+        return None
+    _record_turn(record, action, step, key, time.perf_counter() - began)
+    if step.terminated or step.truncated:
+        record.close(record.reward, step.info["end_reason"], step.info)
+        return None
+    return step.observation
+
+
+async def capture(record: Record, config: RolloutConfig) -> Snapshot | None:
+    """The environment's present state, for ``rewind``; whoever asks releases it.
+
+    None where it cannot be captured as it stands (a live interpreter with threads), and where that failed and ended the
+    episode.
+    """
+    taking = asyncio.to_thread(record.start.env.snapshot)
+    try:
+        return await within(config.deadline_s, taking, EnvFault("the environment's snapshot"))
+    except SnapshotRefused:
+        return None
+    except Exception as error:
+        record.fail(EndReason.ENV_FAULT, error)
+        return None
+
+
+async def rewind(record: Record, snapshot: Snapshot, config: RolloutConfig) -> None:
+    """Takes the environment back to ``snapshot``; a failure ends the episode."""
+    going = asyncio.to_thread(record.start.env.restore, snapshot)
+    try:
+        await within(config.deadline_s, going, EnvFault("the environment's restore"))
+    except Exception as error:
+        record.fail(EndReason.ENV_FAULT, error)
+
+
+async def fork(record: Record, n: int, config: RolloutConfig) -> list[Env[Any]]:
+    """``n`` environments in the present state of that of ``record``; whoever asks closes them.
+
+    None at all where it cannot be captured as it stands, and where that failed and ended the episode.
+    """
+    forking = asyncio.to_thread(record.start.env.fork, n)
+    try:
+        return await within(config.deadline_s, forking, EnvFault("the environment's fork"))
+    except SnapshotRefused:
+        return []
+    except Exception as error:
+        record.fail(EndReason.ENV_FAULT, error)
+        return []
+
+
+async def _generate(
+    record: Record, policy: Policy, config: RolloutConfig, room: int, attempt: int
+) -> Completion:
+    sampling = Sampling(
+        max_tokens=min(config.turn_tokens, room),
+        temperature=config.temperature,
+        top_p=config.top_p,
+        stop=config.stop,
+        seed=record.start.seed * 1_000_003 + len(record.turns) + (attempt << 52),
+    )
+    generating = policy.generate(record.ids, sampling, episode=record.episode)
+    return await within(config.deadline_s, generating, PolicyFault("the policy"))
+
+
+def _record_turn(record: Record, action: str, step: Step, key: str | None, env_seconds: float) -> None:
     record.turns.append(
         Turn(
-            action=completion.text,
+            action=action,
             observation=step.observation,
             tool_results=step.info["tool_results"],
             reward=step.reward,
             valid=step.info["valid"],
             anchor_key=key,
-            policy_seconds=seconds[0],
-            env_seconds=seconds[1],
+            policy_seconds=record.policy_seconds,
+            env_seconds=env_seconds,
         )
     )
 
 
-def _observe(record: Record, chat: ChatFormat, observation: tuple[Message, ...], limit: int) -> None:
+def observe(record: Record, chat: ChatFormat, observation: Observation, limit: int) -> None:
     """Appends the observation; opens a new row where the format did not extend what stands there.
 
     An observation that would overflow the row stays out of it: the next turn has no room and the episode
@@ -217,7 +332,7 @@ def _observe(record: Record, chat: ChatFormat, observation: tuple[Message, ...],
         record.add(SegmentKind.ENV, extended[len(held) :], turn)
 
 
-async def _within(seconds: float, work: Awaitable[T], fault: Fault) -> T:
+async def within(seconds: float, work: Awaitable[T], fault: Fault) -> T:
     """The result of ``work``, or ``fault``, which names who was waited for."""
     limit = asyncio.timeout(seconds)
     try:
@@ -260,12 +375,38 @@ async def rollout(
         with lockstep.episode(index):
             return await run_episode(start, policy, chat, config, episode=episode)
 
+    return await together(one(index, start) for index, start in enumerate(starts))
+
+
+async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of ``work``, which runs concurrently; the first error ends the rest.
+
+    Every coroutine begins before any of them goes on after its first wait, so that seats of a lockstep that they take
+    at their beginning are all taken in time.
+    """
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(index, start)) for index, start in enumerate(starts)]
+            tasks = [group.create_task(one) for one in work]
     except ExceptionGroup as several:  # they are of one kind: bad input; the first says it
         raise several.exceptions[0] from None
     return [task.result() for task in tasks]
 
 
-__all__ = ["Record", "RolloutConfig", "Start", "play", "rollout", "run_episode"]
+__all__ = [
+    "Record",
+    "RolloutConfig",
+    "Start",
+    "act",
+    "capture",
+    "fork",
+    "observe",
+    "open_episode",
+    "play",
+    "rewind",
+    "rollout",
+    "run_episode",
+    "sample",
+    "take_turn",
+    "together",
+    "within",
+]

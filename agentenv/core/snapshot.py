@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Protocol, Self, runtime_checkable
 
-from agentenv.errors import SnapshotError
+from agentenv.errors import SnapshotError, SnapshotRefused
 
 
 @runtime_checkable
@@ -68,7 +68,8 @@ class Snapshot:
         """Captures ``value``.
 
         Raises:
-            SnapshotError: a part could not be captured; what was taken before it has been released.
+            SnapshotRefused: a resource cannot be captured as it stands.
+            SnapshotError: a part could not be captured; either way what was taken before it has been released.
         """
         start = time.perf_counter()
         self.owner = owner
@@ -80,7 +81,8 @@ class Snapshot:
             self._value = copy.deepcopy(value, memo)
         except Exception as error:
             self.release()
-            raise SnapshotError(f"cannot capture {type(value).__name__}: {error}") from error
+            kind = SnapshotRefused if isinstance(error, SnapshotRefused) else SnapshotError
+            raise kind(f"cannot capture {type(value).__name__}: {error}") from error
         self.seconds = time.perf_counter() - start
         """Wall-clock seconds that the capture took."""
 
@@ -126,7 +128,8 @@ def fork_value(value: Any) -> Any:
     """A deep copy of ``value`` in which every resource is replaced by its own fork.
 
     Raises:
-        SnapshotError: a part could not be forked; the forks made before it have been closed.
+        SnapshotRefused: a resource cannot be captured as it stands.
+        SnapshotError: a part could not be forked; either way the forks made before it have been closed.
     """
     forks: list[Resource] = []
     memo: dict[int, Any] = {}
@@ -138,4 +141,5 @@ def fork_value(value: Any) -> Any:
     except Exception as error:
         for fork in forks:
             fork.close()
-        raise SnapshotError(f"cannot fork {type(value).__name__}: {error}") from error
+        kind = SnapshotRefused if isinstance(error, SnapshotRefused) else SnapshotError
+        raise kind(f"cannot fork {type(value).__name__}: {error}") from error

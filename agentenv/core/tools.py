@@ -198,6 +198,7 @@ class ToolEnv(AsyncEnv[StateT]):
     steps, so forks and snapshots need no care; a tool keeps what it changes in ``self.state``.
     """
 
+    call_markers: ClassVar[tuple[str, ...]] = ("<tool_call>",)
     max_turns: ClassVar[int] = 8
     """Actions after which an episode without an answer is cut."""
 

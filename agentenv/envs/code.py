@@ -82,6 +82,7 @@ class Code(Env[CodeState]):
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}  # type: ignore[misc]
     capability: ClassVar[StateCapability] = StateCapability.PROCESS
+    call_markers: ClassVar[tuple[str, ...]] = ("<python>",)
 
     def __init__(
         self,

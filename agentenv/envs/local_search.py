@@ -64,13 +64,16 @@ class SearchState:
     retrieved: list[list[str]] = field(default_factory=list)
     """Ids of the passages that each query returned, best first."""
     turns: int = 0
+    shown: bool = False
+    """Whether an observation has held an accepted answer."""
     answer: str | None = None
 
 
 class LocalSearch(AsyncEnv[SearchState]):
-    """Search, read, answer; reward is the score of the answer, given once."""
+    """Search, read, answer; the reward is the score of the answer, and on demand one for the turn that shows it first."""
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}  # type: ignore[misc]
+    call_markers: ClassVar[tuple[str, ...]] = ("<search>", "<read>")
 
     def __init__(
         self,
@@ -82,6 +85,7 @@ class LocalSearch(AsyncEnv[SearchState]):
         observation_tokens: int = 500,
         snippet_words: int | None = None,
         scorer: str = "em_squad",
+        found_reward: float = 0.0,
         prompt: str = PROMPT,
         count_tokens: Callable[[str], int] | None = None,
         render_mode: str | None = None,
@@ -96,6 +100,8 @@ class LocalSearch(AsyncEnv[SearchState]):
             observation_tokens: Bound of one observation; its body is cut so that both tags survive.
             snippet_words: Words of each passage that a search shows, the rest is for ``<read>``; None shows all.
             scorer: Name of the scorer that gives the reward.
+            found_reward: Reward of the first turn whose observation holds an accepted answer, for credit by turn (MT-GRPO:
+                0.5); of no use where answers are yes or no.
             prompt: Opening message; must hold ``{question}``.
             count_tokens: Length of a text in tokens; None counts words.
             render_mode: ``ansi`` or None.
@@ -122,6 +128,8 @@ class LocalSearch(AsyncEnv[SearchState]):
         self._observation_tokens = observation_tokens
         self._snippet_words = snippet_words
         self._scorer: Scorer = get_scorer(scorer)
+        self._found_reward = found_reward
+        self._holds: Scorer = get_scorer("em_cover")
         self._prompt = prompt
         self._count = count_tokens or (lambda text: len(text.split()))
         self.tags = TAGS
@@ -161,7 +169,15 @@ class LocalSearch(AsyncEnv[SearchState]):
         observation, result = await self._act(block)
         self.state.turns += 1
         valid = result.status is ToolStatus.OK
-        return self.result((Message("tool", observation),), valid=valid, tool_results=(result,))
+        reward = self._newly_shown(observation) * self._found_reward if self._found_reward else 0.0
+        return self.result(
+            (Message("tool", observation),), reward=reward, valid=valid, tool_results=(result,)
+        )
+
+    def _newly_shown(self, observation: str) -> bool:
+        before = self.state.shown
+        self.state.shown = before or self._holds(observation, self.state.task.answers).value > 0
+        return self.state.shown and not before
 
     async def _act(self, block: Block | None) -> tuple[str, ToolResult]:
         if block and block.tag == "search" and (texts := _lines(block.content)):

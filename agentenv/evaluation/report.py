@@ -80,20 +80,21 @@ def training_page(directory: Path) -> Page:
     lines = _lines(directory / METRICS)
     results = read_json(directory / RESULTS) if (directory / RESULTS).is_file() else {}
     sides = {
-        name: read_evaluation(directory / "evaluation" / name)
-        for name in ("before", "after")
-        if (directory / "evaluation" / name / RESULTS).is_file()
+        name: read_evaluation(directory / "evaluation" / name) for name in _sides(directory / "evaluation")
     }
     scorer = next((first_scorer(side.results) for side in sides.values()), "em_squad")
     runs = [(name, side.results) for name, side in sides.items()]
     paired, warnings = _paired(sides, scorer)
     if not results:
         warnings.append("The run is not finished: there is no results.json yet.")
-    levels = levels_of({name: results[name] for name in ("before", "after") if name in results})
+    named = dict.fromkeys(("before", "after", *sides))
+    levels = levels_of({name: results[name] for name in named if name in results})
     config = directory / "config.toml"
     return Page(
         title=f"Training run {directory.resolve().name}",
-        facts=facts_of(runs[-1][1]) if runs else [],
+        facts=facts_of(next(sides[name].results for name in ("after", "before") if name in sides))
+        if sides
+        else [],
         scorer=scorer,
         levels=with_bounds(levels, results.get("bounds", {})),
         cards=levels,
@@ -108,8 +109,14 @@ def training_page(directory: Path) -> Page:
     )
 
 
+def _sides(folder: Path) -> list[str]:
+    """The finished evaluations of a run: before, after, then those with a rollout strategy."""
+    names = sorted(path.parent.name for path in folder.glob(f"*/{RESULTS}"))
+    return sorted(names, key=lambda name: ({"before": 0, "after": 1}.get(name, 2), name))
+
+
 def _paired(sides: Mapping[str, Evaluation], scorer: str) -> tuple[Json | None, list[str]]:
-    if len(sides) < 2 or scorer not in SCORERS:
+    if not {"before", "after"} <= set(sides) or scorer not in SCORERS:
         return None, []
     try:
         result = compare(sides["before"].directory, sides["after"].directory, scorer=scorer)

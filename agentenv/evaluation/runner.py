@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,9 @@ from agentenv.policies.scripted import ScriptedPolicy
 
 MakeEnv = Callable[[], Env[Any]]
 
+Roll = Callable[..., Awaitable[list[Trajectory]]]
+"""Plays episodes: called as ``rollout`` is."""
+
 _BATCH = 128  # episodes at a time: bounds the memory of caches, and shows progress
 
 
@@ -31,6 +34,7 @@ def play(
     seed: int = 0,
     name: str = "eval",
     progress: Callable[[int], None] = lambda done: None,
+    roll: Roll = rollout,
 ) -> list[Trajectory]:
     """One episode for each task, in their order.
 
@@ -43,11 +47,14 @@ def play(
         seed: Seeds the episodes.
         name: Prefix of the episode ids.
         progress: Called with the number of finished episodes.
+        roll: Plays the episodes of a batch, one trajectory for each.
     """
     done: list[Trajectory] = []
     for begin in range(0, len(tasks), _BATCH):
         chunk = tasks[begin : begin + _BATCH]
-        done += asyncio.run(play_batch(policy, chat, make_env, chunk, config, begin, seed=seed, name=name))
+        done += asyncio.run(
+            play_batch(policy, chat, make_env, chunk, config, begin, seed=seed, name=name, roll=roll)
+        )
         progress(len(done))
     return done
 
@@ -62,6 +69,7 @@ async def play_batch(
     *,
     seed: int,
     name: str,
+    roll: Roll = rollout,
 ) -> list[Trajectory]:
     """The episodes of one batch, whose first task has the place ``begin`` in its set.
 
@@ -69,7 +77,7 @@ async def play_batch(
     """
     starts = [Start(make_env(), task, seed + begin + i) for i, task in enumerate(tasks)]
     try:
-        return await rollout(starts, policy, chat, config, name=f"{name}-{begin}")
+        return await roll(starts, policy, chat, config, name=f"{name}-{begin}")
     finally:
         for start in starts:
             start.env.close()

@@ -139,7 +139,7 @@ class PolicyContract:
         self._assert_same(first, _run(policy.generate(*request, episode=self.episodes[2])))
 
     def test_scores_are_the_sampler_s_log_probs(self) -> None:
-        """At temperature 1 ``score`` gives what ``generate`` reported; the first is 0."""
+        """``score`` gives what ``generate`` reported, at any temperature; the first is 0."""
         policy = self.make()
         prompt = self.prompts[1]
         if not self.token_true:
@@ -148,12 +148,15 @@ class PolicyContract:
             with pytest.raises(ConfigurationError):
                 _run(policy.score(prompt))
             return
-        done = _run(policy.generate(prompt, Sampling(8, seed=13), episode=self.episodes[1]))
-        scores = _run(policy.score([*prompt, *done.ids]))
-        assert scores[0] == 0
-        assert len(scores) == len(prompt) + len(done.ids)
-        pairs = zip(scores[len(prompt) :], done.logprobs, strict=True)
-        assert all(abs(a - b) <= self.tolerance for a, b in pairs)
+        for temperature in (1.0, 0.5):
+            sampling = Sampling(8, temperature=temperature, seed=13)
+            done = _run(policy.generate(prompt, sampling, episode=self.episodes[1]))
+            policy.release(self.episodes[1])
+            scores = _run(policy.score([*prompt, *done.ids], temperature=temperature))
+            assert scores[0] == 0
+            assert len(scores) == len(prompt) + len(done.ids)
+            pairs = zip(scores[len(prompt) :], done.logprobs, strict=True)
+            assert all(abs(a - b) <= self.tolerance for a, b in pairs)
 
     def _assert_same(self, one: Completion, other: Completion) -> None:
         assert (one.ids, one.text, one.finish) == (other.ids, other.text, other.finish)

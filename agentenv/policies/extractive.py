@@ -90,7 +90,7 @@ class ExtractivePolicy:
     def release(self, episode: str) -> None:
         """Nothing is kept."""
 
-    async def score(self, ids: Sequence[int]) -> Sequence[float]:
+    async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
         """Zeros."""
         return [0.0] * len(ids)
 

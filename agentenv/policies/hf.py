@@ -147,13 +147,12 @@ class HFPolicy:
         self.version += 1
         self._cache.clear()
 
-    async def score(self, ids: Sequence[int]) -> Sequence[float]:
-        """Log-probability of every token of ``ids`` at temperature 1 given the ones before it; the first is 0."""
+    async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
+        """Log-probability of every token of ``ids`` given the ones before it, at a temperature; the first is 0."""
         with torch.inference_mode():
             tokens = torch.tensor([list(ids)])
-            logprobs = torch.log_softmax(
-                self.model(input_ids=tokens, use_cache=False).logits[0].float(), dim=-1
-            )
+            logits = self.model(input_ids=tokens, use_cache=False).logits[0].float()
+            logprobs = torch.log_softmax(logits / temperature, dim=-1)
             picked = logprobs[:-1].gather(-1, tokens[0, 1:, None])[:, 0]
         return [0.0, *picked.tolist()]
 

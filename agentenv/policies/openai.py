@@ -135,7 +135,7 @@ class OpenAIPolicy:
     def release(self, episode: str) -> None:
         """Nothing is kept."""
 
-    async def score(self, ids: Sequence[int]) -> Sequence[float]:
+    async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
         """Refuses.
 
         Raises:

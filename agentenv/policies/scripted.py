@@ -46,7 +46,7 @@ class ScriptedPolicy:
         """Begins the script of ``episode`` anew."""
         self._played.pop(episode, None)
 
-    async def score(self, ids: Sequence[int]) -> Sequence[float]:
+    async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
         """Zeros."""
         return [0.0] * len(ids)
 

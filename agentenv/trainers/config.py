@@ -13,6 +13,7 @@ from agentenv.data.sources import Frozen, SourceConfig
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.evaluation.ground import EnvConfig, SearchConfig
 from agentenv.trainers.advantages import get_estimator
+from agentenv.trainers.strategies import get_strategy
 
 
 class RolloutSettings(Frozen):
@@ -32,6 +33,15 @@ class RolloutSettings(Frozen):
     """Batches are formed by episode index: equal seed, machine and thread count give equal files."""
     deadline_s: float = Field(600.0, gt=0)
     """Seconds that one call of policy or environment may take."""
+    strategy: str = "plain"
+    """Name of the rollout strategy: how the episodes of a question become its group."""
+    strategy_options: dict[str, Any] = Field(default_factory=dict)
+    """Its options by name; ``docs/rollouts.md`` lists them."""
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        get_strategy(self.strategy, self.strategy_options)
+        return self
 
 
 class CorrectionSettings(Frozen):
@@ -52,9 +62,9 @@ class CorrectionSettings(Frozen):
     """Estimate of that divergence."""
     reduce: Literal["token", "sum", "mean", "max"] = "mean"
     """Judges each token, or its whole row."""
-    foreign: Literal["recompute", "weight"] = "recompute"
-    """Tokens sampled under another context: taken for on-policy, or weighed one by one by
-    min(p(now) / p(sampled), high)."""
+    foreign: Literal["recompute", "weight", "rescore"] = "recompute"
+    """Tokens sampled under another context: taken for on-policy, weighed one by one by min(p(now) / p(sampled), high), or
+    scored again by the policy where they stand now, one forward pass an episode."""
     ess_base: float | None = Field(None, gt=0)
     """The step size is scaled by sqrt(min(1, effective sample / base)) (VCPO, base 1); None leaves it."""
 
@@ -130,7 +140,7 @@ class OptimizationConfig(Frozen):
 
 
 class EvaluationSettings(Frozen):
-    """Evaluation during and around training; always greedy."""
+    """Evaluation during and around training; always greedy, and without a rollout strategy unless one is named."""
 
     every: int = Field(10, ge=0)
     """Steps between two evaluations on the dev questions; 0 makes none."""
@@ -138,6 +148,16 @@ class EvaluationSettings(Frozen):
     """Scorers of the evaluations before and after; the first is the headline."""
     bounds: bool = True
     """Whether closed book, oracle passages and the scripted expert are measured on the test questions."""
+    strategy: str = "plain"
+    """A strategy of one trajectory a start, such as ``rollback``, with which the evaluations before and after are made once
+    more beside the plain ones; ``plain`` makes none."""
+    strategy_options: dict[str, Any] = Field(default_factory=dict)
+    """Its options by name."""
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        get_strategy(self.strategy, self.strategy_options)
+        return self
 
 
 class GuardSettings(Frozen):
@@ -162,7 +182,8 @@ class TrainConfig(Frozen):
     threads: int = Field(2, ge=1)
     """Threads of torch; results depend on it in the last digits."""
     policy: str = "tiny"
-    """Where the policy starts: ``tiny`` or ``hf:PATH``."""
+    """Where the policy starts: ``tiny`` or ``hf:PATH``. Where ``env.options`` names no prompt it is that of the policy's
+    ``episode.json``, or else the environment's own."""
     format: Literal["inline", "template"] = "inline"
     """Inline tags within one assistant turn (Search-R1), or the chat template with tool messages."""
     env: EnvConfig = EnvConfig()
@@ -201,7 +222,13 @@ class TrainConfig(Frozen):
         return self
 
 
-_FREE_TABLES = ("env.options", "optimization.estimator_options", "optimization.objective_options")
+_FREE_TABLES = (
+    "env.options",
+    "rollout.strategy_options",
+    "evaluation.strategy_options",
+    "optimization.estimator_options",
+    "optimization.objective_options",
+)
 """Their keys are checked by whom they are for."""
 
 
@@ -212,19 +239,39 @@ def presets() -> dict[str, Path]:
 
 
 def load_config(name: str) -> TrainConfig:
-    """The configuration of a preset or of a TOML file.
+    """The configuration of a preset or of a TOML file; ``base = "PRESET"`` in a file takes what it does not say from there.
 
     Raises:
-        UnknownName: neither a preset nor a file.
+        UnknownName: neither a preset nor a file, or no such base.
         ConfigurationError: the file is no TOML, or a key or value of it is wrong.
     """
     path = presets().get(name) or Path(name)
     if not path.is_file():
         raise UnknownName.among("preset or TOML file", name, presets())
+    values = _read_toml(path)
+    base = values.pop("base", None)
+    if base is None:
+        return parse_config(values, str(path))
+    if base not in presets():
+        raise UnknownName.among(f"preset to be the base of {path}:", str(base), presets())
+    _check_keys(values, TrainConfig().model_dump(), str(path))
+    return parse_config(_merged(_read_toml(presets()[base]), values), str(path))
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return parse_config(tomllib.loads(path.read_text(encoding="utf-8")), str(path))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{path} is no TOML: {error}.") from error
+
+
+def _merged(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """``base`` with ``values`` in it, table by table."""
+    merged = dict(base)
+    for key, value in values.items():
+        tables = isinstance(value, dict) and isinstance(base.get(key), dict)
+        merged[key] = _merged(base[key], value) if tables else value
+    return merged
 
 
 def resume_config(folder: Path) -> TrainConfig:

@@ -2,15 +2,21 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+from agentenv.core.protocols import ChatFormat, Policy
+from agentenv.core.rollout import RolloutConfig, Start, rollout
 from agentenv.core.trajectory import Trajectory
+from agentenv.errors import ConfigurationError
 from agentenv.evaluation.bounds import measure_bounds
 from agentenv.evaluation.ground import Ground, index_recall
 from agentenv.evaluation.records import RESULTS, read_evaluation, write_evaluation
 from agentenv.evaluation.results import summarize
 from agentenv.evaluation.runner import play, to_record
 from agentenv.trainers.run import Run, rollout_config
+from agentenv.trainers.stage import Stage
+from agentenv.trainers.strategies import get_strategy, play_groups
 
 
 def evaluate_dev(run: Run) -> dict[str, Any]:
@@ -24,7 +30,17 @@ def evaluate_dev(run: Run) -> dict[str, Any]:
 
 
 def evaluate_test(run: Run, name: str) -> dict[str, Any]:
-    """The full evaluation on the test questions, kept under ``evaluation/NAME``; done once, also by a resumed run."""
+    """The full evaluation on the test questions, kept under ``evaluation/NAME``; done once, also by a resumed run.
+
+    Where a strategy is asked for, it is made once more with it and kept under ``evaluation/NAME-STRATEGY``.
+    """
+    plain = _evaluated(run, name, "plain")
+    if run.config.evaluation.strategy != "plain":
+        _evaluated(run, f"{name}-{run.config.evaluation.strategy}", run.config.evaluation.strategy)
+    return plain
+
+
+def _evaluated(run: Run, name: str, strategy: str) -> dict[str, Any]:
     directory = run.folder.path / "evaluation" / name
     if (directory / RESULTS).exists():
         results = read_evaluation(directory).results
@@ -43,19 +59,49 @@ def evaluate_test(run: Run, name: str) -> dict[str, Any]:
         seed=run.config.seed,
         name=name,
         progress=lambda done: run.display.advance(done, {}),
+        roll=rollout if strategy == "plain" else partial(_roll, run),
     )
     scorer = run.config.evaluation.scorers[0]
     bounds = None
-    if run.config.evaluation.bounds:
+    if run.config.evaluation.bounds and strategy == "plain":
         bounds = measure_bounds(run.policy, run.chat, run.test, config, scorer, seed=run.config.seed)
-    summary = _summary(run, run.test, played, bounds) | {"index_recall": index_recall(run.test)}
+    summary = _summary(run, run.test, played, bounds, strategy) | {"index_recall": index_recall(run.test)}
     write_evaluation(directory, summary, map(to_record, played))
     run.seconds[f"evaluation_{name}"] = time.perf_counter() - began
     return summary
 
 
+async def _roll(
+    run: Run,
+    starts: Sequence[Start],
+    policy: Policy,
+    chat: ChatFormat,
+    config: RolloutConfig,
+    *,
+    name: str,
+) -> list[Trajectory]:
+    """As ``rollout``, with the strategy of the evaluation.
+
+    Raises:
+        ConfigurationError: the strategy does not give one trajectory for each start.
+    """
+    settings = run.config.evaluation
+    stage = Stage(policy, chat, config, run.policy.tokenizer.decode, name=name)
+    strategy = get_strategy(settings.strategy, settings.strategy_options)
+    groups = await play_groups([[start] for start in starts], strategy, stage)
+    if any(len(group) != 1 for group in groups):
+        raise ConfigurationError(
+            f"evaluation.strategy={settings.strategy!r} does not give one trajectory for one start; take 'rollback'"
+        )
+    return [trajectory for group in groups for trajectory in group]
+
+
 def _summary(
-    run: Run, ground: Ground, played: Sequence[Trajectory], bounds: dict[str, Any] | None = None
+    run: Run,
+    ground: Ground,
+    played: Sequence[Trajectory],
+    bounds: dict[str, Any] | None = None,
+    strategy: str = "plain",
 ) -> dict[str, Any]:
     info = ground.retriever.info()
     return summarize(
@@ -73,7 +119,8 @@ def _summary(
             "retriever_fingerprint": info.fingerprint,
             "env": run.config.env.model_dump(mode="json"),
             "decoding": "greedy",
-        },
+        }
+        | ({} if strategy == "plain" else {"strategy": strategy}),
     )
 
 

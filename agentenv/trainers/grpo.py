@@ -17,11 +17,12 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from agentenv.core.rollout import Start, rollout
+from agentenv.core.rollout import Start
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import Fault
 from agentenv.evaluation.records import RESULTS, read_json, write_results
@@ -36,6 +37,9 @@ from agentenv.trainers.metrics import describe
 from agentenv.trainers.monitors import COLLAPSES, guarded, warnings_of
 from agentenv.trainers.run import Clock, Display, Run, rollout_config, set_up
 from agentenv.trainers.shaping import shape_rewards
+from agentenv.trainers.splicing import rescored
+from agentenv.trainers.stage import Stage
+from agentenv.trainers.strategies import get_strategy, play_groups
 
 Group = list[Trajectory]
 
@@ -97,23 +101,33 @@ def _roll_out(run: Run, step: int) -> list[Group]:
     rng = np.random.default_rng([run.config.seed, step])
     tasks = run.train.source.tasks
     drawn = rng.choice(len(tasks), size=settings.questions, replace=settings.questions > len(tasks))
-    starts: list[Start] = []
-    for place in drawn:
-        group_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{run.config.seed}/{step}/{len(starts)}"))
-        for _ in range(settings.group_size):
-            starts.append(Start(run.train.make_env(), tasks[place], int(rng.integers(1 << 31)), group_id))
-    config = rollout_config(run.config, temperature=settings.temperature)
+    starts: list[list[Start]] = []
+    for number, place in enumerate(drawn):
+        first = number * settings.group_size
+        group_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{run.config.seed}/{step}/{first}"))
+        seeds = [int(rng.integers(1 << 31)) for _ in range(settings.group_size)]
+        starts.append([Start(run.train.make_env(), tasks[place], seed, group_id) for seed in seeds])
     try:
-        played = asyncio.run(rollout(starts, run.policy, run.chat, config, name=f"step-{step}"))
+        groups = asyncio.run(_play(run, step, starts))
     finally:
-        for start in starts:
+        for start in chain.from_iterable(starts):
             start.env.close()
+    played = [trajectory for group in groups for trajectory in group]
     if not any(trajectory.valid for trajectory in played):
-        raise Fault(
-            f"every episode of step {step} failed through a fault of ours; the first: {played[0].error}"
-        )
-    size = settings.group_size
-    return [played[i : i + size] for i in range(0, len(played), size)]
+        reason = f"; the first: {played[0].error}" if played else ""
+        raise Fault(f"every episode of step {step} failed through a fault of ours{reason}")
+    return groups
+
+
+async def _play(run: Run, step: int, starts: Sequence[Sequence[Start]]) -> list[Group]:
+    """The groups of ``starts`` by the configured strategy, scored again where that is configured."""
+    settings = run.config.rollout
+    config = rollout_config(run.config, temperature=settings.temperature)
+    stage = Stage(run.policy, run.chat, config, run.policy.tokenizer.decode, name=f"step-{step}")
+    groups = await play_groups(starts, get_strategy(settings.strategy, settings.strategy_options), stage)
+    if run.config.optimization.correction.foreign == "rescore":
+        groups = [[await rescored(t, run.policy, settings.temperature) for t in group] for group in groups]
+    return groups
 
 
 def _update(run: Run, step: int, groups: Sequence[Group]) -> dict[str, float]:
@@ -192,6 +206,9 @@ def _finish(run: Run, before: dict[str, Any]) -> dict[str, Any]:
         "faults": sum(line["faults"] for line in history),
         "seconds": {name: round(value, 1) for name, value in run.seconds.items()},
     }
+    if (strategy := run.config.evaluation.strategy) != "plain":
+        for name in (f"before-{strategy}", f"after-{strategy}"):
+            results[name] = _headline(read_json(run.folder.path / "evaluation" / name / RESULTS), scorer)
     if "stopped" in history[-1]:
         results["stopped"] = history[-1]["stopped"]
     write_results(run.folder.path, results)

@@ -54,7 +54,7 @@ class Correction:
     reject_above: float | None = None
     divergence: Divergence = "k3"
     reduce: Reduce = "mean"
-    foreign: Literal["recompute", "weight"] = "recompute"
+    foreign: Literal["recompute", "weight", "rescore"] = "recompute"
     ess_base: float | None = None
 
     @property
@@ -304,7 +304,7 @@ class Learner:
         elif how.weighs and bool(packed.mismatch.any()):
             raise ConfigurationError(
                 f"{int(packed.mismatch.sum())} trained tokens were sampled under another context than they stand in, and a "
-                "correction would compare their log-probs: score the episode again, or set correction.foreign to 'weight'"
+                "correction would compare their log-probs: set correction.foreign to 'rescore' or 'weight'"
             )
         logs = log_weights(proximal, behaviour, packed.mismatch)
         if how.mode != "none":

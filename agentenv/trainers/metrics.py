@@ -1,6 +1,6 @@
 """What the rollouts of one step looked like, as numbers."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from statistics import fmean, pstdev
 
@@ -13,20 +13,22 @@ def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
     """Figures of the groups of one step, at least one of whose episodes is valid; means are over valid episodes.
 
     The entropy is estimated from the sampled tokens themselves: the mean of -log p, in nats; ``rewarded_logprob`` is the
-    mean of log p over the episodes with more reward than their group, and absent where there is none. A group that lost
-    every member to faults of ours is in no figure but ``faults``. A mean over nothing (no episode got to a turn) is 0.
+    mean of log p over the episodes with more reward than their group, and absent where there is none. Neither counts tokens
+    of another context. A group that lost every member to faults of ours is in no figure but ``faults`` and the sums:
+    ``sampled_tokens`` counts every token that the policy sampled, also those that a strategy left out of the record, and a
+    strategy's own figures are added up, lists of them averaged. A mean over nothing (no episode got to a turn) is 0.
     """
     played = [trajectory for group in groups for trajectory in group]
     valid = [trajectory for trajectory in played if trajectory.valid]
     turns = [turn for trajectory in valid for turn in trajectory.turns]
     rewards = [[t.reward for t in group if t.valid] for group in groups]
-    right = [p for group in groups for t in _rewarded(group) for p in t.logprobs[t.loss_mask].tolist()]
+    right = [p for group in groups for t in _rewarded(group) for p in _own_logprobs(t)]
     ends = Counter(f"end_{trajectory.end_reason}" for trajectory in played)
     return (
         {
             "reward_mean": fmean(t.reward for t in valid),
             "reward_std": pstdev(t.reward for t in valid),
-            "entropy": -_mean([p for t in valid for p in t.logprobs[t.loss_mask].tolist()]),
+            "entropy": -_mean([p for t in valid for p in _own_logprobs(t)]),
             "zero_variance_share": fmean(is_flat(group) for group in rewards if group),
             "faults": len(played) - len(valid),
             "format_rate": _mean([turn.valid for turn in turns]),
@@ -40,8 +42,29 @@ def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
             "extra_rows": sum(len(t.row_slices) - 1 for t in valid),
         }
         | ({"rewarded_logprob": fmean(right)} if right else {})
+        | _strategy_figures(played)
         | {f"end_{reason}": ends[f"end_{reason}"] for reason in EndReason if ends[f"end_{reason}"]}
     )
+
+
+def _own_logprobs(trajectory: Trajectory) -> list[float]:
+    """Recorded log-probs of the trained tokens that were sampled in the context in which they stand."""
+    own: list[float] = trajectory.logprobs[trajectory.loss_mask & ~trajectory.context_mismatch].tolist()
+    return own
+
+
+def _strategy_figures(played: Sequence[Trajectory]) -> dict[str, float]:
+    """What the rollout strategy counted in ``info["strategy"]``; see ``describe``."""
+    sums: Counter[str] = Counter()
+    lists: dict[str, list[float]] = defaultdict(list)
+    for trajectory in played:
+        figures = {"sampled_tokens": trajectory.response_tokens} | trajectory.info.get("strategy", {})
+        for name, value in figures.items():
+            if isinstance(value, list):
+                lists[name] += value
+            else:
+                sums[name] += value
+    return dict(sums) | {name: fmean(values) for name, values in lists.items() if values}
 
 
 def _rewarded(group: Sequence[Trajectory]) -> list[Trajectory]:

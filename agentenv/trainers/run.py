@@ -13,9 +13,10 @@ from agentenv.core.rollout import RolloutConfig
 from agentenv.data.sources import SourceConfig
 from agentenv.envs.local_search import STOP
 from agentenv.errors import ConfigurationError
-from agentenv.evaluation.ground import Ground, open_ground
+from agentenv.evaluation.ground import EnvConfig, Ground, open_ground
+from agentenv.policies.card import read_card
 from agentenv.policies.hf import HFPolicy
-from agentenv.policies.spec import make_policy
+from agentenv.policies.spec import make_policy, policy_folder
 from agentenv.tracking import Tracker, make_tracker
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.folder import RunFolder
@@ -81,6 +82,7 @@ def set_up(folder: RunFolder, display: Display) -> Run:
         max_grad_norm=optimization.max_grad_norm,
         reference=make_policy(config.policy).model if objective.needs_reference else None,
     )
+    config = _asked_as_usual(config)
     chat = (InlineFormat if config.format == "inline" else TemplateFormat)(policy.tokenizer)
     run = Run(
         config=config,
@@ -96,6 +98,15 @@ def set_up(folder: RunFolder, display: Display) -> Run:
     )
     run.seconds["preparation"] = time.perf_counter() - began
     return run
+
+
+def _asked_as_usual(config: TrainConfig) -> TrainConfig:
+    """``config`` with the opening message that the policy was trained with, where it names none and the policy has one."""
+    prompt = read_card(policy_folder(config.policy)).prompt
+    if prompt is None or "prompt" in config.env.options:
+        return config
+    env = EnvConfig(id=config.env.id, options=config.env.options | {"prompt": prompt})
+    return config.model_copy(update={"env": env})
 
 
 def objective_of(config: TrainConfig) -> Objective:

@@ -11,6 +11,7 @@ import pytest
 
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.policies.tiny import build_model, build_tokenizer
+from agentenv.sandbox.spec import unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
 HAS_TRL = all(importlib.util.find_spec(name) for name in ("trl", "datasets"))
@@ -83,6 +84,28 @@ def test_a_missing_peer_is_one_sentence(policy: Path, tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
     assert "pip install" in done.stderr
     assert not (tmp_path / "out.json").exists()
+
+
+def test_time_travel(tmp_path: Path) -> None:
+    """Four cells and a hand-in. With snapshots nothing before turn t is executed again; seconds are not judged."""
+    if reason := unavailable("unsafe-local"):
+        pytest.skip(reason)
+    path = tmp_path / "out.json"
+    size = ("--turns", "4", "--branches", "3", "--tool-ms", "1", "--repeats", "1", "--threads", "1")
+    where = ("--backend", "unsafe-local", "--json", "--out", str(path))
+    script = [sys.executable, str(ROOT / "benchmarks" / "time_travel.py"), *size, *where]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    rows = {(row["job"], row["turn"]): row for row in result(done, path)["rows"]}
+    assert set(rows) == {(job, turn) for job in ("rollback", "retry", "tree") for turn in (1, 2)}
+    for (job, turn), row in rows.items():
+        by_snapshot, repeated, whole = (
+            row[way] for way in ("snapshots", "prefix repeated", "whole episodes")
+        )
+        expected = {"rollback": 6, "retry": 5 + (5 - turn), "tree": 5 + 2 * (5 - turn)}[job]
+        assert by_snapshot["steps"] == expected
+        assert repeated["steps"] == expected + turn * (2 if job == "tree" else 1)
+        assert repeated["sampled_tokens"] == by_snapshot["sampled_tokens"] < whole["sampled_tokens"]
+        assert whole["steps"] == (15 if job == "tree" else 10)
 
 
 HAS_SERVE = all(

@@ -223,13 +223,12 @@ def test_a_run_learns_from_rewards_that_differ(finished: Path, model: Path) -> N
     assert all(abs(line["approx_kl"]) < 1e-5 and line["clip_fraction"] == 0 for line in lines)
 
 
+def read_trajectories(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().splitlines()]
+
+
 def test_trajectories_say_what_was_sampled(finished: Path) -> None:
-    lines = (
-        gzip.decompress((finished / "trajectories" / "step-000001.jsonl.gz").read_bytes())
-        .decode()
-        .splitlines()
-    )
-    records = [json.loads(line) for line in lines]
+    records = read_trajectories(finished / "trajectories" / "step-000001.jsonl.gz")
     assert len(records) == 12
     groups = [record["group_id"] for record in records]
     assert [groups.count(name) for name in dict.fromkeys(groups)] == [4, 4, 4]
@@ -261,6 +260,44 @@ def test_a_run_with_every_choice_made_otherwise(toml: Path, tmp_path: Path) -> N
         assert {"behaviour_weight", "effective_sample", "policy_entropy"} <= set(line)
         assert line["effective_sample"] == pytest.approx(1, abs=1e-3)  # sampler and learner are one model
         assert line["grad_norm"] > 0
+
+
+def test_a_run_with_rollbacks_scores_spliced_tokens_again(toml: Path, tmp_path: Path) -> None:
+    """The correction refuses tokens of another context, so the run shows that none is left."""
+    words = (
+        "--optimization.steps 2 --evaluation.bounds false --test.limit 2 --env.options.max_turns 3 "
+        "--rollout.strategy rollback "
+        "--rollout.strategy_options.retries 2 --rollout.temperature 1.3 --optimization.proximal recompute "
+        "--optimization.correction.mode truncate --optimization.correction.foreign rescore --evaluation.strategy rollback"
+    )
+    assert main(["train", str(toml), "--out", str(tmp_path / "out"), *words.split(), "--json"]) == 0
+    read = results(tmp_path / "out")
+    assert {"before", "after", "before-rollback", "after-rollback"} <= set(read)
+    assert read["after-rollback"]["n"] == 2
+    report = (tmp_path / "out" / "report.html").read_text()
+    assert "after-rollback" in report
+    lines = metrics(tmp_path / "out")
+    assert sum(line["rollback_shallow"] + line["rollback_deep"] for line in lines) > 0
+    assert all(line["behaviour_weight"] == pytest.approx(1, abs=1e-3) for line in lines)
+    assert any(line["sampled_tokens"] > 12 * line["response_tokens"] for line in lines)
+
+
+def test_a_run_of_trees_has_groups_of_leaves(toml: Path, tmp_path: Path) -> None:
+    words = (
+        "--optimization.steps 2 --evaluation.bounds false --test.limit 2 --rollout.strategy tree --env.options.max_turns 3 "
+        "--rollout.strategy_options.depth 1 --optimization.estimator sibling"
+    )
+    runs = [tmp_path / name for name in ("one", "two")]
+    for run in runs:
+        assert main(["train", str(toml), "--out", str(run), *words.split(), "--json"]) == 0
+    records = read_trajectories(runs[0] / "trajectories" / "step-000001.jsonl.gz")
+    leaves = [record for record in records if record["origin"] == "branch"]
+    ids = {record["id"] for record in records}
+    assert leaves
+    assert all(leaf["parent_id"] in ids and leaf["fork_turn"] > 0 for leaf in leaves)
+    assert 6 <= len(records) <= 12
+    assert any(line["grad_norm"] > 0 for line in metrics(runs[0]))
+    assert contents(runs[0]) == contents(runs[1])
 
 
 def test_a_guarded_run_stops_when_the_policy_is_lost_and_stays_stopped(toml: Path, tmp_path: Path) -> None:

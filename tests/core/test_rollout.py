@@ -151,7 +151,7 @@ class IdPolicy:
 
     def release(self, episode: str) -> None: ...
 
-    async def score(self, ids: Sequence[int]) -> Sequence[float]:
+    async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
         return [0.0] * len(ids)
 
 
@@ -345,7 +345,7 @@ class Dice:
     def release(self, episode: str) -> None:
         self.released.append(episode)
 
-    async def score(self, ids: Sequence[int]) -> Sequence[float]:
+    async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
         return [0.0] * len(ids)
 
 

@@ -272,6 +272,17 @@ def test_time_travel_goes_through_searches() -> None:
     assert env.step("<read>Ada Lovelace</read>").info["valid"] is False
 
 
+def test_the_turn_that_shows_an_answer_first_may_have_a_reward() -> None:
+    env = begun(k=1, found_reward=0.5)
+    first = env.snapshot()
+    turns = [search(env, "Beijing"), search(env, "Thames"), search(env, "Thames")]
+    assert [step.reward for step in turns] == [0.0, 0.5, 0.0]
+    assert env.step("<answer>London</answer>").reward == 1.0
+    env.restore(first)
+    assert search(env, "Thames").reward == 0.5
+    assert search(begun(k=1), "Thames").reward == 0.0
+
+
 def test_the_anchor_is_what_was_seen_and_not_how_it_was_asked() -> None:
     one, other, apart = begun(k=1), begun(k=1), begun(k=1)
     search(one, "Ada wrote")

@@ -1,6 +1,7 @@
 """The figures of a training step: means over valid episodes, and what faults and empty episodes do to them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -59,6 +60,10 @@ def test_a_fault_is_counted_and_in_no_mean(right: Trajectory, wrong: Trajectory,
     with_fault, without = describe([[right, fault, wrong]]), describe([[right, wrong]])
     assert (with_fault.pop("faults"), without.pop("faults")) == (1, 0)
     assert with_fault.pop("end_env_fault") == 1
+    assert (with_fault.pop("sampled_tokens"), without.pop("sampled_tokens")) == (
+        7,
+        4,
+    )  # it was sampled all the same
     assert with_fault == without
 
 
@@ -83,3 +88,23 @@ def test_the_log_prob_of_what_was_rewarded(right: Trajectory, wrong: Trajectory,
     """Over the tokens of episodes above their group's mean; of equal rewards, and of faults, none is."""
     assert describe([[right, wrong, fault]])["rewarded_logprob"] == -2.0  # (-1 - 2 - 3) / 3
     assert "rewarded_logprob" not in describe([[right, right], [wrong, fault]])
+
+
+def test_figures_of_a_strategy_are_summed_and_lists_of_them_averaged(
+    right: Trajectory, wrong: Trajectory
+) -> None:
+    one = replace(right, info={"strategy": {"retries": 2, "sampled_tokens": 9, "similarity": [0.5, 1.0]}})
+    two = replace(wrong, info={"strategy": {"retries": 1, "similarity": []}})
+    figures = describe([[one, two, right]])
+    assert figures["retries"] == 3
+    assert figures["sampled_tokens"] == 9 + 1 + 3
+    assert figures["similarity"] == 0.75
+    assert "similarity" not in describe([[two, two]])
+
+
+def test_tokens_of_another_context_are_in_no_mean_log_prob(right: Trajectory, wrong: Trajectory) -> None:
+    *rest, last = right.segments
+    spliced = replace(right, segments=(*rest, replace(last, context_mismatch=True)))
+    figures = describe([[spliced, wrong]])
+    assert figures["entropy"] == 3.0  # (1 + 2 + 6) / 3
+    assert figures["rewarded_logprob"] == -1.5

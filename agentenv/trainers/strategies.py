@@ -1,0 +1,94 @@
+"""The rollout strategies by name: from the starts of one task to the trajectories of its group.
+
+A strategy is a frozen data class whose fields are its options, with one coroutine ``play``. The number of starts is the
+group's budget; the group that comes back may be larger or smaller. The learner knows nothing of strategies: what it must
+know stands in the trajectories (lineage, ``context_mismatch``, ``trained``). ``docs/rollouts.md`` says what each one does.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, Protocol
+
+from agentenv.core.batching import Lockstep
+from agentenv.core.rollout import Start, run_episode, together
+from agentenv.core.trajectory import Trajectory
+from agentenv.errors import UnknownName
+from agentenv.trainers.judge import JudgeStrategy
+from agentenv.trainers.options import bind_options
+from agentenv.trainers.rollback import RollbackStrategy
+from agentenv.trainers.stage import Stage
+from agentenv.trainers.tree import TreeStrategy
+
+
+class RolloutStrategy(Protocol):
+    """Makes the group of one task."""
+
+    async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:
+        """The group of one task.
+
+        Args:
+            starts: Its n starts: equal task and group id, each with an environment and a seed of its own. Whoever made
+                them closes their environments; forks of them are the strategy's to close.
+            stage: Policy, chat format, budgets and the n lanes of the group.
+
+        Returns:
+            The trajectories that credit is assigned over, with ids of their own.
+
+        Raises:
+            ContextTooSmall: a prompt leaves no room for one turn.
+            ConfigurationError: the task cannot be posed or rendered, or the environment cannot do what the strategy needs.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainStrategy:
+    """Plays each start once."""
+
+    async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:
+        """One trajectory for each start, in their order."""
+        return await together(self._episode(place, start, stage) for place, start in enumerate(starts))
+
+    async def _episode(self, place: int, start: Start, stage: Stage) -> Trajectory:
+        with stage.lane(place):
+            return await run_episode(
+                start, stage.policy, stage.chat, stage.config, episode=stage.episode(place)
+            )
+
+
+STRATEGIES: Mapping[str, Callable[..., RolloutStrategy]] = {
+    "plain": PlainStrategy,
+    "rollback": RollbackStrategy,
+    "tree": TreeStrategy,
+    "judge": JudgeStrategy,
+}
+
+
+def get_strategy(name: str, options: Mapping[str, Any] | None = None) -> RolloutStrategy:
+    """The strategy registered under ``name``, with ``options`` filled in.
+
+    Raises:
+        UnknownName: no such strategy, or no such option of it.
+        ConfigurationError: an option's value is of another type or out of range.
+    """
+    if name not in STRATEGIES:
+        raise UnknownName.among("rollout strategy", name, STRATEGIES)
+    return bind_options("rollout strategy", name, STRATEGIES[name], options or {})()
+
+
+async def play_groups(
+    groups: Sequence[Sequence[Start]], strategy: RolloutStrategy, stage: Stage
+) -> list[list[Trajectory]]:
+    """The groups of one step, played concurrently under one lockstep; in the order of ``groups``.
+
+    Raises:
+        ContextTooSmall: a prompt leaves no room for one turn.
+        ConfigurationError: what a strategy raises for one of its groups.
+    """
+    lockstep = Lockstep() if stage.config.deterministic else None
+    firsts = accumulate((len(starts) for starts in groups), initial=stage.first)
+    stages = (replace(stage, first=first, lockstep=lockstep) for first in firsts)
+    return await together(strategy.play(starts, own) for starts, own in zip(groups, stages, strict=False))
+
+
+__all__ = ["STRATEGIES", "PlainStrategy", "RolloutStrategy", "Stage", "get_strategy", "play_groups"]

@@ -1,0 +1,242 @@
+"""Trees: episodes fork at chosen turns, so that their leaves share a past that was played once (BranchGRPO, for turns)."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from math import ceil
+from statistics import fmean
+from typing import Any, Literal
+
+from agentenv.core.env import Env
+from agentenv.core.rollout import (
+    Record,
+    Start,
+    act,
+    capture,
+    fork,
+    observe,
+    open_episode,
+    rewind,
+    sample,
+)
+from agentenv.core.snapshot import Snapshot
+from agentenv.core.trajectory import Origin, SegmentKind, Trajectory
+from agentenv.core.types import Completion
+from agentenv.errors import ConfigurationError
+from agentenv.trainers.rollback import has_failed
+from agentenv.trainers.stage import Stage
+from agentenv.trainers.tree_credit import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeStrategy:
+    """Plays ``roots`` episodes and forks them, as long as the group has lanes left: n starts give at most n leaves.
+
+    A fork at turn t continues in as many environments from the state before t; no turn is executed twice. Each leaf is a
+    trajectory of its whole path with ``parent_id`` and ``fork_turn``, and a shared turn is trained in one of them: for the
+    estimators ``tree`` and ``sibling``. The lanes left are divided among the branches when a fork is made, so that nothing
+    depends on which branch is faster; what a branch that ends early had left is not played.
+    """
+
+    roots: int = 2
+    """Independent episodes at the start; with one, the first turn has nothing to be compared with."""
+    fork_at: Literal["every_turn", "surprise", "failure"] = "every_turn"
+    """``every_turn`` but the first of each branch; a turn whose sampled tokens had a mean -log p above ``surprise``, an
+    estimate of the entropy there; or a turn in which a tool call failed. The last two fork where the policy acted in a
+    certain way, so that ``sibling`` is no longer exactly unbiased."""
+    width: int = 2
+    """Branches that leave a fork, the one that was there before among them."""
+    depth: int = 2
+    """Forks on one path."""
+    surprise: float = 1.0
+    """Nats a token; see ``fork_at``."""
+    keep: float = 1.0
+    """Share of the leaves that are trained, the best and the worst in equal numbers; the others only count in the
+    statistics."""
+
+    def __post_init__(self) -> None:
+        if self.roots < 1 or self.width < 2 or self.depth < 0 or not 0 < self.keep <= 1:
+            raise ConfigurationError(
+                "a tree needs roots of at least 1, width of at least 2, depth of at least 0 and keep above 0 and at most "
+                f"1, not {self.roots}, {self.width}, {self.depth} and {self.keep}"
+            )
+
+    async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:
+        """The leaves, in the order of their lanes."""
+        grove = _Grove(self, starts, stage)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for lanes in shares(range(len(starts)), self.roots):
+                    tasks.create_task(grove.root(lanes, tasks))
+        except ExceptionGroup as several:  # they are of one kind: bad input; the first says it
+            raise several.exceptions[0] from None
+        finally:
+            for env in grove.forked:
+                env.close()
+        return trained_once([grove.leaves[place] for place in sorted(grove.leaves)], keep=self.keep)
+
+
+@dataclass
+class _Branch:
+    """One path under way."""
+
+    record: Record
+    lanes: range
+    """It plays in the first of them; the others are for forks of it."""
+    forks: int
+    """That it and its forks may still make, one after the other."""
+    parent: str | None = None
+    turn: int = 0
+    """The first turn of its own."""
+    made: int = 0
+    """Branches that left it."""
+
+    @property
+    def may_fork(self) -> bool:
+        return self.forks > 0 and len(self.lanes) > 1
+
+
+@dataclass
+class _Grove:
+    """The trees of one group while they grow."""
+
+    how: TreeStrategy
+    starts: Sequence[Start]
+    stage: Stage
+    leaves: dict[int, Trajectory] = field(default_factory=dict)
+    forked: list[Env[Any]] = field(default_factory=list)
+    """Environments of branches that are not over."""
+
+    async def root(self, lanes: range, tasks: asyncio.TaskGroup) -> None:
+        stage, start = self.stage, self.starts[lanes.start]
+        with stage.lane(lanes.start):
+            episode = stage.episode(lanes.start)
+            record = await open_episode(start, stage.chat, stage.config, episode=episode)
+            await self._grow(_Branch(record, lanes, self.how.depth), tasks)
+
+    async def _twig(self, branch: _Branch, tasks: asyncio.TaskGroup) -> None:
+        """A branch that has just left another one, in a lane and an environment of its own."""
+        with self.stage.lane(branch.lanes.start):
+            await self._grow(branch, tasks)
+        env = branch.record.start.env
+        self.forked = [other for other in self.forked if other is not env]
+        env.close()
+
+    async def _grow(self, branch: _Branch, tasks: asyncio.TaskGroup) -> None:
+        try:
+            while branch.record.ended is None:
+                await self._turn(branch, tasks)
+        finally:
+            self.stage.policy.release(branch.record.episode)
+        self.leaves[branch.lanes.start] = _labelled(branch.record.ended, branch)
+
+    async def _turn(self, branch: _Branch, tasks: asyncio.TaskGroup) -> None:
+        """One turn, with the fork of the state before it where there is to be one."""
+        config, record, before = self.stage.config, branch.record, branch.record.copy()
+        completion = await sample(record, self.stage.policy, config)
+        if completion is None:
+            return
+        if branch.may_fork and self._forks_at(branch, before, completion):
+            await self._fork(branch, before, tasks)
+        watched = branch.may_fork and self.how.fork_at == "failure"
+        snapshot = await capture(record, config) if watched else None
+        if record.ended is not None:
+            return
+        try:
+            observation = await act(record, completion.text, config)
+            if observation is None:
+                return
+            if snapshot is not None and has_failed(record.turns[-1]):
+                await self._fork_back(branch, before, snapshot, tasks)
+            if record.ended is None:
+                observe(record, self.stage.chat, observation, config.context_tokens)
+        finally:
+            if snapshot is not None:
+                snapshot.release()
+
+    def _forks_at(self, branch: _Branch, before: Record, completion: Completion) -> bool:
+        """Whether to fork before the environment has acted."""
+        if self.how.fork_at == "every_turn":
+            return len(before.turns) > branch.turn  # that of its own fork had its branches
+        surprise = -fmean(completion.logprobs) if completion.logprobs else 0.0
+        return self.how.fork_at == "surprise" and surprise > self.how.surprise
+
+    async def _fork(self, branch: _Branch, before: Record, tasks: asyncio.TaskGroup) -> None:
+        """Branches from ``before``, whose state is the environment's present one."""
+        width = min(self.how.width, len(branch.lanes))
+        envs = await fork(branch.record, width - 1, self.stage.config)
+        own, *others = shares(branch.lanes, len(envs) + 1)
+        branch.lanes = own
+        branch.forks -= bool(envs)
+        branch.made += len(envs)
+        self.forked += envs
+        for lanes, env in zip(others, envs, strict=True):
+            start = replace(self.starts[lanes.start], env=env)
+            record = replace(before.copy(), start=start, episode=self.stage.episode(lanes.start))
+            twig = _Branch(record, lanes, branch.forks, branch.record.episode, len(before.turns))
+            tasks.create_task(self._twig(twig, tasks))
+
+    async def _fork_back(
+        self, branch: _Branch, before: Record, snapshot: Snapshot, tasks: asyncio.TaskGroup
+    ) -> None:
+        """Branches from ``before``, whose state is in ``snapshot``; the environment comes back to where it is."""
+        config, record = self.stage.config, branch.record
+        kept = await capture(record, config)
+        if kept is None:
+            return
+        try:
+            await rewind(record, snapshot, config)
+            if record.ended is None:
+                await self._fork(branch, before, tasks)
+            if record.ended is None:
+                await rewind(record, kept, config)
+        finally:
+            kept.release()
+
+
+def shares(lanes: range, parts: int) -> list[range]:
+    """``lanes`` cut into as many runs of nearly equal length, or one for each lane where there are fewer."""
+    parts = min(parts, len(lanes))
+    edges = [lanes.start + len(lanes) * i // parts for i in range(parts + 1)]
+    return [range(a, b) for a, b in pairwise(edges)]
+
+
+def _labelled(trajectory: Trajectory, branch: _Branch) -> Trajectory:
+    """``trajectory`` with its place in the tree; ``sampled_tokens`` counts those of its own turns."""
+    own = [s for s in trajectory.segments if s.kind is SegmentKind.POLICY and s.turn >= branch.turn]
+    figures = {"tree_branches": branch.made, "sampled_tokens": sum(len(s.ids) for s in own)}
+    info = trajectory.info | {"strategy": figures}
+    if branch.parent is None:
+        return replace(trajectory, info=info)
+    return replace(
+        trajectory, parent_id=branch.parent, fork_turn=branch.turn, origin=Origin.BRANCH, info=info
+    )
+
+
+def trained_once(group: Sequence[Trajectory], *, keep: float = 1.0) -> list[Trajectory]:
+    """The leaves with every shared turn marked for training in its first holder only, as the credit of trees expects.
+
+    Args:
+        group: Leaves; faults stay as they are.
+        keep: Share of the valid leaves that are trained, the best and the worst in equal numbers; a turn is trained where
+            such a leaf is behind it.
+    """
+    valid = [place for place, trajectory in enumerate(group) if trajectory.valid]
+    tree = Tree([group[place] for place in valid])
+    ranked = sorted(range(len(valid)), key=lambda i: -group[valid[i]].reward)
+    count = ceil(keep * len(valid))
+    kept = {*ranked[: ceil(count / 2)], *ranked[len(ranked) - count // 2 :]}
+    marked = list(group)
+    for i, place in enumerate(valid):
+        path = tree.paths[i]
+        holders = [tree.holders[path[: turn + 1]] for turn in range(len(path))]
+        off = {t for t, who in enumerate(holders) if who[0] != i or kept.isdisjoint(who)}
+        marked[place] = replace(
+            group[place],
+            segments=tuple(
+                replace(s, trained=False) if s.kind is SegmentKind.POLICY and s.turn in off else s
+                for s in group[place].segments
+            ),
+        )
+    return marked
