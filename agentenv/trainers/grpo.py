@@ -39,7 +39,7 @@ from agentenv.trainers.run import Clock, Display, Run, rollout_config, set_up
 from agentenv.trainers.shaping import shape_rewards
 from agentenv.trainers.splicing import rescored
 from agentenv.trainers.stage import Stage
-from agentenv.trainers.strategies import get_strategy, play_groups
+from agentenv.trainers.strategies import by_group, get_strategy, play_groups
 
 Group = list[Trajectory]
 
@@ -116,7 +116,7 @@ def _roll_out(run: Run, step: int) -> list[Group]:
     if not any(trajectory.valid for trajectory in played):
         reason = f"; the first: {played[0].error}" if played else ""
         raise Fault(f"every episode of step {step} failed through a fault of ours{reason}")
-    return groups
+    return by_group(played)
 
 
 async def _play(run: Run, step: int, starts: Sequence[Sequence[Start]]) -> list[Group]:

@@ -17,6 +17,9 @@ from agentenv.core.batching import Lockstep
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import RolloutConfig
 
+COUNTS = "counts"
+"""Key of ``Trajectory.info`` under which a strategy counts what it did; the figures of a step add the numbers up."""
+
 
 @dataclass(frozen=True)
 class Stage:

@@ -1,0 +1,211 @@
+"""Reflect and retry (R3L, Shi et al. 2026): half of the budget on episodes, half on second tries from where they went wrong.
+
+What is done otherwise than in the published code, and why:
+
+1. The environment goes back by snapshot; actions are replayed only where memory cannot be copied, and every observation of
+   a replay is compared with the record.
+2. Ids are never encoded again: the retry is recorded as it was sampled and the guidance is cut out of the record.
+3. Pivot masks come from the segments, not from runs of ones in a mask.
+4. A retry may be as long as an episode without guidance, so that cutting the guidance out changes no budget.
+5. Bases and retries meet the same environment, which ends no episode early for an action of bad form.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from agentenv.core.chat import InlineFormat
+from agentenv.core.protocols import ChatFormat, Policy
+from agentenv.core.rollout import Record, Start, open_episode, play, take_turn, together
+from agentenv.core.trajectory import Origin, Trajectory
+from agentenv.core.types import EndReason
+from agentenv.errors import ConfigurationError, ContextTooSmall, UnknownName
+from agentenv.policies.spec import is_endpoint, make_endpoint_policy, make_policy
+from agentenv.trainers.guidance import guide, is_guided, pivot_masked, reopened, unguided
+from agentenv.trainers.reflection import (
+    PolicyReflector,
+    Reflection,
+    Reflector,
+    RuleReflector,
+    pivot_of,
+    validate_report,
+)
+from agentenv.trainers.rewind import Rewinder
+from agentenv.trainers.stage import COUNTS, Stage
+
+_REFLECTION_TURN = 1_000_002  # seeds the reflection apart from every turn of its episode
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReflectRetryStrategy:
+    """n/2 episodes; each that its reflection finds wanting is retried from the pivot under the lessons of the reflection.
+
+    The group holds the episodes and the retries without their guidance, the turns before the pivot out of the loss in both.
+    Where a retry succeeds and is better or shorter, the reflection (reward 1) and the retry with its guidance are learned
+    as well, each in a group of its own.
+    """
+
+    reflector: str = "self"
+    """Who reflects: ``self`` (the trained policy), ``rule`` (typed tool results), or another policy such as ``hf:PATH`` or
+    ``openai:MODEL@URL``, whose reflections are not trained on."""
+    reflection_tokens: int = 4096
+    """Tokens that one reflection may take."""
+    guidance: bool = True
+    """False retries from the pivot without telling anything."""
+
+    def __post_init__(self) -> None:
+        kind, _, rest = self.reflector.partition(":")
+        if self.reflector not in ("self", "rule", "tiny") and not (kind in ("hf", "openai") and rest):
+            known = ("self", "rule", "tiny", "hf:PATH", "openai:MODEL@URL")
+            raise UnknownName.among("reflector", self.reflector, known)
+        if self.reflection_tokens < 1:
+            raise ConfigurationError(f"reflection_tokens must be at least 1, not {self.reflection_tokens}")
+
+    async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:
+        """Episodes and retries in their group; reflections and guided retries in groups of their own."""
+        reflector = self._reflector(stage)
+        half = len(starts) // 2
+        pairs = zip(starts[:half], starts[half : 2 * half], strict=True)
+        lanes = await together(
+            self._lane(place, start, replace(start, seed=again.seed), stage, reflector)
+            for place, (start, again) in enumerate(pairs)
+        )
+        return [trajectory for lane in lanes for trajectory in lane]
+
+    def _reflector(self, stage: Stage) -> Reflector:
+        if self.reflector == "rule":
+            return RuleReflector()
+        trained = self.reflector == "self"
+        policy, chat = (stage.policy, stage.chat) if trained else _other_policy(self.reflector)
+        config = stage.config
+        return PolicyReflector(
+            policy, chat, trained, self.reflection_tokens, config.temperature, config.deadline_s
+        )
+
+    async def _lane(
+        self, place: int, start: Start, again: Start, stage: Stage, reflector: Reflector
+    ) -> list[Trajectory]:
+        """One episode and what follows from it; snapshots and the policy's cache are freed in any case."""
+        episode = stage.episode(place)
+        rewinder = Rewinder(start, stage.config.deadline_s)
+        with stage.lane(place):
+            try:
+                base = await _play_marked(start, rewinder, stage, episode)
+                if not base.valid:
+                    return [base]
+                return await self._improve(base, again, rewinder, stage, reflector)
+            finally:
+                stage.policy.release(episode)
+                await rewinder.release()
+
+    async def _improve(
+        self, base: Trajectory, again: Start, rewinder: Rewinder, stage: Stage, reflector: Reflector
+    ) -> list[Trajectory]:
+        ceiling = again.env.reward_ceiling
+        episode = f"{base.id}-reflection"
+        seed = again.seed * 1_000_003 + _REFLECTION_TURN
+        try:
+            reflection = await reflector.reflect(base, ceiling, episode=episode, seed=seed)
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            return [base, _failed(again, episode, error)]
+        verdict = validate_report(reflection.report, len(base.turns))
+        counts = {"reflections": 1, "reflections_valid": int(verdict.valid)}
+        counts["reflection_tokens"] = reflection.tokens
+        if not verdict.valid or verdict.perfect:
+            learned = verdict.perfect and base.reward >= ceiling
+            return [_counted(base, counts), *_own_group(reflection.dialogue, learned, base)]
+        guided = await self._retry(base, reflection, again, rewinder, stage)
+        if guided is None:
+            return [_counted(base, counts)]
+        return _with_retry(base, guided, reflection, counts, ceiling)
+
+    async def _retry(
+        self, base: Trajectory, reflection: Reflection, again: Start, rewinder: Rewinder, stage: Stage
+    ) -> Trajectory | None:
+        """The episode from the pivot on, guidance and all; None where the guidance leaves no room for a turn."""
+        assert reflection.report is not None
+        pivot = pivot_of(reflection.report) or 0
+        record = reopened(base, pivot, again)
+        try:
+            await rewinder.back_to(pivot, base.prompt, base.turns)
+        except Exception as error:
+            record.fail(EndReason.ENV_FAULT, error)
+        added = guide(record, stage.chat, reflection.guidance) if self.guidance else 0
+        config = replace(stage.config, context_tokens=stage.config.context_tokens + added)
+        try:
+            return await play(record, stage.policy, stage.chat, config)
+        except ContextTooSmall:
+            return None
+
+
+def improved(before: Trajectory, after: Trajectory, ceiling: float) -> bool:
+    """Whether a retry succeeded, and with more reward or in fewer turns than what it retried."""
+    better = after.reward > before.reward or len(after.turns) < len(before.turns)
+    return after.reward >= ceiling and better
+
+
+async def _play_marked(start: Start, rewinder: Rewinder, stage: Stage, episode: str) -> Trajectory:
+    """One episode with the state of each turn kept."""
+    record = await open_episode(start, stage.chat, stage.config, episode=episode)
+    while record.ended is None:
+        try:
+            await rewinder.mark()
+        except Exception as error:
+            record.fail(EndReason.ENV_FAULT, error)
+        else:
+            await take_turn(record, stage.policy, stage.chat, stage.config)
+    return record.ended
+
+
+def _with_retry(
+    base: Trajectory, guided: Trajectory, reflection: Reflection, counts: dict[str, int], ceiling: float
+) -> list[Trajectory]:
+    """What is learned from a base and its retry."""
+    assert reflection.report is not None
+    pivot = pivot_of(reflection.report) or 0
+    retry = replace(unguided(base, guided, pivot), id=f"{base.id}-retry")
+    if not retry.valid:
+        return [_counted(base, counts), retry]
+    good = improved(base, retry, ceiling)
+    sampled = retry.response_tokens - base.cut(pivot).response_tokens
+    counts |= {"retries": 1, "retries_improved": int(good), "retry_tokens": sampled}
+    lineage: dict[str, Any] = {"parent_id": base.id, "fork_turn": pivot, "origin": Origin.RETRY}
+    twin = replace(pivot_masked(guided, pivot), id=f"{base.id}-guided", **lineage)
+    return [
+        _counted(pivot_masked(base, pivot), counts),
+        pivot_masked(retry, pivot),
+        *_own_group(reflection.dialogue, good, base),
+        *_own_group(twin, good and is_guided(guided), base),
+    ]
+
+
+def _own_group(trajectory: Trajectory | None, wanted: bool, base: Trajectory) -> list[Trajectory]:
+    """``trajectory`` as the only member of its group, where there is one and it is wanted."""
+    if trajectory is None or not wanted:
+        return []
+    return [replace(trajectory, group_id=f"{base.group_id}/{trajectory.id}")]
+
+
+def _counted(base: Trajectory, counts: dict[str, int]) -> Trajectory:
+    return replace(base, info=base.info | {COUNTS: counts})
+
+
+def _failed(start: Start, episode: str, error: Exception) -> Trajectory:
+    """A reflection that a fault of ours ended: it is counted, and nothing is learned from it."""
+    record = Record(start, episode)
+    record.fail(EndReason.POLICY_FAULT, error)
+    assert record.ended is not None
+    return replace(record.ended, group_id=f"{start.group_id}/{episode}", origin=Origin.REFLECTION)
+
+
+@lru_cache(maxsize=2)
+def _other_policy(spec: str) -> tuple[Policy, ChatFormat]:
+    """A policy that is not trained, loaded once a process, and the format that it is asked in."""
+    if is_endpoint(spec):
+        endpoint = make_endpoint_policy(spec)
+        return endpoint, endpoint.chat
+    policy = make_policy(spec)
+    return policy, InlineFormat(policy.tokenizer)
