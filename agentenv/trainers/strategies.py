@@ -102,4 +102,12 @@ def by_group(played: Iterable[Trajectory]) -> list[list[Trajectory]]:
     return list(groups.values())
 
 
-__all__ = ["STRATEGIES", "PlainStrategy", "RolloutStrategy", "Stage", "by_group", "get_strategy", "play_groups"]
+__all__ = [
+    "STRATEGIES",
+    "PlainStrategy",
+    "RolloutStrategy",
+    "Stage",
+    "by_group",
+    "get_strategy",
+    "play_groups",
+]
