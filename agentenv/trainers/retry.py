@@ -32,7 +32,7 @@ from agentenv.trainers.reflection import (
     validate_report,
 )
 from agentenv.trainers.rewind import Rewinder
-from agentenv.trainers.stage import COUNTS, Stage
+from agentenv.trainers.stage import FIGURES, Stage
 
 _REFLECTION_TURN = 1_000_002  # seeds the reflection apart from every turn of its episode
 
@@ -88,7 +88,7 @@ class ReflectRetryStrategy:
     ) -> list[Trajectory]:
         """One episode and what follows from it; snapshots and the policy's cache are freed in any case."""
         episode = stage.episode(place)
-        rewinder = Rewinder(start, stage.config.deadline_s)
+        rewinder = Rewinder(start, stage.config)
         with stage.lane(place):
             try:
                 base = await _play_marked(start, rewinder, stage, episode)
@@ -97,7 +97,7 @@ class ReflectRetryStrategy:
                 return await self._improve(base, again, rewinder, stage, reflector)
             finally:
                 stage.policy.release(episode)
-                await rewinder.release()
+                rewinder.release()
 
     async def _improve(
         self, base: Trajectory, again: Start, rewinder: Rewinder, stage: Stage, reflector: Reflector
@@ -129,10 +129,7 @@ class ReflectRetryStrategy:
         assert reflection.report is not None
         pivot = pivot_of(reflection.report) or 0
         record = reopened(base, pivot, again)
-        try:
-            await rewinder.back_to(pivot, base.prompt, base.turns)
-        except Exception as error:
-            record.fail(EndReason.ENV_FAULT, error)
+        await rewinder.back_to(record)
         added = guide(record, stage.chat, reflection.guidance) if self.guidance else 0
         config = replace(stage.config, context_tokens=stage.config.context_tokens + added)
         try:
@@ -151,11 +148,8 @@ async def _play_marked(start: Start, rewinder: Rewinder, stage: Stage, episode: 
     """One episode with the state of each turn kept."""
     record = await open_episode(start, stage.chat, stage.config, episode=episode)
     while record.ended is None:
-        try:
-            await rewinder.mark()
-        except Exception as error:
-            record.fail(EndReason.ENV_FAULT, error)
-        else:
+        await rewinder.mark(record)
+        if record.ended is None:
             await take_turn(record, stage.policy, stage.chat, stage.config)
     return record.ended
 
@@ -167,11 +161,11 @@ def _with_retry(
     assert reflection.report is not None
     pivot = pivot_of(reflection.report) or 0
     retry = replace(unguided(base, guided, pivot), id=f"{base.id}-retry")
-    if not retry.valid:
-        return [_counted(base, counts), retry]
-    good = improved(base, retry, ceiling)
+    good = retry.valid and improved(base, retry, ceiling)
     sampled = retry.response_tokens - base.cut(pivot).response_tokens
     counts |= {"retries": 1, "retries_improved": int(good), "retry_tokens": sampled}
+    if not retry.valid:
+        return [_counted(base, counts), retry]
     lineage: dict[str, Any] = {"parent_id": base.id, "fork_turn": pivot, "origin": Origin.RETRY}
     twin = replace(pivot_masked(guided, pivot), id=f"{base.id}-guided", **lineage)
     return [
@@ -190,7 +184,9 @@ def _own_group(trajectory: Trajectory | None, wanted: bool, base: Trajectory) ->
 
 
 def _counted(base: Trajectory, counts: dict[str, int]) -> Trajectory:
-    return replace(base, info=base.info | {COUNTS: counts})
+    """``base`` with what was done and sampled for it, itself included."""
+    sampled = base.response_tokens + counts["reflection_tokens"] + counts.get("retry_tokens", 0)
+    return replace(base, info=base.info | {FIGURES: counts | {"sampled_tokens": sampled}})
 
 
 def _failed(start: Start, episode: str, error: Exception) -> Trajectory:

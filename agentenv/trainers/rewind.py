@@ -1,25 +1,25 @@
 """Back to an earlier turn of an episode: by the snapshot taken there, or by replay where memory cannot be copied."""
 
-import asyncio
-import contextlib
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from agentenv.core.rollout import Start, within
+from agentenv.core.rollout import Record, RolloutConfig, Start, capture, rewind, within
 from agentenv.core.snapshot import Snapshot
-from agentenv.core.trajectory import Turn
-from agentenv.core.types import Observation, StateCapability
-from agentenv.errors import ConfigurationError, EnvFault, ReplayDivergence, SnapshotError
+from agentenv.core.types import EndReason, Observation, StateCapability
+from agentenv.errors import ConfigurationError, EnvFault, ReplayDivergence
 
 
 @dataclass
 class Rewinder:
-    """Brings the environment of one episode back to the beginning of one of its turns."""
+    """Brings the environment of one episode back to the beginning of one of its turns.
+
+    Raises:
+        ConfigurationError: the environment can neither be captured nor replayed.
+    """
 
     start: Start
-    deadline_s: float
-    """Seconds that a snapshot, a restore or one replayed action may take."""
+    config: RolloutConfig
+    """Its deadline bounds a snapshot, a restore and each replayed action."""
     _snapshots: list[Snapshot | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -29,55 +29,44 @@ class Rewinder:
                 "the capability replay at least"
             )
 
-    async def mark(self) -> None:
-        """Keeps the present state as that of the next turn; a state that refuses to be captured is left to replay.
+    async def mark(self, record: Record) -> None:
+        """Keeps the state in which the next turn of ``record`` begins; a failure ends the episode.
 
-        Raises:
-            EnvFault: the capture took longer than the deadline.
+        A state that refuses to be captured is left to replay.
         """
-        snapshot = None
-        if self.start.env.capability >= StateCapability.MEMORY:
-            taking = asyncio.to_thread(self.start.env.snapshot)
-            with contextlib.suppress(SnapshotError):
-                snapshot = await within(self.deadline_s, taking, EnvFault("the environment's snapshot"))
-        self._snapshots.append(snapshot)
+        possible = self.start.env.capability >= StateCapability.MEMORY
+        self._snapshots.append(await capture(record, self.config) if possible else None)
 
-    async def back_to(self, turn: int, opening: Observation, turns: Sequence[Turn]) -> None:
-        """Brings the environment to the beginning of ``turn``.
+    async def back_to(self, record: Record) -> None:
+        """Brings the environment to where ``record`` stands, at the beginning of its next turn; a failure ends it.
 
-        Args:
-            turn: Less than the number of marks.
-            opening: What opened the episode.
-            turns: Its turns; those before ``turn`` are replayed where there is no snapshot.
-
-        Raises:
-            ReplayDivergence: the replay showed something else than the record, or ended.
-            EnvFault: the environment failed or missed the deadline.
-            SnapshotError: the snapshot could not be brought back.
+        A replay that shows something else than the record is a fault (``ReplayDivergence``) and no state to go on from.
         """
-        snapshot = self._snapshots[turn]
+        snapshot = self._snapshots[len(record.turns)]
         if snapshot is not None:
-            restoring = asyncio.to_thread(self.start.env.restore, snapshot)
-            await within(self.deadline_s, restoring, EnvFault("the environment's restore"))
-        else:
-            await self._replay(opening, turns[:turn])
+            await rewind(record, snapshot, self.config)
+            return
+        try:
+            await self._replay(record)
+        except Exception as error:
+            record.fail(EndReason.ENV_FAULT, error)
 
-    async def _replay(self, opening: Observation, turns: Sequence[Turn]) -> None:
-        env, task = self.start.env, self.start.task
-        resetting = env.areset(seed=self.start.seed, options={"task": task})
-        shown, _ = await within(self.deadline_s, resetting, EnvFault("the environment's reset"))
-        _compare("the opening", shown, opening)
-        for number, turn in enumerate(turns):
-            step = await within(self.deadline_s, env.astep(turn.action), EnvFault("the environment's step"))
+    async def _replay(self, record: Record) -> None:
+        env, deadline = self.start.env, self.config.deadline_s
+        resetting = env.areset(seed=self.start.seed, options={"task": self.start.task})
+        shown, _ = await within(deadline, resetting, EnvFault("the environment's reset"))
+        _compare("the opening", shown, record.prompt)
+        for number, turn in enumerate(record.turns):
+            step = await within(deadline, env.astep(turn.action), EnvFault("the environment's step"))
             _compare(f"turn {number}", step.observation, turn.observation)
             if step.terminated or step.truncated:
                 raise ReplayDivergence(f"turn {number} ended the replay and not the record")
 
-    async def release(self) -> None:
+    def release(self) -> None:
         """Frees every snapshot."""
         for snapshot in self._snapshots:
             if snapshot is not None:
-                await asyncio.to_thread(snapshot.release)
+                snapshot.release()
         self._snapshots.clear()
 
 

@@ -17,8 +17,8 @@ from agentenv.core.batching import Lockstep
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import RolloutConfig
 
-COUNTS = "counts"
-"""Key of ``Trajectory.info`` under which a strategy counts what it did; the figures of a step add the numbers up."""
+FIGURES = "strategy"
+"""Key of ``Trajectory.info`` under which a strategy says what it did; the figures of a step add up the whole numbers."""
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def groups(played: Sequence[Trajectory]) -> list[list[str]]:
 
 
 def counts(played: Sequence[Trajectory]) -> list[int]:
-    found = played[0].info["counts"]
+    found = played[0].info["strategy"]
     return [
         found.get(name, 0) for name in ("reflections", "reflections_valid", "retries", "retries_improved")
     ]
@@ -125,8 +125,9 @@ def test_a_failure_that_its_retry_repairs_gives_three_groups() -> None:
         (None, None), ("e-0", 1), ("e-0", None), ("e-0", 1)
     ]  # fmt: skip
     assert counts(played) == [1, 1, 1, 1]
-    assert base.info["counts"]["reflection_tokens"] == len(report()) + 1
-    assert base.info["counts"]["retry_tokens"] == len(VELL + RIGHT)
+    assert base.info["strategy"]["reflection_tokens"] == len(report()) + 1
+    assert base.info["strategy"]["retry_tokens"] == len(VELL + RIGHT)
+    assert base.info["strategy"]["sampled_tokens"] == len("".join(SAVED)) + len(report()) + 1
     assert TOKENIZER.decode(dialogue.ids[dialogue.loss_mask].tolist()) == report() + "<|im_end|>"
     assert guided.group_id == "g/e-0-guided"
 
@@ -261,7 +262,7 @@ def test_the_rule_samples_no_reflection() -> None:
     # The second search changes nothing that is known, so the rule goes back to it.
     base, retry, _ = played
     assert groups(played) == [["e-0", "e-0-retry"], ["e-0-guided"]]
-    assert (retry.fork_turn, base.info["counts"]["reflection_tokens"]) == (1, 0)
+    assert (retry.fork_turn, base.info["strategy"]["reflection_tokens"]) == (1, 0)
     assert retry.reward == 1.0
 
 
