@@ -25,7 +25,6 @@ from agentenv.policies.spec import is_endpoint, make_endpoint_policy, make_polic
 from agentenv.trainers.guidance import guide, is_guided, pivot_masked, reopened, unguided
 from agentenv.trainers.reflection import (
     PolicyReflector,
-    Reflection,
     Reflector,
     RuleReflector,
     pivot_of,
@@ -117,20 +116,18 @@ class ReflectRetryStrategy:
         if not verdict.valid or verdict.perfect:
             learned = verdict.perfect and base.reward >= ceiling
             return [_counted(base, counts), *_own_group(reflection.dialogue, learned, base)]
-        guided = await self._retry(base, reflection, again, rewinder, stage)
-        if guided is None:
-            return [_counted(base, counts)]
-        return _with_retry(base, guided, reflection, counts, ceiling)
-
-    async def _retry(
-        self, base: Trajectory, reflection: Reflection, again: Start, rewinder: Rewinder, stage: Stage
-    ) -> Trajectory | None:
-        """The episode from the pivot on, guidance and all; None where the guidance leaves no room for a turn."""
         assert reflection.report is not None
         pivot = pivot_of(reflection.report) or 0
         record = reopened(base, pivot, again)
         await rewinder.back_to(record)
-        added = guide(record, stage.chat, reflection.guidance) if self.guidance else 0
+        guided = await self._go_on(record, reflection.guidance, stage)
+        if guided is None:
+            return [_counted(base, counts)]
+        return _with_retry(base, guided, pivot, reflection.dialogue, counts, ceiling)
+
+    async def _go_on(self, record: Record, guidance: str, stage: Stage) -> Trajectory | None:
+        """The retry to its end, guidance and all; None where the guidance leaves no room for a turn."""
+        added = guide(record, stage.chat, guidance) if self.guidance else 0
         config = replace(stage.config, context_tokens=stage.config.context_tokens + added)
         try:
             return await play(record, stage.policy, stage.chat, config)
@@ -155,11 +152,14 @@ async def _play_marked(start: Start, rewinder: Rewinder, stage: Stage, episode: 
 
 
 def _with_retry(
-    base: Trajectory, guided: Trajectory, reflection: Reflection, counts: dict[str, int], ceiling: float
+    base: Trajectory,
+    guided: Trajectory,
+    pivot: int,
+    dialogue: Trajectory | None,
+    counts: dict[str, int],
+    ceiling: float,
 ) -> list[Trajectory]:
     """What is learned from a base and its retry."""
-    assert reflection.report is not None
-    pivot = pivot_of(reflection.report) or 0
     retry = replace(unguided(base, guided, pivot), id=f"{base.id}-retry")
     good = retry.valid and improved(base, retry, ceiling)
     sampled = retry.response_tokens - base.cut(pivot).response_tokens
@@ -171,7 +171,7 @@ def _with_retry(
     return [
         _counted(pivot_masked(base, pivot), counts),
         pivot_masked(retry, pivot),
-        *_own_group(reflection.dialogue, good, base),
+        *_own_group(dialogue, good, base),
         *_own_group(twin, good and is_guided(guided), base),
     ]
 
