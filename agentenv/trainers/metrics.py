@@ -20,7 +20,7 @@ def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
     ``sampled_tokens`` counts every token that the policy sampled, also those that a strategy left out of the record, and a
     strategy's own figures are added up, lists of them averaged. A mean over nothing (no episode got to a turn) is 0.
 
-    Retries, reflections and demonstrations are in no mean, which show what the policy does unaided; they are in the sums and,
+    Retries, reflections and demonstrations are in no mean: what the policy does unaided is shown. They are in the sums and,
     as members of their groups, in ``zero_variance_share``.
     """
     played = [trajectory for group in groups for trajectory in group]

@@ -31,9 +31,13 @@ from agentenv.trainers.reflection import (
     validate_report,
 )
 from agentenv.trainers.rewind import Rewinder
-from agentenv.trainers.stage import FIGURES, Stage
+from agentenv.trainers.stage import Stage
 
 _REFLECTION_TURN = 1_000_002  # seeds the reflection apart from every turn of its episode
+
+_COUNTED = {
+    "sampled_tokens": 0
+}  # what was sampled for a retry or a reflection stands in the figures of its base
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,12 +169,12 @@ def _with_retry(
     sampled = retry.response_tokens - base.cut(pivot).response_tokens
     counts |= {"retries": 1, "retries_improved": int(good), "retry_tokens": sampled}
     if not retry.valid:
-        return [_counted(base, counts), retry]
+        return [_counted(base, counts), _with_figures(retry, _COUNTED)]
     lineage: dict[str, Any] = {"parent_id": base.id, "fork_turn": pivot, "origin": Origin.RETRY}
     twin = replace(pivot_masked(guided, pivot), id=f"{base.id}-guided", **lineage)
     return [
         _counted(pivot_masked(base, pivot), counts),
-        pivot_masked(retry, pivot),
+        _with_figures(pivot_masked(retry, pivot), _COUNTED),
         *_own_group(dialogue, good, base),
         *_own_group(twin, good and is_guided(guided), base),
     ]
@@ -180,13 +184,17 @@ def _own_group(trajectory: Trajectory | None, wanted: bool, base: Trajectory) ->
     """``trajectory`` as the only member of its group, where there is one and it is wanted."""
     if trajectory is None or not wanted:
         return []
-    return [replace(trajectory, group_id=f"{base.group_id}/{trajectory.id}")]
+    return [_with_figures(replace(trajectory, group_id=f"{base.group_id}/{trajectory.id}"), _COUNTED)]
 
 
 def _counted(base: Trajectory, counts: dict[str, int]) -> Trajectory:
-    """``base`` with what was done and sampled for it, itself included."""
+    """``base`` with the figures of all that was done and sampled for it, itself included."""
     sampled = base.response_tokens + counts["reflection_tokens"] + counts.get("retry_tokens", 0)
-    return replace(base, info=base.info | {FIGURES: counts | {"sampled_tokens": sampled}})
+    return _with_figures(base, counts | {"sampled_tokens": sampled})
+
+
+def _with_figures(trajectory: Trajectory, figures: dict[str, int]) -> Trajectory:
+    return replace(trajectory, info=trajectory.info | {"strategy": figures})
 
 
 def _failed(start: Start, episode: str, error: Exception) -> Trajectory:

@@ -17,9 +17,6 @@ from agentenv.core.batching import Lockstep
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import RolloutConfig
 
-FIGURES = "strategy"
-"""Key of ``Trajectory.info`` under which a strategy says what it did; the figures of a step add up the whole numbers."""
-
 
 @dataclass(frozen=True)
 class Stage:

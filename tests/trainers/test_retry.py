@@ -449,6 +449,7 @@ def test_the_figures_of_a_step_show_the_policy_unaided_and_what_was_spent() -> N
     assert figures["zero_variance_share"] == 0.0  # the group learns: its retry has another reward
     assert (figures["reflections"], figures["retries_improved"]) == (1, 1)
     assert figures["response_tokens"] == len(IRIA + WRONG)
+    assert figures["sampled_tokens"] == len("".join(SAVED)) + len(report()) + 1
     assert "end_submitted" not in figures
 
 
