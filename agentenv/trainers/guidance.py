@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from agentenv.core.protocols import ChatFormat
 from agentenv.core.rollout import Record, Start
-from agentenv.core.trajectory import Origin, Segment, SegmentKind, Trajectory
+from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import Message
 from agentenv.errors import ConfigurationError
 
@@ -76,32 +76,32 @@ def guide(record: Record, chat: ChatFormat, text: str) -> int:
     return len(ids)
 
 
-def unguided(base: Trajectory, guided: Trajectory, turn: int) -> Trajectory:
-    """``guided`` without its guidance: the ids of ``base`` before ``turn``, then what was sampled and observed after it.
-
-    Without any guidance in it nothing is flagged: every token stands where it was sampled.
-
-    Args:
-        base: The trajectory that was retried.
-        guided: The retry from ``turn`` on, recorded with the guidance in its context.
-        turn: The pivot.
+def unguided(guided: Trajectory) -> Trajectory:
+    """``guided`` without its guidance; what was sampled after it is flagged, and not an id is changed.
 
     Raises:
         ConfigurationError: the chat format rewrote tokens after the guidance, so that it may stand in a later row.
     """
-    if any(s.kind is SegmentKind.PROMPT and s.turn > turn for s in guided.segments):
-        raise ConfigurationError(
-            "the chat format rewrites earlier tokens, so that guidance cannot be cut out; use one that only appends"
-        )
-    moved = is_guided(guided)
-    tail = [
-        replace(s, context_mismatch=True) if moved and s.kind is SegmentKind.POLICY and s.turn >= turn else s
-        for s in guided.segments
-        if s.kind is not SegmentKind.INJECTED
-    ]
-    return replace(
-        base.graft(replace(guided, segments=tuple(tail)), turn), origin=Origin.RETRY, error=guided.error
-    )
+    kept: list[Segment] = []
+    told = False
+    for segment in guided.segments:
+        if segment.kind is SegmentKind.INJECTED:
+            told, joins = True, True
+            continue
+        if told and segment.kind is SegmentKind.PROMPT and segment.row > kept[-1].row:
+            raise ConfigurationError(
+                "the chat format rewrites earlier tokens, so that guidance cannot be cut out; use one that only appends"
+            )
+        if told and segment.kind is SegmentKind.POLICY:
+            segment = replace(segment, context_mismatch=True)
+        if (
+            told and joins and segment.kind is kept[-1].kind
+        ):  # the two halves of what the guidance was put into
+            kept[-1] = replace(kept[-1], ids=kept[-1].ids + segment.ids)
+        else:
+            kept.append(segment)
+        joins = False
+    return replace(guided, segments=tuple(kept))
 
 
 def is_guided(trajectory: Trajectory) -> bool:

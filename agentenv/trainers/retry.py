@@ -35,9 +35,8 @@ from agentenv.trainers.stage import Stage
 
 _REFLECTION_TURN = 1_000_002  # seeds the reflection apart from every turn of its episode
 
-_COUNTED = {
-    "sampled_tokens": 0
-}  # what was sampled for a retry or a reflection stands in the figures of its base
+# What was sampled for a retry or a reflection stands in the figures of its base.
+_COUNTED = {"strategy": {"sampled_tokens": 0}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,19 +163,19 @@ def _with_retry(
     ceiling: float,
 ) -> list[Trajectory]:
     """What is learned from a base and its retry."""
-    retry = replace(unguided(base, guided, pivot), id=f"{base.id}-retry")
-    good = retry.valid and improved(base, retry, ceiling)
-    sampled = retry.response_tokens - base.cut(pivot).response_tokens
-    counts |= {"retries": 1, "retries_improved": int(good), "retry_tokens": sampled}
-    if not retry.valid:
-        return [_counted(base, counts), _with_figures(retry, _COUNTED)]
     lineage: dict[str, Any] = {"parent_id": base.id, "fork_turn": pivot, "origin": Origin.RETRY}
     twin = replace(pivot_masked(guided, pivot), id=f"{base.id}-guided", **lineage)
+    retry = replace(unguided(twin), id=f"{base.id}-retry", info=guided.info | _COUNTED)
+    good = retry.valid and improved(base, retry, ceiling)
+    sampled = guided.response_tokens - base.cut(pivot).response_tokens
+    counts |= {"retries": 1, "retries_improved": int(good), "retry_tokens": sampled}
+    if not retry.valid:
+        return [_counted(base, counts), retry]
     return [
         _counted(pivot_masked(base, pivot), counts),
-        _with_figures(pivot_masked(retry, pivot), _COUNTED),
+        retry,
         *_own_group(dialogue, good, base),
-        *_own_group(twin, good and is_guided(guided), base),
+        *_own_group(twin, good and is_guided(twin), base),
     ]
 
 
@@ -184,17 +183,14 @@ def _own_group(trajectory: Trajectory | None, wanted: bool, base: Trajectory) ->
     """``trajectory`` as the only member of its group, where there is one and it is wanted."""
     if trajectory is None or not wanted:
         return []
-    return [_with_figures(replace(trajectory, group_id=f"{base.group_id}/{trajectory.id}"), _COUNTED)]
+    group_id = f"{base.group_id}/{trajectory.id}"
+    return [replace(trajectory, group_id=group_id, info=trajectory.info | _COUNTED)]
 
 
 def _counted(base: Trajectory, counts: dict[str, int]) -> Trajectory:
     """``base`` with the figures of all that was done and sampled for it, itself included."""
     sampled = base.response_tokens + counts["reflection_tokens"] + counts.get("retry_tokens", 0)
-    return _with_figures(base, counts | {"sampled_tokens": sampled})
-
-
-def _with_figures(trajectory: Trajectory, figures: dict[str, int]) -> Trajectory:
-    return replace(trajectory, info=trajectory.info | {"strategy": figures})
+    return replace(base, info=base.info | {"strategy": counts | {"sampled_tokens": sampled}})
 
 
 def _failed(start: Start, episode: str, error: Exception) -> Trajectory:
