@@ -6,15 +6,16 @@ another decision could change the outcome (the pivot) and says in a sentence of 
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
 from agentenv.core.protocols import ChatFormat, Policy
-from agentenv.core.rollout import within
+from agentenv.core.rollout import Record, Start, within
 from agentenv.core.trajectory import Origin, Segment, SegmentKind, Trajectory, Turn
-from agentenv.core.types import EndReason, Message, Observation, Sampling, ToolStatus
+from agentenv.core.types import EndReason, Message, Observation, Sampling
 from agentenv.errors import ContextTooSmall, PolicyFault
+from agentenv.trainers.verifiers import Verifier
 
 Report = Mapping[str, Any]
 
@@ -102,7 +103,18 @@ def guidance_of(report: Report) -> str:
 
 
 def reflection_prompt(trajectory: Trajectory, ceiling: float) -> Observation:
-    """What a reflector is asked about an episode: rules, numbered steps, the outcome.
+    """What a reflector is asked about an episode.
+
+    Args:
+        trajectory: A finished episode.
+        ceiling: The most that an episode can be rewarded with.
+    """
+    request = "Reply with the JSON object about this episode."
+    return (Message("system", SYSTEM), Message("user", f"{episode_log(trajectory, ceiling)}\n\n{request}"))
+
+
+def episode_log(trajectory: Trajectory, ceiling: float) -> str:
+    """An episode as text: rules, numbered steps, the outcome.
 
     Args:
         trajectory: A finished episode.
@@ -110,18 +122,17 @@ def reflection_prompt(trajectory: Trajectory, ceiling: float) -> Observation:
     """
     rules = [message.text for message in trajectory.prompt if message.role == "system"]
     seen = [message.text for message in trajectory.prompt if message.role != "system"]
-    lines = [f"Rules of the episode:\n{text}" for text in rules]
+    parts = [f"Rules of the episode:\n{text}" for text in rules]
     for step, turn in enumerate(trajectory.turns):
         shown = "\n".join(seen).strip() or "(nothing)"
-        lines.append(f"step {step}:\nobservation: {shown}\naction: {turn.action.strip()}")
+        parts.append(f"step {step}:\nobservation: {shown}\naction: {turn.action.strip()}")
         seen = [message.text for message in turn.observation]
     late = trajectory.end_reason in (EndReason.TURN_LIMIT, EndReason.TOKEN_LIMIT, EndReason.TIME_LIMIT)
-    lines.append(
+    parts.append(
         f"feedback: reward {trajectory.reward:g} of {ceiling:g} after {len(trajectory.turns)} steps; "
         f"limit of steps or length {'reached' if late else 'not reached'} ({trajectory.end_reason})"
     )
-    request = "Reply with the JSON object about this episode."
-    return (Message("system", SYSTEM), Message("user", "\n\n".join([*lines, request])))
+    return "\n\n".join(parts)
 
 
 @dataclass(frozen=True)
@@ -155,51 +166,24 @@ class Reflector(Protocol):
         """
 
 
-class RuleReflector:
-    """Finds the pivot from typed results alone: the first turn that failed or after which nothing new was known."""
+@dataclass(frozen=True)
+class VerifierReflector:
+    """Makes a report of what a verifier found; samples nothing."""
+
+    verifier: Verifier
 
     async def reflect(self, trajectory: Trajectory, ceiling: float, *, episode: str, seed: int) -> Reflection:
-        """The report, with guidance of one sentence; samples nothing."""
-        pivot, cause, advice = _first_flaw(trajectory, failed=trajectory.reward < ceiling)
+        """The report, with the verifier's advice as guidance."""
+        flaw = await self.verifier.first_flaw(trajectory, ceiling)
         outcome = Outcome.FAILURE if trajectory.reward < ceiling else Outcome.INEFFICIENT
         report = {
             "trajectory_summary": f"{len(trajectory.turns)} steps, reward {trajectory.reward:g}.",
-            "root_cause_analysis": cause,
-            "trajectory_outcome": Outcome.SUCCESS if pivot is None else outcome,
-            "improvement_suggestion": advice or None,
-            "retry_from_step": pivot,
+            "root_cause_analysis": flaw.cause if flaw else "",
+            "trajectory_outcome": outcome if flaw else Outcome.SUCCESS,
+            "improvement_suggestion": flaw.advice if flaw else None,
+            "retry_from_step": flaw.turn if flaw else None,
         }
-        return Reflection(report, advice)
-
-
-def _first_flaw(trajectory: Trajectory, *, failed: bool) -> tuple[int | None, str, str]:
-    """The turn, what was wrong with it, and what to do instead; no turn where nothing was wrong."""
-    turns = trajectory.turns
-    for step, turn in enumerate(turns):
-        broken = next((r for r in turn.tool_results if r.status is not ToolStatus.OK), None)
-        if broken is not None and broken.status is not ToolStatus.FORMAT_ERROR:
-            cause = broken.error_class or str(broken.status)
-            return (
-                step,
-                f"{broken.name} failed: {cause}",
-                f"A call of {broken.name} failed ({cause}): avoid it.",
-            )
-        if broken is not None or not turn.valid:
-            return step, "the action could not be acted on", "Write one complete action in the given form."
-        if step + 1 < len(turns) and _nothing_new(turn, turns[step + 1]):
-            return (
-                step,
-                "the action brought nothing new",
-                f"Do not repeat this, it brings nothing new: {turn.action}",
-            )
-    if failed and turns:
-        return len(turns) - 1, "the last action was wrong", f"This was wrong: {turns[-1].action}"
-    return None, "", ""
-
-
-def _nothing_new(turn: Turn, after: Turn) -> bool:
-    """Whether the state after ``turn`` is the one before it."""
-    return turn.anchor_key is not None and turn.anchor_key == after.anchor_key
+        return Reflection(report, flaw.advice if flaw else "")
 
 
 @dataclass(frozen=True)
@@ -247,3 +231,11 @@ class PolicyReflector:
         usable = validate_report(report, len(trajectory.turns))
         guidance = guidance_of(report) if report is not None and usable.valid and not usable.perfect else ""
         return Reflection(report, guidance, dialogue if self.trained else None, len(reply.ids))
+
+
+def failed_reflection(start: Start, episode: str, error: Exception) -> Trajectory:
+    """A reflection that a fault of ours ended, in a group of its own: it is counted, and nothing is learned from it."""
+    record = Record(start, episode)
+    record.fail(EndReason.POLICY_FAULT, error)
+    assert record.ended is not None
+    return replace(record.ended, group_id=f"{start.group_id}/{episode}", origin=Origin.REFLECTION)

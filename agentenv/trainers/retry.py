@@ -12,24 +12,14 @@ What is done otherwise than in the published code, and why:
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
-from agentenv.core.chat import InlineFormat
-from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import Record, Start, open_episode, play, take_turn, together
 from agentenv.core.trajectory import Origin, Trajectory
-from agentenv.core.types import EndReason
-from agentenv.errors import ConfigurationError, ContextTooSmall, UnknownName
-from agentenv.policies.spec import is_endpoint, make_endpoint_policy, make_policy
+from agentenv.errors import ConfigurationError, ContextTooSmall
 from agentenv.trainers.guidance import guide, is_guided, pivot_masked, reopened, unguided
-from agentenv.trainers.reflection import (
-    PolicyReflector,
-    Reflector,
-    RuleReflector,
-    pivot_of,
-    validate_report,
-)
+from agentenv.trainers.reflection import Reflector, failed_reflection, pivot_of, validate_report
+from agentenv.trainers.reflectors import check_reflector, make_reflector
 from agentenv.trainers.rewind import Rewinder
 from agentenv.trainers.stage import Stage
 
@@ -49,24 +39,19 @@ class ReflectRetryStrategy:
     """
 
     reflector: str = "self"
-    """Who reflects: ``self`` (the trained policy), ``rule`` (typed tool results), or another policy such as ``hf:PATH`` or
-    ``openai:MODEL@URL``, whose reflections are not trained on."""
+    """Who reflects: ``self`` (the trained policy), a verifier such as ``rule`` (typed results; SCOPE), or another policy
+    such as ``hf:PATH`` or ``openai:MODEL@URL``, whose reflections are not trained on."""
     reflection_tokens: int = 4096
     """Tokens that one reflection may take."""
     guidance: bool = True
     """False retries from the pivot without telling anything."""
 
     def __post_init__(self) -> None:
-        kind, _, rest = self.reflector.partition(":")
-        if self.reflector not in ("self", "rule", "tiny") and not (kind in ("hf", "openai") and rest):
-            known = ("self", "rule", "tiny", "hf:PATH", "openai:MODEL@URL")
-            raise UnknownName.among("reflector", self.reflector, known)
-        if self.reflection_tokens < 1:
-            raise ConfigurationError(f"reflection_tokens must be at least 1, not {self.reflection_tokens}")
+        check_reflector(self.reflector, self.reflection_tokens)
 
     async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:
         """Episodes and retries in their group; reflections and guided retries in groups of their own."""
-        reflector = self._reflector(stage)
+        reflector = make_reflector(self.reflector, self.reflection_tokens, stage)
         half = len(starts) // 2
         pairs = zip(starts[:half], starts[half : 2 * half], strict=True)
         lanes = await together(
@@ -74,16 +59,6 @@ class ReflectRetryStrategy:
             for place, (start, again) in enumerate(pairs)
         )
         return [trajectory for lane in lanes for trajectory in lane]
-
-    def _reflector(self, stage: Stage) -> Reflector:
-        if self.reflector == "rule":
-            return RuleReflector()
-        trained = self.reflector == "self"
-        policy, chat = (stage.policy, stage.chat) if trained else _other_policy(self.reflector)
-        config = stage.config
-        return PolicyReflector(
-            policy, chat, trained, self.reflection_tokens, config.temperature, config.deadline_s
-        )
 
     async def _lane(
         self, place: int, start: Start, again: Start, stage: Stage, reflector: Reflector
@@ -112,7 +87,7 @@ class ReflectRetryStrategy:
         except ConfigurationError:
             raise
         except Exception as error:
-            return [base, _failed(again, episode, error)]
+            return [base, failed_reflection(again, episode, error)]
         verdict = validate_report(reflection.report, len(base.turns))
         counts = {"reflections": 1, "reflections_valid": int(verdict.valid)}
         counts["reflection_tokens"] = reflection.tokens
@@ -191,21 +166,3 @@ def _counted(base: Trajectory, counts: dict[str, int]) -> Trajectory:
     """``base`` with the figures of all that was done and sampled for it, itself included."""
     sampled = base.response_tokens + counts["reflection_tokens"] + counts.get("retry_tokens", 0)
     return replace(base, info=base.info | {"strategy": counts | {"sampled_tokens": sampled}})
-
-
-def _failed(start: Start, episode: str, error: Exception) -> Trajectory:
-    """A reflection that a fault of ours ended: it is counted, and nothing is learned from it."""
-    record = Record(start, episode)
-    record.fail(EndReason.POLICY_FAULT, error)
-    assert record.ended is not None
-    return replace(record.ended, group_id=f"{start.group_id}/{episode}", origin=Origin.REFLECTION)
-
-
-@lru_cache(maxsize=2)
-def _other_policy(spec: str) -> tuple[Policy, ChatFormat]:
-    """A policy that is not trained, loaded once a process, and the format that it is asked in."""
-    if is_endpoint(spec):
-        endpoint = make_endpoint_policy(spec)
-        return endpoint, endpoint.chat
-    policy = make_policy(spec)
-    return policy, InlineFormat(policy.tokenizer)

@@ -16,6 +16,12 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.errors import UnknownName
 from agentenv.trainers.judge import JudgeStrategy
 from agentenv.trainers.options import bind_options
+from agentenv.trainers.rescue import (
+    AdaptiveHintStrategy,
+    CritiqueStrategy,
+    DemonstrateStrategy,
+    GuideStrategy,
+)
 from agentenv.trainers.retry import ReflectRetryStrategy
 from agentenv.trainers.rollback import RollbackStrategy
 from agentenv.trainers.stage import Stage
@@ -64,6 +70,10 @@ STRATEGIES: Mapping[str, Callable[..., RolloutStrategy]] = {
     "tree": TreeStrategy,
     "judge": JudgeStrategy,
     "reflect_retry": ReflectRetryStrategy,
+    "guide": GuideStrategy,
+    "adaptive_hint": AdaptiveHintStrategy,
+    "critique": CritiqueStrategy,
+    "demonstrate": DemonstrateStrategy,
 }
 
 

@@ -25,13 +25,14 @@ from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.trainers.reflection import (
     PolicyReflector,
     Reflection,
-    RuleReflector,
+    VerifierReflector,
     guidance_of,
     parse_report,
     pivot_of,
     reflection_prompt,
     validate_report,
 )
+from agentenv.trainers.verifiers import RuleVerifier
 
 Episode = Callable[..., Trajectory]
 
@@ -156,7 +157,7 @@ def test_guidance_is_the_whole_report_in_an_instruction() -> None:
 
 
 def by_rule(trajectory: Trajectory) -> Reflection:
-    return asyncio.run(RuleReflector().reflect(trajectory, 1.0, episode="r", seed=0))
+    return asyncio.run(VerifierReflector(RuleVerifier()).reflect(trajectory, 1.0, episode="r", seed=0))
 
 
 @pytest.mark.parametrize(

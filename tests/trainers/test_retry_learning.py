@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.trainers.advantages import get_estimator
+from agentenv.trainers.imitation import imitate
 from agentenv.trainers.learner import Correction, Learner, Objective, rows_of
 from agentenv.trainers.stage import Stage
 from agentenv.trainers.strategies import by_group, get_strategy, play_groups
@@ -87,6 +89,43 @@ def test_no_ratio_sees_what_was_recorded_under_guidance(
     honest = gradient(model, [base, retry], objective)
     assert torch.equal(gradient(model, [base, other_retry], objective), honest)
     assert not torch.equal(gradient(model, [other_base, retry], objective), honest)
+
+
+def test_a_ratio_has_the_hinted_denominator_where_that_is_asked_for(
+    explore: list[Trajectory], qwen: Callable[..., Any]
+) -> None:
+    """Guide: -A p(y | clean) / p(y | hinted); where both are the same the ratio is 1, where it is doubled the loss is."""
+    model = qwen(context=1024)
+    score = HFPolicy(model, TOKENIZER, context_tokens=1024).score
+    retry = explore[1]
+    logprobs = asyncio.run(score(retry.ids.tolist()))
+    for proximal in ("sampler", "recompute"):
+        objective = Objective(
+            options={"clip_high": 9.0}, proximal=proximal, correction=Correction(foreign="ratio")
+        )
+        for factor in (1.0, 2.0):
+            hinted = relogged(retry, [p - float(np.log(factor)) for p in logprobs])
+            learner = Learner(model, objective, learning_rate=1e-3)
+            rows = rows_of([hinted], [np.ones(len(hinted.ids))])
+            assert learner.accumulate(rows)["loss"] == pytest.approx(-factor, abs=1e-4)
+
+
+def test_a_supervised_step_follows_demonstrations_and_shares_the_moments(
+    explore: list[Trajectory], qwen: Callable[..., Any]
+) -> None:
+    model = qwen(context=1024)
+    learner = Learner(model, Objective(), learning_rate=1e-3)
+    score = HFPolicy(model, TOKENIZER, context_tokens=1024).score
+
+    def likelihood() -> float:
+        logprobs = asyncio.run(score(explore[1].ids.tolist()))
+        return float(np.mean(np.asarray(logprobs)[explore[1].loss_mask]))
+
+    before = likelihood()
+    assert imitate(learner, [], 1e-2) == {}
+    assert imitate(learner, explore[1:], 1e-2)["supervised_loss"] == pytest.approx(-before, abs=1e-5)
+    assert likelihood() > before
+    assert learner.optimizer.state_dict()["state"]
 
 
 def test_a_correction_refuses_retries_or_weighs_them_one_by_one(
