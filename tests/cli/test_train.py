@@ -310,6 +310,19 @@ def test_a_run_that_reflects_and_retries(toml: Path, tmp_path: Path, reflector: 
     assert bool(flagged) == (reflector == "rule")
 
 
+def test_a_run_that_learns_from_demonstrations_where_all_fail(toml: Path, tmp_path: Path) -> None:
+    words = (
+        "--optimization.steps 1 --evaluation.bounds false --test.limit 2 --rollout.strategy demonstrate "
+        "--rollout.group_size 2 --rollout.questions 6 --rollout.turn_tokens 30 --optimization.supervised_rate 1e-3"
+    )
+    out = tmp_path / "out"
+    assert main(["train", str(toml), "--out", str(out), *words.split(), "--json"]) == 0
+    (line,) = metrics(out)
+    assert 0 < line["demonstrations"] < 6
+    assert line["supervised_loss"] > 0
+    assert {record["origin"] for record in read_trajectories(out, 1)} == {"base", "demonstration"}
+
+
 def test_a_guarded_run_stops_when_the_policy_is_lost_and_stays_stopped(toml: Path, tmp_path: Path) -> None:
     """A step size of 1 leaves nothing of the policy; the tenth step is the first that is judged."""
     out = tmp_path / "out"

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from agentenv.core.batching import Batcher
 from agentenv.core.chat import InlineFormat
 from agentenv.core.rollout import RolloutConfig, Start
 from agentenv.core.trajectory import Origin, SegmentKind, Trajectory, to_record
@@ -262,50 +261,6 @@ def test_wrong_options_are_one_sentence(name: str, options: dict[str, Any], word
 def test_more_rounds_than_episodes_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="2 episodes cannot be played in 4 rounds"):
         played("adaptive_hint", Noting({}), 2)
-
-
-def test_rounds_of_several_groups_share_batches_whatever_the_time_takes() -> None:
-    """Lanes wait for random times; the batches that are formed are the same."""
-    import random
-
-    def batches() -> list[list[str]]:
-        seen: list[list[str]] = []
-
-        def run(items: list[str]) -> list[str]:
-            seen.append(items)
-            return items
-
-        batcher = Batcher[str, str](run)
-
-        async def group(stage: Stage, name: str, sizes: Sequence[int]) -> list[list[str]]:
-            async def turn(number: int, place: int) -> str:
-                for step in range(sizes[number] + place):
-                    await asyncio.sleep(random.random() / 500)
-                    await batcher.submit(f"{name}{number}.{place}.{step}")
-                return f"{name}{number}.{place}"
-
-            def then(rounds: list[list[str]]) -> Any:
-                number = len(rounds)
-                return None if number == len(sizes) else lambda place: turn(number, place)
-
-            return await in_rounds(stage, 3, lambda place: turn(0, place), then)
-
-        async def scenario() -> None:
-            from agentenv.core.batching import Lockstep
-
-            first = Stage(ScriptedPolicy({}), InlineFormat(TOKENIZER), CONFIG, TOKENIZER.decode)
-            first = replace(first, lockstep=Lockstep())
-            found = await asyncio.gather(
-                group(first, "a", (2, 1, 2)), group(replace(first, first=3), "b", (1, 3))
-            )
-            assert found[1] == [["b0.0", "b0.1", "b0.2"], ["b1.0", "b1.1", "b1.2"]]
-
-        asyncio.run(asyncio.wait_for(scenario(), 20))
-        return seen
-
-    first = batches()
-    assert all(batches() == first for _ in range(4))
-    assert len(first[0]) == 6
 
 
 def test_what_a_round_raises_comes_out() -> None:

@@ -209,6 +209,9 @@ class Moody(AsyncEnv[MoodyState]):
         said = (Message("tool", f"[{action}]"),)
         return self.result(said, end=over, truncated=over is not None, tool_results=(result,))
 
+    def expert(self) -> Sequence[str]:
+        return ("word", "word", "1")
+
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in sorted(STRATEGIES)),
@@ -220,12 +223,28 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=[f"{n}-{len(o)}" for n, o in VARIANTS])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("plain", {}),
+        ("rollback", {"retries": 2, "commit": "on_success", "roll_probability": 0.8}),
+        ("tree", {"roots": 1, "depth": 3}),
+        ("tree", {"fork_at": "failure", "depth": 3}),
+        ("reflect_retry", {"reflector": "rule"}),
+        ("reflect_retry", {"reflection_tokens": 9}),
+        ("guide", {}),
+        ("adaptive_hint", {"rounds": 3}),
+        ("critique", {"critic": "self"}),
+        ("demonstrate", {}),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "-".join(map(str, given.values())),
+)
 def test_batches_do_not_depend_on_how_long_anything_takes(name: str, options: dict[str, Any]) -> None:
     def batches(clock: int) -> tuple[Any, Any]:
         policy, ticks = BatchingPolicy(), random.Random(clock)
         groups = [
             [Start(Moody(ticks), TASK, 100 * g + i, str(g)) for i in range(n)]
-            for g, n in enumerate((4, 6, 3))
+            for g, n in enumerate((4, 6, 3, 3))
         ]
         played = play(groups, stage(policy), get_strategy(name, options))
         assert [{t.group_id for t in group} for group in played] == [{"0"}, {"1"}, {"2"}]
