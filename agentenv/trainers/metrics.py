@@ -8,8 +8,6 @@ from agentenv.core.trajectory import Origin, Trajectory
 from agentenv.core.types import EndReason
 from agentenv.trainers.advantages import is_flat
 
-_AIDED = (Origin.RETRY, Origin.REFLECTION, Origin.DEMONSTRATION)
-
 
 def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
     """Figures of the groups of one step, at least one of whose episodes is valid; means are over valid episodes.
@@ -20,16 +18,16 @@ def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
     ``sampled_tokens`` counts every token that the policy sampled, also those that a strategy left out of the record, and a
     strategy's own figures are added up, lists of them averaged. A mean over nothing (no episode got to a turn) is 0.
 
-    Retries, reflections and demonstrations are in no mean: what the policy does unaided is shown. They are in the sums and,
-    as members of their groups, in ``zero_variance_share``.
+    Retries of another trajectory, reflections and demonstrations are in no mean: what the policy does unaided is shown. They
+    are in the sums and, as members of their groups, in ``zero_variance_share``.
     """
     played = [trajectory for group in groups for trajectory in group]
-    unaided = [[t for t in group if t.valid and t.origin not in _AIDED] for group in groups]
+    unaided = [[t for t in group if t.valid and not _is_aided(t)] for group in groups]
     valid = [trajectory for group in unaided for trajectory in group]
     turns = [turn for trajectory in valid for turn in trajectory.turns]
     rewards = [[t.reward for t in g if t.valid] for g, own in zip(groups, unaided, strict=True) if own]
     right = [p for group in unaided for t in _rewarded(group) for p in _own_logprobs(t)]
-    ends = Counter(f"end_{t.end_reason}" for t in played if t.origin not in _AIDED)
+    ends = Counter(f"end_{t.end_reason}" for t in played if not _is_aided(t))
     return (
         {
             "reward_mean": fmean(t.reward for t in valid),
@@ -51,6 +49,12 @@ def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
         | _strategy_figures(played)
         | {f"end_{reason}": ends[f"end_{reason}"] for reason in EndReason if ends[f"end_{reason}"]}
     )
+
+
+def _is_aided(trajectory: Trajectory) -> bool:
+    """Whether it retries another trajectory, talks about one, or is somebody else's."""
+    retried = trajectory.origin is Origin.RETRY and trajectory.parent_id is not None
+    return retried or trajectory.origin in (Origin.REFLECTION, Origin.DEMONSTRATION)
 
 
 def _own_logprobs(trajectory: Trajectory) -> list[float]:

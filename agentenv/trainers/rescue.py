@@ -40,7 +40,7 @@ class GuideStrategy:
             return hinted if len(rounds) == 1 and is_lost(_flat(rounds), starts[0]) else None
 
         async def hinted(place: int) -> Played:
-            return await play_hinted(starts[place], stage, f"{stage.episode(place)}-hinted", hint_of)
+            return await play_hinted(starts[place], stage, stage.episode(place), "hinted", hint_of)
 
         return _flat(await in_rounds(stage, len(starts), partial(_plain, starts, stage), then))
 
@@ -86,10 +86,11 @@ class AdaptiveHintStrategy:
             return partial(hinted, len(rounds), shares[-1])
 
         async def hinted(number: int, share: float, place: int) -> Played:
-            start, episode = starts[number * lanes + place], f"{stage.episode(place)}-round-{number}"
-            if not share:
-                return [await run_episode(start, stage.policy, stage.chat, stage.config, episode=episode)]
-            return await play_hinted(start, stage, episode, partial(leading_hint, share=share))
+            start, first, name = starts[number * lanes + place], stage.episode(place), f"round-{number}"
+            if share:
+                return await play_hinted(start, stage, first, name, partial(leading_hint, share=share))
+            playing = (stage.policy, stage.chat, stage.config)
+            return [await run_episode(start, *playing, episode=f"{first}-{name}")]
 
         return _flat(await in_rounds(stage, lanes, partial(_plain, starts, stage), then))
 
@@ -121,17 +122,16 @@ class CritiqueStrategy:
             (base,) = await _plain([start], stage, 0)
             if not base.valid:
                 return [base]
-            episode = f"{base.id}-refined"
             try:
                 critique, tokens = await self._critique(base, again, stage)
             except ConfigurationError:
                 raise
             except Exception as error:
-                return [base, failed_reflection(again, episode, error)]
-            refined = await play_hinted(again, stage, episode, lambda _: critique)
+                return [base, failed_reflection(again, f"{base.id}-critique", error)]
+            refined = await play_hinted(again, stage, base.id, "refined", lambda _: critique)
             spent = {"reflection_tokens": tokens, "sampled_tokens": base.response_tokens + tokens}
             base = replace(base, info=base.info | {"strategy": spent})
-            return [base, *(replace(t, parent_id=base.id, fork_turn=0) for t in refined)]
+            return [base, *refined]
 
     async def _critique(self, base: Trajectory, again: Start, stage: Stage) -> tuple[str, int]:
         """What the refinement is told, and the tokens that were sampled for it."""
@@ -179,15 +179,19 @@ def _flat(rounds: Sequence[Sequence[Played]]) -> Played:
     return [trajectory for lanes in rounds for played in lanes for trajectory in played]
 
 
-async def play_hinted(start: Start, stage: Stage, episode: str, hint: Callable[[Start], str]) -> Played:
+async def play_hinted(
+    start: Start, stage: Stage, parent: str, name: str, hint: Callable[[Start], str]
+) -> Played:
     """One episode with a hint before its first turn, recorded without it; none without a hint that the context holds.
 
     Args:
         start: Where it begins.
         stage: What it is played on, inside a lane.
-        episode: Its id.
+        parent: Id of the episode that was played there without a hint.
+        name: What the id of this one has after that.
         hint: The hint, asked for after the reset.
     """
+    episode = f"{parent}-{name}"
     record = await open_episode(start, stage.chat, stage.config, episode=episode)
     text = hint(start) if record.ended is None else ""
     if record.ended is None and not text:
@@ -203,7 +207,8 @@ async def play_hinted(start: Start, stage: Stage, episode: str, hint: Callable[[
         stage.policy.release(episode)
     solved = guided.valid and guided.reward >= start.env.reward_ceiling
     did: dict[str, Any] = {"hinted": 1, "hinted_solved": int(solved)}
-    return [replace(unguided(guided), origin=Origin.RETRY, info=guided.info | {"strategy": did})]
+    lineage: dict[str, Any] = {"origin": Origin.RETRY, "parent_id": parent, "fork_turn": 0}
+    return [replace(unguided(guided), info=guided.info | {"strategy": did}, **lineage)]
 
 
 async def play_demonstration(start: Start, stage: Stage) -> Played:

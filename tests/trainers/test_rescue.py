@@ -92,6 +92,7 @@ def test_guide_s_hinted_episodes_join_the_group_without_their_hint() -> None:
     hint = f"A solution begins like this:\n{IRIA}\n{VELL}\n"  # not the answer
     assert policy.shown["e-0-hinted"] == f"{TASK.question}\n{hint}"
     clean = group[2]
+    assert (clean.parent_id, clean.fork_turn) == ("e-0", 0)
     assert TOKENIZER.decode(clean.ids.tolist()).startswith(f"{TASK.question}\n{IRIA}")
     assert clean.context_mismatch.tolist() == clean.loss_mask.tolist()
     assert all(s.kind is not SegmentKind.INJECTED for s in clean.segments)
