@@ -99,7 +99,8 @@ def validate_report(report: Report | None, steps: int) -> Verdict:
 
 def guidance_of(report: Report) -> str:
     """What a retry is told: the whole report, and to apply it without mentioning it."""
-    return _GUIDANCE + json.dumps(report, ensure_ascii=False)
+    text = json.dumps(report, ensure_ascii=False)
+    return _GUIDANCE + text.encode(errors="replace").decode()  # JSON can spell half a character
 
 
 def reflection_prompt(trajectory: Trajectory, ceiling: float) -> Observation:

@@ -154,6 +154,9 @@ def test_guidance_is_the_whole_report_in_an_instruction() -> None:
     text = guidance_of(report())
     assert json.loads(text[text.index("{") :]) == report()
     assert "Do not mention" in text
+    half = parse_report('{"improvement_suggestion": "caf\u00e9 \\ud83d"}')
+    assert half is not None
+    assert guidance_of(half).endswith('{"improvement_suggestion": "café ?"}')
 
 
 def by_rule(trajectory: Trajectory) -> Reflection:
