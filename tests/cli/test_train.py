@@ -320,7 +320,9 @@ def test_a_run_that_learns_from_demonstrations_where_all_fail(toml: Path, tmp_pa
     (line,) = metrics(out)
     assert 0 < line["demonstrations"] < 6
     assert line["supervised_loss"] > 0
-    assert {record["origin"] for record in read_trajectories(out, 1)} == {"base", "demonstration"}
+    assert {
+        record["origin"] for record in read_trajectories(out / "trajectories" / "step-000001.jsonl.gz")
+    } == {"base", "demonstration"}
 
 
 def test_a_guarded_run_stops_when_the_policy_is_lost_and_stays_stopped(toml: Path, tmp_path: Path) -> None:
