@@ -1,6 +1,7 @@
 """Reflect and retry by script: what joins which group, what is trained, what faults do, and that nothing leaks."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,12 +16,16 @@ from agentenv.core.rollout import RolloutConfig, Start
 from agentenv.core.snapshot import Snapshot
 from agentenv.core.trajectory import Origin, SegmentKind, Trajectory, to_record
 from agentenv.core.types import Completion, Document, EndReason, Sampling, StateCapability, Step, Task
+from agentenv.data.code_tasks import generate_code_tasks
 from agentenv.envs.calculator import Calculator
+from agentenv.envs.code import Code
 from agentenv.envs.local_search import LocalSearch
 from agentenv.errors import ConfigurationError, PolicyFault, RetrieverFault, UnknownName
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.retrievers.fakes import InMemoryRetriever
+from agentenv.sandbox.fakes import FakeExecutor
+from agentenv.sandbox.spec import make_executor, unavailable
 from agentenv.trainers.advantages import get_estimator
 from agentenv.trainers.metrics import describe
 from agentenv.trainers.retry import improved
@@ -95,7 +100,11 @@ def retried(
     stage = Stage(policy, chat or InlineFormat(TOKENIZER), settings, TOKENIZER.decode)
     starts = [Start(env(), task, seed, "g") for seed in (11, 12)]
     strategy = get_strategy("reflect_retry", options)
-    (played,) = asyncio.run(play_groups([starts], strategy, stage))
+    try:
+        (played,) = asyncio.run(play_groups([starts], strategy, stage))
+    finally:
+        for start in starts:
+            start.env.close()
     assert len({t.id for t in played}) == len(played)
     return played
 
@@ -276,6 +285,36 @@ def test_a_tool_that_failed_is_the_rule_s_pivot() -> None:
     base, retry, guided = played
     assert (base.reward, retry.reward, retry.fork_turn) == (0.0, 1.0, 1)
     assert "A call of calculate failed (ValueError)" in TOKENIZER.decode(guided.ids.tolist())
+
+
+def check_interpreter(executor: Any) -> None:
+    """The names of a live interpreter are again those of the pivot, and every snapshot of it is released."""
+    (task,) = generate_code_tasks(1)
+    found, spoilt, looked = (
+        f"<python>{code}</python>" for code in ("x = [1]", "x.append(2); 1 / 0", "print(len(x))")
+    )
+    right = f"<submit>{task.data['solution']}</submit>"
+
+    def env() -> Code:
+        return Code(tasks=[task], executor=executor)
+
+    script = (found, spoilt, "<submit>pass</submit>", looked, right)
+    stops = {"stop": ("</python>", "</submit>"), "context_tokens": 20_000}
+    base, retry, _ = retried(*script, env=env, task=task, reflector="rule", config=stops)
+    assert (base.reward, retry.reward, retry.fork_turn) == (0.0, 1.0, 1)
+    assert "1" in retry.turns[1].observation[0].text
+    assert "2" not in retry.turns[1].observation[0].text
+
+
+def test_a_live_interpreter_goes_back_with_its_names() -> None:
+    check_interpreter(FakeExecutor())
+
+
+def test_a_live_interpreter_in_a_jail_goes_back_with_its_names() -> None:
+    if reason := unavailable("bwrap"):
+        pytest.skip(f"bwrap: {reason}")
+    with contextlib.closing(make_executor("bwrap", size=1)) as executor:
+        check_interpreter(executor)
 
 
 def test_the_retry_may_be_as_long_as_an_episode_without_guidance() -> None:
