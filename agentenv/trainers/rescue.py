@@ -54,7 +54,7 @@ class AdaptiveHintStrategy:
     """
 
     rounds: int = 4
-    """Rounds that a group is played in; each has n / rounds episodes."""
+    """Rounds that a group is played in, at most n; each has n / rounds episodes."""
     target: float = 0.5
     """Share of the episodes of a round that should succeed."""
 
@@ -66,20 +66,13 @@ class AdaptiveHintStrategy:
             )
 
     async def play(self, starts: Sequence[Start], stage: Stage) -> Played:
-        """The episodes of all rounds, recorded without their hints.
-
-        Raises:
-            ConfigurationError: fewer starts than rounds.
-        """
-        lanes = len(starts) // self.rounds
-        if lanes == 0:
-            raise ConfigurationError(
-                f"{len(starts)} episodes cannot be played in {self.rounds} rounds; raise rollout.group_size"
-            )
+        """The episodes of all rounds, recorded without their hints."""
+        last = min(self.rounds, len(starts))
+        lanes = len(starts) // last
         shares = [0.0]
 
         def then(rounds: list[list[Played]]) -> Round[Played] | None:
-            if len(rounds) == self.rounds:
+            if len(rounds) == last:
                 return None
             rates = [success_rate(_flat([one]), starts[0]) for one in rounds]
             shares.append(next_share(shares, rates, self.target))

@@ -259,9 +259,9 @@ def test_wrong_options_are_one_sentence(name: str, options: dict[str, Any], word
         get_strategy(name, options)
 
 
-def test_more_rounds_than_episodes_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="2 episodes cannot be played in 4 rounds"):
-        played("adaptive_hint", Noting({}), 2)
+def test_a_small_group_has_fewer_rounds() -> None:
+    policy = Noting({"e-0": [WRONG], "e-0-round-1": [RIGHT]})
+    assert [t.id for t in played("adaptive_hint", policy, 2, rounds=4)] == ["e-0", "e-0-round-1"]
 
 
 def test_what_a_round_raises_comes_out() -> None:

@@ -219,35 +219,25 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("judge", {"verdict": "word"}),
     ("tree", {"roots": 1, "depth": 3}),
     ("tree", {"fork_at": "failure", "depth": 3}),
+    ("reflect_retry", {"reflector": "rule"}),
+    ("adaptive_hint", {"rounds": 3}),
+    ("critique", {"critic": "self"}),
 ]
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=[f"{n}-{len(o)}" for n, o in VARIANTS])
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("plain", {}),
-        ("rollback", {"retries": 2, "commit": "on_success", "roll_probability": 0.8}),
-        ("tree", {"roots": 1, "depth": 3}),
-        ("tree", {"fork_at": "failure", "depth": 3}),
-        ("reflect_retry", {"reflector": "rule"}),
-        ("reflect_retry", {"reflection_tokens": 9}),
-        ("guide", {}),
-        ("adaptive_hint", {"rounds": 3}),
-        ("critique", {"critic": "self"}),
-        ("demonstrate", {}),
-    ],
-    ids=lambda given: given if isinstance(given, str) else "-".join(map(str, given.values())),
-)
 def test_batches_do_not_depend_on_how_long_anything_takes(name: str, options: dict[str, Any]) -> None:
     def batches(clock: int) -> tuple[Any, Any]:
         policy, ticks = BatchingPolicy(), random.Random(clock)
         groups = [
             [Start(Moody(ticks), TASK, 100 * g + i, str(g)) for i in range(n)]
-            for g, n in enumerate((4, 6, 3, 3))
+            for g, n in enumerate((4, 6, 3))
         ]
         played = play(groups, stage(policy), get_strategy(name, options))
-        assert [{t.group_id for t in group} for group in played] == [{"0"}, {"1"}, {"2"}]
+        own = [
+            {t.group_id.partition("/")[0] for t in group} for group in played
+        ]  # "0/..." is a group beside "0"
+        assert own == [{"0"}, {"1"}, {"2"}]
         records = [(t.id, t.parent_id, t.fork_turn, t.segments, t.info) for group in played for t in group]
         return policy.batches, records
 
