@@ -38,6 +38,7 @@ class Origin(StrEnum):
     SPLICE = "splice"
     BRANCH = "branch"
     REPLAY = "replay"
+    REFLECTION = "reflection"  # a dialogue about another episode
     DEMONSTRATION = "demonstration"
 
 

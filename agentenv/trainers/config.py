@@ -62,9 +62,10 @@ class CorrectionSettings(Frozen):
     """Estimate of that divergence."""
     reduce: Literal["token", "sum", "mean", "max"] = "mean"
     """Judges each token, or its whole row."""
-    foreign: Literal["recompute", "weight", "rescore"] = "recompute"
-    """Tokens sampled under another context: taken for on-policy, weighed one by one by min(p(now) / p(sampled), high), or
-    scored again by the policy where they stand now, one forward pass an episode."""
+    foreign: Literal["recompute", "weight", "rescore", "ratio"] = "recompute"
+    """Tokens sampled under another context: taken for on-policy, weighed one by one by min(p(now) / p(sampled), high),
+    scored again by the policy where they stand now, one forward pass an episode, or with p(sampled) as the denominator of
+    their ratio (Guide)."""
     ess_base: float | None = Field(None, gt=0)
     """The step size is scaled by sqrt(min(1, effective sample / base)) (VCPO, base 1); None leaves it."""
 
@@ -109,6 +110,8 @@ class OptimizationConfig(Frozen):
     the two by version (AReaL)."""
     correction: CorrectionSettings = CorrectionSettings()
     """Weights for tokens that other weights sampled; with ``proximal`` other than ``sampler`` (decoupled PPO)."""
+    supervised_rate: float = Field(1e-5, gt=0)
+    """Step size of a step of its own on the demonstrations that a strategy added (ReLIFT), after that on the episodes."""
     kl_coefficient: float = Field(0.0, ge=0)
     """Weight of the penalty towards the initial policy; 0 keeps no reference model."""
     kl: Literal["k1", "k2", "k3", "k3_corrected"] = "k3"

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from agentenv.core.rollout import Start
-from agentenv.core.trajectory import Trajectory
+from agentenv.core.trajectory import Origin, Trajectory
 from agentenv.errors import Fault
 from agentenv.evaluation.records import RESULTS, read_json, write_results
 from agentenv.policies.card import EpisodeCard, write_card
@@ -32,6 +32,7 @@ from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.denormals import flushed_denormals
 from agentenv.trainers.evaluate import evaluate_dev, evaluate_test
 from agentenv.trainers.folder import RunFolder
+from agentenv.trainers.imitation import imitate
 from agentenv.trainers.learner import Row, rows_of
 from agentenv.trainers.metrics import describe
 from agentenv.trainers.monitors import COLLAPSES, guarded, warnings_of
@@ -39,7 +40,7 @@ from agentenv.trainers.run import Clock, Display, Run, rollout_config, set_up
 from agentenv.trainers.shaping import shape_rewards
 from agentenv.trainers.splicing import rescored
 from agentenv.trainers.stage import Stage
-from agentenv.trainers.strategies import get_strategy, play_groups
+from agentenv.trainers.strategies import by_group, get_strategy, play_groups
 
 Group = list[Trajectory]
 
@@ -116,7 +117,7 @@ def _roll_out(run: Run, step: int) -> list[Group]:
     if not any(trajectory.valid for trajectory in played):
         reason = f"; the first: {played[0].error}" if played else ""
         raise Fault(f"every episode of step {step} failed through a fault of ours{reason}")
-    return groups
+    return by_group(played)
 
 
 async def _play(run: Run, step: int, starts: Sequence[Sequence[Start]]) -> list[Group]:
@@ -131,17 +132,19 @@ async def _play(run: Run, step: int, starts: Sequence[Sequence[Start]]) -> list[
 
 
 def _update(run: Run, step: int, groups: Sequence[Group]) -> dict[str, float]:
-    """Credit, the optimiser steps of one batch, a new version of the policy."""
+    """Credit, the optimiser steps of one batch, that on demonstrations, a new version of the policy."""
     settings = run.config.optimization
+    shown = [t for group in groups for t in group if t.valid and t.origin is Origin.DEMONSTRATION]
     rows, totals = _credited(run, groups)
-    rate = settings.learning_rate * min(1.0, step / settings.warmup_steps if settings.warmup_steps else 1.0)
-    if run.config.monitor.guard:
-        rate *= guarded(run.folder.history(), run.config.monitor.factor)
+    factor = guarded(run.folder.history(), run.config.monitor.factor) if run.config.monitor.guard else 1.0
+    warmth = min(1.0, step / settings.warmup_steps) if settings.warmup_steps else 1.0
+    rate = settings.learning_rate * warmth * factor
     run.learner.set_learning_rate(rate)
     if settings.updates > 1:
         rows = run.learner.with_proximal(rows)
     for update in range(settings.updates):
         figures = run.learner.step(rows, **totals, update=update)
+    figures |= imitate(run.learner, shown, settings.supervised_rate * factor)
     run.policy.updated()
     return figures | {"learning_rate": rate}
 
@@ -153,7 +156,7 @@ def _credited(run: Run, groups: Sequence[Group]) -> tuple[list[Row], dict[str, i
     rows, masks = [], []
     for group in groups:
         valid = shape_rewards(
-            [trajectory for trajectory in group if trajectory.valid],
+            [t for t in group if t.valid and t.origin is not Origin.DEMONSTRATION],
             limit=run.config.rollout.context_tokens,
             overlong_buffer=settings.overlong_buffer,
             overlong_factor=settings.overlong_factor,

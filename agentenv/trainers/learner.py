@@ -54,7 +54,7 @@ class Correction:
     reject_above: float | None = None
     divergence: Divergence = "k3"
     reduce: Reduce = "mean"
-    foreign: Literal["recompute", "weight", "rescore"] = "recompute"
+    foreign: Literal["recompute", "weight", "rescore", "ratio"] = "recompute"
     ess_base: float | None = None
 
     @property
@@ -286,14 +286,15 @@ class Learner:
         return losses, figures
 
     def _proximal(self, packed: Packed, detached: Tensor, update: int) -> Tensor:
-        """Log-probs [N] that ratios are formed with; never recorded ones of another context."""
+        """Log-probs [N] that ratios are formed with; recorded ones of another context only where that is asked for."""
         own = detached if packed.proximal is None else packed.proximal.to(detached.dtype)
-        if self.objective.proximal == "recompute":
-            return own
-        old = packed.old.to(detached.dtype)
+        recorded = packed.old.to(detached.dtype)
+        usual = own if self.objective.proximal == "recompute" else recorded
         if self.objective.proximal == "interpolate":
-            old = interpolated(old, detached, packed.age, update)
-        return torch.where(packed.mismatch, own, old)
+            usual = interpolated(recorded, detached, packed.age, update)
+        return torch.where(
+            packed.mismatch, recorded if self.objective.correction.foreign == "ratio" else own, usual
+        )
 
     def _weights(self, packed: Packed, proximal: Tensor, ratios: list[Tensor]) -> Tensor:
         """What each token's loss is multiplied by [N]."""

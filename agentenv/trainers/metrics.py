@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from statistics import fmean, pstdev
 
-from agentenv.core.trajectory import Trajectory
+from agentenv.core.trajectory import Origin, Trajectory
 from agentenv.core.types import EndReason
 from agentenv.trainers.advantages import is_flat
 
@@ -17,20 +17,24 @@ def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
     of another context. A group that lost every member to faults of ours is in no figure but ``faults`` and the sums:
     ``sampled_tokens`` counts every token that the policy sampled, also those that a strategy left out of the record, and a
     strategy's own figures are added up, lists of them averaged. A mean over nothing (no episode got to a turn) is 0.
+
+    Retries of another trajectory, reflections and demonstrations are in no mean: what the policy does unaided is shown. They
+    are in the sums and, as members of their groups, in ``zero_variance_share``.
     """
     played = [trajectory for group in groups for trajectory in group]
-    valid = [trajectory for trajectory in played if trajectory.valid]
+    unaided = [[t for t in group if t.valid and not _is_aided(t)] for group in groups]
+    valid = [trajectory for group in unaided for trajectory in group]
     turns = [turn for trajectory in valid for turn in trajectory.turns]
-    rewards = [[t.reward for t in group if t.valid] for group in groups]
-    right = [p for group in groups for t in _rewarded(group) for p in _own_logprobs(t)]
-    ends = Counter(f"end_{trajectory.end_reason}" for trajectory in played)
+    rewards = [[t.reward for t in g if t.valid] for g, own in zip(groups, unaided, strict=True) if own]
+    right = [p for group in unaided for t in _rewarded(group) for p in _own_logprobs(t)]
+    ends = Counter(f"end_{t.end_reason}" for t in played if not _is_aided(t))
     return (
         {
             "reward_mean": fmean(t.reward for t in valid),
             "reward_std": pstdev(t.reward for t in valid),
             "entropy": -_mean([p for t in valid for p in _own_logprobs(t)]),
-            "zero_variance_share": fmean(is_flat(group) for group in rewards if group),
-            "faults": len(played) - len(valid),
+            "zero_variance_share": fmean(is_flat(group) for group in rewards),
+            "faults": sum(not t.valid for t in played),
             "format_rate": _mean([turn.valid for turn in turns]),
             "answer_rate": fmean(t.end_reason is EndReason.ANSWERED for t in valid),
             "response_tokens": fmean(t.response_tokens for t in valid),
@@ -45,6 +49,12 @@ def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
         | _strategy_figures(played)
         | {f"end_{reason}": ends[f"end_{reason}"] for reason in EndReason if ends[f"end_{reason}"]}
     )
+
+
+def _is_aided(trajectory: Trajectory) -> bool:
+    """Whether it retries another trajectory, talks about one, or is somebody else's."""
+    retried = trajectory.origin is Origin.RETRY and trajectory.parent_id is not None
+    return retried or trajectory.origin in (Origin.REFLECTION, Origin.DEMONSTRATION)
 
 
 def _own_logprobs(trajectory: Trajectory) -> list[float]:
@@ -68,12 +78,11 @@ def _strategy_figures(played: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _rewarded(group: Sequence[Trajectory]) -> list[Trajectory]:
-    """The valid episodes with more reward than the mean of their group; none where all are equal."""
-    valid = [trajectory for trajectory in group if trajectory.valid]
-    if is_flat([t.reward for t in valid]):
+    """The episodes with more reward than the mean of their group; none where all are equal."""
+    if is_flat([t.reward for t in group]):
         return []
-    middle = fmean(t.reward for t in valid)
-    return [trajectory for trajectory in valid if trajectory.reward > middle]
+    middle = fmean(t.reward for t in group)
+    return [trajectory for trajectory in group if trajectory.reward > middle]
 
 
 def _mean(values: Sequence[float]) -> float:

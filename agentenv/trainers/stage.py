@@ -7,15 +7,22 @@ so which lanes are live must never depend on time:
   waits of that one, no batch runs.
 - What plays one after the other (base, reflection, retry) does so inside one lane.
 - Inside a lane nothing is awaited but policy and environment, never another lane.
+- What depends on the outcomes of all lanes is played by ``in_rounds``.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from agentenv.core.batching import Lockstep
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import RolloutConfig
+
+T = TypeVar("T")
+Round = Callable[[int], Awaitable[T]]
+"""What is played in a lane, by its place."""
 
 
 @dataclass(frozen=True)
@@ -50,3 +57,51 @@ class Stage:
             return
         with self.lockstep.episode(self.first + place):
             yield
+
+
+async def in_rounds(
+    stage: Stage, lanes: int, first: Round[T], then: Callable[[list[list[T]]], Round[T] | None]
+) -> list[list[T]]:
+    """Plays one round after another, each in the lanes 0 to ``lanes`` - 1; what comes next depends on all that came before.
+
+    The lane that ends last opens the next round before it leaves, so that no batch is formed in between and which lanes
+    are live does not depend on time.
+
+    Args:
+        stage: Whose lanes.
+        lanes: How many.
+        first: The first round.
+        then: From the results of all rounds so far to the next one, or None to end.
+
+    Returns:
+        The results of each round, by lane.
+
+    Raises:
+        Exception: the first that a round raised.
+    """
+    rounds: list[list[T]] = []
+
+    async def lane(place: int, play: Round[T], done: dict[int, T]) -> None:
+        with stage.lane(place):
+            while True:
+                done[place] = await play(place)
+                if len(done) < lanes:
+                    return
+                rounds.append([done[other] for other in range(lanes)])
+                following = then(rounds)
+                if following is None:
+                    return
+                play, done = following, {}
+                for other in range(lanes):
+                    if other != place:
+                        group.create_task(lane(other, play, done))
+                await asyncio.sleep(0)  # the others take their lanes
+
+    begun: dict[int, T] = {}
+    try:
+        async with asyncio.TaskGroup() as group:
+            for place in range(lanes):
+                group.create_task(lane(place, first, begun))
+    except ExceptionGroup as several:
+        raise several.exceptions[0] from None
+    return rounds

@@ -5,7 +5,7 @@ group's budget; the group that comes back may be larger or smaller. The learner 
 know stands in the trajectories (lineage, ``context_mismatch``, ``trained``). ``docs/rollouts.md`` says what each one does.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Protocol
@@ -16,6 +16,13 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.errors import UnknownName
 from agentenv.trainers.judge import JudgeStrategy
 from agentenv.trainers.options import bind_options
+from agentenv.trainers.rescue import (
+    AdaptiveHintStrategy,
+    CritiqueStrategy,
+    DemonstrateStrategy,
+    GuideStrategy,
+)
+from agentenv.trainers.retry import ReflectRetryStrategy
 from agentenv.trainers.rollback import RollbackStrategy
 from agentenv.trainers.stage import Stage
 from agentenv.trainers.tree import TreeStrategy
@@ -33,7 +40,8 @@ class RolloutStrategy(Protocol):
             stage: Policy, chat format, budgets and the n lanes of the group.
 
         Returns:
-            The trajectories that credit is assigned over, with ids of their own.
+            The trajectories that credit is assigned over, with ids of their own. Those of another group id are groups of
+            their own.
 
         Raises:
             ContextTooSmall: a prompt leaves no room for one turn.
@@ -61,6 +69,11 @@ STRATEGIES: Mapping[str, Callable[..., RolloutStrategy]] = {
     "rollback": RollbackStrategy,
     "tree": TreeStrategy,
     "judge": JudgeStrategy,
+    "reflect_retry": ReflectRetryStrategy,
+    "guide": GuideStrategy,
+    "adaptive_hint": AdaptiveHintStrategy,
+    "critique": CritiqueStrategy,
+    "demonstrate": DemonstrateStrategy,
 }
 
 
@@ -91,4 +104,20 @@ async def play_groups(
     return await together(strategy.play(starts, own) for starts, own in zip(groups, stages, strict=False))
 
 
-__all__ = ["STRATEGIES", "PlainStrategy", "RolloutStrategy", "Stage", "get_strategy", "play_groups"]
+def by_group(played: Iterable[Trajectory]) -> list[list[Trajectory]]:
+    """The trajectories of each group id, groups and members in the order in which they come."""
+    groups: dict[str, list[Trajectory]] = {}
+    for trajectory in played:
+        groups.setdefault(trajectory.group_id, []).append(trajectory)
+    return list(groups.values())
+
+
+__all__ = [
+    "STRATEGIES",
+    "PlainStrategy",
+    "RolloutStrategy",
+    "Stage",
+    "by_group",
+    "get_strategy",
+    "play_groups",
+]

@@ -300,6 +300,50 @@ def test_a_run_of_trees_has_groups_of_leaves(toml: Path, tmp_path: Path) -> None
     assert contents(runs[0]) == contents(runs[1])
 
 
+@pytest.mark.parametrize("reflector", ["rule", "self"])
+def test_a_run_that_reflects_and_retries(toml: Path, tmp_path: Path, reflector: str) -> None:
+    """The log of an episode does not fit the small policy: its own reflections are counted and none is there."""
+    words = (
+        "--optimization.steps 2 --evaluation.bounds false --test.limit 2 --rollout.strategy reflect_retry "
+        f"--rollout.strategy_options.reflector {reflector} --rollout.strategy_options.reflection_tokens 8 "
+        "--optimization.estimator pivotal --optimization.objective opmd"
+    )
+    out = tmp_path / "out"
+    assert main(["train", str(toml), "--out", str(out), *words.split(), "--json"]) == 0
+    for line in metrics(out):
+        assert line["reflections"] == 6  # half of three groups of four
+        assert line["faults"] == 0
+        if reflector == "self":
+            assert (line["reflections_valid"], line["reflection_tokens"]) == (0, 0)
+        else:
+            assert (line["reflections_valid"], line["reflection_tokens"]) == (6, 0)
+            assert line["retries"] > 0
+            assert line["grad_norm"] > 0
+    records = read_trajectories(out / "trajectories" / "step-000001.jsonl.gz")
+    assert {record["origin"] for record in records} == {"base", "retry"} - (
+        {"retry"} if reflector == "self" else set()
+    )
+    flagged = [
+        s for r in records if r["id"].endswith("-retry") for s in r["segments"] if "context_mismatch" in s
+    ]
+    assert bool(flagged) == (reflector == "rule")
+
+
+def test_a_run_that_learns_from_demonstrations_where_all_fail(toml: Path, tmp_path: Path) -> None:
+    words = (
+        "--optimization.steps 1 --evaluation.bounds false --test.limit 2 --rollout.strategy demonstrate "
+        "--rollout.group_size 2 --rollout.questions 6 --rollout.turn_tokens 30 --optimization.supervised_rate 1e-3"
+    )
+    out = tmp_path / "out"
+    assert main(["train", str(toml), "--out", str(out), *words.split(), "--json"]) == 0
+    (line,) = metrics(out)
+    assert 0 < line["demonstrations"] < 6
+    assert line["supervised_loss"] > 0
+    assert {
+        record["origin"] for record in read_trajectories(out / "trajectories" / "step-000001.jsonl.gz")
+    } == {"base", "demonstration"}
+
+
 def test_a_guarded_run_stops_when_the_policy_is_lost_and_stays_stopped(toml: Path, tmp_path: Path) -> None:
     """A step size of 1 leaves nothing of the policy; the tenth step is the first that is judged."""
     out = tmp_path / "out"

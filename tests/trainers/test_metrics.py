@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from agentenv.core.trajectory import SegmentKind, Trajectory, Turn
+from agentenv.core.trajectory import Origin, SegmentKind, Trajectory, Turn
 from agentenv.core.types import EndReason, ToolResult, ToolStatus
 from agentenv.trainers.metrics import describe
 
@@ -108,3 +108,23 @@ def test_tokens_of_another_context_are_in_no_mean_log_prob(right: Trajectory, wr
     figures = describe([[spliced, wrong]])
     assert figures["entropy"] == 3.0  # (1 + 2 + 6) / 3
     assert figures["rewarded_logprob"] == -1.5
+
+
+def test_means_are_over_what_the_policy_did_unaided(episode: Episode, wrong: Trajectory) -> None:
+    """A retry of another trajectory, a reflection and a demonstration are in the sums, and in their group's variance."""
+    parts = [(SegmentKind.PROMPT, (1,)), (SegmentKind.POLICY, (2, 3))]
+    aided = [
+        episode(parts, 1.0, turns=(ANSWERED,), origin=origin, parent_id=parent)
+        for origin, parent in (
+            (Origin.RETRY, "wrong"),
+            (Origin.REFLECTION, "wrong"),
+            (Origin.DEMONSTRATION, None),
+        )
+    ]
+    figures = describe([[wrong, aided[0]], *([t] for t in aided[1:])])
+    assert (figures["reward_mean"], figures["format_rate"], figures["response_tokens"]) == (0.0, 0.0, 1.0)
+    assert figures["zero_variance_share"] == 0.0
+    assert figures["sampled_tokens"] == 7
+    assert "end_answered" not in figures
+    alone = episode(parts, 1.0, turns=(ANSWERED,), origin=Origin.RETRY)  # the only try that its strategy kept
+    assert describe([[alone]])["reward_mean"] == 1.0

@@ -1,0 +1,118 @@
+"""Guidance in a context: put in token-exactly, and taken out again so that nothing else changes.
+
+Guidance (a lesson, a critique, a hint) stands in a segment of kind ``injected`` right before the place where the policy
+writes. What the policy samples after it was sampled under another context than the trained one: once the guidance is cut
+out, those segments carry ``context_mismatch`` and keep ids and log-probs as they are. Nothing is ever encoded again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from agentenv.core.protocols import ChatFormat
+from agentenv.core.rollout import Record, Start
+from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
+from agentenv.core.types import Message
+from agentenv.errors import ConfigurationError
+
+
+def place_guidance(chat: ChatFormat, row: Sequence[int], text: str) -> tuple[int, list[int]]:
+    """Where guidance goes into ``row``, and its ids: before the head of the turn that the policy is about to write.
+
+    It goes in the user's name: many templates refuse a system message after the first.
+
+    Args:
+        chat: The format of the row.
+        row: Ids up to the place where the policy writes.
+        text: The guidance.
+
+    Raises:
+        ConfigurationError: the format does not end the row with the head of a turn, or writes that head differently after
+            a message.
+    """
+    head = chat.extend([], ())
+    added = chat.extend([], (Message("user", f"{text}\n"),))
+    at = len(row) - len(head)
+    if list(row[at:]) != head or added[len(added) - len(head) :] != head:
+        raise ConfigurationError(
+            "the chat format writes the head of a turn differently after a message, so that guidance could not be cut "
+            "out again; use the inline format"
+        )
+    return at, added[: len(added) - len(head)]
+
+
+def reopened(base: Trajectory, turn: int, start: Start) -> Record:
+    """The record of ``base`` as it stood when its turn ``turn`` began, to go on from.
+
+    Args:
+        base: A finished trajectory.
+        turn: Turns before it are kept.
+        start: Its environment in the state of that turn, and the seed of what is sampled from there on.
+    """
+    head = base.cut(turn)
+    row = head.segments[-1].row
+    return Record(
+        start,
+        base.id,
+        prompt=base.prompt,
+        ids=[i for segment in head.segments if segment.row == row for i in segment.ids],
+        row=row,
+        segments=[*head.segments],
+        turns=[*head.turns],
+    )
+
+
+def guide(record: Record, chat: ChatFormat, text: str) -> int:
+    """Puts ``text`` before the next turn of ``record``; how many ids that took.
+
+    Raises:
+        ConfigurationError: see ``place_guidance``.
+    """
+    at, ids = place_guidance(chat, record.ids, text)
+    last, kept = record.segments[-1], at - len(record.ids) + len(record.segments[-1].ids)
+    halves = [replace(last, ids=last.ids[:kept]), replace(last, ids=last.ids[kept:])]
+    injected = Segment(SegmentKind.INJECTED, tuple(ids), last.turn, row=last.row)
+    record.segments[-1:] = [s for s in (halves[0], injected, halves[1]) if s.ids]
+    record.ids[at:at] = ids
+    return len(ids)
+
+
+def unguided(guided: Trajectory) -> Trajectory:
+    """``guided`` without its guidance; what was sampled after it is flagged, and not an id is changed.
+
+    Raises:
+        ConfigurationError: the chat format rewrote tokens after the guidance, so that it may stand in a later row.
+    """
+    kept: list[Segment] = []
+    told = False
+    for segment in guided.segments:
+        if segment.kind is SegmentKind.INJECTED:
+            told, joins = True, True
+            continue
+        if told and segment.kind is SegmentKind.PROMPT and segment.row > kept[-1].row:
+            raise ConfigurationError(
+                "the chat format rewrites earlier tokens, so that guidance cannot be cut out; use one that only appends"
+            )
+        if told and segment.kind is SegmentKind.POLICY:
+            segment = replace(segment, context_mismatch=True)
+        if (
+            told and joins and segment.kind is kept[-1].kind
+        ):  # the two halves of what the guidance was put into
+            kept[-1] = replace(kept[-1], ids=kept[-1].ids + segment.ids)
+        else:
+            kept.append(segment)
+        joins = False
+    return replace(guided, segments=tuple(kept))
+
+
+def is_guided(trajectory: Trajectory) -> bool:
+    """Whether guidance stands in it."""
+    return any(s.kind is SegmentKind.INJECTED for s in trajectory.segments)
+
+
+def pivot_masked(trajectory: Trajectory, turn: int) -> Trajectory:
+    """The same trajectory with the turns before ``turn`` out of the loss (R3L); read from the segments, never from runs."""
+    segments = tuple(
+        replace(s, trained=False) if s.kind is SegmentKind.POLICY and s.turn < turn else s
+        for s in trajectory.segments
+    )
+    return replace(trajectory, segments=segments)

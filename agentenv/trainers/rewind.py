@@ -1,0 +1,84 @@
+"""Back to an earlier turn of an episode: by the snapshot taken there, or by replay where memory cannot be copied."""
+
+import hashlib
+from dataclasses import dataclass, field
+
+from agentenv.core.rollout import Record, RolloutConfig, Start, capture, rewind, within
+from agentenv.core.snapshot import Snapshot
+from agentenv.core.types import EndReason, Observation, StateCapability
+from agentenv.errors import ConfigurationError, EnvFault, ReplayDivergence
+
+
+@dataclass
+class Rewinder:
+    """Brings the environment of one episode back to the beginning of one of its turns.
+
+    Raises:
+        ConfigurationError: the environment can neither be captured nor replayed.
+    """
+
+    start: Start
+    config: RolloutConfig
+    """Its deadline bounds a snapshot, a restore and each replayed action."""
+    _snapshots: list[Snapshot | None] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.start.env.capability is StateCapability.NONE:
+            raise ConfigurationError(
+                f"{type(self.start.env).__name__} can neither be captured nor replayed; a strategy that goes back needs "
+                "the capability replay at least"
+            )
+
+    async def mark(self, record: Record) -> None:
+        """Keeps the state in which the next turn of ``record`` begins; a failure ends the episode.
+
+        A state that refuses to be captured is left to replay.
+        """
+        possible = self.start.env.capability >= StateCapability.MEMORY
+        self._snapshots.append(await capture(record, self.config) if possible else None)
+
+    async def back_to(self, record: Record) -> None:
+        """Brings the environment to where ``record`` stands, at the beginning of its next turn; a failure ends it.
+
+        A replay that shows something else than the record is a fault (``ReplayDivergence``) and no state to go on from.
+        """
+        snapshot = self._snapshots[len(record.turns)]
+        if snapshot is not None:
+            await rewind(record, snapshot, self.config)
+            return
+        try:
+            await self._replay(record)
+        except Exception as error:
+            record.fail(EndReason.ENV_FAULT, error)
+
+    async def _replay(self, record: Record) -> None:
+        env, deadline = self.start.env, self.config.deadline_s
+        resetting = env.areset(seed=self.start.seed, options={"task": self.start.task})
+        shown, _ = await within(deadline, resetting, EnvFault("the environment's reset"))
+        _compare("the opening", shown, record.prompt)
+        for number, turn in enumerate(record.turns):
+            step = await within(deadline, env.astep(turn.action), EnvFault("the environment's step"))
+            _compare(f"turn {number}", step.observation, turn.observation)
+            if step.terminated or step.truncated:
+                raise ReplayDivergence(f"turn {number} ended the replay and not the record")
+
+    def release(self) -> None:
+        """Frees every snapshot."""
+        for snapshot in self._snapshots:
+            if snapshot is not None:
+                snapshot.release()
+        self._snapshots.clear()
+
+
+def observation_hash(observation: Observation) -> str:
+    """Twelve hexadecimal digits of what was observed, roles and images included."""
+    digest = hashlib.sha256()
+    for message in observation:
+        digest.update(repr((message.role, message.content)).encode())
+    return digest.hexdigest()[:12]
+
+
+def _compare(place: str, shown: Observation, recorded: Observation) -> None:
+    hashes = observation_hash(shown), observation_hash(recorded)
+    if hashes[0] != hashes[1]:
+        raise ReplayDivergence(f"{place} of the replay shows {hashes[0]} and the record {hashes[1]}")
