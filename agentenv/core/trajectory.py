@@ -5,8 +5,9 @@ Shapes: T is the number of tokens of one trajectory. Arrays over T come from the
 is list surgery on segments and gives a new ``Trajectory``.
 """
 
+import math
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agentenv.core.types import EndReason, Observation, Task, ToolResult
+from agentenv.core.types import EndReason, Message, Observation, Task, ToolResult, ToolStatus
 from agentenv.errors import ConfigurationError
 
 
@@ -243,3 +244,56 @@ def to_record(trajectory: Trajectory) -> dict[str, Any]:
             for turn in trajectory.turns
         ],
     }
+
+
+def from_record(record: Mapping[str, Any], task: Task) -> Trajectory:
+    """The trajectory of a JSON form, with everything that credit and loss read.
+
+    What ``to_record`` leaves out stays out: the opening messages, seconds, data of tool results; an observation is one
+    message.
+    """
+    return Trajectory(
+        task=task,
+        segments=tuple(_segment(segment) for segment in record["segments"]),
+        turns=tuple(_turn(turn) for turn in record["turns"]),
+        reward=record["reward"],
+        end_reason=EndReason(record["end_reason"]),
+        valid=record["valid"],
+        error=record["error"],
+        group_id=record["group_id"],
+        id=record["id"],
+        parent_id=record["parent_id"],
+        fork_turn=record["fork_turn"],
+        origin=Origin(record["origin"]),
+    )
+
+
+def _segment(record: Mapping[str, Any]) -> Segment:
+    kind, ids = SegmentKind(record["kind"]), tuple(record["ids"])
+    unknown = len(ids) if kind is SegmentKind.POLICY else 0  # an endpoint gives no log-probs
+    return Segment(
+        kind,
+        ids,
+        record["turn"],
+        logprobs=tuple(record.get("logprobs", (math.nan,) * unknown)),
+        version=record["version"],
+        context_mismatch=record.get("context_mismatch", False),
+        trained=record.get("trained", True),
+        token_true=record.get("token_true", True),
+        row=record["row"],
+    )
+
+
+def _turn(record: Mapping[str, Any]) -> Turn:
+    results = [
+        ToolResult(r["name"], ToolStatus(r["status"]), r["text"], r["error_class"])
+        for r in record["tool_results"]
+    ]
+    return Turn(
+        action=record["action"],
+        observation=(Message("tool", record["observation"]),) if record["observation"] else (),
+        tool_results=tuple(results),
+        reward=record["reward"],
+        valid=record["valid"],
+        anchor_key=record["anchor_key"],
+    )

@@ -13,6 +13,8 @@ from agentenv.data.sources import Frozen, SourceConfig
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.evaluation.ground import EnvConfig, SearchConfig
 from agentenv.trainers.advantages import get_estimator
+from agentenv.trainers.replay import TargetedReplay
+from agentenv.trainers.sampling import get_sampler
 from agentenv.trainers.strategies import get_strategy
 
 
@@ -37,10 +39,16 @@ class RolloutSettings(Frozen):
     """Name of the rollout strategy: how the episodes of a question become its group."""
     strategy_options: dict[str, Any] = Field(default_factory=dict)
     """Its options by name; ``docs/rollouts.md`` lists them."""
+    sampler: str = "uniform"
+    """Name of the task sampler: which questions are played and how often, within ``questions`` times ``group_size``
+    episodes a step."""
+    sampler_options: dict[str, Any] = Field(default_factory=dict)
+    """Its options by name; ``docs/sampling.md`` lists them."""
 
     @model_validator(mode="after")
     def _known(self) -> Self:
         get_strategy(self.strategy, self.strategy_options)
+        get_sampler(self.sampler, self.sampler_options)
         return self
 
 
@@ -128,6 +136,11 @@ class OptimizationConfig(Frozen):
     """Size of that penalty at the limit."""
     answer_penalty: float = Field(0.0, ge=0)
     """Subtracted from the reward of an episode that ended without an answer."""
+    novelty: float = Field(0.0, ge=0)
+    """Strength of XRPO's bonus on positive advantages of episodes that were unlikely in their group (2.5 there); 0 gives
+    none."""
+    novelty_cap: float = Field(0.5, ge=0)
+    """Most of that bonus, in units of the advantage."""
     micro_tokens: int = Field(8192, ge=1)
     """Padded tokens of one forward pass; bounds memory."""
 
@@ -222,6 +235,15 @@ class TrainConfig(Frozen):
                 f"rollout.turn_tokens={rollout.turn_tokens} must be below rollout.context_tokens="
                 f"{rollout.context_tokens}, or no prompt fits beside one turn"
             )
+        sampler = get_sampler(rollout.sampler, rollout.sampler_options)
+        learning = self.optimization
+        replays = isinstance(sampler, TargetedReplay) and sampler.fresh < 1
+        if replays and learning.proximal != "sampler" and learning.correction.mode == "none":
+            raise ValueError(
+                f"rollout.sampler={rollout.sampler!r} trains on episodes of earlier weights, which "
+                f"optimization.proximal={learning.proximal!r} would take for those of the present ones: set it to "
+                "'sampler', or optimization.correction.mode to 'truncate' or 'mask'"
+            )
         return self
 
 
@@ -229,6 +251,7 @@ _FREE_TABLES = (
     "env.options",
     "rollout.strategy_options",
     "evaluation.strategy_options",
+    "rollout.sampler_options",
     "optimization.estimator_options",
     "optimization.objective_options",
 )

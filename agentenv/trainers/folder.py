@@ -18,6 +18,7 @@ from agentenv.errors import CheckpointMismatch, ConfigurationError
 from agentenv.policies.hf import HFPolicy
 from agentenv.trainers.config import TrainConfig, dump_config, resume_config
 from agentenv.trainers.learner import Learner
+from agentenv.trainers.sampling import TaskSampler
 
 _KEPT = 2  # checkpoints; the one before the last survives a crash while the last is written
 
@@ -84,18 +85,21 @@ class RunFolder:
         part.write_bytes(gzip.compress(text.encode(), compresslevel=3, mtime=0))
         part.replace(path)
 
-    def save_checkpoint(self, step: int, policy: HFPolicy, learner: Learner) -> None:
-        """Writes weights, tokenizer and optimiser after ``step`` steps, then drops all but the newest two."""
+    def save_checkpoint(self, step: int, policy: HFPolicy, learner: Learner, sampler: TaskSampler) -> None:
+        """Writes weights, tokenizer, optimiser and sampler after ``step`` steps, then drops all but the newest two."""
         folder = self.path / "checkpoints"
         part, final = folder / "part", folder / f"step-{step:06d}"
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         policy.model.save_pretrained(part)
         policy.tokenizer.save_pretrained(part)
-        torch.save(
-            {"step": step, "version": policy.version, "optimizer": learner.optimizer.state_dict()},
-            part / "trainer.pt",
-        )
+        state = {
+            "step": step,
+            "version": policy.version,
+            "optimizer": learner.optimizer.state_dict(),
+            "sampler": sampler.state_dict(),
+        }
+        torch.save(state, part / "trainer.pt")
         shutil.rmtree(final, ignore_errors=True)
         part.rename(final)
         for old in self._checkpoints()[:-_KEPT]:
@@ -104,8 +108,8 @@ class RunFolder:
     def _checkpoints(self) -> list[Path]:
         return sorted((self.path / "checkpoints").glob("step-*"))
 
-    def resume(self, policy: HFPolicy, learner: Learner) -> int:
-        """Loads the newest checkpoint into ``policy`` and ``learner`` and cuts the logs back to it.
+    def resume(self, policy: HFPolicy, learner: Learner, sampler: TaskSampler) -> int:
+        """Loads the newest checkpoint into ``policy``, ``learner`` and ``sampler`` and cuts the logs back to it.
 
         Returns:
             The number of steps done; 0 where there is no checkpoint yet.
@@ -133,6 +137,7 @@ class RunFolder:
                     f"{checkpoints[-1]} is of another architecture than {self.config.policy}"
                 )
             step, policy.version = state["step"], state["version"]
+            sampler.load_state_dict(state.get("sampler", {}))  # checkpoints of uniform draws may have none
         self._cut_back(step)
         return step
 

@@ -17,6 +17,8 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -27,6 +29,7 @@ from agentenv.core.trajectory import Origin, Trajectory
 from agentenv.errors import Fault
 from agentenv.evaluation.records import RESULTS, read_json, write_results
 from agentenv.policies.card import EpisodeCard, write_card
+from agentenv.retrievers.lossy import LossyRetriever
 from agentenv.trainers.advantages import get_estimator
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.denormals import flushed_denormals
@@ -37,12 +40,11 @@ from agentenv.trainers.learner import Row, rows_of
 from agentenv.trainers.metrics import describe
 from agentenv.trainers.monitors import COLLAPSES, guarded, warnings_of
 from agentenv.trainers.run import Clock, Display, Run, rollout_config, set_up
-from agentenv.trainers.shaping import shape_rewards
+from agentenv.trainers.sampling import Batch, Draw, Group, Ledger, collect
+from agentenv.trainers.shaping import novelty_bonus, shape_rewards
 from agentenv.trainers.splicing import rescored
 from agentenv.trainers.stage import Stage
 from agentenv.trainers.strategies import by_group, get_strategy, play_groups
-
-Group = list[Trajectory]
 
 _LAPS = ("rollout", "update", "evaluation")
 _CARD_OPTIONS = ("prompt", "k", "max_turns", "observation_tokens")
@@ -62,7 +64,7 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
     run = set_up(folder, display)
     config = folder.config
     before = evaluate_test(run, "before")
-    done = folder.resume(run.policy, run.learner)
+    done = folder.resume(run.policy, run.learner, run.sampler)
     stopped = any("stopped" in line for line in folder.history())
     if (stopped or done == config.optimization.steps) and (folder.path / RESULTS).exists():
         return read_json(folder.path / RESULTS)
@@ -76,62 +78,85 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
             if stopped:
                 break
             clock = Clock(run)
-            groups = _roll_out(run, step)
+            batch = _roll_out(run, step)
             clock.lap("rollout")
-            metrics = {"step": step} | _update(run, step, groups) | describe(groups)
+            metrics = (
+                {"step": step} | _update(run, step, batch.trained) | describe(batch.played) | batch.figures
+            )
             clock.lap("update")
             if config.evaluation.every and step % config.evaluation.every == 0:
                 metrics |= evaluate_dev(run)
             clock.lap("evaluation")
             stopped = _watch(run, metrics)
             if config.trajectories_every and step % config.trajectories_every == 0:
-                folder.dump(step, [trajectory for group in groups for trajectory in group])
+                folder.dump(step, [trajectory for group in batch.played for trajectory in group])
             folder.log(metrics, clock.seconds())
             for tracker in run.trackers:
                 tracker.log(step, {name: v for name, v in metrics.items() if isinstance(v, int | float)})
             if step % config.checkpoint_every == 0 or step == config.optimization.steps or stopped:
-                folder.save_checkpoint(step, run.policy, run.learner)
+                folder.save_checkpoint(step, run.policy, run.learner, run.sampler)
             display.advance(step, metrics)
     run.seconds["training"] = earlier + time.perf_counter() - began
     return _finish(run, before)
 
 
-def _roll_out(run: Run, step: int) -> list[Group]:
-    """One group for each drawn question. Draws and seeds depend on the step alone, so a resumed run repeats them."""
+def _roll_out(run: Run, step: int) -> Batch:
+    """The episodes of one step.
+
+    Draws and seeds depend on the step and on what the sampler has learned, which checkpoints hold: a resumed run repeats
+    them.
+    """
     settings = run.config.rollout
-    rng = np.random.default_rng([run.config.seed, step])
-    tasks = run.train.source.tasks
-    drawn = rng.choice(len(tasks), size=settings.questions, replace=settings.questions > len(tasks))
-    starts: list[list[Start]] = []
-    for number, place in enumerate(drawn):
-        first = number * settings.group_size
-        group_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{run.config.seed}/{step}/{first}"))
-        seeds = [int(rng.integers(1 << 31)) for _ in range(settings.group_size)]
-        starts.append([Start(run.train.make_env(), tasks[place], seed, group_id) for seed in seeds])
-    try:
-        groups = asyncio.run(_play(run, step, starts))
-    finally:
-        for start in chain.from_iterable(starts):
-            start.env.close()
-    played = [trajectory for group in groups for trajectory in group]
+    ledger = Ledger(
+        step=step,
+        tasks=run.train.source.tasks,
+        rng=np.random.default_rng([run.config.seed, step]),
+        questions=settings.questions,
+        group_size=settings.group_size,
+    )
+    batch = collect(run.sampler, ledger, partial(_play, run))
+    played = [trajectory for group in batch.played for trajectory in group]
     if not any(trajectory.valid for trajectory in played):
         reason = f"; the first: {played[0].error}" if played else ""
         raise Fault(f"every episode of step {step} failed through a fault of ours{reason}")
-    return by_group(played)
+    return replace(
+        batch, played=by_group(played), trained=by_group(chain.from_iterable(batch.trained))
+    )
 
 
-async def _play(run: Run, step: int, starts: Sequence[Sequence[Start]]) -> list[Group]:
+def _play(run: Run, draws: Sequence[Draw], groups: Sequence[Group], ledger: Ledger) -> list[list[Trajectory]]:
+    """The episodes of one wave, for each draw its own."""
+    starts = [_starts(run, draw, group, ledger) for draw, group in zip(draws, groups, strict=True)]
+    first = ledger.asked - sum(draw.rollouts for draw in draws)
+    try:
+        return asyncio.run(_by_strategy(run, ledger.step, starts, first))
+    finally:
+        for start in chain.from_iterable(starts):
+            start.env.close()
+
+
+def _starts(run: Run, draw: Draw, group: Group, ledger: Ledger) -> list[Start]:
+    group_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{run.config.seed}/{ledger.step}/{group.first}"))
+    retriever = LossyRetriever(run.train.retriever, draw.noise) if draw.noise else None
+    ground = run.train.varied(retriever=retriever, **draw.env)
+    seeds = [int(ledger.rng.integers(1 << 31)) for _ in range(draw.rollouts)]
+    return [Start(ground.make_env(), ledger.tasks[draw.task], seed, group_id) for seed in seeds]
+
+
+async def _by_strategy(
+    run: Run, step: int, starts: Sequence[Sequence[Start]], first: int
+) -> list[list[Trajectory]]:
     """The groups of ``starts`` by the configured strategy, scored again where that is configured."""
     settings = run.config.rollout
     config = rollout_config(run.config, temperature=settings.temperature)
-    stage = Stage(run.policy, run.chat, config, run.policy.tokenizer.decode, name=f"step-{step}")
+    stage = Stage(run.policy, run.chat, config, run.policy.tokenizer.decode, name=f"step-{step}", first=first)
     groups = await play_groups(starts, get_strategy(settings.strategy, settings.strategy_options), stage)
     if run.config.optimization.correction.foreign == "rescore":
         groups = [[await rescored(t, run.policy, settings.temperature) for t in group] for group in groups]
     return groups
 
 
-def _update(run: Run, step: int, groups: Sequence[Group]) -> dict[str, float]:
+def _update(run: Run, step: int, groups: Sequence[list[Trajectory]]) -> dict[str, float]:
     """Credit, the optimiser steps of one batch, that on demonstrations, a new version of the policy."""
     settings = run.config.optimization
     shown = [t for group in groups for t in group if t.valid and t.origin is Origin.DEMONSTRATION]
@@ -149,7 +174,7 @@ def _update(run: Run, step: int, groups: Sequence[Group]) -> dict[str, float]:
     return figures | {"learning_rate": rate}
 
 
-def _credited(run: Run, groups: Sequence[Group]) -> tuple[list[Row], dict[str, int]]:
+def _credited(run: Run, groups: Sequence[list[Trajectory]]) -> tuple[list[Row], dict[str, int]]:
     """The rows to train on, and the totals of the whole batch that losses are averaged over."""
     settings = run.config.optimization
     estimate = get_estimator(settings.estimator, settings.estimator_options)
@@ -163,7 +188,8 @@ def _credited(run: Run, groups: Sequence[Group]) -> tuple[list[Row], dict[str, i
             answer_penalty=settings.answer_penalty,
         )
         keep = run.learner.objective.keeps_flat
-        rows += rows_of(valid, estimate(valid), keep_flat=keep, version=run.policy.version)
+        credit = novelty_bonus(valid, estimate(valid), strength=settings.novelty, cap=settings.novelty_cap)
+        rows += rows_of(valid, credit, keep_flat=keep, version=run.policy.version)
         masks += [int(trajectory.loss_mask.sum()) for trajectory in valid]
     return rows, {"tokens": sum(masks), "sequences": sum(count > 0 for count in masks)}
 

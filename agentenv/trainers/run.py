@@ -22,6 +22,7 @@ from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.folder import RunFolder
 from agentenv.trainers.learner import Correction, Learner, Objective
 from agentenv.trainers.losses import get_objective
+from agentenv.trainers.sampling import TaskSampler, get_sampler
 
 
 class Display(Protocol):
@@ -47,6 +48,7 @@ class Run:
     policy: HFPolicy
     chat: ChatFormat
     learner: Learner
+    sampler: TaskSampler
     train: Ground
     dev: Ground
     test: Ground
@@ -91,6 +93,7 @@ def set_up(folder: RunFolder, display: Display) -> Run:
         policy=policy,
         chat=chat,
         learner=learner,
+        sampler=get_sampler(config.rollout.sampler, config.rollout.sampler_options),
         train=_open(config.train, config, policy, display),
         dev=_open(config.dev, config, policy, display),
         test=_open(config.test, config, policy, display),

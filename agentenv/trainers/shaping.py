@@ -1,10 +1,13 @@
-"""Terms of the reward that training adds; evaluation and the figures of a step show the reward without them."""
+"""Terms of reward and credit that training adds; evaluation and the figures of a step show the reward without them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason
+from agentenv.trainers.group_statistics import Values
 
 _ANSWERS = (EndReason.ANSWERED, EndReason.SUBMITTED)
 
@@ -58,3 +61,30 @@ def _paid(trajectory: Trajectory, amount: float) -> Trajectory:
     if turns:
         turns = (*turns[:-1], replace(turns[-1], reward=turns[-1].reward + amount))
     return replace(trajectory, reward=trajectory.reward + amount, turns=turns)
+
+
+def novelty_bonus(
+    group: Sequence[Trajectory], credit: Sequence[Values], *, strength: float, cap: float = 0.5
+) -> list[Values]:
+    """XRPO's bonus (Bamba et al. 2025): A + min(max(strength (1 - eta), 0), cap A) where A > 0, A elsewhere.
+
+    eta = exp(s - mean s), s the mean log-prob of an episode's trained tokens as they were sampled. Tokens of another context
+    are in no s, an episode without others neither has a bonus nor is in the mean.
+
+    Args:
+        group: Valid trajectories of one group.
+        credit: float64[T] for each.
+        strength: 2.5 in the paper; 0 gives no bonus.
+        cap: Most of the bonus, in units of A; 0.5 in the paper.
+    """
+    if not strength:
+        return list(credit)
+    own = [t.logprobs[t.loss_mask & ~t.context_mismatch].astype(np.float64) for t in group]
+    known = [float(logprobs.mean()) for logprobs in own if len(logprobs)]
+    middle = sum(known) / max(len(known), 1)
+    sharpened = []
+    for logprobs, values in zip(own, credit, strict=True):
+        novelty = 1 - np.exp(logprobs.mean() - middle) if len(logprobs) else 0.0
+        bonus = np.minimum(max(strength * novelty, 0.0), cap * values)
+        sharpened.append(np.where(values > 0, values + bonus, values))
+    return sharpened

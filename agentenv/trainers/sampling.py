@@ -1,0 +1,53 @@
+"""The task samplers by name: which tasks a step plays, how many rollouts each gets, and which groups are trained.
+
+A sampler is a data class whose keyword-only fields are its options; ``waves.py`` says what it is asked, and
+``docs/sampling.md`` has rules, sources and biases in one table. Its draws come from a generator seeded by run and step, and what it learns is
+saved with each checkpoint, so that a resumed run repeats them.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agentenv.errors import UnknownName
+from agentenv.trainers.allocation import DifficultyAdaptive, DynamicSampling, UncertaintyAllocation, Uniform
+from agentenv.trainers.options import bind_options
+from agentenv.trainers.replay import TargetedReplay
+from agentenv.trainers.selection import Curriculum, GroupRobust, PosteriorSampling
+from agentenv.trainers.waves import Batch, Draw, Group, Ledger, Settled, Stateless, TaskSampler, collect
+
+SAMPLERS: Mapping[str, Callable[..., TaskSampler]] = {
+    "uniform": Uniform,
+    "dapo": DynamicSampling,
+    "dars": DifficultyAdaptive,
+    "xrpo": UncertaintyAllocation,
+    "vade": PosteriorSampling,
+    "dots": TargetedReplay,
+    "gdro": GroupRobust,
+    "curriculum": Curriculum,
+}
+
+
+def get_sampler(name: str, options: Mapping[str, Any] | None = None) -> TaskSampler:
+    """A new sampler of the kind registered under ``name``, with ``options`` filled in.
+
+    Raises:
+        UnknownName: no such sampler, or no such option of it.
+        ConfigurationError: an option's value is of another type or out of range.
+    """
+    if name not in SAMPLERS:
+        raise UnknownName.among("task sampler", name, SAMPLERS)
+    return bind_options("task sampler", name, SAMPLERS[name], options or {})()
+
+
+__all__ = [
+    "SAMPLERS",
+    "Batch",
+    "Draw",
+    "Group",
+    "Ledger",
+    "Settled",
+    "Stateless",
+    "TaskSampler",
+    "collect",
+    "get_sampler",
+]
