@@ -81,7 +81,8 @@ def hardness_allocation(
     spread = share * (1 - share)
     weight, peak = (2 * spread, size / 2) if scale == "none" else (2 * math.sqrt(spread), float(size))
     goal = peak if weighting == "equal" else 2 * (1 - share) * peak
-    return max(0, min(math.ceil((goal - size * weight) / weight), cap - size))
+    wanted = math.ceil((goal - size * weight) / weight - 1e-9)  # float noise must not buy a rollout
+    return max(0, min(wanted, cap - size))
 
 
 def apportioned(wants_G: Sequence[int], total: int) -> list[int]:

@@ -1,8 +1,8 @@
 """The task samplers by name: which tasks a step plays, how many rollouts each gets, and which groups are trained.
 
 A sampler is a data class whose keyword-only fields are its options; ``waves.py`` says what it is asked, and
-``docs/sampling.md`` has rules, sources and biases in one table. Its draws come from a generator seeded by run and step, and what it learns is
-saved with each checkpoint, so that a resumed run repeats them.
+``docs/sampling.md`` has rules, sources and biases in one table. Draws come from a generator seeded by run and step, and
+what a sampler learns is saved with each checkpoint, so that a resumed run repeats them.
 """
 
 from collections.abc import Callable, Mapping

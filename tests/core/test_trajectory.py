@@ -1,9 +1,11 @@
 """The record: arrays by hand, rows, surgery. The turn can be read off the ids: 1xx is turn 1."""
 
+import json
+
 import numpy as np
 import pytest
 
-from agentenv.core.trajectory import Origin, Segment, SegmentKind, Trajectory, Turn, to_record
+from agentenv.core.trajectory import Origin, Segment, SegmentKind, Trajectory, Turn, from_record, to_record
 from agentenv.core.types import EndReason, Message, Task, ToolResult, ToolStatus
 
 K = SegmentKind
@@ -174,3 +176,36 @@ def test_the_json_form_has_what_decides_the_numbers() -> None:
     ]
     assert (record["id"], record["group_id"], record["end_reason"]) == ("i", "g", "answered")
     assert "seconds" not in str(record)
+
+
+def test_a_record_gives_back_what_credit_and_loss_read() -> None:
+    """Through JSON, marks and lineage included; floats to the bit."""
+    results = (ToolResult("search", ToolStatus.ERROR, "q", "Oops"),)
+    first = Turn("a", (Message("tool", "x"),), results, 0.1 + 0.2, False, "key", 1.0, 2.0)
+    segments = (
+        Segment(K.PROMPT, (1,), 0),
+        policy(0, 10, 33, context_mismatch=True, trained=False),
+        env(0, 20),
+        Segment(K.PROMPT, (2,), 1, row=1),
+        policy(1, 110, row=1),
+        Segment(K.INJECTED, (7,), 1, row=1),
+    )
+    lineage = {"id": "i", "group_id": "g", "parent_id": "p", "fork_turn": 1, "origin": Origin.RETRY}
+    t = Trajectory(
+        TASK, segments, (first, Turn("b")), 1 / 3, EndReason.ENV_FAULT, valid=False, error="e", **lineage
+    )  # type: ignore[arg-type]
+    again = from_record(json.loads(json.dumps(to_record(t))), TASK)
+    assert to_record(again) == to_record(t)
+    assert again.segments == t.segments
+    assert again.task is TASK
+    for name in ("ids", "loss_mask", "logprobs", "context_mismatch", "policy_version", "turn_index"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(t, name))
+    assert again.row_slices == t.row_slices
+
+
+def test_a_record_of_text_only_stays_one() -> None:
+    segments = (Segment(K.POLICY, (4, 5), 0, logprobs=(float("nan"),) * 2, token_true=False),)
+    t = Trajectory(TASK, segments, (), 0.0, EndReason.ANSWERED)
+    again = from_record(json.loads(json.dumps(to_record(t))), TASK)
+    assert np.isnan(again.segments[0].logprobs).all()
+    assert to_record(again) == to_record(t)

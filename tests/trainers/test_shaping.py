@@ -1,13 +1,14 @@
-"""Penalties in the reward: DAPO's numbers, which episodes pay, and that nothing else changes."""
+"""Penalties in the reward and the novelty bonus: published numbers, which episodes pay, and that nothing else changes."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from agentenv.core.trajectory import Trajectory
+from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.core.types import EndReason
-from agentenv.trainers.shaping import overlong_penalty, shape_rewards
+from agentenv.trainers.shaping import novelty_bonus, overlong_penalty, shape_rewards
 
 Turns = Callable[..., Trajectory]
 
@@ -51,3 +52,54 @@ def test_silence_is_worse_than_a_wrong_answer(turns: Turns) -> None:
     ends = (EndReason.ANSWERED, EndReason.SUBMITTED, EndReason.TURN_LIMIT, EndReason.TOKEN_LIMIT)
     group = [turns([0.0], end_reason=end) for end in ends]
     assert [t.reward for t in shape_rewards(group, limit=9, answer_penalty=0.2)] == [0.0, 0.0, -0.2, -0.2]
+
+
+def said(episode: Turns, *logprobs: float, foreign: bool = False) -> Trajectory:
+    """A prompt token, sampled tokens with these log-probs, and an observed token."""
+    made = episode(
+        [
+            (SegmentKind.PROMPT, (1,)),
+            (SegmentKind.POLICY, (2,) * len(logprobs)),
+            (SegmentKind.ENV, (3,)),
+        ],
+        logprobs=logprobs,
+    )
+    if foreign:
+        segments = tuple(
+            replace(s, context_mismatch=True) if s.kind is SegmentKind.POLICY else s for s in made.segments
+        )
+        made = replace(made, segments=segments)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("strength", "cap", "expected"),
+    [
+        # s = -1.2 against a mean of -1: eta = exp(-.2) = .81873; 2.5 (1 - eta) = .45317, at most .5 * .5.
+        (2.5, 0.5, 0.75),
+        # 1 (1 - eta) = .18127, below 1 * .5.
+        (1.0, 1.0, 0.68127),
+        (0.0, 0.5, 0.5),
+    ],
+)
+def test_the_novelty_bonus(episode: Turns, strength: float, cap: float, expected: float) -> None:
+    group = [said(episode, -1.0, -1.4), said(episode, -0.8)]
+    credit = [np.full(4, 0.5), np.full(3, 0.5)]
+    unlikely, likely = novelty_bonus(group, credit, strength=strength, cap=cap)
+    np.testing.assert_allclose(unlikely, [expected] * 4, atol=1e-5)
+    np.testing.assert_allclose(likely, [0.5] * 3, atol=1e-12)  # eta above 1: unchanged
+
+
+def test_novelty_leaves_errors_alone(episode: Turns) -> None:
+    group = [said(episode, -2.0), said(episode, -1.0)]
+    credit = [np.array([-1.0, 0.0, 0.5]), np.full(3, -0.5)]
+    first, second = novelty_bonus(group, credit, strength=2.5)
+    np.testing.assert_allclose(first, [-1.0, 0.0, 0.75])
+    assert second.tolist() == [-0.5] * 3
+
+
+def test_tokens_of_another_context_are_in_no_novelty(episode: Turns) -> None:
+    """A spliced episode has no log-probs of its own context: it gets no bonus and moves no mean."""
+    group = [said(episode, -9.0, foreign=True), said(episode, -1.2), said(episode, -0.8)]
+    bonus = novelty_bonus(group, [np.full(3, 0.5)] * 3, strength=1.0, cap=1.0)
+    np.testing.assert_allclose([values[0] for values in bonus], [0.5, 0.68127, 0.5], atol=1e-5)

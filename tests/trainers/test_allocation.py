@@ -1,0 +1,174 @@
+"""How many rollouts a task gets: DAPO's rule, DARS's formulas and XRPO's priorities, by hand."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import EndReason, Task
+from agentenv.trainers.allocation import (
+    DifficultyAdaptive,
+    DynamicSampling,
+    UncertaintyAllocation,
+    apportioned,
+    half_width,
+    hardness_allocation,
+    priority,
+    t_quantile,
+    uncertainty_allocation,
+)
+from agentenv.trainers.waves import Draw, Group, Ledger
+
+TASKS = [Task(f"t{i}", "q") for i in range(20)]
+
+
+def ledger_of(*outcomes: Sequence[float], waves: int = 1, questions: int = 4, size: int = 4) -> Ledger:
+    """A step under way whose groups have these outcomes."""
+    ledger = Ledger(1, TASKS, np.random.default_rng(0), questions, size, waves=waves)
+    for place, rewards in enumerate(outcomes):
+        members = [Trajectory(TASKS[place], (), (), r, EndReason.ANSWERED) for r in rewards]
+        ledger.groups.append(Group(place, ledger.asked, members))
+        ledger.asked += len(members)
+    return ledger
+
+
+def sizes(draws: Sequence[Draw]) -> list[tuple[int | None, int]]:
+    return [(draw.group, draw.rollouts) for draw in draws]
+
+
+# Four outcomes with 0, 1, 3 and 4 right: only 1 and 3 differ.
+COUNTS = ([0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 0, 1], [1, 1, 1, 1])
+
+
+def test_dapo_keeps_groups_that_differ() -> None:
+    kept = DynamicSampling().settle(ledger_of(*COUNTS)).trained
+    assert [group.task for group in kept] == [1, 2]
+
+
+def test_dapo_plays_as_many_fresh_tasks_as_are_missing() -> None:
+    """``keep`` .75 of 8 questions is 6; 2 of 4 differ, so 4 are missing; 16 of 32 episodes are left, enough for 4."""
+    sampler = DynamicSampling(keep=0.75)
+    draws = sampler.draw(ledger_of(*COUNTS, questions=8))
+    assert sizes(draws) == [(None, 4)] * 4
+    assert not {draw.task for draw in draws} & {0, 1, 2, 3}
+    assert sizes(sampler.draw(ledger_of(*COUNTS, questions=6))) == [(None, 4)] * 2  # 4 - 2 missing
+    assert sizes(sampler.draw(ledger_of(*COUNTS, questions=5))) == [(None, 4)]  # budget for one more
+    assert sampler.draw(ledger_of(*COUNTS[1:3], questions=3)) == []  # 2 of 2 differ
+
+
+def test_dapo_stops_after_its_waves() -> None:
+    flat = ledger_of(*[[0, 0, 0, 0]] * 2, waves=3, questions=8)
+    assert DynamicSampling(max_waves=3).draw(flat) == []
+    assert DynamicSampling(max_waves=0).draw(flat) != []
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "weighting", "scale", "expected"),
+    [
+        # n = 8, a = 1/4: S = 3/8, n S = 3, peak 4: ceil((4 - 3) / (3/8)) = ceil(2.67).
+        (0.25, "equal", "none", 3),
+        # Hardness: 2 (3/4) 4 = 6: (6 - 3) / (3/8) = 8.
+        (0.25, "hardness", "none", 8),
+        # None right counts as 1/16: S = 15/128, n S = 15/16: ceil((49/16) / (15/128)) = 27, bounded to 32 - 8.
+        (0.0, "equal", "none", 24),
+        # Hardness: 2 (15/16) 4 = 7.5: (7.5 - .9375) / (15/128) = 56 = 64 - 8.
+        (0.0, "hardness", "none", 56),
+        # Standardised: S = 2 sqrt(3/16) = .866, n S = 6.93, peak 8: ceil(1.072 / .866) = 2.
+        (0.25, "equal", "std", 2),
+        (0.5, "equal", "none", 0),
+        (0.875, "hardness", "none", 0),
+        (1.0, "equal", "none", 0),
+    ],
+)
+def test_dars_allocations(accuracy: float, weighting: str, scale: str, expected: int) -> None:
+    cap = 32 if weighting == "equal" else 64
+    given = hardness_allocation(accuracy, 8, cap=cap, weighting=weighting, scale=scale)  # type: ignore[arg-type]
+    assert given == expected
+
+
+def test_float_noise_buys_no_rollout() -> None:
+    """Size 6, a = 1/3: S = 4/9, n S = 8/3; hardness 2 (2/3) 3 = 4: (4/3) / (4/9) = 3 and not 4."""
+    assert hardness_allocation(1 / 3, 6, cap=64, weighting="hardness") == 3
+
+
+def test_a_group_above_its_cap_gets_none() -> None:
+    assert hardness_allocation(0.1, 40, cap=32) == 0
+
+
+def test_shares_of_what_does_not_fit() -> None:
+    assert apportioned([2, 0, 3], 7) == [2, 0, 3]
+    # 6, 3 and 1 of 10 into 5: 3, 1.5 and .5, the halves to the first.
+    assert apportioned([6, 3, 1], 5) == [3, 2, 0]
+    assert apportioned([1, 1, 1], 0) == [0, 0, 0]
+
+
+def test_dars_looks_first_then_adds_where_little_succeeds() -> None:
+    """Budget 4 x 4, first looks of 2; halves and more get none.
+
+    Two failures count as a = 1/4: S = 3/8, n S = 3/4, peak 1: ceil((1/4) / (3/8)) = 1 more. That leaves 8 - 2 = 6 episodes
+    for 3 fresh tasks.
+    """
+    sampler = DifficultyAdaptive()
+    first = sampler.draw(ledger_of(waves=0))
+    assert sizes(first) == [(None, 2)] * 4
+    assert len({draw.task for draw in first}) == 4
+    ledger = ledger_of([0, 0], [1, 0], [1, 1], [0, 0])
+    assert sizes(sampler.draw(ledger)) == [(0, 1), (3, 1), (None, 2), (None, 2), (None, 2)]
+    assert [group.task for group in sampler.settle(ledger).trained] == [1]
+    assert sampler.draw(ledger_of([0, 0], waves=2)) == []
+
+
+def test_dars_divides_what_is_left_where_the_formula_asks_for_more() -> None:
+    """Hardness on three failed pairs: 2 (3/4) 1 = 1.5: (1.5 - .75) / (3/8) = 2 each, 6 where 2 are left."""
+    ledger = ledger_of([0, 0], [0, 0], [0, 0], questions=2)
+    assert sizes(DifficultyAdaptive(weighting="hardness").draw(ledger)) == [(0, 1), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("df", "expected"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (9, 2.2622), (30, 2.0423)]
+)
+def test_quantiles_of_student(df: int, expected: float) -> None:
+    assert t_quantile(0.95, df) == pytest.approx(expected, abs=5e-5)  # printed tables
+
+
+def test_quantiles_against_an_independent_implementation() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    for level in (0.5, 0.9, 0.99):
+        for df in (1, 2, 5, 8, 63):
+            assert t_quantile(level, df) == pytest.approx(stats.t.ppf((1 + level) / 2, df), rel=1e-9)
+
+
+def test_half_widths() -> None:
+    assert half_width(0.5, 4) == pytest.approx(3.1824 * 0.5 / 2, abs=1e-4)
+    assert half_width(0.0, 2) == 0.0
+    assert half_width(1.0, 1) == math.inf
+
+
+def test_priorities() -> None:
+    """Deviation 1/2: h(4) = .79561, h(5) = 2.7764 (1/2) / sqrt(5) = .62083; bonus .1 sqrt(log(17) / 4) = .08416."""
+    assert priority(0.5, 4, 16, exploration=0.0) == pytest.approx(0.79561 - 0.62083, abs=1e-4)
+    assert priority(0.5, 4, 16, exploration=0.1) == pytest.approx(0.17478 + 0.08416, abs=1e-4)
+    assert priority(0.0, 4, 16, exploration=0.0) == 0.0
+    assert priority(0.0, 1, 16, exploration=0.0) == math.inf
+
+
+def test_rollouts_go_where_they_take_off_most() -> None:
+    # Only the second group is uncertain; without exploration it gets everything.
+    assert uncertainty_allocation([0.0, 0.5, 0.0], [4, 4, 4], 3, exploration=0.0) == [0, 3, 0]
+    # Nothing is uncertain: the bonus levels the sizes.
+    assert uncertainty_allocation([0.0, 0.0, 0.0], [4, 2, 3], 3, exploration=0.1) == [0, 2, 1]
+    # A group of one outcome has no interval and comes first.
+    assert uncertainty_allocation([0.5, 0.0], [4, 1], 1, exploration=0.0) == [0, 1]
+
+
+def test_xrpo_spends_the_rest_in_equal_rounds() -> None:
+    sampler = UncertaintyAllocation(exploration=0.0)
+    assert sizes(sampler.draw(ledger_of(waves=0))) == [(None, 2)] * 4
+    pairs = ([0, 0], [1, 0], [1, 1], [0, 0])
+    assert sizes(sampler.draw(ledger_of(*pairs))) == [(1, 4)]  # half of the 8 that are left
+    ledger = ledger_of([0, 0], [1, 0, 1, 1, 1, 1], [1, 1], [0, 0], waves=2)
+    assert sizes(sampler.draw(ledger)) == [(1, 4)]
+    assert sampler.draw(ledger_of(*pairs, waves=3)) == []
+    assert sampler.settle(ledger).figures == {"largest_group": 6}
