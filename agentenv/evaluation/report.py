@@ -46,6 +46,8 @@ CURVES = {
     "loss": "loss",
     "grad_norm": "gradient norm",
     "zero_variance_share": "groups without variance, share",
+    "effective_groups": "groups that teach, effective number",
+    "sampled_tokens": "sampled tokens a step",
     "faults": "faults",
 }
 

@@ -190,15 +190,13 @@ def collect(sampler: TaskSampler, ledger: Ledger, play: Play) -> Batch:
 
 
 def _figures(ledger: Ledger, settled: Settled, trained: Sequence[list[Trajectory]]) -> dict[str, float]:
-    played = [trajectory for group in ledger.groups for trajectory in group.members]
     rewards = [[t.reward for t in group if t.valid] for group in trained]
     return {
         "waves": ledger.waves,
-        "rollouts": len(played),
+        "rollouts": sum(len(group.members) for group in ledger.groups),
         "unspent_rollouts": ledger.left,
         "dropped_groups": len(ledger.groups) - len(settled.trained),
         "replayed_groups": len(settled.replayed),
-        "sampled_tokens": sum(trajectory.response_tokens for trajectory in played),
         "effective_groups": effective_number([len(mine) for mine in rewards if not is_flat(mine)]),
     } | dict(settled.figures)
 
