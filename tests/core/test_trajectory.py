@@ -1,6 +1,7 @@
 """The record: arrays by hand, rows, surgery. The turn can be read off the ids: 1xx is turn 1."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -190,10 +191,16 @@ def test_a_record_gives_back_what_credit_and_loss_read() -> None:
         policy(1, 110, row=1),
         Segment(K.INJECTED, (7,), 1, row=1),
     )
-    lineage = {"id": "i", "group_id": "g", "parent_id": "p", "fork_turn": 1, "origin": Origin.RETRY}
+    lineage: dict[str, Any] = {
+        "id": "i",
+        "group_id": "g",
+        "parent_id": "p",
+        "fork_turn": 1,
+        "origin": Origin.RETRY,
+    }
     t = Trajectory(
         TASK, segments, (first, Turn("b")), 1 / 3, EndReason.ENV_FAULT, valid=False, error="e", **lineage
-    )  # type: ignore[arg-type]
+    )
     again = from_record(json.loads(json.dumps(to_record(t))), TASK)
     assert to_record(again) == to_record(t)
     assert again.segments == t.segments

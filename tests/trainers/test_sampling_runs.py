@@ -18,8 +18,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "dapo": {"keep": 0.7},
     "dots": {"fresh": 0.5},
     "curriculum": {
-        "hops": [[1, 1], [2, 2]],
-        "max_turns": [[1, 1]],
+        "hops": [[1, 1]],
+        "max_turns": [[1, 0], [2, 1]],
         "passages": [[2, 1]],
         "noise": [[2, 0.5]],
     },
@@ -39,12 +39,12 @@ class Silent:
 
 def config(sampler: str) -> dict[str, Any]:
     """Two steps over a small world; the evaluations before and after are of one question."""
-    world = {"documents": 200, "questions": 12, "families": ["lookup", "bridge"]}
+    world = {"documents": 200, "questions": 12, "families": ["lookup"], "hops": [1, 1]}
     return {
         "threads": 1,
         "checkpoint_every": 1,
         "trajectories_every": 1,
-        "env": {"options": {"k": 1, "max_turns": 1, "observation_tokens": 64, "prompt": "{question}"}},
+        "env": {"options": {"k": 2, "max_turns": 1, "observation_tokens": 128, "prompt": "{question}"}},
         "search": {"encoder": "hash"},
         "train": {"world": world | {"seed": 1, "split": "train"}},
         "dev": {"world": world | {"seed": 2, "split": "dev"}},
@@ -52,8 +52,8 @@ def config(sampler: str) -> dict[str, Any]:
         "rollout": {
             "questions": QUESTIONS,
             "group_size": SIZE,
-            "turn_tokens": 16,
-            "context_tokens": 200,
+            "turn_tokens": 24,
+            "context_tokens": 256,
             "sampler": sampler,
             "sampler_options": OPTIONS.get(sampler, {}),
         },

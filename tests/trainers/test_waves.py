@@ -130,7 +130,8 @@ def test_uniform_draws_are_those_of_earlier_runs() -> None:
     rng = np.random.default_rng([7, 3])
     tasks = rng.choice(12, size=5, replace=False).tolist()
     seeds = [int(rng.integers(1 << 31)) for _ in range(20)]
-    ledger, drawn = Ledger(3, TASKS, np.random.default_rng([7, 3]), 5, 4), []
+    ledger = Ledger(3, TASKS, np.random.default_rng([7, 3]), 5, 4)
+    drawn: list[int] = []
 
     def play(draws: Sequence[Draw], groups: Sequence[Group], ledger: Ledger) -> list[list[Trajectory]]:
         drawn.extend(int(ledger.rng.integers(1 << 31)) for draw in draws for _ in range(draw.rollouts))
@@ -226,7 +227,7 @@ def test_the_documents_list_every_sampler_and_their_example_works(monkeypatch: p
     (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     space: dict[str, Any] = {"__name__": "example"}
     exec(code, space)
-    monkeypatch.setitem(SAMPLERS, "second_chance", space["SecondChance"])  # type: ignore[arg-type]
+    monkeypatch.setitem(SAMPLERS, "second_chance", space["SecondChance"])
     batch, waves = step_of(get_sampler("second_chance", {"bar": 0.0}), 1, lambda task: task % 2, questions=12)
     assert len(waves) == 2
     assert {(group[0].reward, len(group)) for group in batch.played} == {(0.0, 4), (1.0, 2)}
