@@ -140,7 +140,7 @@ def _starts(run: Run, draw: Draw, group: Group, ledger: Ledger) -> list[Start]:
     retriever = LossyRetriever(run.train.retriever, draw.noise) if draw.noise else None
     ground = run.train.varied(retriever=retriever, **draw.env)
     seeds = [int(ledger.rng.integers(1 << 31)) for _ in range(draw.rollouts)]
-    return [Start(ground.make_env(), ledger.tasks[draw.task], seed, group_id) for seed in seeds]
+    return [Start(ground.make_env(), ledger.tasks[group.task], seed, group_id) for seed in seeds]
 
 
 async def _by_strategy(

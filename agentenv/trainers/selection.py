@@ -64,7 +64,7 @@ class PosteriorSampling:
         for group in ledger.groups:
             self._successes[group.task] += group.successes
             self._failures[group.task] += len(group.rewards) - group.successes
-        known = sum(a + b > 2.5 for a, b in zip(self._successes, self._failures, strict=True))
+        known = sum(a + b > 2 for a, b in zip(self._successes, self._failures, strict=True))
         return Settled(ledger.groups, figures={"known_tasks": known})
 
     def state_dict(self) -> dict[str, Any]:

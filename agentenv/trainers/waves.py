@@ -22,7 +22,7 @@ class Draw:
     """Episodes to play of one task."""
 
     task: int
-    """Place of the task."""
+    """Place of the task; that of the group, where they join one."""
     rollouts: int
     """How many."""
     group: int | None = None
