@@ -8,7 +8,7 @@ What is left out of the published algorithm, and why:
 3. No per-sequence mean unless ``aggregation`` or the objective asks for it: the loss is the mean over all trained tokens
    of the step, whatever the micro-batches.
 4. Groups of equal reward have advantage 0 and are left out of the backward pass, unless a penalty towards a reference
-   acts on them; their tokens stay in the denominator.
+   acts on them; their tokens stay in the denominator, unless the task sampler drops the group.
 5. Faults of ours are in neither the loss nor the statistics; a group keeps its other members.
 """
 

@@ -12,6 +12,7 @@ from agentenv.trainers.allocation import (
     DifficultyAdaptive,
     DynamicSampling,
     UncertaintyAllocation,
+    Uniform,
     apportioned,
     half_width,
     hardness_allocation,
@@ -19,7 +20,8 @@ from agentenv.trainers.allocation import (
     t_quantile,
     uncertainty_allocation,
 )
-from agentenv.trainers.waves import Draw, Group, Ledger
+from agentenv.trainers.group_statistics import others_mean
+from agentenv.trainers.waves import Draw, Group, Ledger, TaskSampler, collect
 
 TASKS = [Task(f"t{i}", "q") for i in range(20)]
 
@@ -62,6 +64,46 @@ def test_dapo_stops_after_its_waves() -> None:
     flat = ledger_of(*[[0, 0, 0, 0]] * 2, waves=3, questions=8)
     assert DynamicSampling(max_waves=3).draw(flat) == []
     assert DynamicSampling(max_waves=0).draw(flat) != []
+
+
+def gains(sampler: TaskSampler, step: int, chances: Sequence[float]) -> list[float]:
+    """Sum of leave-one-out credit times slope of the log-prob, for the first half of the tasks and for the second.
+
+    A task is one Bernoulli choice whose log-odds are its own parameter: the slope is R - p, the exact gradient p (1 - p).
+    """
+    ledger, sums = Ledger(step, TASKS, np.random.default_rng(step), 4, 4), [0.0, 0.0]
+
+    def play(draws: Sequence[Draw], groups: Sequence[Group], ledger: Ledger) -> list[list[Trajectory]]:
+        return [
+            [
+                Trajectory(
+                    TASKS[draw.task], (), (), float(u < chances[draw.task]), EndReason.ANSWERED, id="e"
+                )
+                for u in ledger.rng.random(draw.rollouts)
+            ]
+            for draw in draws
+        ]
+
+    for group in collect(sampler, ledger, play).trained:
+        rewards = np.array([trajectory.reward for trajectory in group])
+        place = int(group[0].task.id[1:])
+        sums[place >= 10] += float((rewards - others_mean(rewards)) @ (rewards - chances[place]))
+    return sums
+
+
+@pytest.mark.parametrize(
+    ("sampler", "unbiased"),
+    [(Uniform(), True), (DynamicSampling(), True), (DifficultyAdaptive(weighting="hardness"), False)],
+    ids=["uniform", "dapo", "dars"],
+)
+def test_refilling_moves_no_weight_between_tasks(sampler: TaskSampler, unbiased: bool) -> None:
+    """Tasks of chance .1 and .5 gain as .09 to .25, within 4 standard errors; DARS is meant to weigh the former up."""
+    chances = [0.1] * 10 + [0.5] * 10
+    found = np.array([gains(sampler, step, chances) for step in range(1500)])
+    difference = found[:, 0] / 0.09 - found[:, 1] / 0.25
+    error = difference.std() / len(difference) ** 0.5
+    assert (abs(difference.mean()) < 4 * error) == unbiased
+    assert found.mean(axis=0).min() > 0
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,8 @@ def test_overrides_reach_every_kind_of_value() -> None:
         ),
         ("--test.world.documents 10", r"test.world: documents must be 200 to 1000000, not 10\.$"),
         ("--seed.deep 1", r"seed"),
+        ("--rollout.sampler das", r"No task sampler 'das'. Did you mean 'dars'\?"),
+        ("--rollout.sampler dapo --rollout.sampler_options.keep 2", r"'keep' .* within \(0, 1\], not 2"),
         ("--optimization.estimator tre", r"Did you mean 'tree'\?"),
         ("--optimization.estimator_options.epsilo 1", r"'epsilo'. Did you mean 'epsilon'\?"),
         (
@@ -93,15 +95,17 @@ def test_a_wrong_file_is_one_sentence(text: str, message: str, tmp_path: Path) -
         load_config(str(path))
 
 
-def test_options_of_estimator_and_objective_are_free_tables(tmp_path: Path) -> None:
+def test_options_of_what_is_registered_are_free_tables(tmp_path: Path) -> None:
     words = (
         "--optimization.estimator anchor_state --optimization.estimator_options.population step "
         "--optimization.estimator_options.turn_weight 0.5 --optimization.objective gspo "
-        "--optimization.objective_options.clip_high 5e-4 --optimization.aggregation token_sum"
+        "--optimization.objective_options.clip_high 5e-4 --optimization.aggregation token_sum "
+        "--rollout.sampler curriculum --rollout.sampler_options.hops [[1,1],[20,2]]"
     )
     config = override(load_config("laptop-search"), words.split())
     assert config.optimization.estimator_options == {"population": "step", "turn_weight": 0.5}
     assert config.optimization.objective_options == {"clip_high": 5e-4}
+    assert config.rollout.sampler_options == {"hops": [[1, 1], [20, 2]]}
     (tmp_path / "again.toml").write_text(dump_config(config))
     assert load_config(str(tmp_path / "again.toml")) == config
 
