@@ -4,6 +4,7 @@ Shapes: N tasks, R of them known from their outcomes.
 """
 
 import json
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +17,8 @@ from agentenv.core.types import Task
 from agentenv.retrievers.encoder import HashEncoder
 from agentenv.trainers.group_statistics import Values
 from agentenv.trainers.waves import Draw, Group, Ledger, Settled, require, whole_groups
+
+_BLOCK = 4096  # tasks compared with the reference at a time; bounds memory
 
 
 def predicted_rewards(
@@ -66,8 +69,8 @@ class TargetedReplay:
         require("reference", self.reference, self.reference >= 1, "at least 1")
         require("temperature", self.temperature, self.temperature > 0, "above 0")
         require("bandwidth", self.bandwidth, self.bandwidth > 0, "above 0")
-        self._known: list[tuple[int, float]] = []
-        self._kept: list[tuple[int, list[dict[str, Any]]]] = []
+        self._known: deque[tuple[int, float]] = deque(maxlen=self.reference)
+        self._kept: deque[tuple[int, list[dict[str, Any]]]] = deque(maxlen=self.buffer)
         self._vectors: NDArray[np.float32] | None = None
 
     def draw(self, ledger: Ledger) -> list[Draw]:
@@ -84,7 +87,9 @@ class TargetedReplay:
             self._vectors = HashEncoder().encode_queries([task.question for task in tasks])
         known = self._vectors[[place for place, _ in self._known]]
         rewards = [reward for _, reward in self._known]
-        return predicted_rewards(self._vectors @ known.T, rewards, bandwidth=self.bandwidth)
+        blocks = np.array_split(self._vectors, len(self._vectors) // _BLOCK + 1)
+        predicted = [predicted_rewards(mine @ known.T, rewards, bandwidth=self.bandwidth) for mine in blocks]
+        return np.concatenate(predicted)
 
     def settle(self, ledger: Ledger) -> Settled:
         """All groups are trained, with as many replayed ones as make their share; then the step's own are kept."""
@@ -93,9 +98,7 @@ class TargetedReplay:
         replayed = [self._thaw(int(place), ledger.tasks) for place in places]
         with_outcome = [group for group in ledger.groups if group.rewards]
         self._known += [(g.task, sum(g.rewards) / len(g.rewards)) for g in with_outcome]
-        self._known = self._known[-self.reference :]
         self._kept += [_frozen(group) for group in ledger.groups if not group.flat]
-        self._kept = self._kept[len(self._kept) - min(self.buffer, len(self._kept)) :]
         return Settled(ledger.groups, replayed, {"replay_buffer": len(self._kept)})
 
     def _thaw(self, place: int, tasks: Sequence[Task]) -> list[Trajectory]:
@@ -108,8 +111,8 @@ class TargetedReplay:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes up where ``state_dict`` stood."""
-        self._known = list(state.get("known", ()))
-        self._kept = list(state.get("kept", ()))
+        self._known = deque(((task, reward) for task, reward in state.get("known", ())), self.reference)
+        self._kept = deque(((task, records) for task, records in state.get("kept", ())), self.buffer)
 
 
 def _frozen(group: Group) -> tuple[int, list[dict[str, Any]]]:
