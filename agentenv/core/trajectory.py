@@ -166,6 +166,12 @@ class Trajectory:
         return [slice(a, b) for a, b in pairwise(bounds)]
 
     @property
+    def aided(self) -> bool:
+        """Whether it retries another trajectory, talks about one, or is somebody else's."""
+        retried = self.origin is Origin.RETRY and self.parent_id is not None
+        return retried or self.origin in (Origin.REFLECTION, Origin.DEMONSTRATION)
+
+    @property
     def response_tokens(self) -> int:
         """Number of sampled tokens."""
         return sum(len(s.ids) for s in self.segments if s.kind is SegmentKind.POLICY)

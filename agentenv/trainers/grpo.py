@@ -119,9 +119,7 @@ def _roll_out(run: Run, step: int) -> Batch:
     if not any(trajectory.valid for trajectory in played):
         reason = f"; the first: {played[0].error}" if played else ""
         raise Fault(f"every episode of step {step} failed through a fault of ours{reason}")
-    return replace(
-        batch, played=by_group(played), trained=by_group(chain.from_iterable(batch.trained))
-    )
+    return replace(batch, played=by_group(played), trained=by_group(chain.from_iterable(batch.trained)))
 
 
 def _play(run: Run, draws: Sequence[Draw], groups: Sequence[Group], ledger: Ledger) -> list[list[Trajectory]]:

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from statistics import fmean, pstdev
 
-from agentenv.core.trajectory import Origin, Trajectory
+from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason
 from agentenv.trainers.advantages import is_flat
 
@@ -22,12 +22,12 @@ def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
     are in the sums and, as members of their groups, in ``zero_variance_share``.
     """
     played = [trajectory for group in groups for trajectory in group]
-    unaided = [[t for t in group if t.valid and not _is_aided(t)] for group in groups]
+    unaided = [[t for t in group if t.valid and not t.aided] for group in groups]
     valid = [trajectory for group in unaided for trajectory in group]
     turns = [turn for trajectory in valid for turn in trajectory.turns]
     rewards = [[t.reward for t in g if t.valid] for g, own in zip(groups, unaided, strict=True) if own]
     right = [p for group in unaided for t in _rewarded(group) for p in _own_logprobs(t)]
-    ends = Counter(f"end_{t.end_reason}" for t in played if not _is_aided(t))
+    ends = Counter(f"end_{t.end_reason}" for t in played if not t.aided)
     return (
         {
             "reward_mean": fmean(t.reward for t in valid),
@@ -49,12 +49,6 @@ def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
         | _strategy_figures(played)
         | {f"end_{reason}": ends[f"end_{reason}"] for reason in EndReason if ends[f"end_{reason}"]}
     )
-
-
-def _is_aided(trajectory: Trajectory) -> bool:
-    """Whether it retries another trajectory, talks about one, or is somebody else's."""
-    retried = trajectory.origin is Origin.RETRY and trajectory.parent_id is not None
-    return retried or trajectory.origin in (Origin.REFLECTION, Origin.DEMONSTRATION)
 
 
 def _own_logprobs(trajectory: Trajectory) -> list[float]:

@@ -45,8 +45,8 @@ class Group:
 
     @property
     def rewards(self) -> list[float]:
-        """Outcomes of the valid members."""
-        return [trajectory.reward for trajectory in self.members if trajectory.valid]
+        """Outcomes of the valid members that the policy played unaided."""
+        return [trajectory.reward for trajectory in self.members if trajectory.valid and not trajectory.aided]
 
     @property
     def successes(self) -> float:
@@ -190,7 +190,7 @@ def collect(sampler: TaskSampler, ledger: Ledger, play: Play) -> Batch:
 
 
 def _figures(ledger: Ledger, settled: Settled, trained: Sequence[list[Trajectory]]) -> dict[str, float]:
-    rewards = [[t.reward for t in group if t.valid] for group in trained]
+    rewards = [[t.reward for t in group if t.valid and not t.aided] for group in trained]
     return {
         "waves": ledger.waves,
         "rollouts": sum(len(group.members) for group in ledger.groups),

@@ -272,7 +272,10 @@ def test_restoring_shows_what_replaying_shows_on_200_random_programs(box: JailEx
                 session.run(cells[2])
                 session.restore(point)
                 shown.append(
-                    [(r.status, r.stdout, r.value, r.error) for r in (session.run(cell) for cell in cells[2:])]
+                    [
+                        (r.status, r.stdout, r.value, r.error)
+                        for r in (session.run(cell) for cell in cells[2:])
+                    ]
                 )
                 point.release()
             assert shown[0] == shown[1], cells

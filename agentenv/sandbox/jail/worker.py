@@ -28,7 +28,7 @@ DIGEST_ITEMS = 20_000
 
 
 def prepare(folder: str, arguments: list[str]) -> types.ModuleType:
-    """Fresh streams, a fresh ``__main__`` and no trace of ours among the modules, for a program that starts in ``folder``."""
+    """Fresh streams, a fresh ``__main__`` and no trace of ours among the modules, for a program of ``folder``."""
     sys.stdin = open(0, encoding="utf-8", closefd=False)
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
