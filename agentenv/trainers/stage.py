@@ -4,7 +4,8 @@ A *lane* is the place of one live episode in a step. Batches are formed by lane 
 so which lanes are live must never depend on time:
 
 - A strategy enters lanes at its beginning, all of them in ``together``, or from inside a lane that is live: between two
-  waits of that one, no batch runs.
+  waits of that one, no batch runs. Tasks that are started there get a turn (``asyncio.sleep(0)``) to enter theirs before
+  that one waits or leaves.
 - What plays one after the other (base, reflection, retry) does so inside one lane.
 - Inside a lane nothing is awaited but policy and environment, never another lane.
 - What depends on the outcomes of all lanes is played by ``in_rounds``.

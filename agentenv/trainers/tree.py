@@ -176,6 +176,7 @@ class _Grove:
             record = replace(before.copy(), start=start, episode=self.stage.episode(lanes.start))
             twig = _Branch(record, lanes, branch.forks, branch.record.episode, len(before.turns))
             tasks.create_task(self._twig(twig, tasks))
+        await asyncio.sleep(0)  # they take their lanes before this branch can leave its own
 
     async def _fork_back(
         self, branch: _Branch, before: Record, snapshot: Snapshot, tasks: asyncio.TaskGroup
