@@ -11,12 +11,13 @@ from agentenv.cli.main import main
 from agentenv.sandbox.spec import unavailable
 
 
-@pytest.fixture(scope="module")
-def bwrap() -> str:
-    """The backend's name, where it runs programs."""
-    if reason := unavailable("bwrap"):
-        pytest.skip(f"bwrap: {reason}")
-    return "bwrap"
+@pytest.fixture(scope="module", params=["bwrap", "docker"])
+def walled(request: pytest.FixtureRequest) -> str:
+    """The name of a backend with walls, where it runs programs."""
+    backend: str = request.param
+    if reason := unavailable(backend):
+        pytest.skip(f"{backend}: {reason}")
+    return backend
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
@@ -24,12 +25,17 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str,
     return code, json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("backend", ["bwrap", "unsafe-local"])
 def test_a_program_that_runs_and_one_that_does_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest, backend: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], walled: str
 ) -> None:
-    if backend == "bwrap":
-        request.getfixturevalue("bwrap")
+    runs_and_does_not(tmp_path, capsys, walled)
+
+
+def test_the_same_without_walls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs_and_does_not(tmp_path, capsys, "unsafe-local")
+
+
+def runs_and_does_not(tmp_path: Path, capsys: pytest.CaptureFixture[str], backend: str) -> None:
     program = tmp_path / "program.py"
     program.write_text("print('é')", encoding="utf-8")
     code, shown = run(capsys, "--backend", backend, str(program))
@@ -65,8 +71,8 @@ def test_unsafe_local_is_never_strict(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "not strict" in capsys.readouterr().err
 
 
-def test_the_doctor_names_what_a_backend_keeps(bwrap: str) -> None:
-    found = sandbox_finding(bwrap)
+def test_the_doctor_names_what_a_backend_keeps(walled: str) -> None:
+    found = sandbox_finding(walled)
     assert found.ok, found
     assert "network" in found.value
 
