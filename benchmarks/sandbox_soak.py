@@ -30,7 +30,7 @@ from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.spec import make_executor
 from agentenv.sandbox.types import ExecStatus, Limits
 
-from common import finish  # type: ignore[import-not-found]  # isort: skip  # a sibling script
+from common import RESULTS, finish  # type: ignore[import-not-found]  # isort: skip  # a sibling script
 
 LIMITS = Limits(wall_s=60.0, cpu_s=30.0, memory_mb=128)
 BRIEF = Limits(wall_s=0.3, memory_mb=128)
@@ -61,6 +61,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="by default benchmarks/results/sandbox_soak_BACKEND.json")
     parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
     args = parser.parse_args()
+    args.out = args.out or RESULTS / f"sandbox_soak_{args.backend}.json"
     with contextlib.ExitStack() as stack:
         # Whatever is left on the disk is left here, and can be counted.
         tempfile.tempdir = stack.enter_context(tempfile.TemporaryDirectory(prefix="agentenv-soak-"))
@@ -85,7 +86,7 @@ def main() -> None:
         "first_failures": judge.failures[:5],
     }
     finish(
-        f"sandbox_soak_{args.backend}",
+        "sandbox_soak",
         args,
         figures,
         [f"{name:<24}{value}" for name, value in figures.items()],
