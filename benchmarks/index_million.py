@@ -36,7 +36,7 @@ from agentenv.retrievers.indexes import (
 
 K = 10
 BAR = {"overlap": 0.98, "share_of_flat": 0.25}
-CLASSES = {"to 200,000": 200_000, "to 3,000,000": 3_000_000, "beyond": 21_000_000}
+CLASSES = {"to 200,000": 200_000, "beyond": 21_000_000}
 _BLOCK = 65_536
 _BATCH = 64
 

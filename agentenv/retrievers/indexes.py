@@ -19,8 +19,7 @@ Vectors = NDArray[np.float32]
 
 AUTO = "auto"
 _EXACT_BELOW = 1_000  # a codebook has nothing to learn from fewer vectors
-_CODES_BELOW = 200_000
-_GRAPH_BELOW = 3_000_000
+_FINE_BELOW = 200_000
 _TRAIN_ROWS = 100_000  # and 64 for every list of an IVF
 _POINTS_PER_LIST = 39  # FAISS's k-means only warns below
 _ADD_ROWS = 65_536
@@ -41,17 +40,13 @@ EFFORT = Effort()
 
 
 def default_spec(rows: int, dim: int) -> str:
-    """The index for a corpus of ``rows`` passages: exact when tiny, codes, a graph, then smaller codes.
+    """The index for a corpus of ``rows`` passages: exact when tiny, then small codes refined by fine ones, by coarser ones.
 
-    `benchmarks/index_million.py` holds the three larger classes against Flat.
+    `benchmarks/index_million.py` holds both larger classes against Flat.
     """
     if rows < _EXACT_BELOW:
         return "Flat"
-    if rows <= _CODES_BELOW:
-        return f"{fast_codes(dim)},Refine(SQfp16)"
-    if rows <= _GRAPH_BELOW:
-        return "HNSW32_SQ8"
-    return f"{fast_codes(dim)},Refine(SQ8)"
+    return f"{fast_codes(dim)},Refine({'SQfp16' if rows <= _FINE_BELOW else 'SQ8'})"
 
 
 def fast_codes(dim: int) -> str:

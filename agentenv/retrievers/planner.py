@@ -14,10 +14,10 @@ from agentenv.retrievers.indexes import default_spec, fast_codes, footprint, lis
 
 _ENCODER_BYTES = 1 << 30  # a process with torch and an encoder of 100 M parameters
 _ROW_BYTES = 24  # of the tables of a corpus
-MEASURED_ROWS, MEASURED_DIM = 50_000, 384
+MEASURED_ROWS, MEASURED_DIM = 1_000_000, 384
 HOW = (
     "memory: arithmetic, checked against files in the tests; plus 1 GiB for the process with its encoder",
-    "times: one thread of an AMD EPYC at 50,000 x 384 (benchmarks/results/index_50k.json), scaled by vectors x "
+    "times: one thread of an AMD EPYC at 1,000,000 x 384 (benchmarks/results/index_million.json), scaled by vectors x "
     "dimensions, a graph by log(vectors) x dimensions; caches that no longer suffice make large indexes slower",
     "overlap@10 with Flat: measured there on clustered vectors with queries near them; yours will differ",
 )
@@ -36,17 +36,17 @@ class Measured(NamedTuple):
 
 
 MEASURED = {
-    "Flat": Measured(1.0000, 2.754, 2.620, 0.05),
-    "PQx4fs,Refine(SQfp16)": Measured(0.9984, 0.192, 0.178, 0.93),
-    "HNSW32_SQ8": Measured(0.9852, 0.249, 0.184, 5.44),
-    "PQx4fs,Refine(SQ8)": Measured(0.9852, 0.237, 0.217, 0.97),
-    "SQfp16": Measured(0.9984, 1.720, 1.765, 0.05),
-    "SQ8": Measured(0.9852, 1.685, 1.657, 0.14),
-    "IVF,Flat": Measured(1.0000, 0.534, 0.480, 2.13),
-    "IVF,SQ8": Measured(0.9797, 0.280, 0.246, 2.56),
-    "PQx4fs": Measured(0.4930, 0.115, 0.099, 1.02),
-    "IVF,PQx4fs,Refine(SQ8)": Measured(0.9852, 0.252, 0.147, 2.98),
-    "HNSW32": Measured(1.0000, 0.285, 0.259, 7.80),
+    "Flat": Measured(1.0000, 54.950, 56.472, 1.80),
+    "PQx4fs,Refine(SQfp16)": Measured(0.9995, 2.142, 1.962, 7.56),
+    "HNSW32_SQ8": Measured(0.7729, 0.370, 0.388, 187.58),
+    "PQx4fs,Refine(SQ8)": Measured(0.9849, 2.250, 1.993, 6.47),
+    "SQfp16": Measured(0.9995, 31.107, 30.325, 1.30),
+    "SQ8": Measured(0.9849, 32.412, 32.259, 1.30),
+    "IVF,Flat": Measured(1.0000, 7.450, 7.580, 40.42),
+    "IVF,SQ8": Measured(0.9849, 4.303, 4.133, 42.73),
+    "PQx4fs": Measured(0.4839, 2.541, 1.820, 5.54),
+    "IVF,PQx4fs,Refine(SQ8)": Measured(0.9885, 0.989, 0.562, 45.19),
+    "HNSW32": Measured(0.7943, 0.575, 0.565, 251.47),
 }
 
 
@@ -74,7 +74,7 @@ class Advice:
 
     options: tuple[Option, ...]
     best: Option | None
-    """The default for the size if it fits, else the one of the best overlap that does; None where none fits."""
+    """The default for the size, if need be with its finer codes on the disk; None where it does not fit, nor does any."""
 
 
 def advise(passages: int, dim: int, memory: int) -> Advice:
@@ -88,13 +88,12 @@ def advise(passages: int, dim: int, memory: int) -> Advice:
             f"passages, dim and memory are {passages}, {dim} and {memory}; give positive numbers."
         )
     options = tuple(_option(spec, passages, dim, memory) for spec in _candidates(passages, dim))
-    fitting = [option for option in options if option.fits != "no"]
-    usual = [option for option in fitting if option.index == default_spec(passages, dim)]
-    best = max(fitting, key=lambda option: (option.overlap, -option.alone_ms), default=None)
-    return Advice(options, usual[0] if usual else best)
+    usual = options[0]
+    return Advice(options, usual if usual.fits != "no" else None)
 
 
 def _candidates(rows: int, dim: int) -> list[str]:
+    """Every type that was measured, the default first."""
     lists = list_count(rows)
     fine = ["Flat", "SQfp16", "SQ8", "HNSW32", "HNSW32_SQ8", f"IVF{lists},Flat", f"IVF{lists},SQ8"]
     codes = fast_codes(dim)

@@ -66,9 +66,7 @@ def overlap(index: Any, vectors: Vectors, queries: Vectors) -> float:
         (999, "Flat"),
         (1_000, "PQ96x4fs,Refine(SQfp16)"),
         (200_000, "PQ96x4fs,Refine(SQfp16)"),
-        (200_001, "HNSW32_SQ8"),
-        (3_000_000, "HNSW32_SQ8"),
-        (3_000_001, "PQ96x4fs,Refine(SQ8)"),
+        (200_001, "PQ96x4fs,Refine(SQ8)"),
     ],
 )
 def test_the_default_depends_on_the_number_of_passages(rows: int, spec: str) -> None:
