@@ -53,11 +53,21 @@ def engine() -> Any:
     except ImportError as error:
         raise MissingExtra.of("docker", "docker") from error
     try:
+        _knock()
         return docker.from_env(timeout=ANSWER_S).api
-    except docker.errors.DockerException as error:
+    except (OSError, docker.errors.DockerException) as error:
         raise ConfigurationError(
             f"no Docker engine answers: {error}; start dockerd, or name one in DOCKER_HOST"
         ) from None
+
+
+def _knock() -> None:
+    """Raises an ``OSError`` where nobody listens on the engine's local socket: the SDK would leave its own open."""
+    address = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+    if address.startswith("unix://"):
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(ANSWER_S)
+            probe.connect(address.removeprefix("unix://"))
 
 
 @contextlib.contextmanager
