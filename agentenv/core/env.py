@@ -15,8 +15,8 @@ import gymnasium
 
 from agentenv.core.snapshot import Snapshot, fork_value, resources_of
 from agentenv.core.spaces import FreeText, Messages
-from agentenv.core.types import EndReason, Info, Observation, StateCapability, Step, ToolResult
-from agentenv.errors import EpisodeOver, SnapshotError
+from agentenv.core.types import EndReason, Info, Observation, StateCapability, Step, Task, ToolResult
+from agentenv.errors import ConfigurationError, EpisodeOver, SnapshotError
 
 StateT = TypeVar("StateT")
 T = TypeVar("T")
@@ -50,6 +50,11 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
     call_markers: ClassVar[tuple[str, ...]] = ()
     """Texts that begin a tool call in an action; what stands before the first one is reasoning. Empty where the whole
     action is the call."""
+    stop: ClassVar[tuple[str, ...]] = ()
+    """Texts that end an action: an engine samples nothing after the first. Empty where the end of a turn does."""
+    scorers: ClassVar[tuple[str, ...]] = ("reward",)
+    """Scorers that its episodes are evaluated by unless others are named, the headline first; ``reward`` is the sum of what
+    the environment itself gave."""
     state: StateT
 
     def __init__(self, *, render_mode: str | None = None) -> None:
@@ -172,6 +177,17 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
     def _core(self) -> dict[str, Any]:
         names = ("state", "_turn", "_over", "_np_random", "_np_random_seed")
         return {name: self.__dict__[name] for name in names if name in self.__dict__}
+
+    @classmethod
+    def make_tasks(cls, n: int, *, seed: int = 0, split: str = "train") -> Sequence[Task]:
+        """``n`` tasks of the environment's own making, the same for the same arguments and disjoint across splits.
+
+        A subclass that makes tasks may take further keyword-only arguments: a run's configuration fills them.
+
+        Raises:
+            ConfigurationError: it makes none.
+        """
+        raise ConfigurationError(f"{cls.__name__} makes no tasks of its own: name a dataset")
 
     def anchor_key(self) -> str | None:
         """The state without history, equal for equal futures; None where step groups make no sense."""

@@ -126,6 +126,17 @@ def load_class(entry_point: str, extra: str = "") -> type[Env[Any]]:
     return found
 
 
+def env_class(id: str) -> type[Env[Any]]:
+    """The class of a registered environment.
+
+    Raises:
+        UnknownName: no such environment; names the nearest.
+        MissingExtra: an optional dependency is not installed; names the extra.
+    """
+    entry = spec(id)
+    return load_class(entry.entry_point, entry.extra)
+
+
 def make(id: str, **kwargs: Any) -> Env[Any]:
     """A new environment.
 
@@ -137,8 +148,7 @@ def make(id: str, **kwargs: Any) -> Env[Any]:
         UnknownName: no such environment; names the nearest.
         MissingExtra: an optional dependency is not installed; names the extra.
     """
-    entry = spec(id)
-    load_class(entry.entry_point, entry.extra)
+    env_class(id)
     env: Any = gymnasium.make(id, **kwargs)
     made: Env[Any] = env.unwrapped
     return made

@@ -5,12 +5,13 @@ expected values come from the same table, so they agree by construction.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from agentenv.core.types import Task
+from agentenv.data.splits import in_split
 from agentenv.errors import ConfigurationError
 from agentenv.sandbox.grading import CallTest
 
@@ -86,7 +87,9 @@ FAMILIES = {
 }
 
 
-def generate_code_tasks(n: int, *, seed: int = 0, steps: int = 2, tests: int = 8) -> tuple[Task, ...]:
+def generate_code_tasks(
+    n: int, *, seed: int = 0, steps: int = 2, tests: int = 8, split: str = ""
+) -> tuple[Task, ...]:
     """``n`` tasks, the same for the same arguments.
 
     Args:
@@ -94,19 +97,29 @@ def generate_code_tasks(n: int, *, seed: int = 0, steps: int = 2, tests: int = 8
         seed: Which.
         steps: Difficulty: steps before the last, at most 6.
         tests: Hidden tests of each; one more is shown in the statement.
+        split: train, dev or test, which share no chain of steps; empty draws from all chains.
 
     Raises:
         ConfigurationError: a number out of range.
+        UnknownName: no such split.
     """
     if not 0 <= steps <= MAX_STEPS or n < 1 or tests < 1:
         raise ConfigurationError(
             f"n={n} and tests={tests} must be at least 1, steps={steps} from 0 to {MAX_STEPS}"
         )
     rng = np.random.default_rng([seed, steps])
-    return tuple(_task(f"code-{seed}-{steps}-{index}", rng, steps, tests) for index in range(n))
+    return tuple(_task(f"code-{seed}-{steps}-{index}", rng, steps, tests, split) for index in range(n))
 
 
-def _task(name: str, rng: np.random.Generator, steps: int, tests: int) -> Task:
+def _task(name: str, rng: np.random.Generator, steps: int, tests: int, split: str) -> Task:
+    """The next task of ``rng`` whose program belongs to ``split``."""
+    while True:
+        task = _any_task(name, rng, steps, tests)
+        if not split or in_split(task.data["solution"], split):
+            return replace(task, split=split)
+
+
+def _any_task(name: str, rng: np.random.Generator, steps: int, tests: int) -> Task:
     family = sorted(FAMILIES)[int(rng.integers(len(FAMILIES)))]
     kind, middle, ends = FAMILIES[family]
     chain = [middle[int(rng.integers(len(middle)))] for _ in range(steps)] + [

@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from agentenv.core.types import Document, Task
 from agentenv.data.datasets import load_dataset
 from agentenv.data.world import FictionalWorld, WorldConfig
 
-WORLD = "world"
+WORLD, OWN = "world", "env"
 
 
 class Frozen(BaseModel):
@@ -23,15 +24,18 @@ class SourceConfig(Frozen):
     """Which questions."""
 
     dataset: str = WORLD
-    """A name that `agentenv list` shows, or ``world`` for a FictionalWorld made by the dials of `world`."""
+    """A name that `agentenv list` shows, ``world`` for a FictionalWorld made by the dials of `world`, or ``env`` for tasks
+    that the environment makes."""
     data: Path | None = None
     """Folder or file of the set; None looks at the environment variable AGENTENV_DATA."""
     split: str | None = None
-    """None takes the set's default split."""
+    """None takes the set's default split; an environment that makes its tasks has train, dev and test."""
     limit: int | None = None
-    """Number of questions drawn; None takes all."""
+    """Number of questions drawn; None takes all, of an environment's own 200."""
     seed: int = 0
     """Seeds the draw."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Dials of an environment's own tasks, by the names of its ``make_tasks``; without effect otherwise."""
     world: WorldConfig = WorldConfig()
     """Dials of the world; without effect for a named set."""
 

@@ -6,8 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from agentenv.core.tools import ToolEnv, tool
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task
+from agentenv.data.splits import in_split
 
 OPERATORS: dict[type, Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -29,13 +32,21 @@ class CalculatorState:
 class Calculator(ToolEnv[CalculatorState]):
     """Poses a sum of three-digit numbers; reward 1 for the exact number as the final answer."""
 
+    @classmethod
+    def make_tasks(cls, n: int, *, seed: int = 0, split: str = "train") -> Sequence[Task]:
+        """Sums as an episode draws them."""
+        rng, tasks = np.random.default_rng(seed), list[Task]()
+        while len(tasks) < n:
+            if in_split(sum_ := draw_sum(rng), split):
+                tasks.append(Task(sum_, sum_, (str(evaluate(sum_)),), split))
+        return tasks
+
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
         """Poses ``options["task"]``, whose question is a sum, or one drawn by the seed."""
         await super().areset(seed=seed)
-        a, b, c = (int(n) for n in self.np_random.integers(100, 1000, size=3))
-        drawn = f"{a} * {b} - {c}"
+        drawn = draw_sum(self.np_random)
         task = (options or {}).get("task") or Task(drawn, drawn, (str(evaluate(drawn)),))
         self.state = CalculatorState(task)
         text = f"{self.tool_prompt()}Reply with the number alone: what is {task.question}?"
@@ -65,6 +76,12 @@ class Calculator(ToolEnv[CalculatorState]):
     def render(self) -> str:
         """The sum and how often the calculator was used."""
         return f"{self.state.task.question} [{self.state.calls} calls]"
+
+
+def draw_sum(rng: np.random.Generator) -> str:
+    """A sum of three-digit numbers."""
+    a, b, c = (int(n) for n in rng.integers(100, 1000, size=3))
+    return f"{a} * {b} - {c}"
 
 
 def evaluate(expression: str) -> int:

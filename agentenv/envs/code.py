@@ -83,6 +83,7 @@ class Code(Env[CodeState]):
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}  # type: ignore[misc]
     capability: ClassVar[StateCapability] = StateCapability.PROCESS
     call_markers: ClassVar[tuple[str, ...]] = ("<python>",)
+    stop: ClassVar[tuple[str, ...]] = STOP
 
     def __init__(
         self,
@@ -139,6 +140,13 @@ class Code(Env[CodeState]):
         self._room, self._limits = observation_chars, limits
         self._variables, self._traces = variables, traces
         self._prompt = prompt.replace("{state}", STATEFUL if stateful else STATELESS)
+
+    @classmethod
+    def make_tasks(
+        cls, n: int, *, seed: int = 0, split: str = "train", steps: int = 2, tests: int = 8
+    ) -> Sequence[Task]:
+        """Small templated tasks; see `generate_code_tasks`."""
+        return generate_code_tasks(n, seed=seed, steps=steps, tests=tests, split=split)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

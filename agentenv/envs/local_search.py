@@ -74,6 +74,8 @@ class LocalSearch(AsyncEnv[SearchState]):
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}  # type: ignore[misc]
     call_markers: ClassVar[tuple[str, ...]] = ("<search>", "<read>")
+    stop: ClassVar[tuple[str, ...]] = STOP
+    scorers: ClassVar[tuple[str, ...]] = ("em_squad", "f1_squad")
 
     def __init__(
         self,

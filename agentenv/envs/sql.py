@@ -9,12 +9,12 @@ import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from agentenv.core.env import Env
 from agentenv.core.grammar import earliest_block, shortened, unfenced
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult, ToolStatus
-from agentenv.data.sql_tasks import generate_sql_tasks
+from agentenv.data.sql_tasks import LEVELS, generate_sql_tasks
 from agentenv.errors import ConfigurationError, DatasetError, EnvFault
 from agentenv.sandbox.sql import SqlReader, SqlResult, shared_reader
 from agentenv.sandbox.sql_grading import grade_query
@@ -56,6 +56,8 @@ def default_tasks() -> tuple[Task, ...]:
 class Sql(Env[SqlState]):
     """Look, query, hand in; reward 1 where the query gives what the gold query gives, on every database of the task."""
 
+    stop: ClassVar[tuple[str, ...]] = STOP
+
     def __init__(
         self,
         *,
@@ -93,6 +95,19 @@ class Sql(Env[SqlState]):
         self._tasks = default_tasks() if tasks is None else tuple(tasks)
         self._reader = reader or shared_reader()
         self._max_turns, self._rows, self._room, self._prompt = max_turns, rows, observation_chars, prompt
+
+    @classmethod
+    def make_tasks(
+        cls,
+        n: int,
+        *,
+        seed: int = 0,
+        split: str = "train",
+        levels: Sequence[int] = LEVELS,
+        databases: int = 6,
+    ) -> Sequence[Task]:
+        """Questions over invented databases; see `generate_sql_tasks`."""
+        return generate_sql_tasks(n, seed=seed, split=split, levels=levels, databases=databases)  # type: ignore[arg-type]
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

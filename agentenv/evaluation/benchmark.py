@@ -196,7 +196,7 @@ def _summary(
     records: Sequence[Record],
     bounds: dict[str, Any],
 ) -> dict[str, Any]:
-    info = ground.retriever.info()
+    info = ground.searched.info()
     options = ground.env.options
     summary = summarize(
         records,
@@ -242,7 +242,7 @@ def _fingerprints(benchmark: Benchmark, ground: Ground) -> dict[str, str]:
     weights = benchmark.policy == "tiny" or benchmark.policy.startswith("hf:")
     return {
         "questions": _hash_of(ground.source.tasks),
-        "retriever": ground.retriever.info().fingerprint,
+        "retriever": ground.searched.info().fingerprint,
         "policy": _weights(policy_folder(benchmark.policy)) if weights else benchmark.policy,
     }
 

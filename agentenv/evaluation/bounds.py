@@ -42,7 +42,12 @@ def measure_bounds(
 
 
 def variants(ground: Ground) -> dict[str, Ground | str]:
-    """The grounds on which the policy itself plays for its bounds; a sentence where there can be none."""
+    """The grounds on which the policy itself plays for its bounds; a sentence where there can be none.
+
+    None at all where the environment searches nothing.
+    """
+    if ground.retriever is None:
+        return {}
     found: dict[str, Ground | str] = {"closed_book": ground.varied(max_turns=0)}
     try:
         oracle = OracleRetriever(
@@ -57,7 +62,10 @@ def variants(ground: Ground) -> dict[str, Ground | str]:
 
 def measure_expert(ground: Ground, config: RolloutConfig, scorer: str, *, seed: int = 0) -> dict[str, Any]:
     """The scripted expert on the questions of ``ground``; a note where the environment has none."""
-    played: list[Trajectory] = play_expert(ground.make_env, ground.source.tasks, config, seed=seed)
+    try:
+        played: list[Trajectory] = play_expert(ground.make_env, ground.source.tasks, config, seed=seed)
+    except ConfigurationError as error:
+        return {"note": str(error)}
     return bound_of([to_record(trajectory) for trajectory in played], scorer)
 
 

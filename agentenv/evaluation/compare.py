@@ -6,7 +6,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from agentenv.core.scorers import get_scorer
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.judge import kept_grades
 from agentenv.evaluation.records import (
@@ -17,7 +16,7 @@ from agentenv.evaluation.records import (
     read_json,
     write_results,
 )
-from agentenv.evaluation.results import Json, clusters_of, score_tables, values_of
+from agentenv.evaluation.results import Json, clusters_of, measure_of, score_tables, values_of
 from agentenv.evaluation.rubrics import Grade, get_rubric
 from agentenv.evaluation.statistics import holm, mcnemar_clustered, mcnemar_exact, paired_bootstrap
 
@@ -141,7 +140,7 @@ def _common_scorers(a: Evaluation, b: Evaluation, scorer: str | None) -> list[st
     """The scorers to compare under, and the judges, which are called ``judge_RUBRIC``."""
     (all_a, all_b) = tables = [_scored_by(side) for side in (a, b)]
     if scorer is not None and not any(scorer in found for found in tables):
-        get_scorer(scorer)  # an unknown name gets the nearest one
+        measure_of(scorer)  # an unknown name gets the nearest one
     names = [name for name in all_a if name in all_b] if scorer is None else [scorer]
     if not names:
         raise ConfigurationError(
@@ -172,7 +171,7 @@ def _refuse_other_measure(name: str, a: Json, b: Json) -> None:
                 "or name another scorer with --scorer."
             )
         return
-    versions = [a.get("version"), b.get("version"), get_scorer(name).version]
+    versions = [a.get("version"), b.get("version"), measure_of(name).version]
     if len(set(versions)) > 1:
         raise ConfigurationError(
             f"The runs were scored by versions {versions[0]} and {versions[1]} of {name}, and this is "
@@ -196,7 +195,7 @@ def _measured(name: str, sides: tuple[Evaluation, Evaluation], pairs: Sequence[P
     clusters = clusters_of(columns[0])
     if "judge" not in (table := _scored_by(sides[0])[name]):
         a, b = (values_of(column, name) for column in columns)
-        return _Measured(a, b, clusters, get_scorer(name).version, get_scorer(name).binary)
+        return _Measured(a, b, clusters, measure_of(name).version, measure_of(name).binary)
     graded = [kept_grades(side.directory, table, column) for side, column in zip(sides, columns, strict=True)]
     kept = [
         (x.value, y.value, cluster)

@@ -1,5 +1,10 @@
-"""A ground: questions, the corpus they are asked of, its retriever, and the environment over them."""
+"""A ground: tasks and the environment over them, with the retriever and corpus where it searches one.
 
+What an environment needs it declares: the constructor's arguments ``tasks``, ``retriever`` and ``count_tokens`` are filled
+where they are there, ``make_tasks`` is its own source of tasks, ``scorers`` judge it and ``stop`` ends its actions.
+"""
+
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -10,17 +15,19 @@ from pydantic import Field
 
 from agentenv.core.env import Env, run_sync
 from agentenv.core.protocols import Retriever
-from agentenv.core.registry import make
+from agentenv.core.registry import env_class, make
 from agentenv.data.datasets import SETS, load_dataset
-from agentenv.data.sources import Frozen, Source, SourceConfig, open_source
+from agentenv.data.sources import OWN, Frozen, Source, SourceConfig, open_source
 from agentenv.errors import ConfigurationError
 from agentenv.retrievers.corpus import Corpus, as_corpus, load_corpus
 from agentenv.retrievers.metrics import all_at_k, recall_at_k
 from agentenv.retrievers.spec import make_retriever
+from agentenv.trainers.options import bind_options
 
 BM25 = "bm25"
 _RECALL_AT = (2, 3, 5, 10)
 _ASKED_AT_ONCE = 256  # a server has a deadline for each request
+_OWN_TASKS = 200
 
 
 class EnvConfig(Frozen):
@@ -47,28 +54,40 @@ class SearchConfig(Frozen):
 
 @dataclass(frozen=True)
 class Ground:
-    """Questions and how to make an environment that poses them."""
+    """Tasks and how to make an environment that poses them."""
 
     source: Source
-    retriever: Retriever
+    retriever: Retriever | None
+    """None where the environment searches nothing."""
     env: EnvConfig
     count_tokens: Callable[[str], int]
 
+    @property
+    def searched(self) -> Retriever:
+        """The retriever.
+
+        Raises:
+            ConfigurationError: the environment searches nothing.
+        """
+        if self.retriever is None:
+            raise ConfigurationError(f"{self.env.id} searches nothing: it has no retriever")
+        return self.retriever
+
     def make_env(self) -> Env[Any]:
-        """A fresh environment over the questions and the retriever.
+        """A fresh environment over the tasks and, where it takes one, the retriever.
 
         Raises:
             UnknownName: no such environment.
             ConfigurationError: an option that it does not take.
         """
+        offered = {
+            "tasks": self.source.tasks,
+            "retriever": self.retriever,
+            "count_tokens": self.count_tokens,
+        }
+        taken = {name: value for name, value in offered.items() if takes(self.env.id, name)}
         try:
-            return make(
-                self.env.id,
-                tasks=self.source.tasks,
-                retriever=self.retriever,
-                count_tokens=self.count_tokens,
-                **self.env.options,
-            )
+            return make(self.env.id, **taken, **self.env.options)
         except TypeError as error:
             if "keyword argument" not in str(error):
                 raise
@@ -81,6 +100,16 @@ class Ground:
         return replace(self, retriever=retriever or self.retriever, env=env)
 
 
+def takes(env_id: str, argument: str) -> bool:
+    """Whether the environment's constructor has ``argument``.
+
+    Raises:
+        UnknownName: no such environment.
+        MissingExtra: an optional dependency of it is not installed.
+    """
+    return argument in inspect.signature(env_class(env_id)).parameters
+
+
 def open_ground(
     source: SourceConfig,
     search: SearchConfig,
@@ -89,19 +118,21 @@ def open_ground(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> Ground:
-    """Loads or makes questions and retriever.
+    """Loads or makes tasks and, for an environment that searches, the retriever.
 
     Args:
-        source: Which questions.
+        source: Which tasks.
         search: Which retriever.
         env: Which environment.
         count_tokens: Length of a text in tokens of the policy.
         progress: Called with passages encoded and passages in all while an index is built.
 
     Raises:
-        ConfigurationError: a set without a corpus, and no retriever given.
+        ConfigurationError: a set without a corpus, and no retriever given; an environment without tasks of its own.
     """
-    opened = open_source(source)
+    opened = _own_tasks(source, env) if source.dataset == OWN else open_source(source)
+    if not takes(env.id, "retriever"):
+        return Ground(opened, None, env, count_tokens)
     if search.corpus:
         opened = replace(opened, documents=None, corpus=_corpus_file(search.corpus, source))
     if search.retriever and search.retriever != BM25:
@@ -114,6 +145,13 @@ def open_ground(
     if search.retriever == BM25:
         return Ground(opened, _words(corpus), env, count_tokens)
     return Ground(opened, _index(corpus, search.encoder, search.index, progress), env, count_tokens)
+
+
+def _own_tasks(source: SourceConfig, env: EnvConfig) -> Source:
+    make_tasks = bind_options("tasks of", env.id, env_class(env.id).make_tasks, source.options)
+    split = source.split or "train"
+    tasks = make_tasks(_OWN_TASKS if source.limit is None else source.limit, seed=source.seed, split=split)
+    return Source(env.id, split, tuple(tasks), None, None)
 
 
 def _corpus_file(corpus: str, source: SourceConfig) -> Path:
@@ -163,7 +201,7 @@ def index_recall(ground: Ground) -> dict[str, float]:
         answers by more than the question.
     """
     known = [task for task in ground.source.tasks if task.data.get("supporting_ids")]
-    if not known or ground.retriever.info().contextual:
+    if not known or ground.retriever is None or ground.retriever.info().contextual:
         return {}
     ranked: list[list[str]] = []
     for start in range(0, len(known), _ASKED_AT_ONCE):

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agentenv.core.scorers import get_scorer
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.records import Evaluation, Record, read_evaluation
-from agentenv.evaluation.results import clusters_of, values_of
+from agentenv.evaluation.results import clusters_of, measure_of, values_of
 from agentenv.evaluation.sequential import Decision, compare_sequentially
 from agentenv.evaluation.statistics import all_at_k, estimate, paired_bootstrap, pass_at_k
 
@@ -89,7 +88,7 @@ def summarize_runs(runs: Runs, scorer: str, ks: Sequence[int] = (), *, seed: int
             "standard_error": stdev(by_seed) / n_seeds**0.5 if n_seeds > 1 else None,
         },
     }
-    if get_scorer(scorer).binary:
+    if measure_of(scorer).binary:
         correct = [int(count) for count in runs.scores.sum(axis=1)]
         for k in ks or sorted({2**i for i in range(n_seeds.bit_length()) if 2**i <= n_seeds} | {n_seeds}):
             for name, chance in (("pass", pass_at_k), ("all", all_at_k)):

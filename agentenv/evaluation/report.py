@@ -28,6 +28,7 @@ from agentenv.evaluation.page import (
 )
 from agentenv.evaluation.records import EPISODES, RESULTS, SUITE, Evaluation, read_evaluation, read_json
 from agentenv.evaluation.records import write_atomically as write
+from agentenv.evaluation.results import OUTCOME
 from agentenv.evaluation.tables import tables
 
 Json = dict[str, Any]
@@ -118,7 +119,7 @@ def _sides(folder: Path) -> list[str]:
 
 
 def _paired(sides: Mapping[str, Evaluation], scorer: str) -> tuple[Json | None, list[str]]:
-    if not {"before", "after"} <= set(sides) or scorer not in SCORERS:
+    if not {"before", "after"} <= set(sides) or scorer not in {*SCORERS, OUTCOME}:
         return None, []
     try:
         result = compare(sides["before"].directory, sides["after"].directory, scorer=scorer)

@@ -16,6 +16,12 @@ from agentenv.evaluation.statistics import estimate
 
 Json = dict[str, Any]
 
+OUTCOME = "reward"
+"""Name of the score that the environment itself gave."""
+_OUTCOME = Scorer(
+    OUTCOME, 1, False, "none", lambda prediction, answers: 0.0
+)  # read off records, never called
+
 CEILINGS = ("oracle", "oracle_paged", "expert")
 _BELOW = "below the run itself, so no ceiling for this policy"
 
@@ -27,7 +33,7 @@ def summarize(
     dataset: str,
     split: str,
     policy: str,
-    retriever: str,
+    retriever: str | None,
     k: int,
     seed: int = 0,
     bounds: Mapping[str, Any] | None = None,
@@ -42,7 +48,8 @@ def summarize(
         dataset: name of the question set.
         split: its split.
         policy: the policy's ``kind:rest``.
-        retriever: the retriever's ``kind:rest``.
+        retriever: the retriever's ``kind:rest``; None where nothing is searched, which leaves out what is found and why
+            answers are wrong.
         k: passages a search returns; the k of recall@k.
         seed: seed of the sampling and of the bootstrap.
         bounds: what closed book, oracle passages and the scripted expert score on the same questions.
@@ -56,6 +63,7 @@ def summarize(
     scored = [record for record in records if record["valid"]]
     values = [score_of(record, scorers[0]) for record in records]
     errors = error_table(records, values, scorers[0])
+    correct = errors["correct"]
     tables = score_tables(scored, scorers, seed=seed)
     return {
         "dataset": dataset,
@@ -66,13 +74,13 @@ def summarize(
         "n": len(scored),
         "faults": len(records) - len(scored),
         **tables,
-        "retrieval": retrieval_recall(scored, k) | support(scored),
+        "retrieval": {} if retriever is None else retrieval_recall(scored, k) | support(scored),
         "searches_per_question": _mean(record["searches"] for record in scored),
         "answer_rate": _mean(record["prediction"] is not None for record in scored),
         "reward_mean": _mean(record["reward"] for record in scored if "reward" in record),
         "end_reasons": dict(sorted(Counter(record["end_reason"] for record in records).items())),
-        "errors": errors,
-        "tokens": costs(scored, errors["correct"], token_unit),
+        "errors": {"scorer": scorers[0], "correct": correct} if retriever is None else errors,
+        "tokens": costs(scored, correct, token_unit),
         "bounds": mark_below(bounds or {}, tables["scores"][scorers[0]]["mean"]),
         "settings": dict(settings or {}),
     }
@@ -132,12 +140,23 @@ def values_of(scored: Iterable[Record], scorer: str) -> list[float]:
 
 def score_of(record: Record, scorer: str) -> float:
     """The value of one record under one scorer; 0 for a fault, which belongs in no mean."""
+    if scorer == OUTCOME:
+        return record.get("reward", 0.0)
     return get_scorer(scorer)(record["prediction"], record["answers"]).value
+
+
+def measure_of(name: str) -> Scorer:
+    """Version and kind of a score, that of the environment's own outcome included; values are ``score_of``'s.
+
+    Raises:
+        UnknownName: no such scorer.
+    """
+    return _OUTCOME if name == OUTCOME else get_scorer(name)
 
 
 def _scores(scored: Sequence[Record], scorers: Sequence[str], seed: int) -> Json:
     clusters = clusters_of(scored)
-    return {name: _score(values_of(scored, name), clusters, get_scorer(name), seed) for name in scorers}
+    return {name: _score(values_of(scored, name), clusters, measure_of(name), seed) for name in scorers}
 
 
 def clusters_of(scored: Iterable[Record]) -> list[str]:

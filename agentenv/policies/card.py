@@ -11,6 +11,8 @@ _FILE = "episode.json"
 class EpisodeCard:
     """The form of the episodes that a policy was trained in. The defaults suit an instruction-tuned model."""
 
+    env: str = "agentenv/LocalSearch-v0"
+    """Id of the environment."""
     prompt: str | None = None
     """Opening message; holds ``{question}``. None is the environment's own."""
     format: str = "inline"

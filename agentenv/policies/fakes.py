@@ -1,7 +1,9 @@
-"""A tokenizer that needs no vocabulary, for scripted policies and tests."""
+"""A tokenizer that needs no vocabulary, and models that know nothing: for scripted policies and tests."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 END_OF_TURN = "<|im_end|>"
 
@@ -42,3 +44,65 @@ class ByteTokenizer:
         """ChatML, the format of the Qwen family."""
         text = "".join(f"<|im_start|>{m['role']}\n{m['content']}{END_OF_TURN}\n" for m in conversation)
         return text + "<|im_start|>assistant\n" * add_generation_prompt
+
+
+def random_model(
+    vocabulary: int = 257,
+    *,
+    layers: int = 2,
+    width: int = 32,
+    context: int = 256,
+    seed: int = 0,
+    spread: float = 0.3,
+    tied: bool = False,
+    eos: int = 256,
+    pad: int | None = None,
+) -> Any:
+    """A Qwen2 with random weights, over the ids of ``ByteTokenizer`` unless told otherwise.
+
+    Args:
+        vocabulary: Number of ids.
+        layers: Layers.
+        width: Of the hidden state, a multiple of 8; heads are 8 wide, and two of them hold keys.
+        context: Positions.
+        seed: Of the weights; the global generator of torch is seeded with it.
+        spread: Deviation of the weights; 0.3 gives peaked distributions, where flat ones would hide mistakes.
+        tied: Whether the output shares the embeddings.
+        eos: Id that ends a turn.
+        pad: Id of padding.
+    """
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 8,
+        num_key_value_heads=2,
+        intermediate_size=3 * width // 2,
+        max_position_embeddings=context,
+        initializer_range=spread,
+        tie_word_embeddings=tied,
+        bos_token_id=None,
+        eos_token_id=eos,
+        pad_token_id=pad,
+    )
+    return Qwen2ForCausalLM(config).eval()
+
+
+def random_policy(folder: Path, texts: Iterable[str], **shape: Any) -> tuple[Any, Any]:
+    """Writes a random model of width 16 with a tokenizer of ``texts`` for ``hf:FOLDER``; ``shape`` as of ``random_model``.
+
+    Returns:
+        Model and tokenizer.
+    """
+    from agentenv.policies.tiny import build_tokenizer
+
+    tokenizer = build_tokenizer(texts)
+    shape = {"layers": 1, "width": 16, "context": 1200, "spread": 0.02} | shape
+    model = random_model(len(tokenizer), eos=tokenizer.eos_token_id, pad=tokenizer.pad_token_id, **shape)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model, tokenizer

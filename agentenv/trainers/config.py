@@ -160,10 +160,12 @@ class EvaluationSettings(Frozen):
 
     every: int = Field(10, ge=0)
     """Steps between two evaluations on the dev questions; 0 makes none."""
-    scorers: tuple[str, ...] = ("em_squad", "f1_squad")
-    """Scorers of the evaluations before and after; the first is the headline."""
+    scorers: tuple[str, ...] = ()
+    """Scorers of the evaluations before and after, the first is the headline; ``reward`` is the environment's own outcome.
+    None named takes those that the environment declares."""
     bounds: bool = True
-    """Whether closed book, oracle passages and the scripted expert are measured on the test questions."""
+    """Whether the scripted expert, and where the environment searches closed book and oracle passages, are measured on the
+    test questions."""
     strategy: str = "plain"
     """A strategy of one trajectory a start, such as ``rollback``, with which the evaluations before and after are made once
     more beside the plain ones; ``plain`` makes none."""
@@ -205,7 +207,7 @@ class TrainConfig(Frozen):
     env: EnvConfig = EnvConfig()
     """The environment."""
     search: SearchConfig = SearchConfig()
-    """Its retriever."""
+    """Its retriever; without effect where it searches nothing."""
     train: SourceConfig = SourceConfig()
     """Questions to learn from."""
     dev: SourceConfig = SourceConfig()
@@ -249,6 +251,9 @@ class TrainConfig(Frozen):
 
 _FREE_TABLES = (
     "env.options",
+    "train.options",
+    "dev.options",
+    "test.options",
     "rollout.strategy_options",
     "evaluation.strategy_options",
     "rollout.sampler_options",

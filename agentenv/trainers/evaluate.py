@@ -103,23 +103,22 @@ def _summary(
     bounds: dict[str, Any] | None = None,
     strategy: str = "plain",
 ) -> dict[str, Any]:
-    info = ground.retriever.info()
+    info = None if ground.retriever is None else ground.retriever.info()
+    searched = (
+        {} if info is None else {"documents": info.documents, "retriever_fingerprint": info.fingerprint}
+    )
     return summarize(
         [to_record(trajectory) for trajectory in played],
         run.config.evaluation.scorers,
         dataset=ground.source.name,
         split=ground.source.split,
         policy=_policy_name(run),
-        retriever=info.name,
+        retriever=None if info is None else info.name,
         k=int(run.config.env.options.get("k", 3)),
         seed=run.config.seed,
         bounds=bounds,
-        settings={
-            "documents": info.documents,
-            "retriever_fingerprint": info.fingerprint,
-            "env": run.config.env.model_dump(mode="json"),
-            "decoding": "greedy",
-        }
+        settings=searched
+        | {"env": run.config.env.model_dump(mode="json"), "decoding": "greedy"}
         | ({} if strategy == "plain" else {"strategy": strategy}),
     )
 

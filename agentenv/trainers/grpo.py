@@ -135,7 +135,7 @@ def _play(run: Run, draws: Sequence[Draw], groups: Sequence[Group], ledger: Ledg
 
 def _starts(run: Run, draw: Draw, group: Group, ledger: Ledger) -> list[Start]:
     group_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{run.config.seed}/{ledger.step}/{group.first}"))
-    retriever = LossyRetriever(run.train.retriever, draw.noise) if draw.noise else None
+    retriever = LossyRetriever(run.train.searched, draw.noise) if draw.noise else None
     ground = run.train.varied(retriever=retriever, **draw.env)
     seeds = [int(ledger.rng.integers(1 << 31)) for _ in range(draw.rollouts)]
     return [Start(ground.make_env(), ledger.tasks[group.task], seed, group_id) for seed in seeds]
@@ -246,6 +246,7 @@ def _card(config: TrainConfig) -> EpisodeCard:
     options = {name: config.env.options[name] for name in _CARD_OPTIONS if name in config.env.options}
     rollout = config.rollout
     return EpisodeCard(
+        env=config.env.id,
         format=config.format,
         turn_tokens=rollout.turn_tokens,
         context_tokens=rollout.context_tokens,

@@ -7,6 +7,7 @@ from statistics import fmean, pstdev
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason
 from agentenv.trainers.advantages import is_flat
+from agentenv.trainers.shaping import ANSWERS
 
 
 def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
@@ -36,7 +37,7 @@ def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
             "zero_variance_share": fmean(is_flat(group) for group in rewards),
             "faults": sum(not t.valid for t in played),
             "format_rate": _mean([turn.valid for turn in turns]),
-            "answer_rate": fmean(t.end_reason is EndReason.ANSWERED for t in valid),
+            "answer_rate": fmean(t.end_reason in ANSWERS for t in valid),
             "response_tokens": fmean(t.response_tokens for t in valid),
             "episode_tokens": fmean(len(t.ids) for t in valid),
             "searches_per_episode": fmean(

@@ -9,9 +9,9 @@ import torch
 
 from agentenv.core.chat import InlineFormat, TemplateFormat
 from agentenv.core.protocols import ChatFormat
+from agentenv.core.registry import env_class
 from agentenv.core.rollout import RolloutConfig
 from agentenv.data.sources import SourceConfig
-from agentenv.envs.local_search import STOP
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.ground import EnvConfig, Ground, open_ground
 from agentenv.policies.card import read_card
@@ -84,7 +84,7 @@ def set_up(folder: RunFolder, display: Display) -> Run:
         max_grad_norm=optimization.max_grad_norm,
         reference=make_policy(config.policy).model if objective.needs_reference else None,
     )
-    config = _asked_as_usual(config)
+    config = _as_declared(config)
     chat = (InlineFormat if config.format == "inline" else TemplateFormat)(policy.tokenizer)
     run = Run(
         config=config,
@@ -103,13 +103,15 @@ def set_up(folder: RunFolder, display: Display) -> Run:
     return run
 
 
-def _asked_as_usual(config: TrainConfig) -> TrainConfig:
-    """``config`` with the opening message that the policy was trained with, where it names none and the policy has one."""
-    prompt = read_card(policy_folder(config.policy)).prompt
-    if prompt is None or "prompt" in config.env.options:
-        return config
-    env = EnvConfig(id=config.env.id, options=config.env.options | {"prompt": prompt})
-    return config.model_copy(update={"env": env})
+def _as_declared(config: TrainConfig) -> TrainConfig:
+    """``config`` with the environment's scorers and the policy's usual opening message, where it names none."""
+    evaluation, env = config.evaluation, config.env
+    if not evaluation.scorers:
+        evaluation = evaluation.model_copy(update={"scorers": env_class(env.id).scorers})
+    card = read_card(policy_folder(config.policy))
+    if card.prompt is not None and card.env == env.id and "prompt" not in env.options:
+        env = EnvConfig(id=env.id, options=env.options | {"prompt": card.prompt})
+    return config.model_copy(update={"env": env, "evaluation": evaluation})
 
 
 def objective_of(config: TrainConfig) -> Objective:
@@ -157,7 +159,7 @@ def rollout_config(config: TrainConfig, *, temperature: float) -> RolloutConfig:
         context_tokens=settings.context_tokens,
         turn_tokens=settings.turn_tokens,
         temperature=temperature,
-        stop=STOP,
+        stop=env_class(config.env.id).stop,
         deadline_s=settings.deadline_s,
         deterministic=settings.deterministic,
     )

@@ -9,7 +9,8 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason
 from agentenv.trainers.group_statistics import Values
 
-_ANSWERS = (EndReason.ANSWERED, EndReason.SUBMITTED)
+ANSWERS = (EndReason.ANSWERED, EndReason.SUBMITTED)
+"""Ends of an episode in which the policy handed something in."""
 
 
 def overlong_penalty(
@@ -51,7 +52,7 @@ def shape_rewards(
     for trajectory in group:
         longest = max((part.stop - part.start for part in trajectory.row_slices), default=0)
         penalty = overlong_penalty(longest, limit=limit, buffer=overlong_buffer, factor=overlong_factor)
-        penalty -= answer_penalty * (trajectory.end_reason not in _ANSWERS)
+        penalty -= answer_penalty * (trajectory.end_reason not in ANSWERS)
         shaped.append(_paid(trajectory, penalty) if penalty else trajectory)
     return shaped
 

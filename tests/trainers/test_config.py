@@ -16,7 +16,8 @@ def test_every_shipped_preset_loads_and_comes_back_from_toml(name: str, tmp_path
     config = load_config(name)
     assert config.name == name
     assert config.optimization.estimator in ESTIMATORS
-    assert len({source.world.split for source in (config.train, config.dev, config.test)}) == 3
+    sources = (config.train, config.dev, config.test)
+    assert len({source.split or source.world.split for source in sources}) == 3
     (tmp_path / "again.toml").write_text(dump_config(config))
     assert load_config(str(tmp_path / "again.toml")) == config
 

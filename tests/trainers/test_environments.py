@@ -1,0 +1,119 @@
+"""Training on any registered environment: its own tasks, stop strings and score, and no retriever where it has none.
+
+The policy is random: what is read off the runs is what it was asked and how it was judged.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.cli.main import main
+from agentenv.core.registry import env_class, registered
+from agentenv.core.types import Task
+from agentenv.data.sources import SourceConfig
+from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.evaluation.ground import EnvConfig, SearchConfig, open_ground
+from agentenv.policies.fakes import random_policy
+from agentenv.sandbox.spec import unavailable
+from agentenv.trainers.config import TrainConfig
+from agentenv.trainers.run import rollout_config
+
+SMALL = """
+name = "any"
+policy = "hf:{policy}"
+threads = 1
+trajectories_every = 0
+env = {{ id = "{env}"{options} }}
+train = {{ dataset = "env", limit = 4 }}
+dev = {{ dataset = "env", limit = 2, split = "dev" }}
+test = {{ dataset = "env", limit = 2, split = "test" }}
+rollout = {{ questions = 1, group_size = 2, turn_tokens = 4, context_tokens = 1100 }}
+optimization = {{ steps = 1 }}
+evaluation = {{ every = 1 }}
+"""
+OPTIONS = {"agentenv/Code-v0": ", options = { stateful = false, max_turns = 1 }"}
+OWN = [id for id in registered() if id.startswith("agentenv/") and id != "agentenv/LocalSearch-v0"]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("policy")
+    random_policy(
+        folder, ["Write a Python function that answers the question with one query. def solve(x): return x"]
+    )
+    return folder
+
+
+def trained(env: str, policy: Path, out: Path) -> Path:
+    if env == "agentenv/Code-v0" and (reason := unavailable("bwrap")):
+        pytest.skip(reason)
+    toml = out.with_suffix(".toml")
+    toml.write_text(SMALL.format(policy=policy, env=env, options=OPTIONS.get(env, "")))
+    assert main(["train", str(toml), "--out", str(out), "--json"]) == 0
+    return out
+
+
+@pytest.mark.parametrize("env", OWN)
+def test_every_environment_can_be_trained_on(env: str, policy: Path, tmp_path: Path) -> None:
+    out = trained(env, policy, tmp_path / "out")
+    (metrics,) = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert metrics["faults"] == 0
+    assert metrics["em_dev"] == 0
+    results = json.loads((out / "results.json").read_text())
+    assert results["scorer"] == "reward"
+    assert (results["after"]["em"], results["after"]["n"]) == (0, 2)
+    assert results["bounds"]["expert"]["mean"] == 1
+    assert set(results["bounds"]) == {"expert"}
+    assert results["retrieval"] == results["index_recall"] == {}
+    assert json.loads((out / "policy" / "episode.json").read_text())["env"] == env
+
+
+def test_before_and_after_can_be_compared(policy: Path, tmp_path: Path) -> None:
+    sides = trained("agentenv/Calculator-v0", policy, tmp_path / "out") / "evaluation"
+    assert main(["compare", str(sides / "before"), str(sides / "after"), "--json"]) == 0
+
+
+def ground(env: str, **source: Any) -> tuple[Task, ...]:
+    config = SourceConfig(dataset="env", **source)
+    return open_ground(config, SearchConfig(), EnvConfig(id=env), len).source.tasks
+
+
+def test_the_tasks_are_the_environments_own_by_its_dials() -> None:
+    tasks = ground("agentenv/Code-v0", limit=3, split="dev", options={"steps": 4})
+    assert [task.data["steps"] for task in tasks] == [4, 4, 4]
+    assert {task.split for task in tasks} == {"dev"}
+    assert len(ground("agentenv/Calculator-v0")) == 200
+    with pytest.raises(UnknownName, match="Did you mean 'steps'"):
+        ground("agentenv/Code-v0", options={"step": 4})
+    with pytest.raises(UnknownName, match="split 'tset'"):
+        ground("agentenv/Calculator-v0", split="tset")
+
+
+@pytest.mark.parametrize("env", ["agentenv/Code-v0", "agentenv/Calculator-v0"])
+def test_splits_share_no_task(env: str) -> None:
+    make = env_class(env).make_tasks
+    questions = [
+        {t.data.get("solution", t.question) for t in make(40, split=s)} for s in ("train", "dev", "test")
+    ]
+    assert all(questions)
+    assert len(set.union(*questions)) == sum(map(len, questions))
+
+
+def test_an_environment_without_tasks_of_its_own_says_so() -> None:
+    with pytest.raises(ConfigurationError, match="LocalSearch makes no tasks of its own: name a dataset"):
+        ground("agentenv/LocalSearch-v0")
+
+
+def test_an_action_ends_where_the_environment_says() -> None:
+    config = TrainConfig(env=EnvConfig(id="agentenv/Code-v0"))
+    assert rollout_config(config, temperature=1.0).stop == ("</python>", "</submit>")
+
+
+def test_misses_are_for_searches_only() -> None:
+    opened = open_ground(
+        SourceConfig(dataset="env", limit=1), SearchConfig(), EnvConfig(id="agentenv/Calculator-v0"), len
+    )
+    with pytest.raises(ConfigurationError, match="Calculator-v0 searches nothing"):
+        _ = opened.searched
