@@ -134,8 +134,7 @@ def drill(*, seed: int, worlds: WorldConfig, k: int, count: int) -> Iterator[lis
     An episode asks for one answer in about 180 tokens; a drill asks for several of the same page, so that copying from it
     is learned from fewer tokens.
     """
-    worlds = replace(worlds, hops=(1, 1), families=("lookup",), questions=3 * worlds.documents // 2)
-    for world, library, rng in _worlds(seed, worlds, k):
+    for world, library, rng in _worlds(seed, _lookups(worlds), k):
         asked: dict[str, list[Task]] = {}
         for task in world.questions:
             asked.setdefault(task.data["supporting_ids"][0], []).append(task)
@@ -148,6 +147,28 @@ def drill(*, seed: int, worlds: WorldConfig, k: int, count: int) -> Iterator[lis
             page = Piece("page", information(format_passages(passages)))
             demos.append([page, *(piece for pair in pieces for piece in pair)])
         yield demos
+
+
+def _lookups(worlds: WorldConfig) -> WorldConfig:
+    """Worlds that ask for every fact there is, one at a time."""
+    return replace(worlds, hops=(1, 1), families=("lookup",), questions=3 * worlds.documents // 2)
+
+
+def follow(*, seed: int, worlds: WorldConfig, k: int, count: int) -> Iterator[list[Demo]]:
+    """Endless batches of ``count`` rows of three searches, each with its pages and its answer.
+
+    No question stands before them: which of two pages is meant must be read off the query. The query itself is given, not
+    learned, as nothing tells what is asked next.
+    """
+    for world, library, rng in _worlds(seed, _lookups(worlds), k):
+        scenes = ([Scene(t, library, (), rng) for t in rng.sample(world.questions, 3)] for _ in range(count))
+        rows = ([piece for scene in row for piece in _given(careful(scene))] for row in scenes)
+        yield [row for row in rows if row]
+
+
+def _given(demo: Demo) -> Demo:
+    """A demonstration of one search without its question, its query given."""
+    return [Piece("page", demo[1].text), *demo[2:]] if demo else []
 
 
 def echo(demo: Demo) -> Demo:

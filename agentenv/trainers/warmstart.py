@@ -42,6 +42,7 @@ from agentenv.trainers.demonstrations import (
     demonstrate,
     drill,
     echo,
+    follow,
     to_tokens,
 )
 from agentenv.trainers.denormals import flushed_denormals
@@ -132,7 +133,7 @@ def _make_reader(config: WarmstartConfig, display: Display) -> tuple[HFPolicy, F
     tokenizer = build_tokenizer(_text(demo) for batch in islice(sample, 60) for demo in batch)
     chat = InlineFormat(tokenizer)
     policy = HFPolicy(build_model(tokenizer), tokenizer)
-    lessons = chain(islice(_copying(config, chat), config.copying_steps), _reading(config, chat, 0))
+    lessons = chain(islice(_copying(config, chat), config.copying_steps), _reading(config, chat))
     steps = config.copying_steps + config.reader_steps
     display.phase("reader", steps)
     tokens = _fit(policy, lessons, steps, 1.0, config, display)
@@ -168,20 +169,33 @@ def _copying(config: WarmstartConfig, chat: InlineFormat) -> Iterator[list[Batch
         yield _batches(config, chat, [*demos[:half], *map(echo, demos[half:])])
 
 
-def _reading(config: WarmstartConfig, chat: InlineFormat, offset: int) -> Iterator[list[Batch]]:
-    """Half drills, half episodes of careful demonstrators; ``offset`` picks the worlds."""
+def _reading(config: WarmstartConfig, chat: InlineFormat) -> Iterator[list[Batch]]:
+    """The reader's steps."""
+    for demos in _lessons(config, 0):
+        yield _batches(config, chat, demos)
+
+
+def _lessons(config: WarmstartConfig, offset: int) -> Iterator[list[Demo]]:
+    """Half drills, then half episodes of careful demonstrators; ``offset`` picks the worlds."""
     half = config.episodes // 2
     seed = config.seed + offset
     drills = drill(seed=seed + 40_000_000, worlds=config.world, k=config.k, count=half)
     episodes = demonstrate({careful: 1.0}, seed=seed, worlds=config.world, k=config.k)
     for drilled, played in zip(drills, episodes, strict=False):
-        yield _batches(config, chat, [*drilled, *played[:half]])
+        yield [*drilled, *played[:half]]
 
 
 def _polishing(config: WarmstartConfig, chat: InlineFormat) -> Iterator[list[Batch]]:
-    """The reader's lessons in other worlds, where half of the names have a twin, without weight on what cannot be known."""
+    """Lessons in worlds where half of the names have a twin, without weight on what cannot be known.
+
+    A quarter drills, a quarter searches in a row, where the reader's last mistakes are (the page of its own second query),
+    and half careful episodes.
+    """
     worlds = replace(config.world, distractors=config.polishing_distractors)
-    return _reading(replace(config, world=worlds, page_weight=0.0), chat, 60_000_000)
+    config = replace(config, world=worlds, page_weight=0.0)
+    rows = follow(seed=config.seed + 70_000_000, worlds=worlds, k=config.k, count=config.episodes // 4)
+    for lessons, searches in zip(_lessons(config, 60_000_000), rows, strict=False):
+        yield _batches(config, chat, [*lessons[config.episodes // 4 :], *searches])
 
 
 def _mixture(config: WarmstartConfig, chat: InlineFormat) -> Iterator[list[Batch]]:

@@ -29,6 +29,7 @@ from agentenv.trainers.demonstrations import (
     careful,
     drill,
     echo,
+    follow,
     guessing,
     hasty,
     to_tokens,
@@ -84,6 +85,16 @@ def test_careless_demonstrators_are_wrong_most_of_the_time(careless: Any) -> Non
     stock = scenes()
     right = [careless(s)[-1].text == f"<answer> {s.task.answers[0]} </answer>" for s in stock]
     assert sum(right) < 0.2 * len(stock)
+
+
+def test_searches_in_a_row_give_the_query_and_learn_the_answer_that_its_pages_say() -> None:
+    rows = next(follow(seed=0, worlds=WORLD, k=2, count=20))
+    assert len(rows) == 20
+    for row in rows:
+        for query, page, answer in zip(row[::3], row[1::3], row[2::3], strict=True):
+            assert (query.kind, page.kind, answer.kind) == ("page", "page", "own")
+            assert query.text.startswith("<search> ")
+            assert answer.text.removeprefix("<answer> ").removesuffix(" </answer>") in page.text
 
 
 def test_drills_ask_only_what_their_page_says() -> None:
