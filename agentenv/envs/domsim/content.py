@@ -17,7 +17,7 @@ SUBJECTS = (
 )  # fmt: skip
 SENTENCES = (
     "Sounds good to me.", "I will be ten minutes late.", "Please send the final version.", "Thank you for the answer.",
-    "Let us talk about it tomorrow.", "I have to cancel this time.", "The papers are on your desk.", "See you at the station.",
+    "Let us talk about it tomorrow.", "I have to cancel this time.", "The papers are on your desk.", "See you there.",
     "Could you bring the keys?", "We need two more chairs.", "The meeting moved to room 12.", "I agree with the plan.",
 )  # fmt: skip
 THINGS = {

@@ -3,7 +3,8 @@
 The format is that of UI-S1's AndroidControl files (Lu et al. 2025)::
 
     {"goal", "is_successful", "episode_id", "steps": [{"action_content": {"action": ...}, "screenshot"?, "screen"?,
-     "thought"?, "step_instruction"?, "annotation"?, "check_options"?: {"candidate_bbox": [[x1, y1, x2, y2]], "direction"?}}]}
+     "thought"?, "step_instruction"?, "annotation"?, "check_options"?: {"candidate_bbox": [[x1, y1, x2, y2]],
+     "direction"?}}]}
 
 ``screen`` is ours: the UI tree and size of the screen, as recorded from DomSim or a browser.
 """
