@@ -19,9 +19,10 @@ from agentenv.envs.gui.recordings import Recording, load_recordings
 def undeclared(recordings: Sequence[Recording]) -> list[Recording]:
     """The same recordings with directions to be derived from coordinates."""
     return [
-        replace(
-            recording,
-            steps=tuple(replace(step, gold=replace(step.gold, declared=None)) for step in recording.steps),
+        Recording(
+            recording.id,
+            recording.goal,
+            tuple(replace(step, gold=replace(step.gold, declared=None)) for step in recording.steps),
         )
         for recording in recordings
     ]

@@ -7,18 +7,18 @@ what the task wants: an order that was also placed, a mail that was also deleted
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from agentenv.core.env import Env
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult, ToolStatus
 from agentenv.envs.domsim.desktop import KINDS, View, World
 from agentenv.envs.domsim.raster import draw, png
-from agentenv.envs.domsim.tasks import DESKTOP, TEMPLATES, Posed, solve
+from agentenv.envs.domsim.tasks import DESKTOP, TEMPLATES, Posed, generate_domsim_tasks, solve
 from agentenv.envs.domsim.widgets import Widget
-from agentenv.envs.gui.actions import Action, Kind, action_text, parse_reply
+from agentenv.envs.gui.actions import STOP, Action, Kind, action_text, parse_reply
 from agentenv.envs.gui.observation import PROMPT, opening, show
-from agentenv.envs.gui.screen import Screen
+from agentenv.envs.gui.screen import Screen, pointed
 from agentenv.errors import ConfigurationError, DatasetError
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class DomSim(Env[DomSimState]):
     """Look, act, terminate; reward 1 where the database is then as the task wants it, else 0."""
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 2}  # type: ignore[misc]
+    stop: ClassVar[tuple[str, ...]] = STOP
 
     def __init__(
         self,
@@ -79,6 +80,13 @@ class DomSim(Env[DomSimState]):
         self._tasks = tuple(tasks) if tasks is not None else None
         self._tree, self._pixels, self._pointing = tree, pixels, pointing
         self._max_steps, self._prompt = max_steps, prompt
+
+    @classmethod
+    def make_tasks(
+        cls, n: int, *, seed: int = 0, split: str = "train", templates: Sequence[str] = tuple(TEMPLATES)
+    ) -> Sequence[Task]:
+        """Tasks that the expert has proved; see `generate_domsim_tasks`."""
+        return generate_domsim_tasks(n, seed=seed, split=split, templates=templates)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -173,19 +181,6 @@ class DomSim(Env[DomSimState]):
         import numpy as np
 
         return np.asarray(draw(self.state.view.screen), dtype=np.uint8).copy()
-
-
-def pointed(action: Action, screen: Screen) -> Action:
-    """``action`` with places, the middles of the elements, instead of ids of elements."""
-    element = screen.element(action.id) if action.id is not None else None
-    end = screen.element(action.end_id) if action.end_id is not None else None
-    return replace(
-        action,
-        id=None,
-        point=element.box.centre if element else action.point,
-        end_id=None,
-        end=end.box.centre if end else action.end,
-    )
 
 
 def thought_of(action: Action, widget: Widget | None) -> str:

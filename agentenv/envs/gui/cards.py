@@ -6,7 +6,7 @@ from typing import Any
 
 from agentenv.envs.gui.actions import Action, Kind, action_text, parse_reply
 from agentenv.envs.gui.matching import MATCHERS, get_matcher
-from agentenv.envs.gui.recordings import RecordedStep, Recording, rescaled
+from agentenv.envs.gui.recordings import RecordedStep, Recording, expert_action
 
 LARGE_BOXES = (0.25, 0.5, 0.75)
 
@@ -62,16 +62,11 @@ def gold_replay(recordings: Sequence[Recording], preset: str) -> dict[str, Any]:
     reasons: Counter[str] = Counter()
     for recording in recordings:
         for step in recording.steps:
-            reply = parse_reply(expert_reply(step))
+            reply = parse_reply(action_text(expert_action(step)))
             verdict = matcher(reply.action, step.gold, step.shown) if reply.action else None
             reasons[verdict.reason if verdict else reply.error] += 1
     exact = reasons.pop("", 0)
     return {"steps": exact + reasons.total(), "exact": exact, "failures": dict(reasons.most_common())}
-
-
-def expert_reply(step: RecordedStep, thought: str = "") -> str:
-    """The expert's action as a policy would have to write it: coordinates in pixels of the shown screen."""
-    return action_text(rescaled(step.gold.action, step.gold.size, step.shown), thought)
 
 
 def card(recordings: Sequence[Recording]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 from agentenv.core.types import Task
 from agentenv.data.dataset_files import Record, find_file, read_records
@@ -50,14 +50,21 @@ class RecordedStep:
         return shown_size(self.screen)
 
 
-@dataclass(frozen=True, slots=True)
 class Recording:
-    """One task as the expert did it."""
+    """One task as the expert did it. Nothing in it changes, so copies of an episode share it."""
 
-    id: str
-    goal: str
-    steps: tuple[RecordedStep, ...]
-    successful: bool = True
+    __slots__ = ("goal", "id", "steps", "successful")
+
+    def __init__(self, id: str, goal: str, steps: tuple[RecordedStep, ...], successful: bool = True) -> None:
+        self.id, self.goal, self.steps, self.successful = id, goal, steps, successful
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Recording) and recording_members(self) == recording_members(other)
+
+    __hash__ = object.__hash__
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
 
     def task(self, split: str = "") -> Task:
         """The task of doing the same; ``data["recording"]`` is this."""
@@ -217,6 +224,23 @@ def _step_members(step: RecordedStep) -> Iterator[tuple[str, Any]]:
             yield name, value
     if step.annotation != "GOOD":
         yield "annotation", step.annotation
+
+
+def expert_action(step: RecordedStep, *, by_id: bool = False) -> Action:
+    """The expert's action as a policy has to write it: places in pixels of the shown screen, or ids of elements.
+
+    Args:
+        step: What the expert did.
+        by_id: Names the smallest element at each place, where the screen has a tree with one there.
+    """
+    action = step.gold.action
+    if by_id and action.kind is not Kind.SWIPE:
+        at, to = (step.screen.at(place) if place else None for place in (action.point, action.end))
+        known = (at is not None or action.point is None) and (to is not None or action.end is None)
+        if known:
+            ids = {"id": at.id if at else None, "end_id": to.id if to else None}
+            return replace(action, point=None, end=None, **ids)
+    return rescaled(action, step.gold.size, step.shown)
 
 
 def rescaled(action: Action, original: Size, shown: Size) -> Action:

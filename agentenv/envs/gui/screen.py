@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agentenv.core.types import Part
-from agentenv.envs.gui.actions import Point
+from agentenv.envs.gui.actions import Action, Point
 from agentenv.errors import ConfigurationError, EnvFault, MissingExtra
 
 PATCH = 28
@@ -100,6 +100,30 @@ class Screen:
     def with_image(self, image: bytes | Path | None) -> "Screen":
         """The same screen with other pixels."""
         return replace(self, image=image)
+
+    def at_size(self, width: int, height: int) -> "Screen":
+        """The same screen with boxes in pixels of another size."""
+        if (width, height) == (self.width, self.height):
+            return self
+        x, y = width / self.width, height / self.height
+        elements = self.elements and tuple(
+            element._replace(box=Box(*(side * (y if i % 2 else x) for i, side in enumerate(element.box))))
+            for element in self.elements
+        )
+        return replace(self, width=width, height=height, elements=elements)
+
+
+def pointed(action: Action, screen: Screen) -> Action:
+    """``action`` with places, the middles of the elements, instead of ids of elements; of an unknown id no place."""
+    element = screen.element(action.id) if action.id is not None else None
+    end = screen.element(action.end_id) if action.end_id is not None else None
+    return replace(
+        action,
+        id=None,
+        point=element.box.centre if element else action.point,
+        end_id=None,
+        end=end.box.centre if end else action.end,
+    )
 
 
 def resized(width: int, height: int) -> tuple[int, int]:
