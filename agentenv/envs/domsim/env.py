@@ -174,7 +174,7 @@ class DomSim(Env[DomSimState]):
             action = pointed(action, view.screen)
         return action_text(action, thought_of(action, widget))
 
-    def render(self) -> "str | NDArray[np.uint8]":  # type: ignore[override]
+    def render(self) -> "str | NDArray[np.uint8]":
         """The UI tree, or the picture as uint8[448, 672, 3]."""
         if self.render_mode != "rgb_array":
             return f"{self.state.posed.goal} [{self.state.turns} turns]\n{self.state.view.screen.as_text()}"

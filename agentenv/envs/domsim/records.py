@@ -1,6 +1,6 @@
 """Tables of the database: tuples of immutable records with a number each, and the words for changing them."""
 
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 
 class Numbered(Protocol):
@@ -10,10 +10,13 @@ class Numbered(Protocol):
     def id(self) -> int:
         """Its number, unique in its table."""
 
-    def _replace(self, **changes: Any) -> Any: ...
-
 
 R = TypeVar("R", bound=Numbered)
+
+
+def _with(row: R, **changes: Any) -> R:
+    made: R = cast(Any, row)._replace(**changes)  # of every named tuple, under a signature of its own
+    return made
 
 
 class Gone(LookupError):
@@ -34,7 +37,7 @@ def find(rows: tuple[R, ...], id: int) -> R:
 
 def changed(rows: tuple[R, ...], id: int, **changes: Any) -> tuple[R, ...]:
     """The table with other values in one record."""
-    return tuple(row._replace(**changes) if row.id == id else row for row in rows)
+    return tuple(_with(row, **changes) if row.id == id else row for row in rows)
 
 
 def without(rows: tuple[R, ...], id: int) -> tuple[R, ...]:
@@ -44,12 +47,12 @@ def without(rows: tuple[R, ...], id: int) -> tuple[R, ...]:
 
 def added(rows: tuple[R, ...], row: R) -> tuple[R, ...]:
     """The table with one more record, which gets the next number."""
-    return (*rows, row._replace(id=max((held.id for held in rows), default=0) + 1))
+    return (*rows, _with(row, id=max((held.id for held in rows), default=0) + 1))
 
 
 def numbered(rows: list[R]) -> tuple[R, ...]:
     """A table of ``rows``, numbered from 1."""
-    return tuple(row._replace(id=i) for i, row in enumerate(rows, 1))
+    return tuple(_with(row, id=i) for i, row in enumerate(rows, 1))
 
 
 Move = tuple[str, ...]

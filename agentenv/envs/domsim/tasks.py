@@ -12,7 +12,6 @@ from typing import Any, Self
 
 from agentenv.core.normalize import collapse
 from agentenv.core.types import Task
-from agentenv.data.world_config import Split
 from agentenv.envs.domsim.apps import across, bank, calendar, contacts, files, mail, notes, settings, shop
 from agentenv.envs.domsim.desktop import App, Desktop, View, World
 from agentenv.envs.domsim.records import Draft, Move
@@ -47,6 +46,7 @@ TEMPLATES: Mapping[str, Template] = {
 """Every kind of task by name."""
 
 MAX_SCROLLS = 6
+SPLITS = ("train", "dev", "test")
 
 
 class Posed:
@@ -136,7 +136,7 @@ def _towards(world: World, view: View, key: str) -> Action:
             seen = DESKTOP.view(twin)
             if seen.id_of(key) is not None:
                 return Action(Kind.SCROLL, direction="down" if twin.scroll > world.scroll else "up")
-            if DESKTOP.act(twin, seen, Action(Kind.SCROLL, direction=way)):  # type: ignore[arg-type]
+            if DESKTOP.act(twin, seen, Action(Kind.SCROLL, direction=way)):
                 break
     raise LookupError(
         f"the page {world.page} has no {key!r}; it has {[w.key for w in view.widgets if w.key]}"
@@ -144,7 +144,7 @@ def _towards(world: World, view: View, key: str) -> Action:
 
 
 def generate_domsim_tasks(
-    n: int, *, seed: int = 0, split: Split = "train", templates: Iterable[str] = TEMPLATES
+    n: int, *, seed: int = 0, split: str = "train", templates: Iterable[str] = TEMPLATES
 ) -> tuple[Task, ...]:
     """``n`` tasks, templates in turn, each proved by the expert; the same for the same arguments.
 
@@ -156,9 +156,11 @@ def generate_domsim_tasks(
 
     Raises:
         ConfigurationError: ``n`` below 1 or no template.
-        UnknownName: no such template.
+        UnknownName: no such template or split.
     """
     names = tuple(templates)
+    if split not in SPLITS:
+        raise UnknownName.among("split", split, SPLITS)
     if n < 1 or not names:
         raise ConfigurationError(f"n={n} must be at least 1, and at least one template is needed")
     tasks = []

@@ -238,8 +238,9 @@ def expert_action(step: RecordedStep, *, by_id: bool = False) -> Action:
         at, to = (step.screen.at(place) if place else None for place in (action.point, action.end))
         known = (at is not None or action.point is None) and (to is not None or action.end is None)
         if known:
-            ids = {"id": at.id if at else None, "end_id": to.id if to else None}
-            return replace(action, point=None, end=None, **ids)
+            return replace(
+                action, point=None, end=None, id=at.id if at else None, end_id=to.id if to else None
+            )
     return rescaled(action, step.gold.size, step.shown)
 
 

@@ -1,8 +1,8 @@
 """``agentenv/SemiOnlineGUI-v0``: an online episode over an expert's recording (UI-S1, Lu et al. 2025, algorithm 1).
 
 The policy acts on recorded screens and keeps its own history. Where its action is the expert's, the recording shows what
-came of it. Where it is not, nothing is known of what would have come: the patch module puts the expert's action into the history
-in its place, as often as the budget allows, and the episode goes on from the expert's next screen; then it ends.
+came of it. Where it is not, nothing is known of what would have come: the patch module puts the expert's action into the
+history in its place, as often as the budget allows, and the episode goes on from the expert's next screen; then it ends.
 
 Every observation is a whole context (system message, own history, newest screens), so that each turn is a row of its own
 in the record. What a patch puts in stands only in contexts of later turns, and never among the tokens that are

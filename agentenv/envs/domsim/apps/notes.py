@@ -109,7 +109,9 @@ class Notes:
         if not values["title"]:
             world.notice = "A title is needed."
             return
-        world.data["notes.notes"] = changed(table, id, **values) if id else added(table, Note(0, **values))
+        world.data["notes.notes"] = (
+            changed(table, id, **values) if id else added(table, Note(0, values["title"], values["body"]))
+        )
         world.go("notes")
 
     def delete(self, world: World, id: int) -> None:
