@@ -90,7 +90,7 @@ class DiversityFilter(DynamicSampling):
 
     def keeps(self, group: Group) -> bool:
         """Whether the returns of its valid episodes from their first turns on are diverse."""
-        return is_diverse([self._first(member) for member in group.members if member.valid], self.eta)
+        return is_diverse([self._first(m) for m in group.members if m.valid and not m.aided], self.eta)
 
     def _first(self, member: Trajectory) -> float:
         matched = [turn.valid for turn in member.turns] or [True]

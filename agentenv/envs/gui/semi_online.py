@@ -4,9 +4,9 @@ The policy acts on recorded screens and keeps its own history. Where its action 
 came of it. Where it is not, nothing is known of what would have come: the patch module puts the expert's action into the
 history in its place, as often as the budget allows, and the episode goes on from the expert's next screen; then it ends.
 
-Every observation is a whole context (system message, own history, newest screens), so that each turn is a row of its own
-in the record. What a patch puts in stands only in contexts of later turns, and never among the tokens that are
-trained; the failing turn itself is trained as it was sampled, with its low reward and ``valid`` false.
+Every observation is a whole context (system message, own history, newest screens), and opens a row of its own in the record
+unless it extends the row before. What a patch puts in stands only in contexts of later turns, and never among the tokens
+that are trained; the failing turn itself is trained as it was sampled, with its low reward and ``valid`` false.
 """
 
 import inspect
