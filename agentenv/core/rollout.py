@@ -316,13 +316,16 @@ def _record_turn(record: Record, action: str, step: Step, key: str | None, env_s
 def observe(record: Record, chat: ChatFormat, observation: Observation, limit: int) -> None:
     """Appends the observation; opens a new row where the format did not extend what stands there.
 
+    An observation that begins with a system message is a whole context: the policy goes on from that and from nothing
+    before it.
     An observation that would overflow the row stays out of it: the next turn has no room and the episode
     ends.
     """
     turn = len(record.turns) - 1
     glue = chat.closing(record.ids)
     held = [*record.ids, *glue]
-    extended = chat.extend(held, observation)
+    anew = bool(observation) and observation[0].role == "system"
+    extended = chat.prompt(observation) if anew else chat.extend(held, observation)
     if extended[: len(held)] != held:
         record.reopen(extended, turn + 1)
     elif len(extended) >= limit:

@@ -87,7 +87,9 @@ Observation = tuple[Message, ...]
 class Step(NamedTuple):
     """What ``Env.step`` returns; unpacks as Gymnasium's five."""
 
-    observation: Observation  # what is new since the last action
+    observation: (
+        Observation  # new since the last action; a whole context where it begins with a system message
+    )
     reward: float  # reward of this turn
     terminated: bool  # the task itself ended
     truncated: bool  # a budget of ours ended it

@@ -10,8 +10,10 @@ from functools import lru_cache
 from statistics import stdev
 from typing import Literal
 
-from agentenv.trainers.group_statistics import Scale
-from agentenv.trainers.waves import Draw, Ledger, Settled, Stateless, require
+from agentenv.core.trajectory import Trajectory
+from agentenv.trainers.group_statistics import Scale, turn_rewards
+from agentenv.trainers.turn_credit import SegmentEnd, segment_returns
+from agentenv.trainers.waves import Draw, Group, Ledger, Settled, Stateless, require
 
 Weighting = Literal["equal", "hardness"]
 _CAPS: Mapping[Weighting, int] = {"equal": 32, "hardness": 64}
@@ -45,10 +47,14 @@ class DynamicSampling(Stateless):
         require("keep", self.keep, 0 < self.keep <= 1, "within (0, 1]")
         require("max_waves", self.max_waves, self.max_waves >= 0, "at least 0")
 
+    def keeps(self, group: Group) -> bool:
+        """Whether the group is trained."""
+        return not group.flat
+
     def draw(self, ledger: Ledger) -> list[Draw]:
         """As many fresh groups as are missing and the budget holds."""
         target = max(1, round(self.keep * ledger.questions))
-        missing = target - sum(not group.flat for group in ledger.groups)
+        missing = target - sum(map(self.keeps, ledger.groups))
         if missing <= 0 or ledger.waves == self.max_waves > 0:
             return []
         count = min(missing, ledger.left // ledger.group_size)
@@ -56,7 +62,39 @@ class DynamicSampling(Stateless):
 
     def settle(self, ledger: Ledger) -> Settled:
         """Groups of outcomes that differ are trained."""
-        return Settled([group for group in ledger.groups if not group.flat])
+        return Settled([group for group in ledger.groups if self.keeps(group)])
+
+
+def is_diverse(returns_G: Sequence[float], eta: float) -> bool:
+    """Whether returns spread by more than ``eta`` (unbiased deviation), as those of one episode do by definition."""
+    return len(returns_G) == 1 or (len(returns_G) > 1 and stdev(returns_G) > eta)
+
+
+@dataclass(kw_only=True)
+class DiversityFilter(DynamicSampling):
+    """UI-S1 (Lu et al. 2025): dynamic sampling in which a group's spread is that of the returns from its first turns.
+
+    Args:
+        eta: Deviation above which a group is kept.
+        gamma: Discount a turn.
+        segment_end: How far a return reaches; see ``segment_returns``.
+    """
+
+    eta: float = 0.3
+    gamma: float = 0.5
+    segment_end: SegmentEnd = "include"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require("eta", self.eta, self.eta >= 0, "at least 0")
+
+    def keeps(self, group: Group) -> bool:
+        """Whether the returns of its valid episodes from their first turns on are diverse."""
+        return is_diverse([self._first(m) for m in group.members if m.valid and not m.aided], self.eta)
+
+    def _first(self, member: Trajectory) -> float:
+        matched = [turn.valid for turn in member.turns] or [True]
+        return segment_returns(turn_rewards(member), matched, self.gamma, self.segment_end)[0]
 
 
 def hardness_allocation(

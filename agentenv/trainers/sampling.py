@@ -9,7 +9,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentenv.errors import UnknownName
-from agentenv.trainers.allocation import DifficultyAdaptive, DynamicSampling, UncertaintyAllocation, Uniform
+from agentenv.trainers.allocation import (
+    DifficultyAdaptive,
+    DiversityFilter,
+    DynamicSampling,
+    UncertaintyAllocation,
+    Uniform,
+)
 from agentenv.trainers.options import bind_options
 from agentenv.trainers.replay import TargetedReplay
 from agentenv.trainers.selection import Curriculum, GroupRobust, PosteriorSampling
@@ -18,6 +24,7 @@ from agentenv.trainers.waves import Batch, Draw, Group, Ledger, Settled, Statele
 SAMPLERS: Mapping[str, Callable[..., TaskSampler]] = {
     "uniform": Uniform,
     "dapo": DynamicSampling,
+    "ui_s1": DiversityFilter,
     "dars": DifficultyAdaptive,
     "xrpo": UncertaintyAllocation,
     "vade": PosteriorSampling,

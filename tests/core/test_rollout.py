@@ -391,3 +391,25 @@ def test_each_turn_samples_under_a_seed_of_its_own() -> None:
     script = {f"e-{i}": ("one", "two", "bye") for i in range(10)}
     run(Noting(script), [Echo() for _ in range(10)])
     assert len(set(seeds)) == len(seeds) == 30
+
+
+class Forgetful(Echo):
+    """Tells the whole context anew each time: a system message and the last word alone."""
+
+    async def astep(self, action: str) -> Step:
+        step = await super().astep(action)
+        heard = (Message("system", "Forget."), Message("user", f"<{action}>"))
+        return step._replace(observation=heard if step.observation else ())
+
+
+def test_an_observation_with_a_system_message_is_a_context_of_its_own() -> None:
+    (trajectory,) = run(scripted("a", "b", "bye"), [Forgetful()])
+    rows = [ByteTokenizer().decode(trajectory.ids[part].tolist()) for part in trajectory.row_slices]
+    end = ByteTokenizer.eos_token
+    assert rows == [f"Hi\na{end}", f"Forget.\n\n<a>\nb{end}", f"Forget.\n\n<b>\nbye{end}"]
+    assert ByteTokenizer().decode(trajectory.ids[trajectory.loss_mask].tolist()) == f"a{end}b{end}bye{end}"
+
+
+def test_a_whole_context_that_does_not_fit_ends_the_episode() -> None:
+    (trajectory,) = run(scripted("a", "b" * 40, "bye"), [Forgetful()], context_tokens=60)
+    assert (trajectory.end_reason, trajectory.valid) == (EndReason.TOKEN_LIMIT, True)

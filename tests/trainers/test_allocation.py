@@ -2,20 +2,23 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from agentenv.core.trajectory import Trajectory
+from agentenv.core.trajectory import Trajectory, Turn
 from agentenv.core.types import EndReason, Task
 from agentenv.trainers.allocation import (
     DifficultyAdaptive,
+    DiversityFilter,
     DynamicSampling,
     UncertaintyAllocation,
     Uniform,
     apportioned,
     half_width,
     hardness_allocation,
+    is_diverse,
     priority,
     t_quantile,
     uncertainty_allocation,
@@ -64,6 +67,30 @@ def test_dapo_stops_after_its_waves() -> None:
     flat = ledger_of(*[[0, 0, 0, 0]] * 2, waves=3, questions=8)
     assert DynamicSampling(max_waves=3).draw(flat) == []
     assert DynamicSampling(max_waves=0).draw(flat) != []
+
+
+def test_returns_are_diverse_beyond_eta_or_alone() -> None:
+    # deviation of 0 and 1 is 1 / sqrt 2, of 0 and 0.4 is 0.28
+    assert is_diverse([0, 1], 0.3)
+    assert not is_diverse([0, 0.4], 0.3)
+    assert is_diverse([0.2], 0.3)
+    assert not is_diverse([], 0.3)
+
+
+def test_ui_s1_compares_returns_of_first_turns() -> None:
+    """Outcomes 1 and 1; the returns from the first turn at gamma .5 are 1 and 0 + .5: deviation .35."""
+    ledger = ledger_of([1, 1], [1, 1], [0, 0])
+    for member, rewards in zip(ledger.groups[1].members, ([1.0, 0.0], [0.0, 1.0]), strict=True):
+        object.__setattr__(member, "turns", tuple(Turn("a", reward=r) for r in rewards))
+    kept = DiversityFilter().settle(ledger).trained
+    assert [group.task for group in kept] == [1]
+    assert DiversityFilter(eta=0.36).settle(ledger).trained == []
+    # a first turn that did not match carries nothing on: 1 and 0
+    broken = [replace(turn, valid=False) for turn in ledger.groups[1].members[1].turns]
+    object.__setattr__(ledger.groups[1].members[1], "turns", tuple(broken))
+    assert [
+        group.task for group in DiversityFilter(eta=0.6, segment_end="exclude").settle(ledger).trained
+    ] == [1]
 
 
 def gains(sampler: TaskSampler, step: int, chances: Sequence[float]) -> list[float]:

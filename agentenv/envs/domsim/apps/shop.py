@@ -1,0 +1,284 @@
+"""A shop of several pages: search, categories, products, cart, checkout. Orders cost money and stock, for good."""
+
+from random import Random
+from typing import Any, ClassVar, NamedTuple
+
+from agentenv.envs.domsim.content import THINGS, address, money
+from agentenv.envs.domsim.desktop import World
+from agentenv.envs.domsim.records import Draft, Move, added, changed, find, numbered, without
+from agentenv.envs.domsim.widgets import Row, button, choice, heading, item, label, tabs, textbox
+
+QUANTITIES = ("1", "2", "3", "4")
+COUPON, PERCENT = "SPRING", 10
+
+
+class Product(NamedTuple):
+    """One thing for sale; ``price`` in cents."""
+
+    id: int
+    name: str
+    category: str
+    price: int
+    stock: int
+
+
+class Line(NamedTuple):
+    """One line of the cart; ``id`` is the product's."""
+
+    id: int
+    quantity: int
+
+
+class Order(NamedTuple):
+    """What was bought; ``total`` in cents."""
+
+    id: int
+    lines: tuple[Line, ...]
+    address: str
+    total: int
+
+
+class Shop:
+    """``shop.products``, ``shop.cart``, ``shop.orders``, ``shop.home`` (our address) and ``shop.balance`` in cents."""
+
+    name: ClassVar[str] = "Shop"
+
+    def start(self, rng: Random) -> dict[str, Any]:
+        """All things at prices that differ, two of them in the cart."""
+        names = [(name, kind) for kind, names in THINGS.items() for name in names]
+        prices = rng.sample(range(300, 6000, 25), len(names))
+        rows = [
+            Product(0, name, kind, price, rng.randrange(4, 20))
+            for (name, kind), price in zip(names, prices, strict=True)
+        ]
+        cart = tuple(Line(id, 1) for id in sorted(rng.sample(range(1, len(rows) + 1), 2)))
+        return {
+            "shop.products": numbered(rows),
+            "shop.cart": cart,
+            "shop.orders": (),
+            "shop.home": address(rng),
+            "shop.balance": 100_000,
+        }
+
+    def view(self, world: World) -> list[Row]:
+        """A category, results of a search, a product, the cart, or the checkout."""
+        match world.page[1:]:
+            case ("product", int(id)):
+                return self._product(world, find(world.data["shop.products"], id))
+            case ("cart",):
+                return self._cart(world)
+            case ("checkout",):
+                return [
+                    heading(f"Checkout: {money(total(world.data))}"),
+                    [textbox(world.fields, "address", "Deliver to")],
+                    [textbox(world.fields, "coupon", "Coupon code")],
+                    [button("Place order", "submit", "order"), button("Cancel", "cancel", "back")],
+                ]
+            case ("results", str(query)):
+                found = [p for p in world.data["shop.products"] if query.casefold() in p.name.casefold()]
+                return [*self._head(world, ""), [label(f"{len(found)} results")], *self._list(found)]
+            case _:
+                kind = str(world.page[1]) if len(world.page) > 1 else next(iter(THINGS))
+                held = [p for p in world.data["shop.products"] if p.category == kind]
+                return [*self._head(world, kind), *self._list(held)]
+
+    def _head(self, world: World, kind: str) -> list[Row]:
+        search = [textbox(world.fields, "query", "Search"), button("Search", "submit", "search")]
+        return [[*search, button("Cart", "cart", "show_cart")], tabs(tuple(THINGS), kind)]
+
+    def _list(self, products: list[Product]) -> list[Row]:
+        return [[item(f"{p.name}, {money(p.price)}", f"product.{p.id}", "show", p.id)] for p in products]
+
+    def _product(self, world: World, product: Product) -> list[Row]:
+        return [
+            heading(product.name),
+            [label(f"{money(product.price)}, {product.stock} in stock")],
+            [choice(world.fields, "quantity", "Quantity", QUANTITIES)],
+            [button("Add to cart", "submit", "add", product.id), button("Cart", "cart", "show_cart")],
+        ]
+
+    def _cart(self, world: World) -> list[Row]:
+        rows = [heading("Cart")]
+        for line in world.data["shop.cart"]:
+            product = find(world.data["shop.products"], line.id)
+            text = label(f"{line.quantity} x {product.name}, {money(line.quantity * product.price)}")
+            rows.append([text, button(f"Remove {product.name}", f"remove.{line.id}", "remove", line.id)])
+        full = bool(world.data["shop.cart"])
+        return [*rows, [button("Checkout", "checkout", "pay", enabled=full)]]
+
+    def view_dialog(self, world: World) -> list[Row]:
+        """Tells that an order was placed."""
+        return [heading("Thank you for your order."), [button("Close", "submit", "back")]]
+
+    def show_tab(self, world: World, name: str) -> None:
+        """Shows a category."""
+        world.go("shop", name)
+
+    def show(self, world: World, id: int) -> None:
+        """Shows a product."""
+        world.go("shop", "product", id)
+
+    def show_cart(self, world: World) -> None:
+        """Shows the cart."""
+        world.go("shop", "cart")
+
+    def search(self, world: World) -> None:
+        """Shows the products whose name holds the query."""
+        world.go("shop", "results", world.text("query"))
+
+    def add(self, world: World, id: int) -> None:
+        """Puts the chosen quantity into the cart, on top of what is in it."""
+        number = int(world.picked("quantity", QUANTITIES[0]))
+        world.data["shop.cart"] = in_cart(world.data["shop.cart"], id, number)
+        world.notice = "Added to the cart."
+
+    def remove(self, world: World, id: int) -> None:
+        """Takes a product out of the cart."""
+        world.data["shop.cart"] = without(world.data["shop.cart"], id)
+
+    def pay(self, world: World) -> None:
+        """Shows the checkout."""
+        world.go("shop", "checkout", fields={"address": world.data["shop.home"]})
+
+    def order(self, world: World) -> None:
+        """Buys what is in the cart, if there is an address, money and stock enough."""
+        coupon = world.text("coupon").upper()
+        lines, products = world.data["shop.cart"], world.data["shop.products"]
+        if coupon not in ("", COUPON):
+            world.notice = "This coupon is not valid."
+        elif not world.text("address"):
+            world.notice = "Where shall it be delivered?"
+        elif any(find(products, line.id).stock < line.quantity for line in lines):
+            world.notice = "There is not enough in stock."
+        elif total(world.data) > world.data["shop.balance"]:
+            world.notice = "Your balance is too low."
+        else:
+            world.data |= bought(world.data, lines, world.text("address"), bool(coupon))
+            world.go("shop")
+            world.ask("thanks")
+
+
+def in_cart(cart: tuple[Line, ...], id: int, number: int) -> tuple[Line, ...]:
+    """The cart with ``number`` more of a product."""
+    held = next((line.quantity for line in cart if line.id == id), 0)
+    return (*without(cart, id), Line(id, held + number))
+
+
+def total(data: dict[str, Any]) -> int:
+    """Price of the cart in cents."""
+    return sum(find(data["shop.products"], line.id).price * line.quantity for line in data["shop.cart"])
+
+
+def bought(data: dict[str, Any], lines: tuple[Line, ...], to: str, coupon: bool) -> dict[str, Any]:
+    """What an order changes: it is kept, stock and balance shrink, the cart is empty."""
+    products, price = data["shop.products"], 0
+    for line in lines:
+        product = find(products, line.id)
+        price += product.price * line.quantity
+        products = changed(products, line.id, stock=product.stock - line.quantity)
+    price -= price * PERCENT // 100 * coupon
+    return {
+        "shop.products": products,
+        "shop.cart": (),
+        "shop.orders": added(data["shop.orders"], Order(0, lines, to, price)),
+        "shop.balance": data["shop.balance"] - price,
+    }
+
+
+def _emptied(data: dict[str, Any]) -> tuple[Move, ...]:
+    return tuple(("click", f"remove.{line.id}") for line in data["shop.cart"])
+
+
+def _search(product: Product) -> tuple[Move, ...]:
+    return (
+        ("open", "shop"),
+        ("fill", "query", product.name),
+        ("click", "submit"),
+        ("click", f"product.{product.id}"),
+    )
+
+
+_CHECKOUT: tuple[Move, ...] = (("click", "cart"), ("click", "checkout"))
+
+
+def _only(data: dict[str, Any], product: Product, number: int) -> tuple[Move, ...]:
+    """Empties the cart, then puts one product into it."""
+    pick = (("select", "quantity", str(number)),) if number > 1 else ()
+    clear = (("open", "shop"), ("click", "cart"), *_emptied(data))
+    return (*clear, *_search(product), *pick, ("click", "submit"))
+
+
+def buy(data: dict[str, Any], rng: Random) -> Draft:
+    """Buy some of one product and nothing else."""
+    product, number = rng.choice(data["shop.products"]), rng.randrange(1, 5)
+    after = bought(data, (Line(product.id, number),), data["shop.home"], False)
+    moves = (*_only(data, product, number), *_CHECKOUT, ("click", "submit"))
+    return Draft(f"Empty the cart, then buy {number} of {product.name!r} and nothing else.", moves, after)
+
+
+def buy_cheapest(data: dict[str, Any], rng: Random) -> Draft:
+    """Buy the cheapest product of a category."""
+    kind = rng.choice(list(THINGS))
+    product = min((p for p in data["shop.products"] if p.category == kind), key=lambda p: p.price)
+    after = bought(data, (Line(product.id, 1),), data["shop.home"], False)
+    clear = (("open", "shop"), ("click", "cart"), *_emptied(data), ("open", "shop"))
+    show = (("click", f"tab.{kind}"), ("click", f"product.{product.id}"), ("click", "submit"))
+    goal = f"Empty the cart, then buy one of the cheapest product of the category {kind} and nothing else."
+    return Draft(goal, (*clear, *show, *_CHECKOUT, ("click", "submit")), after)
+
+
+def check_out(data: dict[str, Any], rng: Random) -> Draft:
+    """Buy what is in the cart already."""
+    after = bought(data, data["shop.cart"], data["shop.home"], False)
+    return Draft("Buy what is in my cart.", (("open", "shop"), *_CHECKOUT, ("click", "submit")), after)
+
+
+def deliver(data: dict[str, Any], rng: Random) -> Draft:
+    """Buy the cart for another address."""
+    to = address(rng)
+    after = bought(data, data["shop.cart"], to, False)
+    moves = (("open", "shop"), *_CHECKOUT, ("fill", "address", to), ("click", "submit"))
+    return Draft(f"Buy what is in my cart and have it delivered to {to}.", moves, after)
+
+
+def redeem(data: dict[str, Any], rng: Random) -> Draft:
+    """Buy the cart with a coupon."""
+    after = bought(data, data["shop.cart"], data["shop.home"], True)
+    moves = (("open", "shop"), *_CHECKOUT, ("fill", "coupon", COUPON), ("click", "submit"))
+    return Draft(f"Buy what is in my cart with the coupon {COUPON}.", moves, after)
+
+
+def put_in_cart(data: dict[str, Any], rng: Random) -> Draft:
+    """Put a product into the cart."""
+    held = {line.id for line in data["shop.cart"]}
+    product = rng.choice([p for p in data["shop.products"] if p.id not in held])
+    cart = in_cart(data["shop.cart"], product.id, 1)
+    moves = (*_search(product), ("click", "submit"))
+    return Draft(f"Put one {product.name!r} into my cart, do not buy it yet.", moves, {"shop.cart": cart})
+
+
+def take_out(data: dict[str, Any], rng: Random) -> Draft:
+    """Take a product out of the cart."""
+    line = rng.choice(data["shop.cart"])
+    name = find(data["shop.products"], line.id).name
+    moves = (("open", "shop"), ("click", "cart"), ("click", f"remove.{line.id}"))
+    return Draft(f"Remove {name!r} from my cart.", moves, {"shop.cart": without(data["shop.cart"], line.id)})
+
+
+def price_of(data: dict[str, Any], rng: Random) -> Draft:
+    """Find a price."""
+    product = rng.choice(data["shop.products"])
+    goal = f"What does {product.name!r} cost in the shop? Answer as $0.00."
+    return Draft(goal, (*_search(product), ("answer", money(product.price))), {}, money(product.price))
+
+
+TEMPLATES = {
+    "shop-buy": buy,
+    "shop-buy-cheapest": buy_cheapest,
+    "shop-check-out": check_out,
+    "shop-deliver": deliver,
+    "shop-redeem": redeem,
+    "shop-put-in-cart": put_in_cart,
+    "shop-take-out": take_out,
+    "shop-price": price_of,
+}

@@ -1,0 +1,374 @@
+"""A miniature desktop as a value: what it remembers, how it is drawn, what an action does to it.
+
+The database (``World.data``) holds immutable records only, and a handler replaces what it changes. A copy of a world is
+therefore a copy of a few small dictionaries, which is why a snapshot takes microseconds. A page is a pure function of
+the world; an action is looked up on the page that was shown and never on anything else.
+"""
+
+from collections.abc import Iterator, Mapping
+from random import Random
+from typing import Any, ClassVar, Protocol, Self
+
+from agentenv.envs.domsim.records import Gone
+from agentenv.envs.domsim.widgets import Do, Row, Widget, button, heading, item, label
+from agentenv.envs.gui.actions import Action, Direction, Kind
+from agentenv.envs.gui.matching import finger_direction
+from agentenv.envs.gui.screen import Box, Element, Screen
+
+WIDTH, HEIGHT, ROW = 672, 448, 28
+PAGE_ROWS = HEIGHT // ROW - 2
+"""Rows of a page that are in view, between the bar at the top and the notice at the bottom."""
+SCROLL_ROWS = 10
+TRAIL = 20
+"""Pages that can be gone back to."""
+MARGIN, GAP, CHAR, FIELD = 8, 8, 8, 300
+
+KINDS = (
+    Kind.CLICK,
+    Kind.DOUBLE_CLICK,
+    Kind.LONG_PRESS,
+    Kind.DRAG,
+    Kind.TYPE,
+    Kind.SELECT,
+    Kind.KEY,
+    Kind.SCROLL,
+    Kind.SWIPE,
+    Kind.SYSTEM_BUTTON,
+    Kind.OPEN,
+    Kind.WAIT,
+    Kind.ANSWER,
+    Kind.TERMINATE,
+)
+"""The actions that the desktop knows."""
+
+
+class World:
+    """Everything that changes. Copies share the records and nothing else."""
+
+    __slots__ = (
+        "answer", "data", "dialog", "fields", "focus", "notice", "opened", "page", "replacing", "scroll", "trail",
+    )  # fmt: skip
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self.data: dict[str, Any] = dict(data)
+        """The database: immutable values by name; a name that begins with an underscore is bookkeeping."""
+        self.page: Do = ("home",)
+        """The app in front, then what it shows."""
+        self.trail: tuple[tuple[Do, dict[str, str | bool]], ...] = ()
+        """Pages to go back to, with what stood in their forms; nothing in them is changed any more."""
+        self.fields: dict[str, str | bool] = {}
+        """What stands in the form of the present page."""
+        self.focus = ""
+        """Key of the field that takes text."""
+        self.replacing = False
+        """Whether all of that field is selected, so that text replaces it."""
+        self.opened = ""
+        """Key of the drop-down list that is open."""
+        self.dialog: Do = ()
+        """The dialog over the page; empty where there is none."""
+        self.scroll = 0
+        """Rows that are scrolled out at the top."""
+        self.notice = ""
+        """What the app says about the last action."""
+        self.answer = ""
+        """What was said to the user."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        twin = object.__new__(type(self))
+        for name in self.__slots__:
+            setattr(twin, name, getattr(self, name))
+        twin.data, twin.fields = dict(self.data), dict(self.fields)
+        return twin
+
+    def go(self, *page: str | int, fields: Mapping[str, str | bool] | None = None) -> None:
+        """Shows another page, with ``fields`` filled in."""
+        self.trail = (*self.trail[1 - TRAIL :], (self.page, self.fields))
+        self._show(page, fields)
+
+    def back(self) -> None:
+        """Closes what lies on top, or shows the page before."""
+        if self.opened or self.dialog:
+            self.opened, self.dialog = "", ()
+        elif self.trail:
+            (page, fields), self.trail = self.trail[-1], self.trail[:-1]
+            self._show(page, fields)
+        else:
+            self.notice = "There is no page to go back to."
+
+    def _show(self, page: Do, fields: Mapping[str, str | bool] | None) -> None:
+        self.page, self.fields = page, dict(fields or {})
+        self.focus, self.replacing, self.opened, self.dialog, self.scroll = "", False, "", (), 0
+
+    def ask(self, *dialog: str | int, fields: Mapping[str, str | bool] | None = None) -> None:
+        """Opens a dialog over the page."""
+        self.dialog, self.focus, self.scroll = dialog, "", 0
+        self.fields |= fields or {}
+
+    def text(self, key: str) -> str:
+        """What stands in a text field, without blanks around it."""
+        return str(self.fields.get(key, "")).strip()
+
+    def picked(self, key: str, default: str) -> str:
+        """What is chosen in a drop-down list; ``default`` is its first option."""
+        return str(self.fields.get(key, default))
+
+    def facts(self) -> dict[str, Any]:
+        """The database without bookkeeping: what a validator compares."""
+        return {name: value for name, value in self.data.items() if not name.startswith("_")}
+
+
+class App(Protocol):
+    """One program: no state of its own. Its handlers are methods that take the world and the arguments of ``Widget.do``."""
+
+    name: ClassVar[str]
+
+    def start(self, rng: Random) -> dict[str, Any]:
+        """Its part of a new database; every name begins with the app's."""
+
+    def view(self, world: World) -> list[Row]:
+        """The page that ``world.page`` names."""
+
+    def view_dialog(self, world: World) -> list[Row]:
+        """The dialog that ``world.dialog`` names."""
+
+
+class View:
+    """A page as it was shown: the screen, the widget behind each element, and how many rows the whole page has.
+
+    Nothing in it changes, so copies share it.
+    """
+
+    __slots__ = ("rows", "screen", "widgets")
+
+    def __init__(self, screen: Screen, widgets: tuple[Widget, ...], rows: int) -> None:
+        self.screen, self.widgets, self.rows = screen, widgets, rows
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def target(self, action: Action, *, end: bool = False) -> Widget | None:
+        """The widget at which ``action`` (or the end of a drag) points."""
+        id, point = (action.end_id, action.end) if end else (action.id, action.point)
+        if point is not None:
+            found = self.screen.at(point)
+            id = found.id if found else None
+        known = id is not None and id.isdecimal() and 0 < int(id) <= len(self.widgets)
+        return self.widgets[int(id) - 1] if id is not None and known else None
+
+    def id_of(self, key: str) -> str | None:
+        """The element behind which the widget ``key`` stands; None where it is not in view."""
+        return next((str(i) for i, widget in enumerate(self.widgets, 1) if widget.key == key), None)
+
+
+class Desktop:
+    """The apps of a machine, and how they are drawn and used."""
+
+    def __init__(self, apps: Mapping[str, App]) -> None:
+        self.apps = apps
+
+    def start(self, rng: Random) -> World:
+        """A new world, its contents drawn from ``rng``."""
+        data: dict[str, Any] = {}
+        for app in self.apps.values():
+            data |= app.start(rng)
+        return World(data)
+
+    def view(self, world: World) -> View:
+        """What ``world`` looks like."""
+        rows = self._rows(world)
+        title = str(world.page[0])
+        bar = [button("Home", "home", "home"), button("Back", "back", "back"), Widget("heading", title)]
+        elements: list[Element] = []
+        widgets: list[Widget] = []
+        shown = [bar, *rows[world.scroll : world.scroll + PAGE_ROWS]]
+        if world.notice:
+            shown += [[] for _ in range(PAGE_ROWS + 1 - len(shown))]
+            shown.append([Widget("status", world.notice)])
+        for line, row in enumerate(shown):
+            for widget, left, right in _across(row):
+                id, top = str(len(widgets) + 1), line * ROW
+                states = (
+                    (*widget.states, "focused") if widget.key and widget.key == world.focus else widget.states
+                )
+                box = Box(left, top + 2, right, top + ROW - 2)
+                elements.append(Element(id, widget.role, widget.text, box, widget.value, states))
+                widgets.append(widget)
+        return View(Screen(WIDTH, HEIGHT, title, tuple(elements)), tuple(widgets), len(rows))
+
+    def _rows(self, world: World) -> list[Row]:
+        if world.page == ("home",):
+            return [
+                heading("Apps"),
+                *([item(app.name, f"app.{name}", "open", name)] for name, app in self.apps.items()),
+            ]
+        app = self.apps[str(world.page[0])]
+        try:
+            rows = app.view_dialog(world) if world.dialog else app.view(world)
+        except Gone:
+            return [[label("This is no longer there.")]]
+        if not world.opened:
+            return rows
+        opened = next(widget for row in rows for widget in row if widget.key == world.opened)
+        options = [
+            [Widget("option", text, f"option.{text}", ("choose", opened.key, text))]
+            for text in opened.options
+        ]
+        return [[label(opened.text)], *options]
+
+    def act(self, world: World, view: View, action: Action) -> str:
+        """Carries out ``action``, which was chosen on ``view``.
+
+        Returns:
+            Why nothing was done, as a sentence for the policy; empty where something was.
+        """
+        world.notice = ""
+        match action.kind:
+            case Kind.CLICK | Kind.DOUBLE_CLICK | Kind.LONG_PRESS:
+                return self._click(world, view.target(action))
+            case Kind.TYPE:
+                return self._type(world, view, action)
+            case Kind.SELECT:
+                return _select(world, view.target(action), action.text)
+            case Kind.KEY:
+                return self._press(world, view, action.text)
+            case Kind.SCROLL | Kind.SWIPE:
+                return _scroll(world, view, action)
+            case Kind.DRAG:
+                return self._drag(world, view.target(action), view.target(action, end=True))
+            case Kind.SYSTEM_BUTTON:
+                return self._system_button(world, view, action.text)
+            case Kind.OPEN:
+                return self._open(world, action.text)
+            case Kind.ANSWER:
+                world.answer = action.text
+        return ""
+
+    def _click(self, world: World, widget: Widget | None) -> str:
+        if widget is None:
+            return "There is nothing."
+        if "disabled" in widget.states:
+            return f"{widget.text!r} is disabled."
+        if widget.do:
+            self._do(world, widget.do)
+        elif widget.role == "textbox":
+            world.focus, world.replacing = widget.key, False
+        elif widget.role == "checkbox":
+            world.fields[widget.key] = "checked" not in widget.states
+        elif widget.role == "combobox":
+            world.opened = widget.key
+        else:
+            return f"{widget.text!r} does nothing."
+        return ""
+
+    def _do(self, world: World, do: Do) -> None:
+        name, *arguments = do
+        match name:
+            case "home":
+                world.go("home")
+            case "back":
+                world.back()
+            case "open":
+                world.go(arguments[0])
+            case "choose":
+                world.fields[str(arguments[0])] = str(arguments[1])
+                world.opened = ""
+            case _:
+                getattr(self.apps[str(world.page[0])], str(name))(world, *arguments)
+
+    def _type(self, world: World, view: View, action: Action) -> str:
+        if action.id is not None or action.point is not None:
+            widget = view.target(action)
+            if widget is None or widget.role != "textbox":
+                return "That is no text field."
+            world.focus, world.replacing = widget.key, False
+        if not world.focus:
+            return "No text field has the focus; click one first."
+        held = "" if world.replacing else str(world.fields.get(world.focus, ""))
+        world.fields[world.focus], world.replacing = held + action.text, False
+        return ""
+
+    def _press(self, world: World, view: View, key: str) -> str:
+        match key:
+            case "Enter":
+                submit = view.id_of("submit")
+                return self._click(world, view.widgets[int(submit) - 1] if submit else None)
+            case "Escape":
+                world.back()
+            case "Tab":
+                fields = [widget.key for widget in view.widgets if widget.role == "textbox"]
+                after = fields.index(world.focus) + 1 if world.focus in fields else 0
+                world.focus, world.replacing = (fields[after % len(fields)] if fields else ""), False
+            case "Control+a" if world.focus:
+                world.replacing = True
+            case "Backspace" if world.focus:
+                held = str(world.fields.get(world.focus, ""))
+                world.fields[world.focus], world.replacing = "" if world.replacing else held[:-1], False
+            case _:
+                return f"The key {key[:20]!r} does nothing here."
+        return ""
+
+    def _drag(self, world: World, widget: Widget | None, place: Widget | None) -> str:
+        if widget is None or place is None or not widget.key or not place.drop:
+            return "That cannot be dragged there."
+        self._do(world, (*place.drop, widget.key))
+        return ""
+
+    def _system_button(self, world: World, view: View, name: str) -> str:
+        match name:
+            case "Home":
+                world.go("home")
+            case "Back":
+                world.back()
+            case "Enter":
+                return self._press(world, view, "Enter")
+            case _:
+                return f"The button {name!r} does nothing here."
+        return ""
+
+    def _open(self, world: World, name: str) -> str:
+        wanted = name.strip().casefold()
+        found = next((key for key, app in self.apps.items() if wanted in (key, app.name.casefold())), None)
+        if found is None:
+            return f"There is no app {name[:40]!r}."
+        world.go(found)
+        return ""
+
+
+def _across(row: Row) -> Iterator[tuple[Widget, int, int]]:
+    """Each widget of a row with its left and right edge; what does not fit is left out."""
+    left = MARGIN
+    for widget in row:
+        room = WIDTH - MARGIN - left
+        if room < ROW:
+            return
+        if widget.role == "listitem" and widget is row[-1]:
+            width = room
+        elif widget.role in ("textbox", "combobox"):
+            width = min(CHAR * len(widget.text) + FIELD, room)
+        else:
+            width = min(CHAR * len(widget.text) + 20, room)
+        yield widget, left, left + width
+        left += width + GAP
+
+
+def _select(world: World, widget: Widget | None, text: str) -> str:
+    if widget is None or widget.role != "combobox":
+        return "That is no drop-down list."
+    if text not in widget.options:
+        return f"{widget.text!r} has no option {text[:40]!r}."
+    world.fields[widget.key], world.opened = text, ""
+    return ""
+
+
+_FINGER: Mapping[Direction, Direction] = {"up": "down", "down": "up", "left": "right", "right": "left"}
+
+
+def _scroll(world: World, view: View, action: Action) -> str:
+    way = action.direction
+    if action.kind is Kind.SWIPE:
+        finger = finger_direction(action, (WIDTH, HEIGHT), 0.05)
+        way = _FINGER[finger] if finger else None
+    before = world.scroll
+    step = {"down": SCROLL_ROWS, "up": -SCROLL_ROWS}.get(way or "", 0)
+    world.scroll = max(0, min(before + step, view.rows - PAGE_ROWS))
+    return "" if world.scroll != before else "It does not scroll further that way."

@@ -1,0 +1,190 @@
+"""``agentenv/DomSim-v0``: a miniature desktop with eight apps, fifty kinds of task, and consequences.
+
+Everything is Python values: a step takes a fraction of a millisecond and a fork is a copy of a few dictionaries. What the
+policy sees is the UI tree, pixels, or both. The episode ends when it says so, and the whole database is then compared with
+what the task wants: an order that was also placed, a mail that was also deleted, a bank account that was locked all count.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from agentenv.core.env import Env
+from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult, ToolStatus
+from agentenv.envs.domsim.desktop import KINDS, View, World
+from agentenv.envs.domsim.raster import draw, png
+from agentenv.envs.domsim.tasks import DESKTOP, TEMPLATES, Posed, generate_domsim_tasks, solve
+from agentenv.envs.domsim.widgets import Widget
+from agentenv.envs.gui.actions import STOP, Action, Kind, action_text, parse_reply
+from agentenv.envs.gui.observation import PROMPT, opening, show
+from agentenv.envs.gui.screen import Screen, pointed
+from agentenv.errors import ConfigurationError, DatasetError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Pointing = Literal["id", "coordinate"]
+WORLDS = 2**31
+"""Worlds from which an environment without tasks draws."""
+
+
+@dataclass
+class DomSimState:
+    """All that changes within an episode."""
+
+    posed: Posed
+    world: World
+    view: View
+    turns: int = 0
+
+
+class DomSim(Env[DomSimState]):
+    """Look, act, terminate; reward 1 where the database is then as the task wants it, else 0."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 2}  # type: ignore[misc]
+    stop: ClassVar[tuple[str, ...]] = STOP
+
+    def __init__(
+        self,
+        *,
+        tasks: Sequence[Task] | None = None,
+        tree: bool = True,
+        pixels: bool = False,
+        pointing: Pointing = "id",
+        max_steps: int = 30,
+        prompt: str = PROMPT,
+        render_mode: str | None = None,
+    ) -> None:
+        """Builds an environment over tasks.
+
+        Args:
+            tasks: Tasks with ``template`` and ``seed`` in ``data``, as ``generate_domsim_tasks`` makes them; None draws a
+                template and a world for each episode.
+            tree: Whether the policy sees the UI tree.
+            pixels: Whether it sees the screen's image (extra ``gui``).
+            pointing: How the expert and the prompt's example point at things; a policy may always do both.
+            max_steps: Actions before the episode is cut.
+            prompt: Opening message; must hold ``{goal}``; ``{actions}`` and ``{example}`` are filled too.
+            render_mode: ``ansi``, ``rgb_array`` or None.
+
+        Raises:
+            ConfigurationError: no ``{goal}`` in the prompt, neither tree nor pixels, or ids without a tree.
+        """
+        super().__init__(render_mode=render_mode)
+        if "{goal}" not in prompt or max_steps < 1:
+            raise ConfigurationError("the prompt template must hold {goal}, and max_steps be at least 1")
+        if not tree and (not pixels or pointing == "id"):
+            raise ConfigurationError("without the tree, pixels are needed, and pointing must be 'coordinate'")
+        self._tasks = tuple(tasks) if tasks is not None else None
+        self._tree, self._pixels, self._pointing = tree, pixels, pointing
+        self._max_steps, self._prompt = max_steps, prompt
+
+    @classmethod
+    def make_tasks(
+        cls, n: int, *, seed: int = 0, split: str = "train", templates: Sequence[str] = tuple(TEMPLATES)
+    ) -> Sequence[Task]:
+        """Tasks that the expert has proved; see `generate_domsim_tasks`."""
+        return generate_domsim_tasks(n, seed=seed, split=split, templates=templates)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """Poses ``options["task"]``, or a task drawn by the seed.
+
+        Raises:
+            DatasetError: the task has no template or no seed.
+            UnknownName: its template does not exist.
+        """
+        super().reset(seed=seed)
+        task: Task = (options or {}).get("task") or self._drawn()
+        if not {"template", "seed"} <= task.data.keys():
+            raise DatasetError(f"task {task.id!r} names no template and no seed of the desktop")
+        posed = Posed(task.data["template"], str(task.data["seed"]))
+        world = posed.start.__deepcopy__({})
+        self.state = DomSimState(posed, world, DESKTOP.view(world))
+        goal = opening(posed.goal, KINDS, self._pointing, self._prompt)
+        return (self._shown(goal),), {"task_id": task.id, "goal": posed.goal}
+
+    def _drawn(self) -> Task:
+        if self._tasks is not None:
+            if not self._tasks:
+                raise DatasetError("this environment was given no task")
+            return self._tasks[int(self.np_random.integers(len(self._tasks)))]
+        template = list(TEMPLATES)[int(self.np_random.integers(len(TEMPLATES)))]
+        seed = str(self.np_random.integers(WORLDS))
+        return Task(f"{template}/{seed}", "", data={"template": template, "seed": seed})
+
+    def _shown(self, before: str) -> Message:
+        return show(self.screen(), tree=self._tree, pixels=self._pixels, before=before)
+
+    def screen(self) -> Screen:
+        """What is on the screen, with pixels where the policy sees them."""
+        screen = self.state.view.screen
+        return screen.with_image(png(screen)) if self._pixels else screen
+
+    def step(self, action: str) -> Step:
+        """Carries out the one action of ``action``.
+
+        Raises:
+            EpisodeOver: the episode has ended or was never reset.
+        """
+        self.check_running()
+        state = self.state
+        reply = parse_reply(action, KINDS)
+        state.turns += 1
+        if reply.action is not None and reply.action.kind is Kind.TERMINATE:
+            done = reply.action.text == "success" and state.posed.achieved(state.world)
+            return self.result((), reward=float(done), end=EndReason.SUBMITTED)
+        wrong = reply.error
+        if reply.action is not None:
+            wrong = DESKTOP.act(state.world, state.view, reply.action)
+            state.view = DESKTOP.view(state.world)
+        name = str(reply.action.kind) if reply.action else "none"
+        status = ToolStatus.OK if not wrong else ToolStatus.ERROR if reply.action else ToolStatus.FORMAT_ERROR
+        result = ToolResult(
+            name, status, wrong, "" if not wrong else "no effect" if reply.action else "no action"
+        )
+        common: dict[str, Any] = {"valid": reply.action is not None, "tool_results": (result,)}
+        if state.turns >= self._max_steps:
+            return self.result((), end=EndReason.TURN_LIMIT, truncated=True, **common)
+        return self.result((self._shown(f"\n{wrong}\n" if wrong else "\n"),), **common)
+
+    def anchor_key(self) -> str:
+        """Task and world, the page and what stands in its form included; the way to it does not matter."""
+        world = self.state.world
+        shown = (
+            world.page,
+            sorted(world.fields.items()),
+            world.focus,
+            world.replacing,
+            world.opened,
+            world.dialog,
+        )
+        told = (self.state.posed.goal, sorted(world.data.items()), shown, world.scroll, world.answer)
+        return hashlib.sha256(repr(told).encode("utf-8", "backslashreplace")).hexdigest()[:16]
+
+    def expert(self) -> Sequence[str]:
+        """The template's plan, played."""
+        return [self._written(*move) for move in solve(self.state.posed)]
+
+    def _written(self, action: Action, widget: Widget | None, view: View) -> str:
+        if self._pointing == "coordinate":
+            action = pointed(action, view.screen)
+        return action_text(action, thought_of(action, widget))
+
+    def render(self) -> "str | NDArray[np.uint8]":
+        """The UI tree, or the picture as uint8[448, 672, 3]."""
+        if self.render_mode != "rgb_array":
+            return f"{self.state.posed.goal} [{self.state.turns} turns]\n{self.state.view.screen.as_text()}"
+        import numpy as np
+
+        return np.asarray(draw(self.state.view.screen), dtype=np.uint8).copy()
+
+
+def thought_of(action: Action, widget: Widget | None) -> str:
+    """What the expert says it is about to do."""
+    if widget is None:
+        return f"I {str(action.kind).replace('_', ' ')} {action.text or action.direction or ''}".strip() + "."
+    return f"I use {action.kind} on {widget.role} {widget.text!r}."

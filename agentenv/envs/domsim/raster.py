@@ -1,0 +1,72 @@
+"""A view as pixels, drawn with pillow: plain boxes and text, the same on every run."""
+
+import io
+from typing import TYPE_CHECKING, Any
+
+from agentenv.envs.gui.screen import Element, Screen
+from agentenv.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+PAPER, INK, DIM = "#ffffff", "#1a1a1a", "#9a9a9a"
+FILLS = {
+    "button": "#dfe6f5",
+    "listitem": "#f3f3f3",
+    "tab": "#eeeeee",
+    "option": "#f3f3f3",
+    "status": "#fff3c4",
+}
+FRAMED = ("button", "textbox", "combobox", "tab")
+SELECTED = "#b7cdfa"
+
+
+def draw(screen: Screen) -> "Image":
+    """The picture of ``screen``, in its size.
+
+    Raises:
+        MissingExtra: pillow is not installed.
+    """
+    try:
+        from PIL import Image, ImageDraw, ImageFont
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of("pillow", "gui") from error
+    picture = Image.new("RGB", (screen.width, screen.height), PAPER)
+    pen, font = ImageDraw.Draw(picture), ImageFont.load_default()
+    for element in screen.elements or ():
+        _draw(pen, font, element)
+    return picture
+
+
+def png(screen: Screen) -> bytes:
+    """The picture of ``screen`` as a PNG file.
+
+    Raises:
+        MissingExtra: pillow is not installed.
+    """
+    held = io.BytesIO()
+    draw(screen).save(held, "PNG")
+    return held.getvalue()
+
+
+def _draw(pen: Any, font: Any, element: Element) -> None:
+    x1, y1, x2, y2 = element.box
+    fill = SELECTED if "selected" in element.states else FILLS.get(element.role)
+    focused = "focused" in element.states
+    if fill or element.role in FRAMED:
+        pen.rectangle((x1, y1, x2 - 1, y2 - 1), fill=fill, outline=INK if focused else DIM, width=1 + focused)
+    pen.text(
+        (x1 + 6, y1 + 6), _caption(element), fill=DIM if "disabled" in element.states else INK, font=font
+    )
+
+
+def _caption(element: Element) -> str:
+    match element.role:
+        case "textbox":
+            return f"{element.text}: {element.value}"
+        case "combobox":
+            return f"{element.text}: {element.value}  v"
+        case "checkbox" | "switch":
+            return f"[{'x' if 'checked' in element.states else ' '}] {element.text}"
+        case _:
+            return element.text

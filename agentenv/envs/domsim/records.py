@@ -1,0 +1,71 @@
+"""Tables of the database: tuples of immutable records with a number each, and the words for changing them."""
+
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
+
+
+class Numbered(Protocol):
+    """A named tuple with an ``id``."""
+
+    @property
+    def id(self) -> int:
+        """Its number, unique in its table."""
+
+
+R = TypeVar("R", bound=Numbered)
+
+
+def _with(row: R, **changes: Any) -> R:
+    made: R = cast(Any, row)._replace(**changes)  # of every named tuple, under a signature of its own
+    return made
+
+
+class Gone(LookupError):
+    """A record that a page is about is no longer there."""
+
+
+def find(rows: tuple[R, ...], id: int) -> R:
+    """The record with the number ``id``.
+
+    Raises:
+        Gone: there is none, or no longer.
+    """
+    for row in rows:
+        if row.id == id:
+            return row
+    raise Gone(id)
+
+
+def changed(rows: tuple[R, ...], id: int, **changes: Any) -> tuple[R, ...]:
+    """The table with other values in one record."""
+    return tuple(_with(row, **changes) if row.id == id else row for row in rows)
+
+
+def without(rows: tuple[R, ...], id: int) -> tuple[R, ...]:
+    """The table without one record."""
+    return tuple(row for row in rows if row.id != id)
+
+
+def added(rows: tuple[R, ...], row: R) -> tuple[R, ...]:
+    """The table with one more record, which gets the next number."""
+    return (*rows, _with(row, id=max((held.id for held in rows), default=0) + 1))
+
+
+def numbered(rows: list[R]) -> tuple[R, ...]:
+    """A table of ``rows``, numbered from 1."""
+    return tuple(_with(row, id=i) for i, row in enumerate(rows, 1))
+
+
+Move = tuple[str, ...]
+"""One step of a plan, by keys of widgets: ``("open", app)``, ``("click", key)``, ``("fill", key, text)``, ``("select", key,
+option)``, ``("drag", key, key)``, ``("answer", text)``."""
+
+
+class Draft(NamedTuple):
+    """A task that a template made: what to do, how, and what the world is like afterwards."""
+
+    goal: str
+    plan: tuple[Move, ...]
+    changes: dict[str, Any]
+    """Values of the database that the task changes; all others must stay as they are."""
+    answer: str | None = None
+    """What must have been said to the user, where the task is a question."""

@@ -1,0 +1,259 @@
+"""Whether a predicted action is the expert's: rules as data, with the presets ``agentenv``, ``ui_s1`` and ``odyssey``.
+
+All places are compared on the unit square: predictions are divided by the size at which the screen was shown, the
+expert's action and boxes by the size of the original. A mismatch has a reason, and nothing that a policy writes is an
+exception. ``docs/gui.md`` lists what each preset lets pass that it should not.
+"""
+
+import math
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from agentenv.core.normalize import collapse
+from agentenv.envs.gui.actions import Action, Direction, Kind, Point
+from agentenv.envs.gui.screen import Box
+from agentenv.errors import UnknownName
+
+Size = tuple[int, int]
+POINTED = (Kind.CLICK, Kind.DOUBLE_CLICK, Kind.LONG_PRESS, Kind.HOVER)
+WORDED = (Kind.TYPE, Kind.KEY, Kind.ANSWER, Kind.OPEN, Kind.SELECT)
+CHOSEN = (Kind.SYSTEM_BUTTON, Kind.TERMINATE)
+
+
+@dataclass(frozen=True, slots=True)
+class Gold:
+    """The expert's action with what is known of its screen."""
+
+    action: Action
+    size: Size
+    """Width and height in pixels of the screen that its coordinates refer to."""
+    boxes: tuple[Box, ...] = ()
+    """Boxes in which a click counts, in pixels, as the data set gives them."""
+    declared: Direction | None = None
+    """Direction of a swipe as the data set names it, in the data set's own semantics."""
+
+
+@dataclass(frozen=True, slots=True)
+class MatchResult:
+    """The verdict on one action."""
+
+    type_ok: bool
+    exact: bool
+    reason: str = ""
+    """Why it is not exact; empty where it is."""
+
+
+@dataclass(frozen=True)
+class Matcher:
+    """The rules of one preset."""
+
+    box: Literal["smallest", "any"] = "smallest"
+    """``smallest`` takes the smallest box that holds the expert's point, and none above ``max_area``; ``any`` takes each."""
+    max_area: float = 0.25
+    """Share of the screen above which ``smallest`` does not trust a box."""
+    enlarge: float = 1.2
+    """Factor of a box's sides, about its centre."""
+    radius: float = 0.04
+    """How far from the expert's point a click may lie, where no box holds it."""
+    radius_of: Literal["shorter_side", "unit_square"] = "shorter_side"
+    """What the radius is a share of; on the unit square it is longer along the longer side."""
+    words: Literal["close", "contained", "anls"] = "close"
+    """Rule for text; see ``words_match``."""
+    swipe: Literal["finger", "flipped"] = "finger"
+    """``finger`` compares the ways of the fingers; ``flipped`` the predicted way with the declared or, where none is
+    declared, the expert's own way, after exchanging up and down."""
+    min_swipe: float = 0.05
+    """Share of a side that a finger must travel; shorter is no swipe."""
+    any_status: bool = False
+    """Whether every status of terminate is as good as the expert's."""
+    drops_four_boxes: bool = False
+    """Reads four boxes as the four numbers of one, which fails, as released."""
+    answers_as_type: bool = False
+    """Wants the kind ``type`` where the expert answers or presses a key, as released."""
+
+    def __call__(self, predicted: Action, gold: Gold, shown: Size) -> MatchResult:
+        """Compares.
+
+        Args:
+            predicted: The policy's action; an element id must have been made a point.
+            gold: The expert's.
+            shown: Width and height of the screen that the prediction's coordinates refer to.
+        """
+        wanted = gold.action.kind
+        if self.answers_as_type and wanted in (Kind.ANSWER, Kind.KEY):
+            wanted = Kind.TYPE
+        if predicted.kind is not wanted:
+            return MatchResult(False, False, f"{predicted.kind} for {wanted}")
+        reason = self._difference(predicted, gold, shown)
+        return MatchResult(True, not reason, reason)
+
+    def _difference(self, predicted: Action, gold: Gold, shown: Size) -> str:
+        """Why two actions of one kind differ; empty where they do not."""
+        if predicted.kind in POINTED:
+            return self._misses(predicted, gold, shown)
+        if predicted.kind in WORDED:
+            right = words_match(predicted.text, gold.action.text, self.words)
+            return "" if right else "other text"
+        if predicted.kind in CHOSEN:
+            same = predicted.text.casefold() == gold.action.text.casefold()
+            free = self.any_status and predicted.kind is Kind.TERMINATE
+            return "" if same or free else "other choice"
+        if predicted.kind is Kind.SWIPE:
+            return self._other_way(predicted, gold, shown)
+        if predicted.kind is Kind.SCROLL:
+            return "" if predicted.direction == gold.action.direction else "other direction"
+        if predicted.kind is Kind.DRAG:
+            return self._misses(predicted, gold, shown) or self._drops_elsewhere(predicted, gold, shown)
+        return ""
+
+    def _misses(self, predicted: Action, gold: Gold, shown: Size) -> str:
+        if predicted.point is None or gold.action.point is None:
+            return "no place"
+        if self.drops_four_boxes and len(gold.boxes) == 4:
+            return "four boxes are read as one"
+        place, target = _on_unit(predicted.point, shown), _on_unit(gold.action.point, gold.size)
+        boxes = [
+            Box(*_on_unit(box[:2], gold.size), *_on_unit(box[2:], gold.size)).enlarged(self.enlarge)
+            for box in self._trusted(gold)
+        ]
+        near = self._distance(place, target, gold.size) <= self.radius
+        return "" if near or any(box.holds(place) for box in boxes) else "other place"
+
+    def _trusted(self, gold: Gold) -> list[Box]:
+        if self.box == "any":
+            return list(gold.boxes)
+        point = gold.action.point
+        holding = [box for box in gold.boxes if point is not None and box.holds(point)]
+        smallest = min(holding, key=lambda box: box.area, default=None)
+        limit = self.max_area * gold.size[0] * gold.size[1]
+        return [smallest] if smallest is not None and smallest.area <= limit else []
+
+    def _distance(self, one: Point, other: Point, size: Size) -> float:
+        dx, dy = one[0] - other[0], one[1] - other[1]
+        if self.radius_of == "unit_square":
+            return math.hypot(dx, dy)
+        return math.hypot(dx * size[0], dy * size[1]) / min(size)
+
+    def _drops_elsewhere(self, predicted: Action, gold: Gold, shown: Size) -> str:
+        if predicted.end is None or gold.action.end is None:
+            return "no place"
+        ends = _on_unit(predicted.end, shown), _on_unit(gold.action.end, gold.size)
+        return "" if self._distance(*ends, gold.size) <= self.radius else "other place"
+
+    def _other_way(self, predicted: Action, gold: Gold, shown: Size) -> str:
+        way = finger_direction(predicted, shown, self.min_swipe)
+        wanted = finger_direction(gold.action, gold.size, self.min_swipe)
+        if self.swipe == "flipped":
+            wanted = _FLIPPED.get(gold.declared or wanted or "up")
+        if way is None:
+            return "too short a swipe"
+        return "" if way == wanted else "other direction"
+
+
+_FLIPPED: Mapping[str, Direction] = {"up": "down", "down": "up", "left": "left", "right": "right"}
+
+
+def finger_direction(action: Action, size: Size, min_length: float = 0.0) -> Direction | None:
+    """Where the finger of a swipe goes: along the axis on which it covers the larger share of the screen.
+
+    Args:
+        action: A swipe.
+        size: Width and height of the screen that its coordinates refer to.
+        min_length: Share of that side below which there is no direction.
+    """
+    if action.point is None or action.end is None:
+        return None
+    (x1, y1), (x2, y2) = _on_unit(action.point, size), _on_unit(action.end, size)
+    dx, dy = x2 - x1, y2 - y1
+    if max(abs(dx), abs(dy)) < max(min_length, 1e-9):
+        return None
+    if abs(dx) > abs(dy):
+        return "right" if dx > 0 else "left"
+    return "down" if dy > 0 else "up"
+
+
+def words_match(predicted: str, gold: str, rule: str) -> bool:
+    """Whether two texts say the same.
+
+    Args:
+        predicted: The policy's.
+        gold: The expert's.
+        rule: ``close`` needs equal texts or a token F1 of at least 0.8, and a text at all unless the expert's is blank;
+            ``contained`` one text inside the other (UI-S1: an empty text passes everywhere); ``anls`` containment or
+            a normalised Levenshtein similarity of at least 0.5 (GUI-Odyssey), and a text at all.
+    """
+    if rule == "contained":
+        a, b = predicted.lower().strip(), gold.lower().strip()
+        return a in b or b in a
+    a, b = _folded(predicted), _folded(gold)
+    if a == b:
+        return True
+    if not a or not b:
+        return False
+    if rule == "close":
+        return token_f1(a, b) >= 0.8
+    return a in b or b in a or 1 - edit_distance(a, b) / max(len(a), len(b)) >= 0.5
+
+
+def _folded(text: str) -> str:
+    return collapse(unicodedata.normalize("NFKC", text).casefold())
+
+
+def token_f1(one: str, other: str) -> float:
+    """Harmonic mean of precision and recall of the words, as multisets."""
+    a, b = one.split(), other.split()
+    common = sum((Counter(a) & Counter(b)).values())
+    return 2 * common / (len(a) + len(b)) if a or b else 1.0
+
+
+def edit_distance(one: str, other: str) -> int:
+    """Levenshtein distance: insertions, deletions and substitutions of characters."""
+    row = list(range(len(other) + 1))
+    for i, a in enumerate(one, 1):
+        previous, row[0] = row[0], i
+        for j, b in enumerate(other, 1):
+            previous, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, previous + (a != b))
+    return row[-1]
+
+
+def _on_unit(point: tuple[float, ...], size: Size) -> Point:
+    return point[0] / size[0], point[1] / size[1]
+
+
+MATCHERS: Mapping[str, Matcher] = {
+    "agentenv": Matcher(),
+    "ui_s1": Matcher(
+        box="any",
+        radius_of="unit_square",
+        words="contained",
+        swipe="flipped",
+        min_swipe=0.0,
+        any_status=True,
+        drops_four_boxes=True,
+        answers_as_type=True,
+    ),
+    "odyssey": Matcher(
+        box="any",
+        enlarge=1.0,
+        radius=0.14,
+        radius_of="unit_square",
+        words="anls",
+        min_swipe=0.0,
+        any_status=True,
+    ),
+}
+"""Presets by name: ours; the released training matcher of UI-S1, mistakes included; GUI-Odyssey's."""
+
+
+def get_matcher(name: str) -> Callable[[Action, Gold, Size], MatchResult]:
+    """The preset ``name``.
+
+    Raises:
+        UnknownName: no such preset.
+    """
+    if name not in MATCHERS:
+        raise UnknownName.among("matcher", name, MATCHERS)
+    return MATCHERS[name]

@@ -1,0 +1,60 @@
+"""How a graphical environment speaks to a policy: the opening, and a screen as a message."""
+
+from collections.abc import Collection
+
+from agentenv.core.types import Message, Part
+from agentenv.envs.gui.actions import GRAMMAR, Kind
+from agentenv.envs.gui.screen import Screen, image_part
+
+PROMPT = """\
+You operate a computer through its screen. Do the task below.
+In every turn, first think between <think> and </think>, then write one action as JSON between <action> and </action>, like \
+<action>{example}</action>. Coordinates are pixels of the screen as you see it.
+Actions: {actions}.
+If the task asks a question, use the action answer before you terminate. When the task is done, terminate with success.
+Task: {goal}
+"""
+EXAMPLES = {
+    "id": '{"action": "click", "id": 3}',
+    "coordinate": '{"action": "click", "coordinate": [40, 120]}',
+}
+
+
+def opening(goal: str, kinds: Collection[Kind], pointing: str, template: str = PROMPT) -> str:
+    """The text that opens an episode.
+
+    Args:
+        goal: What is to be done.
+        kinds: The actions that the environment knows.
+        pointing: ``id`` or ``coordinate``: how the example points at things.
+        template: Text with ``{goal}``, and ``{actions}`` and ``{example}`` where wanted.
+    """
+    told = template.replace("{actions}", "; ".join(map(usage, kinds))).replace(
+        "{example}", EXAMPLES[pointing]
+    )
+    return told.replace("{goal}", goal)
+
+
+def usage(kind: Kind) -> str:
+    """An action with its members: ``click(id|coordinate)``, optional ones in brackets."""
+    needed, optional = GRAMMAR[kind]
+    return f"{kind}({', '.join([*needed, *(f'[{name}]' for name in optional)])})"
+
+
+def show(screen: Screen, *, tree: bool, pixels: bool, before: str = "") -> Message:
+    """``screen`` as the user's message.
+
+    Args:
+        screen: What is to be seen.
+        tree: Whether the UI tree is part of it.
+        pixels: Whether the image is, resized as ``image_part`` does.
+        before: Text that stands first: a goal, or what came of the last action.
+
+    Raises:
+        MissingExtra: ``pixels`` without pillow.
+        EnvFault: ``pixels`` of a screen whose image cannot be read.
+    """
+    text = f"{before}{screen.as_text() if tree else ''}\n"
+    if not pixels or screen.image is None:
+        return Message("user", text)
+    return Message("user", (Part("text", text), image_part(screen.image)))

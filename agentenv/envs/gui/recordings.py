@@ -1,0 +1,255 @@
+"""Recorded runs of an expert: the data of semi-online training, one JSON object a line.
+
+The format is that of UI-S1's AndroidControl files (Lu et al. 2025)::
+
+    {"goal", "is_successful", "episode_id", "steps": [{"action_content": {"action": ...}, "screenshot"?, "screen"?,
+     "thought"?, "step_instruction"?, "annotation"?, "check_options"?: {"candidate_bbox": [[x1, y1, x2, y2]],
+     "direction"?}}]}
+
+``screen`` is ours: the UI tree and size of the screen, as recorded from DomSim or a browser.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
+
+from agentenv.core.types import Task
+from agentenv.data.dataset_files import Record, find_file, read_records
+from agentenv.envs.gui.actions import Action, Direction, Kind, Unreadable, action_from, action_members
+from agentenv.envs.gui.matching import Gold, Size, finger_direction
+from agentenv.envs.gui.screen import Box, Screen, from_json, resized, to_json
+from agentenv.errors import DatasetError, MissingExtra
+
+Annotation = Literal["GOOD", "HARMFUL", "NEUTRAL"]
+Semantics = Literal["finger", "scroll", "ui_s1"]
+"""What a declared direction names: where the finger goes, what comes into view, or (UI-S1's evaluation file) the second
+vertically and the first horizontally."""
+
+_OPPOSITE: Mapping[Direction, Direction] = {"up": "down", "down": "up", "left": "right", "right": "left"}
+_UPRIGHT: tuple[Size, ...] = ((1080, 2400), (1440, 3120), (2400, 1080), (3120, 1440))
+"""Screens of AndroidControl, for files whose screenshots are not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """What the expert saw and did once."""
+
+    screen: Screen
+    gold: Gold
+    instruction: str = ""
+    """What the step is for, in words."""
+    thought: str = ""
+    """Reasoning recorded with the step."""
+    annotation: Annotation = "GOOD"
+
+    @property
+    def shown(self) -> Size:
+        """Width and height at which the screen is shown to a policy."""
+        return shown_size(self.screen)
+
+
+class Recording:
+    """One task as the expert did it. Nothing in it changes, so copies of an episode share it."""
+
+    __slots__ = ("goal", "id", "steps", "successful")
+
+    def __init__(self, id: str, goal: str, steps: tuple[RecordedStep, ...], successful: bool = True) -> None:
+        self.id, self.goal, self.steps, self.successful = id, goal, steps, successful
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Recording) and recording_members(self) == recording_members(other)
+
+    __hash__ = object.__hash__
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def task(self, split: str = "") -> Task:
+        """The task of doing the same; ``data["recording"]`` is this."""
+        return Task(self.id, self.goal, (), split, {"recording": self})
+
+
+def shown_size(screen: Screen) -> Size:
+    """The size in whose pixels a policy gives coordinates: that of the resized image, or of a screen without pixels."""
+    return (screen.width, screen.height) if screen.image is None else resized(screen.width, screen.height)
+
+
+def load_recordings(
+    path: Path | None = None, *, semantics: Semantics = "ui_s1", screenshots: Path | None = None
+) -> tuple[Recording, ...]:
+    """The recordings of a file.
+
+    Args:
+        path: The file, or a folder with one ``*.jsonl`` or ``*.jsonl.gz``; None is ``android_control`` under
+            ``AGENTENV_DATA``.
+        semantics: What a declared ``direction`` of a swipe names; it must agree with the swipe's coordinates.
+        screenshots: Folder of the screenshots, found by file name; None loads none. A screen's size is then the
+            recorded one or, without any, guessed from the coordinates of its episode.
+
+    Raises:
+        DatasetError: no such file, a malformed line, a duplicate id, or a direction against the coordinates.
+        MissingExtra: ``screenshots`` without pillow.
+    """
+    file = find_file("the recordings", "android_control", "*.jsonl*", path)
+    recordings = tuple(
+        _recording(record, semantics, screenshots) for record in read_records(file, lines=True)
+    )
+    ids = [recording.id for recording in recordings]
+    if twice := next((id for id in ids if ids.count(id) > 1), None) if len(set(ids)) < len(ids) else None:
+        raise DatasetError(f"{file} has the episode id {twice!r} twice.")
+    return recordings
+
+
+def _recording(record: Record, semantics: Semantics, screenshots: Path | None) -> Recording:
+    rows = list(record.items("steps"))
+    if not rows:
+        raise DatasetError(f"{record.place} has no steps.")
+    size = _guessed_size(rows)
+    return Recording(
+        id=record.id("episode_id") if "episode_id" in record.fields else record.place,
+        goal=record.text("goal"),
+        steps=tuple(_step(row, size, semantics, screenshots) for row in rows),
+        successful=record.fields.get("is_successful") is not False,
+    )
+
+
+def _guessed_size(rows: Sequence[Record]) -> Size:
+    contents = [row.fields.get("action_content") for row in rows]
+    points = [
+        content[name]
+        for content in contents
+        if isinstance(content, dict)
+        for name in ("coordinate", "coordinate2")
+        if isinstance(content.get(name), list) and len(content[name]) == 2
+    ]
+    held = [size for size in _UPRIGHT if all(x <= size[0] and y <= size[1] for x, y in points)]
+    return held[0] if held else (max(round(p[0]) for p in points), max(round(p[1]) for p in points))
+
+
+def _step(row: Record, size: Size, semantics: Semantics, screenshots: Path | None) -> RecordedStep:
+    members = row.value("action_content")
+    if not isinstance(members, dict):
+        raise DatasetError(f"{row.place}: action_content must be an object.")
+    options = row.fields.get("check_options") or members
+    try:
+        action = action_from({name: members[name] for name in members if name not in _CHECKED})
+    except Unreadable as error:
+        raise DatasetError(f"{row.place}: {error}") from error
+    screen = _screen(row, size, screenshots)
+    boxes = _boxes(options.get("candidate_bbox", members.get("bbox", [])), row.place)
+    declared = options.get("direction", members.get("direction")) if action.kind is Kind.SWIPE else None
+    gold = Gold(action, (screen.width, screen.height), boxes, declared)
+    _check_direction(gold, semantics, row.place)
+    annotation = row.fields.get("annotation", "GOOD")
+    if annotation not in get_args(Annotation):
+        raise DatasetError(f"{row.place}: annotation must be one of {', '.join(get_args(Annotation))}.")
+    thought = row.fields.get("thought") or row.fields.get("motivation") or ""
+    return RecordedStep(screen, gold, row.fields.get("step_instruction") or "", thought, annotation)
+
+
+_CHECKED = ("bbox", "candidate_bbox")
+
+
+def _boxes(value: Any, place: str) -> tuple[Box, ...]:
+    """One flat list of four numbers is one box; a list of lists is as many boxes as it holds, four of them included."""
+    if isinstance(value, list) and len(value) == 4 and not any(isinstance(part, list) for part in value):
+        value = [value]
+    try:
+        return tuple(Box(*map(float, box)) for box in value)
+    except TypeError as error:
+        raise DatasetError(f"{place}: a box must be [x1, y1, x2, y2].") from error
+
+
+def _screen(row: Record, size: Size, screenshots: Path | None) -> Screen:
+    if "screen" in row.fields:
+        return from_json(row.fields["screen"])
+    if screenshots is None:
+        return Screen(*size)
+    file = screenshots / Path(row.text("screenshot")).name
+    try:
+        from PIL import Image
+
+        with Image.open(file) as picture:
+            return Screen(*picture.size, image=file)
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of("pillow", "gui") from error
+    except OSError as error:
+        raise DatasetError(f"{row.place}: the screenshot {file.name} cannot be read: {error}.") from error
+
+
+def _check_direction(gold: Gold, semantics: Semantics, place: str) -> None:
+    if gold.declared is None:
+        return
+    flips = semantics == "scroll" or (semantics == "ui_s1" and gold.declared in ("up", "down"))
+    finger = _OPPOSITE.get(gold.declared) if flips else gold.declared
+    seen = finger_direction(gold.action, gold.size)
+    if finger != seen:
+        raise DatasetError(
+            f"{place}: the direction {gold.declared!r} with the semantics {semantics!r} is a finger that goes {finger}, "
+            f"and the coordinates go {seen}; pass the file's own semantics."
+        )
+
+
+def write_recordings(recordings: Iterable[Recording], path: Path) -> None:
+    """Writes the file that ``load_recordings(path, semantics="finger")`` reads back."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    with part.open("w", encoding="utf-8") as file:
+        for recording in recordings:
+            file.write(json.dumps(recording_members(recording), ensure_ascii=False) + "\n")
+    part.replace(path)
+
+
+def recording_members(recording: Recording) -> dict[str, Any]:
+    """The JSON object of one recording."""
+    return {
+        "goal": recording.goal,
+        "is_successful": recording.successful,
+        "episode_id": recording.id,
+        "steps": [dict(_step_members(step)) for step in recording.steps],
+    }
+
+
+def _step_members(step: RecordedStep) -> Iterator[tuple[str, Any]]:
+    yield "action_content", action_members(step.gold.action)
+    yield "screen", to_json(step.screen)
+    options: dict[str, Any] = {"candidate_bbox": [list(box) for box in step.gold.boxes]}
+    if step.gold.declared is not None:
+        options["direction"] = step.gold.declared
+    yield "check_options", options
+    for name, value in (("step_instruction", step.instruction), ("thought", step.thought)):
+        if value:
+            yield name, value
+    if step.annotation != "GOOD":
+        yield "annotation", step.annotation
+
+
+def expert_action(step: RecordedStep, *, by_id: bool = False) -> Action:
+    """The expert's action as a policy has to write it: places in pixels of the shown screen, or ids of elements.
+
+    Args:
+        step: What the expert did.
+        by_id: Names the smallest element at each place, where the screen has a tree with one there.
+    """
+    action = step.gold.action
+    if by_id and action.kind is not Kind.SWIPE:
+        at, to = (step.screen.at(place) if place else None for place in (action.point, action.end))
+        known = (at is not None or action.point is None) and (to is not None or action.end is None)
+        if known:
+            return replace(
+                action, point=None, end=None, id=at.id if at else None, end_id=to.id if to else None
+            )
+    return rescaled(action, step.gold.size, step.shown)
+
+
+def rescaled(action: Action, original: Size, shown: Size) -> Action:
+    """``action`` with its coordinates in whole pixels of another size of the same screen."""
+
+    def place(point: tuple[float, float] | None) -> tuple[float, float] | None:
+        if point is None:
+            return None
+        return round(point[0] * shown[0] / original[0]), round(point[1] * shown[1] / original[1])
+
+    return replace(action, point=place(action.point), end=place(action.end))

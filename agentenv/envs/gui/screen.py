@@ -1,0 +1,198 @@
+"""What a policy sees of a graphical program: elements with boxes, pixels, or both."""
+
+import base64
+import io
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from agentenv.core.types import Part
+from agentenv.envs.gui.actions import Action, Point
+from agentenv.errors import ConfigurationError, EnvFault, MissingExtra
+
+PATCH = 28
+"""Side of an image token in pixels."""
+MIN_TOKENS, MAX_TOKENS = 4, 12_800
+
+
+class Box(NamedTuple):
+    """A rectangle in pixels; the right and lower edges belong to it."""
+
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+
+    @property
+    def centre(self) -> Point:
+        """Its middle."""
+        return (self.x1 + self.x2) / 2, (self.y1 + self.y2) / 2
+
+    @property
+    def area(self) -> float:
+        """Square pixels."""
+        return (self.x2 - self.x1) * (self.y2 - self.y1)
+
+    def holds(self, point: Point) -> bool:
+        """Whether ``point`` lies in it."""
+        return self.x1 <= point[0] <= self.x2 and self.y1 <= point[1] <= self.y2
+
+    def enlarged(self, factor: float) -> "Box":
+        """The box about the same centre with sides ``factor`` times as long."""
+        (x, y), w, h = self.centre, (self.x2 - self.x1) * factor / 2, (self.y2 - self.y1) * factor / 2
+        return Box(x - w, y - h, x + w, y + h)
+
+
+class Element(NamedTuple):
+    """One thing on a screen."""
+
+    id: str
+    """What actions call it; unique on its screen and valid on no other."""
+    role: str
+    """ARIA role: button, link, textbox, checkbox, tab, option, ..."""
+    text: str
+    """Accessible name."""
+    box: Box
+    value: str = ""
+    """What a field holds."""
+    states: tuple[str, ...] = ()
+    """Of checked, selected, expanded, focused, disabled, in this order."""
+
+    def line(self) -> str:
+        """``[3] textbox "Name" = "Ann" (focused) at 120,40``: id, role, text, value, states, centre."""
+        value = f" = {json.dumps(self.value, ensure_ascii=False)}" if self.value else ""
+        states = f" ({', '.join(self.states)})" if self.states else ""
+        x, y = self.box.centre
+        text = json.dumps(self.text, ensure_ascii=False)
+        return f"[{self.id}] {self.role} {text}{value}{states} at {x:.0f},{y:.0f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """A screen at one moment: a UI tree, pixels, or both."""
+
+    width: int
+    height: int
+    title: str = ""
+    """Title or address of what is shown."""
+    elements: tuple[Element, ...] | None = None
+    """In the order of the document; None where no tree is known."""
+    image: bytes | Path | None = None
+    """A PNG, or the file of one; None where there are no pixels."""
+
+    def element(self, id: str) -> Element | None:
+        """The element that actions call ``id``."""
+        return next((element for element in self.elements or () if element.id == id), None)
+
+    def at(self, point: Point) -> Element | None:
+        """The smallest element that holds ``point``; of equal ones the last, which lies on top."""
+        held = [element for element in self.elements or () if element.box.holds(point)]
+        return min(reversed(held), key=lambda element: element.box.area, default=None)
+
+    def as_text(self) -> str:
+        """The UI tree, one element a line, under a head line."""
+        lines = [element.line() for element in self.elements or ()]
+        return "\n".join([f"Screen {self.width}x{self.height}: {self.title}", *lines])
+
+    def with_image(self, image: bytes | Path | None) -> "Screen":
+        """The same screen with other pixels."""
+        return replace(self, image=image)
+
+    def at_size(self, width: int, height: int) -> "Screen":
+        """The same screen with boxes in pixels of another size."""
+        if (width, height) == (self.width, self.height):
+            return self
+        x, y = width / self.width, height / self.height
+        elements = self.elements and tuple(
+            element._replace(box=Box(*(side * (y if i % 2 else x) for i, side in enumerate(element.box))))
+            for element in self.elements
+        )
+        return replace(self, width=width, height=height, elements=elements)
+
+
+def pointed(action: Action, screen: Screen) -> Action:
+    """``action`` with places, the middles of the elements, instead of ids of elements; of an unknown id no place."""
+    element = screen.element(action.id) if action.id is not None else None
+    end = screen.element(action.end_id) if action.end_id is not None else None
+    return replace(
+        action,
+        id=None,
+        point=element.box.centre if element else action.point,
+        end_id=None,
+        end=end.box.centre if end else action.end,
+    )
+
+
+def resized(width: int, height: int) -> tuple[int, int]:
+    """The size at which a model sees an image: sides are multiples of 28 and hold 4 to 12,800 squares of 28x28.
+
+    Source: UI-S1 (Lu et al. 2025) and the Qwen2-VL image processor.
+
+    Raises:
+        ConfigurationError: a side is below 1 or the sides are more than 200 times apart.
+    """
+    if min(width, height) < 1 or max(width, height) > 200 * min(width, height):
+        raise ConfigurationError(f"an image of {width}x{height} pixels cannot be resized for a model")
+    sides = [max(PATCH, round(side / PATCH) * PATCH) for side in (width, height)]
+    tokens = sides[0] * sides[1] / PATCH**2
+    if tokens > MAX_TOKENS:
+        shrink = math.sqrt(width * height / (MAX_TOKENS * PATCH**2))
+        sides = [max(PATCH, math.floor(side / shrink / PATCH) * PATCH) for side in (width, height)]
+    elif tokens < MIN_TOKENS:
+        grow = math.sqrt(MIN_TOKENS * PATCH**2 / (width * height))
+        sides = [math.ceil(side * grow / PATCH) * PATCH for side in (width, height)]
+    return sides[0], sides[1]
+
+
+def image_part(image: bytes | Path) -> Part:
+    """``image`` as a message part, resized as ``resized`` says.
+
+    Raises:
+        MissingExtra: pillow is not installed.
+        EnvFault: the image cannot be read.
+    """
+    try:
+        from PIL import Image
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of("pillow", "gui") from error
+    try:
+        with Image.open(io.BytesIO(image) if isinstance(image, bytes) else image) as picture:
+            shown = picture.convert("RGB").resize(resized(*picture.size))
+    except (OSError, ConfigurationError) as error:
+        raise EnvFault(f"a screenshot cannot be read: {error}") from error
+    held = io.BytesIO()
+    shown.save(held, "PNG")
+    return Part("image", image=held.getvalue())
+
+
+def to_json(screen: Screen) -> dict[str, Any]:
+    """The JSON form of ``screen``; ``from_json`` reads it back. A file of pixels is named, bytes are base64."""
+    elements = None if screen.elements is None else [list(element) for element in screen.elements]
+    record: dict[str, Any] = {"width": screen.width, "height": screen.height, "title": screen.title}
+    record["elements"] = elements
+    if isinstance(screen.image, Path):
+        record["screenshot"] = str(screen.image)
+    elif screen.image is not None:
+        record["png"] = base64.b64encode(screen.image).decode()
+    return record
+
+
+def from_json(record: Mapping[str, Any]) -> Screen:
+    """The screen of a JSON form."""
+    elements = record.get("elements")
+    image = base64.b64decode(record["png"]) if "png" in record else None
+    return Screen(
+        width=int(record["width"]),
+        height=int(record["height"]),
+        title=str(record["title"]),
+        elements=None if elements is None else tuple(map(_element, elements)),
+        image=Path(record["screenshot"]) if "screenshot" in record else image,
+    )
+
+
+def _element(row: Any) -> Element:
+    id, role, text, box, value, states = row
+    return Element(id, role, text, Box(*box), value, tuple(states))

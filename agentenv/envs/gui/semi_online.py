@@ -1,0 +1,329 @@
+"""``agentenv/SemiOnlineGUI-v0``: an online episode over an expert's recording (UI-S1, Lu et al. 2025, algorithm 1).
+
+The policy acts on recorded screens and keeps its own history. Where its action is the expert's, the recording shows what
+came of it. Where it is not, nothing is known of what would have come: the patch module puts the expert's action into the
+history in its place, as often as the budget allows, and the episode goes on from the expert's next screen; then it ends.
+
+Every observation is a whole context (system message, own history, newest screens), and opens a row of its own in the record
+unless it extends the row before. What a patch puts in stands only in contexts of later turns, and never among the tokens
+that are trained; the failing turn itself is trained as it was sampled, with its low reward and ``valid`` false.
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from agentenv.core.env import AsyncEnv
+from agentenv.core.protocols import ChatFormat, Policy
+from agentenv.core.types import (
+    EndReason,
+    Info,
+    Message,
+    Observation,
+    Sampling,
+    Step,
+    Task,
+    ToolResult,
+    ToolStatus,
+)
+from agentenv.data.splits import in_split
+from agentenv.envs.gui.actions import STOP, Kind, Reply, action_text, parse_reply
+from agentenv.envs.gui.matching import MatchResult, get_matcher
+from agentenv.envs.gui.observation import PROMPT, opening, show
+from agentenv.envs.gui.recordings import RecordedStep, Recording, expert_action, load_recordings
+from agentenv.envs.gui.rewards import Weights, step_reward
+from agentenv.envs.gui.screen import Screen, pointed
+from agentenv.errors import ConfigurationError, DatasetError
+
+Patch = Literal["thought_free", "off_policy", "on_policy"]
+ThoughtWriter = Callable[[str], "str | Awaitable[str]"]
+"""From a prompt to the thought that a model writes."""
+
+OFF_POLICY = """\
+Task: {goal}
+{screen}
+The next action is {action}. In one sentence, say why it is taken.
+"""
+ON_POLICY = """\
+{context}
+A hint, for you alone: the next action is {action}. Write the thought that leads to it, in one or two sentences. \
+Do not say that there was a hint, and name no coordinates.
+"""
+
+
+UNLIMITED = -1
+"""A patch budget without end."""
+
+
+class Past(NamedTuple):
+    """One turn of the history."""
+
+    text: str
+    """What stands in later contexts: the policy's own words or, patched, the expert's."""
+    patched: bool
+
+
+@dataclass
+class SemiOnlineState:
+    """All that changes within an episode."""
+
+    recording: Recording
+    budget: int
+    history: list[Past] = field(default_factory=list)
+    patches: int = 0
+
+    @property
+    def step(self) -> RecordedStep:
+        """Where the episode stands."""
+        return self.recording.steps[len(self.history)]
+
+
+class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
+    """Imitate on recorded screens; each turn earns format, type and exactness, and ``valid`` says whether it matched."""
+
+    stop: ClassVar[tuple[str, ...]] = STOP
+
+    def __init__(
+        self,
+        *,
+        tasks: Sequence[Task] | None = None,
+        matcher: str = "agentenv",
+        patch: Patch = "thought_free",
+        patch_budget: int = 1,
+        thoughts: ThoughtWriter | None = None,
+        weights: Weights = "published",
+        kinds: Sequence[str] = tuple(Kind),
+        by_id: bool = True,
+        pixels: bool = False,
+        window: int = 2,
+        reveal_gold: bool = False,
+        prompt: str = PROMPT,
+        render_mode: str | None = None,
+    ) -> None:
+        """Builds an environment over recordings.
+
+        Args:
+            tasks: Tasks with ``data["recording"]``; None records DomSim's expert on a few tasks.
+            matcher: Preset of ``MATCHERS``.
+            patch: What a patch says: ``thought_free`` the action alone; ``off_policy`` with the recorded thought or, where
+                ``thoughts`` is given, one that it writes from goal, screen and action; ``on_policy`` with one that
+                ``thoughts``, the policy itself, writes from its context and the action as a hint (`policy_thoughts`).
+            patch_budget: Patches an episode; 0 ends it at the first mismatch, -1 (``UNLIMITED``) never.
+            thoughts: Writes thoughts; see ``patch``.
+            weights: Of the reward; see `step_reward`.
+            kinds: The actions that are offered.
+            by_id: Whether the prompt's example and patches point by element id, where a screen has a tree.
+            pixels: Whether the policy sees images, resized (extra ``gui``).
+            window: Newest screens that stay in the context; the words of the history all do.
+            reveal_gold: Whether ``info`` has the expert's action.
+            prompt: System message; must hold ``{goal}``; ``{actions}`` and ``{example}`` are filled too.
+            render_mode: ``ansi`` or None.
+
+        Raises:
+            ConfigurationError: a number out of range, no ``{goal}``, or ``on_policy`` without ``thoughts``.
+            UnknownName: no such matcher.
+        """
+        super().__init__(render_mode=render_mode)
+        if "{goal}" not in prompt or window < 1 or patch_budget < UNLIMITED:
+            raise ConfigurationError(
+                "the prompt must hold {goal}, window be at least 1, patch_budget at least -1"
+            )
+        if patch == "on_policy" and thoughts is None:
+            raise ConfigurationError(
+                "patch='on_policy' needs thoughts: policy_thoughts(policy, chat) makes them"
+            )
+        self._tasks = None if tasks is None else tuple(tasks)
+        self._match, self._weights = get_matcher(matcher), weights
+        self._patch, self._budget, self._thoughts = patch, patch_budget, thoughts
+        self._kinds, self._by_id, self._pixels, self._window = tuple(map(Kind, kinds)), by_id, pixels, window
+        self._reveal_gold, self._prompt = reveal_gold, prompt
+
+    @classmethod
+    def make_tasks(
+        cls,
+        n: int,
+        *,
+        seed: int = 0,
+        split: str = "train",
+        recordings: str = "",
+        templates: Sequence[str] = (),
+    ) -> Sequence[Task]:
+        """Recordings as tasks: of a file, or made on the spot by DomSim's expert.
+
+        Args:
+            n: How many, at most.
+            seed: Which, of DomSim.
+            split: Splits share no recording of a file and no world of DomSim.
+            recordings: The file; empty records DomSim.
+            templates: Kinds of DomSim's tasks; none named takes all.
+        """
+        if not recordings:
+            return domsim_recordings(n, seed=seed, split=split, templates=tuple(templates))
+        held = [item for item in load_recordings(Path(recordings)) if in_split(item.id, split)]
+        return [item.task(split) for item in held[:n]]
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """Opens ``options["task"]``, or a recording drawn by the seed; ``options["patch_budget"]`` counts for this episode.
+
+        Raises:
+            DatasetError: the task has no recording.
+        """
+        await super().areset(seed=seed)
+        chosen = options or {}
+        if self._tasks is None:
+            self._tasks = tuple(domsim_recordings(8, seed=0, split="train", templates=()))
+        drawn = self._tasks[int(self.np_random.integers(len(self._tasks)))] if self._tasks else None
+        task: Task | None = chosen.get("task") or drawn
+        if task is None or not isinstance(task.data.get("recording"), Recording):
+            raise DatasetError(f"task {task.id if task else None!r} has no recording")
+        self.state = SemiOnlineState(task.data["recording"], chosen.get("patch_budget", self._budget))
+        return self._context(), {"task_id": task.id, "goal": task.question}
+
+    def screen(self) -> Screen:
+        """The recorded screen at which the episode stands, in pixels as they are shown."""
+        step = self.state.step
+        return step.screen.at_size(*step.shown)
+
+    async def astep(self, action: str) -> Step:
+        """Compares ``action`` with the expert's and goes on, with or without a patch, or ends.
+
+        Raises:
+            EpisodeOver: the episode has ended or was never reset.
+            Fault: the writer of thoughts failed; this is never the policy's doing.
+        """
+        self.check_running()
+        state, step = self.state, self.state.step
+        reply = parse_reply(action, self._kinds)
+        verdict = self._verdict(reply, step)
+        reward = step_reward(reply, verdict, weights=self._weights, annotation=step.annotation)
+        segment, spent = state.patches, 0 <= state.budget <= state.patches
+        if verdict.exact:
+            state.history.append(Past(action, patched=False))
+        elif not spent:
+            state.history.append(Past(await self._patched(step), patched=True))
+            state.patches += 1
+        end = self._end(reply, verdict, spent)
+        status = (
+            ToolStatus.OK if verdict.exact else ToolStatus.ERROR if reply.action else ToolStatus.FORMAT_ERROR
+        )
+        told = self._told(reply, verdict, step, segment)
+        result = ToolResult(
+            str(reply.action.kind) if reply.action else "none",
+            status,
+            told["reason"],
+            "" if verdict.exact else "mismatch",
+        )
+        observation = () if end else self._context()
+        return self.result(
+            observation, reward=reward, end=end, valid=verdict.exact, tool_results=(result,), **told
+        )
+
+    def _verdict(self, reply: Reply, step: RecordedStep) -> MatchResult:
+        if reply.action is None:
+            return MatchResult(False, False, reply.error)
+        return self._match(pointed(reply.action, self.screen()), step.gold, step.shown)
+
+    def _end(self, reply: Reply, verdict: MatchResult, spent: bool) -> EndReason | None:
+        if not verdict.exact and spent:
+            return EndReason.PATCH_BUDGET if reply.action else EndReason.PARSE_ERROR
+        finished = len(self.state.history) == len(self.state.recording.steps)
+        return EndReason.SUBMITTED if finished else None
+
+    def _told(self, reply: Reply, verdict: MatchResult, step: RecordedStep, segment: int) -> dict[str, Any]:
+        state = self.state
+        told = {
+            "parse_ok": reply.action is not None,
+            "format_ok": reply.format_ok,
+            "type_match": verdict.type_ok,
+            "exact": verdict.exact,
+            "reason": verdict.reason,
+            "patched": not verdict.exact and state.patches > segment,
+            "patches_used": state.patches,
+            "segment_id": segment,
+            "step_reward": verdict.exact / len(state.recording.steps),
+        }
+        return told | ({"gold_action": step.gold.action} if self._reveal_gold else {})
+
+    async def _patched(self, step: RecordedStep) -> str:
+        """F(a*, thought): the expert's turn as it will stand in the history."""
+        action = expert_action(step, by_id=self._by_id)
+        if self._patch == "thought_free":
+            return action_text(action)
+        if self._thoughts is None:
+            return action_text(action, step.thought)
+        bare = action_text(action).removeprefix("<think></think>")
+        if self._patch == "off_policy":
+            seen = self.screen().as_text()
+            prompt = OFF_POLICY.format(goal=self.state.recording.goal, screen=seen, action=bare)
+        else:
+            context = "\n\n".join(message.text for message in self._context())
+            prompt = ON_POLICY.format(context=context, action=bare)
+        written = self._thoughts(prompt)
+        return action_text(action, (await written if inspect.isawaitable(written) else written).strip())
+
+    def _context(self) -> Observation:
+        """System message, own history, newest screens: all that the policy sees."""
+        state = self.state
+        pointing = "id" if self._by_id else "coordinate"
+        messages = [Message("system", opening(state.recording.goal, self._kinds, pointing, self._prompt))]
+        now = len(state.history)
+        for index in range(now + 1):
+            step = state.recording.steps[index]
+            shown = step.screen.at_size(*step.shown)
+            if index > now - self._window:
+                messages.append(
+                    show(shown, tree=not self._pixels or shown.image is None, pixels=self._pixels)
+                )
+            else:
+                messages.append(Message("user", "[an earlier screen]\n"))
+            if index < now:
+                messages.append(Message("assistant", state.history[index].text))
+        return tuple(messages)
+
+    def expert(self) -> Sequence[str]:
+        """The recorded actions, with their thoughts."""
+        return [
+            action_text(expert_action(step, by_id=self._by_id), step.thought or "The next step.")
+            for step in self.state.recording.steps
+        ]
+
+    def render(self) -> str:
+        """The goal and how far the episode is."""
+        state = self.state
+        return f"{state.recording.goal} [{len(state.history)} of {len(state.recording.steps)}, {state.patches} patched]"
+
+
+def domsim_recordings(n: int, *, seed: int, split: str, templates: tuple[str, ...]) -> list[Task]:
+    """``n`` tasks over recordings of DomSim's expert, the same for the same arguments."""
+    from agentenv.envs.domsim.env import DomSim
+    from agentenv.envs.gui.recorder import record
+
+    env = DomSim()
+    options = {"templates": templates} if templates else {}
+    tasks = DomSim.make_tasks(n, seed=seed, split=split, **options)
+    return [record(env, task).task(split) for task in tasks]
+
+
+def policy_thoughts(
+    policy: Policy, chat: ChatFormat, *, max_tokens: int = 96, temperature: float = 1.0, seed: int = 0
+) -> ThoughtWriter:
+    """A writer of thoughts that asks the policy itself, for ``patch="on_policy"``.
+
+    What it samples is text of a later context and no part of the record.
+    """
+    sampling = Sampling(max_tokens, temperature, stop=("</think>", "<action>"), seed=seed)
+
+    async def write(prompt: str) -> str:
+        completion = await policy.generate(chat.prompt((Message("user", prompt),)), sampling)
+        return spoken(completion.text)
+
+    return write
+
+
+def spoken(text: str) -> str:
+    """``text`` up to the first tag or control token that is not the opening of a thought."""
+    return text.strip().removeprefix("<think>").partition("<")[0].strip()

@@ -1,0 +1,89 @@
+"""SOP, the semi-online measure of a policy (UI-S1, Lu et al. 2025): how far it follows the expert on its own history.
+
+An episode is played greedily and without patches. PG is the mean share of the expert's steps before the first mismatch, TSR
+the share of episodes without one, the score their mean. A text that cannot be parsed is a mismatch at its step; an episode
+that failed through a fault of ours counts nowhere but among the faults.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agentenv.core.protocols import ChatFormat, Policy
+from agentenv.core.rollout import RolloutConfig, Start, rollout
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import Task
+from agentenv.envs.gui.semi_online import SemiOnlineGUI
+from agentenv.errors import ConfigurationError
+
+MAX_FAULTS = 0.005
+"""Share of episodes that may fail through a fault of ours before a measurement is void."""
+
+
+@dataclass(frozen=True)
+class Sop:
+    """The measure over some episodes."""
+
+    progress: float
+    """PG."""
+    success: float
+    """TSR."""
+    n: int
+    """Episodes that count."""
+    n_infra_error: int
+    """Episodes that failed through a fault of ours and count nowhere."""
+
+    @property
+    def score(self) -> float:
+        """Mean of progress and success."""
+        return (self.progress + self.success) / 2
+
+    @property
+    def void(self) -> bool:
+        """Whether too many episodes failed through a fault of ours."""
+        return self.n_infra_error > MAX_FAULTS * (self.n + self.n_infra_error)
+
+
+def matched_steps(trajectory: Trajectory) -> int:
+    """Turns before the first that did not match."""
+    return next((i for i, turn in enumerate(trajectory.turns) if not turn.valid), len(trajectory.turns))
+
+
+def sop(trajectories: Sequence[Trajectory]) -> Sop:
+    """The measure of played episodes of ``agentenv/SemiOnlineGUI-v0``.
+
+    Raises:
+        ConfigurationError: no episode counts.
+    """
+    counted = [trajectory for trajectory in trajectories if trajectory.valid]
+    if not counted:
+        raise ConfigurationError(
+            f"none of {len(trajectories)} episodes can be measured: all were faults of ours"
+        )
+    lengths = [len(trajectory.task.data["recording"].steps) for trajectory in counted]
+    shares = [matched_steps(t) / length for t, length in zip(counted, lengths, strict=True)]
+    return Sop(
+        progress=sum(shares) / len(shares),
+        success=sum(share == 1 for share in shares) / len(shares),
+        n=len(shares),
+        n_infra_error=len(trajectories) - len(shares),
+    )
+
+
+async def measure_sop(
+    tasks: Sequence[Task], policy: Policy, chat: ChatFormat, config: RolloutConfig, **options: object
+) -> Sop:
+    """Plays each task once, without patches, and measures.
+
+    Args:
+        tasks: Tasks with recordings.
+        policy: Who acts; pass a greedy ``config``.
+        chat: How messages become ids.
+        config: Budgets and sampling.
+        **options: Of the environment.
+
+    Raises:
+        ConfigurationError: no episode counts.
+    """
+    env = SemiOnlineGUI(tasks=tasks, patch_budget=0, **options)  # type: ignore[arg-type]
+    starts = [Start(twin, task, 0) for twin, task in zip(env.fork(len(tasks)), tasks, strict=True)]
+    return sop(await rollout(starts, policy, chat, config, name="sop"))

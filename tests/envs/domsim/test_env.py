@@ -1,0 +1,205 @@
+"""DomSim: consequences, feedback, budgets, pixels, and time travel that shares nothing."""
+
+import pytest
+
+from agentenv.core.types import EndReason, Task, ToolStatus
+from agentenv.envs.domsim.env import DomSim
+from agentenv.envs.gui.actions import Action, Kind, action_text
+from agentenv.errors import ConfigurationError, DatasetError, UnknownName
+
+DONE = action_text(Action(Kind.TERMINATE, text="success"), "done")
+
+
+def task(template: str, seed: str = "test") -> Task:
+    return Task("t", "", data={"template": template, "seed": seed})
+
+
+def opened(template: str, **options: object) -> DomSim:
+    env = DomSim(**options)  # type: ignore[arg-type]
+    env.reset(seed=0, options={"task": task(template)})
+    return env
+
+
+def do(env: DomSim, kind: Kind, key: str = "", **fields: str) -> str:
+    """Acts on the widget ``key`` and gives the feedback."""
+    id = env.state.view.id_of(key) if key else None
+    (result,) = env.step(action_text(Action(kind, id=id, **fields))).info["tool_results"]
+    return str(result.text)
+
+
+@pytest.mark.parametrize("pointing", ["id", "coordinate"])
+def test_the_expert_scores_full_by_id_and_by_place(pointing: str) -> None:
+    env = DomSim(pointing=pointing)  # type: ignore[arg-type]
+    for template in ("files-drag", "across-invite", "contacts-add"):
+        env.reset(seed=0, options={"task": task(template)})
+        steps = [env.step(action) for action in env.expert()]
+        assert [step.reward for step in steps] == [0.0] * (len(steps) - 1) + [1.0]
+        assert steps[-1].info["end_reason"] is EndReason.SUBMITTED
+        assert all(step.info["valid"] for step in steps)
+
+
+def test_saying_done_at_once_or_failure_at_the_end_scores_nothing() -> None:
+    env = opened("mail-star")
+    assert env.step(DONE).reward == 0
+    env.reset(seed=0, options={"task": task("mail-star")})
+    *actions, _ = env.expert()
+    for action in actions:
+        env.step(action)
+    assert env.step(action_text(Action(Kind.TERMINATE, text="failure"))).reward == 0
+
+
+def test_three_wrong_passwords_lock_the_bank_for_good() -> None:
+    env = opened("bank-pay-bill")
+    do(env, Kind.OPEN, text="bank")
+    for _ in range(3):
+        do(env, Kind.CLICK, "submit")
+    for action in env.expert()[1:4]:
+        env.step(action)
+    assert "This account is locked." in env.state.view.screen.as_text()
+    assert env.step(DONE).reward == 0
+
+
+def test_a_network_is_blocked_after_three_wrong_keys() -> None:
+    env = opened("settings-join")
+    do(env, Kind.OPEN, text="settings")
+    do(env, Kind.CLICK, "tab.Network")
+    for _ in range(3):
+        do(env, Kind.CLICK, "network.Attic")
+        do(env, Kind.TYPE, "key", text="no")
+        do(env, Kind.KEY, text="Enter")
+    do(env, Kind.CLICK, "network.Attic")
+    assert "blocked after" in env.state.view.screen.as_text()
+
+
+def test_fields_take_text_at_the_caret_and_keys_edit_it() -> None:
+    env = opened("mail-compose")
+    do(env, Kind.OPEN, text="Mail")
+    do(env, Kind.CLICK, "compose")
+    assert do(env, Kind.TYPE, text="lost") == "No text field has the focus; click one first."
+    do(env, Kind.TYPE, "subject", text="ab")
+    do(env, Kind.TYPE, text="c")
+    fields = env.state.world.fields
+    assert fields["subject"] == "abc"
+    do(env, Kind.KEY, text="Backspace")
+    assert fields["subject"] == "ab"
+    do(env, Kind.KEY, text="Control+a")
+    do(env, Kind.TYPE, text="new")
+    assert fields["subject"] == "new"
+    do(env, Kind.KEY, text="Tab")
+    do(env, Kind.TYPE, text="body")
+    assert fields["body"] == "body"
+    do(env, Kind.KEY, text="Enter")
+    assert "no mail address" in env.state.view.screen.as_text()
+
+
+def test_back_brings_back_what_stood_in_a_form_and_survives_deleted_records() -> None:
+    env = opened("contacts-add")
+    do(env, Kind.OPEN, text="contacts")
+    do(env, Kind.CLICK, "new")
+    do(env, Kind.TYPE, "name", text="Zoe")
+    do(env, Kind.OPEN, text="mail")
+    do(env, Kind.SYSTEM_BUTTON, text="Back")
+    assert env.state.world.fields["name"] == "Zoe"
+    do(env, Kind.OPEN, text="contacts")
+    do(env, Kind.CLICK, "person.1")
+    do(env, Kind.CLICK, "delete")
+    do(env, Kind.CLICK, "submit")
+    do(env, Kind.SYSTEM_BUTTON, text="Back")
+    assert "no longer there" in env.state.view.screen.as_text()
+
+
+@pytest.mark.parametrize(
+    ("action", "feedback"),
+    [
+        (Action(Kind.CLICK, id="99"), "There is nothing."),
+        (Action(Kind.CLICK, id="x"), "There is nothing."),
+        (Action(Kind.CLICK, point=(671, 447)), "There is nothing."),
+        (Action(Kind.CLICK, id="3"), "'home' does nothing."),
+        (Action(Kind.TYPE, text="a", id="1"), "That is no text field."),
+        (Action(Kind.SELECT, text="a", id="1"), "That is no drop-down list."),
+        (Action(Kind.KEY, text="F13"), "The key 'F13' does nothing here."),
+        (Action(Kind.SCROLL, direction="down"), "It does not scroll further that way."),
+        (Action(Kind.SYSTEM_BUTTON, text="Menu"), "The button 'Menu' does nothing here."),
+        (Action(Kind.OPEN, text="chess"), "There is no app 'chess'."),
+        (Action(Kind.DRAG, id="1", end_id="2"), "That cannot be dragged there."),
+    ],
+)
+def test_what_has_no_effect_is_said_and_goes_on(action: Action, feedback: str) -> None:
+    env = opened("mail-star")
+    step = env.step(action_text(action))
+    (result,) = step.info["tool_results"]
+    assert (result.status, result.text) == (ToolStatus.ERROR, feedback)
+    assert feedback in step.observation[0].text
+    assert not step.terminated
+
+
+def test_a_text_without_an_action_is_said_and_counts_as_a_turn() -> None:
+    env = opened("mail-star", max_steps=2)
+    step = env.step("hello")
+    assert (step.info["valid"], step.info["tool_results"][0].status) == (False, ToolStatus.FORMAT_ERROR)
+    assert "Write one <action>" in step.observation[0].text
+    last = env.step("hello")
+    assert (last.truncated, last.info["end_reason"]) == (True, EndReason.TURN_LIMIT)
+
+
+def test_secrets_are_dots_and_disabled_buttons_say_so() -> None:
+    env = opened("bank-pay-bill")
+    do(env, Kind.OPEN, text="bank")
+    do(env, Kind.TYPE, "password", text="abc")
+    text = env.state.view.screen.as_text()
+    assert "•••" in text
+    assert "abc" not in text
+    env = opened("shop-check-out")
+    do(env, Kind.OPEN, text="shop")
+    do(env, Kind.CLICK, "cart")
+    for line in env.state.world.data["shop.cart"]:
+        do(env, Kind.CLICK, f"remove.{line.id}")
+    assert do(env, Kind.CLICK, "checkout") == "'Checkout' is disabled."
+
+
+def test_the_anchor_is_the_world_and_not_the_way_to_it() -> None:
+    env, other = opened("mail-star"), opened("mail-star")
+    do(env, Kind.OPEN, text="mail")
+    do(other, Kind.WAIT)
+    assert env.anchor_key() != other.anchor_key()
+    do(other, Kind.OPEN, text="Mail")
+    assert env.anchor_key() == other.anchor_key()
+
+
+def test_pixels_are_the_same_every_time_and_show_the_state() -> None:
+    pytest.importorskip("PIL")
+    env = opened("settings-turn-one", pixels=True, tree=False, pointing="coordinate", render_mode="rgb_array")
+    first, again = env.screen().image, env.screen().image
+    assert isinstance(first, bytes)
+    assert first == again
+    step = env.step(action_text(Action(Kind.OPEN, text="settings")))
+    text, image = step.observation[0].content
+    assert (text.kind, image.kind, text.text) == ("text", "image", "\n\n")  # type: ignore[union-attr]
+    picture = env.render()
+    assert picture.shape == (448, 672, 3)  # type: ignore[union-attr]
+    do(env, Kind.CLICK, "switch.Dark mode")
+    assert env.screen().image != first
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"prompt": "hello"}, "must hold {goal}"),
+        ({"max_steps": 0}, "at least 1"),
+        ({"tree": False}, "pixels are needed"),
+        ({"tree": False, "pixels": True}, "pointing must be"),
+    ],
+)
+def test_options_that_cannot_work(options: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ConfigurationError, match=complaint):
+        DomSim(**options)  # type: ignore[arg-type]
+
+
+def test_tasks_that_cannot_be_posed() -> None:
+    env = DomSim(tasks=())
+    with pytest.raises(DatasetError, match="no task"):
+        env.reset(seed=0)
+    with pytest.raises(DatasetError, match="no template"):
+        env.reset(options={"task": Task("t", "q")})
+    with pytest.raises(UnknownName, match="mail-star"):
+        env.reset(options={"task": task("mail-stars")})

@@ -1,0 +1,168 @@
+"""DomSim's tasks: every template is proved by its expert, no shortcut passes, side effects count, worlds are independent."""
+
+import copy
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentenv.envs.domsim.apps.bank import cents
+from agentenv.envs.domsim.apps.shop import Line, bought, in_cart
+from agentenv.envs.domsim.records import Gone, added, changed, find, numbered, without
+from agentenv.envs.domsim.tasks import APPS, DESKTOP, TEMPLATES, Posed, flaw_of, generate_domsim_tasks, solve
+from agentenv.envs.gui.actions import DIRECTIONS, Action, Kind
+from agentenv.errors import ConfigurationError, UnknownName
+
+SEEDS = range(3)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_the_expert_proves_every_template(template: str) -> None:
+    for seed in SEEDS:
+        assert flaw_of(Posed(template, f"test {seed}")) == ""
+
+
+def test_there_are_at_least_forty_templates_and_goals_differ() -> None:
+    assert len(TEMPLATES) >= 40
+    goals = {Posed(template, "goal").goal for template in TEMPLATES}
+    assert len(goals) == len(TEMPLATES)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_the_plan_less_its_last_move_is_not_enough(template: str) -> None:
+    posed = Posed(template, "test")
+    world = copy.deepcopy(posed.start)
+    for action, _, view in solve(posed)[:-2]:
+        DESKTOP.act(world, view, action)
+        assert not posed.achieved(world)
+
+
+def test_a_side_effect_spoils_what_was_achieved() -> None:
+    posed = Posed("mail-star", "test")
+    world = copy.deepcopy(posed.start)
+    for action, _, view in solve(posed)[:-1]:
+        DESKTOP.act(world, view, action)
+    assert posed.achieved(world)
+    DESKTOP.act(world, DESKTOP.view(world), Action(Kind.OPEN, text="settings"))
+    view = DESKTOP.view(world)
+    DESKTOP.act(world, view, Action(Kind.CLICK, id=view.id_of("switch.Dark mode")))
+    assert not posed.achieved(world)
+
+
+def test_an_answer_is_compared_whole() -> None:
+    posed = Posed("shop-price", "test")
+    world = copy.deepcopy(posed.start)
+    assert posed.answer is not None
+    for said, right in (
+        (posed.answer, True),
+        (f" {posed.answer} ", True),
+        ("", False),
+        (f"about {posed.answer}", False),
+    ):
+        world.answer = said
+        assert posed.achieved(world) is right
+
+
+def test_a_plan_that_names_what_is_not_there_is_a_flaw_of_the_template() -> None:
+    posed = Posed("mail-star", "test")
+    posed.plan = (("open", "mail"), ("click", "nothing"))
+    with pytest.raises(LookupError, match="no 'nothing'"):
+        solve(posed)
+    posed.plan = (("open", "mail"),)
+    assert flaw_of(posed) == "has a plan that does not achieve it"
+    posed.wanted = posed.start.facts()
+    assert flaw_of(posed) == "is achieved before anything is done"
+
+
+def test_tasks_are_repeatable_and_splits_share_no_world() -> None:
+    names = ["mail-star", "shop-buy"]
+    tasks = generate_domsim_tasks(6, seed=3, templates=names)
+    assert tasks == generate_domsim_tasks(6, seed=3, templates=names)
+    assert [task.data["template"] for task in tasks] == names * 3
+    assert len({task.id for task in tasks}) == 6
+    held_out = generate_domsim_tasks(6, seed=3, split="test", templates=names)
+    assert not {task.data["seed"] for task in tasks} & {task.data["seed"] for task in held_out}
+
+
+def test_bad_requests_for_tasks() -> None:
+    with pytest.raises(UnknownName, match="mail-star"):
+        generate_domsim_tasks(1, templates=["mail-stars"])
+    with pytest.raises(UnknownName, match="train"):
+        generate_domsim_tasks(1, split="trian")
+    with pytest.raises(ConfigurationError, match="at least 1"):
+        generate_domsim_tasks(0)
+
+
+def test_tables_of_records() -> None:
+    rows = numbered([Line(0, 5), Line(0, 6)])
+    assert rows == (Line(1, 5), Line(2, 6))
+    assert find(rows, 2) == Line(2, 6)
+    assert changed(rows, 1, quantity=9) == (Line(1, 9), Line(2, 6))
+    assert without(rows, 1) == (Line(2, 6),)
+    assert added(rows, Line(0, 7))[-1] == Line(3, 7)
+    assert added((), Line(0, 7)) == (Line(1, 7),)
+    with pytest.raises(Gone):
+        find(rows, 3)
+
+
+def test_an_order_by_hand() -> None:
+    data = DESKTOP.start(Random(0)).data
+    first = data["shop.products"][0]
+    after = bought(data, (Line(1, 2),), "Oak Street 1", True)
+    price = 2 * first.price - 2 * first.price // 10
+    assert after["shop.balance"] == data["shop.balance"] - price
+    assert after["shop.products"][0].stock == first.stock - 2
+    assert (after["shop.cart"], after["shop.orders"][0].total) == ((), price)
+    assert in_cart((Line(1, 2), Line(2, 1)), 1, 3) == (Line(2, 1), Line(1, 5))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("12.50", 1250),
+        ("12", 1200),
+        ("$0.05", 5),
+        ("", None),
+        ("12.5", None),
+        ("1.234", None),
+        ("-1", None),
+        ("²", None),
+    ],
+)
+def test_amounts(text: str, value: int | None) -> None:
+    assert cents(text) == value
+
+
+_POINTS = st.tuples(st.floats(-10, 700), st.floats(-10, 460))
+_ACTIONS = st.one_of(
+    st.builds(Action, st.just(Kind.CLICK), id=st.integers(0, 30).map(str)),
+    st.builds(Action, st.just(Kind.CLICK), point=_POINTS),
+    st.builds(Action, st.just(Kind.TYPE), st.text(max_size=5), id=st.none() | st.integers(0, 30).map(str)),
+    st.builds(Action, st.just(Kind.SELECT), st.sampled_from(["2", "Work", "12:00"]), id=st.integers(0, 30).map(str)),
+    st.builds(Action, st.just(Kind.KEY), st.sampled_from(["Enter", "Tab", "Escape", "Control+a", "Backspace", "x"])),
+    st.builds(Action, st.just(Kind.SCROLL), direction=st.sampled_from(DIRECTIONS)),
+    st.builds(Action, st.just(Kind.SWIPE), point=_POINTS, end=_POINTS),
+    st.builds(Action, st.just(Kind.DRAG), id=st.integers(0, 30).map(str), end_id=st.integers(0, 30).map(str)),
+    st.builds(Action, st.just(Kind.SYSTEM_BUTTON), st.sampled_from(["Back", "Home", "Menu", "Enter"])),
+    st.builds(Action, st.just(Kind.OPEN), st.sampled_from([*APPS, "Mail", "?"])),
+    st.builds(Action, st.just(Kind.WAIT)),
+)  # fmt: skip
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 3), st.lists(_ACTIONS, max_size=40))
+def test_nothing_that_can_be_done_breaks_the_desktop_or_reaches_a_copy(
+    seed: int, actions: list[Action]
+) -> None:
+    world = DESKTOP.start(Random(seed))
+    if seed:  # the bank, open
+        world.data["_bank.inside"] = True
+    for action in actions:
+        twin = copy.deepcopy(world)
+        seen = DESKTOP.view(twin).screen
+        DESKTOP.act(world, DESKTOP.view(world), action)
+        assert DESKTOP.view(twin).screen == seen
+        for element in DESKTOP.view(world).screen.elements or ():
+            assert 0 <= element.box.x1 < element.box.x2 <= 672
+            assert 0 <= element.box.y1 < element.box.y2 <= 448

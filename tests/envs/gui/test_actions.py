@@ -1,0 +1,123 @@
+"""Actions: every kind is written and read back, mistakes are sentences, the format counts only where it is whole."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentenv.envs.gui.actions import (
+    GRAMMAR,
+    Action,
+    Kind,
+    action_from,
+    action_members,
+    action_text,
+    parse_reply,
+)
+
+SAMPLES = {
+    "id": "7",
+    "coordinate": [3, 4.5],
+    "id2": "8",
+    "coordinate2": [5, 6],
+    "text": 'a "quoted" ü',
+    "time": 2,
+    "direction": "down",
+    "button": "Back",
+    "status": "success",
+}
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("second", [False, True], ids=["first form", "second form"])
+def test_every_kind_is_read_as_it_is_written(kind: Kind, second: bool) -> None:
+    needed, optional = GRAMMAR[kind]
+    names = [group.split("|")[-second] for group in (*needed, *optional)]
+    members = {"action": str(kind), **{name: SAMPLES[name] for name in names}}
+    action = action_from(members)
+    assert action_members(action) == members
+    reply = parse_reply(action_text(action, "because"))
+    assert (reply.action, reply.format_ok, reply.thought, reply.error) == (action, True, "because", "")
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("", "no JSON"),
+        ("[1]", "no JSON object"),
+        ("[" * 100_000, "no JSON"),
+        ('{"action": "fly"}', "No action 'fly'"),
+        ('{"action": ["click"]}', "No action"),
+        ("{}", "No action"),
+        ('{"action": "click"}', "needs id or coordinate"),
+        ('{"action": "click", "id": 1, "coordinate": [1, 2]}', "needs id or coordinate"),
+        ('{"action": "click", "id": 1, "text": "x"}', "has no 'text'"),
+        ('{"action": "click", "id": true}', "number of an element"),
+        ('{"action": "click", "coordinate": [1]}', r"\[x, y\]"),
+        ('{"action": "click", "coordinate": [NaN, 1]}', r"\[x, y\]"),
+        ('{"action": "click", "coordinate": [1e400, 1]}', r"\[x, y\]"),
+        ('{"action": "click", "coordinate": ["1", "2"]}', r"\[x, y\]"),
+        ('{"action": "click", "coordinate": [1, 2, 3, 4]}', r"\[x, y\]"),
+        ('{"action": "type", "text": 5}', "a string"),
+        ('{"action": "type", "text": "x", "id": 1, "coordinate": [1, 2]}', "not both"),
+        ('{"action": "wait", "time": -1}', "seconds"),
+        ('{"action": "scroll", "direction": "in"}', "one of up"),
+        ('{"action": "terminate", "status": "done"}', "one of success"),
+        ('{"action": "system_button", "button": "Power"}', "one of Back"),
+    ],
+)
+def test_a_mistake_is_one_sentence(content: str, complaint: str) -> None:
+    reply = parse_reply(f"<think>t</think><action>{content}</action>")
+    assert reply.action is None
+    with pytest.raises(AssertionError, match=complaint):
+        raise AssertionError(reply.error)
+    assert len(reply.error) < 300
+
+
+WAIT = '<action>{"action": "wait"}</action>'
+
+
+@pytest.mark.parametrize(
+    ("text", "acts", "format_ok"),
+    [
+        (f"<think>a</think>{WAIT}", True, True),
+        (f" <think>a</think>\n{WAIT}\n", True, True),
+        (WAIT, True, False),
+        (f"<think> </think>{WAIT}", True, False),
+        (f"<think>a</think> so {WAIT}", True, False),
+        (f"<think>a</think>{WAIT} done", True, False),
+        (f"<think>a</think><think>b</think>{WAIT}", True, False),
+        (f"{WAIT}<think>a</think>", True, False),
+        (f"<think>a</think>{WAIT}{WAIT}", False, False),
+        (f"<think>a <action></think>{WAIT}", False, False),
+        (f"<think>{WAIT}</think>", True, False),
+        ('<think>a</think><action>{"action": "type", "text": "</action>"}</action>', False, False),
+        ("", False, False),
+    ],
+)
+def test_the_format_is_one_thought_and_one_action(text: str, acts: bool, format_ok: bool) -> None:
+    reply = parse_reply(text)
+    assert (reply.action is not None, reply.format_ok) == (acts, format_ok)
+
+
+def test_an_environment_knows_only_its_kinds() -> None:
+    reply = parse_reply(action_text(Action(Kind.OPEN, text="mail")), (Kind.CLICK, Kind.WAIT))
+    assert reply.error == "No action 'open' here; there are click, wait."
+
+
+@given(st.text())
+def test_no_text_is_an_exception(text: str) -> None:
+    parse_reply(text)
+    parse_reply(f"<action>{text}</action>")
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text() | st.integers(), lambda inner: st.lists(inner)
+    )
+)
+def test_no_value_is_an_exception(value: object) -> None:
+    for name in SAMPLES:
+        for kind in (Kind.CLICK, Kind.TYPE, Kind.SWIPE, Kind.SCROLL):
+            parse_reply(f"<action>{json.dumps({'action': kind, 'text': 'a', name: value})}</action>")

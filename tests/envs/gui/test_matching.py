@@ -1,0 +1,158 @@
+"""Matchers: each rule of each preset by hand, the published mistakes of ``ui_s1`` included."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentenv.envs.gui.actions import Action, Kind
+from agentenv.envs.gui.matching import (
+    MATCHERS,
+    Gold,
+    edit_distance,
+    finger_direction,
+    get_matcher,
+    token_f1,
+    words_match,
+)
+from agentenv.envs.gui.screen import Box
+from agentenv.errors import UnknownName
+
+SIZE = (1000, 2000)
+
+
+def click(x: float, y: float) -> Action:
+    return Action(Kind.CLICK, point=(x, y))
+
+
+def swipe(x1: float, y1: float, x2: float, y2: float) -> Action:
+    return Action(Kind.SWIPE, point=(x1, y1), end=(x2, y2))
+
+
+def exact(preset: str, predicted: Action, gold: Gold) -> bool:
+    return get_matcher(preset)(predicted, gold, SIZE).exact
+
+
+def test_a_click_counts_within_radius_or_box() -> None:
+    gold = Gold(click(500, 1000), SIZE)
+    # agentenv: 0.04 of the shorter side, 40 px, both ways
+    assert exact("agentenv", click(539, 1000), gold)
+    assert not exact("agentenv", click(541, 1000), gold)
+    assert not exact("agentenv", click(500, 1041), gold)
+    # ui_s1: 0.04 of each side, 40 px across and 80 px down
+    assert exact("ui_s1", click(500, 1079), gold)
+    assert not exact("ui_s1", click(541, 1000), gold)
+    # odyssey: 0.14 of each side
+    assert exact("odyssey", click(500, 1279), gold)
+    assert not exact("odyssey", click(641, 1000), gold)
+
+
+def test_the_smallest_box_counts_and_a_large_one_does_not() -> None:
+    small, large = Box(400, 900, 600, 1100), Box(0, 0, 1000, 2000)
+    gold = Gold(click(500, 1000), SIZE, (large, small))
+    # enlarged 1.2 times: 380 to 620
+    assert exact("agentenv", click(381, 1000), gold)
+    assert not exact("agentenv", click(379, 1000), gold)
+    assert exact("ui_s1", click(1, 1), gold)  # any box, the whole screen too
+    assert not exact("agentenv", click(300, 1000), Gold(click(500, 1000), SIZE, (large,)))
+    elsewhere = Gold(click(500, 1000), SIZE, (Box(0, 0, 100, 100),))
+    assert not exact("agentenv", click(50, 50), elsewhere)  # a box without the expert's point
+    assert exact("odyssey", click(50, 50), elsewhere)
+
+
+def test_four_boxes_are_four_boxes_except_as_released() -> None:
+    boxes = tuple(Box(i * 10, 0, i * 10 + 10, 10) for i in range(4))
+    gold = Gold(click(5, 5), SIZE, boxes)
+    assert exact("agentenv", click(5, 5), gold)
+    assert MATCHERS["ui_s1"](click(5, 5), gold, SIZE).reason == "four boxes are read as one"
+
+
+def test_predictions_are_in_pixels_of_the_shown_screen() -> None:
+    gold = Gold(click(500, 1000), SIZE)
+    assert MATCHERS["agentenv"](click(250, 500), gold, (500, 1000)).exact
+    assert not MATCHERS["agentenv"](click(500, 1000), gold, (500, 1000)).exact
+
+
+@pytest.mark.parametrize(
+    ("predicted", "gold", "close", "contained", "anls"),
+    [
+        ("Teapot", "  teapot ", True, True, True),
+        ("", "teapot", False, True, False),  # nothing is contained in everything
+        ("t", "teapot", False, True, True),
+        ("a b c d e", "a b c d f", True, False, True),  # F1 4/5
+        ("a b c", "a b d", False, False, True),  # F1 2/3; one of five characters differs
+        ("ﬁle", "file", True, False, True),  # NFKC
+        ("abcd", "wxyz", False, False, False),
+    ],
+)
+def test_words(predicted: str, gold: str, close: bool, contained: bool, anls: bool) -> None:
+    assert words_match(predicted, gold, "close") is close
+    assert words_match(predicted, gold, "contained") is contained
+    assert words_match(predicted, gold, "anls") is anls
+
+
+def test_measures_of_words_by_hand() -> None:
+    assert edit_distance("kitten", "sitting") == 3
+    assert edit_distance("", "abc") == 3
+    assert token_f1("a a b", "a b b") == pytest.approx(2 / 3)
+    assert token_f1("", "") == 1
+
+
+@given(st.text(max_size=8), st.text(max_size=8))
+def test_edit_distance_is_a_metric(one: str, other: str) -> None:
+    assert edit_distance(one, other) == edit_distance(other, one)
+    assert (edit_distance(one, other) == 0) == (one == other)
+    assert edit_distance(one, other) <= max(len(one), len(other))
+
+
+def test_a_swipe_is_what_the_finger_does() -> None:
+    up, down = swipe(500, 1500, 500, 500), swipe(500, 500, 500, 1500)
+    assert (finger_direction(up, SIZE), finger_direction(down, SIZE)) == ("up", "down")
+    assert finger_direction(swipe(100, 100, 300, 400), SIZE) == "right"  # a fifth across, 0.15 down
+    assert finger_direction(swipe(5, 5, 5, 5), SIZE) is None
+    assert exact("agentenv", up, Gold(up, SIZE, declared="down"))
+    assert not exact("agentenv", down, Gold(up, SIZE, declared="down"))
+    short = swipe(500, 1000, 500, 950)
+    assert MATCHERS["agentenv"](short, Gold(up, SIZE), SIZE).reason == "too short a swipe"
+
+
+def test_ui_s1_fails_its_own_vertical_swipes_where_no_direction_is_declared() -> None:
+    up, right = swipe(500, 1500, 500, 500), swipe(100, 500, 900, 500)
+    assert exact("ui_s1", up, Gold(up, SIZE, declared="down"))
+    assert MATCHERS["ui_s1"](up, Gold(up, SIZE), SIZE).reason == "other direction"
+    assert exact("ui_s1", right, Gold(right, SIZE))
+
+
+def test_ui_s1_fails_its_own_answers_and_keys() -> None:
+    for kind in (Kind.ANSWER, Kind.KEY):
+        said = Action(kind, text="12")
+        assert exact("agentenv", said, Gold(said, SIZE))
+        assert MATCHERS["ui_s1"](said, Gold(said, SIZE), SIZE).reason == f"{kind} for type"
+
+
+def test_choices_and_kinds() -> None:
+    done, failed = Action(Kind.TERMINATE, text="success"), Action(Kind.TERMINATE, text="failure")
+    assert not exact("agentenv", failed, Gold(done, SIZE))
+    assert exact("ui_s1", failed, Gold(done, SIZE))
+    back = Gold(Action(Kind.SYSTEM_BUTTON, text="Back"), SIZE)
+    assert exact("agentenv", Action(Kind.SYSTEM_BUTTON, text="back"), back)
+    assert not exact("ui_s1", Action(Kind.SYSTEM_BUTTON, text="Home"), back)
+    assert exact("agentenv", Action(Kind.WAIT, time=9), Gold(Action(Kind.WAIT, time=2), SIZE))
+    verdict = MATCHERS["agentenv"](click(1, 1), back, SIZE)
+    assert (verdict.type_ok, verdict.exact, verdict.reason) == (False, False, "click for system_button")
+
+
+def test_scrolls_drags_and_missing_places() -> None:
+    down = Action(Kind.SCROLL, direction="down")
+    assert exact("agentenv", down, Gold(down, SIZE))
+    assert not exact("agentenv", Action(Kind.SCROLL, direction="up"), Gold(down, SIZE))
+    drag = Action(Kind.DRAG, point=(100, 100), end=(900, 900))
+    assert exact("agentenv", drag, Gold(drag, SIZE))
+    assert not exact("agentenv", Action(Kind.DRAG, point=(100, 100), end=(500, 900)), Gold(drag, SIZE))
+    assert (
+        MATCHERS["agentenv"](Action(Kind.CLICK, id="4"), Gold(click(1, 1), SIZE), SIZE).reason == "no place"
+    )
+
+
+def test_an_unknown_preset_names_the_nearest() -> None:
+    with pytest.raises(UnknownName, match="ui_s1"):
+        get_matcher("ui_s2")
