@@ -3,6 +3,8 @@
 from agentenv.core.registry import register
 
 register("agentenv/LocalSearch-v0", "agentenv.envs.local_search:LocalSearch")
+register("agentenv/SimulatedSearch-v0", "agentenv.envs.simulated_search:SimulatedSearch")
+register("agentenv/SelfSearch-v0", "agentenv.envs.self_search:SelfSearch")
 register("agentenv/Calculator-v0", "agentenv.envs.calculator:Calculator")
 register("agentenv/Code-v0", "agentenv.envs.code:Code")
 register("agentenv/SQL-v0", "agentenv.envs.sql:Sql")

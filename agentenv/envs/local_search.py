@@ -134,7 +134,7 @@ class LocalSearch(AsyncEnv[SearchState]):
         self._holds: Scorer = get_scorer("em_cover")
         self._prompt = prompt
         self._count = count_tokens or (lambda text: len(text.split()))
-        self.tags = TAGS
+        self.tags: tuple[str, ...] = TAGS
 
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

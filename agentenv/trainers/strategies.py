@@ -24,6 +24,7 @@ from agentenv.trainers.rescue import (
 )
 from agentenv.trainers.retry import ReflectRetryStrategy
 from agentenv.trainers.rollback import RollbackStrategy
+from agentenv.trainers.self_search import SelfSearchStrategy
 from agentenv.trainers.stage import Stage
 from agentenv.trainers.tree import TreeStrategy
 
@@ -69,6 +70,7 @@ STRATEGIES: Mapping[str, Callable[..., RolloutStrategy]] = {
     "rollback": RollbackStrategy,
     "tree": TreeStrategy,
     "judge": JudgeStrategy,
+    "self_search": SelfSearchStrategy,
     "reflect_retry": ReflectRetryStrategy,
     "guide": GuideStrategy,
     "adaptive_hint": AdaptiveHintStrategy,
