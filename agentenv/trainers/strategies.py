@@ -16,6 +16,7 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.errors import UnknownName
 from agentenv.trainers.judge import JudgeStrategy
 from agentenv.trainers.options import bind_options
+from agentenv.trainers.paraphrases import ParaphraseStrategy
 from agentenv.trainers.rescue import (
     AdaptiveHintStrategy,
     CritiqueStrategy,
@@ -71,6 +72,7 @@ STRATEGIES: Mapping[str, Callable[..., RolloutStrategy]] = {
     "tree": TreeStrategy,
     "judge": JudgeStrategy,
     "self_search": SelfSearchStrategy,
+    "paraphrase": ParaphraseStrategy,
     "reflect_retry": ReflectRetryStrategy,
     "guide": GuideStrategy,
     "adaptive_hint": AdaptiveHintStrategy,

@@ -140,10 +140,8 @@ def test_examples_are_labelled_by_the_answer_and_by_the_hop_where_it_is_known() 
     assert first.useful[0][0] == "Ketterby"
     assert all("Orla Venn" not in text for _, text in first.noisy)
     assert [len(page) for page in (second.useful, second.noisy)] == [2, 2]
-    assert [example.query for example in collect_examples([plain], InMemoryRetriever(documents), 1)] in (
-        [],
-        [task.question],
-    )
+    (asked,) = collect_examples([plain], InMemoryRetriever(documents), 2)
+    assert (asked.query, asked.wanted) == (task.question, ("Halvik",))
 
 
 def test_a_simulator_never_learns_from_an_evaluation() -> None:
@@ -251,8 +249,6 @@ def test_a_cost_cap_ends_a_run(simulator: Path) -> None:
         limits = "concurrency=1&prompt_price=1e6&completion_price=2e6&max_cost=500"
         spec = f"simulated:form=compact,noise_end=0,tokens=64@openai:small@{server.url}#{limits}"
         played = episodes(make_retriever(spec), 6)
-        usage = [json.loads(chat) for chat in ()]
-        assert usage == []
     assert 0 < len(server.bodies) < 12
     assert any("budget of 500.0 in money" in t.error for t in played)
 
