@@ -34,8 +34,8 @@ from agentenv.retrievers.fakes import InMemoryRetriever
 from agentenv.retrievers.spec import make_retriever
 
 TAGS = ("search", "read", "answer")
-STOP = ("</search>", "</read>", "</access>", "</answer>")
-"""Stop strings for the engine in this family of environments: nothing after the deciding block is sampled."""
+STOP = tuple(f"</{tag}>" for tag in TAGS)
+"""Stop strings for the engine: nothing after the deciding block is sampled."""
 
 PROMPT = """\
 Find the answer to the question below.
@@ -122,7 +122,7 @@ class LocalSearch(AsyncEnv[SearchState]):
         super().__init__(render_mode=render_mode)
         if "{question}" not in prompt:
             raise ConfigurationError("the prompt template must hold {question}")
-        if min(k, observation_tokens, queries or 1) < 1 or max_turns < 0:
+        if min(k, observation_tokens, 1 if queries is None else queries) < 1 or max_turns < 0:
             raise ConfigurationError(
                 f"k={k}, observation_tokens={observation_tokens} and queries={queries} must be at least 1, "
                 f"max_turns={max_turns} at least 0"

@@ -38,7 +38,7 @@ def act(action: str, task: Task = TASK) -> tuple[float, EndReason, object]:
 
 
 def test_the_last_supporting_document_is_looked_for() -> None:
-    """ "3" stands in no text but the title of d3; "stone" finds all in corpus order, d3 fourth."""
+    """Only the title of d3 holds a 3; all documents hold a stone, and d3 is the fourth of them."""
     assert act("<think>a</think>\n<rewrite>3</rewrite>") == (2.0, EndReason.SUBMITTED, 1)
     reward, end, rank = act("<think>a</think>\n<rewrite>stone</rewrite>")
     assert (reward, end, rank) == (pytest.approx(15 / 9), EndReason.SUBMITTED, 4)
