@@ -36,6 +36,7 @@ class LongSearch(LocalSearch):
     """`LocalSearch` with pages and a long horizon; the published budgets are 128 turns and pages of 25 000 characters."""
 
     call_markers = ("<search>", "<access>")
+    stop = ("</search>", "</access>", "</answer>")
     state: LongState
 
     def __init__(

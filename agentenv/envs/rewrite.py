@@ -64,6 +64,7 @@ class Rewrite(AsyncEnv[RewriteState]):
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}  # type: ignore[misc]
     reward_ceiling: ClassVar[float] = 2.0
+    stop: ClassVar[tuple[str, ...]] = ("</rewrite>",)
 
     def __init__(
         self,

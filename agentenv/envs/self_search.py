@@ -96,6 +96,7 @@ class SelfSearch(LocalSearch):
     """Thoughts, queries, self-written information, then an answer; 0.9 of the reward is the score, 0.1 the format."""
 
     call_markers = ("<search>",)
+    stop = ("</search>", "</answer>")
     state: SelfSearchState
 
     def __init__(

@@ -110,7 +110,7 @@ def takes(env_id: str, argument: str) -> bool:
     """
     for cls in env_class(env_id).__mro__:
         if "__init__" in vars(cls):
-            parameters = inspect.signature(cls.__init__).parameters
+            parameters = inspect.signature(vars(cls)["__init__"]).parameters
             if argument in parameters:
                 return True
             if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):

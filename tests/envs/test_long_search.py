@@ -8,7 +8,6 @@ import pytest
 from agentenv.core.chat import InlineFormat
 from agentenv.core.rollout import RolloutConfig, Start, rollout
 from agentenv.core.types import Document, EndReason, Step, Task, ToolStatus
-from agentenv.envs.local_search import STOP
 from agentenv.envs.long_search import LongSearch
 from agentenv.errors import ConfigurationError
 from agentenv.policies.scripted import ScriptedPolicy
@@ -76,7 +75,7 @@ def test_forty_turns_are_one_row_in_which_only_actions_are_trained() -> None:
     env = begun(part_chars=10, max_turns=50)
     actions = ["<search>Halvik</search>", "<access>d0</access>"] * 20 + ["<answer>Norland</answer>"]
     policy = ScriptedPolicy({"e-0": actions})
-    config = RolloutConfig(context_tokens=1 << 17, turn_tokens=99, stop=STOP)
+    config = RolloutConfig(context_tokens=1 << 17, turn_tokens=99, stop=LongSearch.stop)
     (played,) = asyncio.run(
         rollout([Start(env, TASK, 0)], policy, InlineFormat(policy.tokenizer), config, name="e")
     )
@@ -88,7 +87,7 @@ def test_forty_turns_are_one_row_in_which_only_actions_are_trained() -> None:
 def test_the_token_budget_ends_a_long_episode() -> None:
     env = begun()
     policy = ScriptedPolicy({"e-0": ["<search>Halvik</search>"] * 60})
-    config = RolloutConfig(context_tokens=3000, turn_tokens=99, stop=STOP)
+    config = RolloutConfig(context_tokens=3000, turn_tokens=99, stop=LongSearch.stop)
     (played,) = asyncio.run(
         rollout([Start(env, TASK, 0)], policy, InlineFormat(policy.tokenizer), config, name="e")
     )

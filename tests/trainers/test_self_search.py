@@ -12,7 +12,6 @@ from agentenv.core.chat import InlineFormat
 from agentenv.core.rollout import RolloutConfig, Start
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import Completion, Document, EndReason, FinishReason, Task
-from agentenv.envs.local_search import STOP
 from agentenv.envs.self_search import SelfSearch
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.sampled import sampled_pass_at_k
@@ -127,7 +126,7 @@ def roll(real: str, *actions: str) -> Trajectory:
         real=real,  # type: ignore[arg-type]
     )
     policy = ScriptedPolicy({"e-0": actions})
-    config = RolloutConfig(context_tokens=9999, turn_tokens=999, stop=STOP)
+    config = RolloutConfig(context_tokens=9999, turn_tokens=999, stop=SelfSearch.stop)
     stage = Stage(policy, InlineFormat(policy.tokenizer), config, policy.tokenizer.decode)
     groups = asyncio.run(play_groups([[Start(env, TASK, 0)]], get_strategy("self_search"), stage))
     return groups[0][0]
