@@ -46,6 +46,9 @@ COMMANDS = {
     "retriever plan": Command("agentenv.cli.retriever_plan:Plan", "which index fits a machine's memory"),
     "retriever adopt": Command("agentenv.cli.retriever:Adopt", "take over an index that was built elsewhere"),
     "retriever serve": Command("agentenv.cli.retriever_serve:Serve", "answer searches over HTTP"),
+    "simulator data": Command("agentenv.cli.simulator:Data", "pages of real searches, useful and noisy"),
+    "simulator train": Command("agentenv.cli.simulator:Train", "fine-tune a model to play the search engine"),
+    "simulator serve": Command("agentenv.cli.simulator:Serve", "a local model as a chat endpoint"),
     "sandbox run": Command("agentenv.cli.sandbox:Run", "run a program in a sandbox"),
     "sandbox build": Command("agentenv.cli.sandbox:Build", "make the image of the Docker sandbox"),
 }

@@ -3,6 +3,12 @@
 from agentenv.core.registry import register
 
 register("agentenv/LocalSearch-v0", "agentenv.envs.local_search:LocalSearch")
+register("agentenv/SimulatedSearch-v0", "agentenv.envs.simulated_search:SimulatedSearch")
+register("agentenv/SelfSearch-v0", "agentenv.envs.self_search:SelfSearch")
+register("agentenv/JudgedSearch-v0", "agentenv.envs.judged_search:JudgedSearch")
+register("agentenv/Rewrite-v0", "agentenv.envs.rewrite:Rewrite")
+register("agentenv/LongSearch-v0", "agentenv.envs.long_search:LongSearch")
+register("agentenv/PlannedSearch-v0", "agentenv.envs.planned_search:PlannedSearch")
 register("agentenv/Calculator-v0", "agentenv.envs.calculator:Calculator")
 register("agentenv/Code-v0", "agentenv.envs.code:Code")
 register("agentenv/SQL-v0", "agentenv.envs.sql:Sql")

@@ -28,7 +28,8 @@ from agentenv.core.types import (
     ToolStatus,
 )
 from agentenv.data.world import FictionalWorld, WorldConfig
-from agentenv.errors import ConfigurationError, DatasetError
+from agentenv.envs.outcomes import OUTCOMES, Ending
+from agentenv.errors import ConfigurationError, DatasetError, UnknownName
 from agentenv.retrievers.fakes import InMemoryRetriever
 from agentenv.retrievers.spec import make_retriever
 
@@ -64,6 +65,8 @@ class SearchState:
     retrieved: list[list[str]] = field(default_factory=list)
     """Ids of the passages that each query returned, best first."""
     turns: int = 0
+    mistakes: int = 0
+    """Turns that could not be acted on."""
     shown: bool = False
     """Whether an observation has held an accepted answer."""
     answer: str | None = None
@@ -88,6 +91,8 @@ class LocalSearch(AsyncEnv[SearchState]):
         snippet_words: int | None = None,
         scorer: str = "em_squad",
         found_reward: float = 0.0,
+        outcome: str = "answer",
+        queries: int | None = None,
         prompt: str = PROMPT,
         count_tokens: Callable[[str], int] | None = None,
         render_mode: str | None = None,
@@ -104,21 +109,26 @@ class LocalSearch(AsyncEnv[SearchState]):
             scorer: Name of the scorer that gives the reward.
             found_reward: Reward of the first turn whose observation holds an accepted answer, for credit by turn (MT-GRPO:
                 0.5); of no use where answers are yes or no.
+            outcome: Name in `agentenv.envs.outcomes.OUTCOMES` of what the end is worth; ``answer`` is the score alone.
+            queries: Queries that one turn may ask, further ones are left out; 1 is sequential search, None any number.
             prompt: Opening message; must hold ``{question}``.
             count_tokens: Length of a text in tokens; None counts words.
             render_mode: ``ansi`` or None.
 
         Raises:
             ConfigurationError: no ``{question}`` in the prompt, or a bound below 1.
+            UnknownName: no such outcome.
         """
         super().__init__(render_mode=render_mode)
         if "{question}" not in prompt:
             raise ConfigurationError("the prompt template must hold {question}")
-        if min(k, observation_tokens) < 1 or max_turns < 0:
+        if min(k, observation_tokens, 1 if queries is None else queries) < 1 or max_turns < 0:
             raise ConfigurationError(
-                f"k={k} and observation_tokens={observation_tokens} must be at least 1, "
+                f"k={k}, observation_tokens={observation_tokens} and queries={queries} must be at least 1, "
                 f"max_turns={max_turns} at least 0"
             )
+        if outcome not in OUTCOMES:
+            raise UnknownName.among("outcome", outcome, OUTCOMES)
         if tasks is None or retriever is None:
             world = FictionalWorld.generate(WorldConfig(documents=200, questions=50))
             tasks = tasks or world.questions
@@ -131,10 +141,12 @@ class LocalSearch(AsyncEnv[SearchState]):
         self._snippet_words = snippet_words
         self._scorer: Scorer = get_scorer(scorer)
         self._found_reward = found_reward
+        self._outcome = OUTCOMES[outcome]
+        self._queries = queries
         self._holds: Scorer = get_scorer("em_cover")
         self._prompt = prompt
         self._count = count_tokens or (lambda text: len(text.split()))
-        self.tags = TAGS
+        self.tags: tuple[str, ...] = TAGS
 
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -167,10 +179,14 @@ class LocalSearch(AsyncEnv[SearchState]):
         if block and block.tag == "answer":
             return self._answer(block.content)
         if last:
-            return self.result((), end=EndReason.TURN_LIMIT, truncated=True, valid=False, answer=None)
+            reward = self._worth(0.0)
+            return self.result(
+                (), reward=reward, end=EndReason.TURN_LIMIT, truncated=True, valid=False, answer=None
+            )
         observation, result = await self._act(block)
         self.state.turns += 1
         valid = result.status is ToolStatus.OK
+        self.state.mistakes += result.status is ToolStatus.FORMAT_ERROR
         reward = self._newly_shown(observation) * self._found_reward if self._found_reward else 0.0
         return self.result(
             (Message("tool", observation),), reward=reward, valid=valid, tool_results=(result,)
@@ -183,7 +199,7 @@ class LocalSearch(AsyncEnv[SearchState]):
 
     async def _act(self, block: Block | None) -> tuple[str, ToolResult]:
         if block and block.tag == "search" and (texts := _lines(block.content)):
-            return await self._search(texts)
+            return await self._search(texts[: self._queries])
         if block and block.tag == "read":
             return self._read(block.content)
         return CORRECTION, ToolResult("none", ToolStatus.FORMAT_ERROR, error_class="no complete action")
@@ -198,10 +214,12 @@ class LocalSearch(AsyncEnv[SearchState]):
         state.retrieved += ids
         passages = list({passage.id: passage for ranking in rankings for passage in ranking}.values())
         state.found |= {passage.title: passage for passage in passages}
-        body = format_passages(passages, self._snippet_words)
-        return self._information(body), ToolResult(
+        return self._information(self._format(passages)), ToolResult(
             "search", ToolStatus.OK, "\n".join(texts), data={"ids": ids}
         )
+
+    def _format(self, passages: list[Passage]) -> str:
+        return format_passages(passages, self._snippet_words)
 
     def _read(self, title: str) -> tuple[str, ToolResult]:
         passage = self.state.found.get(title)
@@ -228,7 +246,11 @@ class LocalSearch(AsyncEnv[SearchState]):
     def _answer(self, text: str) -> Step:
         self.state.answer = text
         score = self._scorer(text, self.state.task.answers)
-        return self.result((), reward=score.value, end=EndReason.ANSWERED, answer=text)
+        return self.result((), reward=self._worth(score.value), end=EndReason.ANSWERED, answer=text)
+
+    def _worth(self, score: float) -> float:
+        searches = self.state.turns - self.state.mistakes
+        return self._outcome(Ending(score, searches, self.state.mistakes))
 
     def anchor_key(self) -> str:
         """The question and the set of documents seen: what was asked in between does not matter."""

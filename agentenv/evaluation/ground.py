@@ -21,6 +21,7 @@ from agentenv.data.sources import OWN, Frozen, Source, SourceConfig, open_source
 from agentenv.errors import ConfigurationError
 from agentenv.retrievers.corpus import Corpus, as_corpus, load_corpus
 from agentenv.retrievers.metrics import all_at_k, recall_at_k
+from agentenv.retrievers.simulated import check_gold
 from agentenv.retrievers.spec import make_retriever
 from agentenv.trainers.options import bind_options
 
@@ -101,13 +102,20 @@ class Ground:
 
 
 def takes(env_id: str, argument: str) -> bool:
-    """Whether the environment's constructor has ``argument``.
+    """Whether the environment's constructor has ``argument``, or hands it on to one above that has.
 
     Raises:
         UnknownName: no such environment.
         MissingExtra: an optional dependency of it is not installed.
     """
-    return argument in inspect.signature(env_class(env_id)).parameters
+    for cls in env_class(env_id).__mro__:
+        if "__init__" in vars(cls):
+            parameters = inspect.signature(vars(cls)["__init__"]).parameters
+            if argument in parameters:
+                return True
+            if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+                return False
+    return False
 
 
 def open_ground(
@@ -128,7 +136,8 @@ def open_ground(
         progress: Called with passages encoded and passages in all while an index is built.
 
     Raises:
-        ConfigurationError: a set without a corpus, and no retriever given; an environment without tasks of its own.
+        ConfigurationError: a set without a corpus, and no retriever given; an environment without tasks of its own; or a
+            simulator that would be told the answers of an evaluation.
     """
     opened = _own_tasks(source, env) if source.dataset == OWN else open_source(source)
     if not takes(env.id, "retriever"):
@@ -136,7 +145,9 @@ def open_ground(
     if search.corpus:
         opened = replace(opened, documents=None, corpus=_corpus_file(search.corpus, source))
     if search.retriever and search.retriever != BM25:
-        return Ground(opened, make_retriever(search.retriever), env, count_tokens)
+        retriever = make_retriever(search.retriever)
+        check_gold(retriever, opened.split)
+        return Ground(opened, retriever, env, count_tokens)
     corpus = corpus_of(opened)
     if corpus is None:
         raise ConfigurationError(

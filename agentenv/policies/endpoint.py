@@ -48,6 +48,12 @@ class Endpoint:
     """Requests in all, retries included; 0 is no limit."""
     max_total_tokens: int = 0
     """Tokens in all, of prompts and replies; 0 is no limit. Counted as the endpoint reports them."""
+    prompt_price: float = 0.0
+    """Price of a million tokens of prompts, in the currency of ``max_cost``."""
+    completion_price: float = 0.0
+    """Price of a million tokens of replies."""
+    max_cost: float = 0.0
+    """Cost in all, by the two prices; 0 is no limit."""
     retries: int = 6
     """Further attempts after a failure that may pass."""
     backoff_s: float = 0.5
@@ -83,8 +89,12 @@ class Endpoint:
         return cls(model, f"http{url}", **_options(options))
 
     def __post_init__(self) -> None:
-        if self.concurrency < 1 or min(self.retries, self.per_minute, self.backoff_s, self.deadline_s) < 0:
+        numbers = (self.retries, self.per_minute, self.backoff_s, self.deadline_s, self.max_cost)
+        prices = (self.prompt_price, self.completion_price)
+        if self.concurrency < 1 or min(*numbers, *prices) < 0:
             raise ConfigurationError("An endpoint needs a concurrency of at least 1 and no negative number.")
+        if self.max_cost and not any(prices):
+            raise ConfigurationError("max_cost bounds nothing without prompt_price or completion_price.")
 
     @property
     def chat_url(self) -> str:
@@ -193,6 +203,13 @@ class ChatClient:
         """The model's name and its address."""
         return f"{self.endpoint.model}@{self.endpoint.url}"
 
+    @property
+    def cost(self) -> float:
+        """What the tokens so far cost by the endpoint's prices."""
+        prices, usage = self.endpoint, self.usage
+        paid = usage.prompt_tokens * prices.prompt_price + usage.completion_tokens * prices.completion_price
+        return paid / 1e6
+
     def usage_report(self) -> dict[str, int]:
         """The usage as JSON."""
         return asdict(self.usage)
@@ -268,6 +285,7 @@ class ChatClient:
         for limit, used, what in (
             (self.endpoint.max_requests, self.usage.requests, "requests"),
             (self.endpoint.max_total_tokens, spent, "tokens"),
+            (self.endpoint.max_cost, self.cost, "in money"),
         ):
             if limit and used >= limit:
                 raise EndpointFault(f"The budget of {limit} {what} for {self.endpoint.url} is spent.")

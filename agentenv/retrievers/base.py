@@ -128,7 +128,7 @@ def texts_of(queries: Sequence[Query | str], k: int) -> tuple[str, ...]:
     return tuple(" ".join((query if isinstance(query, str) else query.text).split()) for query in queries)
 
 
-def passage_text(document: Document) -> str:
+def passage_text(document: Document | Passage) -> str:
     """The words of a document: its title and its text."""
     return f"{document.title} {document.text}".strip()
 

@@ -32,9 +32,7 @@ class LossyRetriever:
         ]
 
     def _misses(self, query: Query | str) -> bool:
-        text, context = (query, None) if isinstance(query, str) else (query.text, query.context)
-        key = f"{context.seed}/{context.step}/{text}" if context else text
-        return zlib.crc32(key.encode()) < self.share * 2**32
+        return chance_of(query) < self.share
 
     def info(self) -> RetrieverInfo:
         """The inner retriever's, as one whose results depend on who asks."""
@@ -45,3 +43,15 @@ class LossyRetriever:
             fingerprint=f"lossy {self.share!r} {inner.fingerprint}",
             contextual=True,
         )
+
+
+def chance_of(query: Query | str, purpose: str = "") -> float:
+    """A number in [0, 1) that is drawn for a query: always the same for its text, its episode's seed and its turn.
+
+    Args:
+        query: What is searched.
+        purpose: Other purposes draw other numbers.
+    """
+    text, context = (query, None) if isinstance(query, str) else (query.text, query.context)
+    key = f"{context.seed}/{context.step}/{text}" if context else text
+    return zlib.crc32(f"{purpose}{key}".encode()) / 2**32

@@ -11,6 +11,7 @@ from agentenv.retrievers.faiss import FaissRetriever
 from agentenv.retrievers.hybrid import HybridRetriever
 from agentenv.retrievers.remote import RemoteRetriever
 from agentenv.retrievers.rerank import RerankRetriever, make_reranker
+from agentenv.retrievers.simulated import SimulatedRetriever
 from agentenv.retrievers.storage import read_card
 from agentenv.retrievers.web import WebRetriever
 
@@ -32,6 +33,7 @@ def make_retriever(spec: str) -> Retriever:
     """The retriever that ``spec`` names.
 
     ``faiss:DIR``, ``bm25:DIR`` and ``hybrid:DIR`` are saved ones; ``rerank:MODEL@SPEC`` reorders what another one finds;
+    ``simulated:SIMULATOR`` is a model that plays the search engine, in the forms of `agentenv.retrievers.simulators.KINDS`;
     ``http://HOST:PORT`` is a server; ``web:NAME`` is a search engine; ``cassette:FILE`` replays a recording, and
     ``cassette:FILE@SPEC`` asks the retriever SPEC what the file lacks and records it.
 
@@ -89,6 +91,7 @@ OTHERS: dict[str, Callable[[str], Retriever]] = {
     "web": WebRetriever.named,
     "cassette": _cassette,
     "rerank": _rerank,
+    "simulated": SimulatedRetriever.parse,
 }
 
 FORMS = (
@@ -98,5 +101,7 @@ FORMS = (
     "cassette:FILE",
     "cassette:FILE@SPEC",
     "rerank:MODEL@SPEC",
+    "simulated:SIMULATOR",
+    "simulated:OPTION=VALUE,...@SIMULATOR",
 )
 """Every form of a spec, for people."""

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from agentenv.data.sources import Frozen, SourceConfig
 from agentenv.errors import ConfigurationError, UnknownName
@@ -178,6 +178,23 @@ class EvaluationSettings(Frozen):
         return self
 
 
+class SimulationSettings(Frozen):
+    """What training searches in place of ``search``; evaluations never do."""
+
+    retriever: str = ""
+    """Its spec, such as ``simulated:hf:PATH``; empty searches ``search``."""
+    real: tuple[float, float] = (0.0, 0.0)
+    """Share of the training episodes that search ``search`` all the same, at the first step and at the last; linear in
+    between."""
+
+    @field_validator("real")
+    @classmethod
+    def _shares(cls, real: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= share <= 1 for share in real):
+            raise ValueError("shares lie within 0 and 1")
+        return real
+
+
 class GuardSettings(Frozen):
     """What is done about signs of a collapse, beyond the warning that there always is."""
 
@@ -208,6 +225,8 @@ class TrainConfig(Frozen):
     """The environment."""
     search: SearchConfig = SearchConfig()
     """Its retriever; without effect where it searches nothing."""
+    simulation: SimulationSettings = SimulationSettings()
+    """A simulated search for training alone."""
     train: SourceConfig = SourceConfig()
     """Questions to learn from."""
     dev: SourceConfig = SourceConfig()

@@ -30,6 +30,7 @@ from agentenv.errors import Fault
 from agentenv.evaluation.records import RESULTS, read_json, write_results
 from agentenv.policies.card import EpisodeCard, write_card
 from agentenv.retrievers.lossy import LossyRetriever
+from agentenv.retrievers.mixed import at_progress
 from agentenv.trainers.advantages import get_estimator
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.denormals import flushed_denormals
@@ -135,7 +136,11 @@ def _play(run: Run, draws: Sequence[Draw], groups: Sequence[Group], ledger: Ledg
 
 def _starts(run: Run, draw: Draw, group: Group, ledger: Ledger) -> list[Start]:
     group_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{run.config.seed}/{ledger.step}/{group.first}"))
-    retriever = LossyRetriever(run.train.searched, draw.noise) if draw.noise else None
+    retriever = run.train.retriever and at_progress(
+        run.train.retriever, ledger.step / run.config.optimization.steps
+    )
+    if draw.noise:
+        retriever = LossyRetriever(retriever or run.train.searched, draw.noise)
     ground = run.train.varied(retriever=retriever, **draw.env)
     seeds = [int(ledger.rng.integers(1 << 31)) for _ in range(draw.rollouts)]
     return [Start(ground.make_env(), ledger.tasks[group.task], seed, group_id) for seed in seeds]

@@ -13,10 +13,11 @@ from agentenv.core.registry import env_class
 from agentenv.core.rollout import RolloutConfig
 from agentenv.data.sources import SourceConfig
 from agentenv.errors import ConfigurationError
-from agentenv.evaluation.ground import EnvConfig, Ground, open_ground
+from agentenv.evaluation.ground import EnvConfig, Ground, SearchConfig, open_ground
 from agentenv.policies.card import read_card
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.spec import make_policy, policy_folder
+from agentenv.retrievers.mixed import MixedRetriever
 from agentenv.tracking import Tracker, make_tracker
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.folder import RunFolder
@@ -94,7 +95,7 @@ def set_up(folder: RunFolder, display: Display) -> Run:
         chat=chat,
         learner=learner,
         sampler=get_sampler(config.rollout.sampler, config.rollout.sampler_options),
-        train=_open(config.train, config, policy, display),
+        train=_open_training(config, policy, display),
         dev=_open(config.dev, config, policy, display),
         test=_open(config.test, config, policy, display),
         trackers=trackers,
@@ -150,6 +151,21 @@ def _open(source: SourceConfig, config: TrainConfig, policy: HFPolicy, display: 
         return len(policy.tokenizer.encode(text, add_special_tokens=False))
 
     return open_ground(source, config.search, config.env, count)
+
+
+def _open_training(config: TrainConfig, policy: HFPolicy, display: Display) -> Ground:
+    """The training ground, with the simulated search where one is configured."""
+    simulation = config.simulation
+    if not simulation.retriever:
+        return _open(config.train, config, policy, display)
+    search = SearchConfig(retriever=simulation.retriever)
+    simulated = _open(config.train, config.model_copy(update={"search": search}), policy, display)
+    if not any(simulation.real):
+        return simulated
+    real = _open(config.train, config, policy, display)
+    start, end = simulation.real
+    mixed = MixedRetriever(simulated.searched, real.searched, start=start, end=end)
+    return simulated.varied(retriever=mixed)
 
 
 def rollout_config(config: TrainConfig, *, temperature: float) -> RolloutConfig:

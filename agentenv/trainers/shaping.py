@@ -53,11 +53,12 @@ def shape_rewards(
         longest = max((part.stop - part.start for part in trajectory.row_slices), default=0)
         penalty = overlong_penalty(longest, limit=limit, buffer=overlong_buffer, factor=overlong_factor)
         penalty -= answer_penalty * (trajectory.end_reason not in ANSWERS)
-        shaped.append(_paid(trajectory, penalty) if penalty else trajectory)
+        shaped.append(paid(trajectory, penalty) if penalty else trajectory)
     return shaped
 
 
-def _paid(trajectory: Trajectory, amount: float) -> Trajectory:
+def paid(trajectory: Trajectory, amount: float) -> Trajectory:
+    """``trajectory`` with ``amount`` in its outcome and in its last turn's reward."""
     turns = trajectory.turns
     if turns:
         turns = (*turns[:-1], replace(turns[-1], reward=turns[-1].reward + amount))

@@ -16,6 +16,7 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.errors import UnknownName
 from agentenv.trainers.judge import JudgeStrategy
 from agentenv.trainers.options import bind_options
+from agentenv.trainers.paraphrases import ParaphraseStrategy
 from agentenv.trainers.rescue import (
     AdaptiveHintStrategy,
     CritiqueStrategy,
@@ -24,6 +25,7 @@ from agentenv.trainers.rescue import (
 )
 from agentenv.trainers.retry import ReflectRetryStrategy
 from agentenv.trainers.rollback import RollbackStrategy
+from agentenv.trainers.self_search import SelfSearchStrategy
 from agentenv.trainers.stage import Stage
 from agentenv.trainers.tree import TreeStrategy
 
@@ -69,6 +71,8 @@ STRATEGIES: Mapping[str, Callable[..., RolloutStrategy]] = {
     "rollback": RollbackStrategy,
     "tree": TreeStrategy,
     "judge": JudgeStrategy,
+    "self_search": SelfSearchStrategy,
+    "paraphrase": ParaphraseStrategy,
     "reflect_retry": ReflectRetryStrategy,
     "guide": GuideStrategy,
     "adaptive_hint": AdaptiveHintStrategy,

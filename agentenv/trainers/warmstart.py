@@ -17,7 +17,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -48,6 +48,8 @@ from agentenv.trainers.demonstrations import (
 from agentenv.trainers.denormals import flushed_denormals
 
 Batch = tuple[Tensor, Tensor]
+Lesson = tuple[list[int], list[bool]]
+"""Token ids, and which of them are the model's own."""
 _WORLD = WorldConfig(documents=200, questions=48, families=("lookup", "bridge"), split="train")
 _CHUNKS = 3
 
@@ -122,7 +124,7 @@ def warmstart(config: WarmstartConfig, display: Display, out: Path, *, reader: P
     if config.crowd_steps:
         display.phase("crowd", config.crowd_steps)
         crowd = _mixture(config, InlineFormat(policy.tokenizer))
-        figures["tokens"] += _fit(_rounded(policy), crowd, config.crowd_steps, 0.1, config, display)
+        figures["tokens"] += fit(_rounded(policy), crowd, config.crowd_steps, 0.1, config, display)
     figures["minutes"] += (time.perf_counter() - began) / 60
     save(policy, figures, config, out)
     return figures
@@ -136,9 +138,9 @@ def _make_reader(config: WarmstartConfig, display: Display) -> tuple[HFPolicy, F
     lessons = chain(islice(_copying(config, chat), config.copying_steps), _reading(config, chat))
     steps = config.copying_steps + config.reader_steps
     display.phase("reader", steps)
-    tokens = _fit(policy, lessons, steps, 1.0, config, display)
+    tokens = fit(policy, lessons, steps, 1.0, config, display)
     display.phase("polishing", config.polishing_steps)
-    tokens += _fit(_rounded(policy), _polishing(config, chat), config.polishing_steps, 0.5, config, display)
+    tokens += fit(_rounded(policy), _polishing(config, chat), config.polishing_steps, 0.5, config, display)
     accuracy = reading_accuracy(policy, chat, config)
     return policy, {"tokens": tokens, "minutes": 0.0, "reading_accuracy": accuracy}
 
@@ -205,13 +207,17 @@ def _mixture(config: WarmstartConfig, chat: InlineFormat) -> Iterator[list[Batch
 
 
 def _batches(config: WarmstartConfig, chat: InlineFormat, demos: Sequence[Demo]) -> list[Batch]:
+    return in_batches([to_tokens(chat, demo) for demo in demos], config.page_weight)
+
+
+def in_batches(lessons: Sequence[Lesson], page_weight: float) -> list[Batch]:
     """One optimiser step, cut by length into ``_CHUNKS`` batches so that little is padded."""
-    rows = sorted((to_tokens(chat, demo) for demo in demos), key=lambda row: len(row[0]))
+    rows = sorted(lessons, key=lambda row: len(row[0]))
     size = -(-len(rows) // _CHUNKS)
-    return [_pad(rows[i : i + size], config.page_weight) for i in range(0, len(rows), size)]
+    return [_pad(rows[i : i + size], page_weight) for i in range(0, len(rows), size)]
 
 
-def _pad(rows: Sequence[tuple[list[int], list[bool]]], page_weight: float) -> Batch:
+def _pad(rows: Sequence[Lesson], page_weight: float) -> Batch:
     """Ids [B, T] and loss weights [B, T]; the first token of a row, which nothing predicts, weighs 0."""
     width = max(len(ids) for ids, _ in rows)
     ids = torch.stack([pad(torch.tensor(i), (0, width - len(i))) for i, _ in rows])
@@ -222,7 +228,7 @@ def _pad(rows: Sequence[tuple[list[int], list[bool]]], page_weight: float) -> Ba
     return ids, weights
 
 
-def _fit(
+def fit(
     policy: HFPolicy,
     batches: Iterator[list[Batch]],
     steps: int,
@@ -308,27 +314,34 @@ def reading_accuracy(
 
 def save(policy: HFPolicy, figures: Figures, config: WarmstartConfig, out: Path) -> None:
     """Writes model (bfloat16), tokenizer, the form of its episodes and a card that says how it was made."""
+    shares = {demonstrator.__name__: share for demonstrator, share in CROWD.items()}
+    parameters = sum(p.numel() for p in policy.model.parameters())
+    card = _CARD.format(config=config, shape=policy.model.config, parameters=parameters, **figures, **shares)
+    episode = EpisodeCard(
+        prompt="{question}",
+        k=config.k,
+        max_turns=3,
+        observation_tokens=256,
+        turn_tokens=32,
+        context_tokens=640,
+    )
+
+    def cards(part: Path) -> None:
+        write_card(part, episode)
+        (part / "README.md").write_text(card, encoding="utf-8")
+        (part / _FIGURES).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+    write_weights(policy, out, cards)
+
+
+def write_weights(policy: HFPolicy, out: Path, cards: Callable[[Path], None]) -> None:
+    """Writes model (bfloat16), tokenizer and whatever ``cards`` adds to the folder, which appears when it is complete."""
     part = out.with_name(out.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     copy.deepcopy(policy.model).to(torch.bfloat16).save_pretrained(part)
     policy.tokenizer.save_pretrained(part)
-    write_card(
-        part,
-        EpisodeCard(
-            prompt="{question}",
-            k=config.k,
-            max_turns=3,
-            observation_tokens=256,
-            turn_tokens=32,
-            context_tokens=640,
-        ),
-    )
-    shares = {demonstrator.__name__: share for demonstrator, share in CROWD.items()}
-    parameters = sum(p.numel() for p in policy.model.parameters())
-    card = _CARD.format(config=config, shape=policy.model.config, parameters=parameters, **figures, **shares)
-    (part / "README.md").write_text(card, encoding="utf-8")
-    (part / _FIGURES).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    cards(part)
     part.replace(out)
 
 

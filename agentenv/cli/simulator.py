@@ -1,0 +1,169 @@
+"""``agentenv simulator data``, ``train`` and ``serve``: a language model that plays the search engine."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import tyro
+from rich.console import Console
+
+from agentenv.errors import ConfigurationError, MissingExtra
+
+
+@dataclass(frozen=True)
+class Data:
+    """Searches for the questions of a training split and sorts what is found into useful and noisy.
+
+    Example: agentenv simulator data --worlds 20 --out runs/simulator.jsonl
+    """
+
+    out: Path
+    """File to write; must not exist."""
+    dataset: str = "world"
+    """A name that `agentenv list` shows, or ``world`` for FictionalWorlds made on the spot."""
+    data: Path | None = None
+    """Folder or file of a named set; default: the environment variable AGENTENV_DATA."""
+    worlds: int = 20
+    """Worlds that are made, of 200 documents and 150 questions each."""
+    seed: int = 0
+    """The worlds take the seeds after it; draws the questions of a named set."""
+    retriever: str = ""
+    """Spec of the real retriever; default: a FAISS index over the corpus of the questions."""
+    encoder: str = "minilm"
+    """Encoder of an index that is built."""
+    k: int = 2
+    """Documents a page."""
+    limit: int | None = None
+    """Most questions of a set or of a world."""
+
+    def run(self) -> dict[str, Any]:
+        """Writes the examples and returns how many there are."""
+        from agentenv.retrievers.simulation_data import write_examples
+
+        if self.out.exists():
+            raise ConfigurationError(f"{self.out} exists already; choose another --out")
+        if min(self.k, self.worlds) < 1:
+            raise ConfigurationError("--k and --worlds are at least 1.")
+        return {"examples": write_examples(self.out, self._examples()), "out": str(self.out)}
+
+    def _examples(self) -> Iterator[Any]:
+        from agentenv.data.sources import WORLD, SourceConfig
+        from agentenv.data.world import WorldConfig
+        from agentenv.evaluation.ground import EnvConfig, SearchConfig, open_ground
+        from agentenv.retrievers.simulated import TRAINING
+        from agentenv.retrievers.simulation_data import collect_examples
+
+        numbers = range(1, self.worlds + 1) if self.dataset == WORLD else (0,)
+        search = SearchConfig(retriever=self.retriever, encoder=self.encoder)
+        for number in numbers:
+            source = SourceConfig(
+                dataset=self.dataset,
+                data=self.data,
+                split=None if self.dataset == WORLD else TRAINING,
+                limit=self.limit,
+                seed=self.seed,
+                world=WorldConfig(
+                    seed=self.seed + number,
+                    documents=200,
+                    questions=150,
+                    families=("lookup", "bridge"),
+                    split="train",
+                ),
+            )
+            ground = open_ground(source, search, EnvConfig(), len)
+            yield from collect_examples(ground.source.tasks, ground.retriever, self.k)
+
+    def show(self, result: dict[str, Any], console: Console) -> None:
+        """How many examples there are, and where."""
+        console.print(f"{result['examples']:,} examples in {result['out']}", highlight=False)
+
+
+@dataclass(frozen=True)
+class Train:
+    """Fine-tunes a simulator on examples and says how well it does on some that it never saw.
+
+    Example: agentenv simulator train runs/simulator.jsonl --out runs/simulator
+    """
+
+    examples: tyro.conf.Positional[Path]
+    """File that `agentenv simulator data` wrote."""
+    out: Path
+    """Folder for weights, tokenizer and figures; must not exist."""
+    base: str = "tiny"
+    """Where it begins: ``tiny`` or ``hf:PATH``."""
+    steps: int = 400
+    """Optimiser steps."""
+    seed: int = 0
+    """Seeds the order of the examples."""
+    rate: float | None = None
+    """Share of the warm start's step sizes; default: as suits the tiny policy, 0.25. Large models want 0.0025."""
+
+    def run(self) -> dict[str, Any]:
+        """Trains and saves."""
+        from agentenv.policies.spec import make_policy
+        from agentenv.retrievers.simulation_data import read_examples
+
+        try:
+            from agentenv.trainers import simulator as maker
+        except ModuleNotFoundError as error:
+            raise MissingExtra.of(error.name or "torch", "train") from error
+        from agentenv.cli.progress import LiveDisplay
+
+        if self.out.exists():
+            raise ConfigurationError(f"{self.out} exists already; choose another --out")
+        examples, policy = read_examples(self.examples), make_policy(self.base)
+        config = maker.SimulatorConfig(seed=self.seed, steps=self.steps)
+        if self.rate is not None:
+            config = replace(config, rate=self.rate)
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        with LiveDisplay("simulator", log=self.out.parent / f"{self.out.name}.log") as display:
+            figures = maker.train_simulator(policy, examples, config, display, self.out)
+        return figures | {"out": str(self.out)}
+
+    def show(self, result: dict[str, Any], console: Console) -> None:
+        """The quality report, cost, and where the simulator is."""
+        for name in ("useful_contains", "noisy_contains", "unreadable", "copy_rate", "words", "real_words"):
+            value = result[name]
+            console.print(f"  {name:<18}{'-' if value is None else f'{value:.3f}'}", highlight=False)
+        console.print(
+            f"n {result['n']}; {result['tokens']:,} tokens in {result['steps']} steps\nSimulator: {result['out']}",
+            highlight=False,
+        )
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Answers chat requests with a local model, in OpenAI's format.
+
+    Example: agentenv simulator serve runs/simulator --port 6001
+    """
+
+    folder: tyro.conf.Positional[Path]
+    """Folder of the model."""
+    port: int = 6001
+    """Port; 0 takes a free one."""
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 lets other machines in."""
+
+    def run(self) -> dict[str, Any]:
+        """Serves until it is told to stop."""
+        from agentenv.policies.chat_server import make_chat_app
+        from agentenv.policies.spec import make_policy
+        from agentenv.retrievers.server import address_of, listen
+
+        try:
+            import uvicorn
+        except ModuleNotFoundError as error:
+            raise MissingExtra.of("uvicorn", "serve") from error
+        app = make_chat_app(make_policy(f"hf:{self.folder}"), self.folder.name)
+        with listen(self.host, self.port) as listening:
+            address = f"{address_of(listening)}/v1"
+            Console(stderr=True).print(f"{self.folder.name} answers at {address}", highlight=False)
+            settings: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False}
+            uvicorn.Server(uvicorn.Config(app, **settings)).run(sockets=[listening])
+        return {"address": address}
+
+    def show(self, result: dict[str, Any], console: Console) -> None:
+        """Says that it has stopped."""
+        console.print(f"{result['address']} has stopped", highlight=False)

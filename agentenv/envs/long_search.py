@@ -1,0 +1,111 @@
+"""``agentenv/LongSearch-v0``: many turns of searching and of reading whole pages, part by part (ASearcher).
+
+``<search>`` shows documents with their addresses, ``<access>`` the first part of the page at an address and, asked again,
+the part after it.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentenv.core.grammar import Block
+from agentenv.core.types import Info, Observation, Passage, ToolResult, ToolStatus
+from agentenv.envs.local_search import LocalSearch, SearchState
+from agentenv.errors import ConfigurationError
+from agentenv.retrievers.corpus import Corpus
+from agentenv.retrievers.pages import Pages
+
+PROMPT = """\
+Find the answer to the question below. It takes many steps: go on until you are sure.
+First think between <think> and </think>. Write a query between <search> and </search> to find documents; each comes with \
+its address in brackets. Write an address between <access> and </access> to read its page; ask again for its next part.
+When you know the answer, write it between <answer> and </answer>, short and without explanation, \
+as in <answer> Beijing </answer>.
+Question: {question}
+"""
+
+
+@dataclass
+class LongState(SearchState):
+    """All that changes within an episode."""
+
+    parts: dict[str, int] = field(default_factory=dict)
+    """How many parts of each page were shown."""
+
+
+class LongSearch(LocalSearch):
+    """`LocalSearch` with pages and a long horizon; the published budgets are 128 turns and pages of 25 000 characters."""
+
+    call_markers = ("<search>", "<access>")
+    stop = ("</search>", "</access>", "</answer>")
+    state: LongState
+
+    def __init__(
+        self,
+        *,
+        max_turns: int = 128,
+        k: int = 5,
+        part_chars: int = 25_000,
+        parts: int = 10,
+        observation_tokens: int = 8192,
+        prompt: str = PROMPT,
+        **options: Any,
+    ) -> None:
+        """Builds an environment.
+
+        Args:
+            max_turns: Turns before the last one, in which only an answer counts.
+            k: Documents a query.
+            part_chars: Characters of a page that one turn shows.
+            parts: Most parts of a page; what comes after them is never shown.
+            observation_tokens: Bound of one observation.
+            prompt: Opening message; must hold ``{question}``.
+            **options: Further arguments of `LocalSearch`.
+
+        Raises:
+            ConfigurationError: a bound below 1.
+        """
+        super().__init__(
+            max_turns=max_turns, k=k, observation_tokens=observation_tokens, prompt=prompt, **options
+        )
+        if min(part_chars, parts) < 1:
+            raise ConfigurationError(f"part_chars={part_chars} and parts={parts} must be at least 1")
+        self.tags = ("search", "access", "answer")
+        self._part_chars, self._parts = part_chars, parts
+        corpus = getattr(self._retriever, "corpus", None)
+        self._pages = Pages(corpus) if isinstance(corpus, Corpus) else None
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """As `LocalSearch`."""
+        opening = await super().areset(seed=seed, options=options)
+        self.state = LongState(self.state.task, self.state.seed)
+        return opening
+
+    async def _act(self, block: Block | None) -> tuple[str, ToolResult]:
+        if block and block.tag == "access":
+            return self._access(block.content)
+        return await super()._act(block)
+
+    def _format(self, passages: list[Passage]) -> str:
+        return "".join(f"[Doc {i}]({p.id}): {p.title}. {p.text}\n" for i, p in enumerate(passages, 1))
+
+    def _access(self, address: str) -> tuple[str, ToolResult]:
+        page = self._page(address)
+        shown = self.state.parts.get(address, 0)
+        total = min(-(-len(page) // self._part_chars), self._parts)
+        if shown >= total:
+            why = "There is no page at" if not total else "Every part was shown of the page at"
+            return self._information(f"{why} {address!r}."), ToolResult(
+                "access", ToolStatus.ERROR, address, "UnknownPage" if not total else "EndOfPage"
+            )
+        self.state.parts[address] = shown + 1
+        text = page[shown * self._part_chars : (shown + 1) * self._part_chars]
+        body = f"Part {shown + 1} of {total} of {address}:\n{text}"
+        return self._information(body), ToolResult("access", ToolStatus.OK, address)
+
+    def _page(self, address: str) -> str:
+        """The page at an address: from the corpus where the process holds it, else what searches have shown."""
+        if self._pages is not None:
+            return "\n".join(f"{d.title}\n{d.text}" for d in self._pages.by_url(address))
+        return "\n".join(p.text for p in self.state.found.values() if address in (p.id, p.title))

@@ -1,0 +1,49 @@
+"""What the end of a search episode is worth: one pure function a published reward, by name."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an episode ended."""
+
+    score: float
+    """Of the answer; 0 without one."""
+    searches: int = 0
+    """Turns that searched or read."""
+    mistakes: int = 0
+    """Turns that could not be acted on."""
+
+
+def answer_alone(ending: Ending) -> float:
+    """The score of the answer (Search-R1)."""
+    return ending.score
+
+
+def knowledge_boundary(ending: Ending) -> float:
+    """IKEA (Huang et al. 2025): 1 + max(0, .6 - .2 n) for a right answer after n searches, else .05 if n > 0; malformed -1.
+
+    A right answer from memory is worth most, a wrong one from memory nothing: search pays where memory ends. Malformed is
+    an episode with a turn that could not be acted on.
+    """
+    if ending.mistakes:
+        return -1.0
+    if ending.score >= 1:
+        return 1.0 + max(0.0, 0.6 - 0.2 * ending.searches)
+    return 0.05 * (ending.searches > 0)
+
+
+def deliberative(ending: Ending) -> float:
+    """Open-AgentRL (Yu et al. 2025): 1 for a right answer, otherwise min(-.6, -1 + .1 n) after n tool turns.
+
+    Published with messages: score + .1 (messages - 2) / 2, of which a tool turn adds two.
+    """
+    return 1.0 if ending.score >= 1 else min(-0.6, -1.0 + 0.1 * ending.searches)
+
+
+OUTCOMES: Mapping[str, Callable[[Ending], float]] = {
+    "answer": answer_alone,
+    "knowledge_boundary": knowledge_boundary,
+    "deliberative": deliberative,
+}

@@ -1,0 +1,112 @@
+"""A local model behind an OpenAI-compatible chat endpoint, for simulators and for clients of other libraries."""
+
+import time
+from typing import Any, Protocol
+
+from pydantic import BaseModel, Field, ValidationError
+
+from agentenv.core.chat import InlineFormat
+from agentenv.core.protocols import Policy
+from agentenv.core.types import FinishReason, Message, Role, Sampling
+from agentenv.errors import ContextTooSmall, MissingExtra
+
+_OVERLOADED, _BAD_REQUEST = 503, 400
+
+
+class ServedPolicy(Policy, Protocol):
+    """A policy with a tokenizer of its own."""
+
+    tokenizer: Any
+
+
+class ChatMessage(BaseModel):
+    """One message of a request."""
+
+    role: Role
+    content: str
+
+
+class ChatRequest(BaseModel):
+    """What we know of a request; other fields are ignored."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    model: str = ""
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    stop: str | list[str] | None = None
+    seed: int | None = None
+
+    @property
+    def sampling(self) -> Sampling:
+        """How to draw the reply."""
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        limit = self.max_completion_tokens or self.max_tokens or 512
+        seed = time.monotonic_ns() if self.seed is None else self.seed
+        return Sampling(limit, self.temperature, self.top_p, tuple(stop), seed)
+
+
+async def chat_completion(policy: ServedPolicy, name: str, request: ChatRequest) -> dict[str, Any]:
+    """The reply of ``policy``, in the shape that OpenAI documents; the stop string that ended it is left out.
+
+    Raises:
+        ContextTooSmall: the messages fill the model's context.
+        PolicyFault: the model failed.
+    """
+    prompt = InlineFormat(policy.tokenizer).prompt([Message(m.role, m.content) for m in request.messages])
+    sampling = request.sampling
+    completion = await policy.generate(prompt, sampling)
+    text, reason = completion.text, None
+    if completion.finish is FinishReason.STOP:
+        reason = next(stop for stop in sampling.stop if text.endswith(stop))
+        text = text.removesuffix(reason)
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": text},
+        "finish_reason": "length" if completion.finish is FinishReason.LENGTH else "stop",
+        "stop_reason": reason,
+    }
+    tokens = {"prompt_tokens": len(prompt), "completion_tokens": len(completion.ids)}
+    usage = tokens | {"total_tokens": sum(tokens.values())}
+    return {"object": "chat.completion", "model": name, "choices": [choice], "usage": usage}
+
+
+def make_chat_app(policy: ServedPolicy, name: str) -> Any:
+    """The FastAPI application: POST /v1/chat/completions, GET /v1/models and /health.
+
+    Raises:
+        MissingExtra: FastAPI is not installed.
+    """
+    try:
+        from fastapi import FastAPI, Request
+        from starlette.responses import JSONResponse
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of("fastapi", "serve") from error
+    app = FastAPI(title="agentenv chat")
+
+    @app.post("/v1/chat/completions")
+    async def complete(request: Request) -> JSONResponse:
+        try:
+            asked = ChatRequest.model_validate_json(await request.body())
+            return JSONResponse(await chat_completion(policy, name, asked))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            return refused(_BAD_REQUEST, f"{'.'.join(map(str, first['loc']))}: {first['msg']}", "bad_request")
+        except ContextTooSmall as error:
+            return refused(_BAD_REQUEST, str(error), "context_length_exceeded")
+        except Exception as error:
+            return refused(_OVERLOADED, f"{type(error).__name__}: {error}", "model_failed")
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [{"id": name, "object": "model"}]}
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    def refused(status: int, message: str, code: str) -> JSONResponse:
+        return JSONResponse({"error": {"message": message, "code": code}}, status)
+
+    return app

@@ -1,0 +1,190 @@
+"""Does what is learned against a simulated search hold against a real one? The train-by-test table over several seeds.
+
+Every arm trains the same policy for equally many steps on equally many episodes; only what training searches differs: the
+real index, a simulator with ZeroSearch's curriculum, one with constant noise, or a simulator that gives way to the index.
+Each result is evaluated on the test questions with the real index, with the simulator that is not told the answers, and
+without any search. ``recovered`` is the gain of an arm over the start as a share of that of the real arm, on the real index.
+
+    python benchmarks/sim2real.py --simulator hf:runs/simulator --seeds 3 --steps 60 --runs runs/sim2real
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common import arguments, finish
+from numpy.typing import NDArray
+
+from agentenv.core.chat import InlineFormat
+from agentenv.evaluation.ground import EnvConfig, SearchConfig, open_ground
+from agentenv.evaluation.records import RESULTS
+from agentenv.evaluation.runner import play
+from agentenv.evaluation.statistics import estimate
+from agentenv.policies.hf import HFPolicy
+from agentenv.policies.spec import make_policy
+from agentenv.retrievers.simulated import TRAINING
+from agentenv.trainers.config import TrainConfig, load_config, override
+from agentenv.trainers.folder import RunFolder
+from agentenv.trainers.grpo import train
+from agentenv.trainers.run import rollout_config
+
+ARMS = ("real", "simulated", "constant", "mixed")
+_RESAMPLES = 10_000
+
+
+class Silent:
+    """A display that shows warnings alone."""
+
+    def phase(self, name: str, total: int) -> None:
+        """Nothing."""
+
+    def advance(self, done: int, figures: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def warn(self, sentence: str) -> None:
+        """Prints it."""
+        print(sentence)
+
+
+def words_of(arm: str, simulator: str) -> list[str]:
+    """What an arm changes in the run, as on the command line."""
+    noise = "noise_start=0.25,noise_end=0.25" if arm == "constant" else "noise_start=0,noise_end=0.5"
+    searched = ["--simulation.retriever", f"simulated:{noise},tokens=256@{simulator}"]
+    shares = ["--simulation.real", "0.0", "1.0" if arm == "mixed" else "0.0"]
+    return [] if arm == "real" else searched + shares
+
+
+def config_of(args: argparse.Namespace, arm: str, seed: int) -> TrainConfig:
+    """The run of an arm under a seed."""
+    sizes = (("train", args.documents), ("dev", args.documents), ("test", args.documents))
+    worlds = [word for name, n in sizes for word in (f"--{name}.world.documents", str(n))]
+    few = [f"--{name}.world.questions" for name in ("train", "dev", "test")]
+    counts = [word for name in few for word in (name, str(args.questions))]
+    common = (
+        f"--name {arm}-{seed} --seed {seed} --policy {args.policy} --threads {args.threads} "
+        f"--optimization.steps {args.steps} --rollout.questions {args.batch} --search.encoder {args.encoder} "
+        f"--evaluation.every 0 --evaluation.bounds false --test.limit {args.questions} --trajectories_every 0"
+    )
+    return override(
+        load_config("laptop-search"), [*common.split(), *worlds, *counts, *words_of(arm, args.simulator)]
+    )
+
+
+def trained(config: TrainConfig, folder: Path) -> Path:
+    """The folder of the policy that ``config`` gives; a run that is finished is not repeated."""
+    if not (folder / RESULTS).is_file():
+        begun = (folder / "config.toml").is_file()
+        train(RunFolder.open(folder) if begun else RunFolder.create(folder, config), Silent())
+    return folder / "policy"
+
+
+def answered(config: TrainConfig, policy: HFPolicy, simulator: str) -> dict[str, NDArray[np.float64]]:
+    """The score of every test question under each test condition: float64[N]."""
+    conditions = {
+        "real": (config.search, {}),
+        "simulated": (SearchConfig(retriever=f"simulated:gold=no,noise_end=0,tokens=256@{simulator}"), {}),
+        "none": (config.search, {"max_turns": 0}),
+    }
+    scores, chat = {}, InlineFormat(policy.tokenizer)
+    for name, (search, options) in conditions.items():
+        env = EnvConfig(id=config.env.id, options=config.env.options | {"prompt": "{question}"} | options)
+
+        def count(text: str) -> int:
+            return len(policy.tokenizer.encode(text, add_special_tokens=False))
+
+        ground = open_ground(config.test, search, env, count)
+        greedy = rollout_config(config, temperature=0.0)
+        played = play(policy, chat, ground.make_env, ground.source.tasks, greedy, name=name)
+        scores[name] = np.array([t.reward if t.valid else 0.0 for t in played])
+    return scores
+
+
+def recovered(
+    arm: NDArray[np.float64], real: NDArray[np.float64], before: NDArray[np.float64], *, seed: int = 0
+) -> dict[str, Any]:
+    """(arm - before) / (real - before) of the means, with the percentile interval over questions.
+
+    Args:
+        arm: float64[S, N], of S seeds on N questions.
+        real: float64[S, N].
+        before: float64[N].
+        seed: Of the resampling.
+
+    Returns:
+        ``mean`` and ``ci95``; None where the real arm gains nothing.
+    """
+    gains = np.stack([arm.mean(0) - before, real.mean(0) - before])
+    if gains[1].mean() <= 0:
+        return {"mean": None, "ci95": None}
+    draws = np.random.default_rng(seed).integers(gains.shape[1], size=(_RESAMPLES, gains.shape[1]))
+    means = gains[:, draws].mean(-1)
+    shares = means[0][means[1] > 0] / means[1][means[1] > 0]
+    low, high = np.quantile(shares, [0.025, 0.975])
+    return {"mean": float(gains[0].mean() / gains[1].mean()), "ci95": [float(low), float(high)]}
+
+
+def main() -> None:
+    """Trains, evaluates and reports."""
+    parser = arguments(__doc__ or "", steps=60)
+    parser.add_argument("--simulator", default="grammar", help="grammar, hf:PATH or openai:MODEL@URL")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each arm")
+    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
+    parser.add_argument("--batch", type=int, default=8, help="questions a step")
+    parser.add_argument("--documents", type=int, default=400, help="documents of each world")
+    parser.add_argument("--questions", type=int, default=200, help="questions of each world")
+    parser.add_argument("--encoder", default="hash")
+    parser.add_argument("--runs", type=Path, required=True, help="folder of the runs, which are continued")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    start = config_of(args, "real", 0)
+    before = answered(start, make_policy(args.policy), args.simulator)
+    arms: dict[str, dict[str, NDArray[np.float64]]] = {}
+    for arm in args.arms:
+        runs = []
+        for seed in range(args.seeds):
+            config = config_of(args, arm, seed)
+            policy = HFPolicy.load(trained(config, args.runs / arm / f"seed-{seed}"))
+            runs.append(answered(config, policy, args.simulator))
+        arms[arm] = {name: np.stack([run[name] for run in runs]) for name in before}
+    table = {arm: {name: _cell(found) for name, found in row.items()} for arm, row in arms.items()}
+    figures = {
+        "simulator": args.simulator.partition(":")[0],
+        "told_answers_of": TRAINING,
+        "before": {name: _cell(found[None]) for name, found in before.items()},
+        "table": table,
+        "recovered": {
+            arm: recovered(row["real"], arms["real"]["real"], before["real"])
+            for arm, row in arms.items()
+            if arm != "real" and "real" in arms
+        },
+    }
+    finish("sim2real", args, figures, _lines(figures))
+
+
+def _cell(scores: NDArray[np.float64]) -> dict[str, Any]:
+    """Mean over seeds and questions with its interval over questions, and the mean of each seed."""
+    found = estimate(scores.mean(0))
+    return {
+        "mean": found.mean,
+        "ci95": [found.low, found.high],
+        "n": found.n,
+        "seeds": scores.mean(1).tolist(),
+    }
+
+
+def _lines(figures: dict[str, Any]) -> list[str]:
+    rows = {"before": figures["before"], **figures["table"]}
+    lines = [f"{'trained on':<12}" + "".join(f"{name:>26}" for name in figures["before"])]
+    for arm, row in rows.items():
+        cells = (f"{c['mean']:.3f} [{c['ci95'][0]:.3f}, {c['ci95'][1]:.3f}]" for c in row.values())
+        lines.append(f"{arm:<12}" + "".join(f"{cell:>26}" for cell in cells))
+    for arm, share in figures["recovered"].items():
+        shown = "no gain to recover" if share["mean"] is None else f"{share['mean']:.2f} {share['ci95']}"
+        lines.append(f"{arm} recovers {shown}")
+    return lines
+
+
+if __name__ == "__main__":
+    main()
