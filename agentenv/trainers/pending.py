@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import Any
 
 from agentenv.core.protocols import Policy
 from agentenv.core.trajectory import Trajectory
-from agentenv.trainers.journal import Journal
+from agentenv.trainers.recorded import RecordedPolicy
 from agentenv.trainers.sampling import Draw, Group
 
 
@@ -22,7 +23,7 @@ class Pending:
     lane: int
     """Episodes that the step had asked for before these."""
     seeds: list[int]
-    journal: Journal
+    policy: RecordedPolicy
     born: int | None = None
     """Version of the weights when they began; None while they wait."""
     task: "asyncio.Task[list[Trajectory]] | None" = None
@@ -45,7 +46,7 @@ class Pending:
             "lane": self.lane,
             "seeds": self.seeds,
             "born": self.born,
-            "answers": self.journal.state_dict(),
+            "answers": self.policy.state_dict(),
         }
 
     @classmethod
@@ -53,26 +54,32 @@ class Pending:
         """What ``state_dict`` gave, ready to begin."""
         draw = Draw(**state["draw"])
         group = Group(draw.task, state["first"], step=state["step"])
-        answers = Journal(policy, state["answers"])
+        answers = RecordedPolicy(policy, state["answers"])
         kept = {name: state[name] for name in ("step", "lane", "seeds", "born")}
-        return cls(draw=draw, group=group, journal=answers, **kept)
+        return cls(draw=draw, group=group, policy=answers, **kept)
 
 
 def first_complete(
-    pending: Sequence[Pending], count: int, *, version: int, staleness: int
+    pending: Sequence[Pending], counts: Sequence[int], *, version: int, staleness: int
 ) -> list[Pending] | None:
-    """The next batch: the ``count`` oldest draws that are complete; None while the learner has to wait.
+    """The next batch: of the groups that are complete those that began first; None while the learner has to wait.
 
-    It waits for a group that is not complete only where the group would otherwise grow older than ``staleness``. That never
-    asks for more than ``count`` groups: what began ``staleness`` versions ago was drawn for this step or an earlier one, and
-    every earlier step has taken as many groups as were drawn for it.
+    A group that began at version b is trained at version b + ``staleness`` at the latest. The learner waits only where the
+    groups that it would leave could not all be trained in time: where, for some number of steps to come, more of them are
+    due within these steps than are trained in them. To take those that began first leaves the fewest of these, and as no
+    more groups begin than all of ``counts`` together, a batch without that flaw is there once every group has ended.
 
     Args:
         pending: All groups that are not trained, in the order in which they were drawn.
-        count: Groups of the batch.
+        counts: Groups of this step, then of each later one that is open.
         version: Of the weights that are about to be trained.
-        staleness: A group that began so many versions ago may not be left for the next batch.
+        staleness: The bound.
     """
-    late = any(p.born is not None and p.born <= version - staleness and p.members is None for p in pending)
-    complete = [p for p in pending if p.members is not None][:count]
-    return None if late or len(complete) < count else complete
+    begun = sorted((p for p in pending if p.born is not None), key=lambda p: p.born or 0)
+    batch = [p for p in begun if p.members is not None][: counts[0]]
+    if len(batch) < counts[0]:
+        return None
+    left = [(p.born or 0) + staleness - version for p in begun if p not in batch]
+    room = accumulate(counts[1:], initial=0)
+    late = any(sum(due <= step for due in left) > places for step, places in enumerate(room))
+    return None if late else batch

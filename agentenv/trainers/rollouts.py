@@ -27,8 +27,8 @@ from agentenv.evaluation.ground import Ground
 from agentenv.policies.hf import HFPolicy
 from agentenv.retrievers.lossy import LossyRetriever
 from agentenv.trainers.config import TrainConfig
-from agentenv.trainers.journal import Journal
 from agentenv.trainers.pending import Pending, first_complete
+from agentenv.trainers.recorded import RecordedPolicy
 from agentenv.trainers.sampling import Batch, Draw, Group, Ledger, TaskSampler, collect
 from agentenv.trainers.splicing import rescored
 from agentenv.trainers.stage import Stage
@@ -81,11 +81,12 @@ class Rollouts:
         last = min(step + self.staleness, self.config.optimization.steps)
         for ahead in range(max(self._last + 1, step), last + 1):
             self._open(ahead)
-        ledger, count = self._opened.pop(step)
+        counts = [self._opened[ahead][1] for ahead in range(step, last + 1)]
         version = self._policy.version
         taken = self._take(
-            lambda: first_complete(self._pending, count, version=version, staleness=self.staleness)
+            lambda: first_complete(self._pending, counts, version=version, staleness=self.staleness)
         )
+        ledger, _ = self._opened.pop(step)
         ledger.groups = [pending.group for pending in taken]
         batch = collect(self._sampler, ledger, self._wave)
         played = [trajectory for group in batch.played for trajectory in group]
@@ -135,7 +136,7 @@ class Rollouts:
                 group=group,
                 lane=lane,
                 seeds=[int(ledger.rng.integers(1 << 31)) for _ in range(draw.rollouts)],
-                journal=Journal(self._policy),
+                policy=RecordedPolicy(self._policy),
             )
             for draw, group, lane in zip(draws, groups, lanes, strict=False)
         ]
@@ -158,7 +159,7 @@ class Rollouts:
             pending.born = self._policy.version if pending.born is None else pending.born
             starts = self._starts(pending)
             stage = Stage(
-                pending.journal,
+                pending.policy,
                 self._chat,
                 self._settings,
                 self._policy.tokenizer.decode,
@@ -172,7 +173,7 @@ class Rollouts:
                 await asyncio.to_thread(_close, starts)
             if self.config.optimization.correction.foreign == "rescore":
                 heat = self._settings.temperature
-                members = [await rescored(member, pending.journal, heat) for member in members]
+                members = [await rescored(member, pending.policy, heat) for member in members]
             return members
 
     def _starts(self, pending: Pending) -> list[Start]:

@@ -13,11 +13,11 @@ from agentenv.core.protocols import Policy
 from agentenv.core.types import Completion, FinishReason, Sampling
 
 
-class Journal:
+class RecordedPolicy:
     """A policy that gives again the answers of an interrupted run, asks ``policy`` for the others and keeps them all."""
 
     def __init__(self, policy: Policy, answers: Mapping[str, Mapping[str, Any]] | None = None) -> None:
-        """Begins a journal.
+        """Begins a record.
 
         Args:
             policy: Who answers.
