@@ -309,7 +309,10 @@ def test_an_error_of_a_group_ends_the_run_and_faults_of_all_do() -> None:
         async def generate(self, *_: Any, **__: Any) -> Completion:
             raise OSError("the engine is gone")
 
-    with rollouts(Down(), 1) as ahead, pytest.raises(Fault, match=r"(?s)every episode of step 1.*engine is gone"):
+    with (
+        rollouts(Down(), 1) as ahead,
+        pytest.raises(Fault, match=r"(?s)every episode of step 1.*engine is gone"),
+    ):
         ahead.batch(1)
 
 
