@@ -5,6 +5,7 @@ D size of a head.
 """
 
 import math
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -91,7 +92,10 @@ class HFPolicy:
         """Seconds spent in the model's forward passes so far."""
         self._cache: dict[str, _Cached] = {}
         self._memory = torch.empty(0, dtype=model.dtype)
-        self._batcher: Batcher[_Request, Completion] = Batcher(self._run, rank=1)
+        self._weights = (
+            threading.Lock()
+        )  # held by whoever reads them for a batch, and by whoever exchanges them
+        self._batcher: Batcher[_Request, Completion] = Batcher(self._batch, rank=1)
         self._pieces = [tokenizer.decode([i]) for i in range(len(tokenizer))]
 
     @classmethod
@@ -142,19 +146,30 @@ class HFPolicy:
         """Drops the cache of ``episode``."""
         self._cache.pop(episode, None)
 
-    def updated(self) -> None:
-        """Tells that the weights changed: the version grows and every cache is dropped."""
-        self.version += 1
-        self._cache.clear()
+    def updated(self, model: Any = None) -> None:
+        """Tells that the weights changed: the version grows and every cache is dropped, between two batches.
+
+        Args:
+            model: Whose weights are taken over; None where this policy's own were trained in place.
+        """
+        with self._weights:
+            if model is not None and model is not self.model:
+                self.model.load_state_dict(model.state_dict())
+            self.version += 1
+            self._cache.clear()
 
     async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
         """Log-probability of every token of ``ids`` given the ones before it, at a temperature; the first is 0."""
-        with torch.inference_mode():
+        with self._weights, torch.inference_mode():
             tokens = torch.tensor([list(ids)])
             logits = self.model(input_ids=tokens, use_cache=False).logits[0].float()
             logprobs = torch.log_softmax(logits / temperature, dim=-1)
             picked = logprobs[:-1].gather(-1, tokens[0, 1:, None])[:, 0]
         return [0.0, *picked.tolist()]
+
+    def _batch(self, requests: list[_Request]) -> list[Completion]:
+        with self._weights:
+            return self._run(requests)
 
     @torch.inference_mode()
     def _run(self, requests: list[_Request]) -> list[Completion]:

@@ -55,9 +55,9 @@ class RolloutSettings(Frozen):
 class CorrectionSettings(Frozen):
     """What is done about tokens that other weights or another context sampled."""
 
-    mode: Literal["none", "truncate", "mask"] = "none"
+    mode: Literal["none", "truncate", "mask"] | None = None
     """``truncate`` weighs by min(w, high), w the proximal over the sampler's probability; ``mask`` by w within
-    [low, high] and 0 outside."""
+    [low, high] and 0 outside. None is ``truncate`` in asynchronous training and ``none`` otherwise."""
     level: Literal["token", "sequence", "geometric"] = "token"
     """w of the token, the product over its row, or the geometric mean over its row."""
     low: float = Field(0.0, ge=0)
@@ -80,7 +80,8 @@ class CorrectionSettings(Frozen):
     @property
     def weighs(self) -> bool:
         """Whether recorded log-probs enter a weight."""
-        return self.mode != "none" or self.reject_above is not None or self.ess_base is not None
+        weighted = self.mode not in (None, "none")
+        return weighted or self.reject_above is not None or self.ess_base is not None
 
 
 class OptimizationConfig(Frozen):
@@ -113,9 +114,9 @@ class OptimizationConfig(Frozen):
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "constant", "token_sum"] | None = None
     """How token losses become one number, over the whole step; ``constant`` divides by episodes times ``context_tokens``.
     None takes the objective's own (``token_mean``; ``sequence_mean`` for ``gspo``)."""
-    proximal: Literal["sampler", "recompute", "interpolate"] = "sampler"
+    proximal: Literal["sampler", "recompute", "interpolate"] | None = None
     """Log-probs that ratios are formed with: the sampler's own, the learner's at the start of the update, or a way between
-    the two by version (AReaL)."""
+    the two by version (AReaL). None is ``recompute`` in asynchronous training (decoupled PPO) and ``sampler`` otherwise."""
     correction: CorrectionSettings = CorrectionSettings()
     """Weights for tokens that other weights sampled; with ``proximal`` other than ``sampler`` (decoupled PPO)."""
     supervised_rate: float = Field(1e-5, gt=0)
@@ -147,12 +148,25 @@ class OptimizationConfig(Frozen):
     @model_validator(mode="after")
     def _known(self) -> Self:
         get_estimator(self.estimator, self.estimator_options)
-        if self.correction.weighs and self.proximal == "sampler":
-            raise ValueError(
-                "optimization.correction compares the sampler's log-probs with the learner's own: set "
-                "optimization.proximal to 'recompute' or 'interpolate'"
-            )
         return self
+
+    def resolved(self, stale: bool) -> Self:
+        """These settings with what None stands for in ``proximal`` and ``correction.mode``."""
+        mode = self.correction.mode or ("truncate" if stale and self.proximal != "sampler" else "none")
+        correction = self.correction.model_copy(update={"mode": mode})
+        proximal = self.proximal or ("recompute" if stale else "sampler")
+        return self.model_copy(update={"proximal": proximal, "correction": correction})
+
+
+class AsynchronousSettings(Frozen):
+    """Rollouts that go on while the learner learns."""
+
+    staleness: int = Field(0, ge=0)
+    """Versions that the weights may have moved on between the beginning of an episode and its training (AReaL); 0 is
+    synchronous training, where a step plays its own episodes and waits for them."""
+    concurrent: int = Field(0, ge=0)
+    """Groups under way at once; 0 is twice ``rollout.questions`` (APRIL). Above ``questions`` the learner takes the groups
+    that are complete first; at ``questions`` times ``staleness`` + 1 it trains on them in the order of their draw."""
 
 
 class EvaluationSettings(Frozen):
@@ -235,6 +249,8 @@ class TrainConfig(Frozen):
     """Questions of the evaluations before and after."""
     rollout: RolloutSettings = RolloutSettings()
     """Sampling."""
+    asynchronous: AsynchronousSettings = AsynchronousSettings()
+    """Rollouts ahead of the learner."""
     optimization: OptimizationConfig = OptimizationConfig()
     """Learning."""
     evaluation: EvaluationSettings = EvaluationSettings()
@@ -257,7 +273,17 @@ class TrainConfig(Frozen):
                 f"{rollout.context_tokens}, or no prompt fits beside one turn"
             )
         sampler = get_sampler(rollout.sampler, rollout.sampler_options)
-        learning = self.optimization
+        if self.asynchronous.staleness and rollout.deterministic:
+            raise ValueError(
+                "rollout.deterministic lets every episode wait for the slowest, and asynchronous training for none: set it "
+                "to false, or asynchronous.staleness to 0"
+            )
+        learning = self.learning
+        if learning.correction.weighs and learning.proximal == "sampler":
+            raise ValueError(
+                "optimization.correction compares the sampler's log-probs with the learner's own: set "
+                "optimization.proximal to 'recompute' or 'interpolate'"
+            )
         replays = isinstance(sampler, TargetedReplay) and sampler.fresh < 1
         if replays and learning.proximal != "sampler" and learning.correction.mode == "none":
             raise ValueError(
@@ -266,6 +292,18 @@ class TrainConfig(Frozen):
                 "'sampler', or optimization.correction.mode to 'truncate' or 'mask'"
             )
         return self
+
+    @property
+    def learning(self) -> OptimizationConfig:
+        """``optimization`` with what None stands for in this run."""
+        return self.optimization.resolved(stale=self.asynchronous.staleness > 0)
+
+    @property
+    def concurrent_groups(self) -> int:
+        """Most groups under way at once; a synchronous step plays all of its own."""
+        if self.asynchronous.staleness == 0:
+            return self.rollout.questions * self.rollout.group_size
+        return self.asynchronous.concurrent or 2 * self.rollout.questions
 
 
 _FREE_TABLES = (

@@ -4,12 +4,16 @@ Whatever is written is complete or absent: files of a step come before its check
 back to its last checkpoint, so that the finished files equal those of a run that was never interrupted.
 """
 
+import fcntl
 import gzip
+import hashlib
 import json
+import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -18,9 +22,19 @@ from agentenv.errors import CheckpointMismatch, ConfigurationError
 from agentenv.policies.hf import HFPolicy
 from agentenv.trainers.config import TrainConfig, dump_config, resume_config
 from agentenv.trainers.learner import Learner
-from agentenv.trainers.sampling import TaskSampler
 
+_DIGESTS = "sha256.json"
 _KEPT = 2  # checkpoints; the one before the last survives a crash while the last is written
+
+
+class Stateful(Protocol):
+    """A part of a run that checkpoints hold."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that decides what it does next, in plain values: lists, dictionaries, numbers, text."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes up where ``state_dict`` stood; an empty mapping is the beginning."""
 
 
 class RunFolder:
@@ -54,6 +68,25 @@ class RunFolder:
         """
         return cls(path, resume_config(path))
 
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """The folder is this process's alone; the claim ends with the process, however it ends.
+
+        Raises:
+            ConfigurationError: another process runs in it.
+        """
+        place = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigurationError(
+                f"another process trains in {self.path}; wait for it, or choose another --out"
+            ) from error
+        else:
+            yield
+        finally:
+            os.close(place)
+
     def discard_unless_begun(self) -> None:
         """Removes the files of a run that failed before its first evaluation was written."""
         if (self.path / "evaluation").exists() or (self.path / "metrics.jsonl").exists():
@@ -85,61 +118,89 @@ class RunFolder:
         part.write_bytes(gzip.compress(text.encode(), compresslevel=3, mtime=0))
         part.replace(path)
 
-    def save_checkpoint(self, step: int, policy: HFPolicy, learner: Learner, sampler: TaskSampler) -> None:
-        """Writes weights, tokenizer, optimiser and sampler after ``step`` steps, then drops all but the newest two."""
+    def save_checkpoint(
+        self, step: int, policy: HFPolicy, learner: Learner, parts: Mapping[str, Stateful]
+    ) -> None:
+        """Writes weights, tokenizer, optimiser and ``parts`` after ``step`` steps, then drops all but the newest two."""
         folder = self.path / "checkpoints"
         part, final = folder / "part", folder / f"step-{step:06d}"
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         policy.model.save_pretrained(part)
         policy.tokenizer.save_pretrained(part)
-        state = {
-            "step": step,
-            "version": policy.version,
-            "optimizer": learner.optimizer.state_dict(),
-            "sampler": sampler.state_dict(),
-        }
-        torch.save(state, part / "trainer.pt")
-        shutil.rmtree(final, ignore_errors=True)
+        state = {"step": step, "version": policy.version, "optimizer": learner.optimizer.state_dict()}
+        torch.save(state | {name: held.state_dict() for name, held in parts.items()}, part / "trainer.pt")
+        (part / _DIGESTS).write_text(json.dumps(_digests(part)), encoding="utf-8")
+        _remove(final)
         part.rename(final)
         for old in self._checkpoints()[:-_KEPT]:
-            shutil.rmtree(old)
+            _remove(old)
 
     def _checkpoints(self) -> list[Path]:
         return sorted((self.path / "checkpoints").glob("step-*"))
 
-    def resume(self, policy: HFPolicy, learner: Learner, sampler: TaskSampler) -> int:
-        """Loads the newest checkpoint into ``policy``, ``learner`` and ``sampler`` and cuts the logs back to it.
+    def resume(
+        self,
+        policy: HFPolicy,
+        learner: Learner,
+        parts: Mapping[str, Stateful],
+        warn: Callable[[str], None] = lambda sentence: None,
+    ) -> int:
+        """Loads the newest intact checkpoint into ``policy``, ``learner`` and ``parts`` and cuts the logs back to it.
+
+        Args:
+            policy: Gets weights and version.
+            learner: Gets weights and optimiser.
+            parts: What else was saved.
+            warn: Told of each damaged checkpoint that was passed over.
 
         Returns:
             The number of steps done; 0 where there is no checkpoint yet.
 
         Raises:
-            CheckpointMismatch: the checkpoint is of another architecture.
+            CheckpointMismatch: the checkpoint is of another architecture, or all of them are damaged.
         """
-        checkpoints = self._checkpoints()
+        checkpoint = self._newest_intact(warn)
         step = 0
-        if checkpoints:
-            from safetensors.torch import load_file
-
-            try:
-                weights = load_file(checkpoints[-1] / "model.safetensors")
-                missing, unexpected = policy.model.load_state_dict(weights, strict=False)
-                state = torch.load(checkpoints[-1] / "trainer.pt", weights_only=True)
-                learner.optimizer.load_state_dict(state["optimizer"])
-            except (RuntimeError, ValueError) as error:
-                raise CheckpointMismatch(
-                    f"{checkpoints[-1]} is of another architecture than {self.config.policy}: {error}"
-                ) from error
-            tied = {"lm_head.weight"} if policy.model.config.tie_word_embeddings else set()
-            if unexpected or set(missing) - tied:
-                raise CheckpointMismatch(
-                    f"{checkpoints[-1]} is of another architecture than {self.config.policy}"
-                )
+        if checkpoint is not None:
+            state = self._load(checkpoint, policy, learner)
             step, policy.version = state["step"], state["version"]
-            sampler.load_state_dict(state.get("sampler", {}))  # checkpoints of uniform draws may have none
         self._cut_back(step)
+        if checkpoint is not None:
+            for name, part in parts.items():
+                part.load_state_dict(state.get(name, {}))
         return step
+
+    def _newest_intact(self, warn: Callable[[str], None]) -> Path | None:
+        checkpoints = self._checkpoints()
+        for checkpoint in reversed(checkpoints):
+            if _intact(checkpoint):
+                return checkpoint
+            warn(f"{checkpoint} is damaged; the run goes on from the checkpoint before it")
+        if checkpoints:
+            raise CheckpointMismatch(
+                f"every checkpoint in {self.path / 'checkpoints'} is damaged: delete that folder to train from the start"
+            )
+        return None
+
+    def _load(self, checkpoint: Path, policy: HFPolicy, learner: Learner) -> dict[str, Any]:
+        from safetensors.torch import load_file
+
+        try:
+            weights = load_file(checkpoint / "model.safetensors")
+            missing, unexpected = learner.model.load_state_dict(weights, strict=False)
+            if policy.model is not learner.model:
+                policy.model.load_state_dict(weights, strict=False)
+            state: dict[str, Any] = torch.load(checkpoint / "trainer.pt", weights_only=True)
+            learner.optimizer.load_state_dict(state["optimizer"])
+        except (RuntimeError, ValueError) as error:
+            raise CheckpointMismatch(
+                f"{checkpoint} is of another architecture than {self.config.policy}: {error}"
+            ) from error
+        tied = {"lm_head.weight"} if policy.model.config.tie_word_embeddings else set()
+        if unexpected or set(missing) - tied:
+            raise CheckpointMismatch(f"{checkpoint} is of another architecture than {self.config.policy}")
+        return state
 
     def _cut_back(self, step: int) -> None:
         for name in ("metrics", "timings"):
@@ -151,3 +212,32 @@ class RunFolder:
         for path in (self.path / "trajectories").glob("step-*"):
             if int(path.name[5:11]) > step:
                 path.unlink()
+
+
+def _digests(checkpoint: Path) -> dict[str, str]:
+    """SHA-256 of each file of ``checkpoint`` but their list."""
+    paths = sorted(path for path in checkpoint.iterdir() if path.name != _DIGESTS)
+    return {path.name: _digest(path) for path in paths}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _intact(checkpoint: Path) -> bool:
+    """Whether every file of ``checkpoint`` holds what was written."""
+    try:
+        wanted = json.loads((checkpoint / _DIGESTS).read_text(encoding="utf-8"))
+        return bool(wanted == _digests(checkpoint))
+    except (OSError, ValueError):
+        return False
+
+
+def _remove(checkpoint: Path) -> None:
+    """Removes it so that no half of it is ever left under its name."""
+    if checkpoint.exists():
+        going = checkpoint.with_name("old")
+        shutil.rmtree(going, ignore_errors=True)
+        checkpoint.rename(going)
+        shutil.rmtree(going)

@@ -12,25 +12,14 @@ What is left out of the published algorithm, and why:
 5. Faults of ours are in neither the loss nor the statistics; a group keeps its other members.
 """
 
-import asyncio
 import time
-import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
-from functools import partial
-from itertools import chain
 from typing import Any
 
-import numpy as np
-
-from agentenv.core.rollout import Start
 from agentenv.core.trajectory import Origin, Trajectory
-from agentenv.errors import Fault
 from agentenv.evaluation.records import RESULTS, read_json, write_results
 from agentenv.policies.card import EpisodeCard, write_card
-from agentenv.retrievers.lossy import LossyRetriever
-from agentenv.retrievers.mixed import at_progress
 from agentenv.trainers.advantages import get_estimator
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.denormals import flushed_denormals
@@ -40,12 +29,8 @@ from agentenv.trainers.imitation import imitate
 from agentenv.trainers.learner import Row, rows_of
 from agentenv.trainers.metrics import describe
 from agentenv.trainers.monitors import COLLAPSES, guarded, warnings_of
-from agentenv.trainers.run import Clock, Display, Run, rollout_config, set_up
-from agentenv.trainers.sampling import Batch, Draw, Group, Ledger, collect
+from agentenv.trainers.run import Clock, Display, Run, set_up
 from agentenv.trainers.shaping import novelty_bonus, shape_rewards
-from agentenv.trainers.splicing import rescored
-from agentenv.trainers.stage import Stage
-from agentenv.trainers.strategies import by_group, get_strategy, play_groups
 
 _LAPS = ("rollout", "update", "evaluation")
 _CARD_OPTIONS = ("prompt", "k", "max_turns", "observation_tokens")
@@ -62,24 +47,26 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
         AgentEnvError: the configuration cannot be used.
         Fault: every episode of a step failed through a fault of ours.
     """
-    run = set_up(folder, display)
-    config = folder.config
-    before = evaluate_test(run, "before")
-    done = folder.resume(run.policy, run.learner, run.sampler)
-    stopped = any("stopped" in line for line in folder.history())
-    if (stopped or done == config.optimization.steps) and (folder.path / RESULTS).exists():
-        return read_json(folder.path / RESULTS)
-    earlier = sum(line[lap] for line in folder.history("timings") for lap in _LAPS)
-    began = time.perf_counter()
-    display.phase("training", config.optimization.steps)
     with ExitStack() as stack:
+        stack.enter_context(folder.claimed())
+        run = set_up(folder, display)
+        config = folder.config
+        before = evaluate_test(run, "before")
+        stack.callback(run.rollouts.close)
+        done = folder.resume(run.policy, run.learner, run.parts, display.warn)
+        stopped = any("stopped" in line for line in folder.history())
+        if (stopped or done == config.optimization.steps) and (folder.path / RESULTS).exists():
+            return read_json(folder.path / RESULTS)
+        earlier = sum(line[lap] for line in folder.history("timings") for lap in _LAPS)
+        began = time.perf_counter()
+        display.phase("training", config.optimization.steps)
         for tracker in run.trackers:
             stack.callback(tracker.close)
         for step in range(done + 1, config.optimization.steps + 1):
             if stopped:
                 break
             clock = Clock(run)
-            batch = _roll_out(run, step)
+            batch = run.rollouts.batch(step)
             clock.lap("rollout")
             metrics = (
                 {"step": step} | _update(run, step, batch.trained) | describe(batch.played) | batch.figures
@@ -95,68 +82,11 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
             for tracker in run.trackers:
                 tracker.log(step, {name: v for name, v in metrics.items() if isinstance(v, int | float)})
             if step % config.checkpoint_every == 0 or step == config.optimization.steps or stopped:
-                folder.save_checkpoint(step, run.policy, run.learner, run.sampler)
+                folder.save_checkpoint(step, run.policy, run.learner, run.parts)
             display.advance(step, metrics)
-    run.seconds["training"] = earlier + time.perf_counter() - began
-    return _finish(run, before)
-
-
-def _roll_out(run: Run, step: int) -> Batch:
-    """The episodes of one step.
-
-    Draws and seeds depend on the step and on what the sampler has learned, which checkpoints hold: a resumed run repeats
-    them.
-    """
-    settings = run.config.rollout
-    ledger = Ledger(
-        step=step,
-        tasks=run.train.source.tasks,
-        rng=np.random.default_rng([run.config.seed, step]),
-        questions=settings.questions,
-        group_size=settings.group_size,
-    )
-    batch = collect(run.sampler, ledger, partial(_play, run))
-    played = [trajectory for group in batch.played for trajectory in group]
-    if not any(trajectory.valid for trajectory in played):
-        reason = f"; the first: {played[0].error}" if played else ""
-        raise Fault(f"every episode of step {step} failed through a fault of ours{reason}")
-    return replace(batch, played=by_group(played), trained=by_group(chain.from_iterable(batch.trained)))
-
-
-def _play(run: Run, draws: Sequence[Draw], groups: Sequence[Group], ledger: Ledger) -> list[list[Trajectory]]:
-    """The episodes of one wave, for each draw its own."""
-    starts = [_starts(run, draw, group, ledger) for draw, group in zip(draws, groups, strict=True)]
-    first = ledger.asked - sum(draw.rollouts for draw in draws)
-    try:
-        return asyncio.run(_by_strategy(run, ledger.step, starts, first))
-    finally:
-        for start in chain.from_iterable(starts):
-            start.env.close()
-
-
-def _starts(run: Run, draw: Draw, group: Group, ledger: Ledger) -> list[Start]:
-    group_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{run.config.seed}/{ledger.step}/{group.first}"))
-    retriever = run.train.retriever and at_progress(
-        run.train.retriever, ledger.step / run.config.optimization.steps
-    )
-    if draw.noise:
-        retriever = LossyRetriever(retriever or run.train.searched, draw.noise)
-    ground = run.train.varied(retriever=retriever, **draw.env)
-    seeds = [int(ledger.rng.integers(1 << 31)) for _ in range(draw.rollouts)]
-    return [Start(ground.make_env(), ledger.tasks[group.task], seed, group_id) for seed in seeds]
-
-
-async def _by_strategy(
-    run: Run, step: int, starts: Sequence[Sequence[Start]], first: int
-) -> list[list[Trajectory]]:
-    """The groups of ``starts`` by the configured strategy, scored again where that is configured."""
-    settings = run.config.rollout
-    config = rollout_config(run.config, temperature=settings.temperature)
-    stage = Stage(run.policy, run.chat, config, run.policy.tokenizer.decode, name=f"step-{step}", first=first)
-    groups = await play_groups(starts, get_strategy(settings.strategy, settings.strategy_options), stage)
-    if run.config.optimization.correction.foreign == "rescore":
-        groups = [[await rescored(t, run.policy, settings.temperature) for t in group] for group in groups]
-    return groups
+        run.rollouts.close()
+        run.seconds["training"] = earlier + time.perf_counter() - began
+        return _finish(run, before)
 
 
 def _update(run: Run, step: int, groups: Sequence[list[Trajectory]]) -> dict[str, float]:
@@ -173,7 +103,7 @@ def _update(run: Run, step: int, groups: Sequence[list[Trajectory]]) -> dict[str
     for update in range(settings.updates):
         figures = run.learner.step(rows, **totals, update=update)
     figures |= imitate(run.learner, shown, settings.supervised_rate * factor)
-    run.policy.updated()
+    run.policy.updated(run.learner.model)
     return figures | {"learning_rate": rate}
 
 

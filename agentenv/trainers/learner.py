@@ -130,7 +130,7 @@ def rows_of(
         for part in trajectory.row_slices:
             mask = trajectory.loss_mask[part]
             if (mask & (keep_flat | (values[part] != 0))).any():
-                oldest = int(trajectory.policy_version[part][mask].min())
+                sampled = trajectory.policy_version[part]
                 rows.append(
                     Row(
                         trajectory.ids[part],
@@ -139,7 +139,9 @@ def rows_of(
                         trajectory.context_mismatch[part],
                         values[part],
                         sequence_tokens=trained,
-                        age=max(version - oldest, 0) if version is not None and oldest >= 0 else 0,
+                        age=None
+                        if version is None
+                        else np.where(sampled < 0, 0, np.maximum(version - sampled, 0)),
                     )
                 )
     return rows

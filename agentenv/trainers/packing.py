@@ -31,8 +31,8 @@ class Row:
     advantages: NDArray[np.float64]
     sequence_tokens: int = 0
     """Trained tokens of the trajectory that the row is of; 0 where it is the only row."""
-    age: int = 0
-    """Versions between the weights that sampled the row and those at the start of the update; the oldest token counts."""
+    age: Ints | None = None
+    """Versions between the weights that sampled each token and those at the start of the update; None is none."""
     proximal: NDArray[np.float32] | None = None
     """Log-probs of the trained tokens under the weights at the start of the update, where they were computed."""
 
@@ -160,11 +160,15 @@ def pack(batch: Sequence[Strip]) -> Packed:
         members=tuple(rows),
         rows=spread(range(len(rows))),
         sequence_tokens=spread([row.sequence_tokens or len(row.trained) for row in rows]),
-        age=spread([row.age for row in rows]),
+        age=torch.from_numpy(np.concatenate([_ages(row)[row.trained] for row in rows])),
         proximal=torch.from_numpy(np.concatenate(proximal)) if len(proximal) == len(rows) else None,
         positions=_padded([strip.positions for strip in batch]) if shared else None,
         attends=_attends(_padded([strip.owners for strip in batch])) if shared else None,
     )
+
+
+def _ages(row: Row) -> Ints:
+    return np.zeros_like(row.ids) if row.age is None else row.age
 
 
 def _padded(lines: Sequence[Ints]) -> Tensor:

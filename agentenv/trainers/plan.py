@@ -1,52 +1,158 @@
-"""``agentenv train --plan``: what a run will take on this machine, from a probe of a few seconds."""
+"""``agentenv train --plan``: what a run will take on this machine, from a probe of seconds, and whether it fits.
 
+Memory is counted, not guessed: weights and what the optimiser keeps by their sizes, key/value caches by the model's shape,
+activations by the bytes that a forward pass of this model saves for its backward pass. Seconds are those of one pass over
+made-up rows and of one batch of sampling, scaled to the step.
+"""
+
+import asyncio
 import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
-from agentenv.core.types import EndReason, Task
+from agentenv.core.types import EndReason, Sampling, Task
+from agentenv.errors import ConfigurationError
+from agentenv.policies.hf import HFPolicy
 from agentenv.policies.spec import make_policy
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.learner import Learner, Objective, rows_of
+from agentenv.trainers.run import objective_of
 
 _PROBE_ROWS = 8
-_TYPICAL_FILL = 0.5  # share of the context that an episode fills, where nothing better is known
+_PROBE_TOKENS = 8  # sampled a row
+_TYPICAL_FILL = 0.5  # share of the context that an episode fills, and of a turn's tokens that are sampled
+_ASIDE = 1.2  # what allocators and the interpreter take beside what is counted
 
 
-def plan_run(config: TrainConfig) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of each part at the peak of a step."""
+
+    weights: int
+    """Of every copy: the trained one, the sampler's in asynchronous training, the reference."""
+    optimizer: int
+    """Gradients and two moments of Adam."""
+    caches: int
+    """Keys and values of the episodes under way, kept and in the present batch."""
+    activations: int
+    """Of one micro-batch."""
+
+    @property
+    def total(self) -> int:
+        """All of them, and what comes beside."""
+        return int(_ASIDE * sum(asdict(self).values()))
+
+
+def plan_run(config: TrainConfig, *, available: int | None = None) -> dict[str, Any]:
     """Tokens, memory and time of a run.
 
+    Args:
+        config: The run.
+        available: Bytes of memory that it may take; None asks the system.
+
     Returns:
-        Sizes, peak memory in GiB (weights, gradients, two Adam moments, caches, activations of one micro-batch; an
-        estimate) and seconds of training, extrapolated from one forward and backward pass of this model.
+        Sizes, memory in GiB by part, tokens a second of sampling and learning, seconds of a step, minutes of the run.
+
+    Raises:
+        ConfigurationError: it does not fit; says what to change.
     """
     torch.set_num_threads(config.threads)
     policy = make_policy(config.policy)
-    parameters = sum(p.numel() for p in policy.model.parameters())
     rollout = config.rollout
     episodes = rollout.questions * rollout.group_size
+    trained_speed, token_bytes = _probe_learning(policy, rollout.context_tokens)
+    sampled_speed = _probe_sampling(policy, config)
+    memory = memory_of(config, policy.model, token_bytes)
+    free = available_memory() if available is None else available
+    if memory.total > free:
+        raise ConfigurationError(_refusal(config, memory, free, token_bytes))
+    turns = int(config.env.options.get("max_turns", 3)) + 1
+    sampled = int(episodes * min(turns * rollout.turn_tokens, rollout.context_tokens) * _TYPICAL_FILL)
     tokens = int(episodes * rollout.context_tokens * _TYPICAL_FILL)
-    speed = _probe(policy, rollout.context_tokens)
-    shape = policy.model.config
-    cache_bytes = 2 * 4 * shape.num_hidden_layers * shape.hidden_size * episodes * rollout.context_tokens
-    activation_bytes = 4 * config.optimization.micro_tokens * shape.hidden_size * shape.num_hidden_layers * 30
-    memory = 4 * parameters * 4 + cache_bytes + activation_bytes
-    step_seconds = tokens / speed * 1.5  # sampling costs about half as much as learning
+    step_seconds = tokens / trained_speed * config.optimization.updates + sampled / sampled_speed
     return {
-        "parameters": parameters,
+        "parameters": sum(p.numel() for p in policy.model.parameters()),
         "episodes_per_step": episodes,
         "tokens_per_step": tokens,
-        "memory_gib": round(memory / 2**30, 2),
-        "trained_tokens_per_s": round(speed),
+        "sampled_tokens_per_step": sampled,
+        "memory_gib": _gib(memory.total),
+        "available_gib": _gib(free),
+        "memory_parts_gib": {name: _gib(value) for name, value in asdict(memory).items()},
+        "trained_tokens_per_s": round(trained_speed),
+        "sampled_tokens_per_s": round(sampled_speed),
         "seconds_per_step": round(step_seconds, 2),
         "training_minutes": round(step_seconds * config.optimization.steps / 60, 1),
     }
 
 
-def _probe(policy: Any, context_tokens: int) -> float:
-    """Tokens a second through forward and backward, measured on made-up rows of half the context."""
+def memory_of(config: TrainConfig, model: Any, token_bytes: float) -> Memory:
+    """Bytes that the run takes at its peak.
+
+    Args:
+        config: The run.
+        model: The policy's.
+        token_bytes: Activations of one token.
+    """
+    own = sum(p.numel() * p.element_size() for p in model.parameters())
+    trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    copies = 1 + (config.asynchronous.staleness > 0) + objective_of(config).needs_reference
+    shape = model.config
+    width = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    token_cache = 2 * shape.num_hidden_layers * shape.num_key_value_heads * width * model.dtype.itemsize
+    live = config.concurrent_groups if config.asynchronous.staleness else config.rollout.questions
+    episodes = live * config.rollout.group_size
+    return Memory(
+        weights=own * copies,
+        optimizer=3 * trained,
+        caches=2 * token_cache * episodes * config.rollout.context_tokens,
+        activations=int(token_bytes * max(config.optimization.micro_tokens, config.rollout.context_tokens)),
+    )
+
+
+def available_memory() -> int:
+    """Bytes that this process may still take: what the system has free, or less where its control group bounds it."""
+    lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    free = int(fields["MemAvailable"].split()[0]) * 1024
+    group = Path("/sys/fs/cgroup")
+    try:
+        bound = (group / "memory.max").read_text(encoding="utf-8").strip()
+        used = int((group / "memory.current").read_text(encoding="utf-8"))
+    except OSError:  # no such control group
+        return free
+    return free if bound == "max" else min(free, int(bound) - used)
+
+
+def _refusal(config: TrainConfig, memory: Memory, free: int, token_bytes: float) -> str:
+    """Why the run does not fit, and the first change that makes it."""
+    needs = f"the run needs about {_gib(memory.total)} GiB and {_gib(free)} GiB are free: "
+    left = free / _ASIDE - memory.weights - memory.optimizer
+    least = token_bytes * config.rollout.context_tokens
+    if left < least:
+        return needs + "weights and optimiser alone leave no room for one episode; take a smaller policy"
+    micro = int((left - memory.caches) / token_bytes)
+    if micro >= config.rollout.context_tokens:
+        return needs + f"set optimization.micro_tokens to at most {micro}"
+    episode = memory.caches / (config.rollout.questions * config.rollout.group_size)
+    most = int((left - least) / episode / config.rollout.group_size)
+    if most < 1:
+        return needs + "lower rollout.context_tokens and optimization.micro_tokens"
+    return needs + (
+        f"set rollout.questions to at most {most} and optimization.micro_tokens to {config.rollout.context_tokens}"
+    )
+
+
+def _gib(size: float) -> float:
+    return round(size / 2**30, 2)
+
+
+def _probe_learning(policy: HFPolicy, context_tokens: int) -> tuple[float, float]:
+    """Tokens a second through forward and backward, and bytes saved a token, on made-up rows of half the context."""
     length = max(int(context_tokens * _TYPICAL_FILL), 2)
     ids = tuple(i % policy.model.config.vocab_size for i in range(length))
     segment = Segment(SegmentKind.POLICY, ids, 0, logprobs=(0.0,) * length)
@@ -55,8 +161,35 @@ def _probe(policy: Any, context_tokens: int) -> float:
     )
     credit = [trajectory.loss_mask.astype(float)] * _PROBE_ROWS
     rows = rows_of([trajectory] * _PROBE_ROWS, credit)
-    learner = Learner(policy.model, Objective(), learning_rate=1e-9)
-    learner.accumulate(rows)
+    learner = Learner(policy.model, Objective(micro_tokens=length + 1), learning_rate=1e-9)
+    saved: dict[int, int] = {parameter.data_ptr(): 0 for parameter in policy.model.parameters()}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        saved.setdefault(storage.data_ptr(), storage.nbytes())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        learner.accumulate(rows[:1])
     began = time.perf_counter()
     learner.accumulate(rows)
-    return _PROBE_ROWS * length / (time.perf_counter() - began)
+    return _PROBE_ROWS * length / (time.perf_counter() - began), sum(saved.values()) / (length + 1)
+
+
+def _probe_sampling(policy: HFPolicy, config: TrainConfig) -> float:
+    """Tokens a second of sampling after made-up prompts, one for each episode of a step, at most 64."""
+    rollout = config.rollout
+    count = min(rollout.questions * rollout.group_size, 64)
+    sampling = Sampling(max_tokens=min(_PROBE_TOKENS, rollout.turn_tokens))
+    prompt = [0] * max(int(rollout.context_tokens * _TYPICAL_FILL) - sampling.max_tokens, 1)
+
+    async def sample() -> int:
+        prompts = ([*prompt, place % policy.model.config.vocab_size] for place in range(count))
+        asked = (policy.generate(ids, sampling) for ids in prompts)
+        return sum(len(completion.ids) for completion in await asyncio.gather(*asked))
+
+    began = time.perf_counter()
+    return asyncio.run(sample()) / (time.perf_counter() - began)
+
+
+__all__ = ["Memory", "available_memory", "memory_of", "plan_run"]

@@ -1,5 +1,6 @@
 """What a training run holds while it lasts, and how it is set up from its configuration."""
 
+import copy
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,9 +21,10 @@ from agentenv.policies.spec import make_policy, policy_folder
 from agentenv.retrievers.mixed import MixedRetriever
 from agentenv.tracking import Tracker, make_tracker
 from agentenv.trainers.config import TrainConfig
-from agentenv.trainers.folder import RunFolder
+from agentenv.trainers.folder import RunFolder, Stateful
 from agentenv.trainers.learner import Correction, Learner, Objective
 from agentenv.trainers.losses import get_objective
+from agentenv.trainers.rollouts import Rollouts
 from agentenv.trainers.sampling import TaskSampler, get_sampler
 
 
@@ -50,6 +52,7 @@ class Run:
     chat: ChatFormat
     learner: Learner
     sampler: TaskSampler
+    rollouts: Rollouts
     train: Ground
     dev: Ground
     test: Ground
@@ -57,6 +60,11 @@ class Run:
     """At most one, where the configuration names it."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall-clock seconds of each phase."""
+
+    @property
+    def parts(self) -> dict[str, Stateful]:
+        """What checkpoints hold beside policy and learner; the draws of the rollouts follow what the sampler has learned."""
+        return {"sampler": self.sampler, "rollouts": self.rollouts}
 
 
 def set_up(folder: RunFolder, display: Display) -> Run:
@@ -77,8 +85,10 @@ def set_up(folder: RunFolder, display: Display) -> Run:
             f"that {config.policy} can read: lower it"
         )
     optimization = config.optimization
+    # Episodes under way read the policy's weights while the learner's are exchanged.
+    trained = copy.deepcopy(policy.model) if config.asynchronous.staleness else policy.model
     learner = Learner(
-        policy.model,
+        trained,
         objective,
         learning_rate=optimization.learning_rate,
         weight_decay=optimization.weight_decay,
@@ -87,6 +97,9 @@ def set_up(folder: RunFolder, display: Display) -> Run:
     )
     config = _as_declared(config)
     chat = (InlineFormat if config.format == "inline" else TemplateFormat)(policy.tokenizer)
+    sampler = get_sampler(config.rollout.sampler, config.rollout.sampler_options)
+    train = _open_training(config, policy, display)
+    settings = rollout_config(config, temperature=config.rollout.temperature)
     run = Run(
         config=config,
         folder=folder,
@@ -94,8 +107,9 @@ def set_up(folder: RunFolder, display: Display) -> Run:
         policy=policy,
         chat=chat,
         learner=learner,
-        sampler=get_sampler(config.rollout.sampler, config.rollout.sampler_options),
-        train=_open_training(config, policy, display),
+        sampler=sampler,
+        rollouts=Rollouts(config, settings, policy, chat, sampler, train),
+        train=train,
         dev=_open(config.dev, config, policy, display),
         test=_open(config.test, config, policy, display),
         trackers=trackers,
@@ -122,7 +136,7 @@ def objective_of(config: TrainConfig) -> Objective:
         UnknownName: no such objective, or no such option of it.
         ConfigurationError: an option's value is of another type.
     """
-    settings = config.optimization
+    settings = config.learning
     bounds = {"clip_low": settings.clip_low, "clip_high": settings.clip_high}
     named = {name: bound for name, bound in bounds.items() if bound is not None}
     objective = Objective(
@@ -130,7 +144,7 @@ def objective_of(config: TrainConfig) -> Objective:
         options=named | settings.objective_options,
         aggregation=settings.aggregation,
         length=config.rollout.context_tokens,
-        proximal=settings.proximal,
+        proximal=settings.proximal or "sampler",
         correction=Correction(**settings.correction.model_dump()),
         temperature=config.rollout.temperature,
         kl_coefficient=settings.kl_coefficient,

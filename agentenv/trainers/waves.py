@@ -42,6 +42,8 @@ class Group:
     first: int
     """Episodes that the step had asked for before this group's first one."""
     members: list[Trajectory] = field(default_factory=list)
+    step: int = 0
+    """The step that opened it."""
 
     @property
     def rewards(self) -> list[float]:
@@ -108,7 +110,7 @@ class Ledger:
         groups = []
         for draw in draws:
             if draw.group is None:
-                self.groups.append(Group(draw.task, self.asked))
+                self.groups.append(Group(draw.task, self.asked, step=self.step))
             groups.append(self.groups[-1 if draw.group is None else draw.group])
             self.asked += draw.rollouts
         return groups

@@ -192,3 +192,48 @@ def test_the_million_is_random_unit_vectors_and_real_questions(
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1)
     assert np.abs(vectors @ vectors.T - np.eye(3)).max() < 0.3
     assert np.array_equal(encoder.encode_queries(["who?"]), HashEncoder().encode_queries(["who?"]))
+
+
+def test_asynchronous_training(policy: Path, tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    words = [
+        "--questions",
+        "2",
+        "--group-size",
+        "2",
+        "--fastest",
+        "0.001",
+        "--slowest",
+        "0.1",
+        "--staleness",
+        "2",
+    ]
+    figures = result(command("async_training", policy, *words, "--out", str(path)), path)
+    assert set(figures["runs"]) == {"synchronous, deterministic", "synchronous", "staleness 2"}
+    for run in figures["runs"].values():
+        assert run["episodes"] == 4
+        assert run["faults"] == 0
+        assert run["seconds"] > 0
+    assert figures["runs"]["synchronous"]["speedup"] == 1
+    assert figures["runs"]["staleness 2"]["staleness_max"] <= 2
+
+
+def test_kills(policy: Path, tmp_path: Path) -> None:
+    """Killed in the middle of training and resumed; equal bytes, or exit 1."""
+    path = tmp_path / "out.json"
+    figures = result(command("kills", policy, "--kills", "2", "--seed", "3", "--out", str(path)), path)
+    assert figures["equal"] == figures["kills"] == len(figures["lines_at_the_kill"])
+
+
+def test_staleness_curves(policy: Path, tmp_path: Path) -> None:
+    path, preset = tmp_path / "out.json", tmp_path / "small.toml"
+    preset.write_text(
+        '[search]\nencoder = "hash"\n[rollout]\nquestions = 2\ngroup_size = 2\nturn_tokens = 6\ncontext_tokens = 256\n'
+        '[env.options]\nprompt = "{question}"\nmax_turns = 1\nk = 1\n[test]\nlimit = 1\n'
+        + "".join(f"[{name}.world]\ndocuments = 200\nquestions = 20\n" for name in ("train", "dev", "test"))
+    )
+    words = ["--preset", str(preset), "--seeds", "2", "--staleness", "0", "1"]
+    figures = result(command("staleness", policy, *words, "--out", str(path)), path)
+    assert set(figures["summary"]) == {"0", "1"}
+    assert figures["summary"]["0"]["difference"] == {"mean": 0, "ci95": [0, 0]}
+    assert [len(run["rewards"]) for runs in figures["curves"].values() for run in runs] == [2] * 4

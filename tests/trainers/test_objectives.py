@@ -51,7 +51,9 @@ def rows(table: Make) -> list[Row]:
         noisy = (np.array(exact) + rng.normal(0, 0.2, length)).astype(np.float32)
         foreign = np.zeros(length, dtype=bool)
         foreign[4] = place % 4 == 0
-        made.append(Row(ids, mask, noisy, foreign, np.full(length, rng.normal()), age=place % 3))
+        made.append(
+            Row(ids, mask, noisy, foreign, np.full(length, rng.normal()), age=np.full(length, place % 3))
+        )
     return made
 
 
@@ -250,7 +252,7 @@ def test_several_updates_hold_on_to_where_they_began(table: Make, rows: list[Row
 def test_interpolation_follows_the_age_of_a_row(table: Make, rows: list[Row]) -> None:
     """Fresh rows keep the sampler's log-probs; older ones take the present weights' before the first step."""
     own = without_foreign(rows)
-    fresh, old = [replace(r, age=0) for r in own], [replace(r, age=2) for r in own]
+    fresh, old = ([replace(r, age=np.full(len(r.ids), age)) for r in own] for age in (0, 2))
     model = table(8)
     learner = learner_of(model, proximal="interpolate")
     plain = gradient(learner_of(model), own)[0]["approx_kl"]

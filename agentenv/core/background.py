@@ -1,0 +1,42 @@
+"""An event loop in a thread of its own, for work that goes on while the caller computes."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class BackgroundLoop:
+    """Runs coroutines in a thread that starts with the first of them."""
+
+    def __init__(self) -> None:
+        self._runner: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._end: asyncio.Event | None = None
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The result of ``coroutine``, waited for; tasks that it makes go on afterwards."""
+        if self._runner is None:
+            begun = threading.Event()
+            self._thread = threading.Thread(
+                target=asyncio.run, args=(self._main(begun),), name="background-loop", daemon=True
+            )
+            self._thread.start()
+            begun.wait()
+        assert self._runner is not None
+        return asyncio.run_coroutine_threadsafe(coroutine, self._runner).result()
+
+    async def _main(self, begun: threading.Event) -> None:
+        self._runner, self._end = asyncio.get_running_loop(), asyncio.Event()
+        begun.set()
+        await self._end.wait()
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Cancels what still runs and ends the thread; one that does not end in time is left to die with the process."""
+        if self._runner is None or self._thread is None or self._end is None:
+            return
+        self._runner.call_soon_threadsafe(self._end.set)
+        self._thread.join(timeout_s)
+        self._runner = None

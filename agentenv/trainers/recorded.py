@@ -1,0 +1,77 @@
+"""What a policy answered to the episodes under way, so that they survive the process that plays them.
+
+An episode is a function of its seed and of the policy's answers. Played again with the answers given so far it comes to
+where it stood, tokens, log-probs and versions included, whatever strategy plays it; from there on the policy is asked.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from hashlib import blake2b
+from typing import Any
+
+from agentenv.core.protocols import Policy
+from agentenv.core.types import Completion, FinishReason, Sampling
+
+
+class RecordedPolicy:
+    """A policy that gives again the answers of an interrupted run, asks ``policy`` for the others and keeps them all."""
+
+    def __init__(self, policy: Policy, answers: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        """Begins a record.
+
+        Args:
+            policy: Who answers.
+            answers: What ``state_dict`` gave.
+        """
+        self.policy = policy
+        self._given = {key: _completion(answer) for key, answer in (answers or {}).items()}
+        self._kept: dict[str, Completion] = {}
+
+    @property
+    def version(self) -> int:
+        """Version of the policy's weights."""
+        return self.policy.version
+
+    @property
+    def tokenizer(self) -> Any:
+        """That of the policy; None where it has none."""
+        return getattr(self.policy, "tokenizer", None)
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
+    ) -> Completion:
+        """The answer of the interrupted run to the same request, where there is one; otherwise the policy's.
+
+        Raises:
+            PolicyFault: the engine failed.
+            ContextTooSmall: the prompt alone fills the context.
+        """
+        key = _key(prompt_ids, sampling, episode)
+        answer = self._given.pop(key, None)
+        if answer is None:
+            answer = await self.policy.generate(prompt_ids, sampling, episode=episode)
+        self._kept[key] = answer
+        return answer
+
+    def release(self, episode: str) -> None:
+        """Forgets what the policy kept for ``episode``; its answers stay."""
+        self.policy.release(episode)
+
+    async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
+        """As the policy."""
+        return await self.policy.score(ids, temperature=temperature)
+
+    def state_dict(self) -> dict[str, dict[str, Any]]:
+        """Every answer so far in plain values, those not yet asked for again included."""
+        answers = self._given | self._kept
+        return {key: asdict(answer) | {"finish": str(answer.finish)} for key, answer in answers.items()}
+
+
+def _key(prompt_ids: Sequence[int], sampling: Sampling, episode: str | None) -> str:
+    request = f"{episode}/{sampling}/{list(prompt_ids)}"
+    return blake2b(request.encode(), digest_size=16).hexdigest()
+
+
+def _completion(answer: Mapping[str, Any]) -> Completion:
+    plain = {"ids": tuple(answer["ids"]), "logprobs": tuple(answer["logprobs"])}
+    return Completion(**(dict(answer) | plain | {"finish": FinishReason(answer["finish"])}))

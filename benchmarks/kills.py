@@ -1,0 +1,146 @@
+"""Nothing lost: a training run killed (SIGKILL) at random moments, resumed, and compared with the undisturbed one.
+
+    python benchmarks/kills.py
+
+``--kills`` runs, each killed once after a random share of the time that the undisturbed run takes and then resumed to its
+end. A synchronous run must end in equal bytes: metrics, every trajectory, the evaluations, the weights. With
+``--staleness`` above 0 what is sampled depends on time; then every group that was drawn must have been trained exactly once,
+under its own id, in as many steps of as many groups.
+"""
+
+import argparse
+import gzip
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from agentenv.trainers.config import TrainConfig, load_config, parse_config
+from agentenv.trainers.folder import RunFolder
+from agentenv.trainers.grpo import train
+
+from common import arguments, finish  # type: ignore[import-not-found]  # isort: skip  # sibling scripts
+from throughput import Clock  # type: ignore[import-not-found]  # isort: skip
+
+QUESTIONS, SIZE = 3, 4
+WORLD = {"documents": 200, "questions": 24}
+
+
+def configure(args: argparse.Namespace) -> TrainConfig:
+    """A run of seconds with a checkpoint at every other step."""
+    values = load_config("laptop-search").model_dump(mode="json", exclude_none=True)
+    values |= {"policy": args.policy, "threads": 1, "trajectories_every": 1, "checkpoint_every": 2}
+    values["search"]["encoder"] = "hash"
+    for name in ("train", "dev", "test"):
+        values[name]["world"] |= WORLD
+    values["test"]["limit"] = values["dev"]["limit"] = 4
+    values["optimization"]["steps"] = args.steps
+    values["evaluation"] |= {"every": 3, "bounds": False}
+    ahead = args.staleness > 0
+    values["rollout"] |= {"questions": QUESTIONS, "group_size": SIZE, "deterministic": not ahead}
+    values["asynchronous"] = {"staleness": args.staleness}
+    return parse_config(values, "the benchmark")
+
+
+def run(folder: Path, config: TrainConfig, kill_after_s: float | None = None) -> bool:
+    """Begins or resumes the run in a process of its own; whether it came to its end.
+
+    The process is forked before any thread of torch has begun, so that nothing is imported anew.
+    """
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)
+        try:
+            begun = (folder / "config.toml").exists()
+            train(RunFolder.open(folder) if begun else RunFolder.create(folder, config), Clock())
+        except BaseException as error:
+            print(f"the run in {folder.name} ended with {error!r}", file=sys.stderr)
+            os._exit(1)
+        os._exit(0)
+    if kill_after_s is not None:
+        time.sleep(kill_after_s)
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status):
+        raise SystemExit("a run failed where it should have gone on")
+    return os.WIFEXITED(status)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """What must not depend on interruptions."""
+    patterns = ("metrics.jsonl", "trajectories/*", "evaluation/*/episodes.jsonl", "policy/model.safetensors")
+    paths = [path for pattern in patterns for path in sorted(folder.glob(pattern))]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def groups(folder: Path) -> Counter[str]:
+    """Steps in which each group was trained."""
+    counts: Counter[str] = Counter()
+    for path in folder.glob("trajectories/*"):
+        lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+        counts.update({json.loads(line)["group_id"] for line in lines})
+    return counts
+
+
+def same(folder: Path, whole: Path, staleness: int) -> bool:
+    """Whether the resumed run is the undisturbed one, as far as that is determined."""
+    if staleness == 0:
+        return contents(folder) == contents(whole)
+    ours, theirs = groups(folder), groups(whole)
+    return set(ours.values()) == {1} and ours == theirs
+
+
+def trials(args: argparse.Namespace, place: Path) -> dict[str, Any]:
+    """Kills, and what came of them."""
+    config, rng = configure(args), random.Random(args.seed)
+    began = time.perf_counter()
+    run(place / "whole", config)
+    seconds = time.perf_counter() - began
+    equal, moments = 0, []
+    for trial in range(args.kills):
+        folder = place / f"killed-{trial}"
+        share = rng.random()
+        if run(folder, config, kill_after_s=share * seconds):
+            continue  # it had ended before; not a kill
+        lines = folder / "metrics.jsonl"
+        moments.append(len(lines.read_text().splitlines()) if lines.exists() else 0)
+        run(folder, config)
+        equal += same(folder, place / "whole", args.staleness)
+        shutil.rmtree(folder)
+    return {
+        "kills": len(moments),
+        "equal": equal,
+        "lines_at_the_kill": moments,
+        "seconds_undisturbed": seconds,
+    }
+
+
+def main() -> None:
+    """Kills, resumes and compares; exits with 1 where a run differs."""
+    parser = arguments(__doc__ or "", steps=8)
+    parser.add_argument("--kills", type=int, default=20, help="runs that are killed")
+    parser.add_argument(
+        "--staleness", type=int, default=0, help="bound of asynchronous training; 0 is synchronous"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seeds the moments")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        figures = trials(args, Path(place))
+    lines = [f"{figures['equal']} of {figures['kills']} killed runs equal the undisturbed one"]
+    name = "kills" if args.staleness == 0 else "kills_asynchronous"
+    finish(name, args, {"staleness": args.staleness, "steps": args.steps} | figures, lines)
+    if figures["equal"] < figures["kills"]:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Learning curves at staleness 0, 1, 4 and 8: whether asynchronous training learns what synchronous training learns.
+
+    python benchmarks/staleness.py --seeds 5
+
+Each seed trains the preset once with every bound, on equal questions and as many episodes. Where nothing waits for tools
+the learner is the slow part, and the age of what it trains on goes to the bound and stays there: the hardest case. The result
+file has the mean reward of the last ``--window`` steps of each run, its mean and 95 % interval over the seeds (Student's t),
+and the interval of its difference from staleness 0, paired by seed. Results are written after every run; five seeds take
+hours.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from agentenv.trainers.config import TrainConfig, load_config, parse_config
+from agentenv.trainers.folder import RunFolder
+from agentenv.trainers.grpo import train
+
+from common import arguments, finish, write  # type: ignore[import-not-found]  # isort: skip  # sibling scripts
+from throughput import Clock  # type: ignore[import-not-found]  # isort: skip
+
+
+def configure(args: argparse.Namespace, staleness: int, seed: int) -> TrainConfig:
+    """The preset at one bound; batches are formed by arrival at every bound."""
+    values = load_config(args.preset).model_dump(mode="json", exclude_none=True)
+    values |= {"policy": args.policy, "threads": args.threads, "seed": seed, "trajectories_every": 0}
+    values["optimization"]["steps"] = args.warmup + args.steps
+    values["rollout"]["deterministic"] = False
+    values["asynchronous"] = {"staleness": staleness}
+    values["evaluation"] |= {"every": 0, "bounds": False}
+    return parse_config(values, args.preset)
+
+
+def curve(config: TrainConfig) -> dict[str, Any]:
+    """Rewards by step, ages, and the score after training."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = RunFolder.create(Path(place) / "run", config)
+        results = train(folder, Clock())
+        lines = folder.history()
+    return {
+        "seed": config.seed,
+        "rewards": [line["reward_mean"] for line in lines],
+        "staleness_mean": fmean(line.get("staleness_mean", 0.0) for line in lines),
+        "after": results["after"]["em"],
+    }
+
+
+def interval(values: Sequence[float]) -> dict[str, float | list[float]]:
+    """Mean and 95 % interval (Student's t); of one value no interval."""
+    if len(values) < 2:
+        return {"mean": fmean(values)}
+    from scipy.stats import t
+
+    half = float(t.ppf(0.975, len(values) - 1)) * stdev(values) / len(values) ** 0.5
+    return {"mean": fmean(values), "ci95": [fmean(values) - half, fmean(values) + half]}
+
+
+def summary(curves: dict[int, list[dict[str, Any]]], window: int) -> dict[str, Any]:
+    """Intervals over the seeds, and of the differences from the lowest bound."""
+    last = {bound: [fmean(run["rewards"][-window:]) for run in runs] for bound, runs in curves.items()}
+    base = last[min(last)]
+    return {
+        str(bound): {
+            "reward": interval(mine),
+            "difference": interval([a - b for a, b in zip(mine, base, strict=False)]),
+            "after": interval([run["after"] for run in curves[bound]]),
+        }
+        for bound, mine in last.items()
+    }
+
+
+def main() -> None:
+    """Trains, compares, reports."""
+    parser = arguments(__doc__ or "", steps=115)
+    parser.add_argument("--preset", default="laptop-search", help="a preset or a TOML file")
+    parser.add_argument("--seeds", type=int, default=5, help="runs at each bound")
+    parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 4, 8], help="the bounds")
+    parser.add_argument("--window", type=int, default=20, help="last steps that are compared")
+    args = parser.parse_args()
+    curves: dict[int, list[dict[str, Any]]] = {}
+    for seed in range(args.seeds):
+        for bound in args.staleness:
+            curves.setdefault(bound, []).append(curve(configure(args, bound, seed)))
+            figures = {"summary": summary(curves, args.window), "curves": curves}
+            write("staleness", args, figures)
+    lines = [f"staleness {bound:<4}{one['reward']}" for bound, one in figures["summary"].items()]
+    finish("staleness", args, figures, lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Asynchronous training through the whole trainer: what stands in its metrics, defaults that differ, interruption."""
+
+import gzip
+import json
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentenv.errors import ConfigurationError
+from agentenv.trainers.config import TrainConfig, override, parse_config
+from agentenv.trainers.folder import RunFolder
+from agentenv.trainers.grpo import train
+from agentenv.trainers.run import objective_of
+
+WORLD = {"documents": 200, "questions": 12, "families": ["lookup"], "hops": [1, 1]}
+STEPS, QUESTIONS, SIZE, BOUND = 4, 2, 3, 2
+
+
+class Silent:
+    """Shows nothing."""
+
+    def phase(self, name: str, total: int) -> None: ...
+
+    def advance(self, done: int, figures: Mapping[str, float]) -> None: ...
+
+    def warn(self, sentence: str) -> None: ...
+
+
+def config() -> TrainConfig:
+    values: dict[str, Any] = {
+        "threads": 1,
+        "checkpoint_every": 1,
+        "trajectories_every": 1,
+        "env": {"options": {"k": 2, "max_turns": 1, "observation_tokens": 128, "prompt": "{question}"}},
+        "search": {"encoder": "hash"},
+        "train": {"world": WORLD | {"seed": 1, "split": "train"}},
+        "dev": {"world": WORLD | {"seed": 2, "split": "dev"}},
+        "test": {"limit": 1, "world": WORLD | {"seed": 2, "split": "dev"}},
+        "rollout": {
+            "questions": QUESTIONS,
+            "group_size": SIZE,
+            "turn_tokens": 24,
+            "context_tokens": 256,
+            "deterministic": False,
+        },
+        "asynchronous": {"staleness": BOUND},
+        "optimization": {"steps": STEPS, "correction": {"ess_base": 1.0}},
+        "evaluation": {"every": 0, "bounds": False},
+    }
+    return parse_config(values, "test")
+
+
+def trained(run: Path) -> Counter[str]:
+    """Steps in which each group was trained."""
+    counts: Counter[str] = Counter()
+    for path in run.glob("trajectories/*"):
+        lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+        counts.update({json.loads(line)["group_id"] for line in lines})
+    return counts
+
+
+def test_a_run_and_its_end_again_after_an_interruption(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    folder = RunFolder.create(tmp_path / "run", config())
+    train(folder, Silent())
+    lines = folder.history()
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert all(line["rollouts"] == QUESTIONS * SIZE for line in lines)
+    assert all(line["staleness_mean"] <= line["staleness_max"] <= BOUND for line in lines)
+    assert {"behaviour_weight", "effective_sample"} <= set(lines[0])
+    assert lines[-1]["groups_under_way"] == 0  # nothing is drawn for steps that never come
+    assert set(trained(folder.path).values()) == {1}
+    state = torch.load(folder.path / "checkpoints" / "step-000003" / "trainer.pt", weights_only=True)
+    assert len(state["rollouts"]["pending"]) == QUESTIONS
+    shutil.rmtree(folder.path / "checkpoints" / "step-000004")
+    shutil.rmtree(folder.path / "evaluation" / "after")
+    (folder.path / "results.json").unlink()
+    whole = trained(folder.path)
+    train(RunFolder.open(folder.path), Silent())
+    assert trained(folder.path) == whole
+    assert folder.history()[:-1] == lines[:-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "proximal", "mode"),
+    [
+        ("--asynchronous.staleness 0", "sampler", "none"),
+        ("--asynchronous.staleness 1 --rollout.deterministic false", "recompute", "truncate"),
+        (
+            "--asynchronous.staleness 1 --rollout.deterministic false --optimization.proximal sampler",
+            "sampler",
+            "none",
+        ),
+        (
+            "--asynchronous.staleness 1 --rollout.deterministic false --optimization.proximal interpolate "
+            "--optimization.correction.mode mask",
+            "interpolate",
+            "mask",
+        ),
+    ],
+)
+def test_what_is_stale_is_decoupled_and_weighed_unless_said_otherwise(
+    words: str, proximal: str, mode: str
+) -> None:
+    objective = objective_of(override(TrainConfig(), words.split()))
+    assert (objective.proximal, objective.correction.mode) == (proximal, mode)
+
+
+def test_batches_by_index_are_for_synchronous_training() -> None:
+    with pytest.raises(ConfigurationError, match=r"set it to false, or asynchronous\.staleness to 0"):
+        override(TrainConfig(), ["--asynchronous.staleness", "1"])

@@ -1,0 +1,357 @@
+"""Rollouts ahead of the learner: which groups a batch takes, how far ahead they begin, what an interruption leaves.
+
+Covered: the rule of the batch by hand and, with hypothesis, that the bound holds and can always be kept; a slow group is
+waited for only at the bound; episodes that span versions; state and its resumption; staleness 0 gives the records that the
+groups give when they are played by themselves.
+"""
+
+import asyncio
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentenv.core.chat import InlineFormat
+from agentenv.core.env import AsyncEnv
+from agentenv.core.rollout import RolloutConfig, Start
+from agentenv.core.trajectory import Trajectory, to_record
+from agentenv.core.types import Completion, EndReason, Info, Message, Observation, Sampling, Step, Task
+from agentenv.errors import ConfigurationError, Fault
+from agentenv.policies.fakes import ByteTokenizer
+from agentenv.policies.hf import HFPolicy
+from agentenv.policies.scripted import complete
+from agentenv.trainers.config import TrainConfig, parse_config
+from agentenv.trainers.pending import Pending, first_complete
+from agentenv.trainers.recorded import RecordedPolicy
+from agentenv.trainers.rollouts import Rollouts
+from agentenv.trainers.sampling import Draw, Group, get_sampler
+from agentenv.trainers.stage import Stage
+from agentenv.trainers.strategies import get_strategy, play_groups
+
+TOKENIZER = ByteTokenizer()
+TASKS = [Task(f"t{i}", f"Count to {i}.", ("x",)) for i in range(9)]
+QUESTIONS, SIZE, TURNS = 2, 2, 2
+
+
+@dataclass
+class Count:
+    """Turns taken."""
+
+    turns: int = 0
+
+
+class Counting(AsyncEnv[Count]):
+    """Ends after ``TURNS`` turns, whatever is said; the reward tells episodes of one task apart."""
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        await super().areset(seed=seed)
+        assert options is not None
+        self.task: Task = options["task"]
+        self.state = Count()
+        if self.task.id == "broken":
+            raise ConfigurationError("this task cannot be posed")
+        return (Message("user", self.task.question),), {}
+
+    async def astep(self, action: str) -> Step:
+        self.state.turns += 1
+        if self.state.turns < TURNS:
+            return self.result((Message("tool", f"{self.state.turns}"),))
+        return self.result((), reward=float(self.np_random.integers(2)), end=EndReason.ANSWERED)
+
+
+class Doors:
+    """A policy that says one word a turn; an episode that is held gets no answer until it is let go."""
+
+    def __init__(self) -> None:
+        self.tokenizer = TOKENIZER
+        self.version = 0
+        self.held: set[tuple[str, int]] = set()  # start of the episode's id, turn
+        self.asked: Counter[str] = Counter()
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
+    ) -> Completion:
+        assert episode is not None
+        turn = TOKENIZER.decode(prompt_ids).count("word")
+        self.asked[episode] += 1
+        while any(episode.startswith(start) and turn == when for start, when in self.held):
+            await asyncio.sleep(0.001)
+        said = complete(f"word {sampling.seed % 97}", TOKENIZER, sampling)
+        return Completion(said.ids, said.text, said.logprobs, said.finish, self.version)
+
+    def release(self, episode: str) -> None: ...
+
+    async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
+        return [0.0] * len(ids)
+
+
+def config(staleness: int, **changes: Any) -> TrainConfig:
+    rollout = {"questions": QUESTIONS, "group_size": SIZE, "deterministic": staleness == 0}
+    ahead = {"staleness": staleness, "concurrent": changes.pop("concurrent", 0)}
+    values = {"asynchronous": ahead, "rollout": rollout | changes, "optimization": {"steps": 5}}
+    return parse_config(values, "test")
+
+
+@contextmanager
+def rollouts(
+    policy: Any, staleness: int, tasks: Sequence[Task] = TASKS, sampler: str = "uniform", **changes: Any
+) -> Iterator[Rollouts]:
+    """The rollouts of ``policy`` over ``tasks``, closed at the end."""
+    run = config(staleness, **changes)
+    field = SimpleNamespace(source=SimpleNamespace(tasks=tasks), retriever=None, make_env=Counting)
+    field.varied = lambda **options: field
+    limits = RolloutConfig(context_tokens=200, turn_tokens=10, deterministic=run.rollout.deterministic)
+    made = Rollouts(run, limits, policy, InlineFormat(TOKENIZER), get_sampler(sampler), field)  # type: ignore[arg-type]
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def steps_of(batch: Any) -> list[str]:
+    """The step that each group of a batch was drawn for, from the ids of its episodes."""
+    return [group[0].id.split("-")[1] for group in batch.trained]
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Waits for what is sure to come; fails after 10 s."""
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+class Outcome:
+    """Stands for the task of a group."""
+
+    def __init__(self) -> None:
+        self.over = False
+
+    def done(self) -> bool:
+        return self.over
+
+    def result(self) -> list[Trajectory]:
+        return []
+
+
+def drawn(step: int, born: int | None = None, *, complete: bool = False) -> Pending:
+    made = Pending(
+        step=step,
+        draw=Draw(0, 2),
+        group=Group(0, 0),
+        lane=0,
+        seeds=[],
+        policy=RecordedPolicy(Doors()),
+        born=born,
+    )
+    made.task = Outcome()  # type: ignore[assignment]
+    made.task.over = complete  # type: ignore[union-attr]
+    return made
+
+
+def test_a_batch_is_what_is_complete_first_unless_something_would_grow_too_old() -> None:
+    slow, waits = drawn(1, born=0), drawn(3)
+    quick = [
+        drawn(1, born=0, complete=True),
+        drawn(2, born=1, complete=True),
+        drawn(2, born=1, complete=True),
+    ]
+    pending = [slow, quick[2], *quick[:2], waits]
+    take = partial(first_complete, pending, staleness=2)
+    assert take([2, 2, 2], version=1) == [quick[0], quick[2]]  # by their beginning, then by their draw
+    assert take([4, 2, 2], version=1) is None  # three are complete
+    assert take([2, 2, 2], version=2) is None  # slow would be 3 versions old in the next batch
+    assert first_complete(pending, [2, 2, 2, 2], version=2, staleness=3) == [quick[0], quick[2]]
+    assert first_complete([*quick], [2], version=2, staleness=2) == quick[:2]
+    assert first_complete([], [0], version=0, staleness=0) == []
+
+
+def test_the_learner_looks_ahead() -> None:
+    """Three of one age, two of them slow, one place in each of three steps: leaving both would make one too old."""
+    pending = [
+        drawn(1, born=0),
+        drawn(2, born=0),
+        drawn(3, born=0, complete=True),
+        drawn(4, born=1, complete=True),
+    ]
+    assert first_complete(pending[:3], [1, 1, 1], version=0, staleness=2) == [pending[2]]
+    del pending[2]
+    assert first_complete(pending, [1, 1, 1], version=1, staleness=2) is None
+    assert first_complete(pending, [1, 2, 1], version=1, staleness=2) == [pending[2]]
+
+
+@given(
+    staleness=st.integers(0, 4),
+    counts=st.lists(st.integers(0, 4), min_size=6, max_size=6),
+    slots=st.integers(1, 12),
+    seed=st.integers(0, 1 << 16),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_bound_holds_and_can_always_be_kept(
+    staleness: int, counts: list[int], slots: int, seed: int
+) -> None:
+    """Groups end in any order; every batch can be made once all that run have ended, and none holds an older group."""
+    rng = random.Random(seed)
+    pending: list[Pending] = []
+    opened = 0
+    for step in range(1, len(counts) + 1):
+        version = step - 1
+        while opened < min(step + staleness, len(counts)):
+            opened += 1
+            pending += [drawn(opened) for _ in range(counts[opened - 1])]
+        while (
+            batch := first_complete(pending, counts[version:opened], version=version, staleness=staleness)
+        ) is None:
+            running = [p for p in pending if p.born is not None and p.members is None]
+            for waiting in [p for p in pending if p.born is None][: slots - len(running)]:
+                waiting.born = version
+                running.append(waiting)
+            rng.choice(running).task.over = True  # type: ignore[union-attr]
+        assert len(batch) == counts[version]
+        assert all(version - (p.born or 0) <= staleness for p in batch)
+        pending = [p for p in pending if p not in batch]
+    assert not pending
+
+
+def test_the_learner_waits_for_a_slow_group_only_at_the_bound() -> None:
+    """Of four groups under way the first is held: two batches are made without it, the third has it, of three versions."""
+    policy = Doors()
+    policy.held = {("step-1-0", 1), ("step-1-1", 1)}
+    with rollouts(policy, 2, concurrent=4) as ahead:
+        first, policy.version = ahead.batch(1), 1
+        assert steps_of(first) == ["1", "2"]
+        second, policy.version = ahead.batch(2), 2
+        assert steps_of(second) == ["2", "3"]
+        assert second.figures["staleness_max"] <= 1
+        threading.Timer(0.05, policy.held.clear).start()
+        third = ahead.batch(3)
+        assert steps_of(third)[0] == "1"
+        late = third.trained[0]
+        assert [t.id for t in late] == ["step-1-0", "step-1-1"]
+        for member in late:
+            versions = member.policy_version[member.loss_mask]
+            assert versions.min() == 0
+            assert versions.max() == 2
+            assert (np.diff(versions) >= 0).all()
+        assert third.figures["spanning_episodes"] >= 2
+        assert third.figures["staleness_max"] == 2
+
+
+def test_groups_begin_no_further_ahead_than_the_bound_and_no_more_at_once_than_wanted() -> None:
+    policy = Doors()
+    policy.held = {("step-1-2", 0), ("step-2", 0), ("step-3", 0)}
+    with rollouts(policy, 1, concurrent=2) as ahead, ThreadPoolExecutor(1) as learner:
+        batch = learner.submit(ahead.batch, 1)
+        until(lambda: len(policy.asked) == 3 * SIZE)  # two groups at once, one of which has ended
+        assert {name.rpartition("-")[0] for name in policy.asked} == {
+            "step-1",
+            "step-2",
+        }  # 3 is for version 1
+        assert not batch.done()
+        policy.held.clear()
+        assert len(batch.result(10).trained) == QUESTIONS
+
+
+def test_an_interrupted_run_asks_for_nothing_again() -> None:
+    """Two groups under way have answered one turn; rollouts begun from their state ask for the second turn only."""
+    policy = Doors()
+    policy.held = {("step-2", 1), ("step-3", 1)}
+    with rollouts(policy, 2, concurrent=6) as ahead:
+        ahead.batch(1)
+        until(lambda: sum(policy.asked.values()) == 6 * SIZE * TURNS)  # two groups have ended, four are held
+        state = ahead.state_dict()
+    assert [len(pending["answers"]) for pending in state["pending"]] == [SIZE] * 4
+    again = Doors()
+    again.version = 1
+    with rollouts(again, 2, concurrent=6) as resumed:
+        resumed.load_state_dict(state)
+        batch = resumed.batch(2)
+        resumed.batch(3)
+    assert steps_of(batch) == ["2", "2"]
+    for member in chain.from_iterable(batch.trained):
+        versions = member.policy_version[member.loss_mask]
+        assert (versions[0], versions[-1]) == (0, 1)
+        assert again.asked[member.id] == 1
+    undisturbed = Doors()
+    with rollouts(undisturbed, 2, concurrent=6) as whole:
+        whole.batch(1)
+        undisturbed.version = 1
+        same = whole.batch(2)
+    assert [[t.ids.tolist() for t in g] for g in same.trained] == [
+        [t.ids.tolist() for t in g] for g in batch.trained
+    ]
+
+
+def test_an_error_of_a_group_ends_the_run_and_faults_of_all_do() -> None:
+    with (
+        rollouts(Doors(), 1, [Task("broken", "?", ())]) as ahead,
+        pytest.raises(ConfigurationError, match="posed"),
+    ):
+        ahead.batch(1)
+
+    class Down(Doors):
+        async def generate(self, *_: Any, **__: Any) -> Completion:
+            raise OSError("the engine is gone")
+
+    with (
+        rollouts(Down(), 1) as ahead,
+        pytest.raises(Fault, match=r"(?s)every episode of step 1.*engine is gone"),
+    ):
+        ahead.batch(1)
+
+
+def test_later_waves_are_played_at_once() -> None:
+    """DAPO's second wave stands in for flat groups; its members are in the batch, its budget is that of the step."""
+    with rollouts(Doors(), 1, sampler="dapo", questions=4) as ahead:
+        batch = ahead.batch(1)
+    assert batch.figures["rollouts"] + batch.figures["unspent_rollouts"] == 4 * SIZE
+    assert batch.figures["waves"] > 1
+
+
+@pytest.mark.parametrize("strategy", ["plain", "reflect_retry"])
+def test_without_staleness_records_are_those_of_the_groups_played_by_themselves(
+    strategy: str, qwen: Callable[..., Any]
+) -> None:
+    """The reference draws, seeds and plays as the trainer did before there were rollouts ahead."""
+    torch.set_num_threads(1)
+    policy = HFPolicy(qwen(), TOKENIZER)
+    with rollouts(policy, 0, strategy=strategy) as made:
+        for step in (1, 2):
+            expected = reference(policy, step, strategy)
+            batch = made.batch(step)
+            assert [to_record(t) for g in batch.played for t in g] == expected
+            assert not {"staleness_max", "groups_under_way"} & set(batch.figures)
+            assert made.state_dict()["pending"] == []
+            policy.updated()
+
+
+def reference(policy: HFPolicy, step: int, strategy: str) -> list[dict[str, Any]]:
+    import uuid
+
+    rng = np.random.default_rng([0, step])
+    places = rng.choice(np.arange(len(TASKS)), size=QUESTIONS, replace=False)
+    groups = []
+    for i, place in enumerate(places):
+        group_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"0/{step}/{i * SIZE}"))
+        seeds = [int(rng.integers(1 << 31)) for _ in range(SIZE)]
+        groups.append([Start(Counting(), TASKS[place], seed, group_id) for seed in seeds])
+    limits = RolloutConfig(context_tokens=200, turn_tokens=10)
+    stage = Stage(policy, InlineFormat(TOKENIZER), limits, TOKENIZER.decode, name=f"step-{step}")
+    played = asyncio.run(play_groups(groups, get_strategy(strategy), stage))
+    return [to_record(trajectory) for group in played for trajectory in group]
