@@ -97,6 +97,18 @@ class Display(Protocol):
         """So many steps of the phase are done."""
 
 
+class Rates(Protocol):
+    """The two step sizes of a warm start."""
+
+    @property
+    def matrix_rate(self) -> float:
+        """Peak step size of Muon."""
+
+    @property
+    def vector_rate(self) -> float:
+        """Peak step size of AdamW."""
+
+
 @flushed_denormals()
 def warmstart(config: WarmstartConfig, display: Display, out: Path, *, reader: Path | None = None) -> Figures:
     """Makes the policy and writes it to ``out``.
@@ -122,7 +134,7 @@ def warmstart(config: WarmstartConfig, display: Display, out: Path, *, reader: P
     if config.crowd_steps:
         display.phase("crowd", config.crowd_steps)
         crowd = _mixture(config, InlineFormat(policy.tokenizer))
-        figures["tokens"] += _fit(_rounded(policy), crowd, config.crowd_steps, 0.1, config, display)
+        figures["tokens"] += fit(_rounded(policy), crowd, config.crowd_steps, 0.1, config, display)
     figures["minutes"] += (time.perf_counter() - began) / 60
     save(policy, figures, config, out)
     return figures
@@ -136,9 +148,9 @@ def _make_reader(config: WarmstartConfig, display: Display) -> tuple[HFPolicy, F
     lessons = chain(islice(_copying(config, chat), config.copying_steps), _reading(config, chat))
     steps = config.copying_steps + config.reader_steps
     display.phase("reader", steps)
-    tokens = _fit(policy, lessons, steps, 1.0, config, display)
+    tokens = fit(policy, lessons, steps, 1.0, config, display)
     display.phase("polishing", config.polishing_steps)
-    tokens += _fit(_rounded(policy), _polishing(config, chat), config.polishing_steps, 0.5, config, display)
+    tokens += fit(_rounded(policy), _polishing(config, chat), config.polishing_steps, 0.5, config, display)
     accuracy = reading_accuracy(policy, chat, config)
     return policy, {"tokens": tokens, "minutes": 0.0, "reading_accuracy": accuracy}
 
@@ -205,10 +217,14 @@ def _mixture(config: WarmstartConfig, chat: InlineFormat) -> Iterator[list[Batch
 
 
 def _batches(config: WarmstartConfig, chat: InlineFormat, demos: Sequence[Demo]) -> list[Batch]:
-    """One optimiser step, cut by length into ``_CHUNKS`` batches so that little is padded."""
-    rows = sorted((to_tokens(chat, demo) for demo in demos), key=lambda row: len(row[0]))
+    return batches([to_tokens(chat, demo) for demo in demos], config.page_weight)
+
+
+def batches(rows: Sequence[tuple[list[int], list[bool]]], page_weight: float) -> list[Batch]:
+    """One optimiser step over ``rows`` of ids and marks of the policy's own, cut by length so that little is padded."""
+    rows = sorted(rows, key=lambda row: len(row[0]))
     size = -(-len(rows) // _CHUNKS)
-    return [_pad(rows[i : i + size], config.page_weight) for i in range(0, len(rows), size)]
+    return [_pad(rows[i : i + size], page_weight) for i in range(0, len(rows), size)]
 
 
 def _pad(rows: Sequence[tuple[list[int], list[bool]]], page_weight: float) -> Batch:
@@ -222,19 +238,19 @@ def _pad(rows: Sequence[tuple[list[int], list[bool]]], page_weight: float) -> Ba
     return ids, weights
 
 
-def _fit(
+def fit(
     policy: HFPolicy,
-    batches: Iterator[list[Batch]],
+    lessons: Iterator[list[Batch]],
     steps: int,
     scale: float,
-    config: WarmstartConfig,
+    config: Rates,
     display: Display,
 ) -> int:
     """Supervised steps with warm-up and cosine decay; returns the number of tokens seen."""
     model = policy.model.train()
     optimizers = _optimizers(model, config)
     seen = 0
-    for step, chunks in enumerate(islice(batches, steps)):
+    for step, chunks in enumerate(islice(lessons, steps)):
         for optimizer, peak in optimizers:
             optimizer.zero_grad()
             for group in optimizer.param_groups:
@@ -252,7 +268,7 @@ def _fit(
     return seen
 
 
-def _optimizers(model: Any, config: WarmstartConfig) -> list[tuple[torch.optim.Optimizer, float]]:
+def _optimizers(model: Any, config: Rates) -> list[tuple[torch.optim.Optimizer, float]]:
     """Muon for the matrices of the layers and AdamW for everything else, each with its peak step size."""
     named = list(model.named_parameters())
     matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
@@ -308,25 +324,28 @@ def reading_accuracy(
 
 def save(policy: HFPolicy, figures: Figures, config: WarmstartConfig, out: Path) -> None:
     """Writes model (bfloat16), tokenizer, the form of its episodes and a card that says how it was made."""
+    episodes = EpisodeCard(
+        prompt="{question}",
+        k=config.k,
+        max_turns=3,
+        observation_tokens=256,
+        turn_tokens=32,
+        context_tokens=640,
+    )
+    shares = {demonstrator.__name__: share for demonstrator, share in CROWD.items()}
+    parameters = sum(p.numel() for p in policy.model.parameters())
+    card = _CARD.format(config=config, shape=policy.model.config, parameters=parameters, **figures, **shares)
+    write_policy(policy, figures, episodes, card, out)
+
+
+def write_policy(policy: HFPolicy, figures: Figures, episodes: EpisodeCard, card: str, out: Path) -> None:
+    """Writes the folder of a policy, whole or not at all."""
     part = out.with_name(out.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     copy.deepcopy(policy.model).to(torch.bfloat16).save_pretrained(part)
     policy.tokenizer.save_pretrained(part)
-    write_card(
-        part,
-        EpisodeCard(
-            prompt="{question}",
-            k=config.k,
-            max_turns=3,
-            observation_tokens=256,
-            turn_tokens=32,
-            context_tokens=640,
-        ),
-    )
-    shares = {demonstrator.__name__: share for demonstrator, share in CROWD.items()}
-    parameters = sum(p.numel() for p in policy.model.parameters())
-    card = _CARD.format(config=config, shape=policy.model.config, parameters=parameters, **figures, **shares)
+    write_card(part, episodes)
     (part / "README.md").write_text(card, encoding="utf-8")
     (part / _FIGURES).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     part.replace(out)
