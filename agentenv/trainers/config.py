@@ -306,11 +306,11 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 def merged(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """``base`` with ``values`` in it, table by table."""
-    merged = dict(base)
+    both = dict(base)
     for key, value in values.items():
         tables = isinstance(value, dict) and isinstance(base.get(key), dict)
-        merged[key] = merged(base[key], value) if tables else value
-    return merged
+        both[key] = merged(base[key], value) if tables else value
+    return both
 
 
 def resume_config(folder: Path) -> TrainConfig:
