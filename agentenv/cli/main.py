@@ -41,6 +41,8 @@ COMMANDS = {
     "rescore": Command("agentenv.cli.rescore:Rescore", "other scorers on the same episodes"),
     "score": Command("agentenv.cli.score:ScoreFile", "official measures of a prediction file"),
     "report": Command("agentenv.cli.report:Report", "one self-contained HTML page of a run"),
+    "lab list": Command("agentenv.cli.lab:List", "controlled comparisons and how far each has got"),
+    "lab run": Command("agentenv.cli.lab:Run", "run a controlled comparison from where it stands"),
     "retriever build": Command("agentenv.cli.retriever:Build", "index a corpus"),
     "retriever query": Command("agentenv.cli.retriever:Query", "search an index"),
     "retriever plan": Command("agentenv.cli.retriever_plan:Plan", "which index fits a machine's memory"),

@@ -1,8 +1,8 @@
-"""``agentenv warmstart``: the tiny policy from nothing."""
+"""``agentenv warmstart``: a small policy from nothing."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 
@@ -11,46 +11,75 @@ from agentenv.errors import ConfigurationError, MissingExtra
 
 @dataclass(frozen=True)
 class Warmstart:
-    """Makes the tiny policy by supervised learning in worlds of the training split.
+    """Makes a small policy by supervised learning: the tiny one for search, or one for small programming tasks.
 
     Example: agentenv warmstart --out runs/tiny
     """
 
     out: Path
     """Folder for weights, tokenizer and card; must not exist."""
+    env: Literal["search", "code"] = "search"
+    """What it learns: FictionalWorlds of the training split, or generated programming tasks, in which it errs often."""
     seed: int = 0
     """Seeds weights and worlds."""
     copying_steps: int | None = None
-    """Optimiser steps on single pages; default: as for the shipped policy, like the two below."""
+    """Optimiser steps on single pages; default: as for the shipped policy, like the two below. For search, as they are."""
     reader_steps: int | None = None
     """Optimiser steps on drills and careful episodes."""
     crowd_steps: int | None = None
     """Optimiser steps on the mixed crowd; 0 stops at the reader."""
     reader: Path | None = None
     """Folder of a reader that an earlier call with --crowd-steps 0 made; only the crowd phase is run."""
+    steps: int | None = None
+    """Optimiser steps of --env code."""
 
     def run(self) -> dict[str, Any]:
         """Trains and saves."""
         try:
-            from agentenv.trainers import warmstart as maker
+            import torch  # noqa: F401 (the extra is there)
         except ModuleNotFoundError as error:
-            raise MissingExtra.of(error.name or "torch", "train") from error
-        if self.out.exists():
-            raise ConfigurationError(f"{self.out} exists already; choose another --out")
-        steps = {name: getattr(self, name) for name in ("copying_steps", "reader_steps", "crowd_steps")}
-        given = {name: value for name, value in steps.items() if value is not None}
-        config = maker.WarmstartConfig(seed=self.seed, **given)
+            raise MissingExtra.of("torch", "train") from error
+        self._check()
         from agentenv.cli.progress import LiveDisplay
 
         self.out.parent.mkdir(parents=True, exist_ok=True)
         with LiveDisplay("warmstart", log=self.out.parent / f"{self.out.name}.log") as display:
-            figures = maker.warmstart(config, display, self.out, reader=self.reader)
+            figures = (self._code if self.env == "code" else self._search)(display)
         return figures | {"out": str(self.out)}
 
+    def _check(self) -> None:
+        if self.out.exists():
+            raise ConfigurationError(f"{self.out} exists already; choose another --out")
+        search = self._given("copying_steps", "reader_steps", "crowd_steps", "reader")
+        if wrong := search if self.env == "code" else self._given("steps"):
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
+            raise ConfigurationError(f"{flags} does not go with --env {self.env}")
+
+    def _given(self, *names: str) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def _search(self, display: Any) -> dict[str, Any]:
+        from agentenv.trainers.warmstart import WarmstartConfig, warmstart
+
+        steps = self._given("copying_steps", "reader_steps", "crowd_steps")
+        return warmstart(WarmstartConfig(seed=self.seed, **steps), display, self.out, reader=self.reader)
+
+    def _code(self, display: Any) -> dict[str, Any]:
+        from agentenv.trainers.code_warmstart import CodeWarmstartConfig, code_warmstart
+
+        config = CodeWarmstartConfig(seed=self.seed, **self._given("steps"))
+        return code_warmstart(config, display, self.out)
+
     def show(self, result: dict[str, Any], console: Console) -> None:
-        """Accuracy of the reader, cost, and where the policy is."""
+        """How well it does, cost, and where the policy is."""
+        if self.env == "code":
+            head = (
+                f"On unseen tasks: {result['greedy']:.3f} greedy, {result['sampled']:.3f} sampled, "
+                f"{result['first_tries_failed']:.0%} of the first tries failed"
+            )
+        else:
+            head = f"Read and copied right on unseen worlds: {result['reading_accuracy']:.3f}"
         console.print(
-            f"Read and copied right on unseen worlds: {result['reading_accuracy']:.3f}\n"
-            f"{result['tokens']:,} tokens in {result['minutes']:.1f} minutes\nPolicy: {result['out']}",
+            f"{head}\n{result['tokens']:,} tokens in {result['minutes']:.1f} minutes\nPolicy: {result['out']}",
             highlight=False,
         )

@@ -106,6 +106,57 @@ def level_chart(levels: Sequence[Level], *, width: float = 860) -> str:
     return _svg(width, height, "".join(parts), "scores with 95 % intervals")
 
 
+def comparison_chart(curves: Sequence[Curve], label: str, *, width: float = 720, height: float = 320) -> str:
+    """Several curves over one pair of axes with their bands and a legend: a whole SVG file with colours of its own.
+
+    Args:
+        curves: At least one, each of at least one point; colours and dashes repeat after eight.
+        label: What stands on the x axis.
+        width: Of the picture, in user units.
+        height: Of the picture.
+    """
+    xs = [step for curve in curves for step in curve.steps]
+    ys = [
+        value for curve in curves for value in (*curve.values, *(end for pair in curve.band for end in pair))
+    ]
+    bottom, right = height - BOTTOM - 14, width - 170
+    x = _Axis(*_widened(min(xs), max(xs), 0), LEFT, right)
+    y = _Axis(*_widened(min(ys), max(ys), 0.06), bottom, TOP)
+    parts = [
+        _STYLE,
+        '<rect width="100%" height="100%" fill="#fff"/>',
+        _grid(x, y, right + RIGHT, bottom + BOTTOM),
+    ]
+    parts.append(
+        f'<text class="tick" x="{(LEFT + right) / 2:.0f}" y="{height - 4:.0f}">{escape(label)}</text>'
+    )
+    for index, curve in enumerate(curves):
+        colour, dash = _COLOURS[index % len(_COLOURS)], "" if index < 4 else ' stroke-dasharray="5 3"'
+        parts.append(f'<g stroke="{colour}" fill="{colour}">{_drawn(curve, x, y, dash)}')
+        at = TOP + 12 + 18 * index
+        parts.append(
+            f'<line x1="{right + 14}" x2="{right + 34}" y1="{at - 4}" y2="{at - 4}" stroke-width="2"{dash}/>'
+        )
+        parts.append(f'<text class="name" x="{right + 40}" y="{at}">{escape(curve.name)}</text></g>')
+    return _svg(width, height, "".join(parts), label, ' xmlns="http://www.w3.org/2000/svg"')
+
+
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444", "#7a5195")
+_STYLE = (
+    "<style>text{font:11px sans-serif}.tick{fill:#555}.name{stroke:none;fill:#222}"
+    ".grid{stroke:#ddd}.line{fill:none;stroke-width:2}.band{stroke:none;opacity:.13}</style>"
+)
+
+
+def _drawn(curve: Curve, x: _Axis, y: _Axis, dash: str) -> str:
+    """Band and line of a curve."""
+    line = [(x(step), y(value)) for step, value in zip(curve.steps, curve.values, strict=True)]
+    band = [(x(step), y(high)) for step, (_, high) in zip(curve.steps, curve.band, strict=False)]
+    band += [(x(step), y(low)) for step, (low, _) in zip(curve.steps, curve.band, strict=False)][::-1]
+    area = f'<polygon class="band" points="{_points(band)}"/>' if band else ""
+    return f'{area}<polyline class="line" points="{_points(line)}"{dash}/>'
+
+
 def _grid(x: _Axis, y: _Axis, width: float, height: float) -> str:
     parts = []
     for tick in ticks(y.low, y.high):

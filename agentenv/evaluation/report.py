@@ -80,7 +80,7 @@ def write_report(directory: Path, against: Path | None = None) -> Path:
 
 def training_page(directory: Path) -> Page:
     """The page of one training folder, finished or not."""
-    lines = _lines(directory / METRICS)
+    lines = read_lines(directory / METRICS)
     results = read_json(directory / RESULTS) if (directory / RESULTS).is_file() else {}
     sides = {
         name: read_evaluation(directory / "evaluation" / name) for name in _sides(directory / "evaluation")
@@ -136,7 +136,7 @@ def _training_warnings(lines: Sequence[Json]) -> list[str]:
     return warnings
 
 
-def _lines(path: Path) -> list[Json]:
+def read_lines(path: Path) -> list[Json]:
     """The JSON lines of a file; a last line that a running or killed process left unfinished is dropped."""
     lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
     parsed: list[Json] = []
@@ -175,7 +175,7 @@ def _seconds(results: Json, directory: Path) -> list[tuple[str, float]]:
     ]
     path = directory / "timings.jsonl"
     sums: dict[str, float] = {}
-    for line in _lines(path) if path.is_file() else []:
+    for line in read_lines(path) if path.is_file() else []:
         for key, value in line.items():
             if "second" in key and _number(value):
                 sums[key] = sums.get(key, 0.0) + value

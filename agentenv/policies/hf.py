@@ -171,6 +171,18 @@ class HFPolicy:
         with self._weights:
             return self._run(requests)
 
+    async def top_two(
+        self, ids: Sequence[int], first: int, *, temperature: float = 1.0
+    ) -> list[tuple[tuple[int, float], tuple[int, float]]]:
+        """The two most likely tokens at each place of ``ids`` from ``first`` (at least 1) on, with their log-probs."""
+        with self._weights, torch.inference_mode():
+            logits = self.model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[
+                0, first - 1 : -1
+            ]
+            found = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1).topk(2)
+        rows = zip(found.indices.tolist(), found.values.tolist(), strict=True)
+        return [((a, p), (b, q)) for (a, b), (p, q) in rows]
+
     @torch.inference_mode()
     def _run(self, requests: list[_Request]) -> list[Completion]:
         rows = [_Row(self, request) for request in requests]

@@ -3,7 +3,7 @@
 Its weights are package data in ``tiny/`` beside this file; ``agentenv warmstart`` makes them from nothing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,12 @@ def shipped_weights() -> Path:
     return Path(str(files("agentenv.policies") / "tiny"))
 
 
-def build_tokenizer(texts: Iterable[str]) -> Any:
-    """A byte-level BPE of ``VOCABULARY`` pieces, digits apart and every tag one piece, trained on ``texts``."""
+def build_tokenizer(texts: Iterable[str], names: Sequence[str] = TAGS) -> Any:
+    """A byte-level BPE of ``VOCABULARY`` pieces, digits apart and each tag of ``names`` one piece, trained on ``texts``."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    tags = [tag for name in TAGS for tag in (f"<{name}>", f"</{name}>")]
+    tags = [tag for name in names for tag in (f"<{name}>", f"</{name}>")]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -51,17 +51,17 @@ def build_tokenizer(texts: Iterable[str]) -> Any:
     return fast
 
 
-def build_model(tokenizer: Any) -> Any:
-    """A fresh model: 4 layers of width 192, 6 heads of 32, tied embeddings."""
+def build_model(tokenizer: Any, *, layers: int = 4, heads: int = 6, inner: int = 512) -> Any:
+    """A fresh model: layers of ``heads`` heads of 32, a feed-forward part of width ``inner``, tied embeddings."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     config = Qwen2Config(
         vocab_size=-(-len(tokenizer) // 16) * 16,
-        hidden_size=192,
-        num_hidden_layers=4,
-        num_attention_heads=6,
-        num_key_value_heads=6,
-        intermediate_size=512,
+        hidden_size=32 * heads,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        intermediate_size=inner,
         max_position_embeddings=CONTEXT_TOKENS,
         tie_word_embeddings=True,
         bos_token_id=None,

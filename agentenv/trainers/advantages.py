@@ -12,7 +12,13 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.errors import UnknownName
 from agentenv.trainers.group_statistics import Values, is_flat, standardize
 from agentenv.trainers.options import bind_options
-from agentenv.trainers.outcome_credit import dr_grpo, group_relative, leave_one_out, median_centered
+from agentenv.trainers.outcome_credit import (
+    dr_grpo,
+    group_relative,
+    leave_one_out,
+    median_centered,
+    optimal_baseline,
+)
 from agentenv.trainers.tree_credit import pivotal, sibling, tree
 from agentenv.trainers.turn_credit import anchor_state, dual_level, return_to_go, turn_level
 
@@ -23,6 +29,7 @@ ESTIMATORS: Mapping[str, Callable[..., list[Values]]] = {
     "dr_grpo": dr_grpo,
     "leave_one_out": leave_one_out,
     "median_centered": median_centered,
+    "optimal_baseline": optimal_baseline,
     "return_to_go": return_to_go,
     "turn_level": turn_level,
     "anchor_state": anchor_state,

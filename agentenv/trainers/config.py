@@ -1,7 +1,7 @@
 """The configuration of a training run: a TOML preset plus dotted overrides. Importable without torch."""
 
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +13,6 @@ from agentenv.data.sources import Frozen, SourceConfig
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.evaluation.ground import EnvConfig, SearchConfig
 from agentenv.trainers.advantages import get_estimator
-from agentenv.trainers.replay import TargetedReplay
 from agentenv.trainers.sampling import get_sampler
 from agentenv.trainers.strategies import get_strategy
 
@@ -284,8 +283,7 @@ class TrainConfig(Frozen):
                 "optimization.correction compares the sampler's log-probs with the learner's own: set "
                 "optimization.proximal to 'recompute' or 'interpolate'"
             )
-        replays = isinstance(sampler, TargetedReplay) and sampler.fresh < 1
-        if replays and learning.proximal != "sampler" and learning.correction.mode == "none":
+        if sampler.replays and learning.proximal != "sampler" and learning.correction.mode == "none":
             raise ValueError(
                 f"rollout.sampler={rollout.sampler!r} trains on episodes of earlier weights, which "
                 f"optimization.proximal={learning.proximal!r} would take for those of the present ones: set it to "
@@ -336,14 +334,24 @@ def load_config(name: str) -> TrainConfig:
     path = presets().get(name) or Path(name)
     if not path.is_file():
         raise UnknownName.among("preset or TOML file", name, presets())
-    values = _read_toml(path)
-    base = values.pop("base", None)
-    if base is None:
-        return parse_config(values, str(path))
+    return config_of(_read_toml(path), str(path))
+
+
+def config_of(values: Mapping[str, Any], place: str) -> TrainConfig:
+    """The configuration of plain values, of which ``base`` may name the preset to start from.
+
+    Raises:
+        UnknownName: no such preset or key.
+        ConfigurationError: a key or value is wrong.
+    """
+    own = {key: value for key, value in values.items() if key != "base"}
+    if "base" not in values:
+        return parse_config(own, place)
+    base = str(values["base"])
     if base not in presets():
-        raise UnknownName.among(f"preset to be the base of {path}:", str(base), presets())
-    _check_keys(values, TrainConfig().model_dump(), str(path))
-    return parse_config(_merged(_read_toml(presets()[base]), values), str(path))
+        raise UnknownName.among(f"preset to be the base of {place}:", base, presets())
+    _check_keys(own, TrainConfig().model_dump(), place)
+    return parse_config(merged(_read_toml(presets()[base]), own), place)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -353,13 +361,13 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path} is no TOML: {error}.") from error
 
 
-def _merged(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+def merged(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """``base`` with ``values`` in it, table by table."""
-    merged = dict(base)
+    both = dict(base)
     for key, value in values.items():
         tables = isinstance(value, dict) and isinstance(base.get(key), dict)
-        merged[key] = _merged(base[key], value) if tables else value
-    return merged
+        both[key] = merged(base[key], value) if tables else value
+    return both
 
 
 def resume_config(folder: Path) -> TrainConfig:

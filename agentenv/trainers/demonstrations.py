@@ -50,9 +50,9 @@ class Scene:
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of a demonstration: a question, a page that was shown, or something the policy wrote itself."""
+    """A stretch of a demonstration: a question, an opening message as it stands, what was shown or what the policy wrote."""
 
-    kind: Literal["question", "page", "own"]
+    kind: Literal["question", "opening", "page", "own"]
     text: str
 
 
@@ -188,8 +188,9 @@ def to_tokens(chat: InlineFormat, demo: Demo) -> tuple[list[int], list[bool]]:
     ids: list[int] = []
     own: list[bool] = []
     for piece in demo:
-        if piece.kind == "question":
-            more = chat.prompt((Message("user", as_question(piece.text)),))
+        if piece.kind in ("question", "opening"):
+            text = as_question(piece.text) if piece.kind == "question" else piece.text
+            more = chat.prompt((Message("user", text),))
         else:
             more = chat.extend([], (Message("tool", piece.text),))
         ids += more

@@ -60,6 +60,21 @@ def others_mean(rewards_G: Sequence[float] | Values) -> Values:
     return means
 
 
+def weighted_baseline(
+    rewards_G: Sequence[float], weights_G: Sequence[float], norms_G: Sequence[float]
+) -> float:
+    """VCPO's baseline of least variance for one group: sum w^2 g^2 R / sum w^2 g^2.
+
+    Args:
+        rewards_G: Outcomes.
+        weights_G: Importance weights.
+        norms_G: Gradient norms of each trajectory's log-prob.
+    """
+    shares = [(w * g) ** 2 for w, g in zip(weights_G, norms_G, strict=True)]
+    total = sum(shares)
+    return sum(s * r for s, r in zip(shares, rewards_G, strict=True)) / total if total else 0.0
+
+
 def rewards_of(group: Sequence[Trajectory]) -> list[float]:
     """The outcome of each trajectory."""
     return [trajectory.reward for trajectory in group]

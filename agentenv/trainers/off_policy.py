@@ -4,7 +4,6 @@ Shapes as in ``losses.py``. A token whose recorded log-prob belongs to another c
 ratios here; it may be weighted by itself, by name, with ``foreign_weights``.
 """
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -130,18 +129,3 @@ def learning_rate_scale(
     """
     share = min(1.0, ratio / base)
     return share**0.5 if rule == "sqrt" else share
-
-
-def optimal_baseline(
-    rewards_S: Sequence[float], weights_S: Sequence[float], norms_S: Sequence[float]
-) -> float:
-    """VCPO's baseline of least variance for one group: sum w^2 g^2 R / sum w^2 g^2.
-
-    Args:
-        rewards_S: Outcomes.
-        weights_S: Importance weights.
-        norms_S: Gradient norms of each trajectory's log-prob.
-    """
-    shares = [(w * g) ** 2 for w, g in zip(weights_S, norms_S, strict=True)]
-    total = sum(shares)
-    return sum(s * r for s, r in zip(shares, rewards_S, strict=True)) / total if total else 0.0

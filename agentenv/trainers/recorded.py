@@ -32,10 +32,9 @@ class RecordedPolicy:
         """Version of the policy's weights."""
         return self.policy.version
 
-    @property
-    def tokenizer(self) -> Any:
-        """That of the policy; None where it has none."""
-        return getattr(self.policy, "tokenizer", None)
+    def __getattr__(self, name: str) -> Any:
+        """What else the policy offers: its tokenizer, the ranks of tokens."""
+        return getattr(self.__dict__["policy"], name)
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None

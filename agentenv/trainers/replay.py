@@ -73,6 +73,11 @@ class TargetedReplay:
         self._kept: deque[tuple[int, list[dict[str, Any]]]] = deque(maxlen=self.buffer)
         self._vectors: NDArray[np.float32] | None = None
 
+    @property
+    def replays(self) -> bool:
+        """Unless every trained group is fresh."""
+        return self.fresh < 1
+
     def draw(self, ledger: Ledger) -> list[Draw]:
         """``questions`` tasks of predicted success near the target; uniform while nothing is known."""
         if not self._known:

@@ -37,6 +37,7 @@ class PosteriorSampling:
         idle_decay: Of all others.
     """
 
+    replays = False
     decay: float = 0.9
     idle_decay: float = 0.99
 
@@ -112,6 +113,7 @@ class GroupRobust:
         floor: See ``robust_weights``.
     """
 
+    replays = False
     by: str = "hops"
     strength: float = 3.0
     memory: float = 0.9

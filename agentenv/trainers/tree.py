@@ -26,6 +26,7 @@ from agentenv.core.types import Completion
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.rollback import has_failed
 from agentenv.trainers.stage import Stage
+from agentenv.trainers.token_forks import RanksTokens, Rival, likeness, rival_of
 from agentenv.trainers.tree_credit import Tree
 
 
@@ -41,16 +42,23 @@ class TreeStrategy:
 
     roots: int = 2
     """Independent episodes at the start; with one, the first turn has nothing to be compared with."""
-    fork_at: Literal["every_turn", "surprise", "failure"] = "every_turn"
+    fork_at: Literal["every_turn", "surprise", "failure", "token"] = "every_turn"
     """``every_turn`` but the first of each branch; a turn whose sampled tokens had a mean -log p above ``surprise``, an
-    estimate of the entropy there; or a turn in which a tool call failed. The last two fork where the policy acted in a
-    certain way, so that ``sibling`` is no longer exactly unbiased."""
+    estimate of the entropy there; a turn in which a tool call failed; or a ``token`` that the policy nearly did not write,
+    in any turn (LATR; the policy's engine must tell the two most likely tokens). The last three fork where the policy acted
+    in a certain way, so that ``sibling`` is no longer exactly unbiased."""
     width: int = 2
-    """Branches that leave a fork, the one that was there before among them."""
+    """Branches that leave a fork, the one that was there before among them; 2 of a token."""
     depth: int = 2
     """Forks on one path."""
     surprise: float = 1.0
     """Nats a token; see ``fork_at``."""
+    least: float = 0.15
+    """Probability that the runner-up of a forking token has at least (LATR)."""
+    gap: float = 0.25
+    """Bound on its distance from that of the most likely one (LATR)."""
+    alike: float = 0.8
+    """A branch of a token is dropped where the rest of its turn is so much like that of the branch it left; above 1 none."""
     keep: float = 1.0
     """Share of the leaves that are trained, the best and the worst in equal numbers; the others only count in the
     statistics."""
@@ -64,6 +72,11 @@ class TreeStrategy:
 
     async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:
         """The leaves, in the order of their lanes."""
+        if self.fork_at == "token" and not isinstance(stage.policy, RanksTokens):
+            raise ConfigurationError(
+                f"fork_at='token' needs to know what else the policy might have written, and "
+                f"{type(stage.policy).__name__} does not tell: take hf:PATH, or fork at turns"
+            )
         grove = _Grove(self, starts, stage)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -74,7 +87,7 @@ class TreeStrategy:
         finally:
             for env in grove.forked:
                 env.close()
-        return trained_once([grove.leaves[place] for place in sorted(grove.leaves)], keep=self.keep)
+        return trained_once(grove.harvest(), keep=self.keep)
 
 
 @dataclass
@@ -91,6 +104,14 @@ class _Branch:
     """The first turn of its own."""
     made: int = 0
     """Branches that left it."""
+    head: tuple[int, ...] = ()
+    """What stands already of the turn that comes next, the last of it the token at which the branch left another."""
+    copied: int = 0
+    """Tokens of its own turns that it has from there."""
+    rival: tuple[int, ...] = ()
+    """What the other wrote from that token on."""
+    dropped: bool = False
+    """Whether it wrote much the same."""
 
     @property
     def may_fork(self) -> bool:
@@ -107,6 +128,19 @@ class _Grove:
     leaves: dict[int, Trajectory] = field(default_factory=dict)
     forked: list[Env[Any]] = field(default_factory=list)
     """Environments of branches that are not over."""
+    dropped: int = 0
+    """Branches that were dropped."""
+    wasted: int = 0
+    """Tokens that these sampled."""
+
+    def harvest(self) -> list[Trajectory]:
+        """The leaves in the order of their lanes; figures of the dropped branches are with the first."""
+        first, *others = (self.leaves[place] for place in sorted(self.leaves))
+        if not self.dropped:
+            return [first, *others]
+        figures = first.info["strategy"]
+        counted = {"sampled_tokens": figures["sampled_tokens"] + self.wasted, "tree_dropped": self.dropped}
+        return [replace(first, info=first.info | {"strategy": figures | counted}), *others]
 
     async def root(self, lanes: range, tasks: asyncio.TaskGroup) -> None:
         stage, start = self.stage, self.starts[lanes.start]
@@ -125,26 +159,32 @@ class _Grove:
 
     async def _grow(self, branch: _Branch, tasks: asyncio.TaskGroup) -> None:
         try:
-            while branch.record.ended is None:
+            while branch.record.ended is None and not branch.dropped:
                 await self._turn(branch, tasks)
         finally:
             self.stage.policy.release(branch.record.episode)
-        self.leaves[branch.lanes.start] = _labelled(branch.record.ended, branch)
+        if branch.record.ended is not None:
+            self.leaves[branch.lanes.start] = _labelled(branch.record.ended, branch)
 
     async def _turn(self, branch: _Branch, tasks: asyncio.TaskGroup) -> None:
         """One turn, with the fork of the state before it where there is to be one."""
         config, record, before = self.stage.config, branch.record, branch.record.copy()
-        completion = await sample(record, self.stage.policy, config)
-        if completion is None:
+        room = replace(config, turn_tokens=max(config.turn_tokens - len(branch.head), 1))
+        completion = await sample(record, self.stage.policy, room)
+        if completion is None or self._drops(branch, completion):
             return
-        if branch.may_fork and self._forks_at(branch, before, completion):
-            await self._fork(branch, before, tasks)
+        action = self.stage.decode(branch.head) + completion.text
+        if branch.may_fork:
+            rival = await self._rival(before, completion)
+            if rival or self._forks_at(branch, before, completion):
+                await self._fork(branch, before, tasks, completion, rival)
+        branch.head = ()
         watched = branch.may_fork and self.how.fork_at == "failure"
         snapshot = await capture(record, config) if watched else None
         if record.ended is not None:
             return
         try:
-            observation = await act(record, completion.text, config)
+            observation = await act(record, action, config)
             if observation is None:
                 return
             if snapshot is not None and has_failed(record.turns[-1]):
@@ -155,6 +195,24 @@ class _Grove:
             if snapshot is not None:
                 snapshot.release()
 
+    def _drops(self, branch: _Branch, completion: Completion) -> bool:
+        """Whether the branch is dropped for the turn that it has just written."""
+        own = (*branch.head[-1:], *completion.ids)
+        branch.dropped = bool(branch.rival) and likeness(own, branch.rival) >= self.how.alike
+        branch.rival = ()
+        self.dropped += branch.dropped
+        self.wasted += branch.dropped * len(completion.ids)
+        return branch.dropped
+
+    async def _rival(self, before: Record, completion: Completion) -> Rival | None:
+        """The token of the turn just written at which to fork."""
+        policy = self.stage.policy
+        if self.how.fork_at != "token" or not isinstance(policy, RanksTokens):
+            return None
+        ids = [*before.ids, *completion.ids]
+        ranked = await policy.top_two(ids, len(before.ids), temperature=self.stage.config.temperature)
+        return rival_of(completion.ids, ranked, least=self.how.least, gap=self.how.gap)
+
     def _forks_at(self, branch: _Branch, before: Record, completion: Completion) -> bool:
         """Whether to fork before the environment has acted."""
         if self.how.fork_at == "every_turn":
@@ -162,9 +220,16 @@ class _Grove:
         surprise = -fmean(completion.logprobs) if completion.logprobs else 0.0
         return self.how.fork_at == "surprise" and surprise > self.how.surprise
 
-    async def _fork(self, branch: _Branch, before: Record, tasks: asyncio.TaskGroup) -> None:
-        """Branches from ``before``, whose state is the environment's present one."""
-        width = min(self.how.width, len(branch.lanes))
+    async def _fork(
+        self,
+        branch: _Branch,
+        before: Record,
+        tasks: asyncio.TaskGroup,
+        completion: Completion | None = None,
+        rival: Rival | None = None,
+    ) -> None:
+        """Branches from ``before``, whose state is the environment's present one, or from a token written since."""
+        width = min(2 if rival else self.how.width, len(branch.lanes))
         envs = await fork(branch.record, width - 1, self.stage.config)
         own, *others = shares(branch.lanes, len(envs) + 1)
         branch.lanes = own
@@ -175,6 +240,8 @@ class _Grove:
             start = replace(self.starts[lanes.start], env=env)
             record = replace(before.copy(), start=start, episode=self.stage.episode(lanes.start))
             twig = _Branch(record, lanes, branch.forks, branch.record.episode, len(before.turns))
+            if rival and completion:
+                _begin_turn(twig, branch.head, completion, rival)
             tasks.create_task(self._twig(twig, tasks))
         await asyncio.sleep(0)  # they take their lanes before this branch can leave its own
 
@@ -196,6 +263,17 @@ class _Grove:
             kept.release()
 
 
+def _begin_turn(twig: _Branch, head: tuple[int, ...], completion: Completion, rival: Rival) -> None:
+    """Writes what ``twig`` has of its turn already: ``completion`` up to the rival's place, then the rival."""
+    kept = completion.ids[: rival.place]
+    logprobs = (*completion.logprobs[: rival.place], rival.logprob)
+    turn, version = len(twig.record.turns), completion.version
+    ids = (*kept, rival.token)
+    twig.record.add(SegmentKind.POLICY, ids, turn, logprobs=logprobs, version=version)
+    twig.head = (*head, *ids)
+    twig.copied, twig.rival = len(twig.head), completion.ids[rival.place :]
+
+
 def shares(lanes: range, parts: int) -> list[range]:
     """``lanes`` cut into as many runs of nearly equal length, or one for each lane where there are fewer."""
     parts = min(parts, len(lanes))
@@ -206,7 +284,8 @@ def shares(lanes: range, parts: int) -> list[range]:
 def _labelled(trajectory: Trajectory, branch: _Branch) -> Trajectory:
     """``trajectory`` with its place in the tree; ``sampled_tokens`` counts those of its own turns."""
     own = [s for s in trajectory.segments if s.kind is SegmentKind.POLICY and s.turn >= branch.turn]
-    figures = {"tree_branches": branch.made, "sampled_tokens": sum(len(s.ids) for s in own)}
+    sampled = sum(len(s.ids) for s in own) - branch.copied
+    figures = {"tree_branches": branch.made, "sampled_tokens": sampled}
     info = trajectory.info | {"strategy": figures}
     if branch.parent is None:
         return replace(trajectory, info=info)

@@ -99,6 +99,18 @@ class Display(Protocol):
         """So many steps of the phase are done."""
 
 
+class Rates(Protocol):
+    """The two step sizes of a warm start."""
+
+    @property
+    def matrix_rate(self) -> float:
+        """Peak step size of Muon."""
+
+    @property
+    def vector_rate(self) -> float:
+        """Peak step size of AdamW."""
+
+
 @flushed_denormals()
 def warmstart(config: WarmstartConfig, display: Display, out: Path, *, reader: Path | None = None) -> Figures:
     """Makes the policy and writes it to ``out``.
@@ -230,17 +242,17 @@ def _pad(rows: Sequence[Lesson], page_weight: float) -> Batch:
 
 def fit(
     policy: HFPolicy,
-    batches: Iterator[list[Batch]],
+    lessons: Iterator[list[Batch]],
     steps: int,
     scale: float,
-    config: WarmstartConfig,
+    config: Rates,
     display: Display,
 ) -> int:
     """Supervised steps with warm-up and cosine decay; returns the number of tokens seen."""
     model = policy.model.train()
     optimizers = _optimizers(model, config)
     seen = 0
-    for step, chunks in enumerate(islice(batches, steps)):
+    for step, chunks in enumerate(islice(lessons, steps)):
         for optimizer, peak in optimizers:
             optimizer.zero_grad()
             for group in optimizer.param_groups:
@@ -258,7 +270,7 @@ def fit(
     return seen
 
 
-def _optimizers(model: Any, config: WarmstartConfig) -> list[tuple[torch.optim.Optimizer, float]]:
+def _optimizers(model: Any, config: Rates) -> list[tuple[torch.optim.Optimizer, float]]:
     """Muon for the matrices of the layers and AdamW for everything else, each with its peak step size."""
     named = list(model.named_parameters())
     matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
@@ -314,10 +326,7 @@ def reading_accuracy(
 
 def save(policy: HFPolicy, figures: Figures, config: WarmstartConfig, out: Path) -> None:
     """Writes model (bfloat16), tokenizer, the form of its episodes and a card that says how it was made."""
-    shares = {demonstrator.__name__: share for demonstrator, share in CROWD.items()}
-    parameters = sum(p.numel() for p in policy.model.parameters())
-    card = _CARD.format(config=config, shape=policy.model.config, parameters=parameters, **figures, **shares)
-    episode = EpisodeCard(
+    episodes = EpisodeCard(
         prompt="{question}",
         k=config.k,
         max_turns=3,
@@ -325,9 +334,17 @@ def save(policy: HFPolicy, figures: Figures, config: WarmstartConfig, out: Path)
         turn_tokens=32,
         context_tokens=640,
     )
+    shares = {demonstrator.__name__: share for demonstrator, share in CROWD.items()}
+    parameters = sum(p.numel() for p in policy.model.parameters())
+    card = _CARD.format(config=config, shape=policy.model.config, parameters=parameters, **figures, **shares)
+    write_policy(policy, figures, episodes, card, out)
+
+
+def write_policy(policy: HFPolicy, figures: Figures, episodes: EpisodeCard, card: str, out: Path) -> None:
+    """Writes the folder of a policy that plays episodes of the form ``episodes``."""
 
     def cards(part: Path) -> None:
-        write_card(part, episode)
+        write_card(part, episodes)
         (part / "README.md").write_text(card, encoding="utf-8")
         (part / _FIGURES).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 

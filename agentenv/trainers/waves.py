@@ -131,6 +131,10 @@ class Settled:
 class TaskSampler(Protocol):
     """Decides which tasks are played, how often, and which of the groups are trained."""
 
+    @property
+    def replays(self) -> bool:
+        """Whether episodes of earlier weights are trained as well."""
+
     def draw(self, ledger: Ledger) -> Sequence[Draw]:
         """The next wave; none ends the step. Not asked once the budget is spent."""
 
@@ -146,6 +150,8 @@ class TaskSampler(Protocol):
 
 class Stateless:
     """A sampler that learns nothing from step to step and trains on every group."""
+
+    replays = False
 
     def settle(self, ledger: Ledger) -> Settled:
         """Everything is trained."""

@@ -93,6 +93,18 @@ def scores(name: str, episode: Episode, rewards: Sequence[float], **options: Any
     return [float(v[0]) for v in values]
 
 
+def test_the_baseline_of_least_variance_weighs_what_was_unlikely(episode: Episode) -> None:
+    """g^2 of one token of p = 1/2 is 1/4, of two of p = 3/4 together 1/8; so b = 1/4 / (1/4 + 1/8) = 2/3."""
+    group = [
+        episode([(POLICY, (1,))], 1.0, logprobs=[np.log(0.5)]),
+        episode([(POLICY, (1, 2))], 0.0, logprobs=[np.log(0.75)] * 2),
+    ]
+    first, second = get_estimator("optimal_baseline")(group)
+    assert [first[0], *second] == pytest.approx([1 / 3, -2 / 3, -2 / 3], abs=1e-6)
+    first, second = get_estimator("optimal_baseline", {"norm": "length"})(group)  # g^2 1 and 2: b = 1/3
+    assert [first[0], *second] == pytest.approx([2 / 3, -1 / 3, -1 / 3])
+
+
 @pytest.mark.parametrize(
     ("name", "options", "rewards", "expected"),
     [

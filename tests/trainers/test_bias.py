@@ -257,6 +257,8 @@ def test_siblings_that_ignore_how_often_a_state_was_forked_fail_the_same_test() 
 MEASURED = [
     ("group_relative", {}, 0.536, 0.031),
     ("median_centered", {}, 0.915, 0.069),
+    ("optimal_baseline", {}, 0.695, 0.084),
+    ("optimal_baseline", {"norm": "length"}, 0.699, 0.078),
     ("return_to_go", {"gamma": 0.9}, 1.017, 0.045),
     ("turn_level", {}, 0.582, 0.283),
     ("turn_level", {"form": "first_tool"}, 0.783, 0.306),

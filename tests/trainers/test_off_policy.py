@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from agentenv.trainers.group_statistics import weighted_baseline
 from agentenv.trainers.off_policy import (
     effective_sample_ratio,
     foreign_weights,
@@ -15,7 +16,6 @@ from agentenv.trainers.off_policy import (
     interpolated,
     learning_rate_scale,
     log_weights,
-    optimal_baseline,
     rejected,
 )
 
@@ -137,6 +137,6 @@ def test_a_lower_base_forgives_more() -> None:
 
 def test_the_baseline_of_least_variance() -> None:
     # (1 * 1 + 4 * 0) / 5
-    assert optimal_baseline([1, 0], [1, 2], [1, 1]) == pytest.approx(0.2)
-    assert optimal_baseline([1, 0], [1, 1], [1, 3]) == pytest.approx(0.1)
-    assert optimal_baseline([1], [0], [1]) == 0.0
+    assert weighted_baseline([1, 0], [1, 2], [1, 1]) == pytest.approx(0.2)
+    assert weighted_baseline([1, 0], [1, 1], [1, 3]) == pytest.approx(0.1)
+    assert weighted_baseline([1], [0], [1]) == 0.0

@@ -1,0 +1,98 @@
+"""The commands ``agentenv lab list`` and ``agentenv lab run``."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+
+from agentenv.errors import MissingExtra
+
+_RUNS, _PAGES = Path("runs/lab"), Path("docs/lab")
+
+
+@dataclass(frozen=True)
+class List:
+    """What experiments there are and how far each has got.
+
+    Example: agentenv lab list
+    """
+
+    out: Path = _RUNS
+    """Folder of the runs."""
+
+    def run(self) -> dict[str, Any]:
+        """Title, arms, finished and missing runs of each."""
+        from agentenv.trainers.lab import experiments, finished, load_experiment, pending, score
+
+        found = {}
+        for name in experiments():
+            experiment = load_experiment(name)
+            runs = finished(experiment, self.out / name)
+            scores = {arm: [score(experiment, run) for run in of_arm] for arm, of_arm in runs.items()}
+            found[name] = {
+                "title": experiment.title,
+                "arms": list(experiment.arms),
+                "finished": sum(map(len, runs.values())),
+                "missing": len(pending(experiment, scores)),
+            }
+        return found
+
+    def show(self, result: dict[str, Any], console: Console) -> None:
+        """A line each."""
+        for name, row in result.items():
+            state = f"{row['finished']} runs done, {row['missing']} before the next look"
+            console.print(f"[bold]{name:<12}[/] {row['title']} ({state})", highlight=False)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Runs an experiment from where it stands: arms under seeds until the sequential test has decided, then its page.
+
+    A run that is finished is never repeated, one that was interrupted goes on; --runs ends the sitting earlier.
+
+    Example: agentenv lab run group-size --runs 4
+    """
+
+    name: Annotated[str, tyro.conf.Positional]
+    """A name that `agentenv lab list` shows, or a TOML file."""
+    runs: int | None = None
+    """Training runs of this sitting at most; default: all that are needed. 0 only writes the page."""
+    out: Path = _RUNS
+    """Folder of the runs."""
+    pages: Path = _PAGES
+    """Folder of the page, its chart and its figures."""
+
+    def run(self) -> dict[str, Any]:
+        """Runs, and writes the page after each run."""
+        try:
+            import torch  # noqa: F401 (the extra is there)
+        except ModuleNotFoundError as error:
+            raise MissingExtra.of("torch", "train") from error
+        from agentenv.cli.progress import LiveDisplay
+        from agentenv.trainers.lab import load_experiment, next_trial, run_trial
+        from agentenv.trainers.lab_page import write_page
+
+        experiment, name = load_experiment(self.name), Path(self.name).stem
+        out = self.out / name
+        out.mkdir(parents=True, exist_ok=True)
+        done = 0
+        while done != self.runs and (trial := next_trial(experiment, out)):
+            with LiveDisplay(f"{name}: {trial.arm}, seed {trial.seed}", log=out / "lab.log") as display:
+                run_trial(experiment, trial, out, display)
+            write_page(name, experiment, out, self.pages)
+            done += 1
+        figures = write_page(name, experiment, out, self.pages)
+        return figures | {"runs": done, "page": str(self.pages / f"{name}.md")}
+
+    def show(self, result: dict[str, Any], console: Console) -> None:
+        """The means, the verdicts, and where the page is."""
+        for arm, row in result["arms"].items():
+            found = row["measure"]
+            mean = "" if found["mean"] is None else f"{found['mean']:.3f}"
+            console.print(f"  {arm:<20} {len(found['values'])} seeds  {mean}", highlight=False)
+        for family in result["families"]:
+            for pair in family["pairs"]:
+                console.print(f"  {pair['first']} / {pair['second']}: {pair['verdict']}", highlight=False)
+        console.print(f"{result['missing_runs']} runs missing. Page: {result['page']}", highlight=False)

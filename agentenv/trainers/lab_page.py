@@ -1,0 +1,150 @@
+"""The page of an experiment: what was claimed, how it was tried, what came out, with curves; and its figures as JSON."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from agentenv.evaluation.charts import Curve, comparison_chart
+from agentenv.evaluation.records import write_atomically
+from agentenv.evaluation.sequential import Decision, Verdict
+from agentenv.trainers.allocation import half_width
+from agentenv.trainers.lab import Experiment, Json, curve, decide, finished, pending, rollouts_of, score
+
+MEASURES = {
+    "after": "score on the test tasks afterwards",
+    "dev_mean": "mean of the dev scores over the run",
+    "steps_to": "steps until a dev score reaches {level:g}",
+    "tokens_to": "sampled tokens until a dev score reaches {level:g}",
+    "dev_at_tokens": "dev score after {level:,.0f} sampled tokens",
+}
+
+
+def write_page(name: str, experiment: Experiment, out: Path, pages: Path) -> Json:
+    """Writes ``NAME.md``, ``NAME.svg`` and ``NAME.json`` into ``pages``, as far as the experiment has got.
+
+    Returns:
+        The content of ``NAME.json``.
+    """
+    runs = finished(experiment, out)
+    figures = figures_of(name, experiment, runs)
+    pages.mkdir(parents=True, exist_ok=True)
+    curves = [mean_curve(arm, of_arm) for arm, of_arm in runs.items() if of_arm]
+    if curves:
+        write_atomically(pages / f"{name}.svg", comparison_chart(curves, "sampled tokens; dev score") + "\n")
+    write_atomically(pages / f"{name}.json", json.dumps(figures, indent=1) + "\n")
+    write_atomically(pages / f"{name}.md", page(name, experiment, figures, drawn=bool(curves)))
+    return figures
+
+
+def figures_of(name: str, experiment: Experiment, runs: dict[str, list[Json]]) -> Json:
+    """The numbers of the page: every run's, means with intervals over seeds, and the verdicts."""
+    scores = {arm: [score(experiment, run) for run in of_arm] for arm, of_arm in runs.items()}
+    decisions = decide(experiment, scores)
+    return {
+        "name": name,
+        "measure": experiment.measure,
+        "level": experiment.level,
+        "arms": {arm: _arm(experiment, arm, runs[arm], scores[arm]) for arm in experiment.arms},
+        "families": [_family(decision) for decision in decisions],
+        "missing_runs": len(pending(experiment, scores)),
+    }
+
+
+def _arm(experiment: Experiment, arm: str, runs: Sequence[Json], scores: Sequence[float]) -> Json:
+    return {
+        "rollouts": rollouts_of(experiment.run_of(arm, 0)),
+        "measure": _over_seeds(scores),
+        "before": _over_seeds([run["before"]["em"] for run in runs]),
+        "after": _over_seeds([run["after"]["em"] for run in runs]),
+        "dev_mean": _over_seeds([fmean(value for _, _, value in curve(run)) for run in runs]),
+        "sampled_tokens": _over_seeds([float(curve(run)[-1][1]) for run in runs]),
+        "faults": sum(run["faults"] for run in runs),
+        "stopped": sum("stopped" in run for run in runs),
+    }
+
+
+def _over_seeds(values: Sequence[float]) -> Json:
+    """Mean over seeds with Student's interval; null where there are too few."""
+    half = half_width(stdev(values), len(values)) if len(values) > 1 else None
+    mean = fmean(values) if values else None
+    return {
+        "values": list(values),
+        "mean": mean,
+        "ci95": None if mean is None or half is None else [mean - half, mean + half],
+    }
+
+
+def _family(decision: Decision) -> Json:
+    pairs = [
+        {"first": p.first, "second": p.second, "difference": p.difference, "verdict": str(p.verdict)}
+        for p in decision.pairs
+    ]
+    return {"looks": decision.interims, "enough": decision.enough, "pairs": pairs}
+
+
+def mean_curve(arm: str, runs: Sequence[Json]) -> Curve:
+    """Mean dev score over mean sampled tokens at each evaluation, with the lowest and highest seed as the band."""
+    shortest = min((curve(run) for run in runs), key=len)
+    points = [[curve(run)[i] for run in runs] for i in range(len(shortest))]
+    values = [[value for _, _, value in seeds] for seeds in points]
+    return Curve(
+        f"{arm} ({len(runs)})",
+        tuple(fmean(used for _, used, _ in seeds) for seeds in points),
+        tuple(map(fmean, values)),
+        tuple((min(mine), max(mine)) for mine in values),
+    )
+
+
+def page(name: str, experiment: Experiment, figures: Json, *, drawn: bool) -> str:
+    """The page as Markdown."""
+    measure = MEASURES[experiment.measure].format(level=experiment.level)
+    most = experiment.per_look * experiment.looks
+    missing = figures["missing_runs"]
+    state = f"{missing} runs are still missing before the next look." if missing else "Complete."
+    lines = [
+        f"# {experiment.title}",
+        f"*Claim.* {experiment.claim}",
+        *([experiment.setup] if experiment.setup else []),
+        f"Compared: {measure}. Up to {most} seeds an arm, looked at every {experiment.per_look} (AdaStop, error level "
+        f"{experiment.alpha:g} over all comparisons). Intervals are Student's over seeds. {state} Made by "
+        f"`agentenv lab run {name}`; arms: `agentenv/trainers/experiments/{name}.toml`, all numbers: "
+        f"[{name}.json]({name}.json).",
+        *([f"![dev scores by sampled tokens]({name}.svg)"] if drawn else []),
+        _table(figures),
+        _verdicts(figures),
+    ]
+    return "\n\n".join(lines) + "\n"
+
+
+def _table(figures: Json) -> str:
+    head = "| arm | seeds | compared | before | after | mean of dev | sampled tokens |\n|---|---|---|---|---|---|---|"
+    rows = [
+        f"| {arm} | {len(row['measure']['values'])} | {_cell(row['measure'])} | {_cell(row['before'])} | "
+        f"{_cell(row['after'])} | {_cell(row['dev_mean'])} | {_cell(row['sampled_tokens'])} |"
+        for arm, row in figures["arms"].items()
+    ]
+    return "\n".join([head, *rows])
+
+
+def _cell(found: Json) -> str:
+    if found["mean"] is None:
+        return ""
+    form = ",.0f" if abs(found["mean"]) >= 100 else ".3f"
+    interval = "" if found["ci95"] is None else f" [{found['ci95'][0]:{form}}, {found['ci95'][1]:{form}}]"
+    return f"{found['mean']:{form}}{interval}"
+
+
+def _verdicts(figures: Json) -> str:
+    sentences = {
+        Verdict.FIRST_BETTER: "{first} is higher than {second}",
+        Verdict.SECOND_BETTER: "{second} is higher than {first}",
+        Verdict.NO_DIFFERENCE: "no difference found between {first} and {second}",
+        Verdict.UNDECIDED: "{first} and {second} are not decided yet",
+    }
+    rows: list[tuple[Any, Json]] = [(f["looks"], pair) for f in figures["families"] for pair in f["pairs"]]
+    return "\n".join(
+        f"- {sentences[Verdict(pair['verdict'])].format(**pair)} (difference {pair['difference']:+.3f}, {looks} looks)"
+        for looks, pair in rows
+    )
