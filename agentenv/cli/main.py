@@ -48,6 +48,7 @@ COMMANDS = {
     "retriever serve": Command("agentenv.cli.retriever_serve:Serve", "answer searches over HTTP"),
     "sandbox run": Command("agentenv.cli.sandbox:Run", "run a program in a sandbox"),
     "sandbox build": Command("agentenv.cli.sandbox:Build", "make the image of the Docker sandbox"),
+    "serve": Command("agentenv.cli.serve:Serve", "an environment over WebSocket and MCP"),
 }
 
 

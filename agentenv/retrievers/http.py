@@ -1,7 +1,7 @@
 """What every HTTP server of ours does alike: health routes, bodies within bounds, JSON replies."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from agentenv.retrievers.gate import READY, Gate, Refusal
@@ -25,18 +25,22 @@ def add_health_routes(app: Any, gate: Gate, meter: Meter, health: Callable[[], d
     """
     from starlette.responses import PlainTextResponse, Response
 
-    @app.get("/healthz")
-    @app.get("/health")
     async def healthz() -> Response:
         return json_response(health(), 200)
 
-    @app.get("/readyz")
     async def readyz() -> Response:
         return json_response({"status": gate.state}, 200 if gate.state == READY else 503)
 
-    @app.get("/metrics")
     async def metrics() -> Response:
         return PlainTextResponse(meter.text(), media_type="text/plain; version=0.0.4")
+
+    for path, answer in {
+        "/healthz": healthz,
+        "/health": healthz,
+        "/readyz": readyz,
+        "/metrics": metrics,
+    }.items():
+        app.add_api_route(path, answer)
 
 
 async def body_within(request: "Request", most_bytes: int, seconds: float) -> bytes:
@@ -65,11 +69,14 @@ async def _read(request: "Request", limit: int) -> bytes:
     return b"".join(chunks)
 
 
-def json_response(reply: Any, status: int, *, closing: bool = False, **headers: str) -> "Response":
+def json_response(
+    reply: Any, status: int, *, closing: bool = False, headers: Mapping[str, str] | None = None
+) -> "Response":
     """``reply`` as JSON; ``closing`` ends the connection, and a refusal for want of room says when to come back."""
     import orjson
     from starlette.responses import Response
 
+    headers = dict(headers or {})
     if closing:
         headers["Connection"] = "close"
     if status in (429, 503):
