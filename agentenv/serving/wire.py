@@ -255,7 +255,8 @@ def error_out(error: Exception, code: str = EXECUTION_ERROR) -> dict[str, Any]:
     """A failure as it is sent: what went wrong, which error it is, and whether it is ours and no reward."""
     ours = isinstance(error, Fault) or not isinstance(error, AgentEnvError)
     said = str(error) if isinstance(error, AgentEnvError) else f"{type(error).__name__}: {error}"
-    return {"message": said, "code": code, "kind": type(error).__name__, "fault": ours}
+    kind = getattr(error, "kind", type(error).__name__)  # a refusal says of what kind it is
+    return {"message": said, "code": code, "kind": kind, "fault": ours}
 
 
 def error_in(data: Mapping[str, Any], sender: str) -> AgentEnvError:

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +22,13 @@ class Served(NamedTuple):
 
     service: Any
     url: str
+
+    def until_open(self, sessions: int) -> None:
+        """Waits until so many sessions are open; fails where that does not come true."""
+        deadline = time.monotonic() + WAIT_S
+        while self.service.active != sessions:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
     @contextmanager
     def call(self, **options: Any) -> "Iterator[Line]":

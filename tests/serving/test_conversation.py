@@ -143,7 +143,7 @@ def test_a_message_that_is_too_long_ends_its_session_and_no_other(serving: Any, 
         line.socket.send(json.dumps({"type": "step", "data": {"text": "x" * 10_000}}))
         assert closed(line) == 1009
         assert other.ask("step", text="a")["type"] == "observation"
-        until(lambda: served.service.active == 1)
+        served.until_open(1)
 
 
 def test_who_sends_far_ahead_of_the_answers_is_cut_off(serving: Any, house: Any) -> None:
@@ -153,7 +153,7 @@ def test_who_sends_far_ahead_of_the_answers_is_cut_off(serving: Any, house: Any)
             line.socket.send('{"type": "step", "data": {"text": "wait"}}')
         assert closed(line) == 1008
         house.shared.opened.set()
-        until(lambda: served.service.active == 0)
+        served.until_open(0)
 
 
 def test_a_client_that_is_killed_in_the_middle_of_a_step_gives_its_place_back(
@@ -187,7 +187,7 @@ def test_a_step_that_misses_its_deadline_ends_its_session(serving: Any, house: A
             0,
         )  # it holds its place as long as it works
         house.shared.opened.set()
-        until(lambda: served.service.active == 0)
+        served.until_open(0)
         assert house.shared.closes == 1
 
 
@@ -215,7 +215,7 @@ def test_two_hundred_callers_share_eight_places(serving: Any, house: Any) -> Non
         with ThreadPoolExecutor(200) as threads:
             assert set(threads.map(play, range(200))) == {"0.5"}
         assert house.shared.most <= 8
-        until(lambda: served.service.active == 0)
+        served.until_open(0)
         assert (house.shared.closes, served.service.answered) == (200, 200)
 
 
@@ -227,7 +227,7 @@ def test_who_says_nothing_is_let_go(serving: Any, house: Any) -> None:
             "nothing came for 0.3 s",
         )
         assert closed(line) == 1001
-        until(lambda: served.service.active == 0)
+        served.until_open(0)
 
 
 def test_who_does_not_take_the_answers_is_let_go(serving: Any, house: Any) -> None:
@@ -242,7 +242,7 @@ def test_who_does_not_take_the_answers_is_let_go(serving: Any, house: Any) -> No
         for text in ('{"type": "reset"}', *['{"type": "step", "data": {"text": "long"}}'] * 2):
             raw.sendall(bytes([0x81, 0x80 | len(text), 0, 0, 0, 0]) + text.encode())
         until(lambda: house.shared.most == 1)
-        until(lambda: served.service.active == 0)
+        served.until_open(0)
 
 
 def test_a_fork_that_nobody_takes_expires(serving: Any, house: Any) -> None:
@@ -250,7 +250,7 @@ def test_a_fork_that_nobody_takes_expires(serving: Any, house: Any) -> None:
         line.ask("reset")
         id = line.ask("agentenv", verb="fork")["data"]["id"]
         assert served.service.active == 2
-        until(lambda: served.service.active == 1)
+        served.until_open(1)
         assert line.ask("agentenv", verb="attach", id=id)["data"]["code"] == "SESSION_ERROR"
         assert line.ask("step", text="a")["type"] == "observation"
 
@@ -264,7 +264,7 @@ def test_a_fork_is_taken_over_by_another_connection(serving: Any, house: Any) ->
         assert other.ask("state")["data"]["step_count"] == 1
         assert other.ask("step", text="b")["data"]["observation"]["text"] == "b after 1"
         assert line.ask("step", text="c")["data"]["observation"]["text"] == "c after 1"
-        until(lambda: served.service.active == 2)
+        served.until_open(2)
         assert other.ask("agentenv", verb="attach", id=id)["data"]["code"] == "SESSION_ERROR"
 
 
@@ -338,4 +338,4 @@ def test_an_environment_that_cannot_be_made_is_said(serving: Any, house: Any) ->
         answer = line.answer()
         assert (answer["data"]["code"], answer["data"]["fault"]) == ("FACTORY_ERROR", True)
         assert closed(line) == 1013
-        until(lambda: served.service.active == 0)
+        served.until_open(0)
