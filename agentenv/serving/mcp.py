@@ -17,7 +17,7 @@ from agentenv.core.env import Env
 from agentenv.core.types import Step, ToolStatus
 from agentenv.errors import AgentEnvError, ConfigurationError, EpisodeOver, Fault
 from agentenv.retrievers.wire import sentence
-from agentenv.serving.toolbox import play, shown, toolbox
+from agentenv.serving.toolbox import instructions, play, shown, toolbox
 from agentenv.serving.wire import VERSION, ResetData, error_out
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ async def _initialize(session: "Session", params: dict[str, Any]) -> dict[str, A
         "protocolVersion": wanted if wanted in REVISIONS else REVISIONS[-1],
         "capabilities": {"tools": {}},
         "serverInfo": {"name": "agentenv", "version": VERSION},
-        "instructions": session.opening,
+        "instructions": instructions(session.env, session.opening),
     }
 
 

@@ -72,6 +72,13 @@ async def play(env: Env[Any], name: str, arguments: Mapping[str, Any]) -> Step:
     return await env.astep(as_action(name, arguments))
 
 
+def instructions(env: Env[Any], opening: str) -> str:
+    """The first observation's text, and how an episode that is played by calls of tools ends."""
+    if isinstance(env, ToolEnv):
+        return f"{opening}\nHand in the final answer by calling the tool submit."
+    return f"{opening}\nGive every action as the text of a call of the tool act."
+
+
 def as_action(name: str, arguments: Mapping[str, Any]) -> str:
     """A call as a policy writes it. Angle brackets are escaped, so that no argument can close the tag."""
     call = json.dumps({"name": name, "arguments": dict(arguments)})

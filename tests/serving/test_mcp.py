@@ -141,7 +141,7 @@ def test_a_fault_is_an_error_and_no_result(serving: Any) -> None:
 def test_an_environment_of_text_has_the_one_tool_act(serving: Any, house: Any) -> None:
     with serving(lambda: house) as served:
         client = Client(served.url, "?seed=2")
-        assert client.begin()["instructions"] == "seed 2, options None"
+        assert client.begin()["instructions"].startswith("seed 2, options None\nGive every action")
         (only,) = client.ask("tools/list")["result"]["tools"]
         assert (only["name"], list(only["inputSchema"]["properties"])) == ("act", ["text"])
         assert text_of(client.call("act", text="hello")) == "hello after 0"
