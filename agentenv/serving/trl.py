@@ -5,6 +5,7 @@ methods are tools; instances are used again for other episodes, nobody closes th
 over. A fault gives no reward at all: ``get_reward`` returns None, which TRL counts as a completion that cannot be scored.
 """
 
+import asyncio
 import contextlib
 import inspect
 import typing
@@ -14,7 +15,7 @@ from typing import Any
 
 from agentenv.core.env import Env
 from agentenv.core.tools import Tool
-from agentenv.core.types import Step, Task, ToolStatus
+from agentenv.core.types import Task, ToolStatus
 from agentenv.errors import AgentEnvError, EpisodeOver, Fault, MissingExtra
 from agentenv.serving.rows import Row, rows
 from agentenv.serving.toolbox import instructions, play, shown, toolbox
@@ -87,6 +88,7 @@ class _Played:
     def __init__(self, env: Env[Any]) -> None:
         self._env = env
         self._reward: float | None = None
+        self._turn = asyncio.Lock()  # TRL runs the calls of one turn at once
 
     def reset(self, **row: Any) -> str:
         """Begins the episode of a row; returns what the policy is told."""
@@ -101,15 +103,22 @@ class _Played:
         return self._reward
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> str:
-        if self._reward is None:
-            raise EpisodeOver("a fault has ended this episode")
-        try:
-            step: Step = await play(self._env, name, arguments)
-        except (EpisodeOver, AgentEnvError) as error:
-            if isinstance(error, Fault):
-                self._reward = None
-            raise
-        self._reward += step.reward
+        async with self._turn:
+            if self._reward is None:
+                raise EpisodeOver("a fault has ended this episode")
+            reward, self._reward = (
+                self._reward,
+                None,
+            )  # whatever goes wrong from here on that is not the policy's
+            try:
+                step = await play(self._env, name, arguments)
+                reward += step.reward
+            except AgentEnvError as error:
+                if isinstance(error, Fault):
+                    raise
+                self._reward = reward
+                raise
+            self._reward = reward
         text = shown(self._env, step)
         if any(result.status is not ToolStatus.OK for result in step.info["tool_results"]):
             raise ToolFailed(text)

@@ -33,7 +33,10 @@ def test_an_episode_of_the_generic_client(serving: Any) -> None:
 
 def test_a_session_each_and_a_full_house_is_said(serving: Any) -> None:
     async def scene(url: str) -> None:
-        async with openenv.GenericEnvClient(base_url=url) as one, openenv.GenericEnvClient(base_url=url) as two:
+        async with (
+            openenv.GenericEnvClient(base_url=url) as one,
+            openenv.GenericEnvClient(base_url=url) as two,
+        ):
             await one.reset(seed=1, options=TASK)
             await two.reset(seed=1, options=TASK)
             await one.step({"text": "60"})
@@ -70,4 +73,6 @@ def test_health_and_schema_are_openenvs_own(serving: Any) -> None:
         schema = httpx.get(f"{served.url}/schema", timeout=60).json()
         wire.SchemaResponse.model_validate(schema)
         assert schema["action"]["required"] == ["text"]
-        assert httpx.get(f"{served.url}/health", timeout=60).json()["status"] == wire.HealthStatus.HEALTHY.value
+        assert (
+            httpx.get(f"{served.url}/health", timeout=60).json()["status"] == wire.HealthStatus.HEALTHY.value
+        )

@@ -50,7 +50,11 @@ def test_skyrls_bound_of_turns_ends_an_episode() -> None:
     with made(max_turns=1) as env:
         env.init([])
         step = env.step(CALL)
-        assert (step["done"], step["metadata"]["truncated"], step["metadata"]["terminated"]) == (True, True, False)
+        assert (step["done"], step["metadata"]["truncated"], step["metadata"]["terminated"]) == (
+            True,
+            True,
+            False,
+        )
 
 
 def test_a_fault_is_raised_and_not_a_reward(monkeypatch: pytest.MonkeyPatch) -> None:
