@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 
 from agentenv.core.env import Env
-from agentenv.core.registry import load_class, make, spec
+from agentenv.core.registry import is_remote, load_class, make, spec
 from agentenv.errors import ConfigurationError
 
 MARKS = {"ok": "[green]ok     [/]", "failed": "[red]failed [/]", "skipped": "[yellow]skipped[/]"}
@@ -24,7 +24,7 @@ class Check:
     """
 
     env: Annotated[str, tyro.conf.Positional]
-    """A registered id, or module:Class of one that is not registered; the module may stand in this folder."""
+    """A registered id, remote:URL, or module:Class of one that is not registered; the module may stand in this folder."""
 
     def run(self) -> dict[str, Any]:
         """One row for each check, and whether none failed."""
@@ -43,6 +43,8 @@ class Check:
         }
 
     def _factory(self) -> Callable[[], Env[Any]]:
+        if is_remote(self.env):
+            return lambda: make(self.env)
         if ":" not in self.env:
             spec(self.env)
             return lambda: make(self.env)

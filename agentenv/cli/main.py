@@ -53,6 +53,7 @@ COMMANDS = {
     "simulator serve": Command("agentenv.cli.simulator:Serve", "a local model as a chat endpoint"),
     "sandbox run": Command("agentenv.cli.sandbox:Run", "run a program in a sandbox"),
     "sandbox build": Command("agentenv.cli.sandbox:Build", "make the image of the Docker sandbox"),
+    "serve": Command("agentenv.cli.serve:Serve", "an environment over WebSocket and MCP"),
 }
 
 

@@ -9,6 +9,7 @@ import asyncio
 import copy
 import threading
 from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import gymnasium
@@ -232,11 +233,16 @@ _background: asyncio.AbstractEventLoop | None = None
 _background_lock = threading.Lock()
 
 
-def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Runs ``coroutine`` on one background event loop and waits for it, also from inside a running loop."""
+def in_background(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+    """Starts ``coroutine`` on one event loop that lives as long as the process, for what must outlive any other loop."""
     global _background
     with _background_lock:
         if _background is None:
             _background = asyncio.new_event_loop()
             threading.Thread(target=_background.run_forever, name="agentenv-loop", daemon=True).start()
-    return asyncio.run_coroutine_threadsafe(coroutine, _background).result()
+    return asyncio.run_coroutine_threadsafe(coroutine, _background)
+
+
+def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Runs ``coroutine`` on the background event loop and waits for it, also from inside a running loop."""
+    return in_background(coroutine).result()

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from agentenv.core.vector import VectorEnv
 
 ENTRY_POINT_GROUP = "agentenv.envs"
+_REMOTE = "remote:"
 
 
 @dataclass(frozen=True)
@@ -137,17 +138,24 @@ def env_class(id: str) -> type[Env[Any]]:
     return load_class(entry.entry_point, entry.extra)
 
 
+def is_remote(id: str) -> bool:
+    """Whether ``id`` names an environment behind an address."""
+    return id.startswith(_REMOTE)
+
+
 def make(id: str, **kwargs: Any) -> Env[Any]:
     """A new environment.
 
     Args:
-        id: For example ``agentenv/LocalSearch-v0``.
+        id: For example ``agentenv/LocalSearch-v0``, or ``remote:URL`` for one behind ``agentenv serve``.
         **kwargs: Arguments of its class; they go before the registered ones.
 
     Raises:
         UnknownName: no such environment; names the nearest.
         MissingExtra: an optional dependency is not installed; names the extra.
     """
+    if is_remote(id):
+        return load_class("agentenv.serving.remote:RemoteEnv")(url=id.removeprefix(_REMOTE), **kwargs)  # type: ignore[call-arg]
     env_class(id)
     env: Any = gymnasium.make(id, **kwargs)
     made: Env[Any] = env.unwrapped

@@ -1,6 +1,5 @@
 """The retrieval service over HTTP: the FastAPI application, and the status of every failure."""
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -9,7 +8,9 @@ from pydantic import BaseModel, ValidationError
 
 from agentenv.errors import ConfigurationError, Fault, MissingExtra, UnknownName
 from agentenv.retrievers.desk import QueueFull
-from agentenv.retrievers.service import READY, STOPPING, Refusal, Service
+from agentenv.retrievers.gate import STOPPING, Refusal
+from agentenv.retrievers.http import add_health_routes, body_within, json_response
+from agentenv.retrievers.service import Service
 from agentenv.retrievers.wire import VERSION, AccessRequest, RetrieveRequest, SearchRequest, sentence
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 Body = TypeVar("Body", bound=BaseModel)
-
-_DRAINED = 8  # a body this many times too long is still read to its end, so that the caller gets our reason
 
 
 def make_app(service: Service) -> Any:
@@ -29,7 +28,7 @@ def make_app(service: Service) -> Any:
     """
     try:
         from fastapi import APIRouter, FastAPI, Request
-        from starlette.responses import PlainTextResponse, Response
+        from starlette.responses import Response
     except ModuleNotFoundError as error:
         raise MissingExtra.of("fastapi", "serve") from error
     app = FastAPI(title="agentenv retriever", version=VERSION)
@@ -61,19 +60,7 @@ def make_app(service: Service) -> Any:
 
         return await _guarded(service, request, work)
 
-    @app.get("/healthz")
-    @app.get("/health")
-    async def health() -> Response:
-        return _json(service.health(), 200)
-
-    @app.get("/readyz")
-    async def ready() -> Response:
-        return _json({"status": service.state}, 200 if service.state == READY else 503)
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        return PlainTextResponse(service.telemetry.text(), media_type="text/plain; version=0.0.4")
-
+    add_health_routes(app, service, service.telemetry, service.health)
     app.include_router(router)
     app.include_router(router, prefix="/corpora/{corpus}")
     return app
@@ -111,7 +98,7 @@ async def _guarded(
         service.active -= 1
         service.answered += 1
     service.telemetry.request(route, status, time.perf_counter() - began)
-    return _json(reply, status, closing=status in (408, 413) or service.state == STOPPING)
+    return json_response(reply, status, closing=status in (408, 413) or service.state == STOPPING)
 
 
 async def _body_of(service: Service, request: "Request", model: type[Body]) -> Body:
@@ -120,38 +107,9 @@ async def _body_of(service: Service, request: "Request", model: type[Body]) -> B
     Raises:
         Refusal: it is too long, too slow or not what ``model`` says.
     """
-    try:
-        async with asyncio.timeout(service.limits.body_s):
-            content = await _read(request, service.limits.body_bytes)
-    except TimeoutError as error:
-        raise Refusal(
-            408, f"The body did not arrive within {service.limits.body_s:g} s.", "TooSlow"
-        ) from error
+    content = await body_within(request, service.limits.body_bytes, service.limits.body_s)
     try:
         return model.model_validate_json(content)
     except ValidationError as error:
         malformed = error.errors()[0]["type"] == "json_invalid"
         raise Refusal(400 if malformed else 422, sentence(error), "BadRequest") from error
-
-
-async def _read(request: "Request", limit: int) -> bytes:
-    chunks, length = [], 0
-    async for chunk in request.stream():
-        length += len(chunk)
-        if length <= limit:
-            chunks.append(chunk)
-        elif length > _DRAINED * limit:
-            break
-    if length > limit:
-        raise Refusal(413, f"The body is longer than {limit} bytes; send several requests.", "TooLarge")
-    return b"".join(chunks)
-
-
-def _json(reply: dict[str, Any], status: int, *, closing: bool = False) -> "Response":
-    import orjson
-    from starlette.responses import Response
-
-    headers = {"Connection": "close"} if closing else {}
-    if status in (429, 503):
-        headers["Retry-After"] = "1"
-    return Response(orjson.dumps(reply), status, headers, "application/json")

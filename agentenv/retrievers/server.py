@@ -9,7 +9,8 @@ from typing import Any
 from agentenv.core.protocols import Retriever
 from agentenv.errors import ConfigurationError, MissingExtra
 from agentenv.retrievers.app import make_app
-from agentenv.retrievers.service import STOPPING, Service
+from agentenv.retrievers.gate import STOPPING, Gate
+from agentenv.retrievers.service import Service
 
 GRACE_S = 35.0  # for what was accepted before the stop; a request's own deadline is shorter
 _KEEPALIVE_S = 30  # longer than our client keeps an idle connection
@@ -40,7 +41,7 @@ def address_of(listening: socket.socket) -> str:
 
 
 def run(service: Service, load: Callable[[], Mapping[str, Retriever]], listening: socket.socket) -> None:
-    """Serves until SIGTERM or SIGINT; then new requests get 503 and those that were taken are answered.
+    """Serves corpora until SIGTERM or SIGINT; then new requests get 503 and those that were taken are answered.
 
     Args:
         service: not open yet.
@@ -49,6 +50,25 @@ def run(service: Service, load: Callable[[], Mapping[str, Retriever]], listening
 
     Raises:
         AgentEnvError: ``load`` failed; the server has stopped.
+        MissingExtra: FastAPI or uvicorn is not installed.
+    """
+    run_app(make_app(service), service, lambda: service.open(load()), listening)
+
+
+def run_app(
+    app: Any, gate: Gate, begin: Callable[[], None], listening: socket.socket, **options: Any
+) -> None:
+    """Serves ``app`` until SIGTERM or SIGINT; stops once what ``gate`` had taken is answered.
+
+    Args:
+        app: an ASGI application.
+        gate: what lets callers into it; not ready yet.
+        begin: makes it ready, in a thread.
+        listening: from `listen`.
+        options: of uvicorn, beside those that every service of ours runs with.
+
+    Raises:
+        AgentEnvError: ``begin`` failed; the server has stopped.
         MissingExtra: uvicorn is not installed.
     """
     try:
@@ -61,16 +81,16 @@ def run(service: Service, load: Callable[[], Mapping[str, Retriever]], listening
         """Uvicorn, which would drop its listening socket before what comes in meanwhile got its 503."""
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            if service.state == STOPPING:  # asked twice
+            if gate.state == STOPPING:  # asked twice
                 self.force_exit = self.should_exit = True
-            service.stop()
+            gate.stop()
 
         async def on_tick(self, counter: int) -> bool:
-            return await super().on_tick(counter) or bool(failures) or service.drained(GRACE_S)
+            return await super().on_tick(counter) or bool(failures) or gate.drained(GRACE_S)
 
-    def open_service() -> None:
+    def open_gate() -> None:
         try:
-            service.open(load())
+            begin()
         except Exception as error:
             failures.append(error)
 
@@ -84,7 +104,7 @@ def run(service: Service, load: Callable[[], Mapping[str, Retriever]], listening
         "server_header": False,
     }
     # A daemon: a stop does not wait for an index to be loaded.
-    threading.Thread(target=open_service, name="loading", daemon=True).start()
-    Server(uvicorn.Config(make_app(service), **config)).run(sockets=[listening])
+    threading.Thread(target=open_gate, name="loading", daemon=True).start()
+    Server(uvicorn.Config(app, **(config | options))).run(sockets=[listening])
     if failures:
         raise failures[0]

@@ -1,16 +1,15 @@
 """The retrieval service without its HTTP: who is let in, what each route does, what is too much."""
 
 import asyncio
-import hmac
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from agentenv.core.protocols import Retriever
-from agentenv.errors import AgentEnvError, UnknownName
+from agentenv.errors import UnknownName
 from agentenv.retrievers.base import batching_parts
 from agentenv.retrievers.desk import Desk, Memory
+from agentenv.retrievers.gate import Gate, Refusal
 from agentenv.retrievers.pages import Pages
 from agentenv.retrievers.remote import Found
 from agentenv.retrievers.telemetry import Telemetry
@@ -25,7 +24,6 @@ from agentenv.retrievers.wire import (
     retrieved,
 )
 
-STARTING, READY, STOPPING = "starting", "ready", "stopping"
 _LINGER = 0.15  # clients that ask one question after the other come back within so much of a batch
 
 
@@ -49,17 +47,7 @@ class Limits:
     """Passages a query."""
 
 
-class Refusal(AgentEnvError):
-    """A request that gets a status and a sentence instead of an answer."""
-
-    def __init__(self, status: int, said: str, kind: str = "Refused", **more: Any) -> None:
-        super().__init__(said)
-        self.status = status
-        self.kind = kind
-        self.more = more
-
-
-class Service:
+class Service(Gate):
     """Serves corpora to HTTP requests. It starts empty; `open` makes it ready.
 
     Args:
@@ -68,14 +56,9 @@ class Service:
     """
 
     def __init__(self, limits: Limits | None = None, *, token: str | None = None) -> None:
+        super().__init__(token)
         self.limits = limits or Limits()
-        self.state = STARTING
         self.desks: dict[str, Desk] = {}
-        self.active = 0
-        """Requests that were taken and not yet answered."""
-        self.answered = 0
-        self._token = token
-        self._stopped_at = 0.0
         self._memory = Memory(self.limits.cache)
         self._pages: dict[str, Pages] = {}
         self.telemetry = Telemetry(self)
@@ -91,17 +74,7 @@ class Service:
                 part.linger = _LINGER
             if hasattr(retriever, "corpus"):
                 self._pages[name] = Pages(retriever.corpus)
-        if self.state == STARTING:
-            self.state = READY
-
-    def stop(self) -> None:
-        """Takes no more requests; those that were taken are still answered."""
-        self.state, self._stopped_at = STOPPING, time.monotonic()
-
-    def drained(self, grace_s: float) -> bool:
-        """Whether it was stopped and has answered what it took, or has had ``grace_s`` for that."""
-        late = time.monotonic() - self._stopped_at > grace_s
-        return self.state == STOPPING and (late or not self.active)
+        self.ready()
 
     async def retrieve(self, body: RetrieveRequest, corpus: str | None) -> dict[str, Any]:
         """Search-R1's route."""
@@ -155,21 +128,6 @@ class Service:
             "version": VERSION,
             "corpora": [_card(desk) for desk in self.desks.values()],
         }
-
-    def admit(self, authorization: str) -> None:
-        """Lets a caller in.
-
-        Raises:
-            Refusal: without the token, or while the service is not ready.
-        """
-        if self._token is not None:
-            given = authorization.encode()
-            if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
-                raise Refusal(
-                    401, "This server wants a bearer token, and the one given is not it.", "Unauthorised"
-                )
-        if self.state != READY:
-            raise Refusal(503, f"The server is {self.state}; try again later.", "NotReady")
 
     def _desk(self, name: str | None) -> Desk:
         if name is None:

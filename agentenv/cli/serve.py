@@ -1,0 +1,99 @@
+"""``agentenv serve``: an environment for other machines, libraries and languages."""
+
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+
+from agentenv.core.env import Env
+from agentenv.core.registry import make, spec
+from agentenv.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Serves an environment over WebSocket (OpenEnv's contract) and as MCP tools.
+
+    Each connection has an environment of its own. Routes: /ws, /mcp, GET /metadata, /schema, /healthz, /readyz, /metrics.
+    Where the environment variable AGENTENV_SERVE_TOKEN is set, callers must send it as bearer token.
+
+    Example: agentenv serve agentenv/Calculator-v0 --port 8100
+    """
+
+    env: tyro.conf.Positional[str]
+    """A registered id."""
+    port: int = 8100
+    """Port; 0 takes a free one."""
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 lets other machines in."""
+    set: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE ...")] = ()
+    """Arguments of the environment; a value that is no JSON is taken as text."""
+    sessions: int = 64
+    """Environments at a time."""
+    wait: float = 10.0
+    """Seconds that a caller waits for a place when all are taken."""
+    timeout: float = 120.0
+    """Seconds that one call may take."""
+    idle: float = 900.0
+    """Seconds without a message after which a session ends."""
+    expert: bool = False
+    """Whether callers may ask for the expert's actions, which hold the answers."""
+
+    def run(self) -> dict[str, Any]:
+        """Serves until it is told to stop; returns what was done."""
+        from agentenv.retrievers.server import address_of, listen
+        from agentenv.serving.server import run
+        from agentenv.serving.service import EnvService, Limits
+        from agentenv.serving.wire import TOKEN_VARIABLE
+
+        spec(self.env)
+        if self.sessions < 1 or min(self.wait, self.timeout, self.idle) <= 0:
+            raise ConfigurationError("--sessions is at least 1; --wait, --timeout and --idle are above 0.")
+        arguments = dict(_argument(one) for one in self.set)
+        limits = Limits(
+            sessions=self.sessions,
+            waiting=self.sessions,
+            wait_s=self.wait,
+            call_s=self.timeout,
+            idle_s=self.idle,
+        )
+        service = EnvService(self.env, limits, token=os.environ.get(TOKEN_VARIABLE), expert=self.expert)
+        began = time.monotonic()
+        with listen(self.host, self.port) as listening:
+            address = address_of(listening)
+            print(f"serving {self.env} at {address}", file=sys.stderr, flush=True)
+            run(service, lambda: self._made(arguments), listening)
+        return {
+            "address": address,
+            "env": self.env,
+            "sessions": service.answered,
+            "seconds": time.monotonic() - began,
+        }
+
+    def show(self, result: dict[str, Any], console: Console) -> None:
+        """Prints what was done."""
+        console.print(f"{result['sessions']:,} sessions in {result['seconds']:.0f} s.")
+
+    def _made(self, arguments: dict[str, Any]) -> Env[Any]:
+        try:
+            return make(self.env, **arguments)
+        except TypeError as error:
+            raise ConfigurationError(
+                f"{self.env} cannot be made with --set {' '.join(self.set)}: {error}"
+            ) from error
+
+
+def _argument(given: str) -> tuple[str, Any]:
+    """Name and value of ``NAME=VALUE``."""
+    name, equals, value = given.partition("=")
+    if not (equals and name.isidentifier()):
+        raise ConfigurationError(f"--set takes NAME=VALUE, not {given!r}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value

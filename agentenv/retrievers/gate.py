@@ -1,0 +1,64 @@
+"""Who is let into a server and until when: the part that every service of ours has in common."""
+
+import hmac
+import time
+from typing import Any
+
+from agentenv.errors import AgentEnvError
+
+STARTING, READY, STOPPING = "starting", "ready", "stopping"
+
+
+class Refusal(AgentEnvError):
+    """A request that gets a status and a sentence instead of an answer."""
+
+    def __init__(self, status: int, said: str, kind: str = "Refused", **more: Any) -> None:
+        super().__init__(said)
+        self.status = status
+        self.kind = kind
+        self.more = more
+
+
+class Gate:
+    """Starting, ready, then stopping; checks the token.
+
+    Args:
+        token: what callers must send as bearer token; None lets everybody in.
+    """
+
+    def __init__(self, token: str | None = None) -> None:
+        self.state = STARTING
+        self.active = 0
+        """What was taken and is not yet done with."""
+        self.answered = 0
+        self._token = token
+        self._stopped_at = 0.0
+
+    def ready(self) -> None:
+        """Lets callers in, unless it was stopped meanwhile."""
+        if self.state == STARTING:
+            self.state = READY
+
+    def stop(self) -> None:
+        """Takes no more; what was taken is still answered."""
+        self.state, self._stopped_at = STOPPING, time.monotonic()
+
+    def drained(self, grace_s: float) -> bool:
+        """Whether it was stopped and has answered what it took, or has had ``grace_s`` for that."""
+        late = time.monotonic() - self._stopped_at > grace_s
+        return self.state == STOPPING and (late or not self.active)
+
+    def admit(self, authorization: str) -> None:
+        """Lets a caller in.
+
+        Raises:
+            Refusal: without the token, or while the service is not ready.
+        """
+        if self._token is not None:
+            given = authorization.encode()
+            if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+                raise Refusal(
+                    401, "This server wants a bearer token, and the one given is not it.", "Unauthorised"
+                )
+        if self.state != READY:
+            raise Refusal(503, f"The server is {self.state}; try again later.", "NotReady")

@@ -1,0 +1,203 @@
+"""Environments over HTTP and WebSocket: the FastAPI application."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from agentenv.core.env import Env
+from agentenv.errors import ConfigurationError, MissingExtra
+from agentenv.retrievers.gate import Refusal
+from agentenv.retrievers.http import add_health_routes, body_within, json_response
+from agentenv.retrievers.wire import sentence
+from agentenv.serving.conversation import Conversation
+from agentenv.serving.mcp import PARSE_ERROR, SERVER_ERROR, answer, complaint, failure, is_notification
+from agentenv.serving.service import EnvService
+from agentenv.serving.session import Session
+from agentenv.serving.toolbox import toolbox
+from agentenv.serving.wire import VERSION, ActionData, ObservationData, ResetData, error_out, read_json
+
+if TYPE_CHECKING:
+    from starlette.requests import HTTPConnection, Request
+    from starlette.responses import Response
+    from starlette.websockets import WebSocket
+
+SESSION_HEADER = "mcp-session-id"
+_DRAIN_S = 5.0  # for environments to close once the server has stopped
+
+
+def make_app(service: EnvService) -> Any:
+    """The FastAPI application.
+
+    Raises:
+        MissingExtra: FastAPI is not installed.
+    """
+    try:
+        from fastapi import FastAPI, Request
+        from starlette.responses import Response
+        from starlette.websockets import WebSocket
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of("fastapi", "serve") from error
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        keeping = asyncio.create_task(service.housekeeping())
+        yield
+        keeping.cancel()
+        await service.settled(_DRAIN_S)
+
+    app = FastAPI(title="agentenv environment", version=VERSION, lifespan=lifespan)
+    add_health_routes(app, service, service.meter, service.health)
+
+    @app.websocket("/ws")
+    async def socket(socket: WebSocket) -> None:
+        await _converse(service, socket)
+
+    @app.get("/metadata")
+    async def metadata(request: Request) -> Response:
+        return _told(service, request, lambda: describe(service.name, service.prototype))
+
+    @app.get("/schema")
+    async def schema(request: Request) -> Response:
+        return _told(service, request, schemas)
+
+    @app.post("/mcp")
+    async def mcp(request: Request) -> Response:
+        return await _mcp(service, request)
+
+    @app.delete("/mcp")
+    async def end_mcp(request: Request) -> Response:
+        def end() -> dict[str, Any]:
+            service.claim(request.headers.get(SESSION_HEADER, "")).end()
+            return {}
+
+        return _told(service, request, end)
+
+    return app
+
+
+def describe(name: str, env: Env[Any]) -> dict[str, Any]:
+    """What an environment is, as ``/metadata`` says it; `RemoteEnv` reads it to be the same."""
+    return {
+        "name": name,
+        "description": " ".join((type(env).__doc__ or name).split("\n\n")[0].split()),
+        "version": VERSION,
+        "capability": env.capability.name.lower(),
+        "reward_floor": env.reward_floor,
+        "reward_ceiling": env.reward_ceiling,
+        "no_expert": env.no_expert,
+        "call_markers": list(env.call_markers),
+        "tools": [tool.to_mcp() for tool in toolbox(env).values()],
+    }
+
+
+def schemas() -> dict[str, Any]:
+    """JSON Schemas of action, observation and state, as OpenEnv's clients ask for them."""
+    state = {
+        "title": "State",
+        "type": "object",
+        "properties": {
+            "episode_id": {"type": ["string", "null"]},
+            "step_count": {"type": "integer"},
+            "env": {"type": "string"},
+        },
+    }
+    return {
+        "action": ActionData.model_json_schema() | {"title": "AgentenvAction"},
+        "observation": ObservationData.model_json_schema(),
+        "state": state,
+    }
+
+
+def _admit(service: EnvService, asking: "HTTPConnection") -> None:
+    """Lets a caller in.
+
+    Raises:
+        Refusal: a web page asks, the token is missing, or the service is not ready.
+    """
+    if "origin" in asking.headers:  # any page that somebody has open may call an address on this machine
+        raise Refusal(403, "Browsers are not served: this request carries an Origin.", "Browser")
+    service.admit(asking.headers.get("authorization", ""))
+
+
+def _told(service: EnvService, request: "Request", work: Callable[[], dict[str, Any]]) -> "Response":
+    try:
+        _admit(service, request)
+        return json_response(work(), 200)
+    except Refusal as error:
+        return _refused(error)
+
+
+def _refused(error: Refusal) -> "Response":
+    return json_response({"error": str(error), "kind": error.kind}, error.status)
+
+
+async def _converse(service: EnvService, socket: "WebSocket") -> None:
+    try:
+        _admit(service, socket)
+    except Refusal as error:
+        await socket.send_denial_response(_refused(error))
+        return
+    await socket.accept()
+    await Conversation(socket, service).run()
+
+
+async def _mcp(service: EnvService, request: "Request") -> "Response":
+    """One message of streamable HTTP, answered with JSON."""
+    from starlette.responses import Response
+
+    try:
+        _admit(service, request)
+        content = await body_within(request, service.limits.message_bytes, service.limits.send_s)
+    except Refusal as error:
+        return _refused(error)
+    try:
+        message = read_json(content.decode())
+    except ValueError as error:
+        return json_response(failure(None, PARSE_ERROR, f"this is no JSON: {error}"), 400)
+    if is_notification(message):
+        return Response(status_code=202)
+    if (wrong := complaint(message)) is not None:
+        return json_response(wrong, 400)
+    try:
+        session = await _session_of(service, request, message["method"])
+    except Exception as error:
+        said = error_out(error)
+        status = error.status if isinstance(error, Refusal) else 500 if said["fault"] else 400
+        return json_response(failure(message["id"], SERVER_ERROR, said["message"], said), status)
+    reply = await answer(session, message)
+    return json_response(reply, 200, headers={SESSION_HEADER: session.id})
+
+
+async def _session_of(service: EnvService, request: "Request", method: str) -> Session:
+    """The session of a request; ``initialize`` begins one, with seed and options from the query of the address.
+
+    Raises:
+        Refusal: there is no such session, or no place for another one.
+        ConfigurationError: the query holds no seed and options that can be used.
+        Fault: the environment broke.
+    """
+    if method != "initialize":
+        if (id := request.headers.get(SESSION_HEADER, "")) not in service.sessions:
+            raise Refusal(404, f"There is no session {id!r}; begin one with initialize.", "UnknownSession")
+        return service.sessions[id]
+    asked = _reset_of(request.query_params)
+    session = await service.session()
+    try:
+        await session.reset(asked)
+    except BaseException:
+        session.end()
+        raise
+    return service.keep(session)
+
+
+def _reset_of(query: Mapping[str, str]) -> ResetData:
+    try:
+        options = read_json(query["options"]) if "options" in query else None
+        return ResetData(seed=query.get("seed"), options=options)
+    except ValidationError as error:
+        raise ConfigurationError(f"The address's query: {sentence(error)}") from error
+    except ValueError as error:
+        raise ConfigurationError(f"options in the address are no JSON: {error}") from error

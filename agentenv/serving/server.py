@@ -1,0 +1,43 @@
+"""Runs a service of environments on a socket."""
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from agentenv.core.env import Env
+from agentenv.errors import MissingExtra
+from agentenv.retrievers.server import run_app
+from agentenv.serving.app import make_app
+from agentenv.serving.service import EnvService
+
+_PING_S = 20.0  # a machine that went away without a word is found out after two of these
+
+
+def run(service: EnvService, make: Callable[[], Env[Any]], listening: socket.socket) -> None:
+    """Serves environments until SIGTERM or SIGINT; then every session ends after the answer under way.
+
+    Args:
+        service: not open yet.
+        make: makes an environment, the same each time; the first one in a thread.
+        listening: from `agentenv.retrievers.server.listen`.
+
+    Raises:
+        AgentEnvError: the first environment could not be made; the server has stopped.
+        MissingExtra: FastAPI, uvicorn or websockets is not installed.
+    """
+    try:
+        import websockets  # noqa: F401  # uvicorn speaks WebSocket through it
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of("websockets", "serve") from error
+    run_app(
+        make_app(service),
+        service,
+        lambda: service.open(make),
+        listening,
+        ws="websockets-sansio",
+        ws_max_size=service.limits.message_bytes,
+        ws_ping_interval=_PING_S,
+        ws_ping_timeout=_PING_S,
+        ws_per_message_deflate=False,  # a small frame may not unpack into a large one
+        lifespan="on",
+    )

@@ -1,0 +1,251 @@
+"""The service behind ``agentenv serve``: how many sessions there are, what one can do, and how each of them ends.
+
+A session is one environment for one caller. There is a fixed number of places; who comes when all are taken waits a
+bounded time for one. A call that misses its deadline ends its session: what the environment is doing then nobody knows, so
+it is never stepped again, and its place is given back when it has been closed.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from agentenv.core.env import Env
+from agentenv.core.types import StateCapability
+from agentenv.errors import EnvFault
+from agentenv.retrievers.gate import READY, STOPPING, Gate, Refusal
+from agentenv.retrievers.telemetry import Meter
+from agentenv.serving.session import Session
+from agentenv.serving.wire import VERSION
+
+T = TypeVar("T")
+
+_RETIRE_S = 30.0  # for a call that was given up to end, and again for its environment to close
+_ROUND_S = 0.2  # between two rounds of the housekeeper
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of a service of environments."""
+
+    sessions: int = 64
+    """Environments at a time; forks that nobody has taken yet count."""
+    waiting: int = 64
+    """Callers that may wait for a place; more are refused at once."""
+    wait_s: float = 10.0
+    """For a place."""
+    call_s: float = 120.0
+    """For one reset, step, snapshot or fork."""
+    idle_s: float = 900.0
+    """Between two messages of a session."""
+    claim_s: float = 60.0
+    """For a fork to be taken by a connection of its own."""
+    send_s: float = 30.0
+    """For a caller to take an answer."""
+    message_bytes: int = 4 * 2**20
+    """Length of a message to the server."""
+    snapshots: int = 256
+    """Snapshots that a session may hold."""
+    backlog: int = 16
+    """Messages that a caller may send ahead of the answers."""
+
+
+class EnvService(Gate):
+    """Gives every caller an environment of its own. It starts empty; `open` makes it ready.
+
+    Args:
+        name: of the environment, such as ``agentenv/Calculator-v0``.
+        limits: bounds.
+        token: what callers must send as bearer token; None lets everybody in.
+        expert: whether callers may ask for the expert's actions, which hold the answers.
+    """
+
+    def __init__(
+        self, name: str, limits: Limits | None = None, *, token: str | None = None, expert: bool = False
+    ) -> None:
+        super().__init__(token)
+        self.name = name
+        self.limits = limits or Limits()
+        self.expert = expert
+        self.sessions: dict[str, Session] = {}
+        """Sessions without a connection of their own, by id: MCP's, and forks that wait to be taken."""
+        self.ending = asyncio.Event()
+        """Set when the service stops; every conversation then ends after the answer under way."""
+        self._make: Callable[[], Env[Any]] | None = None
+        self._prototype: Env[Any] | None = None
+        self._places = asyncio.Semaphore(self.limits.sessions)
+        self._waiting = 0
+        self._retiring: set[asyncio.Task[None]] = set()
+        self.meter = EnvMeter(self)
+
+    def open(self, make: Callable[[], Env[Any]]) -> None:
+        """Makes the first environment, from which the others are forked where that can be, and lets callers in."""
+        self._prototype, self._make = make(), make
+        self.ready()
+
+    @property
+    def prototype(self) -> Env[Any]:
+        """An environment that nobody plays, to ask what it is.
+
+        Raises:
+            Refusal: the service is not ready.
+        """
+        if self._prototype is None:
+            raise Refusal(503, f"The server is {self.state}; try again later.", "NotReady")
+        return self._prototype
+
+    async def session(self) -> Session:
+        """A session of a fresh environment, once there is a place.
+
+        Raises:
+            Refusal: no place came free in time, or too many wait already.
+            EnvFault: the environment was not made in time.
+        """
+        await self._take_place()
+        making = asyncio.ensure_future(asyncio.to_thread(self._fresh))
+        try:
+            return Session(self, await self.finished(making, "making the environment"))
+        except BaseException:
+            self.retire(lambda: _close_made(making), making)
+            raise
+
+    async def adopt(self, env: Env[Any]) -> Session:
+        """A session of an environment that is there already, kept by id until somebody takes it.
+
+        Raises:
+            Refusal: no place came free in time; the environment has been closed.
+        """
+        try:
+            await self._take_place()
+        except BaseException:
+            await asyncio.to_thread(env.close)
+            raise
+        return self.keep(Session(self, env))
+
+    def keep(self, session: Session) -> Session:
+        """Holds a session that has no connection; the housekeeper ends it when it is not used."""
+        self.sessions[session.id] = session
+        return session
+
+    def claim(self, id: str) -> Session:
+        """Takes a kept session out.
+
+        Raises:
+            Refusal: there is none, or its time is over.
+        """
+        if (session := self.sessions.pop(id, None)) is None:
+            raise Refusal(404, f"No session {id!r} waits to be taken; it may have expired.", "UnknownSession")
+        return session
+
+    async def finished(self, call: asyncio.Future[T], what: str) -> T:
+        """The result of ``call`` within the deadline; a late one is left running, for `retire` to see to.
+
+        Raises:
+            EnvFault: the deadline was missed.
+        """
+        done, _ = await asyncio.wait({call}, timeout=self.limits.call_s)
+        if not done:
+            raise EnvFault(f"{what} took longer than {self.limits.call_s:g} s")
+        return call.result()
+
+    def retire(self, close: Callable[[], None], call: asyncio.Future[Any] | None) -> None:
+        """Closes an environment beside everything else, once the call in it is over, and gives its place back."""
+        task = asyncio.get_running_loop().create_task(self._close(close, call))
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+
+    async def settled(self, seconds: float) -> None:
+        """Waits so long for what is being retired."""
+        if self._retiring:
+            await asyncio.wait(self._retiring, timeout=seconds)
+
+    async def _close(self, close: Callable[[], None], call: asyncio.Future[Any] | None) -> None:
+        try:
+            if call is not None:
+                await asyncio.wait({call}, timeout=_RETIRE_S)
+                call.cancel()  # a coroutine that never ends; a thread cannot be ended and is left behind
+                await asyncio.gather(call, return_exceptions=True)
+            with contextlib.suppress(Exception):  # one that cannot be closed has no place any more either
+                await asyncio.wait_for(asyncio.to_thread(close), _RETIRE_S)
+        finally:
+            self._give_place()
+
+    async def housekeeping(self) -> None:
+        """Ends sessions that nobody uses any more, and all of them when the service stops; runs until cancelled."""
+        # A thread for each environment that blocks, and some for those that are made, forked and closed.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(self.limits.sessions + 16, "env"))
+        while True:
+            stopping = self.state == STOPPING
+            if stopping:
+                self.ending.set()
+            for id, session in list(self.sessions.items()):
+                expired = stopping or time.monotonic() > session.expires
+                if session.over or (expired and not session.busy):
+                    del self.sessions[id]
+                    session.end()
+            await asyncio.sleep(_ROUND_S)
+
+    def health(self) -> dict[str, Any]:
+        """That the process answers, what it serves and how full it is."""
+        status = "healthy" if self.state == READY else self.state  # the word that OpenEnv's tools look for
+        full = {"sessions": self.active, "most_sessions": self.limits.sessions, "waiting": self._waiting}
+        return {"status": status, "version": VERSION, "env": self.name, **full}
+
+    def _fresh(self) -> Env[Any]:
+        assert self._make is not None
+        if self.prototype.capability >= StateCapability.MEMORY:
+            return self.prototype.fork()[0]
+        return self._make()
+
+    async def _take_place(self) -> None:
+        if self._places.locked() and self._waiting >= self.limits.waiting:
+            raise self._full(f"{self._waiting} callers wait already")
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(self.limits.wait_s):
+                await self._places.acquire()
+        except TimeoutError as error:
+            raise self._full(f"none came free within {self.limits.wait_s:g} s") from error
+        finally:
+            self._waiting -= 1
+        self.active += 1
+        self.answered += 1
+
+    def _give_place(self) -> None:
+        self.active -= 1
+        self._places.release()
+
+    def _full(self, why: str) -> Refusal:
+        return Refusal(503, f"All {self.limits.sessions} places are taken and {why}.", "Full")
+
+
+def _close_made(making: asyncio.Future[Env[Any]]) -> None:
+    """Closes what was made too late for anybody to want it."""
+    if making.done() and not making.cancelled() and making.exception() is None:
+        making.result().close()
+
+
+class EnvMeter(Meter):
+    """What a service of environments counts beside requests."""
+
+    def __init__(self, service: EnvService) -> None:
+        super().__init__(service)
+        from prometheus_client import Counter, Gauge
+
+        sessions = self._named(Gauge, "sessions", "Environments that are open.", ())
+        sessions.set_function(lambda: service.active)
+        waiting = self._named(Gauge, "sessions_waiting", "Callers that wait for a place.", ())
+        waiting.set_function(lambda: service.health()["waiting"])
+        self._ends = self._named(Counter, "episodes", "Episodes that ended.", ("end_reason",))
+        self._faults = self._named(Counter, "faults", "Calls that a fault of ours ended.", ("kind",))
+
+    def episode(self, end_reason: str) -> None:
+        """An episode ended."""
+        self._ends.labels(end_reason).inc()
+
+    def fault(self, kind: str) -> None:
+        """A call failed by no fault of the policy."""
+        self._faults.labels(kind).inc()

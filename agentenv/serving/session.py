@@ -1,0 +1,214 @@
+"""One session: an environment, its snapshots, and what a caller may ask of it."""
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from agentenv.core.env import Env
+from agentenv.core.snapshot import Snapshot
+from agentenv.core.types import Step
+from agentenv.errors import EnvFault, Fault, SnapshotError
+from agentenv.serving.wire import (
+    ActionData,
+    ExtensionData,
+    ResetData,
+    opening_out,
+    options_in,
+    plain,
+    step_out,
+)
+
+if TYPE_CHECKING:
+    from agentenv.serving.service import EnvService
+
+T = TypeVar("T")
+
+
+class Session:
+    """What one caller plays. Calls run one after the other; one that misses its deadline is the last.
+
+    Args:
+        service: whose bounds hold, and where the place goes back to.
+        env: nobody else's.
+    """
+
+    def __init__(self, service: "EnvService", env: Env[Any]) -> None:
+        self.id = uuid.uuid4().hex
+        self.expires = time.monotonic() + service.limits.claim_s
+        """When the housekeeper may end it, in monotonic seconds, if it is kept without a connection."""
+        self.opening = ""
+        """The text of the first observation of the present episode."""
+        self._service = service
+        self._env: Env[Any] | None = env
+        self._turn = asyncio.Lock()
+        self._call: asyncio.Future[Any] | None = None
+        self._snapshots: dict[str, Snapshot] = {}
+        self._episode = ""
+        self._steps = 0
+
+    @property
+    def env(self) -> Env[Any]:
+        """The environment.
+
+        Raises:
+            EnvFault: the session is over.
+        """
+        if self._env is None:
+            raise EnvFault("this session has ended; open another one")
+        return self._env
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is under way or waits for another one."""
+        return self._turn.locked()
+
+    @property
+    def over(self) -> bool:
+        """Whether it was ended, by `end` or by a deadline."""
+        return self._env is None
+
+    async def reset(self, data: ResetData) -> dict[str, Any]:
+        """Begins an episode.
+
+        Raises:
+            Fault: the environment broke or missed the deadline.
+        """
+        options = options_in(data.options)
+
+        async def work(env: Env[Any]) -> dict[str, Any]:
+            observation, info = await env.areset(seed=data.seed, options=options)
+            return opening_out(observation, info, env.anchor_key())
+
+        reply = await self._run("reset", work)
+        self._episode, self._steps = data.episode_id or uuid.uuid4().hex, 0
+        self.opening = reply["observation"]["text"]
+        return reply
+
+    async def step(self, data: ActionData) -> dict[str, Any]:
+        """Acts once.
+
+        Raises:
+            EpisodeOver: the episode has ended or never begun.
+            Fault: the environment broke or missed the deadline; there is no reward then, not even 0.
+        """
+        return await self.act(lambda env: env.astep(data.text))
+
+    async def act(self, action: Callable[[Env[Any]], Coroutine[Any, Any, Step]]) -> dict[str, Any]:
+        """As `step`, for an action that is more than its text."""
+
+        async def work(env: Env[Any]) -> dict[str, Any]:
+            return step_out(await action(env), env.anchor_key())
+
+        reply = await self._run("step", work)
+        self._steps += 1
+        if reply["done"]:
+            self._service.meter.episode(str(reply["metadata"]["info"].get("end_reason")))
+        return reply
+
+    def state(self) -> dict[str, Any]:
+        """OpenEnv's state: which episode, and how many steps of it."""
+        return {"episode_id": self._episode or None, "step_count": self._steps, "env": self._service.name}
+
+    async def extension(self, data: ExtensionData) -> dict[str, Any]:
+        """Our own verbs.
+
+        Raises:
+            SnapshotError: a snapshot that is not there, that cannot be taken, or one too many.
+            Fault: the environment broke or missed the deadline.
+        """
+        verbs: dict[str, Callable[[str], Coroutine[Any, Any, dict[str, Any]]]] = {
+            "snapshot": self._take,
+            "restore": self._restore,
+            "release": self._release,
+            "fork": self._fork,
+            "expert": self._expert,
+            "render": self._render,
+        }
+        return await verbs[data.verb](data.id)
+
+    def end(self) -> None:
+        """Ends the session: the call under way is given up, the environment closed, the place given back."""
+        if self._env is not None:
+            self._service.retire(partial(_close, self._env, self._snapshots), self._call)
+            self._env = None
+
+    async def _run(self, what: str, work: Callable[[Env[Any]], Coroutine[Any, Any, T]]) -> T:
+        began, status = time.perf_counter(), "ok"
+        async with self._turn:
+            self.expires = time.monotonic() + self._service.limits.idle_s
+            self._call = asyncio.ensure_future(work(self.env))
+            try:
+                return await self._service.finished(self._call, what)
+            except BaseException as error:
+                status = type(error).__name__
+                if not self._call.done():  # too late, or the caller is gone
+                    self.end()
+                if isinstance(error, Fault):
+                    self._service.meter.fault(status)
+                raise
+            finally:
+                self._call = None
+                self._service.meter.request(what, status, time.perf_counter() - began)
+
+    async def _take(self, _: str) -> dict[str, Any]:
+        async def work(env: Env[Any]) -> dict[str, Any]:
+            if len(self._snapshots) >= self._service.limits.snapshots:
+                raise SnapshotError(f"this session holds {len(self._snapshots)} snapshots; release some")
+            snapshot = await asyncio.to_thread(env.snapshot)
+            id = uuid.uuid4().hex
+            self._snapshots[id] = snapshot
+            return {"id": id, "bytes": snapshot.bytes, "seconds": snapshot.seconds}
+
+        return await self._run("snapshot", work)
+
+    async def _restore(self, id: str) -> dict[str, Any]:
+        async def work(env: Env[Any]) -> dict[str, Any]:
+            if id not in self._snapshots:
+                raise SnapshotError(f"this session holds no snapshot {id!r}")
+            await asyncio.to_thread(env.restore, self._snapshots[id])
+            return {}
+
+        return await self._run("restore", work)
+
+    async def _release(self, id: str) -> dict[str, Any]:
+        async def work(env: Env[Any]) -> dict[str, Any]:
+            if (snapshot := self._snapshots.pop(id, None)) is not None:
+                await asyncio.to_thread(snapshot.release)
+            return {}
+
+        return await self._run("release", work)
+
+    async def _fork(self, _: str) -> dict[str, Any]:
+        async def work(env: Env[Any]) -> dict[str, Any]:
+            (twin,) = await asyncio.to_thread(env.fork)
+            session = await self._service.adopt(twin)
+            session._episode, session._steps = self._episode, self._steps
+            return {"id": session.id}
+
+        return await self._run("fork", work)
+
+    async def _expert(self, _: str) -> dict[str, Any]:
+        async def work(env: Env[Any]) -> dict[str, Any]:
+            actions = await asyncio.to_thread(env.expert)
+            return {"actions": None if actions is None else list(actions), "why": env.no_expert}
+
+        if not self._service.expert:
+            return {"actions": None, "why": "the server does not hand out the expert's actions"}
+        return await self._run("expert", work)
+
+    async def _render(self, _: str) -> dict[str, Any]:
+        async def work(env: Env[Any]) -> dict[str, Any]:
+            return {"text": plain(await asyncio.to_thread(env.render))}
+
+        return await self._run("render", work)
+
+
+def _close(env: Env[Any], snapshots: dict[str, Snapshot]) -> None:
+    with contextlib.ExitStack() as stack:  # one that fails must not keep the others
+        stack.callback(env.close)
+        for snapshot in snapshots.values():
+            stack.callback(snapshot.release)

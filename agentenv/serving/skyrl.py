@@ -1,0 +1,89 @@
+"""SkyRL-gym: an environment of ours as one of its text environments.
+
+Call `register` in SkyRL's worker entry point, and give each row of the data set ``env_class="agentenv"`` and, in its extra
+columns, those of `rows.rows`. The environment's own opening takes the place of the row's prompt. A fault is raised and never
+returned, because a step of SkyRL has no way to say that there is no reward.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from agentenv.core.env import Env
+from agentenv.errors import MissingExtra
+from agentenv.serving.rows import Row, as_messages
+
+
+def register(id: str = "agentenv") -> None:
+    """Makes ``id`` known to SkyRL-gym in this process; a second call does nothing.
+
+    Raises:
+        MissingExtra: SkyRL-gym is not installed.
+    """
+    try:
+        import skyrl_gym
+        from skyrl_gym.envs.registration import registry
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of("skyrl_gym", "skyrl") from error
+    if id not in registry:
+        skyrl_gym.register(id=id, entry_point="agentenv.serving.skyrl:SkyRLEnv")
+
+
+def __getattr__(name: str) -> Any:
+    if name == "SkyRLEnv":
+        return _adapter()
+    raise AttributeError(name)
+
+
+@functools.cache
+def _adapter() -> type:
+    from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
+
+    class SkyRLEnv(BaseTextEnv):  # type: ignore[misc,unused-ignore]
+        """Plays the episode that ``extras`` describes."""
+
+        def __init__(self, env_config: Any = None, extras: Mapping[str, Any] | None = None) -> None:
+            super().__init__()
+            extras = extras or {}
+            self._row = Row.read(extras)
+            self._env: Env[Any] = self._row.make()
+            self._invalid = 0
+            self._truncated = False
+            self.max_turns = extras.get("max_turns") or 0
+
+        def init(self, prompt: Any) -> tuple[list[dict[str, str]], dict[str, Any]]:
+            """Begins the episode; its opening takes the place of ``prompt``."""
+            observation, info = self._env.reset(seed=self._row.seed, options=self._row.options())
+            self.turns, self._invalid, self._truncated = 0, 0, False
+            return as_messages(observation), info
+
+        def step(self, action: str) -> BaseTextEnvStepOutput:
+            """Acts once; SkyRL's bound of turns ends an episode beside the environment's own.
+
+            Raises:
+                EpisodeOver: the episode has ended or never begun.
+                Fault: the environment broke.
+            """
+            step = self._env.step(action)
+            self.turns += 1
+            self._invalid += not step.info["valid"]
+            over = step.terminated or step.truncated
+            self._truncated = step.truncated or (not over and 0 < self.max_turns <= self.turns)
+            facts = {name: step.info.get(name) for name in ("turn", "valid", "end_reason")}
+            return BaseTextEnvStepOutput(
+                observations=as_messages(step.observation),
+                reward=float(step.reward),
+                done=over or self._truncated,
+                metadata={**facts, "terminated": step.terminated, "truncated": self._truncated},
+                postprocessed_action=None,
+            )
+
+        def close(self) -> None:
+            """Frees what the environment holds."""
+            self._env.close()
+
+        def get_metrics(self) -> dict[str, Any]:
+            """Of the episode."""
+            return {"turns": self.turns, "invalid_turns": self._invalid, "truncated": float(self._truncated)}
+
+    return SkyRLEnv

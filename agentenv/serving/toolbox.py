@@ -1,0 +1,92 @@
+"""An environment as a set of tools: what MCP and every library with tool calls of its own see of it.
+
+The tools of a `ToolEnv` are these tools, and ``submit`` hands in the final answer. Any other environment takes text, and
+has the one tool ``act``.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from agentenv.core.env import Env
+from agentenv.core.tools import Tool, ToolEnv
+from agentenv.core.types import Step
+from agentenv.errors import ConfigurationError, UnknownName
+
+
+def submit(answer: str) -> str:
+    """Hands in the final answer and ends the episode.
+
+    Args:
+        answer: The answer alone, without explanation.
+    """
+    return answer
+
+
+def act(text: str) -> str:
+    """Acts once, in the way that the task's instructions describe.
+
+    Args:
+        text: The action, as the instructions say it must be written.
+    """
+    return text
+
+
+def toolbox(env: Env[Any]) -> dict[str, Tool]:
+    """The tools that ``env`` can be played with, by name.
+
+    Raises:
+        ConfigurationError: a tool of the environment is called ``submit``.
+    """
+    if not isinstance(env, ToolEnv):
+        return {"act": Tool.from_function(act)}
+    if "submit" in env.tools:
+        raise ConfigurationError(
+            "a tool is called 'submit', the name under which the final answer is handed in"
+        )
+    return {**env.tools, "submit": Tool.from_function(submit)}
+
+
+async def play(env: Env[Any], name: str, arguments: Mapping[str, Any]) -> Step:
+    """Steps ``env`` by one call of a tool.
+
+    Args:
+        env: An environment within an episode.
+        name: Of one of `toolbox`.
+        arguments: Of the call; those of the environment's own tools are checked by the environment.
+
+    Raises:
+        UnknownName: no such tool.
+        ConfigurationError: ``submit`` or ``act`` without its text.
+        EpisodeOver: the episode has ended or was never reset.
+        Fault: the environment broke.
+    """
+    tools = toolbox(env)
+    if name not in tools:
+        raise UnknownName.among("tool", name, tools)
+    if name in ("submit", "act"):
+        (argument,) = tools[name].json_schema["properties"]
+        if set(arguments) != {argument} or not isinstance(text := arguments[argument], str):
+            raise ConfigurationError(f"{name} takes the one argument {argument!r}, a text")
+        return env.answer(text) if isinstance(env, ToolEnv) else await env.astep(text)
+    return await env.astep(as_action(name, arguments))
+
+
+def instructions(env: Env[Any], opening: str) -> str:
+    """The first observation's text, and how an episode that is played by calls of tools ends."""
+    if isinstance(env, ToolEnv):
+        return f"{opening}\nHand in the final answer by calling the tool submit."
+    return f"{opening}\nGive every action as the text of a call of the tool act."
+
+
+def as_action(name: str, arguments: Mapping[str, Any]) -> str:
+    """A call as a policy writes it. Angle brackets are escaped, so that no argument can close the tag."""
+    call = json.dumps({"name": name, "arguments": dict(arguments)})
+    return f"<tool_call>{call.replace('<', chr(92) + 'u003c')}</tool_call>"
+
+
+def shown(env: Env[Any], step: Step) -> str:
+    """What a caller of tools sees of ``step``: the bare results of tools, or the observation of any other environment."""
+    if isinstance(env, ToolEnv):
+        return "\n".join(result.text for result in step.info["tool_results"])
+    return "".join(message.text for message in step.observation)

@@ -1,0 +1,147 @@
+"""TRL: an environment of ours as the ``environment_factory`` of its GRPOTrainer and AsyncGRPOTrainer.
+
+Source of the contract: TRL 1.16. An environment there is a class with ``reset`` and ``get_reward`` whose other public
+methods are tools; instances are used again for other episodes, nobody closes them, and nobody tells them that an episode is
+over. A fault gives no reward at all: ``get_reward`` returns None, which TRL counts as a completion that cannot be scored.
+"""
+
+import asyncio
+import contextlib
+import inspect
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentenv.core.env import Env
+from agentenv.core.tools import Tool
+from agentenv.core.types import Task, ToolStatus
+from agentenv.errors import AgentEnvError, EpisodeOver, Fault, MissingExtra
+from agentenv.serving.rows import Row, rows
+from agentenv.serving.toolbox import instructions, play, shown, toolbox
+
+
+class ToolFailed(AgentEnvError, RuntimeError):
+    """A call that did not succeed; TRL shows its words to the policy and counts it."""
+
+
+@dataclass(frozen=True)
+class TRLSpec:
+    """What the trainer's arguments of the same names take."""
+
+    train_dataset: Any
+    environment_factory: "Factory"
+    reward_funcs: None = None
+    """None: the environment gives the reward."""
+
+
+def to_trl(env: str, *, tasks: Iterable[Task] = (), seeds: Iterable[int] = (), **arguments: Any) -> TRLSpec:
+    """An environment with its data set, for TRL.
+
+    Args:
+        env: A registered id, or ``remote:URL``.
+        tasks: Questions to pose, one row each.
+        seeds: Seeds of episodes whose tasks the environment draws itself, where no tasks are given.
+        **arguments: Of the environment's class, as JSON has them.
+
+    Raises:
+        MissingExtra: datasets is not installed.
+        ConfigurationError: neither tasks nor seeds.
+    """
+    try:
+        from datasets import Dataset
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of("datasets", "interop") from error
+    prompt = [{"role": "user", "content": ""}]  # to which TRL appends what reset() returns
+    table = [{"prompt": prompt, **row} for row in rows(env, tasks=tasks, seeds=seeds, **arguments)]
+    return TRLSpec(Dataset.from_list(table), Factory(env, arguments))
+
+
+class Factory:
+    """Makes instances of one class; picklable, as AsyncGRPO's worker process needs it.
+
+    Args:
+        env: A registered id, or ``remote:URL``.
+        arguments: Of the environment's class.
+    """
+
+    def __init__(self, env: str, arguments: Mapping[str, Any]) -> None:
+        self._row = Row(env=env, arguments=dict(arguments))
+        self._class: type | None = None
+
+    def __call__(self) -> Any:
+        """Another instance, always of the same class."""
+        env = self._row.make()
+        if self._class is None:
+            tools = {name: _method(tool) for name, tool in toolbox(env).items()}
+            name = self._row.env.rpartition("/")[2].partition("-v")[0] or "Remote"
+            self._class = type(name, (_Played,), tools)
+        return self._class(env)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_row": self._row, "_class": None}
+
+
+class _Played:
+    """What TRL holds: one episode after the other in one environment."""
+
+    def __init__(self, env: Env[Any]) -> None:
+        self._env = env
+        self._reward: float | None = None
+        self._turn = asyncio.Lock()  # TRL runs the calls of one turn at once
+
+    def reset(self, **row: Any) -> str:
+        """Begins the episode of a row; returns what the policy is told."""
+        episode = Row.read({"env": "", **row})
+        self._reward = None  # where the reset itself fails there is no reward either
+        observation, _ = self._env.reset(seed=episode.seed, options=episode.options())
+        self._reward = 0.0
+        return instructions(self._env, "".join(message.text for message in observation))
+
+    def get_reward(self) -> float | None:
+        """The sum of the episode's rewards; None where a fault ended it."""
+        return self._reward
+
+    async def _call(self, name: str, arguments: dict[str, Any]) -> str:
+        async with self._turn:
+            if self._reward is None:
+                raise EpisodeOver("a fault has ended this episode")
+            reward, self._reward = (
+                self._reward,
+                None,
+            )  # whatever goes wrong from here on that is not the policy's
+            try:
+                step = await play(self._env, name, arguments)
+                reward += step.reward
+            except AgentEnvError as error:
+                if isinstance(error, Fault):
+                    raise
+                self._reward = reward
+                raise
+            self._reward = reward
+        text = shown(self._env, step)
+        if any(result.status is not ToolStatus.OK for result in step.info["tool_results"]):
+            raise ToolFailed(text)
+        return text
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self._env.close()
+
+
+def _method(tool: Tool) -> Callable[..., Any]:
+    """A method that TRL reads as this tool: its name, annotations and docstring."""
+
+    async def method(self: _Played, **arguments: Any) -> str:
+        return await self._call(tool.name, arguments)
+
+    parameters = list(inspect.signature(tool.function).parameters.values())[tool.takes_self :]
+    hints = typing.get_type_hints(tool.function, include_extras=True)
+    me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    typed = [parameter.replace(annotation=hints[parameter.name]) for parameter in parameters]
+    named = {parameter.name: hints[parameter.name] for parameter in parameters}
+    vars(method).update(__signature__=inspect.Signature([me, *typed], return_annotation=str))
+    method.__name__ = method.__qualname__ = tool.name
+    method.__annotations__ = {**named, "return": str}
+    method.__doc__ = inspect.getdoc(tool.function)
+    return method

@@ -1,0 +1,99 @@
+"""verifiers (v1): environments of ours as a taskset and the environment that plays it.
+
+Put two lines into a module of your own, whose name is then the taskset's id::
+
+    from agentenv.serving.verifiers import AgentenvEnv, AgentenvTaskset
+    __all__ = ["AgentenvEnv", "AgentenvTaskset"]
+
+The environment answers each reply of the policy, as an interaction turn by turn; the rewards of all turns are summed onto
+the trace. A fault fails the episode (verifiers retries it where told to) and leaves no reward.
+"""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import Field
+
+from agentenv.core.types import Observation, Step
+from agentenv.errors import MissingExtra
+from agentenv.serving.rows import Row
+
+__all__ = ["AgentenvEnv", "AgentenvTaskset"]  # noqa: F822  # made on demand: verifiers is optional
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return _classes()[name]
+    raise AttributeError(name)
+
+
+def _text(observation: Observation) -> str:
+    return "".join(message.text for message in observation)
+
+
+@functools.cache
+def _classes() -> dict[str, type]:
+    try:
+        import verifiers.v1 as vf
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of("verifiers", "verifiers") from error
+
+    class AgentenvData(vf.TaskData):  # type: ignore[misc,unused-ignore]
+        row: Row
+        """The episode; the prompt is the environment's to give."""
+
+    class AgentenvTask(vf.Task[AgentenvData]):  # type: ignore[misc,unused-ignore]
+        """One episode."""
+
+    class AgentenvConfig(vf.TasksetConfig):  # type: ignore[misc,unused-ignore]
+        env: str
+        """A registered id, or ``remote:URL``."""
+        arguments: dict[str, Any] = Field(default_factory=dict)
+        """Of the environment's class."""
+        seeds: list[int] = Field(default_factory=lambda: [0])
+        """One episode a seed, where no tasks are given."""
+        tasks: list[dict[str, Any]] = Field(default_factory=list)
+        """Questions to pose: id, question, answers, split, data."""
+
+    class AgentenvTaskset(vf.Taskset[AgentenvTask, AgentenvConfig]):  # type: ignore[misc,unused-ignore]
+        """Episodes of an environment of agentenv."""
+
+        def load(self) -> Iterator[AgentenvTask]:
+            """One task an episode."""
+            config = self.config
+            posed = [{"task": task} for task in config.tasks] or [{"seed": seed} for seed in config.seeds]
+            for number, fields in enumerate(posed):
+                row = Row.read({"env": config.env, "arguments": config.arguments, **fields})
+                data = AgentenvData(name=f"{config.env}#{number}", prompt=None, row=row)
+                yield AgentenvTask(data, config.task)
+
+    class AgentenvEnvConfig(vf.EnvConfig):  # type: ignore[misc,unused-ignore]
+        player: vf.AgentConfig = vf.AgentConfig()
+        """Who plays."""
+
+    class AgentenvEnv(vf.Env[AgentenvEnvConfig]):  # type: ignore[misc,unused-ignore]
+        """Answers each reply of the player."""
+
+        async def run(self, task: Any, agents: Any) -> None:
+            """Plays one episode; a fault of the environment is raised, so that the trace has no reward."""
+            env = task.data.row.make()
+            try:
+                opening, _ = await env.areset(seed=task.data.row.seed, options=task.data.row.options())
+                steps: list[Step] = []
+                async with agents.player.interaction(task) as interaction:
+                    segment = await interaction.turn(_text(opening))
+                    while not segment.terminated:
+                        steps.append(await env.astep(segment.last_reply))
+                        if steps[-1].terminated or steps[-1].truncated:
+                            interaction.trace.stop(str(steps[-1].info["end_reason"]))
+                            break
+                        segment = await interaction.turn(_text(steps[-1].observation))
+                    trace = interaction.trace
+                trace.record_reward("agentenv", sum(step.reward for step in steps))
+                trace.record_metric("turns", len(steps))
+                trace.record_metric("invalid_turns", sum(not step.info["valid"] for step in steps))
+            finally:
+                env.close()
+
+    return {"AgentenvEnv": AgentenvEnv, "AgentenvTaskset": AgentenvTaskset}

@@ -1,0 +1,135 @@
+"""verl: an environment of ours as an agent loop, token ids in and out.
+
+The configuration of the rollout names the loop, ``{name: agentenv, _target_: agentenv.serving.verl.AgentenvLoop}``, in the
+file of ``agent_loop_config_path``; each row of the data set has ``agent_name="agentenv"`` and the columns of `rows.rows` in
+``extra_info``. What the policy sampled is never encoded again: verl's own token builder appends the observations.
+
+A fault is played again, up to three times, and then raised: verl has no mark for a sample without a reward.
+"""
+
+import functools
+import logging
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentenv.core.env import Env
+from agentenv.core.types import Step
+from agentenv.errors import Fault, MissingExtra
+from agentenv.serving.rows import Row, as_messages
+
+TRIES = 3
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Record:
+    """The tokens of an episode so far."""
+
+    messages: list[dict[str, Any]]
+    ids: list[int]
+    mask: list[int] = field(default_factory=list)
+    logprobs: list[float] | None = None
+    rewards: list[float] = field(default_factory=list)
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "AgentenvLoop":
+        return _loop()
+    raise AttributeError(name)
+
+
+@functools.cache
+def _loop() -> type:
+    try:
+        from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of(str(error.name), "verl") from error
+
+    class AgentenvLoop(AgentLoopBase):  # type: ignore[misc,unused-ignore]
+        """Plays the episode that the row describes."""
+
+        async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
+            """Plays until the environment ends the episode or the response is as long as it may be.
+
+            Raises:
+                ConfigurationError: the row describes no episode.
+                Fault: the environment broke three times.
+            """
+            episode = Row.read(row.get("extra_info") or {})
+            for tries in range(1, TRIES + 1):
+                env = episode.make()
+                try:
+                    return self._output(*await self._played(env, episode, sampling_params))
+                except Fault as error:
+                    _log.warning("try %d of %d ended in a fault: %s", tries, TRIES, error)
+                    if tries == TRIES:
+                        raise
+                finally:
+                    env.close()
+            raise AssertionError("unreachable")
+
+        async def _played(
+            self, env: Env[Any], episode: Row, sampling_params: dict[str, Any]
+        ) -> tuple[_Record, Step | None]:
+            opening, _ = await env.areset(seed=episode.seed, options=episode.options())
+            messages = as_messages(opening)
+            record = _Record(messages, await self.ct_build_initial_tokens(messages))
+            request, room, step = uuid.uuid4().hex, self.rollout_config.response_length, None
+            while len(record.mask) < room:
+                text = await self._sampled(record, request, sampling_params)
+                step = await env.astep(text)
+                record.rewards.append(float(step.reward))
+                if step.terminated or step.truncated:
+                    break
+                await self._observed(record, text, step)
+            return record, step
+
+        async def _sampled(self, record: _Record, request: str, sampling_params: dict[str, Any]) -> str:
+            """Appends what the policy says and returns it as text."""
+            sampled = await self.server_manager.generate(
+                request_id=request, prompt_ids=record.ids, sampling_params=sampling_params
+            )
+            before = record.logprobs if record.mask else ([] if sampled.log_probs else None)
+            merged, record.mask, record.logprobs = await self.ct_merge_assistant_token(
+                record.ids,
+                sampled.token_ids,
+                record.mask,
+                before,
+                assistant_logprobs=sampled.log_probs or None,
+            )
+            record.ids, record.fields = list(merged.token_ids), dict(sampled.extra_fields)
+            return str(self.tokenizer.decode(sampled.token_ids, skip_special_tokens=True))
+
+        async def _observed(self, record: _Record, text: str, step: Step) -> None:
+            """Appends what the environment says, with mask 0."""
+            said = [*record.messages, {"role": "assistant", "content": text}]
+            updated = said + as_messages(step.observation)
+            merged, record.mask, record.logprobs = await self.ct_merge_context_msg(
+                said, updated, record.ids, record.mask, record.logprobs
+            )
+            record.ids, record.messages = list(merged.token_ids), updated
+
+        def _output(self, record: _Record, step: Step | None) -> AgentLoopOutput:
+            room, info = self.rollout_config.response_length, step.info if step else {}
+            start = len(record.ids) - len(record.mask)
+            return AgentLoopOutput(
+                prompt_ids=record.ids[:start],
+                response_ids=record.ids[start:][:room],
+                response_mask=record.mask[:room],
+                response_logprobs=record.logprobs[:room] if record.logprobs else None,
+                reward_score=sum(record.rewards),
+                num_turns=2 * len(record.rewards),
+                metrics={},
+                extra_fields={
+                    **record.fields,
+                    "turn_scores": record.rewards,
+                    "tool_rewards": [],
+                    "end_reason": str(info.get("end_reason", "token_limit")),
+                },
+            )
+
+    AgentenvLoop.__qualname__ = "AgentenvLoop"  # by which verl finds it again
+    found: type = register("agentenv")(AgentenvLoop)
+    return found

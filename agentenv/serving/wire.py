@@ -1,0 +1,268 @@
+"""What travels between an environment's server and its callers: OpenEnv's WebSocket frames, and ours beside them.
+
+A frame is ``{"type": ..., "data": {...}}``. OpenEnv's types are ``reset``, ``step``, ``state``, ``mcp`` and ``close``;
+the answers are ``observation``, ``state``, ``mcp`` and ``error``. Time travel and the rest of our contract go under the
+one further type ``agentenv``, which a plain client never sends. Everything that OpenEnv has no field for stands in
+``metadata``: ``terminated``, ``truncated``, ``anchor_key`` and the whole ``info``.
+"""
+
+import base64
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, Literal, NoReturn
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+import agentenv.errors
+from agentenv.core.types import (
+    EndReason,
+    Info,
+    Message,
+    Observation,
+    Part,
+    Step,
+    Task,
+    ToolResult,
+    ToolStatus,
+)
+from agentenv.errors import AgentEnvError, ConfigurationError, EnvFault, Fault
+
+VERSION = "v1"
+TOKEN_VARIABLE = "AGENTENV_SERVE_TOKEN"
+"""Environment variable with the bearer token that server and client share."""
+
+INVALID_JSON, UNKNOWN_TYPE, VALIDATION_ERROR = "INVALID_JSON", "UNKNOWN_TYPE", "VALIDATION_ERROR"
+EXECUTION_ERROR, CAPACITY_REACHED = "EXECUTION_ERROR", "CAPACITY_REACHED"
+FACTORY_ERROR, SESSION_ERROR = "FACTORY_ERROR", "SESSION_ERROR"
+
+
+class Frame(BaseModel):
+    """One message from a caller."""
+
+    type: str
+    data: dict[str, Any] = {}
+
+
+class ResetData(BaseModel):
+    """Data of ``reset``. What other environments take and we do not know is ignored, as OpenEnv's server does."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    seed: int | None = Field(None, ge=0)
+    """Seed of the episode; null goes on with the session's generator."""
+    episode_id: str | None = None
+    """Name of the episode in ``state``; null makes one."""
+    options: dict[str, Any] | None = None
+    """The environment's own; a ``task`` in it has ``id``, ``question``, ``answers``, ``split`` and ``data``."""
+
+
+class ActionData(BaseModel):
+    """Data of ``step``: one required field, so that a client may send plain text as the action."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    text: str
+    """What the policy wrote."""
+    metadata: dict[str, Any] = {}
+    """OpenEnv's; not read."""
+
+    @field_validator("text", mode="before")
+    @classmethod
+    def _as_written(cls, text: Any) -> Any:
+        """Some callers parse what a policy wrote, so that ``42`` arrives as a number."""
+        return text if isinstance(text, str) or text is None else json.dumps(text)
+
+
+class ObservationData(BaseModel):
+    """What an observation holds; for the schema that clients ask for."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    text: str
+    """The messages' texts, one after the other."""
+    messages: list[dict[str, Any]]
+    """``role`` and ``content``: a string, or parts of type text or image (base64)."""
+
+
+class ExtensionData(BaseModel):
+    """Data of ``agentenv``: our verbs beside OpenEnv's."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    verb: Literal["snapshot", "restore", "release", "fork", "attach", "expert", "render"]
+    id: str = ""
+
+
+def read_json(text: str) -> Any:
+    """Parses ``text``.
+
+    Raises:
+        ValueError: it is no JSON, holds NaN or infinity, or nests too deeply.
+    """
+
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(f"{constant} is no JSON")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def frame(type: str, data: Mapping[str, Any]) -> str:
+    """A message as text; characters beyond ASCII are escaped, so that half a surrogate pair travels too."""
+    return json.dumps({"type": type, "data": data}, allow_nan=False)
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON has it: records become objects, tuples lists.
+
+    Raises:
+        EnvFault: NaN, infinity or an object that JSON has no form for; null in its place would read as no reward.
+    """
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return float(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if not isinstance(value, float) and callable(item := getattr(value, "item", None)):  # a scalar of numpy
+        return plain(item())
+    raise EnvFault(f"{value!r:.80} of type {type(value).__name__} cannot be sent over the wire")
+
+
+def observation_out(observation: Observation) -> dict[str, Any]:
+    """An observation as it is sent."""
+    messages = [{"role": message.role, "content": _content_out(message.content)} for message in observation]
+    return {"text": "".join(message.text for message in observation), "messages": messages}
+
+
+def observation_in(data: Any) -> Observation:
+    """An observation as it was before it was sent."""
+    return tuple(Message(entry["role"], _content_in(entry["content"])) for entry in data["messages"])
+
+
+def _content_out(content: str | tuple[Part, ...]) -> Any:
+    if isinstance(content, str):
+        return content
+    return [
+        {"type": "text", "text": part.text}
+        if part.kind == "text"
+        else {"type": "image", "image": base64.b64encode(part.image).decode()}
+        for part in content
+    ]
+
+
+def _content_in(content: Any) -> str | tuple[Part, ...]:
+    if isinstance(content, str):
+        return content
+    return tuple(
+        Part("text", part["text"])
+        if part["type"] == "text"
+        else Part("image", image=base64.b64decode(part["image"]))
+        for part in content
+    )
+
+
+def opening_out(observation: Observation, info: Info, anchor_key: str | None) -> dict[str, Any]:
+    """The answer to ``reset``; it has no reward."""
+    metadata = {"terminated": False, "truncated": False, "anchor_key": anchor_key, "info": plain(info)}
+    return {
+        "observation": observation_out(observation),
+        "reward": None,
+        "done": False,
+        "metadata": metadata,
+    }
+
+
+def step_out(step: Step, anchor_key: str | None) -> dict[str, Any]:
+    """The answer to ``step``.
+
+    Raises:
+        EnvFault: the reward is no finite number, or ``info`` cannot be sent.
+    """
+    data = opening_out(step.observation, step.info, anchor_key)
+    ends = {"terminated": bool(step.terminated), "truncated": bool(step.truncated)}
+    data["metadata"] |= ends
+    return data | {"reward": plain(float(step.reward)), "done": any(ends.values())}
+
+
+def info_in(data: Any) -> Info:
+    """``info`` with its typed entries: ``end_reason`` and ``tool_results``."""
+    info = dict(data)
+    if "end_reason" in info:
+        info["end_reason"] = EndReason(info["end_reason"])
+    if "tool_results" in info:
+        entries = ({**entry, "status": ToolStatus(entry["status"])} for entry in info["tool_results"])
+        info["tool_results"] = tuple(ToolResult(**entry) for entry in entries)
+    return info
+
+
+def step_in(data: Any) -> Step:
+    """A step as it was before it was sent."""
+    metadata = data["metadata"]
+    return Step(
+        observation_in(data["observation"]),
+        float(data["reward"]),
+        metadata["terminated"],
+        metadata["truncated"],
+        info_in(metadata["info"]),
+    )
+
+
+def options_out(options: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Options of ``reset`` as they are sent.
+
+    Raises:
+        ConfigurationError: one cannot be sent.
+    """
+    try:
+        return None if options is None else {name: plain(value) for name, value in options.items()}
+    except EnvFault as error:
+        raise ConfigurationError(f"options of reset: {error}") from error
+
+
+def options_in(options: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Options of ``reset`` as an environment takes them: a ``task`` is a `Task`.
+
+    Raises:
+        ConfigurationError: the task has other fields than a task has.
+    """
+    if options is None or not isinstance(given := options.get("task"), Mapping):
+        return None if options is None else dict(options)
+    try:
+        answers = given.get("answers", ())
+        fields = {
+            "id": given.get("question"),
+            **given,
+            "answers": tuple([answers] if isinstance(answers, str) else answers),
+        }
+        return {**options, "task": Task(**fields)}
+    except TypeError as error:
+        raise ConfigurationError(f"options.task is no task: {error}") from error
+
+
+def error_out(error: Exception, code: str = EXECUTION_ERROR) -> dict[str, Any]:
+    """A failure as it is sent: what went wrong, which error it is, and whether it is ours and no reward."""
+    ours = isinstance(error, Fault) or not isinstance(error, AgentEnvError)
+    said = str(error) if isinstance(error, AgentEnvError) else f"{type(error).__name__}: {error}"
+    kind = getattr(error, "kind", type(error).__name__)  # a refusal says of what kind it is
+    return {"message": said, "code": code, "kind": kind, "fault": ours}
+
+
+def error_in(data: Mapping[str, Any], sender: str) -> AgentEnvError:
+    """The error that a server sent, as the class it was; one that we do not know is an `EnvFault`."""
+    kind = getattr(agentenv.errors, str(data.get("kind", "")), None)
+    said = str(data.get("message", "an error without a message"))
+    if isinstance(kind, type) and issubclass(kind, AgentEnvError) and data.get("code") == EXECUTION_ERROR:
+        return kind(said)
+    return EnvFault(f"{sender} says {data.get('code')}: {said}")

@@ -1,0 +1,75 @@
+"""Our environments in the released SkyRL-gym, through its own registry."""
+
+from typing import Any
+
+import pytest
+
+from agentenv.core.types import Task
+from agentenv.errors import ConfigurationError, EpisodeOver, RetrieverFault
+from agentenv.serving.rows import rows
+
+skyrl_gym = pytest.importorskip("skyrl_gym", reason="skyrl-gym is not installed; .ci/peers tests against it")
+
+from agentenv.serving.skyrl import register  # noqa: E402
+
+CALL = '<tool_call>{"name": "calculate", "arguments": {"expression": "20 * 3"}}</tool_call>'
+
+
+def made(**extras: Any) -> Any:
+    register()
+    register()
+    (row,) = rows("agentenv/Calculator-v0", tasks=[Task("t", "20 * 3", ("60",))])
+    return skyrl_gym.make("agentenv", env_config={}, extras={**row, **extras})
+
+
+def test_an_episode() -> None:
+    with made() as env:
+        assert isinstance(env, skyrl_gym.Env)
+        messages, info = env.init([{"role": "user", "content": "of the data set"}])
+        assert [message["role"] for message in messages] == ["user"]
+        assert "what is 20 * 3?" in messages[0]["content"]
+        assert info == {"task_id": "t"}
+        first = env.step(CALL)
+        assert set(first) == {"observations", "reward", "done", "metadata", "postprocessed_action"}
+        assert (first["reward"], first["done"]) == (0.0, False)
+        assert first["observations"] == [
+            {"role": "user", "content": "\n<tool_response>\n60\n</tool_response>\n"}
+        ]
+        last = env.step("60")
+        assert (last["observations"], last["reward"], last["done"]) == ([], 1.0, True)
+        assert last["metadata"]["end_reason"] == "answered"
+        assert env.get_metrics() == {"turns": 2, "invalid_turns": 0, "truncated": 0.0}
+        assert env.aggregate_metrics([env.get_metrics()])["turns"] == 2
+        with pytest.raises(EpisodeOver):
+            env.step("60")
+        env.init([])
+        assert env.get_metrics()["turns"] == 0
+
+
+def test_skyrls_bound_of_turns_ends_an_episode() -> None:
+    with made(max_turns=1) as env:
+        env.init([])
+        step = env.step(CALL)
+        assert (step["done"], step["metadata"]["truncated"], step["metadata"]["terminated"]) == (
+            True,
+            True,
+            False,
+        )
+
+
+def test_a_fault_is_raised_and_not_a_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+    with made() as env:
+        env.init([])
+
+        def broken(action: str) -> Any:
+            raise RetrieverFault("the index is gone")
+
+        monkeypatch.setattr(env._env, "step", broken)
+        with pytest.raises(RetrieverFault):
+            env.step("60")
+
+
+def test_a_row_without_an_episode_is_refused() -> None:
+    register()
+    with pytest.raises(ConfigurationError, match="env: Field required"):
+        skyrl_gym.make("agentenv", env_config={}, extras={"max_turns": 3})

@@ -1,0 +1,222 @@
+"""`RemoteEnv`: it passes the contract of a local environment, and whatever breaks on the way is a typed fault."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pytest
+
+for module in ("fastapi", "uvicorn", "orjson", "prometheus_client", "websockets"):
+    pytest.importorskip(module, reason=f"{module} is not installed")
+
+import agentenv  # noqa: E402
+from agentenv.cli.main import main  # noqa: E402
+from agentenv.core.contract import EnvContract  # noqa: E402
+from agentenv.core.env import Env  # noqa: E402
+from agentenv.core.types import Task  # noqa: E402
+from agentenv.errors import (  # noqa: E402
+    ConfigurationError,
+    EnvFault,
+    RetrieverFault,
+    SnapshotError,
+)
+from agentenv.serving.remote import Patience, RemoteEnv  # noqa: E402
+
+WAIT_S = 60.0
+QUICK = Patience(call_s=WAIT_S, place_s=0.0, pause_s=0.01)
+
+
+class Process:
+    """`agentenv serve` in a process of its own."""
+
+    def __init__(self, *words: str) -> None:
+        command = [sys.executable, "-m", "agentenv.cli.main", "serve", *words, "--port", "0", "--json"]
+        self.child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.child.stderr is not None
+        line = self.child.stderr.readline()
+        assert line.startswith("serving agentenv/"), line + self.child.stderr.read()
+        self.url = line.split()[-1]
+
+    def end(self, how: int = signal.SIGTERM) -> int:
+        """Ends it and returns its exit code."""
+        self.child.send_signal(how)
+        self.child.communicate(timeout=WAIT_S)
+        return self.child.returncode
+
+
+@pytest.fixture(scope="module")
+def calculator() -> Iterator[str]:
+    """The address of a server of the calculator that hands out its expert."""
+    process = Process("agentenv/Calculator-v0", "--expert")
+    try:
+        yield process.url
+    finally:
+        assert process.end() == 0
+
+
+class TestCalculatorAfar(EnvContract):
+    """The contract suite, over the wire."""
+
+    url: ClassVar[str]
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def served(cls, calculator: str) -> None:
+        cls.url = calculator
+
+    def make(self) -> Env[Any]:
+        return agentenv.make(f"remote:{self.url}")
+
+
+def test_a_remote_episode_is_the_local_one(calculator: str) -> None:
+    local, remote = agentenv.make("agentenv/Calculator-v0"), agentenv.make(f"remote:{calculator}/")
+    options = {"task": Task("t", "1 + 1", ("2",), data={"hops": 1})}
+    for seed, given in ((5, None), (6, options)):
+        assert local.reset(seed=seed, options=given) == remote.reset(seed=seed, options=given)
+        actions = local.expert()
+        assert actions == remote.expert()
+        assert actions is not None
+        for action in ("nothing of use <tool_call>{", *actions):
+            assert local.step(action) == remote.step(action)
+            assert (local.anchor_key(), local.render()) == (remote.anchor_key(), remote.render())
+    for name in ("capability", "reward_floor", "reward_ceiling", "call_markers"):
+        assert getattr(local, name) == getattr(remote, name)
+    remote.close()
+
+
+def test_one_environment_is_stepped_from_many_loops_and_threads(calculator: str) -> None:
+    env = agentenv.make(f"remote:{calculator}")
+    asyncio.run(env.areset(seed=1))
+    first = asyncio.run(
+        env.astep('<tool_call>{"name": "calculate", "arguments": {"expression": "1"}}</tool_call>')
+    )
+    assert first.info["turn"] == 1
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(env.step("7")))
+    thread.start()
+    thread.join(WAIT_S)
+    assert found[0].terminated
+    env.close()
+
+
+def test_check_takes_a_remote_environment(calculator: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "remote:http://127.0.0.1:9", "--json"]) == 1
+    assert "no environment is served at 'http://127.0.0.1:9'" in capsys.readouterr().err
+
+
+def test_errors_keep_their_class(serving: Any, house: Any) -> None:
+    with serving(lambda: house) as served:
+        env = RemoteEnv(served.url, patience=QUICK)
+        env.reset()
+        for action, kind in (("fault", RetrieverFault), ("crash", EnvFault), ("nan", EnvFault)):
+            with pytest.raises(kind):
+                env.step(action)
+        with pytest.raises(ConfigurationError, match="cannot be sent"):
+            env.reset(options={"what": object()})
+        env.reset()
+        snapshot = env.snapshot()
+        env.close()
+        with pytest.raises(EnvFault, match="is closed"):
+            env.step("a")
+        with pytest.raises(SnapshotError):
+            env.restore(snapshot)
+        snapshot.release()
+        env.reset()
+        assert env.step("a").observation[0].text == "a after 0"
+        env.close()
+
+
+def test_a_full_server_is_waited_for(serving: Any, house: Any) -> None:
+    with serving(lambda: house, sessions=1, wait_s=0.05) as served:
+        first = RemoteEnv(served.url, patience=QUICK)
+        first.reset()
+        second = RemoteEnv(served.url, patience=QUICK)
+        with pytest.raises(EnvFault, match="had no place"):
+            second.reset()
+        patient = RemoteEnv(served.url, patience=Patience(place_s=WAIT_S, pause_s=0.01))
+        threading.Timer(0.3, first.close).start()
+        assert patient.reset()[0]
+        with pytest.raises(SnapshotError, match="places are taken"):
+            patient.fork()
+        assert patient.step("a").observation[0].text == "a after 0"
+        patient.close()
+
+
+def test_a_step_that_is_given_up_costs_its_connection_alone(serving: Any, house: Any) -> None:
+    async def hurried(env: Env[Any]) -> None:
+        async with asyncio.timeout(0.3):
+            await env.astep("wait")
+
+    with serving(lambda: house) as served:
+        env = RemoteEnv(served.url, patience=QUICK)
+        env.reset()
+        with pytest.raises(TimeoutError):
+            asyncio.run(hurried(env))
+        house.shared.opened.set()
+        with pytest.raises(EnvFault, match="is closed"):
+            env.step("a")
+        env.reset()
+        assert env.step("a").observation[0].text == "a after 0"
+        env.close()
+
+
+def test_a_late_answer_is_a_fault(serving: Any, house: Any) -> None:
+    with serving(lambda: house) as served:
+        env = RemoteEnv(served.url, patience=Patience(call_s=0.3))
+        env.reset()
+        with pytest.raises(EnvFault, match=r"no answer within 0\.3 s"):
+            env.step("wait")
+        house.shared.opened.set()
+
+
+def test_a_server_that_is_killed_is_a_fault() -> None:
+    process = Process("agentenv/Calculator-v0")
+    env = RemoteEnv(process.url, patience=QUICK)
+    env.reset(seed=0)
+    process.end(signal.SIGKILL)
+    with pytest.raises(EnvFault):
+        env.step("1")
+    with pytest.raises(EnvFault):
+        env.reset(seed=0)
+    env.close()
+
+
+def test_the_token_is_sent(serving: Any, house: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(lambda: house, token="secret") as served:
+        with pytest.raises(ConfigurationError, match="wants a bearer token"):
+            RemoteEnv(served.url)
+        monkeypatch.setenv("AGENTENV_SERVE_TOKEN", "secret")
+        env = RemoteEnv(served.url, patience=QUICK)
+        env.reset()
+        env.close()
+        monkeypatch.delenv("AGENTENV_SERVE_TOKEN")
+        with pytest.raises(ConfigurationError, match="wants a bearer token"):
+            env.reset()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["agentenv/Calculater-v0"], "Did you mean 'agentenv/Calculator-v0'?"),
+        (["agentenv/Calculator-v0", "--sessions", "0"], "--sessions is at least 1"),
+        (["agentenv/Calculator-v0", "--set", "colour"], "--set takes NAME=VALUE, not 'colour'"),
+        (
+            ["agentenv/Calculator-v0", "--port", "0", "--set", "colour=red"],
+            "cannot be made with --set colour=red",
+        ),
+    ],
+)
+def test_what_cannot_be_served_is_one_sentence(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", *words]) == 1
+    assert sentence in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--help"]) == 0
+    assert "agentenv serve agentenv/Calculator-v0 --port 8100" in " ".join(capsys.readouterr().out.split())
