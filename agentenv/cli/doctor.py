@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import agentenv
+from agentenv.envs.browser.driver import find_chromium
 from agentenv.errors import AgentEnvError
 from agentenv.sandbox.selftest import probe
 from agentenv.sandbox.spec import BACKENDS, make_executor
 
 DISTRIBUTION = "agentenv-suite"
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "chrome")
 TIMEOUT_S = 10.0  # for one program that we ask
 
 
@@ -146,9 +146,8 @@ def minilm_finding() -> Finding:
 
 def chromium_finding() -> Finding:
     """Whether a browser for graphical environments is installed."""
-    for name in CHROMIUM:
-        if shutil.which(name):
-            return program_finding(name, [name, "--version"])
+    if (path := find_chromium()) is not None:
+        return program_finding(path, [path, "--version"])
     return Finding(False, "not installed", "needed by graphical environments only")
 
 

@@ -4,13 +4,13 @@ Needs playwright's Python package and a Chromium of the system; skipped, with th
 """
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentenv.envs.browser.driver import find_chromium
 from agentenv.evaluation.diagnosis import cause_of
 from agentenv.evaluation.records import Record, read_evaluation
 from agentenv.evaluation.report import write_report
@@ -20,7 +20,7 @@ from agentenv.evaluation.suite import summarize_suite
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright (the extra 'dev')")
 pytest.importorskip("jinja2", reason="needs the extra 'report'")
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+CHROMIUM = find_chromium()
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",

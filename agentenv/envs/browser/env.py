@@ -1,0 +1,291 @@
+"""``agentenv/Browser-v0``: a real Chromium, MiniWoB pages or any local page, and no network.
+
+Every episode has a browser context of its own, a seeded clock and seeded randomness; a step ends when the page rests and
+not after a pause. What the page says (errors, dialogs, refused actions, stopped requests) is told to the policy; what
+breaks under us is a fault. A snapshot is the episode's history, and going back plays it again.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+
+from agentenv.core.env import AsyncEnv
+from agentenv.core.snapshot import Snapshot
+from agentenv.core.types import (
+    EndReason,
+    Info,
+    Message,
+    Observation,
+    StateCapability,
+    Step,
+    Task,
+    ToolResult,
+    ToolStatus,
+)
+from agentenv.envs.browser.driver import Driver, shared_driver
+from agentenv.envs.browser.experts import EXPERTS, View
+from agentenv.envs.browser.page import Notes
+from agentenv.envs.browser.session import Seen, Session
+from agentenv.envs.browser.sites import Site, Validator, miniwob, miniwob_tasks, page_of
+from agentenv.envs.gui.actions import Action, Kind, action_text, parse_reply
+from agentenv.envs.gui.observation import PROMPT, opening, show
+from agentenv.envs.gui.screen import Screen
+from agentenv.errors import ConfigurationError, DatasetError, EnvFault, SnapshotError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+T = TypeVar("T")
+
+KINDS = (
+    Kind.CLICK,
+    Kind.DOUBLE_CLICK,
+    Kind.LONG_PRESS,
+    Kind.HOVER,
+    Kind.DRAG,
+    Kind.TYPE,
+    Kind.SELECT,
+    Kind.KEY,
+    Kind.SCROLL,
+    Kind.WAIT,
+    Kind.ANSWER,
+    Kind.TERMINATE,
+)
+"""What can be done to a page: no script is evaluated and no address entered."""
+STOPPED = {"navigation": "NavigationBlocked", "network": "NetworkBlocked", "popup": "PopupBlocked"}
+SENTENCES = {
+    "error": "The page reports an error: {}",
+    "alert": "The page says: {}",
+    "confirm": "The page asks, and OK is chosen: {}",
+    "prompt": "The page asks for a text and keeps its own: {}",
+    "navigation": "The way to {} is closed.",
+    "network": "There is no network for {}.",
+    "popup": "{} is not opened.",
+}
+
+
+@dataclass
+class BrowserState:
+    """All that changes within an episode."""
+
+    task: Task
+    goal: str
+    seed: int
+    session: Session
+    seen: Seen
+    answers: tuple[str, ...] = ()
+    turns: int = 0
+
+
+class Browser(AsyncEnv[BrowserState]):
+    """Look, act, and be done when the page or the validator says so."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 2}  # type: ignore[misc]
+    capability: ClassVar[StateCapability] = StateCapability.REPLAY
+    no_expert: ClassVar[str] = "not every page has an expert; EXPERTS lists those that do"
+
+    def __init__(
+        self,
+        *,
+        tasks: Sequence[Task] | None = None,
+        site: Site | None = None,
+        validator: Validator | None = None,
+        tree: bool = True,
+        pixels: bool = False,
+        max_steps: int = 20,
+        prompt: str = PROMPT,
+        driver: Driver | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        """Builds an environment over tasks.
+
+        Args:
+            tasks: Tasks with ``data["page"]``, a file of the site; None takes all of MiniWoB that is not played against the
+                clock.
+            site: The folder of the pages; None takes MiniWoB.
+            validator: Gives the reward of a page that gives none itself; asked after every action.
+            tree: Whether the policy sees the UI tree.
+            pixels: Whether it sees the screen's image.
+            max_steps: Actions before the episode is cut.
+            prompt: Opening message; must hold ``{goal}``; ``{actions}`` and ``{example}`` are filled too.
+            driver: The browser; None takes the one that all environments of this process share.
+            render_mode: ``ansi``, ``rgb_array`` or None.
+
+        Raises:
+            MissingExtra: playwright or miniwob is not installed.
+            ConfigurationError: no Chromium, no ``{goal}`` in the prompt, nothing to see, or nobody who gives the reward.
+        """
+        super().__init__(render_mode=render_mode)
+        if "{goal}" not in prompt or max_steps < 1 or not (tree or pixels):
+            raise ConfigurationError(
+                "the prompt must hold {goal}, max_steps be at least 1, and tree or pixels be true"
+            )
+        self._site = site or miniwob()
+        if not self._site.begin and validator is None:
+            raise ConfigurationError("these pages give no reward themselves; pass a validator")
+        self._tasks = tuple(miniwob_tasks() if tasks is None and site is None else tasks or ())
+        self._validator, self._tree, self._pixels = validator, tree, pixels
+        self._max_steps, self._prompt = max_steps, prompt
+        self._driver = driver or shared_driver()
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """Opens the page of ``options["task"]``, or of a task drawn by the seed.
+
+        Raises:
+            DatasetError: there is no task.
+            ConfigurationError: the task's page does not exist.
+            BrowserFault: the browser does not start or broke.
+        """
+        await super().areset(seed=seed)
+        drawn = self._tasks[int(self.np_random.integers(len(self._tasks)))] if self._tasks else None
+        task: Task | None = (options or {}).get("task") or drawn
+        if task is None:
+            raise DatasetError("this environment was given no task")
+        address, page_seed = page_of(self._site, task), int(self.np_random.integers(2**31))
+        if (state := self.__dict__.get("state")) is not None:
+            state.session.drop()
+        session = Session(self._driver, self._site, images=self._pixels)
+        seen = await self._on_driver(session.open(address, page_seed))
+        goal = task.question or seen.goal
+        self.state = BrowserState(task, goal, page_seed, session, seen)
+        pointing = "id" if self._tree else "coordinate"
+        before = opening(goal, KINDS, pointing, self._prompt)
+        return (self._shown(before),), {"task_id": task.id, "goal": goal}
+
+    async def _on_driver(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.wrap_future(self._driver.submit(coroutine))
+
+    def _shown(self, before: str) -> Message:
+        return show(self.screen(), tree=self._tree, pixels=self._pixels, before=before)
+
+    def screen(self) -> Screen:
+        """What is on the screen, with pixels where the policy sees them."""
+        return self.state.seen.screen
+
+    async def astep(self, action: str) -> Step:
+        """Carries out the one action of ``action``.
+
+        Raises:
+            EpisodeOver: the episode has ended or was never reset.
+            BrowserFault: the browser or the page broke.
+        """
+        self.check_running()
+        state = self.state
+        state.turns += 1
+        reply = parse_reply(action, KINDS)
+        if reply.action is None:
+            wrong = ToolResult("none", ToolStatus.FORMAT_ERROR, reply.error, "no action")
+            return self._going_on(reply.error, (wrong,), valid=False)
+        done, notes = reply.action, Notes()
+        if done.kind is Kind.ANSWER:
+            state.answers += (done.text,)
+        elif done.kind is not Kind.TERMINATE:
+            state.seen = await self._on_driver(state.session.act(done))
+            notes = state.seen.notes
+        results = (result_of(done, notes),)
+        if notes.looping:
+            return self.result((), end=EndReason.TIME_LIMIT, truncated=True, tool_results=results)
+        verdict = await self._verdict(notes, ended=done.kind is Kind.TERMINATE)
+        if verdict is not None:
+            return self.result((), reward=verdict, end=EndReason.SUBMITTED, tool_results=results)
+        return self._going_on(results[0].text, results)
+
+    def _going_on(self, told: str, results: tuple[ToolResult, ...], *, valid: bool = True) -> Step:
+        if self.state.turns >= self._max_steps:
+            return self.result(
+                (), end=EndReason.TURN_LIMIT, truncated=True, valid=valid, tool_results=results
+            )
+        before = f"\n{told}\n" if told else "\n"
+        return self.result((self._shown(before),), valid=valid, tool_results=results)
+
+    async def _verdict(self, notes: Notes, *, ended: bool) -> float | None:
+        """The reward, once the task is decided or the policy has ended the episode."""
+        verdict = None if notes.reward is None else min(1.0, max(0.0, notes.reward))
+        if self._validator is not None:
+            facts = await self._on_driver(self.state.session.facts(self.state.answers, ended=ended))
+            verdict = self._validator(facts)
+        return 0.0 if verdict is None and ended else verdict
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Goes back to ``snapshot`` on a new page, by replay.
+
+        Raises:
+            SnapshotError: the snapshot belongs to another environment or was released.
+            ReplayDivergence: the page showed something else than before; the episode is then over.
+            BrowserFault: the browser or the page broke.
+        """
+        try:
+            super().restore(snapshot)
+        except SnapshotError as error:
+            if isinstance(error.__cause__, EnvFault):
+                self._over = True
+                raise error.__cause__ from error
+            raise
+
+    def fork(self, n: int = 1) -> list[Self]:
+        """``n`` twins on pages of their own, brought here by replay.
+
+        Raises:
+            ReplayDivergence: a page showed something else than before.
+            BrowserFault: the browser or a page broke.
+        """
+        try:
+            return super().fork(n)
+        except SnapshotError as error:
+            if isinstance(error.__cause__, EnvFault):
+                raise error.__cause__ from error
+            raise
+
+    def expert(self) -> Sequence[str] | None:
+        """What the page's expert does, found out on a page of its own; None where it has none."""
+        state = self.state
+        expert = EXPERTS.get(state.task.id)
+        if expert is None:
+            return None
+        return [action_text(action, "I go on.") for action in self._driver.submit(self._rehearse()).result()]
+
+    async def _rehearse(self) -> list[Action]:
+        state = self.state
+        session = Session(self._driver, self._site, images=False)
+        played: list[Action] = []
+        try:
+            view = View(await session.open(page_of(self._site, state.task), state.seed))
+            for action in EXPERTS[state.task.id](view):
+                played.append(action)
+                view.seen = await session.act(action)
+                if view.seen.notes.reward is not None or len(played) >= self._max_steps:
+                    break
+        finally:
+            await session.leave()
+        return played
+
+    def render(self) -> "str | NDArray[np.uint8]":
+        """The UI tree, or the picture as uint8[height, width, 3]."""
+        state = self.state
+        if self.render_mode != "rgb_array":
+            return f"{state.goal} [{state.turns} turns]\n{state.seen.screen.as_text()}"
+        import io
+
+        import numpy as np
+        from PIL import Image
+
+        with Image.open(io.BytesIO(self._driver.submit(state.session.screenshot()).result())) as picture:
+            return np.asarray(picture.convert("RGB"), dtype=np.uint8).copy()
+
+
+def result_of(action: Action, notes: Notes) -> ToolResult:
+    """What an action led to, as the policy is told."""
+    told = [notes.refused] if notes.refused else []
+    told += [SENTENCES[kind].format(text) for kind, text in notes.events]
+    kinds = [kind for kind, _ in notes.events]
+    stopped = next((STOPPED[kind] for kind in kinds if kind in STOPPED), "")
+    text = "\n".join(told)
+    if notes.looping:
+        return ToolResult(str(action.kind), ToolStatus.TIMEOUT, text, "DialogLoop")
+    kind = "Refused" if notes.refused else stopped or ("PageError" if "error" in kinds else "")
+    status = ToolStatus.ERROR if kind else ToolStatus.OK
+    return ToolResult(str(action.kind), status, text, kind)

@@ -1,0 +1,373 @@
+"""One episode's page in a browser: opened, acted on, waited for, looked at.
+
+What the page does is told in ``Notes``, for the policy; what breaks under us is a ``BrowserFault``.
+"""
+
+import asyncio
+import base64
+import contextlib
+import functools
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentenv.envs.browser.sites import ORIGIN, Facts, Site
+from agentenv.envs.gui.actions import Action, Kind
+from agentenv.envs.gui.screen import Box, Element, Screen
+from agentenv.errors import BrowserFault
+
+WORLD = "agentenv"
+SETTLE_MS = 3000
+"""Virtual milliseconds after which a page that never rests is looked at all the same."""
+LEAST_MS = 20
+"""Virtual milliseconds that every action takes."""
+MAX_ROUNDS = 20  # of navigations and requests after one action
+DEADLINE_S = 30.0
+WAIT_LIMIT_S = 60.0  # of a wait or a long press, in virtual seconds
+SCROLLED = 0.8  # of what is visible, by one scroll
+DIRECTIONS = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}
+
+
+class Refused(Exception):
+    """The page does not take this action; the sentence is for the policy."""
+
+
+@dataclass
+class Notes:
+    """What happened on the page during one action."""
+
+    events: list[tuple[str, str]] = field(default_factory=list)
+    """Kind (error, alert, confirm, prompt, navigation, network, popup) and text; the last three were stopped."""
+    looping: bool = False
+    """Whether the page opened dialogs without end."""
+    reward: float | None = None
+    """What the page gave, once the task was decided."""
+    refused: str = ""
+    """Why the action could not be carried out; empty where it was."""
+
+
+@functools.cache
+def _script(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+def prelude(site: Site) -> str:
+    """The script that runs first in every document of ``site``."""
+    settings = (
+        f"{{navigates: {json.dumps(site.navigates)}, style: {json.dumps(site.style)}, "
+        f"begin: {site.begin or '() => {}'}}}"
+    )
+    before, _, after = _script("prelude.js").split("/*SITE*/")
+    return before + settings + after
+
+
+def tree(site: Site) -> str:
+    """The script that reads documents of ``site`` from a world of its own."""
+    before, _, after = _script("tree.js").split("/*IGNORED*/")
+    return before + json.dumps(site.ignored) + after
+
+
+class Tab:
+    """A page in a browser context of its own. Every method runs on the driver's event loop."""
+
+    def __init__(self, context: Any, site: Site) -> None:
+        self._context, self.site = context, site
+        self._page: Any = None
+        self._cdp: Any = None
+        self._notes = Notes()
+        self._requests = 0
+        self._loads = 0
+        self._world: tuple[int, int] = (-1, 0)  # the load it belongs to, and its id
+        self._crashed = False
+        self._answered = asyncio.Event()
+
+    @classmethod
+    async def open(cls, browser: Any, site: Site, address: str = "") -> "Tab":
+        """A page in a new context, blank or loaded with ``address``, in which no episode has begun."""
+        context = await browser.new_context(
+            viewport={"width": site.width, "height": site.height},
+            locale="en-US",
+            timezone_id="UTC",
+            reduced_motion="reduce",
+            accept_downloads=False,
+            service_workers="block",
+        )
+        tab = cls(context, site)
+        await context.route("**/*", tab._serve)
+        page = tab._page = await context.new_page()
+        page.on("load", tab._loaded)
+        page.on("crash", tab._crash)
+        context.on("page", tab._popup)
+        tab._cdp = await context.new_cdp_session(page)
+        tab._cdp.on("Runtime.bindingCalled", tab._report)
+        await asyncio.gather(
+            tab._cdp.send("Page.enable"),
+            tab._cdp.send("Runtime.enable"),
+            tab._cdp.send("Runtime.addBinding", {"name": "agentenvReport"}),
+            tab._cdp.send("Page.addScriptToEvaluateOnNewDocument", {"source": prelude(site)}),
+            tab._cdp.send(
+                "Page.addScriptToEvaluateOnNewDocument", {"source": tree(site), "worldName": WORLD}
+            ),
+        )
+        if address:
+            await tab._goto(address)
+            await tab._look("rehearse")  # the first look takes its time
+        return tab
+
+    async def begin(self, address: str, seed: int) -> None:
+        """Begins an episode; ``address`` is loaded first, unless the page waits there."""
+        if not self.site.begin:
+            source = f"agentenv.seeded({seed})"
+            await self._cdp.send("Page.addScriptToEvaluateOnNewDocument", {"source": source})
+        if self._page.url != address:
+            await self._goto(address)
+        self._notes = Notes()
+        await self._settle(first=f"agentenv.begin({seed}), " if self.site.begin else "")
+
+    async def _goto(self, address: str) -> None:
+        await self._page.goto(address, wait_until="load", timeout=DEADLINE_S * 1000)
+
+    # What the browser tells.
+
+    async def _serve(self, route: Any) -> None:
+        url = route.request.url
+        self._requests += 1
+        try:
+            if (found := self.site.read(url)) is not None:
+                await route.fulfill(status=200, body=found[0], headers=found[1])
+            elif url.startswith(ORIGIN + "/"):
+                await route.fulfill(status=404, body="Not found")
+            elif route.request.is_navigation_request() and route.request.frame.parent_frame is None:
+                self._note("navigation", url)
+                await route.fulfill(status=204)
+            else:
+                self._note("network", url)
+                await route.abort("blockedbyclient")
+        except Exception:  # the page was closed meanwhile: nobody waits for the answer
+            return
+        finally:
+            self._requests -= 1
+            self._answered.set()
+
+    def _note(self, kind: str, text: str) -> None:
+        self._notes.events.append((kind, text[:200]))
+
+    def _loaded(self, *_: Any) -> None:
+        self._loads += 1
+        self._answered.set()
+
+    def _crash(self, *_: Any) -> None:
+        self._crashed = True
+        self._answered.set()
+
+    async def _popup(self, page: Any) -> None:
+        if page is not self._page:
+            self._note("popup", "a new window")
+            with contextlib.suppress(Exception):
+                await page.close()
+
+    def _report(self, event: dict[str, Any]) -> None:
+        if self._notes.reward is None:
+            self._notes.reward = float(event["payload"])
+
+    # Acting.
+
+    async def act(self, action: Action) -> Notes:
+        """Carries ``action`` out and waits until the page rests.
+
+        Raises:
+            BrowserFault: the page crashed or did not come to rest within the deadline.
+        """
+        self._notes = Notes()
+        least = LEAST_MS
+        try:
+            least = await self._carry_out(action)
+        except Refused as reason:
+            self._notes.refused = str(reason)
+        await self._settle(least)
+        return self._notes
+
+    async def _carry_out(self, action: Action) -> int:
+        """Does it; the virtual milliseconds that it takes at least.
+
+        Raises:
+            Refused: it cannot be done here.
+        """
+        mouse, keyboard = self._page.mouse, self._page.keyboard
+        match action.kind:
+            case Kind.CLICK:
+                await mouse.click(*await self._place(action.id, action.point))
+            case Kind.DOUBLE_CLICK:
+                await mouse.dblclick(*await self._place(action.id, action.point))
+            case Kind.HOVER:
+                await mouse.move(*await self._place(action.id, action.point))
+            case Kind.LONG_PRESS:
+                await mouse.move(*await self._place(action.id, action.point))
+                await mouse.down()
+                await self._settle(_virtual_ms(action.time))
+                await mouse.up()
+            case Kind.DRAG:
+                await self._drag(action)
+            case Kind.TYPE:
+                await self._type(action)
+            case Kind.KEY:
+                await self._press(keyboard, action.text)
+            case Kind.SELECT:
+                await self._ask("choose", action.id, action.point, action.text)
+            case Kind.SCROLL:
+                dx, dy = (SCROLLED * part for part in DIRECTIONS[action.direction or "down"])
+                middle = (self.site.width / 2, self.site.height / 2)
+                at = None if action.id else action.point or middle
+                await self._ask("scroll", action.id, at, dx, dy)
+            case Kind.WAIT:
+                return _virtual_ms(action.time)
+        return LEAST_MS
+
+    async def _drag(self, action: Action) -> None:
+        mouse = self._page.mouse
+        start, end = await self._place(action.id, action.point), await self._place(action.end_id, action.end)
+        await mouse.move(*start)
+        await mouse.down()
+        await mouse.move(*end, steps=5)
+        await mouse.up()
+
+    async def _type(self, action: Action) -> None:
+        if action.id is not None and not await self._look("focus", action.id):
+            raise Refused(f"There is no element {action.id}.")
+        if action.point is not None:
+            await self._page.mouse.click(*action.point)
+        await self._page.keyboard.type(action.text)
+
+    async def _press(self, keyboard: Any, keys: str) -> None:
+        from playwright.async_api import Error
+
+        try:
+            await keyboard.press(keys)
+        except Error as error:
+            if "Unknown key" not in str(error):
+                raise
+            raise Refused(f"There is no key {keys!r}; write Enter, Tab, Backspace, a or Control+a.") from None
+
+    async def _ask(self, function: str, *given: Any) -> None:
+        if complaint := await self._look(function, *given):
+            raise Refused(complaint)
+
+    async def _place(self, id: str | None, point: tuple[float, float] | None) -> tuple[float, float]:
+        if point is not None:
+            if not (0 <= point[0] < self.site.width and 0 <= point[1] < self.site.height):
+                raise Refused(
+                    f"{list(point)} lies outside of the {self.site.width}x{self.site.height} screen."
+                )
+            return point
+        if (found := await self._look("place", id)) is None:
+            raise Refused(f"There is no element {id} that can be seen.")
+        return found[0], found[1]
+
+    # Waiting.
+
+    async def _settle(self, least_ms: int = LEAST_MS, first: str = "") -> None:
+        """Waits until scripts, timers, requests and navigations rest: a condition, never a pause."""
+        for _ in range(MAX_ROUNDS):
+            loads = self._loads
+            call = f"{first}agentenv.settle({least_ms}, {SETTLE_MS})"
+            told = await self._evaluate(call, lost={"leaving": True})
+            self._notes.events += [(kind, text) for kind, text in told.get("notes", ())]
+            self._notes.looping |= told.get("looping", False)
+            if told["leaving"]:
+                await self._until(lambda loads=loads: self._loads > loads)
+            elif self._requests:
+                await self._until(lambda: not self._requests)
+            else:
+                return
+            least_ms, first = 0, ""
+
+    async def _until(self, condition: Any) -> None:
+        while not condition():
+            self._check()
+            self._answered.clear()
+            await self._answered.wait()
+
+    def _check(self) -> None:
+        if self._crashed:
+            raise BrowserFault("the page crashed")
+
+    async def _evaluate(self, expression: str, *, world: int | None = None, lost: Any = None) -> Any:
+        """The value of ``expression``; ``lost`` where the document goes away meanwhile and ``lost`` is given."""
+        from playwright.async_api import Error
+
+        given: dict[str, Any] = {"expression": expression, "awaitPromise": True, "returnByValue": True}
+        if world is not None:
+            given["contextId"] = world
+        self._check()
+        try:
+            told = await self._cdp.send("Runtime.evaluate", given)
+        except Error as error:
+            self._check()
+            gone = "context was destroyed" in str(error) or "navigated" in str(error)
+            if lost is not None and gone:
+                return lost
+            raise
+        if "exceptionDetails" in told:
+            details = told["exceptionDetails"]
+            raise BrowserFault(details.get("exception", {}).get("description", details["text"]))
+        return told["result"].get("value")
+
+    # Looking.
+
+    async def _look(self, function: str, *given: Any) -> Any:
+        """Calls a function of ``tree.js``."""
+        if self._world[0] != self._loads:
+            frames = await self._cdp.send("Page.getFrameTree")
+            made = {"frameId": frames["frameTree"]["frame"]["id"], "worldName": WORLD}
+            context = await self._cdp.send("Page.createIsolatedWorld", made)
+            self._world = (self._loads, context["executionContextId"])
+        arguments = ", ".join(map(json.dumps, given))
+        return await self._evaluate(f"agentenvPage.{function}({arguments})", world=self._world[1])
+
+    async def screen(self, *, image: bool) -> tuple[Screen, str]:
+        """What is to be seen, the UI tree and, if asked for, the pixels; and the text of the site's goal element."""
+        seen = await self._look("look", self.site.goal)
+        elements = tuple(
+            Element(id, role, text, Box(*box), value, tuple(states))
+            for id, role, text, box, value, states in seen["rows"]
+        )
+        png = await self.screenshot() if image else None
+        return Screen(seen["width"], seen["height"], seen["title"], elements, png), seen["goal"]
+
+    async def screenshot(self) -> bytes:
+        """The pixels, as a PNG."""
+        shot = await self._cdp.send("Page.captureScreenshot", {"format": "png"})
+        return base64.b64decode(shot["data"])
+
+    async def facts(self, answers: tuple[str, ...], *, ended: bool) -> Facts:
+        """What a validator learns, with what the policy said and whether it has ended the episode."""
+        return Facts(**await self._look("facts"), answers=answers, ended=ended)
+
+    async def close(self) -> None:
+        """Ends page and context; whatever is wrong with them is their own business."""
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(self._context.close(), DEADLINE_S)
+
+
+@contextlib.asynccontextmanager
+async def guarded(doing: str) -> AsyncIterator[None]:
+    """Gives the block a deadline and makes whatever breaks in the browser a fault.
+
+    Raises:
+        BrowserFault: the browser died, the page crashed or the deadline passed.
+    """
+    from playwright.async_api import Error
+
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            yield
+    except TimeoutError as error:
+        raise BrowserFault(f"{doing}: no answer within {DEADLINE_S:g} s") from error
+    except Error as error:
+        raise BrowserFault(f"{doing}: {str(error).splitlines()[0]}") from error
+
+
+def _virtual_ms(seconds: float | None) -> int:
+    return round(1000 * min(1.0 if seconds is None else seconds, WAIT_LIMIT_S))
