@@ -72,7 +72,7 @@ class Data:
                 ),
             )
             ground = open_ground(source, search, EnvConfig(), len)
-            yield from collect_examples(ground.source.tasks, ground.retriever, self.k)
+            yield from collect_examples(ground.source.tasks, ground.searched, self.k)
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """How many examples there are, and where."""

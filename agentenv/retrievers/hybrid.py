@@ -18,7 +18,8 @@ from agentenv.retrievers.encoder import Encoder
 from agentenv.retrievers.faiss import FaissRetriever
 from agentenv.retrievers.storage import Card, new_folder, read_card, write_card
 
-RRF_K = 60
+RRF_K = 60  # as published
+HYBRID_K = 10  # three real sets of questions gain by it over 60: see docs/indexes.md
 DEPTH = 100  # ranks of each list that count
 
 DENSE_FOLDER, BM25_FOLDER = "dense", "bm25"
@@ -117,10 +118,10 @@ class HybridRetriever:
     def info(self) -> RetrieverInfo:
         """Name, size and fingerprint."""
         parts = [retriever.info().fingerprint for retriever in (self.dense, self.bm25)]
-        fingerprint = hashlib.sha256("\n".join(["hybrid", *parts]).encode()).hexdigest()
+        fingerprint = hashlib.sha256("\n".join([f"hybrid k={HYBRID_K}", *parts]).encode()).hexdigest()
         return RetrieverInfo("hybrid", len(self.corpus), fingerprint)
 
     def _fuse(self, lists: Sequence[Sequence[Passage]], k: int) -> list[Passage]:
         rankings = [[self.corpus.row_of(passage.id) for passage in passages] for passages in lists]
-        fused = ((self.corpus[row], score) for row, score in reciprocal_rank_fusion(rankings)[:k])
+        fused = ((self.corpus[row], score) for row, score in reciprocal_rank_fusion(rankings, HYBRID_K)[:k])
         return [Passage(document.id, document.title, document.text, score) for document, score in fused]

@@ -39,7 +39,7 @@ def test_a_constant_does_not_solve_most_tasks() -> None:
 
 
 @pytest.mark.parametrize("options", [{"n": 0}, {"n": 1, "steps": 7}, {"n": 1, "tests": 0}])
-def test_numbers_out_of_range_are_refused(options: dict[str, int]) -> None:
+def test_numbers_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         generate_code_tasks(**options)
 

@@ -41,7 +41,8 @@ def test_the_last_supporting_document_is_looked_for() -> None:
     """Only the title of d3 holds a 3; all documents hold a stone, and d3 is the fourth of them."""
     assert act("<think>a</think>\n<rewrite>3</rewrite>") == (2.0, EndReason.SUBMITTED, 1)
     reward, end, rank = act("<think>a</think>\n<rewrite>stone</rewrite>")
-    assert (reward, end, rank) == (pytest.approx(15 / 9), EndReason.SUBMITTED, 4)
+    assert reward == pytest.approx(15 / 9)
+    assert (end, rank) == (EndReason.SUBMITTED, 4)
     assert act("<think>a</think>\n<rewrite>elsewhere</rewrite>") == (0.0, EndReason.SUBMITTED, None)
 
 

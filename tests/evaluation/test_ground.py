@@ -31,7 +31,7 @@ def words(text: str) -> int:
 def test_a_world_is_indexed_and_posed() -> None:
     ground = open_ground(SourceConfig(world=SMALL, limit=5), HASH, EnvConfig(options={"k": 2}), words)
     assert len(ground.source.tasks) == 5
-    assert ground.retriever.info().documents == 200
+    assert ground.searched.info().documents == 200
     env = ground.make_env()
     opening, _ = env.reset(seed=0, options={"task": ground.source.tasks[0]})
     assert ground.source.tasks[0].question in opening[0].text
@@ -42,7 +42,7 @@ def test_a_world_is_indexed_and_posed() -> None:
 def test_equal_corpora_share_an_index() -> None:
     """A suite over one world, or train and test over one corpus, encodes its passages once."""
     folder_free = [open_ground(SourceConfig(world=SMALL), HASH, EnvConfig(), words) for _ in range(2)]
-    assert folder_free[0].retriever.info() == folder_free[1].retriever.info()
+    assert folder_free[0].searched.info() == folder_free[1].searched.info()
 
 
 def test_a_written_world_gives_the_same_ground(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_written_world_gives_the_same_ground(tmp_path: Path) -> None:
     read = open_ground(SourceConfig(dataset="fictional", data=tmp_path / "world"), HASH, EnvConfig(), words)
     assert [t.question for t in read.source.tasks] == [t.question for t in made.source.tasks]
     query = [made.source.tasks[0].question]
-    found = [asyncio.run(g.retriever.search(query, 3)) for g in (made, read)]
+    found = [asyncio.run(g.searched.search(query, 3)) for g in (made, read)]
     assert [p.id for p in found[0][0]] == [p.id for p in found[1][0]]
 
 
@@ -132,10 +132,10 @@ def test_words_over_the_set_s_own_corpus_or_another_one(tmp_path: Path) -> None:
     write_world(SMALL, tmp_path / "world")
     source = SourceConfig(dataset="fictional", data=tmp_path / "world")
     ground = open_ground(source, SearchConfig(retriever="bm25"), EnvConfig(), words)
-    assert (ground.retriever.info().name, ground.retriever.info().documents) == ("bm25", 200)
+    assert (ground.searched.info().name, ground.searched.info().documents) == ("bm25", 200)
     other = tmp_path / "other.jsonl"
     other.write_text('{"id": "1", "title": "t", "text": "some words"}\n')
     bare = open_ground(source, SearchConfig(retriever="bm25", corpus=str(other)), EnvConfig(), words)
-    assert bare.retriever.info().documents == 1
+    assert bare.searched.info().documents == 1
     named = open_ground(source, SearchConfig(retriever="bm25", corpus="fictional"), EnvConfig(), words)
-    assert named.retriever.info().documents == 200
+    assert named.searched.info().documents == 200

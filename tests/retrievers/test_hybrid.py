@@ -8,7 +8,7 @@ import pytest
 from agentenv.core.types import Document
 from agentenv.errors import ConfigurationError, IndexMismatch
 from agentenv.retrievers.encoder import HashEncoder
-from agentenv.retrievers.hybrid import HybridRetriever, reciprocal_rank_fusion
+from agentenv.retrievers.hybrid import HYBRID_K, HybridRetriever, reciprocal_rank_fusion
 
 DOCUMENTS = [Document(f"d{n}", "", f"stone {n} of the wall {n % 3}") for n in range(150)]
 
@@ -49,7 +49,7 @@ def test_search_is_the_fusion_of_both_lists_cut_at_100_or_k(k: int, depth: int) 
         (dense,) = await hybrid.dense.search(["stone 17 of the wall"], depth)
         (bm25,) = await hybrid.bm25.search(["stone 17 of the wall"], depth)
         rankings = [[int(passage.id[1:]) for passage in passages] for passages in (dense, bm25)]
-        expected = [(f"d{row}", score) for row, score in reciprocal_rank_fusion(rankings)]
+        expected = [(f"d{row}", score) for row, score in reciprocal_rank_fusion(rankings, HYBRID_K)]
         assert [(passage.id, passage.score) for passage in found] == expected[:k]
         assert found[0].id == "d17"
         assert len(found) == k  # never fewer than the corpus has

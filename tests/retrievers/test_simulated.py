@@ -137,7 +137,7 @@ def test_an_evaluation_over_a_simulator_that_knows_the_answers_does_not_begin() 
         with pytest.raises(ConfigurationError, match="of the split 'dev', not 'train'"):
             open_ground(SourceConfig(world=world), SearchConfig(retriever=spec), EnvConfig(), len)
     blind = SearchConfig(retriever="simulated:gold=no@grammar")
-    assert open_ground(SourceConfig(world=world), blind, EnvConfig(), len).retriever.info().contextual
+    assert open_ground(SourceConfig(world=world), blind, EnvConfig(), len).searched.info().contextual
 
 
 def test_prompts_tell_mode_question_answer_and_query() -> None:

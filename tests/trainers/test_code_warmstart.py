@@ -37,7 +37,8 @@ class Silent:
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.data["solution"].split("\n")[-1].strip())
 def test_a_slip_raises_whenever_the_program_is_called(task: Any) -> None:
     example = {"list": [7, 2, 9, 4], "word": "banane", "number": 17}[task.data["family"]]
-    exec(task.data["solution"], whole := {})
+    whole: dict[str, Any] = {}
+    exec(task.data["solution"], whole)
     whole["solve"](example)
     for seed in range(6):
         broken = slip(task.data["solution"], Random(seed))
@@ -64,7 +65,7 @@ def test_what_is_shown_is_what_came_of_it() -> None:
         shown = [piece.text for piece in demo if piece.kind == "page"]
         assert all(text.startswith("\n<output>\n") for text in shown)
         failed = [("Error" in text) for text in shown]
-        assert failed == {prover: [False], mender: [True, False], stubborn: [True]}[who]  # type: ignore[index]
+        assert failed == {prover: [False], mender: [True, False], stubborn: [True]}[who]
 
 
 @sandboxed

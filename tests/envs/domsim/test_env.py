@@ -1,5 +1,7 @@
 """DomSim: consequences, feedback, budgets, pixels, and time travel that shares nothing."""
 
+from dataclasses import replace
+
 import pytest
 
 from agentenv.core.types import EndReason, Task, ToolStatus
@@ -23,7 +25,7 @@ def opened(template: str, **options: object) -> DomSim:
 def do(env: DomSim, kind: Kind, key: str = "", **fields: str) -> str:
     """Acts on the widget ``key`` and gives the feedback."""
     id = env.state.view.id_of(key) if key else None
-    (result,) = env.step(action_text(Action(kind, id=id, **fields))).info["tool_results"]
+    (result,) = env.step(action_text(replace(Action(kind, id=id), **fields))).info["tool_results"]
     return str(result.text)
 
 
@@ -173,8 +175,10 @@ def test_pixels_are_the_same_every_time_and_show_the_state() -> None:
     assert isinstance(first, bytes)
     assert first == again
     step = env.step(action_text(Action(Kind.OPEN, text="settings")))
-    text, image = step.observation[0].content
-    assert (text.kind, image.kind, text.text) == ("text", "image", "\n\n")  # type: ignore[union-attr]
+    content = step.observation[0].content
+    assert not isinstance(content, str)
+    text, image = content
+    assert (text.kind, image.kind, text.text) == ("text", "image", "\n\n")
     picture = env.render()
     assert picture.shape == (448, 672, 3)  # type: ignore[union-attr]
     do(env, Kind.CLICK, "switch.Dark mode")

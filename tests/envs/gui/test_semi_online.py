@@ -151,7 +151,7 @@ def test_on_policy_thoughts_come_from_the_policy() -> None:
     tokenizer = ByteTokenizer()
     policy = ScriptedPolicy({"": ["<think>It is the first.</think> more"]}, tokenizer)
     writer = policy_thoughts(policy, InlineFormat(tokenizer))
-    told = play([OTHER_KIND], patch="on_policy", thoughts=writer)  # type: ignore[arg-type]
+    told = play([OTHER_KIND], patch="on_policy", thoughts=writer)
     assert "<think>It is the first.</think>" in words(told[0]["observation"])
     assert spoken("I click.<|im_end|>") == "I click."
 
@@ -203,7 +203,7 @@ def test_gold_is_revealed_where_asked() -> None:
 def test_options_and_tasks_that_cannot_work() -> None:
     for options in ({"prompt": "go"}, {"window": 0}, {"patch_budget": -2}):
         with pytest.raises(ConfigurationError):
-            SemiOnlineGUI(**options)  # type: ignore[arg-type]
+            SemiOnlineGUI(**options)
     with pytest.raises(DatasetError, match="no recording"):
         SemiOnlineGUI(tasks=[Task("t", "q")]).reset(seed=0)
 
@@ -247,7 +247,7 @@ def test_sop_of_the_expert_and_of_one_that_stops_following() -> None:
     # 3 of 4 and 1 of 4 steps before the first mismatch, one text that is no action after 2 of 4
     stop = [[*RIGHT[:3], OTHER_KIND], [RIGHT[0], OTHER_PLACE], [*RIGHT[:2], NOTHING], RIGHT]
     measured = sop(played(stop, patch_budget=0))
-    assert measured == Sop(pytest.approx((0.75 + 0.25 + 0.5 + 1) / 4), 0.25, 4, 0)
+    assert measured == Sop((0.75 + 0.25 + 0.5 + 1) / 4, 0.25, 4, 0)
     assert measured.score == pytest.approx((0.625 + 0.25) / 2)
     # patches do not lengthen what counts
     assert sop(played([[OTHER_KIND, *RIGHT[1:]]], patch_budget=UNLIMITED)).progress == 0
