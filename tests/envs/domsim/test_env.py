@@ -1,6 +1,7 @@
 """DomSim: consequences, feedback, budgets, pixels, and time travel that shares nothing."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ def opened(template: str, **options: object) -> DomSim:
     return env
 
 
-def do(env: DomSim, kind: Kind, key: str = "", **fields: str) -> str:
+def do(env: DomSim, kind: Kind, key: str = "", **fields: Any) -> str:
     """Acts on the widget ``key`` and gives the feedback."""
     id = env.state.view.id_of(key) if key else None
     (result,) = env.step(action_text(replace(Action(kind, id=id), **fields))).info["tool_results"]
