@@ -317,8 +317,7 @@ def observe(record: Record, chat: ChatFormat, observation: Observation, limit: i
     """Appends the observation; opens a new row where the format did not extend what stands there.
 
     An observation that begins with a system message is a whole context: the policy goes on from that and from nothing
-    before it.
-    An observation that would overflow the row stays out of it: the next turn has no room and the episode
+    before it. An observation that would overflow the row stays out of it: the next turn has no room and the episode
     ends.
     """
     turn = len(record.turns) - 1
@@ -326,10 +325,10 @@ def observe(record: Record, chat: ChatFormat, observation: Observation, limit: i
     held = [*record.ids, *glue]
     anew = bool(observation) and observation[0].role == "system"
     extended = chat.prompt(observation) if anew else chat.extend(held, observation)
-    if extended[: len(held)] != held:
-        record.reopen(extended, turn + 1)
-    elif len(extended) >= limit:
+    if len(extended) >= limit:
         record.ids = extended
+    elif extended[: len(held)] != held:
+        record.reopen(extended, turn + 1)
     else:
         record.add(SegmentKind.GLUE, glue, turn)
         record.add(SegmentKind.ENV, extended[len(held) :], turn)

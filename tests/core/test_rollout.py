@@ -398,7 +398,7 @@ class Forgetful(Echo):
 
     async def astep(self, action: str) -> Step:
         step = await super().astep(action)
-        heard = (Message("system", "Forget."), Message("user", f"<{action}>"))
+        heard = (Message("system", "Forget."), Message("user", f"<{action}{action}>"))
         return step._replace(observation=heard if step.observation else ())
 
 
@@ -406,7 +406,7 @@ def test_an_observation_with_a_system_message_is_a_context_of_its_own() -> None:
     (trajectory,) = run(scripted("a", "b", "bye"), [Forgetful()])
     rows = [ByteTokenizer().decode(trajectory.ids[part].tolist()) for part in trajectory.row_slices]
     end = ByteTokenizer.eos_token
-    assert rows == [f"Hi\na{end}", f"Forget.\n\n<a>\nb{end}", f"Forget.\n\n<b>\nbye{end}"]
+    assert rows == [f"Hi\na{end}", f"Forget.\n\n<aa>\nb{end}", f"Forget.\n\n<bb>\nbye{end}"]
     assert ByteTokenizer().decode(trajectory.ids[trajectory.loss_mask].tolist()) == f"a{end}b{end}bye{end}"
 
 
