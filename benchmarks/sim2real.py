@@ -58,18 +58,21 @@ def words_of(arm: str, simulator: str) -> list[str]:
 
 def config_of(args: argparse.Namespace, arm: str, seed: int) -> TrainConfig:
     """The run of an arm under a seed."""
-    sizes = (("train", args.documents), ("dev", args.documents), ("test", args.documents))
-    worlds = [word for name, n in sizes for word in (f"--{name}.world.documents", str(n))]
-    few = [f"--{name}.world.questions" for name in ("train", "dev", "test")]
-    counts = [word for name in few for word in (name, str(args.questions))]
+    dials = (
+        ["documents", str(args.documents)],
+        ["questions", str(args.questions)],
+        ["families", *args.families],
+    )
+    grounds = [
+        (f"--{name}.world.{key}", values) for name in ("train", "dev", "test") for key, *values in dials
+    ]
+    worlds = [word for key, values in grounds for word in (key, *values)]
     common = (
         f"--name {arm}-{seed} --seed {seed} --policy {args.policy} --threads {args.threads} "
         f"--optimization.steps {args.steps} --rollout.questions {args.batch} --search.encoder {args.encoder} "
         f"--evaluation.every 0 --evaluation.bounds false --test.limit {args.questions} --trajectories_every 0"
     )
-    return override(
-        load_config("laptop-search"), [*common.split(), *worlds, *counts, *words_of(arm, args.simulator)]
-    )
+    return override(load_config("laptop-search"), [*common.split(), *worlds, *words_of(arm, args.simulator)])
 
 
 def trained(config: TrainConfig, folder: Path) -> Path:
@@ -134,6 +137,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8, help="questions a step")
     parser.add_argument("--documents", type=int, default=400, help="documents of each world")
     parser.add_argument("--questions", type=int, default=200, help="questions of each world")
+    parser.add_argument(
+        "--families", nargs="+", default=["lookup", "bridge"], help="grammar knows lookup alone"
+    )
     parser.add_argument("--encoder", default="hash")
     parser.add_argument("--runs", type=Path, required=True, help="folder of the runs, which are continued")
     args = parser.parse_args()
