@@ -101,6 +101,7 @@ class HierarchicalState(SearchState):
 class HierarchicalSearch(LocalSearch):
     """A planner over search agents; the reward is token F1, or a little for trying them."""
 
+    reward_floor = 0.1  # what asking every agent pays
     call_markers = ("<local_search_agent>", "<web_search_agent>", "<all_search_agent>")
     stop = (*(marker.replace("<", "</") for marker in call_markers), "</answer>")
     state: HierarchicalState
