@@ -1,7 +1,8 @@
 """Does what is learned against a simulated search hold against a real one? The train-by-test table over several seeds.
 
 Every arm trains the same policy for equally many steps on equally many episodes; only what training searches differs: the
-real index, a simulator with ZeroSearch's curriculum, one with constant noise, or a simulator that gives way to the index.
+real index, a simulator with ZeroSearch's curriculum, one with constant noise, a simulator that gives way to the index, or
+nothing but its own memory (``self``, which first learns the training world by heart).
 Each result is evaluated on the test questions with the real index, with the simulator that is not told the answers, and
 without any search. ``recovered`` is the gain of an arm over the start as a share of that of the real arm, on the real index.
 
@@ -18,6 +19,7 @@ from common import arguments, finish
 from numpy.typing import NDArray
 
 from agentenv.core.chat import InlineFormat
+from agentenv.data.sources import open_source
 from agentenv.evaluation.ground import EnvConfig, SearchConfig, open_ground
 from agentenv.evaluation.records import RESULTS
 from agentenv.evaluation.runner import play
@@ -28,9 +30,10 @@ from agentenv.retrievers.simulated import TRAINING
 from agentenv.trainers.config import TrainConfig, load_config, override
 from agentenv.trainers.folder import RunFolder
 from agentenv.trainers.grpo import train
+from agentenv.trainers.memorise import memorise
 from agentenv.trainers.run import rollout_config
 
-ARMS = ("real", "simulated", "constant", "mixed")
+ARMS = ("real", "simulated", "constant", "mixed", "self")
 _RESAMPLES = 10_000
 
 
@@ -52,24 +55,30 @@ def words_of(arm: str, simulator: str) -> list[str]:
     """What an arm changes in the run, as on the command line."""
     noise = "noise_start=0.25,noise_end=0.25" if arm == "constant" else "noise_start=0,noise_end=0.5"
     searched = ["--simulation.retriever", f"simulated:{noise},tokens=256@{simulator}"]
+    if arm == "self":
+        env = ["--env.id", "agentenv/SelfSearch-v0", "--env.options.prompt", "{question}"]
+        return [*env, "--rollout.strategy", "self_search", "--rollout.turn_tokens", "128"]
     shares = ["--simulation.real", "0.0", "1.0" if arm == "mixed" else "0.0"]
     return [] if arm == "real" else searched + shares
 
 
 def config_of(args: argparse.Namespace, arm: str, seed: int) -> TrainConfig:
     """The run of an arm under a seed."""
-    sizes = (("train", args.documents), ("dev", args.documents), ("test", args.documents))
-    worlds = [word for name, n in sizes for word in (f"--{name}.world.documents", str(n))]
-    few = [f"--{name}.world.questions" for name in ("train", "dev", "test")]
-    counts = [word for name in few for word in (name, str(args.questions))]
+    dials = (
+        ["documents", str(args.documents)],
+        ["questions", str(args.questions)],
+        ["families", *args.families],
+    )
+    grounds = [
+        (f"--{name}.world.{key}", values) for name in ("train", "dev", "test") for key, *values in dials
+    ]
+    worlds = [word for key, values in grounds for word in (key, *values)]
     common = (
         f"--name {arm}-{seed} --seed {seed} --policy {args.policy} --threads {args.threads} "
         f"--optimization.steps {args.steps} --rollout.questions {args.batch} --search.encoder {args.encoder} "
         f"--evaluation.every 0 --evaluation.bounds false --test.limit {args.questions} --trajectories_every 0"
     )
-    return override(
-        load_config("laptop-search"), [*common.split(), *worlds, *counts, *words_of(arm, args.simulator)]
-    )
+    return override(load_config("laptop-search"), [*common.split(), *worlds, *words_of(arm, args.simulator)])
 
 
 def trained(config: TrainConfig, folder: Path) -> Path:
@@ -78,6 +87,15 @@ def trained(config: TrainConfig, folder: Path) -> Path:
         begun = (folder / "config.toml").is_file()
         train(RunFolder.open(folder) if begun else RunFolder.create(folder, config), Silent())
     return folder / "policy"
+
+
+def memorised(args: argparse.Namespace, config: TrainConfig) -> TrainConfig:
+    """``config`` from a policy that has learned the training questions by heart, once for all seeds."""
+    folder = args.runs / "memory"
+    if not folder.exists():
+        tasks = open_source(config.train).tasks
+        memorise(make_policy(args.policy), tasks, folder, Silent(), steps=args.memory_steps)
+    return override(config, ["--policy", f"hf:{folder}"])
 
 
 def answered(config: TrainConfig, policy: HFPolicy, simulator: str) -> dict[str, NDArray[np.float64]]:
@@ -89,7 +107,7 @@ def answered(config: TrainConfig, policy: HFPolicy, simulator: str) -> dict[str,
     }
     scores, chat = {}, InlineFormat(policy.tokenizer)
     for name, (search, options) in conditions.items():
-        env = EnvConfig(id=config.env.id, options=config.env.options | {"prompt": "{question}"} | options)
+        env = EnvConfig(options=config.env.options | {"prompt": "{question}"} | options)
 
         def count(text: str) -> int:
             return len(policy.tokenizer.encode(text, add_special_tokens=False))
@@ -134,7 +152,13 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8, help="questions a step")
     parser.add_argument("--documents", type=int, default=400, help="documents of each world")
     parser.add_argument("--questions", type=int, default=200, help="questions of each world")
+    parser.add_argument(
+        "--families", nargs="+", default=["lookup", "bridge"], help="grammar knows lookup alone"
+    )
     parser.add_argument("--encoder", default="hash")
+    parser.add_argument(
+        "--memory-steps", type=int, default=300, help="steps of learning by heart, of the arm self"
+    )
     parser.add_argument("--runs", type=Path, required=True, help="folder of the runs, which are continued")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -145,6 +169,7 @@ def main() -> None:
         runs = []
         for seed in range(args.seeds):
             config = config_of(args, arm, seed)
+            config = memorised(args, config) if arm == "self" else config
             policy = HFPolicy.load(trained(config, args.runs / arm / f"seed-{seed}"))
             runs.append(answered(config, policy, args.simulator))
         arms[arm] = {name: np.stack([run[name] for run in runs]) for name in before}

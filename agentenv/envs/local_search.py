@@ -187,7 +187,7 @@ class LocalSearch(AsyncEnv[SearchState]):
         self.state.turns += 1
         valid = result.status is ToolStatus.OK
         self.state.mistakes += result.status is ToolStatus.FORMAT_ERROR
-        reward = self._newly_shown(observation) * self._found_reward if self._found_reward else 0.0
+        reward = self._found_reward * self._newly_shown(observation) if valid and self._found_reward else 0.0
         return self.result(
             (Message("tool", observation),), reward=reward, valid=valid, tool_results=(result,)
         )

@@ -13,6 +13,7 @@ from agentenv.envs.local_search import LocalSearch, SearchState
 from agentenv.errors import ConfigurationError
 from agentenv.retrievers.corpus import Corpus
 from agentenv.retrievers.pages import Pages
+from agentenv.retrievers.remote import RemoteRetriever
 
 PROMPT = """\
 Find the answer to the question below. It takes many steps: go on until you are sure.
@@ -84,14 +85,13 @@ class LongSearch(LocalSearch):
 
     async def _act(self, block: Block | None) -> tuple[str, ToolResult]:
         if block and block.tag == "access":
-            return self._access(block.content)
+            return self._access(block.content, await self._page(block.content))
         return await super()._act(block)
 
     def _format(self, passages: list[Passage]) -> str:
         return "".join(f"[Doc {i}]({p.id}): {p.title}. {p.text}\n" for i, p in enumerate(passages, 1))
 
-    def _access(self, address: str) -> tuple[str, ToolResult]:
-        page = self._page(address)
+    def _access(self, address: str, page: str) -> tuple[str, ToolResult]:
         shown = self.state.parts.get(address, 0)
         total = min(-(-len(page) // self._part_chars), self._parts)
         if shown >= total:
@@ -104,8 +104,11 @@ class LongSearch(LocalSearch):
         body = f"Part {shown + 1} of {total} of {address}:\n{text}"
         return self._information(body), ToolResult("access", ToolStatus.OK, address)
 
-    def _page(self, address: str) -> str:
-        """The page at an address: from the corpus where the process holds it, else what searches have shown."""
+    async def _page(self, address: str) -> str:
+        """The page at an address: from the corpus or its server, where one is searched, else what searches showed."""
         if self._pages is not None:
             return "\n".join(f"{d.title}\n{d.text}" for d in self._pages.by_url(address))
+        if isinstance(self._retriever, RemoteRetriever):
+            (document,) = await self._retriever.documents(urls=[address])
+            return f"{document['title']}\n{document['text']}" if document else ""
         return "\n".join(p.text for p in self.state.found.values() if address in (p.id, p.title))

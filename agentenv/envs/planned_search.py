@@ -9,13 +9,15 @@ from typing import Any
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.grammar import earliest_block
-from agentenv.core.protocols import Policy
-from agentenv.core.types import Message, Passage, Sampling, Step
+from agentenv.core.protocols import Policy, Retriever
+from agentenv.core.types import Message, Passage, Sampling, Step, Task
+from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.envs.local_search import PROMPT as READER_PROMPT
 from agentenv.envs.local_search import LocalSearch, as_question, format_passages, information
 from agentenv.errors import ConfigurationError, EnvFault, PolicyFault
 from agentenv.policies.extractive import EXTRACTIVE, ExtractivePolicy
 from agentenv.policies.spec import is_endpoint, make_endpoint_policy, make_policy
+from agentenv.retrievers.fakes import InMemoryRetriever
 
 PROMPT = """\
 Plan the search for the question below; somebody else will answer it from what your searches find.
@@ -80,6 +82,8 @@ class PlannedSearch(LocalSearch):
         search_cost: float = 0.05,
         found_reward: float = 0.2,
         prompt: str = PROMPT,
+        tasks: Sequence[Task] | None = None,
+        retriever: Retriever | str | None = None,
         **options: Any,
     ) -> None:
         """Builds an environment.
@@ -89,12 +93,21 @@ class PlannedSearch(LocalSearch):
             search_cost: Subtracted for every search.
             found_reward: Process reward of the first turn whose observation holds an accepted answer.
             prompt: Opening message; must hold ``{question}``.
+            tasks: Questions with answers that a page can be searched for; None takes those of a small FictionalWorld.
+            retriever: A retriever or its spec; None searches that world by word overlap.
             **options: Further arguments of `LocalSearch`.
 
         Raises:
             ConfigurationError: a negative cost.
         """
-        super().__init__(prompt=prompt, found_reward=found_reward, **options)
+        if tasks is None or retriever is None:
+            config = WorldConfig(documents=200, questions=50, families=("lookup", "bridge"))
+            world = FictionalWorld.generate(config)
+            tasks = tasks or world.questions
+            retriever = retriever or InMemoryRetriever(world.documents)
+        super().__init__(
+            prompt=prompt, found_reward=found_reward, tasks=tasks, retriever=retriever, **options
+        )
         if search_cost < 0:
             raise ConfigurationError(f"search_cost={search_cost} must not be negative")
         self._generator = make_generator(generator) if isinstance(generator, str) else generator

@@ -79,8 +79,8 @@ class Rewrite(AsyncEnv[RewriteState]):
         """Builds an environment.
 
         Args:
-            tasks: Questions with ``data["supporting_ids"]``, and in ``data["history"]`` the pairs of question and answer
-                before them; None makes conversations of a small FictionalWorld.
+            tasks: Questions with ``data["supporting_ids"]``, of which the last is looked for, and in ``data["history"]`` the
+                pairs of question and answer before them; None makes conversations of a small FictionalWorld.
             retriever: A retriever or its spec; None searches that world by word overlap.
             depth: How far down the ranking the gold passage is looked for.
             prompt: Opening message; must hold ``{conversation}``.
@@ -90,8 +90,9 @@ class Rewrite(AsyncEnv[RewriteState]):
         super().__init__(render_mode=render_mode)
         if tasks is None or retriever is None:
             world = FictionalWorld.generate(WorldConfig(documents=200, questions=50, families=("bridge",)))
-            tasks = tasks or world.questions
-            retriever = retriever or InMemoryRetriever(world.documents)
+            words = InMemoryRetriever(world.documents)
+            tasks = tasks or [task for task in world.questions if _is_found(task, words)]
+            retriever = retriever or words
         self._tasks = tuple(as_conversation(task) for task in tasks)
         self._retriever = make_retriever(retriever) if isinstance(retriever, str) else retriever
         self._depth = depth
@@ -129,7 +130,7 @@ class Rewrite(AsyncEnv[RewriteState]):
             return self.result((), reward=_MALFORMED, end=EndReason.PARSE_ERROR, valid=False, answer=None)
         rewrite = " ".join(match[1].split())
         (found,) = await self._retriever.search([Query(rewrite)], self._depth)
-        gold = self.state.task.data["supporting_ids"][-1]
+        gold = _gold(self.state.task)
         ids = [passage.id for passage in found]
         self.state.rewrite, self.state.rank = rewrite, ids.index(gold) + 1 if gold in ids else None
         result = ToolResult("search", ToolStatus.OK, rewrite, data={"ids": [ids]})
@@ -153,6 +154,19 @@ class Rewrite(AsyncEnv[RewriteState]):
         """The question, its rewriting and the rank that it got."""
         state = self.state
         return f"{state.task.question} -> {state.rewrite} (rank {state.rank})"
+
+
+def _gold(task: Task) -> str:
+    """The passage that the last question is after."""
+    path = task.data.get("path", ())
+    found: str = path[-1]["document"] if path else task.data["supporting_ids"][-1]
+    return found
+
+
+def _is_found(task: Task, retriever: InMemoryRetriever) -> bool:
+    """Whether the search of the last hop finds its passage first."""
+    ((row, _),) = retriever.rank([task.data["path"][-1]["query"]], 1)[0]
+    return retriever.corpus[row].id == _gold(task)
 
 
 _SEARCHES = {relation.name: relation.search for relations in RELATIONS.values() for relation in relations}

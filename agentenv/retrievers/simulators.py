@@ -11,15 +11,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from agentenv.core.batching import Batcher
 from agentenv.core.cassette import Cassette
 from agentenv.core.chat import InlineFormat
+from agentenv.core.rollout import together
 from agentenv.core.types import Completion, Message, Sampling
 from agentenv.data.world_grammar import RELATIONS
 from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
-from agentenv.policies.endpoint import Chat, ChatClient, Endpoint
+from agentenv.policies.endpoint import Chat, ChatClient, Endpoint, Reply
 
 if TYPE_CHECKING:
     from agentenv.policies.hf import HFPolicy
@@ -118,10 +119,9 @@ class EndpointSimulator:
             EndpointFault: a reply could not be had.
             ConfigurationError: the endpoint refuses the key or has no such model.
         """
-        replies = await asyncio.gather(*(self._page(brief) for brief in briefs))
-        return [reply.text for reply in replies]
+        return [reply.text for reply in await together(self._page(brief) for brief in briefs)]
 
-    async def _page(self, brief: Brief) -> Any:
+    async def _page(self, brief: Brief) -> Reply:
         return await self._chat.complete(
             [{"role": "user", "content": ask(brief, self._form)}],
             max_tokens=self._draw.tokens,
@@ -159,7 +159,7 @@ class LocalSimulator:
         return [[next(pages) for _ in request] for request in requests]
 
     async def _pages(self, briefs: Sequence[Brief]) -> list[str]:
-        return [completion.text for completion in await asyncio.gather(*map(self._page, briefs))]
+        return [completion.text for completion in await together(map(self._page, briefs))]
 
     async def _page(self, brief: Brief) -> Completion:
         prompt = self._chat.prompt((Message("user", ask(brief, self._form)),))

@@ -40,7 +40,7 @@ class ParaphraseStrategy:
         return [
             replace(
                 paid(trajectory, self.weight * value),
-                info=trajectory.info | {"strategy": {"agreement": value}},
+                info=trajectory.info | {"strategy": {"agreement": [value]}},
             )
             for trajectory, value in zip(played, likeness, strict=True)
         ]

@@ -62,6 +62,22 @@ def test_without_the_corpus_a_page_is_what_searches_have_shown() -> None:
     assert shown(env.step("<access>d1</access>")) == "Part 1 of 1 of d1:\na lighthouse"
 
 
+def test_a_page_comes_from_the_server_that_is_searched() -> None:
+    for module in ("fastapi", "orjson", "prometheus_client"):
+        pytest.importorskip(module, reason=f"{module} is not installed")
+    import httpx
+
+    from agentenv.retrievers.app import make_app
+    from agentenv.retrievers.remote import RemoteRetriever
+    from agentenv.retrievers.service import Limits, Service
+
+    service = Service(Limits())
+    service.open({"corpus": InMemoryRetriever(DOCUMENTS)})
+    env = begun(retriever=RemoteRetriever("http://test", transport=httpx.ASGITransport(make_app(service))))
+    assert shown(env.step("<access>d1</access>")) == "Part 1 of 1 of d1:\nKetterby\na lighthouse"
+    assert shown(env.step("<access>d7</access>")) == "There is no page at 'd7'."
+
+
 def test_time_travel_takes_reading_back() -> None:
     env = begun(part_chars=60)
     snapshot = env.snapshot()

@@ -27,6 +27,8 @@ SMALL = (
 def test_there_is_one_for_every_method() -> None:
     names = {path.stem for path in EXAMPLES}
     assert names >= {"search-r1", "dapo", "dr-grpo", "gigpo", "mt-grpo", "cleaner", "mc-grpo", "r3l"}
+    assert names >= {"zerosearch", "ssrl", "ikea", "reseek", "asearcher", "hybrid-search", "search-planner"}
+    assert names >= {"hiersearch", "convsearch-r1", "con-rag", "grpo-tcr"}
     listed = (FOLDER / "README.md").read_text()
     assert all(f"`{path.name}`" in listed for path in EXAMPLES)
 

@@ -38,7 +38,7 @@ def test_a_group_poses_its_paraphrases_by_turns_and_pays_agreement() -> None:
     assert [t.task.question for t in played] == ["Where is Halvik?", "In which land is Halvik?"] * 2
     assert all(t.task.question in t.prompt[0].text for t in played)
     # Norland is like both answers of the other wording; Rome like none; the second wording half like {Norland, Rome}
-    assert [t.info["strategy"]["agreement"] for t in played] == [1.0, 0.5, 0.0, 0.5]
+    assert [t.info["strategy"]["agreement"] for t in played] == [[1.0], [0.5], [0.0], [0.5]]
     assert [t.reward for t in played] == [1.5, 1.25, 0.0, 1.25]
     assert [t.turns[-1].reward for t in played] == [1.5, 1.25, 0.0, 1.25]
 

@@ -5,7 +5,10 @@ The model is a small one that learns two pages by heart in seconds; what is prov
 
 import asyncio
 import json
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -304,6 +307,22 @@ def test_the_chat_server_speaks_the_documented_format(simulator: Path) -> None:
     assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert models.json()["data"][0]["id"] == "small"
     assert health.json() == {"status": "ok"}
+
+
+def test_a_served_simulator_answers_until_it_is_told_to_stop(simulator: Path) -> None:
+    command = [sys.executable, "-m", "agentenv.cli.main", "simulator", "serve", str(simulator), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as server:
+        try:
+            assert server.stderr is not None
+            line = next(line for line in server.stderr if "answers at" in line)
+            address = line.split()[-1]
+            body = {"messages": [{"role": "user", "content": "Halvik"}], "max_tokens": 1}
+            reply = httpx.post(f"{address}/chat/completions", json=body, timeout=60)
+            assert reply.json()["model"] == simulator.name
+            server.send_signal(signal.SIGINT)
+            server.wait(60)
+        finally:
+            server.kill()
 
 
 def test_the_commands_build_train_and_call_nobody(
