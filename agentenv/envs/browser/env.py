@@ -23,6 +23,7 @@ from agentenv.core.types import (
     ToolResult,
     ToolStatus,
 )
+from agentenv.envs.browser import miniwob_experts, miniwob_forms  # noqa: F401  # register their experts
 from agentenv.envs.browser.driver import Driver, shared_driver
 from agentenv.envs.browser.experts import EXPERTS, View
 from agentenv.envs.browser.page import Notes

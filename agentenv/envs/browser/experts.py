@@ -1,10 +1,12 @@
 """Scripted experts for MiniWoB: each reads the goal and the UI tree, as a policy would, and gives actions."""
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from agentenv.envs.browser.session import Seen
-from agentenv.envs.gui.actions import Action
+from agentenv.envs.gui.actions import Action, Direction, Kind
+from agentenv.envs.gui.screen import Element
 
 
 @dataclass
@@ -13,6 +15,82 @@ class View:
 
     seen: Seen
 
+    @property
+    def goal(self) -> str:
+        """What is to be done."""
+        return self.seen.goal
+
+    @property
+    def elements(self) -> tuple[Element, ...]:
+        """Everything on the screen."""
+        return self.seen.screen.elements or ()
+
+    def quoted(self) -> list[str]:
+        """The texts in double quotes in the goal."""
+        return re.findall(r'"([^"]*)"', self.goal)
+
+    def all(self, role: str = "", text: str | None = None) -> list[Element]:
+        """The elements of a role and an exact text, where these are given."""
+        fits = [element for element in self.elements if role in ("", element.role)]
+        return [element for element in fits if text is None or element.text == text]
+
+    def one(self, role: str = "", text: str | None = None) -> Element:
+        """The first of ``all``; an expert that does not find what it needs is at its end."""
+        found = self.all(role, text)
+        if not found:
+            raise LookupError(f"no {role or 'element'} {text!r} on the screen")
+        return found[0]
+
 
 Expert = Callable[[View], Iterator[Action]]
 EXPERTS: dict[str, Expert] = {}
+"""Experts by the id of their task."""
+
+
+def expert(*names: str) -> Callable[[Expert], Expert]:
+    """Registers the expert of some pages of MiniWoB."""
+
+    def keep(function: Expert) -> Expert:
+        EXPERTS.update({f"miniwob/{name}": function for name in names})
+        return function
+
+    return keep
+
+
+def click(element: Element) -> Action:
+    """A click on an element."""
+    return Action(Kind.CLICK, id=element.id)
+
+
+def write(element: Element, text: str) -> Action:
+    """Types into a field."""
+    return Action(Kind.TYPE, id=element.id, text=text)
+
+
+def key(name: str) -> Action:
+    """Presses a key."""
+    return Action(Kind.KEY, text=name)
+
+
+def scroll(element: Element, direction: Direction) -> Action:
+    """Scrolls an element."""
+    return Action(Kind.SCROLL, id=element.id, direction=direction)
+
+
+def listed(text: str) -> list[str]:
+    """The parts of ``a, b, c``."""
+    return [part.strip() for part in text.split(",")]
+
+
+def found_in(pattern: str, text: str) -> Sequence[str]:
+    """The groups of a pattern that the goals of a page follow."""
+    match = re.search(pattern, text)
+    if match is None:
+        raise LookupError(f"{text!r} is no goal like {pattern!r}")
+    return match.groups()
+
+
+def submit(view: View) -> Action:
+    """Clicks what sends a form off."""
+    names = ("Submit", "submit", "Search", "Login")
+    return click(next(element for name in names for element in view.all(text=name)))

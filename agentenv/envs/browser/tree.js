@@ -5,6 +5,7 @@
   const IGNORED = /*IGNORED*/ "" /*IGNORED*/;
   const MAX_ELEMENTS = 400;
   const MAX_TEXT = 200;
+  const MAX_VALUE = 2000; // of what a field holds
   let numbers = new WeakMap();
   const known = new Map();
   let last = 0;
@@ -31,7 +32,7 @@
     if (!numbers.has(element)) { numbers.set(element, String(++last)); known.set(String(last), new WeakRef(element)); }
     return numbers.get(element);
   };
-  const tidy = text => (text || "").replace(/\s+/g, " ").trim().slice(0, MAX_TEXT);
+  const tidy = (text, room = MAX_TEXT) => (text || "").replace(/\s+/g, " ").trim().slice(0, room);
   const ownText = element => tidy([...element.childNodes].filter(node => node.nodeType === Node.TEXT_NODE).map(node => node.data).join(" "));
   const givenRole = element => {
     const role = element.getAttribute("role");
@@ -81,7 +82,7 @@
     if (element.tagName === "SELECT") return tidy([...element.selectedOptions].map(option => option.text).join(", "));
     if (role === "checkbox" || role === "radio" || role === "button") return "";
     if (role === "textbox" && element.value === undefined) return tidy(element.innerText);
-    return tidy(element.value === undefined || element.tagName === "LI" ? element.getAttribute("aria-valuenow") : String(element.value));
+    return tidy(element.value === undefined || element.tagName === "LI" ? element.getAttribute("aria-valuenow") : String(element.value), MAX_VALUE);
   };
   const statesOf = element => [
     (element.checked || element.getAttribute("aria-checked") === "true") && "checked",
