@@ -45,7 +45,7 @@ def png(screen: Screen) -> bytes:
         MissingExtra: pillow is not installed.
     """
     held = io.BytesIO()
-    draw(screen).save(held, "PNG")
+    draw(screen).save(held, "PNG", compress_level=1)
     return held.getvalue()
 
 

@@ -160,7 +160,14 @@ def image_part(image: bytes | Path) -> Part:
         raise MissingExtra.of("pillow", "gui") from error
     try:
         with Image.open(io.BytesIO(image) if isinstance(image, bytes) else image) as picture:
-            shown = picture.convert("RGB").resize(resized(*picture.size))
+            size = resized(*picture.size)
+            if isinstance(image, bytes) and (picture.size, picture.mode, picture.format) == (
+                size,
+                "RGB",
+                "PNG",
+            ):
+                return Part("image", image=image)
+            shown = picture.convert("RGB").resize(size)
     except (OSError, ConfigurationError) as error:
         raise EnvFault(f"a screenshot cannot be read: {error}") from error
     held = io.BytesIO()
