@@ -37,6 +37,8 @@ TEMPLATES = ("mail-star", "mail-archive", "mail-delete", "notes-pin", "notes-del
 VERBS = ("star", "archive", "delete", "pin")
 APPS = ("mail", "notes", "settings", "shop")
 HASHED = 8192
+PROBES = 4
+"""Checkpoints of a run that are measured, of the first seed of each way."""
 """Weights; a feature has one of them by hash."""
 Values = NDArray[np.float64]
 
@@ -174,7 +176,7 @@ WAYS = (
 def train(
     way: Way, tasks: Sequence[Task], seed: int, args: argparse.Namespace, probe: Callable[[LogLinear], None]
 ) -> LogLinear:
-    """A policy trained ``args.turns`` turns in one way; ``probe`` sees it twelve times on the way."""
+    """A policy trained ``args.turns`` turns in one way; ``probe`` sees it ``PROBES`` times on the way."""
     policy, rng, used, probed = LogLinear(seed), np.random.default_rng(seed), 0, 0
     env: Env[Any] = DomSim(max_steps=8) if way.online else SemiOnlineGUI(patch_budget=way.budget)
     while used < args.turns:
@@ -188,7 +190,7 @@ def train(
                 ]
                 used += len(record.turns)
         policy.learn(lesson, args.rate)
-        if used >= args.turns * (probed + 1) / 12:
+        if used >= args.turns * (probed + 1) / PROBES:
             probe(policy)
             probed += 1
     return policy
@@ -224,11 +226,11 @@ def main() -> None:
     """Trains, measures and reports."""
     parser = common_arguments(__doc__ or "")
     parser.add_argument("--seeds", type=int, default=5, choices=(2, 3, 4, 5), help="runs of each way")
-    parser.add_argument("--turns", type=int, default=6000, help="turns of the policy that each run takes")
+    parser.add_argument("--turns", type=int, default=700, help="turns of the policy that each run takes")
     parser.add_argument("--questions", type=int, default=6, help="groups a step")
     parser.add_argument("--group", type=int, default=6, help="episodes a group")
-    parser.add_argument("--rate", type=float, default=4.0, help="step size")
-    parser.add_argument("--tests", type=int, default=60, help="unseen tasks")
+    parser.add_argument("--rate", type=float, default=20.0, help="step size")
+    parser.add_argument("--tests", type=int, default=15, help="unseen tasks")
     args = parser.parse_args()
     tasks, unseen = both(120, "train"), both(args.tests, "test")
     results: dict[str, Any] = {}
