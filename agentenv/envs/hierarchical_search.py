@@ -16,12 +16,10 @@ from agentenv.core.grammar import Block
 from agentenv.core.protocols import ChatFormat, Policy, Retriever
 from agentenv.core.rollout import RolloutConfig, Start, run_episode
 from agentenv.core.types import Info, Observation, Passage, Task, ToolResult, ToolStatus
-from agentenv.data.world import FictionalWorld, WorldConfig
-from agentenv.envs.local_search import LocalSearch, SearchState, format_passages
+from agentenv.envs.local_search import LocalSearch, SearchState, format_passages, on_small_world
 from agentenv.errors import ConfigurationError, EnvFault
 from agentenv.policies.extractive import ExtractivePolicy
 from agentenv.retrievers.base import passage_text
-from agentenv.retrievers.fakes import InMemoryRetriever
 from agentenv.retrievers.rerank import Reranker, make_reranker
 
 PROMPT = """\
@@ -136,10 +134,7 @@ class HierarchicalSearch(LocalSearch):
         Raises:
             ConfigurationError: no agents, or a share out of range.
         """
-        if tasks is None or retriever is None:
-            world = FictionalWorld.generate(WorldConfig(documents=200, questions=50))
-            tasks = tasks or world.questions
-            retriever = retriever or InMemoryRetriever(world.documents)
+        tasks, retriever = on_small_world(tasks, retriever)
         super().__init__(
             tasks=tasks, retriever=retriever, max_turns=max_turns, scorer=scorer, prompt=prompt, **options
         )

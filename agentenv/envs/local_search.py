@@ -28,8 +28,8 @@ from agentenv.core.types import (
     ToolStatus,
 )
 from agentenv.data.world import FictionalWorld, WorldConfig
-from agentenv.envs.outcomes import OUTCOMES, Ending
-from agentenv.errors import ConfigurationError, DatasetError, UnknownName
+from agentenv.envs.outcomes import Ending, get_outcome
+from agentenv.errors import ConfigurationError, DatasetError
 from agentenv.retrievers.fakes import InMemoryRetriever
 from agentenv.retrievers.spec import make_retriever
 
@@ -122,17 +122,8 @@ class LocalSearch(AsyncEnv[SearchState]):
         super().__init__(render_mode=render_mode)
         if "{question}" not in prompt:
             raise ConfigurationError("the prompt template must hold {question}")
-        if min(k, observation_tokens, 1 if queries is None else queries) < 1 or max_turns < 0:
-            raise ConfigurationError(
-                f"k={k}, observation_tokens={observation_tokens} and queries={queries} must be at least 1, "
-                f"max_turns={max_turns} at least 0"
-            )
-        if outcome not in OUTCOMES:
-            raise UnknownName.among("outcome", outcome, OUTCOMES)
-        if tasks is None or retriever is None:
-            world = FictionalWorld.generate(WorldConfig(documents=200, questions=50))
-            tasks = tasks or world.questions
-            retriever = retriever or InMemoryRetriever(world.documents)
+        _check_bounds(k=k, observation_tokens=observation_tokens, queries=queries, max_turns=max_turns)
+        tasks, retriever = on_small_world(tasks, retriever)
         self._tasks = tuple(tasks)
         self._retriever = make_retriever(retriever) if isinstance(retriever, str) else retriever
         self._k = k
@@ -141,7 +132,7 @@ class LocalSearch(AsyncEnv[SearchState]):
         self._snippet_words = snippet_words
         self._scorer: Scorer = get_scorer(scorer)
         self._found_reward = found_reward
-        self._outcome = OUTCOMES[outcome]
+        self._outcome = get_outcome(outcome)
         self._queries = queries
         self._holds: Scorer = get_scorer("em_cover")
         self._prompt = prompt
@@ -267,6 +258,24 @@ class LocalSearch(AsyncEnv[SearchState]):
         """The question, what was searched and the answer so far."""
         state = self.state
         return f"{as_question(state.task.question)} [{len(state.retrieved)} queries] -> {state.answer}"
+
+
+def on_small_world(
+    tasks: Sequence[Task] | None, retriever: Retriever | str | None, *, families: tuple[str, ...] = ()
+) -> tuple[Sequence[Task], Retriever | str]:
+    """What is given; in place of what is None the questions of a small FictionalWorld and its search by word overlap."""
+    if tasks is not None and retriever is not None:
+        return tasks, retriever
+    world = FictionalWorld.generate(WorldConfig(documents=200, questions=50, families=families))
+    return tasks or world.questions, retriever or InMemoryRetriever(world.documents)
+
+
+def _check_bounds(*, k: int, observation_tokens: int, queries: int | None, max_turns: int) -> None:
+    if min(k, observation_tokens, 1 if queries is None else queries) < 1 or max_turns < 0:
+        raise ConfigurationError(
+            f"k={k}, observation_tokens={observation_tokens} and queries={queries} must be at least 1, "
+            f"max_turns={max_turns} at least 0"
+        )
 
 
 def as_question(text: str) -> str:

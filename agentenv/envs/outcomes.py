@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from agentenv.errors import UnknownName
+
 
 @dataclass(frozen=True, slots=True)
 class Ending:
@@ -47,3 +49,14 @@ OUTCOMES: Mapping[str, Callable[[Ending], float]] = {
     "knowledge_boundary": knowledge_boundary,
     "deliberative": deliberative,
 }
+
+
+def get_outcome(name: str) -> Callable[[Ending], float]:
+    """The outcome of `OUTCOMES` with this name.
+
+    Raises:
+        UnknownName: there is none; carries the nearest.
+    """
+    if name not in OUTCOMES:
+        raise UnknownName.among("outcome", name, OUTCOMES)
+    return OUTCOMES[name]

@@ -11,13 +11,11 @@ from agentenv.core.chat import InlineFormat
 from agentenv.core.grammar import earliest_block
 from agentenv.core.protocols import Policy, Retriever
 from agentenv.core.types import Message, Passage, Sampling, Step, Task
-from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.envs.local_search import PROMPT as READER_PROMPT
-from agentenv.envs.local_search import LocalSearch, as_question, format_passages, information
+from agentenv.envs.local_search import LocalSearch, as_question, format_passages, information, on_small_world
 from agentenv.errors import ConfigurationError, EnvFault, PolicyFault
 from agentenv.policies.extractive import EXTRACTIVE, ExtractivePolicy
 from agentenv.policies.spec import is_endpoint, make_endpoint_policy, make_policy
-from agentenv.retrievers.fakes import InMemoryRetriever
 
 PROMPT = """\
 Plan the search for the question below; somebody else will answer it from what your searches find.
@@ -100,11 +98,7 @@ class PlannedSearch(LocalSearch):
         Raises:
             ConfigurationError: a negative cost.
         """
-        if tasks is None or retriever is None:
-            config = WorldConfig(documents=200, questions=50, families=("lookup", "bridge"))
-            world = FictionalWorld.generate(config)
-            tasks = tasks or world.questions
-            retriever = retriever or InMemoryRetriever(world.documents)
+        tasks, retriever = on_small_world(tasks, retriever, families=("lookup", "bridge"))
         super().__init__(
             prompt=prompt, found_reward=found_reward, tasks=tasks, retriever=retriever, **options
         )

@@ -6,7 +6,8 @@ from typing import Any
 
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import RolloutConfig
-from agentenv.core.scorers import get_scorer
+from agentenv.core.scorers import Scorer, get_scorer
+from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.runner import MakeEnv, play
@@ -61,13 +62,19 @@ def sampled_pass_at_k(
         seed=seed,
         name="sampled",
     )
+    return _table(played, score, samples=samples, ks=ks, seed=seed)
+
+
+def _table(
+    played: Sequence[Trajectory], score: Scorer, *, samples: int, ks: Sequence[int], seed: int
+) -> dict[str, Any]:
     groups = [played[start : start + samples] for start in range(0, len(played), samples)]
     whole = [group for group in groups if all(trajectory.valid for trajectory in group)]
     if not whole:
         raise ConfigurationError(f"no question was answered without a fault; the first: {played[0].error}")
     right = [int(sum(score(t.info.get("answer"), t.task.answers).value for t in group)) for group in whole]
     table: dict[str, Any] = {
-        "scorer": scorer,
+        "scorer": score.name,
         "samples": samples,
         "n": len(whole),
         "left_out": len(groups) - len(whole),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agentenv.cli.main import main
+from agentenv.core.env import Env
 from agentenv.core.registry import env_class, registered
 from agentenv.core.types import Task
 from agentenv.data.sources import SourceConfig
@@ -34,7 +35,14 @@ optimization = {{ steps = 1 }}
 evaluation = {{ every = 1 }}
 """
 OPTIONS = {"agentenv/Code-v0": ", options = { stateful = false, max_turns = 1 }"}
-OWN = [id for id in registered() if id.startswith("agentenv/") and id != "agentenv/LocalSearch-v0"]
+
+
+def makes_tasks(id: str) -> bool:
+    """Whether it has a source of tasks of its own; those that search are trained over worlds and named sets."""
+    return env_class(id).make_tasks.__func__ is not Env.make_tasks.__func__  # type: ignore[attr-defined]
+
+
+OWN = [id for id in registered() if id.startswith("agentenv/") and makes_tasks(id)]
 
 
 @pytest.fixture(scope="module")
