@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,7 +31,7 @@ class Check:
         """One row for each check, and whether none failed."""
         from agentenv.core.contract import check_env
 
-        factory = self._factory()
+        factory = factory_of(self.env)
         try:
             factory().close()
         except TypeError as error:
@@ -42,18 +43,6 @@ class Check:
             "checks": results,
         }
 
-    def _factory(self) -> Callable[[], Env[Any]]:
-        if is_remote(self.env):
-            return lambda: make(self.env)
-        if ":" not in self.env:
-            spec(self.env)
-            return lambda: make(self.env)
-        sys.path.insert(0, str(Path.cwd()))
-        try:
-            return load_class(self.env)
-        finally:
-            sys.path.remove(str(Path.cwd()))
-
     def show(self, result: dict[str, Any], console: Console) -> None:
         """One line for each check, then the count."""
         from rich.markup import escape
@@ -63,3 +52,21 @@ class Check:
             console.print(line.rstrip(), highlight=False, soft_wrap=True)
         failed = sum(row["status"] == "failed" for row in result["checks"])
         console.print(f"{result['env']}: {failed} of {len(result['checks'])} checks failed", highlight=False)
+
+
+def factory_of(env: str, **arguments: Any) -> Callable[[], Env[Any]]:
+    """What makes an environment by its id, by ``remote:URL`` or by ``module:Class``, whose module may stand in this folder.
+
+    Raises:
+        UnknownName: no such id.
+        ConfigurationError: no such module or class, or the class is no environment.
+    """
+    if is_remote(env) or ":" not in env:
+        if not is_remote(env):
+            spec(env)
+        return partial(make, env, **arguments)
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return partial(load_class(env), **arguments)
+    finally:
+        sys.path.remove(str(Path.cwd()))

@@ -4,14 +4,15 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
 
+from agentenv.cli.check import factory_of
 from agentenv.core.env import Env
-from agentenv.core.registry import make, spec
 from agentenv.errors import ConfigurationError
 
 
@@ -26,7 +27,7 @@ class Serve:
     """
 
     env: tyro.conf.Positional[str]
-    """A registered id."""
+    """A registered id, or module:Class of one that is not registered; the module may stand in this folder."""
     port: int = 8100
     """Port; 0 takes a free one."""
     host: str = "127.0.0.1"
@@ -47,14 +48,13 @@ class Serve:
     def run(self) -> dict[str, Any]:
         """Serves until it is told to stop; returns what was done."""
         from agentenv.retrievers.server import address_of, listen
-        from agentenv.serving.server import run
+        from agentenv.serving.server import left_behind, run
         from agentenv.serving.service import EnvService, Limits
         from agentenv.serving.wire import TOKEN_VARIABLE
 
-        spec(self.env)
         if self.sessions < 1 or min(self.wait, self.timeout, self.idle) <= 0:
             raise ConfigurationError("--sessions is at least 1; --wait, --timeout and --idle are above 0.")
-        arguments = dict(_argument(one) for one in self.set)
+        make = factory_of(self.env, **dict(_argument(one) for one in self.set))
         limits = Limits(
             sessions=self.sessions,
             waiting=self.sessions,
@@ -67,7 +67,10 @@ class Serve:
         with listen(self.host, self.port) as listening:
             address = address_of(listening)
             print(f"serving {self.env} at {address}", file=sys.stderr, flush=True)
-            run(service, lambda: self._made(arguments), listening)
+            run(service, lambda: self._made(make), listening)
+        if left_behind():
+            print("an environment never returned from a call; it is left behind", file=sys.stderr, flush=True)
+            os._exit(1)  # Python would wait for its thread for ever
         return {
             "address": address,
             "env": self.env,
@@ -79,9 +82,9 @@ class Serve:
         """Prints what was done."""
         console.print(f"{result['sessions']:,} sessions in {result['seconds']:.0f} s.")
 
-    def _made(self, arguments: dict[str, Any]) -> Env[Any]:
+    def _made(self, make: Callable[[], Env[Any]]) -> Env[Any]:
         try:
-            return make(self.env, **arguments)
+            return make()
         except TypeError as error:
             raise ConfigurationError(
                 f"{self.env} cannot be made with --set {' '.join(self.set)}: {error}"

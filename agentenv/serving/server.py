@@ -1,6 +1,8 @@
 """Runs a service of environments on a socket."""
 
 import socket
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -8,9 +10,10 @@ from agentenv.core.env import Env
 from agentenv.errors import MissingExtra
 from agentenv.retrievers.server import run_app
 from agentenv.serving.app import make_app
-from agentenv.serving.service import EnvService
+from agentenv.serving.service import THREADS, EnvService
 
 _PING_S = 20.0  # a machine that went away without a word is found out after two of these
+_MOMENT_S = 2.0
 
 
 def run(service: EnvService, make: Callable[[], Env[Any]], listening: socket.socket) -> None:
@@ -41,3 +44,13 @@ def run(service: EnvService, make: Callable[[], Env[Any]], listening: socket.soc
         ws_per_message_deflate=False,  # a small frame may not unpack into a large one
         lifespan="on",
     )
+
+
+def left_behind() -> bool:
+    """Whether a thread still runs in which an environment has never returned; idle ones end within a moment."""
+    deadline = time.monotonic() + _MOMENT_S
+    while any(thread.name.startswith(THREADS) for thread in threading.enumerate()):
+        if time.monotonic() > deadline:
+            return True
+        time.sleep(0.01)
+    return False

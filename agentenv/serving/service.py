@@ -24,6 +24,9 @@ from agentenv.serving.wire import VERSION
 T = TypeVar("T")
 
 _RETIRE_S = 30.0  # for a call that was given up to end, and again for its environment to close
+THREADS = "agentenv-session"
+"""How the names of the threads begin in which environments run."""
+
 _ROUND_S = 0.2  # between two rounds of the housekeeper
 
 
@@ -176,7 +179,7 @@ class EnvService(Gate):
     async def housekeeping(self) -> None:
         """Ends sessions that nobody uses any more, and all of them when the service stops; runs until cancelled."""
         # A thread for each environment that blocks, and some for those that are made, forked and closed.
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(self.limits.sessions + 16, "env"))
+        asyncio.get_running_loop().set_default_executor(_Threads(self.limits.sessions + 16, THREADS))
         while True:
             stopping = self.state == STOPPING
             if stopping:
@@ -220,6 +223,13 @@ class EnvService(Gate):
 
     def _full(self, why: str) -> Refusal:
         return Refusal(503, f"All {self.limits.sessions} places are taken and {why}.", "Full")
+
+
+class _Threads(ThreadPoolExecutor):
+    """Threads that nobody waits for when the service ends: one may never return."""
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        super().shutdown(wait=False, cancel_futures=True)
 
 
 def _close_made(making: asyncio.Future[Env[Any]]) -> None:

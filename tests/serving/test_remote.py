@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -33,12 +34,14 @@ QUICK = Patience(call_s=WAIT_S, place_s=0.0, pause_s=0.01)
 class Process:
     """`agentenv serve` in a process of its own."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, folder: Path | None = None) -> None:
         command = [sys.executable, "-m", "agentenv.cli.main", "serve", *words, "--port", "0", "--json"]
-        self.child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.child = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder
+        )
         assert self.child.stderr is not None
         line = self.child.stderr.readline()
-        assert line.startswith("serving agentenv/"), line + self.child.stderr.read()
+        assert line.startswith("serving "), line + self.child.stderr.read()
         self.url = line.split()[-1]
 
     def end(self, how: int = signal.SIGTERM) -> int:
@@ -183,6 +186,34 @@ def test_a_server_that_is_killed_is_a_fault() -> None:
     with pytest.raises(EnvFault):
         env.reset(seed=0)
     env.close()
+
+
+STUCK = """
+import threading
+
+from agentenv import Env, Message
+
+
+class Stuck(Env):
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.state = None
+        return (Message("user", "Try."),), {}
+
+    def step(self, action):
+        threading.Event().wait()
+"""
+
+
+def test_an_environment_that_never_returns_does_not_keep_the_server_alive(tmp_path: Path) -> None:
+    (tmp_path / "stuck.py").write_text(STUCK, encoding="utf-8")
+    process = Process("stuck:Stuck", "--timeout", "0.3", folder=tmp_path)
+    env = RemoteEnv(process.url, patience=QUICK)
+    env.reset()
+    with pytest.raises(EnvFault, match=r"longer than 0\.3 s"):
+        env.step("a")
+    process.child.send_signal(signal.SIGTERM)
+    assert process.end() == 1  # asked twice, it does not wait for what is under way
 
 
 def test_the_token_is_sent(serving: Any, house: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ openenv = pytest.importorskip("openenv", reason="openenv is not installed; .ci/p
 
 from openenv.core.env_server import types as wire  # noqa: E402
 
+from agentenv.core.tools import RESERVED_NAMES  # noqa: E402
 from agentenv.envs.calculator import Calculator  # noqa: E402
 
 CALL = '<tool_call>{"name": "calculate", "arguments": {"expression": "20 * 3"}}</tool_call>'
@@ -76,3 +77,9 @@ def test_health_and_schema_are_openenvs_own(serving: Any) -> None:
         assert (
             httpx.get(f"{served.url}/health", timeout=60).json()["status"] == wire.HealthStatus.HEALTHY.value
         )
+
+
+def test_openenvs_reserved_names_are_ours_too() -> None:
+    from openenv.core.harness.rollout import RESERVED_TOOL_NAMES
+
+    assert RESERVED_TOOL_NAMES <= RESERVED_NAMES

@@ -105,35 +105,19 @@ def test_a_fault_leaves_no_reward(error: Exception, monkeypatch: pytest.MonkeyPa
     assert env.get_reward() == 0.0
 
 
-def tokenizer() -> Any:
-    """One token a byte, under the chat template of Qwen3 that TRL ships."""
-    import trl
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    raw = Tokenizer(models.BPE({letter: n for n, letter in enumerate(alphabet)}, []))
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    raw.decoder = decoders.ByteLevel()
-    raw.add_special_tokens(
-        [AddedToken(mark, special=True) for mark in ("<|im_start|>", "<|im_end|>", "<pad>")]
-    )
-    template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text(encoding="utf-8")
-    fast = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|im_end|>", pad_token="<pad>")
-    fast.chat_template = template
-    return fast
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_the_trainer_plays_an_episode_and_takes_its_reward(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, byte_tokenizer: Any
 ) -> None:
     import torch
+    import trl
     from transformers import Qwen3Config, Qwen3ForCausalLM
     from trl import GRPOConfig, GRPOTrainer
 
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    words = tokenizer()
+    words = byte_tokenizer
+    template = Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja"
+    words.chat_template = template.read_text(encoding="utf-8")
     config = Qwen3Config(
         vocab_size=len(words), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=1, head_dim=8, max_position_embeddings=8192,

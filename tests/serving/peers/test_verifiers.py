@@ -1,4 +1,4 @@
-"""Our environments in the released verifiers (v1): as its own plug-in, and through its taskset for OpenEnv servers."""
+"""Our environments in the released verifiers (v1): as a plug-in, and as its taskset for OpenEnv servers calls them."""
 
 import asyncio
 import json
@@ -115,9 +115,16 @@ def test_a_fault_fails_the_episode_and_gives_no_reward(plugin: str, monkeypatch:
     assert all("agentenv" not in trace.rewards for trace in episode.traces)
 
 
-def test_the_taskset_for_openenv_servers_plays_ours(serving: Any, plugin: str) -> None:
-    pytest.importorskip("openenv", reason="openenv is not installed beside verifiers")
-    with serving(Calculator) as served:
-        resets = [{"options": {"task": TASK}}]
-        episode, _ = play([CALL, "60"], id="openenv", base_url=served.url, resets=resets)
-    assert episode.traces[0].rewards["openenv_reward"].score == 1.0
+@pytest.mark.parametrize("reply", ["60", CALL, "```\n60\n```", "two words"])
+def test_what_the_taskset_for_openenv_servers_sends_is_an_action_of_ours(serving: Any, reply: str) -> None:
+    """That taskset needs OpenEnv's package, whose pins exclude those of verifiers: its part that parses is run here."""
+    from verifiers.v1.tasksets.openenv.taskset import parse_action
+
+    from agentenv.serving.app import schemas
+
+    with serving(Calculator) as served, served.call() as line:
+        line.ask("reset", options={"task": TASK})
+        step = line.ask("step", **parse_action(reply, schemas()["action"]))["data"]
+        assert (step["reward"], step["done"]) == {"60": (1.0, True), CALL: (0.0, False)}.get(
+            reply.strip("`\n"), (0.0, True)
+        )
