@@ -8,12 +8,14 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigurationError
@@ -84,6 +86,8 @@ class Objective:
     entropy_coefficient: float = 0.0
     micro_tokens: int = 8192
     """Padded tokens of one forward pass; bounds memory and changes no result but float order."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of multiplications in the learner; weights, gradients and log-probs stay in the model's own."""
 
     def __post_init__(self) -> None:
         if self.correction.weighs and self.proximal == "sampler":
@@ -203,7 +207,8 @@ class Learner:
         scored = []
         with torch.no_grad():
             for batch in micro_batches(rows, self.objective.micro_tokens):
-                logprobs = self._logprobs(self.model, batch)[0].numpy(force=True)
+                with self._precision():
+                    logprobs = self._logprobs(self.model, batch)[0].numpy(force=True)
                 cuts = np.cumsum([len(row.trained) for row in batch.members])[:-1]
                 scored += [
                     replace(row, proximal=part)
@@ -267,7 +272,8 @@ class Learner:
         ratios: list[Tensor] = []
         for batch, counts in self._dealt(micro_batches(rows, goal.micro_tokens)):
             began = time.perf_counter()
-            losses, figures = self._losses(batch, update, ratios if counts else [])
+            with self._precision():
+                losses, figures = self._losses(batch, update, ratios if counts else [])
             weights = token_weights(goal.averaging, batch.sequence_tokens.to(losses.dtype))
             loss = (losses if weights is None else losses * weights).sum()
             (loss / below if counts else loss * 0.0).backward()  # type: ignore[no-untyped-call]
@@ -280,6 +286,10 @@ class Learner:
         if goal.correction.ess_base is not None:
             sums["effective_sample"] = effective_sample_ratio(torch.cat(ratios) if ratios else torch.empty(0))
         return dict(sums) | {"trained_tokens": float(trained)}
+
+    def _precision(self) -> torch.autocast:
+        kind = next(self.model.parameters()).device.type
+        return torch.autocast(kind, torch.bfloat16, enabled=self.objective.precision == "bfloat16")
 
     def _dealt(self, batches: Iterable[Packed]) -> Iterable[tuple[Packed, bool]]:
         """The batches of this process, and whether each counts."""
@@ -363,6 +373,16 @@ class Learner:
         return token_logprobs(model, packed, self.objective.temperature, entropy=entropy)
 
 
+def checkpoint_layers(model: Any) -> None:
+    """Lets every layer of ``model`` keep its input alone for the backward pass, and compute the rest again there.
+
+    Values and gradients stay the same; memory falls by about the number of tensors that a layer keeps, for one forward pass
+    more. transformers' own switch works only in training mode, where dropout would act as well.
+    """
+    for layer in model.get_decoder().layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+
+
 def token_logprobs(
     model: Any, packed: Packed, temperature: float, *, entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:
@@ -385,4 +405,4 @@ def token_logprobs(
     return taken, -(logprobs_NV.exp() * logprobs_NV).sum(-1) if entropy else None
 
 
-__all__ = ["Correction", "Learner", "Objective", "Row", "rows_of", "token_logprobs"]
+__all__ = ["Correction", "Learner", "Objective", "Row", "checkpoint_layers", "rows_of", "token_logprobs"]

@@ -22,7 +22,7 @@ from agentenv.tracking import Tracker, make_tracker
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.denormals import flushed_denormals
 from agentenv.trainers.folder import RunFolder, Stateful
-from agentenv.trainers.learner import Correction, Learner, Objective
+from agentenv.trainers.learner import Correction, Learner, Objective, checkpoint_layers
 from agentenv.trainers.losses import get_objective
 from agentenv.trainers.rollouts import Rollouts
 from agentenv.trainers.sampling import TaskSampler, get_sampler
@@ -119,8 +119,11 @@ def learner_of(config: TrainConfig, policy: HFPolicy) -> Learner:
     objective, settings = objective_of(config), config.optimization
     sharded = processes() > 1
     apart = sharded or config.asynchronous.staleness > 0
+    model = copy.deepcopy(policy.model) if apart else policy.model
+    if settings.gradient_checkpointing:
+        checkpoint_layers(model)
     return (ShardedLearner if sharded else Learner)(
-        copy.deepcopy(policy.model) if apart else policy.model,
+        model,
         objective,
         learning_rate=settings.learning_rate,
         weight_decay=settings.weight_decay,
@@ -171,6 +174,7 @@ def objective_of(config: TrainConfig) -> Objective:
         ace_cap=settings.ace_cap,
         entropy_coefficient=settings.entropy_coefficient,
         micro_tokens=settings.micro_tokens,
+        precision=settings.precision,
     )
     get_objective(objective.surrogate, objective.options)
     return objective
