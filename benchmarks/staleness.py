@@ -2,11 +2,11 @@
 
     python benchmarks/staleness.py --seeds 5
 
-Each seed trains the preset once with every bound, on equal questions and as many episodes. Where nothing waits for
-tools the learner is the slow part, and the age of what it trains on goes to the bound and stays there: the hardest
-case. The result file has the mean reward of the last ``--window`` steps of each run, its mean and 95 % interval over
-the seeds (Student's t), and the interval of its difference from staleness 0, paired by seed. Results are written
-after every run; five seeds take hours.
+Each seed trains the preset once with every bound, on equal questions and as many episodes. Where nothing waits for tools
+the learner is the slow part, and the age of what it trains on goes to the bound and stays: the hardest case. The result
+file has the mean reward of the last ``--window`` steps of each run, its mean and 95 % interval over the seeds (Student's t),
+and the interval of its difference from staleness 0, paired by seed. Results are written after every run; five seeds take
+hours.
 """
 
 import argparse

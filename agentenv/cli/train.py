@@ -68,9 +68,14 @@ class Train:
         from agentenv.trainers.folder import RunFolder
         from agentenv.trainers.grpo import train
         from agentenv.trainers.plan import plan_run
+        from agentenv.trainers.run import follow
+        from agentenv.trainers.sharded import leads
 
         if self.plan:
             return plan_run(self.config)
+        if not leads():
+            follow(self.config)
+            raise SystemExit(0)  # the first process has the results
         folder = RunFolder.open(self.out) if self.resume else RunFolder.create(self.out, self.config)
         try:
             with LiveDisplay(self.config.name, log=self.out / "run.log") as display:

@@ -7,7 +7,7 @@ D size of a head.
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -146,15 +146,15 @@ class HFPolicy:
         """Drops the cache of ``episode``."""
         self._cache.pop(episode, None)
 
-    def updated(self, model: Any = None) -> None:
+    def updated(self, weights: Mapping[str, Tensor] | None = None) -> None:
         """Tells that the weights changed: the version grows and every cache is dropped, between two batches.
 
         Args:
-            model: Whose weights are taken over; None where this policy's own were trained in place.
+            weights: Those to take over; None where this policy's own were trained in place.
         """
         with self._weights:
-            if model is not None and model is not self.model:
-                self.model.load_state_dict(model.state_dict())
+            if weights is not None:
+                self.model.load_state_dict(weights)
             self.version += 1
             self._cache.clear()
 

@@ -143,6 +143,11 @@ class OptimizationConfig(Frozen):
     """Most of that bonus, in units of the advantage."""
     micro_tokens: int = Field(8192, ge=1)
     """Padded tokens of one forward pass; bounds memory."""
+    gradient_checkpointing: bool = False
+    """Layers keep their inputs alone and compute the rest again in the backward pass: less memory, a third more time."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of the learner's multiplications; weights stay in float32. The sampler's log-probs then differ a little from the
+    learner's: with ``bfloat16`` set ``proximal`` to ``recompute`` and ``correction.mode`` to ``truncate``."""
 
     @model_validator(mode="after")
     def _known(self) -> Self:

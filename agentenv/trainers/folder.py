@@ -128,7 +128,7 @@ class RunFolder:
         part.mkdir(parents=True)
         policy.model.save_pretrained(part)
         policy.tokenizer.save_pretrained(part)
-        state = {"step": step, "version": policy.version, "optimizer": learner.optimizer.state_dict()}
+        state = {"step": step, "version": policy.version, "optimizer": learner.optimizer_state()}
         torch.save(state | {name: held.state_dict() for name, held in parts.items()}, part / "trainer.pt")
         (part / _DIGESTS).write_text(json.dumps(_digests(part)), encoding="utf-8")
         _remove(final)
@@ -188,17 +188,16 @@ class RunFolder:
 
         try:
             weights = load_file(checkpoint / "model.safetensors")
-            missing, unexpected = learner.model.load_state_dict(weights, strict=False)
+            state: dict[str, Any] = torch.load(checkpoint / "trainer.pt", weights_only=True)
+            odd = set(learner.load(weights, state["optimizer"]))
             if policy.model is not learner.model:
                 policy.model.load_state_dict(weights, strict=False)
-            state: dict[str, Any] = torch.load(checkpoint / "trainer.pt", weights_only=True)
-            learner.optimizer.load_state_dict(state["optimizer"])
         except (RuntimeError, ValueError) as error:
             raise CheckpointMismatch(
                 f"{checkpoint} is of another architecture than {self.config.policy}: {error}"
             ) from error
         tied = {"lm_head.weight"} if policy.model.config.tie_word_embeddings else set()
-        if unexpected or set(missing) - tied:
+        if odd - tied:
             raise CheckpointMismatch(f"{checkpoint} is of another architecture than {self.config.policy}")
         return state
 

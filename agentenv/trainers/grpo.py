@@ -52,7 +52,7 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
         run = set_up(folder, display)
         config = folder.config
         before = evaluate_test(run, "before")
-        stack.callback(run.rollouts.close)
+        stack.callback(run.close)
         done = folder.resume(run.policy, run.learner, run.parts, display.warn)
         stopped = any("stopped" in line for line in folder.history())
         if (stopped or done == config.optimization.steps) and (folder.path / RESULTS).exists():
@@ -103,7 +103,7 @@ def _update(run: Run, step: int, groups: Sequence[list[Trajectory]]) -> dict[str
     for update in range(settings.updates):
         figures = run.learner.step(rows, **totals, update=update)
     figures |= imitate(run.learner, shown, settings.supervised_rate * factor)
-    run.policy.updated(run.learner.model)
+    run.policy.updated(run.learner.weights() if run.learner.model is not run.policy.model else None)
     return figures | {"learning_rate": rate}
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from agentenv.core.trajectory import Trajectory
+from agentenv.errors import ConfigurationError
 from agentenv.trainers.learner import Learner, Objective, rows_of
 
 
@@ -20,9 +21,16 @@ def imitate(learner: Learner, demonstrations: Sequence[Trajectory], rate: float)
 
     Returns:
         The loss in nats a token, and the number of demonstrations; nothing where there is none.
+
+    Raises:
+        ConfigurationError: the learner has several processes.
     """
     if not demonstrations:
         return {}
+    if type(learner) is not Learner:
+        raise ConfigurationError(
+            "the supervised step on demonstrations is for one process: train without torchrun"
+        )
     likelihood = Objective("opmd", options={"tau": 0.0}, micro_tokens=learner.objective.micro_tokens)
     supervised = Learner(learner.model, likelihood, learning_rate=rate, max_grad_norm=learner.max_grad_norm)
     supervised.optimizer = learner.optimizer

@@ -6,14 +6,16 @@ predicted from position t - 1.
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigurationError
@@ -84,6 +86,8 @@ class Objective:
     entropy_coefficient: float = 0.0
     micro_tokens: int = 8192
     """Padded tokens of one forward pass; bounds memory and changes no result but float order."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of multiplications in the learner; weights, gradients and log-probs stay in the model's own."""
 
     def __post_init__(self) -> None:
         if self.correction.weighs and self.proximal == "sampler":
@@ -169,6 +173,29 @@ class Learner:
         """Seconds spent in forward and backward passes and the optimiser so far."""
         self._surrogate = get_objective(objective.surrogate, objective.options)
 
+    def weights(self) -> Mapping[str, Tensor]:
+        """The whole tensors by name."""
+        weights: Mapping[str, Tensor] = self.model.state_dict()
+        return weights
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """What ``load`` takes."""
+        return self.optimizer.state_dict()
+
+    def load(self, weights: Mapping[str, Tensor], optimizer_state: Mapping[str, Any]) -> list[str]:
+        """Takes over weights and the optimiser's state.
+
+        Returns:
+            Names that are missing or unexpected among the weights.
+
+        Raises:
+            RuntimeError: a weight is of another shape.
+            ValueError: the optimiser's state is of other parameters.
+        """
+        missing, unexpected = self.model.load_state_dict(weights, strict=False)
+        self.optimizer.load_state_dict(dict(optimizer_state))
+        return [*missing, *unexpected]
+
     def set_learning_rate(self, rate: float) -> None:
         """Step size of the steps to come."""
         for group in self.optimizer.param_groups:
@@ -180,7 +207,8 @@ class Learner:
         scored = []
         with torch.no_grad():
             for batch in micro_batches(rows, self.objective.micro_tokens):
-                logprobs = self._logprobs(self.model, batch)[0].numpy(force=True)
+                with self._precision():
+                    logprobs = self._logprobs(self.model, batch)[0].numpy(force=True)
                 cuts = np.cumsum([len(row.trained) for row in batch.members])[:-1]
                 scored += [
                     replace(row, proximal=part)
@@ -213,6 +241,7 @@ class Learner:
         figures = self.accumulate(rows, tokens, sequences, update=update)
         began = time.perf_counter()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         base = self.objective.correction.ess_base
         scale = 1.0 if base is None else learning_rate_scale(figures["effective_sample"], base=base)
         rates = [group["lr"] for group in self.optimizer.param_groups]
@@ -241,19 +270,36 @@ class Learner:
         )
         sums: dict[str, float] = defaultdict(float, {"loss": 0.0, "clip_fraction": 0.0, "approx_kl": 0.0})
         ratios: list[Tensor] = []
-        for batch in micro_batches(rows, goal.micro_tokens):
+        for batch, counts in self._dealt(micro_batches(rows, goal.micro_tokens)):
             began = time.perf_counter()
-            losses, figures = self._losses(batch, update, ratios)
+            with self._precision():
+                losses, figures = self._losses(batch, update, ratios if counts else [])
             weights = token_weights(goal.averaging, batch.sequence_tokens.to(losses.dtype))
             loss = (losses if weights is None else losses * weights).sum()
-            (loss / below).backward()  # type: ignore[no-untyped-call]
-            sums["loss"] += loss.item() / below
-            for name, value in figures.items():
-                sums[name] += value / max(trained, 1)
+            (loss / below if counts else loss * 0.0).backward()  # type: ignore[no-untyped-call]
+            if counts:
+                sums["loss"] += loss.item() / below
+                for name, value in figures.items():
+                    sums[name] += value / max(trained, 1)
             self.compute_seconds += time.perf_counter() - began
+        sums, ratios = self._together(sums, ratios)
         if goal.correction.ess_base is not None:
             sums["effective_sample"] = effective_sample_ratio(torch.cat(ratios) if ratios else torch.empty(0))
         return dict(sums) | {"trained_tokens": float(trained)}
+
+    def _precision(self) -> torch.autocast:
+        kind = next(self.model.parameters()).device.type
+        return torch.autocast(kind, torch.bfloat16, enabled=self.objective.precision == "bfloat16")
+
+    def _dealt(self, batches: Iterable[Packed]) -> Iterable[tuple[Packed, bool]]:
+        """The batches of this process, and whether each counts."""
+        return ((batch, True) for batch in batches)
+
+    def _together(
+        self, sums: dict[str, float], ratios: list[Tensor]
+    ) -> tuple[dict[str, float], list[Tensor]]:
+        """Figures and ratios of all processes."""
+        return sums, ratios
 
     def _losses(self, packed: Packed, update: int, ratios: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
         """Loss of each trained token [N], and sums of figures over them; ``ratios`` gets each row's weight."""
@@ -324,18 +370,39 @@ class Learner:
         return weights
 
     def _logprobs(self, model: Any, packed: Packed, *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Log-probs [N] of the trained tokens, and on demand the entropy [N] of the distributions they are from."""
-        shared = (
-            {}
-            if packed.attends is None
-            else {"attention_mask": packed.attends, "position_ids": packed.positions}
-        )
-        hidden = model.get_decoder()(input_ids=packed.ids, use_cache=False, **shared).last_hidden_state
-        logits = model.get_output_embeddings()(hidden[packed.strips, packed.before])
-        scores = logits if logits.dtype == torch.float64 else logits.float()
-        logprobs_NV = torch.log_softmax(scores / self.objective.temperature, dim=-1)
-        taken = logprobs_NV.gather(-1, packed.targets[:, None])[:, 0]
-        return taken, -(logprobs_NV.exp() * logprobs_NV).sum(-1) if entropy else None
+        return token_logprobs(model, packed, self.objective.temperature, entropy=entropy)
 
 
-__all__ = ["Correction", "Learner", "Objective", "Row", "rows_of"]
+def checkpoint_layers(model: Any) -> None:
+    """Lets every layer of ``model`` keep its input alone for the backward pass, and compute the rest again there.
+
+    Values and gradients stay the same; memory falls by about the number of tensors that a layer keeps, for one forward pass
+    more. transformers' own switch works only in training mode, where dropout would act as well.
+    """
+    for layer in model.get_decoder().layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+
+
+def token_logprobs(
+    model: Any, packed: Packed, temperature: float, *, entropy: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probs [N] of the trained tokens, and on demand the entropy [N] of the distributions they are from.
+
+    Args:
+        model: A causal language model.
+        packed: The micro-batch.
+        temperature: Logits are divided by it.
+        entropy: Whether it is wanted.
+    """
+    shared = (
+        {} if packed.attends is None else {"attention_mask": packed.attends, "position_ids": packed.positions}
+    )
+    hidden = model.get_decoder()(input_ids=packed.ids, use_cache=False, **shared).last_hidden_state
+    logits = model.get_output_embeddings()(hidden[packed.strips, packed.before])
+    scores = logits if logits.dtype == torch.float64 else logits.float()
+    logprobs_NV = torch.log_softmax(scores / temperature, dim=-1)
+    taken = logprobs_NV.gather(-1, packed.targets[:, None])[:, 0]
+    return taken, -(logprobs_NV.exp() * logprobs_NV).sum(-1) if entropy else None
+
+
+__all__ = ["Correction", "Learner", "Objective", "Row", "checkpoint_layers", "rows_of", "token_logprobs"]

@@ -20,7 +20,7 @@ from agentenv.errors import ConfigurationError
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.spec import make_policy
 from agentenv.trainers.config import TrainConfig
-from agentenv.trainers.learner import Learner, Objective, rows_of
+from agentenv.trainers.learner import Learner, Objective, checkpoint_layers, rows_of
 from agentenv.trainers.run import objective_of
 
 _PROBE_ROWS = 8
@@ -63,9 +63,11 @@ def plan_run(config: TrainConfig, *, available: int | None = None) -> dict[str, 
     """
     torch.set_num_threads(config.threads)
     policy = make_policy(config.policy)
+    if config.optimization.gradient_checkpointing:
+        checkpoint_layers(policy.model)
     rollout = config.rollout
     episodes = rollout.questions * rollout.group_size
-    trained_speed, token_bytes = _probe_learning(policy, rollout.context_tokens)
+    trained_speed, token_bytes = _probe_learning(policy, config)
     sampled_speed = _probe_sampling(policy, config)
     memory = memory_of(config, policy.model, token_bytes)
     free = available_memory() if available is None else available
@@ -137,7 +139,8 @@ def _refusal(config: TrainConfig, memory: Memory, free: int, token_bytes: float)
         return needs + "weights and optimiser alone leave no room for one episode; take a smaller policy"
     micro = int((left - memory.caches) / token_bytes)
     if micro >= config.rollout.context_tokens:
-        return needs + f"set optimization.micro_tokens to at most {micro}"
+        saving = "" if config.optimization.gradient_checkpointing else ", or gradient_checkpointing to true"
+        return needs + f"set optimization.micro_tokens to at most {micro}{saving}"
     episode = memory.caches / (config.rollout.questions * config.rollout.group_size)
     most = int((left - least) / episode / config.rollout.group_size)
     if most < 1:
@@ -151,9 +154,9 @@ def _gib(size: float) -> float:
     return round(size / 2**30, 2)
 
 
-def _probe_learning(policy: HFPolicy, context_tokens: int) -> tuple[float, float]:
+def _probe_learning(policy: HFPolicy, config: TrainConfig) -> tuple[float, float]:
     """Tokens a second through forward and backward, and bytes saved a token, on made-up rows of half the context."""
-    length = max(int(context_tokens * _TYPICAL_FILL), 2)
+    length = max(int(config.rollout.context_tokens * _TYPICAL_FILL), 2)
     ids = tuple(i % policy.model.config.vocab_size for i in range(length))
     segment = Segment(SegmentKind.POLICY, ids, 0, logprobs=(0.0,) * length)
     trajectory = Trajectory(
@@ -161,7 +164,8 @@ def _probe_learning(policy: HFPolicy, context_tokens: int) -> tuple[float, float
     )
     credit = [trajectory.loss_mask.astype(float)] * _PROBE_ROWS
     rows = rows_of([trajectory] * _PROBE_ROWS, credit)
-    learner = Learner(policy.model, Objective(micro_tokens=length + 1), learning_rate=1e-9)
+    objective = Objective(micro_tokens=length + 1, precision=config.optimization.precision)
+    learner = Learner(policy.model, objective, learning_rate=1e-9)
     saved: dict[int, int] = {parameter.data_ptr(): 0 for parameter in policy.model.parameters()}
 
     def note(tensor: Tensor) -> Tensor:

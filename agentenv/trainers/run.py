@@ -21,11 +21,13 @@ from agentenv.policies.spec import make_policy, policy_folder
 from agentenv.retrievers.mixed import MixedRetriever
 from agentenv.tracking import Tracker, make_tracker
 from agentenv.trainers.config import TrainConfig
+from agentenv.trainers.denormals import flushed_denormals
 from agentenv.trainers.folder import RunFolder, Stateful
-from agentenv.trainers.learner import Correction, Learner, Objective
+from agentenv.trainers.learner import Correction, Learner, Objective, checkpoint_layers
 from agentenv.trainers.losses import get_objective
 from agentenv.trainers.rollouts import Rollouts
 from agentenv.trainers.sampling import TaskSampler, get_sampler
+from agentenv.trainers.sharded import ShardedLearner, processes
 
 
 class Display(Protocol):
@@ -61,6 +63,12 @@ class Run:
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall-clock seconds of each phase."""
 
+    def close(self) -> None:
+        """Ends what is under way, in other processes too."""
+        self.rollouts.close()
+        if isinstance(self.learner, ShardedLearner):
+            self.learner.dismiss()
+
     @property
     def parts(self) -> dict[str, Stateful]:
         """What checkpoints hold beside policy and learner; the draws of the rollouts follow what the sampler has learned."""
@@ -75,7 +83,6 @@ def set_up(folder: RunFolder, display: Display) -> Run:
     """
     config = folder.config
     began = time.perf_counter()
-    objective = objective_of(config)
     trackers = [make_tracker(config.tracker)] if config.tracker else []
     torch.set_num_threads(config.threads)
     policy = make_policy(config.policy)
@@ -84,17 +91,7 @@ def set_up(folder: RunFolder, display: Display) -> Run:
             f"rollout.context_tokens={config.rollout.context_tokens} is more than the {policy.context_tokens} tokens "
             f"that {config.policy} can read: lower it"
         )
-    optimization = config.optimization
-    # Episodes under way read the policy's weights while the learner's are exchanged.
-    trained = copy.deepcopy(policy.model) if config.asynchronous.staleness else policy.model
-    learner = Learner(
-        trained,
-        objective,
-        learning_rate=optimization.learning_rate,
-        weight_decay=optimization.weight_decay,
-        max_grad_norm=optimization.max_grad_norm,
-        reference=make_policy(config.policy).model if objective.needs_reference else None,
-    )
+    learner = learner_of(config, policy)
     config = _as_declared(config)
     chat = (InlineFormat if config.format == "inline" else TemplateFormat)(policy.tokenizer)
     sampler = get_sampler(config.rollout.sampler, config.rollout.sampler_options)
@@ -116,6 +113,33 @@ def set_up(folder: RunFolder, display: Display) -> Run:
     )
     run.seconds["preparation"] = time.perf_counter() - began
     return run
+
+
+def learner_of(config: TrainConfig, policy: HFPolicy) -> Learner:
+    """The learner of ``policy``'s weights, or of a copy where episodes under way read them or processes share them out."""
+    objective, settings = objective_of(config), config.optimization
+    sharded = processes() > 1
+    apart = sharded or config.asynchronous.staleness > 0
+    model = copy.deepcopy(policy.model) if apart else policy.model
+    if settings.gradient_checkpointing:
+        checkpoint_layers(model)
+    return (ShardedLearner if sharded else Learner)(
+        model,
+        objective,
+        learning_rate=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.max_grad_norm,
+        reference=make_policy(config.policy).model if objective.needs_reference else None,
+    )
+
+
+@flushed_denormals()
+def follow(config: TrainConfig) -> None:
+    """What every process but the first of ``torchrun`` does: its share of the learning, until the first one is done."""
+    torch.set_num_threads(config.threads)
+    learner = learner_of(config, make_policy(config.policy))
+    assert isinstance(learner, ShardedLearner)
+    learner.follow()
 
 
 def _as_declared(config: TrainConfig) -> TrainConfig:
@@ -153,6 +177,7 @@ def objective_of(config: TrainConfig) -> Objective:
         ace_cap=settings.ace_cap,
         entropy_coefficient=settings.entropy_coefficient,
         micro_tokens=settings.micro_tokens,
+        precision=settings.precision,
     )
     get_objective(objective.surrogate, objective.options)
     return objective

@@ -136,7 +136,7 @@ def table() -> Callable[..., TablePolicy]:
     return TablePolicy
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def qwen() -> Callable[..., Any]:
     """Makes a random Qwen2 of 2 layers and width 32 over the ids of ``ByteTokenizer``."""
     return _qwen

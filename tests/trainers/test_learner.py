@@ -19,7 +19,7 @@ from agentenv.core.types import EndReason, Sampling, Task
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.hf import HFPolicy
 from agentenv.trainers.advantages import group_relative
-from agentenv.trainers.learner import Learner, Objective, Row, rows_of
+from agentenv.trainers.learner import Learner, Objective, Row, checkpoint_layers, rows_of
 
 PROMPT, POLICY, ENV = SegmentKind.PROMPT, SegmentKind.POLICY, SegmentKind.ENV
 Make = Callable[..., Any]
@@ -286,3 +286,54 @@ def test_a_step_without_rows_changes_nothing(table: Make) -> None:
     figures = Learner(model, Objective(), learning_rate=0.1, weight_decay=0.1).step([], tokens=100)
     assert figures == {"loss": 0, "clip_fraction": 0, "approx_kl": 0, "trained_tokens": 0, "grad_norm": 0}
     assert torch.equal(model.head.weight, before)
+
+
+def saved_bytes(learner: Learner, rows: Sequence[Row]) -> int:
+    """What a forward pass over ``rows`` keeps for its backward pass, beside the weights."""
+    kept: dict[int, int] = {parameter.data_ptr(): 0 for parameter in learner.model.parameters()}
+
+    def note(tensor: Tensor) -> Tensor:
+        kept.setdefault(tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        learner.accumulate(rows)
+    return sum(kept.values())
+
+
+def some_rows(count: int = 3, length: int = 40) -> list[Row]:
+    rng, none = np.random.default_rng(0), np.zeros(length, dtype=np.bool_)
+    mask = np.arange(length) > 4
+    return [
+        Row(rng.integers(0, 256, length), mask, np.zeros(length, np.float32), none, rng.normal(size=length))
+        for _ in range(count)
+    ]
+
+
+def test_checkpointed_layers_give_the_same_gradient_for_less_memory(qwen: Make) -> None:
+    torch.set_num_threads(1)
+    plain, saving, rows = qwen(), qwen(), some_rows()
+    checkpoint_layers(saving)
+    objective = Objective(proximal="recompute")
+    bytes_ = [saved_bytes(Learner(model, objective, learning_rate=1.0), rows) for model in (plain, saving)]
+    for ours, theirs in zip(saving.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
+    assert bytes_[1] < 0.7 * bytes_[0]
+    policy = HFPolicy(saving, ByteTokenizer())  # a synchronous run samples with the same layers
+    reference = HFPolicy(plain, ByteTokenizer())
+    drawn = [
+        asyncio.run(one.generate([1, 2, 3], Sampling(max_tokens=6, seed=4))) for one in (policy, reference)
+    ]
+    assert drawn[0] == drawn[1]
+
+
+def test_bfloat16_is_near_and_leaves_weights_and_gradients_in_float32(qwen: Make) -> None:
+    torch.set_num_threads(1)
+    exact, rough, rows = qwen(), qwen(), some_rows()
+    objective = Objective(proximal="recompute")
+    Learner(exact, objective, learning_rate=1.0).accumulate(rows)
+    Learner(rough, replace(objective, precision="bfloat16"), learning_rate=1.0).accumulate(rows)
+    both = [torch.cat([p.grad.flatten() for p in model.parameters()]) for model in (exact, rough)]
+    assert not torch.equal(*both)
+    assert both[1].dtype == torch.float32
+    assert torch.nn.functional.cosine_similarity(*both, dim=0) > 0.99

@@ -1,0 +1,100 @@
+"""The learner over several processes: two steps of 1, 2 and 4 of them (gloo, FSDP2) end where one plain learner ends.
+
+Rows of unequal length in an odd number of micro-batches, so that some processes pass through one that does not count; a
+correction whose effective sample scales the step; the state of both kinds of learner taken over by the other.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agentenv.trainers.learner import Correction, Learner, Objective, Row
+
+SIZES = (1, 2, 4)
+OBJECTIVE = Objective(
+    proximal="recompute",
+    correction=Correction(mode="truncate", ess_base=1.0),
+    entropy_coefficient=0.01,
+    micro_tokens=40,
+)
+
+WORKER = """
+import sys
+from pathlib import Path
+import torch
+from agentenv.trainers.sharded import ShardedLearner, leads, processes
+place = Path(sys.argv[1])
+given = torch.load(place / "given.pt", weights_only=False)
+learner = ShardedLearner(given["model"], given["objective"], learning_rate=1e-2, max_grad_norm=0.1)
+if not leads():
+    learner.follow()
+    raise SystemExit
+learner.load(given["weights"], given["state"])
+learner.set_learning_rate(2e-3)
+rows = learner.with_proximal(given["rows"])
+figures = [learner.step(rows, tokens=200, update=update) for update in (0, 1)]
+torch.save([figures, learner.weights(), learner.optimizer_state()], place / f"{processes()}.pt")
+learner.dismiss()
+"""
+
+
+def made_rows(count: int) -> list[Row]:
+    """Rows of 9 to 15 tokens."""
+    rng, rows = np.random.default_rng(0), []
+    for place in range(count):
+        length = 9 + place % 7
+        mask = rng.random(length) < 0.6
+        mask[0], mask[-1] = False, True
+        old = rng.normal(-3, 0.5, length).astype(np.float32)
+        ids = rng.integers(0, 256, length)
+        rows.append(Row(ids, mask, old, np.zeros(length, dtype=np.bool_), rng.normal(size=length)))
+    return rows
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, qwen: Callable[..., Any]) -> Path:
+    """A folder with the results of every number of processes, and of one plain learner under ``plain.pt``."""
+    folder = tmp_path_factory.mktemp("sharded")
+    torch.set_num_threads(1)
+    model, rows = qwen().double(), made_rows(13)
+    learner = Learner(model, OBJECTIVE, learning_rate=1e-2, max_grad_norm=0.1)
+    learner.step(learner.with_proximal(rows))  # moments that a process must take over
+    given = {"model": qwen().double(), "rows": rows, "objective": OBJECTIVE}
+    given |= {"weights": model.state_dict(), "state": learner.optimizer_state()}
+    torch.save(given, folder / "given.pt")
+    (folder / "worker.py").write_text(WORKER)
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    started = [
+        subprocess.Popen([*run, str(size), str(folder / "worker.py"), str(folder)], stderr=subprocess.PIPE)
+        for size in SIZES
+    ]
+    for one in started:
+        _, said = one.communicate(timeout=300)
+        assert one.returncode == 0, said.decode()
+    learner.set_learning_rate(2e-3)
+    rows = learner.with_proximal(rows)
+    figures = [learner.step(rows, tokens=200, update=update) for update in (0, 1)]
+    torch.save([figures, model.state_dict(), learner.optimizer_state()], folder / "plain.pt")
+    return folder
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_number_of_processes_changes_nothing(place: Path, size: int) -> None:
+    figures, weights, state = torch.load(place / f"{size}.pt", weights_only=False)
+    plain_figures, plain_weights, plain_state = torch.load(place / "plain.pt", weights_only=False)
+    for ours, theirs in zip(figures, plain_figures, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-9)
+        assert ours["effective_sample"] < 1
+        assert ours["grad_norm"] > 0.1  # it is clipped
+    assert weights.keys() == plain_weights.keys()
+    for name, value in weights.items():
+        torch.testing.assert_close(value, plain_weights[name], rtol=1e-9, atol=1e-12)
+    for place_, mine in state["state"].items():
+        for name, value in mine.items():
+            torch.testing.assert_close(value, plain_state["state"][place_][name], rtol=1e-7, atol=1e-14)
