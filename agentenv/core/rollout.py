@@ -3,7 +3,7 @@
 import asyncio
 import time
 import traceback
-from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -55,6 +55,8 @@ class Start:
     task: Task
     seed: int
     group_id: str = ""
+    gate: Callable[["Record"], bool] | None = None
+    """Asked after each turn whether the episode goes on; one that does not ends as ``aborted``, which is not trained."""
 
 
 @dataclass
@@ -166,6 +168,9 @@ async def play(record: Record, policy: Policy, chat: ChatFormat, config: Rollout
     """Takes turns from where ``record`` stands until the episode ends."""
     while record.ended is None:
         await take_turn(record, policy, chat, config)
+        gate = record.start.gate
+        if record.ended is None and gate is not None and not gate(record):
+            record.close(0.0, EndReason.ABORTED, {}, "given up while it was played")
     return record.ended
 
 

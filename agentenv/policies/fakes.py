@@ -51,6 +51,7 @@ def random_model(
     *,
     layers: int = 2,
     width: int = 32,
+    inner: int = 48,
     context: int = 256,
     seed: int = 0,
     spread: float = 0.3,
@@ -64,6 +65,7 @@ def random_model(
         vocabulary: Number of ids.
         layers: Layers.
         width: Of the hidden state, a multiple of 8; heads are 8 wide, and two of them hold keys.
+        inner: Of the feed-forward part.
         context: Positions.
         seed: Of the weights; the global generator of torch is seeded with it.
         spread: Deviation of the weights; 0.3 gives peaked distributions, where flat ones would hide mistakes.
@@ -81,7 +83,7 @@ def random_model(
         num_hidden_layers=layers,
         num_attention_heads=width // 8,
         num_key_value_heads=2,
-        intermediate_size=3 * width // 2,
+        intermediate_size=inner,
         max_position_embeddings=context,
         initializer_range=spread,
         tie_word_embeddings=tied,
@@ -101,7 +103,7 @@ def random_policy(folder: Path, texts: Iterable[str], **shape: Any) -> tuple[Any
     from agentenv.policies.tiny import build_tokenizer
 
     tokenizer = build_tokenizer(texts)
-    shape = {"layers": 1, "width": 16, "context": 1200, "spread": 0.02} | shape
+    shape = {"layers": 1, "width": 16, "inner": 32, "context": 1200, "spread": 0.02} | shape
     model = random_model(len(tokenizer), eos=tokenizer.eos_token_id, pad=tokenizer.pad_token_id, **shape)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

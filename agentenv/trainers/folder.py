@@ -43,6 +43,7 @@ class RunFolder:
     def __init__(self, path: Path, config: TrainConfig) -> None:
         self.path = path
         self.config = config
+        self._lines: dict[str, list[dict[str, Any]]] = {}  # of the logs, as they stand on disk
 
     @classmethod
     def create(cls, path: Path, config: TrainConfig) -> "RunFolder":
@@ -99,14 +100,22 @@ class RunFolder:
     def log(self, metrics: Mapping[str, Any], seconds: Mapping[str, float]) -> None:
         """Appends one line to ``metrics.jsonl`` and one to ``timings.jsonl``."""
         for name, values in (("metrics", metrics), ("timings", {"step": metrics["step"], **seconds})):
+            lines, line = self._read(name), json.dumps(values)
             with (self.path / f"{name}.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps(values) + "\n")
+                file.write(line + "\n")
+            lines.append(json.loads(line))
 
     def history(self, name: str = "metrics") -> list[dict[str, Any]]:
         """The complete lines of a log so far."""
+        return [*self._read(name)]
+
+    def _read(self, name: str) -> list[dict[str, Any]]:
+        """The lines of a log, read from disk once."""
         path = self.path / f"{name}.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        if name not in self._lines:
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+            self._lines[name] = [json.loads(line) for line in lines if line.endswith("\n")]
+        return self._lines[name]
 
     def dump(self, step: int, trajectories: Sequence[Trajectory]) -> None:
         """Writes all trajectories of a step; equal trajectories give equal bytes."""
@@ -208,6 +217,7 @@ class RunFolder:
             part = path.with_suffix(".part")
             part.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
             part.replace(path)
+            self._lines[name] = kept
         for path in (self.path / "trajectories").glob("step-*"):
             if int(path.name[5:11]) > step:
                 path.unlink()

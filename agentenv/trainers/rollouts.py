@@ -30,7 +30,7 @@ from agentenv.retrievers.mixed import at_progress
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.pending import Pending, first_complete
 from agentenv.trainers.recorded import RecordedPolicy
-from agentenv.trainers.sampling import Batch, Draw, Group, Ledger, TaskSampler, collect
+from agentenv.trainers.sampling import Batch, Draw, Gated, Group, Ledger, TaskSampler, collect
 from agentenv.trainers.splicing import rescored
 from agentenv.trainers.stage import Stage
 from agentenv.trainers.strategies import by_group, get_strategy
@@ -188,7 +188,8 @@ class Rollouts:
             retriever = LossyRetriever(retriever or self._ground.searched, draw.noise)
         ground = self._ground.varied(retriever=retriever, **draw.env)
         task = self._ground.source.tasks[group.task]
-        return [Start(ground.make_env(), task, seed, group_id) for seed in pending.seeds]
+        gate = self._sampler.gate if isinstance(self._sampler, Gated) else None
+        return [Start(ground.make_env(), task, seed, group_id, gate) for seed in pending.seeds]
 
     def _take(self, choose: Callable[[], list[Pending] | None]) -> list[Pending]:
         """Waits until ``choose`` gives groups and takes them out; their members are then in their groups."""

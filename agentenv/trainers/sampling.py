@@ -17,9 +17,20 @@ from agentenv.trainers.allocation import (
     Uniform,
 )
 from agentenv.trainers.options import bind_options
+from agentenv.trainers.pruning import OnlinePruning
 from agentenv.trainers.replay import TargetedReplay
 from agentenv.trainers.selection import Curriculum, GroupRobust, PosteriorSampling
-from agentenv.trainers.waves import Batch, Draw, Group, Ledger, Settled, Stateless, TaskSampler, collect
+from agentenv.trainers.waves import (
+    Batch,
+    Draw,
+    Gated,
+    Group,
+    Ledger,
+    Settled,
+    Stateless,
+    TaskSampler,
+    collect,
+)
 
 SAMPLERS: Mapping[str, Callable[..., TaskSampler]] = {
     "uniform": Uniform,
@@ -31,6 +42,7 @@ SAMPLERS: Mapping[str, Callable[..., TaskSampler]] = {
     "dots": TargetedReplay,
     "gdro": GroupRobust,
     "curriculum": Curriculum,
+    "arrol": OnlinePruning,
 }
 
 
@@ -50,6 +62,7 @@ __all__ = [
     "SAMPLERS",
     "Batch",
     "Draw",
+    "Gated",
     "Group",
     "Ledger",
     "Settled",

@@ -3,18 +3,25 @@
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 from math import exp
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
+
+from agentenv.core.protocols import Policy
 
 Ranked = tuple[tuple[int, float], tuple[int, float]]
 """The two most likely tokens of a place with their log-probs, the likelier first."""
 
 
-@runtime_checkable
-class RanksTokens(Protocol):
-    """A policy whose engine tells what else it might have written."""
+class TopTwo(Protocol):
+    """What an engine offers as ``top_two`` that tells what else it might have written."""
 
-    async def top_two(self, ids: Sequence[int], first: int, *, temperature: float = 1.0) -> list[Ranked]:
+    async def __call__(self, ids: Sequence[int], first: int, *, temperature: float = 1.0) -> list[Ranked]:
         """The two most likely tokens at each place of ``ids`` from ``first`` on, given what stands before it."""
+
+
+def ranker(policy: Policy) -> TopTwo | None:
+    """The policy's ``top_two``, where its engine has one."""
+    found: TopTwo | None = getattr(policy, "top_two", None)
+    return found
 
 
 class Rival(NamedTuple):

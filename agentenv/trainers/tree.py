@@ -26,7 +26,7 @@ from agentenv.core.types import Completion
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.rollback import has_failed
 from agentenv.trainers.stage import Stage
-from agentenv.trainers.token_forks import RanksTokens, Rival, likeness, rival_of
+from agentenv.trainers.token_forks import Rival, likeness, ranker, rival_of
 from agentenv.trainers.tree_credit import Tree
 
 
@@ -72,7 +72,7 @@ class TreeStrategy:
 
     async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:
         """The leaves, in the order of their lanes."""
-        if self.fork_at == "token" and not isinstance(stage.policy, RanksTokens):
+        if self.fork_at == "token" and ranker(stage.policy) is None:
             raise ConfigurationError(
                 f"fork_at='token' needs to know what else the policy might have written, and "
                 f"{type(stage.policy).__name__} does not tell: take hf:PATH, or fork at turns"
@@ -206,11 +206,11 @@ class _Grove:
 
     async def _rival(self, before: Record, completion: Completion) -> Rival | None:
         """The token of the turn just written at which to fork."""
-        policy = self.stage.policy
-        if self.how.fork_at != "token" or not isinstance(policy, RanksTokens):
+        top_two = ranker(self.stage.policy)
+        if self.how.fork_at != "token" or top_two is None:
             return None
         ids = [*before.ids, *completion.ids]
-        ranked = await policy.top_two(ids, len(before.ids), temperature=self.stage.config.temperature)
+        ranked = await top_two(ids, len(before.ids), temperature=self.stage.config.temperature)
         return rival_of(completion.ids, ranked, least=self.how.least, gap=self.how.gap)
 
     def _forks_at(self, branch: _Branch, before: Record, completion: Completion) -> bool:

@@ -6,11 +6,12 @@ so that their runs can be compared. A sampler draws a wave, sees how it came out
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from agentenv.core.rollout import Record
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
@@ -146,6 +147,14 @@ class TaskSampler(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes up where ``state_dict`` stood; an empty mapping is the beginning."""
+
+
+@runtime_checkable
+class Gated(Protocol):
+    """A sampler that is asked after each turn of its episodes, where the strategy ``plain`` plays them."""
+
+    def gate(self, record: Record) -> bool:
+        """Whether the episode goes on."""
 
 
 class Stateless:

@@ -16,6 +16,7 @@ import pytest
 
 from agentenv.cli.main import main
 from agentenv.data.world import WorldConfig, write_world
+from agentenv.policies.fakes import random_policy
 from agentenv.retrievers.corpus import load_corpus
 from agentenv.retrievers.encoder import HashEncoder
 from agentenv.retrievers.faiss import FaissRetriever
@@ -36,28 +37,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random policy of width 16."""
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    from agentenv.policies.tiny import build_tokenizer
-
-    torch.manual_seed(0)
-    tokenizer = build_tokenizer(["Where was Zoë born?"])
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=1200,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
     folder = tmp_path_factory.mktemp("policy")
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    random_policy(folder, ["Where was Zoë born?"])
     return folder
 
 

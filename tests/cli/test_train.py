@@ -22,7 +22,7 @@ from agentenv.cli.main import main
 from agentenv.core.chat import InlineFormat
 from agentenv.core.types import Message
 from agentenv.data.world import FictionalWorld, WorldConfig
-from agentenv.policies.tiny import build_tokenizer
+from agentenv.policies.fakes import random_policy
 
 WORLD = {"documents": 200, "questions": 24, "families": ("yes_no",), "hops": (2, 2)}
 STEPS = 4
@@ -97,31 +97,14 @@ def _say_yes_or_no(model: Any, tokenizer: Any, questions: list[str]) -> None:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the starting policy."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
     torch.set_num_threads(1)
-    torch.manual_seed(0)
     world = FictionalWorld.generate(WorldConfig(seed=1, split="train", **WORLD))  # type: ignore[arg-type]
     questions = [task.question for task in world.questions]
-    tokenizer = build_tokenizer([*questions, *(d.text for d in world.documents), "<answer>yes no who?"])
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    made = Qwen2ForCausalLM(config)
-    _say_yes_or_no(made, tokenizer, questions)
+    texts = [*questions, *(d.text for d in world.documents), "<answer>yes no who?"]
     folder = tmp_path_factory.mktemp("policy")
+    made, tokenizer = random_policy(folder, texts, layers=2, context=256, tied=True)
+    _say_yes_or_no(made, tokenizer, questions)
     made.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
     return folder
 
 

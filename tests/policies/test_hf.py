@@ -16,7 +16,7 @@ from agentenv.core.protocols import Policy
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import CheckpointMismatch, ContextTooSmall, PolicyFault, UnknownName
 from agentenv.policies.contract import PolicyContract
-from agentenv.policies.fakes import ByteTokenizer
+from agentenv.policies.fakes import ByteTokenizer, random_model
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.spec import make_policy
 from agentenv.policies.tiny import build_tokenizer
@@ -26,23 +26,7 @@ GREEDY = Sampling(8, temperature=0.0)
 
 
 def qwen(*, vocabulary: int = 257, layers: int = 2, seed: int = 0) -> Any:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=vocabulary,
-        hidden_size=32,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,  # fewer heads of keys than of queries, as in the real models
-        intermediate_size=48,
-        max_position_embeddings=64,
-        initializer_range=0.2,  # a peaked distribution: flat ones hide mistakes
-        bos_token_id=None,
-        eos_token_id=256,
-        pad_token_id=None,
-    )
-    return Qwen2ForCausalLM(config).eval()
+    return random_model(vocabulary, layers=layers, seed=seed, context=64, spread=0.2)
 
 
 def fresh(**changes: Any) -> HFPolicy:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory, Turn
 from agentenv.core.types import EndReason, Task
+from agentenv.policies.fakes import random_model
 
 Part = tuple[SegmentKind, Sequence[int]]
 
@@ -47,28 +48,6 @@ class TablePolicy(nn.Module):
     def logprob(self, history: Sequence[int], token: int) -> Tensor:
         number = int("1" + "".join(map(str, history)), 2)
         return torch.log_softmax(self.head.weight[:, number], dim=0)[token]
-
-
-def _qwen(vocabulary: int = 257, *, seed: int = 0, context: int = 256, eos: int = 256) -> Any:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    torch.manual_seed(seed)
-    model = Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=vocabulary,
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            intermediate_size=48,
-            max_position_embeddings=context,
-            initializer_range=0.3,  # a peaked distribution: flat ones hide mistakes
-            bos_token_id=None,
-            eos_token_id=eos,
-            pad_token_id=None,
-        )
-    )
-    return model.eval()
 
 
 def _episode(
@@ -139,7 +118,7 @@ def table() -> Callable[..., TablePolicy]:
 @pytest.fixture(scope="session")
 def qwen() -> Callable[..., Any]:
     """Makes a random Qwen2 of 2 layers and width 32 over the ids of ``ByteTokenizer``."""
-    return _qwen
+    return random_model
 
 
 @pytest.fixture

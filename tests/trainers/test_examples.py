@@ -8,7 +8,7 @@ import pytest
 from agentenv.cli.main import main
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.errors import ConfigurationError, UnknownName
-from agentenv.policies.tiny import build_tokenizer
+from agentenv.policies.fakes import random_policy
 from agentenv.trainers.config import load_config, override
 from agentenv.trainers.plan import plan_run
 
@@ -55,27 +55,11 @@ def test_a_step_of_it_runs_on_the_tiny_policy(path: Path, tmp_path: Path) -> Non
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a random Qwen2 without a card, whose tokenizer knows the environment's own opening message."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
     from agentenv.envs.local_search import PROMPT
 
     world = FictionalWorld.generate(WorldConfig(documents=200, questions=8))
-    tokenizer = build_tokenizer([PROMPT, *(document.text for document in world.documents)])
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        intermediate_size=16,
-        max_position_embeddings=1024,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
     folder = tmp_path_factory.mktemp("stranger")
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    random_policy(folder, [PROMPT, *(document.text for document in world.documents)])
     return folder
 
 

@@ -18,7 +18,7 @@ from agentenv.core.rollout import RolloutConfig, Start
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult, ToolStatus
 from agentenv.errors import ConfigurationError
-from agentenv.policies.fakes import ByteTokenizer
+from agentenv.policies.fakes import ByteTokenizer, random_model
 from agentenv.policies.hf import HFPolicy
 from agentenv.trainers.learner import Correction, Learner, Objective, rows_of
 from agentenv.trainers.rollback import RollbackStrategy
@@ -72,24 +72,8 @@ def play(policy: HFPolicy) -> list[Trajectory]:
 
 @pytest.fixture(scope="module")
 def policy() -> HFPolicy:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
     torch.set_num_threads(1)
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=257,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=48,
-        max_position_embeddings=512,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=256,
-        pad_token_id=None,
-    )
-    return HFPolicy(Qwen2ForCausalLM(config).eval(), TOKENIZER)
+    return HFPolicy(random_model(context=512), TOKENIZER)
 
 
 @pytest.fixture(scope="module")
