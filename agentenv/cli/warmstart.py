@@ -7,6 +7,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 from agentenv.errors import ConfigurationError, MissingExtra
+from agentenv.policies.tiny import shipped_weights
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,10 @@ class Warmstart:
     """Optimiser steps on drills and careful episodes."""
     crowd_steps: int | None = None
     """Optimiser steps on the mixed crowd; 0 stops at the reader."""
+    troupe_steps: int | None = None
+    """Optimiser steps on the roles of self-play, after all others; none where not given."""
+    from_shipped: bool = False
+    """Starts from the shipped policy as it is: for search, only the steps on the roles of self-play are made."""
     reader: Path | None = None
     """Folder of a reader that an earlier call with --crowd-steps 0 made; only the crowd phase is run."""
     steps: int | None = None
@@ -50,7 +55,7 @@ class Warmstart:
     def _check(self) -> None:
         if self.out.exists():
             raise ConfigurationError(f"{self.out} exists already; choose another --out")
-        search = self._given("copying_steps", "reader_steps", "crowd_steps", "reader")
+        search = self._given("copying_steps", "reader_steps", "crowd_steps", "reader", "troupe_steps")
         if wrong := search if self.env == "code" else self._given("steps"):
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
             raise ConfigurationError(f"{flags} does not go with --env {self.env}")
@@ -61,8 +66,11 @@ class Warmstart:
     def _search(self, display: Any) -> dict[str, Any]:
         from agentenv.trainers.warmstart import WarmstartConfig, warmstart
 
-        steps = self._given("copying_steps", "reader_steps", "crowd_steps")
-        return warmstart(WarmstartConfig(seed=self.seed, **steps), display, self.out, reader=self.reader)
+        steps = self._given("copying_steps", "reader_steps", "crowd_steps", "troupe_steps")
+        reader = self.reader
+        if self.from_shipped:
+            steps, reader = steps | {"crowd_steps": 0}, shipped_weights()
+        return warmstart(WarmstartConfig(seed=self.seed, **steps), display, self.out, reader=reader)
 
     def _code(self, display: Any) -> dict[str, Any]:
         from agentenv.trainers.code_warmstart import CodeWarmstartConfig, code_warmstart

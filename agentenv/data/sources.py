@@ -36,6 +36,9 @@ class SourceConfig(Frozen):
     """Seeds the draw."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Dials of an environment's own tasks, by the names of its ``make_tasks``; without effect otherwise."""
+    topics: bool = False
+    """Poses the titles of the corpus in place of its questions: what a proposer of self-play starts from. The questions and
+    their answers are not looked at."""
     world: WorldConfig = WorldConfig()
     """Dials of the world; without effect for a named set."""
 

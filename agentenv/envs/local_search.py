@@ -62,6 +62,10 @@ class SearchState:
     seed: int
     found: dict[str, Passage] = field(default_factory=dict)
     """Every passage seen so far, by title."""
+    queries: list[str] = field(default_factory=list)
+    """What was searched."""
+    pages: list[str] = field(default_factory=list)
+    """What searches and readings showed."""
     retrieved: list[list[str]] = field(default_factory=list)
     """Ids of the passages that each query returned, best first."""
     turns: int = 0
@@ -79,6 +83,10 @@ class LocalSearch(AsyncEnv[SearchState]):
     call_markers: ClassVar[tuple[str, ...]] = ("<search>", "<read>")
     stop: ClassVar[tuple[str, ...]] = STOP
     scorers: ClassVar[tuple[str, ...]] = ("em_squad", "f1_squad")
+    final_tag: ClassVar[str] = "answer"
+    """The block that ends the episode."""
+    correction: ClassVar[str] = CORRECTION
+    """What an action without a complete block is told."""
 
     def __init__(
         self,
@@ -150,12 +158,15 @@ class LocalSearch(AsyncEnv[SearchState]):
         await super().areset(seed=seed)
         drawn = self._tasks[int(self.np_random.integers(len(self._tasks)))] if self._tasks else None
         task: Task | None = (options or {}).get("task") or drawn
-        if task is None or not task.answers:
-            raise DatasetError(f"task {task.id if task else None!r} has no answers to score against")
+        if task is None:
+            raise DatasetError("there is no task to pose")
         self.state = SearchState(task, seed=seed or 0)
-        return (Message("user", self._prompt.replace("{question}", as_question(task.question))),), {
-            "task_id": task.id
-        }
+        return (Message("user", self._opening(task)),), {"task_id": task.id}
+
+    def _opening(self, task: Task) -> str:
+        if not task.answers:
+            raise DatasetError(f"task {task.id!r} has no answers to score against")
+        return self._prompt.replace("{question}", as_question(task.question))
 
     async def astep(self, action: str) -> Step:
         """Acts on the earliest complete block of ``action``.
@@ -167,14 +178,15 @@ class LocalSearch(AsyncEnv[SearchState]):
         self.check_running()
         block = earliest_block(action, self.tags)
         last = self.state.turns >= self._max_turns
-        if block and block.tag == "answer":
-            return self._answer(block.content)
+        if block and block.tag == self.final_tag:
+            return self._finish(action, block)
         if last:
             reward = self._worth(0.0)
             return self.result(
                 (), reward=reward, end=EndReason.TURN_LIMIT, truncated=True, valid=False, answer=None
             )
         observation, result = await self._act(block)
+        self.state.pages.append(observation)
         self.state.turns += 1
         valid = result.status is ToolStatus.OK
         self.state.mistakes += result.status is ToolStatus.FORMAT_ERROR
@@ -193,7 +205,7 @@ class LocalSearch(AsyncEnv[SearchState]):
             return await self._search(texts[: self._queries])
         if block and block.tag == "read":
             return self._read(block.content)
-        return CORRECTION, ToolResult("none", ToolStatus.FORMAT_ERROR, error_class="no complete action")
+        return self.correction, ToolResult("none", ToolStatus.FORMAT_ERROR, error_class="no complete action")
 
     async def _search(self, texts: list[str]) -> tuple[str, ToolResult]:
         task, state = self.state.task, self.state
@@ -203,6 +215,7 @@ class LocalSearch(AsyncEnv[SearchState]):
         rankings = await self._retriever.search([Query(text, context) for text in texts], self._k)
         ids = [[passage.id for passage in ranking] for ranking in rankings]
         state.retrieved += ids
+        state.queries += texts
         passages = list({passage.id: passage for ranking in rankings for passage in ranking}.values())
         state.found |= {passage.title: passage for passage in passages}
         return self._information(self._format(passages)), ToolResult(
@@ -233,6 +246,9 @@ class LocalSearch(AsyncEnv[SearchState]):
             fits = self._count(information(" ".join(words[:middle]))) <= room
             low, high = (middle, high) if fits else (low, middle - 1)
         return information(" ".join(words[:low]))
+
+    def _finish(self, action: str, block: Block) -> Step:
+        return self._answer(block.content)
 
     def _answer(self, text: str) -> Step:
         self.state.answer = text

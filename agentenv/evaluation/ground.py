@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from pydantic import Field
@@ -16,6 +17,7 @@ from pydantic import Field
 from agentenv.core.env import Env, run_sync
 from agentenv.core.protocols import Retriever
 from agentenv.core.registry import env_class, make
+from agentenv.core.types import Task
 from agentenv.data.datasets import SETS, load_dataset
 from agentenv.data.sources import OWN, Frozen, Source, SourceConfig, open_source
 from agentenv.errors import ConfigurationError
@@ -144,6 +146,8 @@ def open_ground(
         return Ground(opened, None, env, count_tokens)
     if search.corpus:
         opened = replace(opened, documents=None, corpus=_corpus_file(search.corpus, source))
+    if source.topics:
+        opened = replace(opened, tasks=topics_of(corpus_of(opened), source))
     if search.retriever and search.retriever != BM25:
         retriever = make_retriever(search.retriever)
         check_gold(retriever, opened.split)
@@ -163,6 +167,20 @@ def _own_tasks(source: SourceConfig, env: EnvConfig) -> Source:
     split = source.split or "train"
     tasks = make_tasks(_OWN_TASKS if source.limit is None else source.limit, seed=source.seed, split=split)
     return Source(env.id, split, tuple(tasks), None, None)
+
+
+def topics_of(corpus: Corpus | None, source: SourceConfig) -> tuple[Task, ...]:
+    """A task without answers for every title of ``corpus``, or for ``source.limit`` of them drawn by its seed.
+
+    Raises:
+        ConfigurationError: there is no corpus.
+    """
+    if corpus is None:
+        raise ConfigurationError("topics are titles of a corpus; name one with search.corpus")
+    titles = list(dict.fromkeys(document.title for document in corpus))
+    if source.limit is not None and source.limit < len(titles):
+        titles = Random(source.seed).sample(titles, source.limit)
+    return tuple(Task(f"topic-{number}", title, (), "train") for number, title in enumerate(titles))
 
 
 def _corpus_file(corpus: str, source: SourceConfig) -> Path:

@@ -24,6 +24,31 @@ from agentenv.trainers.turn_credit import anchor_state, dual_level, return_to_go
 
 Estimator = Callable[[Sequence[Trajectory]], list[Values]]
 
+
+def role_wise(
+    group: Sequence[Trajectory],
+    *,
+    estimators: Mapping[str, str] = {"proposer": "leave_one_out"},
+) -> list[Values]:
+    """Each role of a game by its own estimator, among its own episodes: no role is compared with another.
+
+    Self-play gives the episodes of a role one group a game or one a step. A proposer that is compared with the other
+    proposers of the step by ``leave_one_out`` follows REINFORCE with the mean of the others as its baseline, without bias.
+    Biased where a role's estimator is; as it stands, for solvers, as ``group_relative``: .536 along, .031 aside.
+
+    Args:
+        group: Valid trajectories; ``info["role"]`` says whose they are, ``solver`` where it says nothing.
+        estimators: Estimator by role; ``group_relative`` where none is named.
+    """
+    roles = [str(trajectory.info.get("role", "solver")) for trajectory in group]
+    values: dict[int, Values] = {}
+    for role in dict.fromkeys(roles):
+        mine = [place for place, other in enumerate(roles) if other == role]
+        estimate = get_estimator(estimators.get(role, "group_relative"))
+        values |= dict(zip(mine, estimate([group[place] for place in mine]), strict=True))
+    return [values[place] for place in range(len(group))]
+
+
 ESTIMATORS: Mapping[str, Callable[..., list[Values]]] = {
     "group_relative": group_relative,
     "dr_grpo": dr_grpo,
@@ -37,6 +62,7 @@ ESTIMATORS: Mapping[str, Callable[..., list[Values]]] = {
     "pivotal": pivotal,
     "sibling": sibling,
     "tree": tree,
+    "role_wise": role_wise,
 }
 
 

@@ -38,13 +38,13 @@ def make_reflector(name: str, tokens: int, stage: Stage) -> Reflector:
     """
     if name in VERIFIERS:
         return VerifierReflector(VERIFIERS[name]())
-    policy, chat = (stage.policy, stage.chat) if name == SELF else _other_policy(name)
+    policy, chat = (stage.policy, stage.chat) if name == SELF else other_policy(name)
     config = stage.config
     return PolicyReflector(policy, chat, name == SELF, tokens, config.temperature, config.deadline_s)
 
 
 @lru_cache(maxsize=2)
-def _other_policy(spec: str) -> tuple[Policy, ChatFormat]:
+def other_policy(spec: str) -> tuple[Policy, ChatFormat]:
     """A policy that is not trained, loaded once a process, and the format that it is asked in."""
     if is_endpoint(spec):
         endpoint = make_endpoint_policy(spec)

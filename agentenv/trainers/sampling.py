@@ -20,6 +20,7 @@ from agentenv.trainers.options import bind_options
 from agentenv.trainers.pruning import OnlinePruning
 from agentenv.trainers.replay import TargetedReplay
 from agentenv.trainers.selection import Curriculum, GroupRobust, PosteriorSampling
+from agentenv.trainers.self_play_sampler import SelfPlaySampler
 from agentenv.trainers.waves import (
     Batch,
     Draw,
@@ -43,6 +44,7 @@ SAMPLERS: Mapping[str, Callable[..., TaskSampler]] = {
     "gdro": GroupRobust,
     "curriculum": Curriculum,
     "arrol": OnlinePruning,
+    "self_play": SelfPlaySampler,
 }
 
 

@@ -25,6 +25,7 @@ from agentenv.trainers.rescue import (
 )
 from agentenv.trainers.retry import ReflectRetryStrategy
 from agentenv.trainers.rollback import RollbackStrategy
+from agentenv.trainers.self_play import SelfPlayStrategy
 from agentenv.trainers.self_search import SelfSearchStrategy
 from agentenv.trainers.stage import Stage
 from agentenv.trainers.tree import TreeStrategy
@@ -78,6 +79,7 @@ STRATEGIES: Mapping[str, Callable[..., RolloutStrategy]] = {
     "adaptive_hint": AdaptiveHintStrategy,
     "critique": CritiqueStrategy,
     "demonstrate": DemonstrateStrategy,
+    "self_play": SelfPlayStrategy,
 }
 
 

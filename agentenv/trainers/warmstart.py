@@ -17,7 +17,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -38,6 +38,7 @@ from agentenv.policies.tiny import build_model, build_tokenizer
 from agentenv.trainers.demonstrations import (
     CROWD,
     Demo,
+    Demonstrator,
     careful,
     demonstrate,
     drill,
@@ -46,6 +47,7 @@ from agentenv.trainers.demonstrations import (
     to_tokens,
 )
 from agentenv.trainers.denormals import flushed_denormals
+from agentenv.trainers.role_demonstrations import TROUPE
 
 Batch = tuple[Tensor, Tensor]
 Lesson = tuple[list[int], list[bool]]
@@ -68,6 +70,8 @@ class WarmstartConfig:
     """Optimiser steps of harder lessons, at half the step size."""
     crowd_steps: int = 200
     """Optimiser steps on the mixed crowd."""
+    troupe_steps: int = 0
+    """Optimiser steps on the roles of self-play, proposer and verifier, mixed with the crowd; 0 leaves a solver only."""
     episodes: int = 32
     """Demonstrations an optimiser step."""
     matrix_rate: float = 0.02
@@ -135,8 +139,12 @@ def warmstart(config: WarmstartConfig, display: Display, out: Path, *, reader: P
     policy, figures = _load_reader(reader) if reader else _make_reader(config, display)
     if config.crowd_steps:
         display.phase("crowd", config.crowd_steps)
-        crowd = _mixture(config, InlineFormat(policy.tokenizer))
+        crowd = _mixture(CROWD, config, 20_000_000, InlineFormat(policy.tokenizer))
         figures["tokens"] += fit(_rounded(policy), crowd, config.crowd_steps, 0.1, config, display)
+    if config.troupe_steps:
+        display.phase("troupe", config.troupe_steps)
+        troupe = _mixture(TROUPE, config, 90_000_000, InlineFormat(policy.tokenizer))
+        figures["tokens"] += fit(_rounded(policy), troupe, config.troupe_steps, 0.3, config, display)
     figures["minutes"] += (time.perf_counter() - began) / 60
     save(policy, figures, config, out)
     return figures
@@ -212,9 +220,11 @@ def _polishing(config: WarmstartConfig, chat: InlineFormat) -> Iterator[list[Bat
         yield _batches(config, chat, [*lessons[config.episodes // 4 :], *searches])
 
 
-def _mixture(config: WarmstartConfig, chat: InlineFormat) -> Iterator[list[Batch]]:
-    """The crowd's steps."""
-    for demos in demonstrate(CROWD, seed=config.seed + 20_000_000, worlds=config.world, k=config.k):
+def _mixture(
+    crowd: Mapping[Demonstrator, float], config: WarmstartConfig, offset: int, chat: InlineFormat
+) -> Iterator[list[Batch]]:
+    """The steps of a mixture of demonstrators; ``offset`` picks the worlds."""
+    for demos in demonstrate(crowd, seed=config.seed + offset, worlds=config.world, k=config.k):
         yield _batches(config, chat, demos[: config.episodes])
 
 
@@ -375,6 +385,7 @@ no text but that of FictionalWorlds of the training split was ever seen.
 | reader | {config.reader_steps} | questions about the page of a search, and careful episodes of one and two hops |
 | polishing | {config.polishing_steps} | the same where half of the names have a twin, at half the step size |
 | crowd | {config.crowd_steps} | careful {careful:.0%}, guessing {guessing:.0%}, hasty {hasty:.0%}, astray {astray:.0%} |
+| troupe | {config.troupe_steps} | proposers and verifiers of self-play, and some of the crowd |
 
 {tokens:,} tokens in {minutes:.0f} minutes. After the reader phase {reading_accuracy:.3f} of the answers were right on unseen
 worlds, greedy, given searches that had found every document. The crowd phase then makes it behave badly on purpose:

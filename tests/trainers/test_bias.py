@@ -256,6 +256,7 @@ def test_siblings_that_ignore_how_often_a_state_was_forked_fail_the_same_test() 
 # Along: the expectation's component along the exact gradient, in units of it. Aside: the length of the rest, likewise.
 MEASURED = [
     ("group_relative", {}, 0.536, 0.031),
+    ("role_wise", {}, 0.536, 0.031),
     ("median_centered", {}, 0.915, 0.069),
     ("optimal_baseline", {}, 0.695, 0.084),
     ("optimal_baseline", {"norm": "length"}, 0.699, 0.078),

@@ -44,7 +44,10 @@ def config(sampler: str) -> dict[str, Any]:
         "threads": 1,
         "checkpoint_every": 1,
         "trajectories_every": 1,
-        "env": {"options": {"k": 2, "max_turns": 1, "observation_tokens": 128, "prompt": "{question}"}},
+        "env": {
+            "id": "agentenv/SearchSolver-v0",
+            "options": {"k": 2, "max_turns": 1, "observation_tokens": 128, "prompt": "{question}"},
+        },
         "search": {"encoder": "hash"},
         "train": {"world": world | {"seed": 1, "split": "train"}},
         "dev": {"world": world | {"seed": 2, "split": "dev"}},
