@@ -29,7 +29,7 @@ from agentenv.evaluation.page import (
 from agentenv.evaluation.records import EPISODES, RESULTS, SUITE, Evaluation, read_evaluation, read_json
 from agentenv.evaluation.records import write_atomically as write
 from agentenv.evaluation.results import OUTCOME
-from agentenv.evaluation.tables import tables
+from agentenv.evaluation.tables import league_tables, tables
 
 Json = dict[str, Any]
 
@@ -50,6 +50,11 @@ CURVES = {
     "effective_groups": "groups that teach, effective number",
     "sampled_tokens": "sampled tokens a step",
     "faults": "faults",
+    "valid_share": "games with an accepted question, share",
+    "solved_mean": "accepted questions: mean share of attempts that succeed",
+    "solved_sometimes": "accepted questions solved sometimes, share",
+    "frame_entropy": "kinds of accepted questions, bits",
+    "overlap": "accepted questions: mean word overlap",
 }
 
 
@@ -103,7 +108,7 @@ def training_page(directory: Path) -> Page:
         cards=levels,
         warnings=[*warnings, *_training_warnings(lines), *fault_warnings(runs)],
         labels=[label for label, _ in runs],
-        tables=tables(runs, scorer),
+        tables=[*tables(runs, scorer), *league_tables(results.get("league"))],
         episodes=episodes_of(list(sides.values()), scorer),
         paired=paired,
         curves=_curves(lines),

@@ -24,6 +24,19 @@ def tables(runs: Sequence[tuple[str, Json]], scorer: str) -> list[Json]:
     return [table for table in found if table["rows"]]
 
 
+def league_tables(league: Json | None) -> list[Json]:
+    """The matrix of a league as one table: a row for each version's questions, a column for each version as solver."""
+    if not league:
+        return []
+    rows = [
+        [f"{name} ({count} questions)", *("" if share is None else f"{share:.2f}" for share in row)]
+        for name, count, row in zip(league["versions"], league["questions"], league["solved"], strict=True)
+    ]
+    versions = league["versions"]
+    title = "League: share of the row's questions that the column's solver solves"
+    return [{"title": title, "groups": ["solver"], "span": len(versions), "head": versions, "rows": rows}]
+
+
 def _table(
     title: str,
     runs: Sequence[tuple[str, Json]],

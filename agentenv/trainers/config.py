@@ -225,6 +225,15 @@ class GuardSettings(Frozen):
     """See ``action``."""
 
 
+class LeagueSettings(Frozen):
+    """Past versions of a self-play run, and their matrix at its end."""
+
+    every: int = Field(0, ge=0)
+    """Steps between two versions that are kept for good; 0 keeps none and plays no league."""
+    games: int = Field(32, ge=1)
+    """Topics that every version poses a question about."""
+
+
 class TrainConfig(Frozen):
     """A training run."""
 
@@ -261,6 +270,8 @@ class TrainConfig(Frozen):
     """Evaluation."""
     monitor: GuardSettings = GuardSettings()
     """Guard against collapse."""
+    league: LeagueSettings = LeagueSettings()
+    """Past versions against each other; for ``rollout.strategy = "self_play"``."""
     checkpoint_every: int = Field(25, ge=1)
     """Steps between two checkpoints; the last two are kept."""
     trajectories_every: int = Field(10, ge=0)
@@ -276,6 +287,8 @@ class TrainConfig(Frozen):
                 f"rollout.turn_tokens={rollout.turn_tokens} must be below rollout.context_tokens="
                 f"{rollout.context_tokens}, or no prompt fits beside one turn"
             )
+        if self.league.every and rollout.strategy != "self_play":
+            raise ValueError(f"league.every needs rollout.strategy = 'self_play', not {rollout.strategy!r}")
         sampler = get_sampler(rollout.sampler, rollout.sampler_options)
         if self.asynchronous.staleness and rollout.deterministic:
             raise ValueError(

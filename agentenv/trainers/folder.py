@@ -145,6 +145,21 @@ class RunFolder:
         for old in self._checkpoints()[:-_KEPT]:
             _remove(old)
 
+    def keep_version(self, step: int, policy: HFPolicy) -> None:
+        """Writes the weights after ``step`` steps to ``league/``, where they stay."""
+        final = self.path / "league" / f"step-{step:06d}"
+        part = final.with_suffix(".part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        policy.model.save_pretrained(part)
+        policy.tokenizer.save_pretrained(part)
+        shutil.rmtree(final, ignore_errors=True)
+        part.rename(final)
+
+    def versions(self) -> list[Path]:
+        """The folders of the kept versions, oldest first."""
+        return sorted((self.path / "league").glob("step-[0-9]*[0-9]"))
+
     def _checkpoints(self) -> list[Path]:
         return sorted((self.path / "checkpoints").glob("step-*"))
 

@@ -26,6 +26,7 @@ from agentenv.trainers.denormals import flushed_denormals
 from agentenv.trainers.evaluate import evaluate_dev, evaluate_test
 from agentenv.trainers.folder import RunFolder
 from agentenv.trainers.imitation import imitate
+from agentenv.trainers.league import league_of
 from agentenv.trainers.learner import Row, rows_of
 from agentenv.trainers.metrics import describe
 from agentenv.trainers.monitors import COLLAPSES, guarded, warnings_of
@@ -81,6 +82,8 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
             folder.log(metrics, clock.seconds())
             for tracker in run.trackers:
                 tracker.log(step, {name: v for name, v in metrics.items() if isinstance(v, int | float)})
+            if config.league.every and step % config.league.every == 0:
+                folder.keep_version(step, run.policy)
             if step % config.checkpoint_every == 0 or step == config.optimization.steps or stopped:
                 folder.save_checkpoint(step, run.policy, run.learner, run.parts)
             display.advance(step, metrics)
@@ -171,6 +174,8 @@ def _finish(run: Run, before: dict[str, Any]) -> dict[str, Any]:
     if (strategy := run.config.evaluation.strategy) != "plain":
         for name in (f"before-{strategy}", f"after-{strategy}"):
             results[name] = _headline(read_json(run.folder.path / "evaluation" / name / RESULTS), scorer)
+    if run.config.league.every:
+        results["league"] = league_of(run).as_json()
     if "stopped" in history[-1]:
         results["stopped"] = history[-1]["stopped"]
     write_results(run.folder.path, results)

@@ -64,9 +64,11 @@ class QuestionPool:
         self.entries.append(entry)
         return True
 
-    def draw(self, rng: np.random.Generator, at_most: float) -> Task | None:
-        """A question with a rate of at most ``at_most``, uniformly; None where there is none."""
-        fit = [place for place, entry in enumerate(self.entries) if entry.rate <= at_most]
+    def draw(self, rng: np.random.Generator, at_most: float = 1.0, *, gold: bool = False) -> Task | None:
+        """A question with a rate of at most ``at_most``, uniformly, with ``gold`` one that has an answer; None of none."""
+        fit = [
+            i for i, entry in enumerate(self.entries) if entry.rate <= at_most and (entry.answer or not gold)
+        ]
         if not fit:
             return None
         place = fit[int(rng.integers(len(fit)))]

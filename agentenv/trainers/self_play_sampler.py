@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from agentenv.core.types import Task
 from agentenv.envs.self_play import Deal
 from agentenv.trainers.question_checks import signature
 from agentenv.trainers.question_pool import Pooled, QuestionPool, difficulty, diversity
@@ -55,7 +54,7 @@ class SelfPlaySampler:
         ]
 
     def _deal(self, ledger: Ledger, known: frozenset[str]) -> Deal:
-        spare = self.pool.draw(ledger.rng, self.threshold)
+        spare = self.pool.draw(ledger.rng, self.threshold, gold=True)
         referred = ledger.rng.random() < self.reference_share
         return Deal(spare, self._reference(ledger) if referred else "", known)
 
@@ -63,7 +62,7 @@ class SelfPlaySampler:
         if self.references == "weak" and (weak := weaknesses(self.rates)):
             drawn = int(ledger.rng.choice(len(weak), p=[weakness.share for weakness in weak]))
             return weak[drawn].example
-        task: Task | None = self.pool.draw(ledger.rng, 1.0)
+        task = self.pool.draw(ledger.rng)
         return task.question if task else ""
 
     def settle(self, ledger: Ledger) -> Settled:

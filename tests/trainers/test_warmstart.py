@@ -18,10 +18,13 @@ from agentenv.core.env import run_sync
 from agentenv.core.types import Passage, Query, RetrieverInfo
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.envs.local_search import LocalSearch
+from agentenv.envs.proposals import Rules
+from agentenv.envs.self_play import SearchProposer
 from agentenv.errors import ConfigurationError
 from agentenv.policies.card import read_card
 from agentenv.policies.spec import make_policy
 from agentenv.retrievers.encoder import HashEncoder
+from agentenv.trainers.config import load_config
 from agentenv.trainers.demonstrations import (
     Library,
     Scene,
@@ -34,6 +37,7 @@ from agentenv.trainers.demonstrations import (
     hasty,
     to_tokens,
 )
+from agentenv.trainers.role_demonstrations import PROPOSER_PROMPT, VERIFIER_PROMPT, proposing, verifying
 from agentenv.trainers.warmstart import WarmstartConfig, warmstart
 
 WORLD = WorldConfig(documents=200, questions=40, families=("lookup", "bridge"), split="train")
@@ -136,3 +140,54 @@ def test_a_folder_that_is_no_reader_is_refused(tmp_path: Path) -> None:
 def test_fresh_worlds_never_repeat() -> None:
     first, second = islice(drill(seed=0, worlds=WORLD, k=1, count=20), 2)
     assert {demo[0].text for demo in first}.isdisjoint(demo[0].text for demo in second)
+
+
+def test_the_proposing_demonstrator_plays_its_environment_letter_for_letter_and_keeps_the_rules() -> None:
+    for scene in scenes()[:12]:
+        demo = proposing(scene)
+        path = scene.task.data["path"]
+        if not demo or len(path) < 2:
+            continue
+        topic = replace(scene.task, question=path[0]["entity"], answers=(), data={"searches": 2})
+        env = SearchProposer(
+            tasks=[topic],
+            retriever=Shelf(scene.library),
+            k=2,
+            prompt=PROPOSER_PROMPT,
+            rules=Rules(searches=2),
+            observation_tokens=999,
+        )
+        opening, _ = env.reset(seed=0, options={"task": topic})
+        assert demo[0].text.startswith(opening[0].text)  # a reference may follow
+        steps = [env.step(piece.text) for piece in demo if piece.kind == "own"]
+        pages = [piece.text for piece in demo if piece.kind == "page"]
+        assert [step.observation[0].text for step in steps[:-1]] == pages
+        assert (steps[-1].reward, steps[-1].info["refused"]) == (1.0, None)
+        return
+    raise AssertionError("no proposal of two hops among twelve")
+
+
+def test_the_verifying_demonstrator_is_shown_the_documents_of_every_hop() -> None:
+    scene = next(s for s in scenes() if len(s.task.data["path"]) == 2 and verifying(s))
+    opening, answer = verifying(scene)
+    texts = {document.id: document.text for document in FictionalWorld.generate(WORLD).documents}
+    assert all(texts[name] in opening.text for name in scene.task.data["supporting_ids"])
+    assert opening.text.endswith(scene.task.question)
+    assert answer.text == f"<answer> {scene.task.answers[0]} </answer>"
+
+
+def test_the_preset_asks_as_the_demonstrators_do() -> None:
+    prompts = load_config("self-play").rollout.strategy_options["prompts"]
+    assert prompts == {"propose": PROPOSER_PROMPT, "verify": VERIFIER_PROMPT, "compete": VERIFIER_PROMPT}
+
+
+def test_the_roles_of_self_play_are_a_phase_of_their_own(tmp_path: Path) -> None:
+    """Without steps nothing is moved; with one the policy differs."""
+    from agentenv.policies.tiny import shipped_weights
+
+    still = replace(TINY, crowd_steps=0, troupe_steps=1)
+    warmstart(still, Silent(), tmp_path / "troupe", reader=shipped_weights())
+    shipped = (shipped_weights() / "model.safetensors").read_bytes()
+    assert (tmp_path / "troupe" / "model.safetensors").read_bytes() != shipped
+    assert "| troupe | 1 |" in (tmp_path / "troupe" / "README.md").read_text()
+    assert read_card(tmp_path / "troupe").prompt == "{question}"

@@ -1,0 +1,140 @@
+"""A league: past versions of the policy are kept, and every version's questions are put to every version as solver.
+
+One version poses once; all solvers get the same accepted questions, so a row compares solvers on equal terms and a column
+shows how the questions grew harder.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agentenv.core.protocols import ChatFormat, Policy
+from agentenv.core.rollout import RolloutConfig, Start
+from agentenv.core.types import Task
+from agentenv.errors import ConfigurationError
+from agentenv.evaluation.ground import Ground
+from agentenv.evaluation.runner import play
+from agentenv.policies.spec import make_policy
+from agentenv.trainers.run import Run, rollout_config
+from agentenv.trainers.self_play import SelfPlayStrategy
+from agentenv.trainers.stage import Stage
+from agentenv.trainers.strategies import get_strategy, play_groups
+
+
+@dataclass(frozen=True)
+class Version:
+    """One set of weights."""
+
+    name: str
+    policy: Policy
+    chat: ChatFormat
+    decode: Callable[[Sequence[int]], str]
+    """Text of a run of its token ids."""
+
+
+@dataclass(frozen=True)
+class League:
+    """Who solved whose questions.
+
+    Attributes:
+        versions: names, in order.
+        questions: how many of each version's were accepted.
+        solved: share of the questions of the row's version that the column's version solved; None where there are none or
+            every episode failed through a fault of ours.
+    """
+
+    versions: tuple[str, ...]
+    questions: tuple[int, ...]
+    solved: tuple[tuple[float | None, ...], ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """For ``results.json``."""
+        return {
+            "versions": list(self.versions),
+            "questions": list(self.questions),
+            "solved": [list(row) for row in self.solved],
+        }
+
+
+def play_league(
+    versions: Sequence[Version],
+    ground: Ground,
+    strategy: SelfPlayStrategy,
+    config: RolloutConfig,
+    *,
+    games: int,
+    seed: int,
+) -> League:
+    """Every version poses ``games`` questions about the same topics; every version answers those that are accepted.
+
+    Args:
+        versions: Who takes part.
+        ground: Topics, corpus and environment.
+        strategy: How questions are accepted.
+        config: Budgets; proposers sample as it says, solvers are greedy.
+        games: Topics, the first ones.
+        seed: Seeds the episodes.
+    """
+    asked = [accepted(version, ground, strategy, config, games=games, seed=seed) for version in versions]
+    rows = [tuple(_solved(version, ground, tasks, config, seed) for version in versions) for tasks in asked]
+    return League(tuple(version.name for version in versions), tuple(map(len, asked)), tuple(rows))
+
+
+def accepted(
+    version: Version,
+    ground: Ground,
+    strategy: SelfPlayStrategy,
+    config: RolloutConfig,
+    *,
+    games: int,
+    seed: int,
+) -> list[Task]:
+    """The questions of ``version`` that pass every check, one game a topic."""
+    lanes = strategy.votes
+    topics = ground.source.tasks[:games]
+    starts = [
+        [
+            Start(ground.make_env(), topic, seed + lanes * number + lane, f"game-{number}")
+            for lane in range(lanes)
+        ]
+        for number, topic in enumerate(topics)
+    ]
+    stage = Stage(version.policy, version.chat, config, version.decode, name=f"league-{version.name}")
+    try:
+        played = asyncio.run(play_groups(starts, strategy, stage))
+    finally:
+        for start in (start for group in starts for start in group):
+            start.env.close()
+    stories = [t.info["game"] for group in played for t in group if "game" in t.info]
+    return [story["task"] for story in stories if story["admitted"]]
+
+
+def _solved(
+    version: Version, ground: Ground, tasks: Sequence[Task], config: RolloutConfig, seed: int
+) -> float | None:
+    greedy = replace(config, temperature=0.0)
+    played = play(version.policy, version.chat, ground.make_env, tasks, greedy, seed=seed, name=version.name)
+    valid = [trajectory for trajectory in played if trajectory.valid]
+    return sum(bool(t.info.get("success")) for t in valid) / len(valid) if valid else None
+
+
+def league_of(run: Run) -> League:
+    """The league of a training run: the policy that it started from, and every version that it has kept.
+
+    Raises:
+        ConfigurationError: the run plays no game.
+    """
+    settings = run.config.rollout
+    strategy = get_strategy(settings.strategy, settings.strategy_options)
+    if not isinstance(strategy, SelfPlayStrategy):
+        raise ConfigurationError(f"a league needs rollout.strategy = 'self_play', not {settings.strategy!r}")
+    folders = {"start": run.config.policy} | {path.name: f"hf:{path}" for path in run.folder.versions()}
+    run.display.phase("league", len(folders))
+    versions = []
+    for name, spec in folders.items():
+        policy = make_policy(spec)
+        versions.append(Version(name, policy, run.chat, policy.tokenizer.decode))
+    config = rollout_config(run.config, temperature=settings.temperature)
+    games = run.config.league.games
+    return play_league(versions, run.train, strategy, config, games=games, seed=run.config.seed)

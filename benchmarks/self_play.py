@@ -1,0 +1,228 @@
+"""Self-play on a FictionalWorld: are accepted pairs true, and does the game teach without a labelled question?
+
+``truth`` plays the same games without and with verification and asks the world's solver, which the game never sees, whether
+each accepted answer is one of the right ones, and the only one. ``train`` gives equal budgets to self-play and to the same
+game with a frozen proposer, from one warm start, and scores both on held-out questions before and after.
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from common import common_arguments, finish, write
+
+from agentenv.core.chat import InlineFormat
+from agentenv.core.rollout import Start
+from agentenv.core.scorers import get_scorer
+from agentenv.data.world_facts import invent
+from agentenv.data.world_solver import Solver
+from agentenv.evaluation.ground import Ground, open_ground
+from agentenv.evaluation.records import read_json
+from agentenv.evaluation.statistics import wilson_interval
+from agentenv.policies.spec import make_policy
+from agentenv.trainers.config import TrainConfig, load_config, override
+from agentenv.trainers.stage import Stage
+
+ARMS: Mapping[str, tuple[str, ...]] = {
+    "rules alone": (),
+    "verified": ("verify",),
+    "verified, one answer": ("verify", "compete"),
+}
+T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
+"""Student's quantile by number of seeds."""
+
+
+def verdict(solver: Solver, question: str, answer: str) -> tuple[bool, bool]:
+    """Whether ``answer`` is one of the world's answers to ``question``, and whether it is the only one."""
+    answers = solver.answers(question)
+    true = bool(answers) and get_scorer("em_squad")(answer, tuple(sorted(answers))).value == 1.0
+    return true, true and len(answers) == 1
+
+
+def share(flags: Sequence[bool]) -> dict[str, Any]:
+    """A share with its n and Wilson interval."""
+    low, high = wilson_interval(sum(flags), len(flags)) if flags else (0.0, 1.0)
+    return {"share": sum(flags) / len(flags) if flags else None, "n": len(flags), "ci95": [low, high]}
+
+
+def t_interval(values: Sequence[float]) -> list[float]:
+    """The 95 % interval of the mean over seeds."""
+    half = T_975[len(values)] * stdev(values) / len(values) ** 0.5
+    return [fmean(values) - half, fmean(values) + half]
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Measures and writes the result file."""
+    parser = common_arguments(__doc__ or "")
+    parser.add_argument("what", choices=("truth", "train"))
+    parser.add_argument("--policy", required=True, help="hf:PATH of agentenv warmstart --troupe-steps")
+    parser.add_argument("--games", type=int, default=300, help="truth: games of each arm")
+    parser.add_argument(
+        "--documents", type=int, default=1000, help="documents of the world that is played on"
+    )
+    parser.add_argument("--seeds", type=int, default=3, help="train: seeds of each arm, 2 to 5")
+    parser.add_argument("--steps", type=int, default=40, help="train: optimiser steps of each run")
+    parser.add_argument("--questions", type=int, default=16, help="train: games a step")
+    parser.add_argument("--limit", type=int, default=400, help="train: held-out questions")
+    parser.add_argument(
+        "--folder", type=Path, help="train: where runs are kept; a temporary folder by default"
+    )
+    args = parser.parse_args(words)
+    (truth if args.what == "truth" else compare)(args)
+
+
+def preset(args: argparse.Namespace, **more: Any) -> TrainConfig:
+    """The self-play preset on a smaller world, searched by character n-grams."""
+    values = {
+        "policy": args.policy,
+        "threads": args.threads,
+        "train.world.documents": args.documents,
+        "search.encoder": "hash",
+    } | more
+    flags = [word for key, value in values.items() for word in (f"--{key}", str(value))]
+    return override(load_config("self-play"), flags)
+
+
+def truth(args: argparse.Namespace) -> None:
+    """The shares of true and unique pairs among the accepted, by arm."""
+    import torch
+
+    torch.set_num_threads(args.threads)
+    config = preset(args)
+    policy = make_policy(args.policy)
+
+    def count(text: str) -> int:
+        return len(policy.tokenizer.encode(text, add_special_tokens=False))
+
+    ground = open_ground(config.train, config.search, config.env, count)
+    solver = Solver(invent(config.train.world))
+    figures = {}
+    for name, checks in ARMS.items():
+        figures[name] = arm(args, config, policy, ground, solver, checks)
+        write("self_play_truth", args, {"arms": figures})
+    lines = [
+        f"{name:22} true {f['true']['share']:.3f} {f['true']['ci95']} unique {f['unique']['share']:.3f} of {f['true']['n']}"
+        for name, f in figures.items()
+        if f["true"]["n"]
+    ]
+    finish("self_play_truth", args, {"arms": figures}, lines)
+
+
+def arm(
+    args: argparse.Namespace,
+    config: TrainConfig,
+    policy: Any,
+    ground: Ground,
+    solver: Solver,
+    checks: tuple[str, ...],
+) -> dict[str, Any]:
+    """The games of one arm; equal seeds make the same proposals in every arm."""
+    from agentenv.trainers.run import rollout_config
+    from agentenv.trainers.strategies import get_strategy, play_groups
+
+    strategy = get_strategy("self_play", dict(config.rollout.strategy_options) | {"checks": checks})
+    stage = Stage(
+        policy,
+        InlineFormat(policy.tokenizer),
+        rollout_config(config, temperature=1.0),
+        policy.tokenizer.decode,
+    )
+    counts: Counter[str] = Counter()
+    true, unique = [], []
+    for first in range(0, args.games, 50):
+        topics = ground.source.tasks[first : min(first + 50, args.games)]
+        starts = [[Start(ground.make_env(), t, first + i, t.id)] for i, t in enumerate(topics)]
+        for group in asyncio.run(play_groups(starts, strategy, stage)):
+            counts.update({k: v for k, v in group[0].info["strategy"].items() if not isinstance(v, list)})
+            task = group[0].info["game"]["task"]
+            if task is not None:
+                right, only = verdict(solver, task.question, task.answers[0])
+                true.append(right)
+                unique.append(only)
+    return {"true": share(true), "unique": share(unique), "counts": dict(sorted(counts.items()))}
+
+
+def compare(args: argparse.Namespace) -> None:
+    """Equal budgets of self-play, with and without a proposer that learns."""
+    from agentenv.trainers.folder import RunFolder
+    from agentenv.trainers.grpo import train
+
+    folder = args.folder or Path(tempfile.mkdtemp(prefix="self-play-"))
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for seed in range(args.seeds):
+        for name, players in (("self-play", "{}"), ("frozen proposer", f'{{ proposer = "{args.policy}" }}')):
+            config = preset(
+                args,
+                **{
+                    "seed": seed,
+                    "rollout.strategy_options.players": players,
+                    "rollout.questions": args.questions,
+                    "optimization.steps": args.steps,
+                    "test.limit": args.limit,
+                    "evaluation.every": 0,
+                    "evaluation.bounds": "false",
+                },
+            )
+            path = folder / f"{name.replace(' ', '-')}-{seed}"
+            opened = (
+                RunFolder.open(path) if (path / "config.toml").exists() else RunFolder.create(path, config)
+            )
+            train(opened, Quiet())
+            runs.setdefault(name, []).append(outcome(path))
+            write("self_play_train", args, {"runs": runs, "summary": summary(runs)})
+    lines = [f"{name}: {figures}" for name, figures in summary(runs).items()]
+    finish("self_play_train", args, {"runs": runs, "summary": summary(runs)}, lines)
+
+
+CURVES = ("valid_share", "solved_mean", "frame_entropy", "overlap", "sampled_tokens")
+
+
+def outcome(path: Path) -> dict[str, Any]:
+    """What one run showed."""
+    from agentenv.trainers.folder import RunFolder
+
+    results = read_json(path / "results.json")
+    lines = RunFolder.open(path).history()
+    curves = {name: [round(line[name], 4) for line in lines if name in line] for name in CURVES}
+    return {"before": results["before"], "after": results["after"], "curves": curves}
+
+
+class Quiet:
+    """A display that says what is under way on standard error."""
+
+    def phase(self, name: str, total: int) -> None:
+        """One line a phase."""
+        print(name, total, file=sys.stderr)
+
+    def advance(self, done: int, figures: Mapping[str, float]) -> None:
+        """Nothing."""
+
+    def warn(self, sentence: str) -> None:
+        """The sentence."""
+        print(sentence, file=sys.stderr)
+
+
+def summary(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """Exact match before and after by arm, and the differences over seeds with their intervals."""
+    table: dict[str, Any] = {}
+    for name, mine in runs.items():
+        gains = [run["after"]["em"] - run["before"]["em"] for run in mine]
+        table[name] = {"before": mine[0]["before"]["em"], "after": [run["after"]["em"] for run in mine]}
+        if len(gains) > 1:
+            table[name] |= {"gain": fmean(gains), "ci95": t_interval(gains)}
+    ours, frozen = runs.get("self-play", ()), runs.get("frozen proposer", ())
+    differences = [a["after"]["em"] - b["after"]["em"] for a, b in zip(ours, frozen, strict=False)]
+    if len(differences) > 1:
+        table["self-play over frozen"] = {"gain": fmean(differences), "ci95": t_interval(differences)}
+    return table
+
+
+if __name__ == "__main__":
+    main()
