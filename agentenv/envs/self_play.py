@@ -6,7 +6,7 @@ rewards keeping the rules of ``proposals.py``. ``RoleTurn`` is the one written t
 
 import copy
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, ClassVar, Self
@@ -46,11 +46,11 @@ _SPAM_FACTOR = 0.25
 class Deal:
     """What one game is dealt from outside: by the sampler that keeps the pool."""
 
-    spare: Task | None = None
-    """A question of the pool, played where the proposer hands in none that is accepted."""
+    spare: tuple[str, str] | None = None
+    """A question of the pool with its answer, played where the proposer hands in none that is accepted."""
     reference: str = ""
     """A question of the kind that is wanted; empty asks for none."""
-    known: frozenset[str] = frozenset()
+    known: tuple[str, ...] = ()
     """``signature`` of every question that would be a duplicate."""
 
 
@@ -60,15 +60,15 @@ class SearchSolver(LocalSearch):
     ``info["success"]`` is true for a right answer without that penalty only, so that a fraction of a reward is no success.
     """
 
-    def __init__(self, *, deal: Deal | None = None, **options: Any) -> None:
+    def __init__(self, *, deal: Mapping[str, Any] | None = None, **options: Any) -> None:
         """As ``LocalSearch``.
 
         Args:
-            deal: What a game on this environment is dealt; of no use to the solver itself.
+            deal: The fields of the ``Deal`` of a game on this environment; of no use to the solver itself.
             options: Those of ``LocalSearch``.
         """
         super().__init__(**options)
-        self.deal = deal or Deal()
+        self.deal = Deal(**(deal or {}))
 
     def _finish(self, action: str, block: Block) -> Step:
         step = super()._finish(action, block)

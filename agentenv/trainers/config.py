@@ -225,6 +225,15 @@ class GuardSettings(Frozen):
     """See ``action``."""
 
 
+class SecondSettings(Frozen):
+    """A second set of weights, trained beside the first."""
+
+    roles: tuple[str, ...] = ()
+    """Roles of self-play that play with it, such as ``["proposer"]``; none trains one set for all."""
+    policy: str = ""
+    """Where it starts, with the tokens of the first; empty starts it where the first does."""
+
+
 class LeagueSettings(Frozen):
     """Past versions of a self-play run, and their matrix at its end."""
 
@@ -270,6 +279,8 @@ class TrainConfig(Frozen):
     """Evaluation."""
     monitor: GuardSettings = GuardSettings()
     """Guard against collapse."""
+    second: SecondSettings = SecondSettings()
+    """A second set of weights; for ``rollout.strategy = "self_play"``."""
     league: LeagueSettings = LeagueSettings()
     """Past versions against each other; for ``rollout.strategy = "self_play"``."""
     checkpoint_every: int = Field(25, ge=1)
@@ -287,8 +298,14 @@ class TrainConfig(Frozen):
                 f"rollout.turn_tokens={rollout.turn_tokens} must be below rollout.context_tokens="
                 f"{rollout.context_tokens}, or no prompt fits beside one turn"
             )
-        if self.league.every and rollout.strategy != "self_play":
-            raise ValueError(f"league.every needs rollout.strategy = 'self_play', not {rollout.strategy!r}")
+        if (self.league.every or self.second.roles) and rollout.strategy != "self_play":
+            raise ValueError(
+                f"league.every and second.roles need rollout.strategy = 'self_play', not {rollout.strategy!r}"
+            )
+        if self.second.roles and self.asynchronous.staleness:
+            raise ValueError(
+                "a second set of weights is trained synchronously: set asynchronous.staleness to 0"
+            )
         sampler = get_sampler(rollout.sampler, rollout.sampler_options)
         if self.asynchronous.staleness and rollout.deterministic:
             raise ValueError(

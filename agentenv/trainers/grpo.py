@@ -20,6 +20,7 @@ from typing import Any
 from agentenv.core.trajectory import Origin, Trajectory
 from agentenv.evaluation.records import RESULTS, read_json, write_results
 from agentenv.policies.card import EpisodeCard, write_card
+from agentenv.policies.hf import HFPolicy
 from agentenv.trainers.advantages import get_estimator
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.denormals import flushed_denormals
@@ -27,10 +28,11 @@ from agentenv.trainers.evaluate import evaluate_dev, evaluate_test
 from agentenv.trainers.folder import RunFolder
 from agentenv.trainers.imitation import imitate
 from agentenv.trainers.league import league_of
-from agentenv.trainers.learner import Row, rows_of
+from agentenv.trainers.learner import Learner, Row, rows_of
 from agentenv.trainers.metrics import describe
 from agentenv.trainers.monitors import COLLAPSES, guarded, warnings_of
 from agentenv.trainers.run import Clock, Display, Run, set_up
+from agentenv.trainers.second import split
 from agentenv.trainers.shaping import novelty_bonus, shape_rewards
 
 _LAPS = ("rollout", "update", "evaluation")
@@ -93,24 +95,38 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
 
 
 def _update(run: Run, step: int, groups: Sequence[list[Trajectory]]) -> dict[str, float]:
+    """One update of each set of weights, on what it sampled."""
+    mine, theirs = split(groups, run.second)
+    figures = _improve(run, step, mine, run.policy, run.learner)
+    if run.second is not None:
+        second = _improve(run, step, theirs, run.second.policy, run.second.learner)
+        figures |= {f"second_{name}": value for name, value in second.items()}
+    return figures
+
+
+def _improve(
+    run: Run, step: int, groups: Sequence[list[Trajectory]], policy: HFPolicy, learner: Learner
+) -> dict[str, float]:
     """Credit, the optimiser steps of one batch, that on demonstrations, a new version of the policy."""
     settings = run.config.optimization
     shown = [t for group in groups for t in group if t.valid and t.origin is Origin.DEMONSTRATION]
-    rows, totals = _credited(run, groups)
+    rows, totals = _credited(run, groups, policy.version, keep_flat=learner.objective.keeps_flat)
     factor = guarded(run.folder.history(), run.config.monitor.factor) if run.config.monitor.guard else 1.0
     warmth = min(1.0, step / settings.warmup_steps) if settings.warmup_steps else 1.0
     rate = settings.learning_rate * warmth * factor
-    run.learner.set_learning_rate(rate)
+    learner.set_learning_rate(rate)
     if settings.updates > 1:
-        rows = run.learner.with_proximal(rows)
+        rows = learner.with_proximal(rows)
     for update in range(settings.updates):
-        figures = run.learner.step(rows, **totals, update=update)
-    figures |= imitate(run.learner, shown, settings.supervised_rate * factor)
-    run.policy.updated(run.learner.weights() if run.learner.model is not run.policy.model else None)
+        figures = learner.step(rows, **totals, update=update)
+    figures |= imitate(learner, shown, settings.supervised_rate * factor)
+    policy.updated(learner.weights() if learner.model is not policy.model else None)
     return figures | {"learning_rate": rate}
 
 
-def _credited(run: Run, groups: Sequence[list[Trajectory]]) -> tuple[list[Row], dict[str, int]]:
+def _credited(
+    run: Run, groups: Sequence[list[Trajectory]], version: int, *, keep_flat: bool
+) -> tuple[list[Row], dict[str, int]]:
     """The rows to train on, and the totals of the whole batch that losses are averaged over."""
     settings = run.config.optimization
     estimate = get_estimator(settings.estimator, settings.estimator_options)
@@ -123,9 +139,8 @@ def _credited(run: Run, groups: Sequence[list[Trajectory]]) -> tuple[list[Row], 
             overlong_factor=settings.overlong_factor,
             answer_penalty=settings.answer_penalty,
         )
-        keep = run.learner.objective.keeps_flat
         credit = novelty_bonus(valid, estimate(valid), strength=settings.novelty, cap=settings.novelty_cap)
-        rows += rows_of(valid, credit, keep_flat=keep, version=run.policy.version)
+        rows += rows_of(valid, credit, keep_flat=keep_flat, version=version)
         masks += [int(trajectory.loss_mask.sum()) for trajectory in valid]
     return rows, {"tokens": sum(masks), "sequences": sum(count > 0 for count in masks)}
 
@@ -152,10 +167,11 @@ def _watch(run: Run, metrics: dict[str, Any]) -> bool:
 def _finish(run: Run, before: dict[str, Any]) -> dict[str, Any]:
     """Final policy, evaluation after, ``results.json``."""
     after = evaluate_test(run, "after")
-    policy_folder = run.folder.path / "policy"
-    run.policy.model.save_pretrained(policy_folder)
-    run.policy.tokenizer.save_pretrained(policy_folder)
-    write_card(policy_folder, _card(run.config))
+    trained = {"policy": run.policy} | ({"policy-second": run.second.policy} if run.second else {})
+    for name, policy in trained.items():
+        policy.model.save_pretrained(run.folder.path / name)
+        policy.tokenizer.save_pretrained(run.folder.path / name)
+        write_card(run.folder.path / name, _card(run.config))
     scorer = run.config.evaluation.scorers[0]
     history = run.folder.history()
     results = {

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from agentenv.core.normalize import squad
-from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
 
 _NAMES = re.compile(r"\b(?:[A-Z]\w*|\d[\d,.]*)(?:\s+(?:[A-Z]\w*|\d[\d,.]*))*")
@@ -26,10 +25,6 @@ class Pooled:
     """Empty in games without golds."""
     rate: float
     """Share of the attempts that succeeded when it was last played; -1 before that."""
-
-    def as_task(self, number: int) -> Task:
-        """The question as a task."""
-        return Task(f"pool-{number}", self.question, (self.answer,) if self.answer else ())
 
 
 @dataclass
@@ -64,15 +59,14 @@ class QuestionPool:
         self.entries.append(entry)
         return True
 
-    def draw(self, rng: np.random.Generator, at_most: float = 1.0, *, gold: bool = False) -> Task | None:
+    def draw(self, rng: np.random.Generator, at_most: float = 1.0, *, gold: bool = False) -> Pooled | None:
         """A question with a rate of at most ``at_most``, uniformly, with ``gold`` one that has an answer; None of none."""
         fit = [
             i for i, entry in enumerate(self.entries) if entry.rate <= at_most and (entry.answer or not gold)
         ]
         if not fit:
             return None
-        place = fit[int(rng.integers(len(fit)))]
-        return self.entries[place].as_task(place)
+        return self.entries[fit[int(rng.integers(len(fit)))]]
 
     def clear(self, step: int) -> int:
         """Drops all but the newest share at every ``clear_every``-th step; returns how many went."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from agentenv.core.background import BackgroundLoop
 from agentenv.core.batching import Lockstep
-from agentenv.core.protocols import ChatFormat
+from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import RolloutConfig, Start
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import Fault
@@ -31,6 +31,7 @@ from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.pending import Pending, first_complete
 from agentenv.trainers.recorded import RecordedPolicy
 from agentenv.trainers.sampling import Batch, Draw, Gated, Group, Ledger, TaskSampler, collect
+from agentenv.trainers.second import Second
 from agentenv.trainers.splicing import rescored
 from agentenv.trainers.stage import Stage
 from agentenv.trainers.strategies import by_group, get_strategy
@@ -47,6 +48,8 @@ class Rollouts:
         chat: ChatFormat,
         sampler: TaskSampler,
         ground: Ground,
+        *,
+        second: Second | None = None,
     ) -> None:
         """Prepares; nothing runs before the first batch is asked for.
 
@@ -57,8 +60,10 @@ class Rollouts:
             chat: How messages become ids.
             sampler: Decides what is played and what is trained.
             ground: Questions, retriever and environment.
+            second: Who acts in some roles.
         """
         self.config = config
+        self._others: dict[str, Policy] = dict.fromkeys(second.roles, second.policy) if second else {}
         self.staleness = config.asynchronous.staleness
         self._settings, self._policy, self._chat = settings, policy, chat
         self._sampler, self._ground = sampler, ground
@@ -167,6 +172,7 @@ class Rollouts:
                 name=f"step-{pending.step}",
                 first=pending.lane,
                 lockstep=lockstep,
+                others=self._others,
             )
             try:
                 members = await self._strategy.play(starts, stage)

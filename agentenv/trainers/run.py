@@ -27,6 +27,7 @@ from agentenv.trainers.learner import Correction, Learner, Objective, checkpoint
 from agentenv.trainers.losses import get_objective
 from agentenv.trainers.rollouts import Rollouts
 from agentenv.trainers.sampling import TaskSampler, get_sampler
+from agentenv.trainers.second import Second
 from agentenv.trainers.sharded import ShardedLearner, processes
 
 
@@ -58,6 +59,8 @@ class Run:
     train: Ground
     dev: Ground
     test: Ground
+    second: Second | None = None
+    """The second set of weights, where there is one."""
     trackers: Sequence[Tracker] = ()
     """At most one, where the configuration names it."""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -72,7 +75,8 @@ class Run:
     @property
     def parts(self) -> dict[str, Stateful]:
         """What checkpoints hold beside policy and learner; the draws of the rollouts follow what the sampler has learned."""
-        return {"sampler": self.sampler, "rollouts": self.rollouts}
+        held: dict[str, Stateful] = {"sampler": self.sampler, "rollouts": self.rollouts}
+        return held | ({"second": self.second} if self.second else {})
 
 
 def set_up(folder: RunFolder, display: Display) -> Run:
@@ -92,6 +96,7 @@ def set_up(folder: RunFolder, display: Display) -> Run:
             f"that {config.policy} can read: lower it"
         )
     learner = learner_of(config, policy)
+    second = _open_second(config)
     config = _as_declared(config)
     chat = (InlineFormat if config.format == "inline" else TemplateFormat)(policy.tokenizer)
     sampler = get_sampler(config.rollout.sampler, config.rollout.sampler_options)
@@ -105,7 +110,8 @@ def set_up(folder: RunFolder, display: Display) -> Run:
         chat=chat,
         learner=learner,
         sampler=sampler,
-        rollouts=Rollouts(config, settings, policy, chat, sampler, train),
+        rollouts=Rollouts(config, settings, policy, chat, sampler, train, second=second),
+        second=second,
         train=train,
         dev=_open(config.dev, config, policy, display),
         test=_open(config.test, config, policy, display),
@@ -131,6 +137,16 @@ def learner_of(config: TrainConfig, policy: HFPolicy) -> Learner:
         max_grad_norm=settings.max_grad_norm,
         reference=make_policy(config.policy).model if objective.needs_reference else None,
     )
+
+
+def _open_second(config: TrainConfig) -> Second | None:
+    if not config.second.roles:
+        return None
+    if processes() > 1:
+        raise ConfigurationError("a second set of weights is trained in one process: start it without torchrun")
+    config = config.model_copy(update={"policy": config.second.policy or config.policy})
+    policy = make_policy(config.policy)
+    return Second(config.second.roles, policy, learner_of(config, policy))
 
 
 @flushed_denormals()

@@ -171,7 +171,9 @@ class _Table:
 
     def _player(self, move: Move) -> tuple[Policy, ChatFormat]:
         spec = self.how.players.get(move.role)
-        return other_policy(spec) if spec else (self.stage.policy, self.stage.chat)
+        if spec:
+            return other_policy(spec)
+        return self.stage.others.get(move.role, self.stage.policy), self.stage.chat
 
     def _group(self, move: Move) -> str:
         return self.starts[0].group_id if move.compare == "game" else f"{self.stage.name}/{move.role}"
@@ -278,7 +280,8 @@ class _Table:
             return self._go_to(0)
         if not self.game.resume or self.deal.spare is None:
             return None
-        board.task, board.pooled = self.deal.spare, True
+        question, answer = self.deal.spare
+        board.task, board.pooled = Task(f"{board.seed.id}/pool", question, (answer,), board.seed.split), True
         board.counts["pooled"] += 1
         return self._go_to([move.name for move in self.moves].index(self.game.resume))
 

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from agentenv.envs.self_play import Deal
 from agentenv.trainers.question_checks import signature
 from agentenv.trainers.question_pool import Pooled, QuestionPool, difficulty, diversity
 from agentenv.trainers.waves import Draw, Ledger, Settled, require
@@ -34,6 +33,7 @@ class SelfPlaySampler:
     pool: QuestionPool = field(init=False)
     rates: dict[str, float] = field(init=False, default_factory=dict)
     """Solve rate of the questions played lately."""
+    replays = False
     known: dict[str, None] = field(init=False, default_factory=dict)
     """``signature`` of every question accepted so far."""
 
@@ -47,23 +47,25 @@ class SelfPlaySampler:
         """One wave of games about seeds not yet played in this step."""
         if ledger.waves:
             return []
-        known = frozenset(self.known)
-        return [
-            Draw(place, ledger.group_size, env={"deal": self._deal(ledger, known)})
-            for place in ledger.fresh(ledger.questions)
-        ]
+        places = ledger.fresh(ledger.questions)
+        return [Draw(place, ledger.group_size, env={"deal": self._deal(ledger)}) for place in places]
 
-    def _deal(self, ledger: Ledger, known: frozenset[str]) -> Deal:
+    def _deal(self, ledger: Ledger) -> dict[str, Any]:
+        """The fields of a ``Deal``, in plain values: checkpoints of asynchronous runs hold draws."""
         spare = self.pool.draw(ledger.rng, self.threshold, gold=True)
         referred = ledger.rng.random() < self.reference_share
-        return Deal(spare, self._reference(ledger) if referred else "", known)
+        return {
+            "spare": (spare.question, spare.answer) if spare else None,
+            "reference": self._reference(ledger) if referred else "",
+            "known": tuple(self.known),
+        }
 
     def _reference(self, ledger: Ledger) -> str:
         if self.references == "weak" and (weak := weaknesses(self.rates)):
             drawn = int(ledger.rng.choice(len(weak), p=[weakness.share for weakness in weak]))
             return weak[drawn].example
-        task = self.pool.draw(ledger.rng)
-        return task.question if task else ""
+        entry = self.pool.draw(ledger.rng)
+        return entry.question if entry else ""
 
     def settle(self, ledger: Ledger) -> Settled:
         """Takes the accepted questions in, and says how varied and how hard they were."""

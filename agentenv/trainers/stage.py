@@ -12,9 +12,9 @@ so which lanes are live must never depend on time:
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from agentenv.core.batching import Lockstep
@@ -41,6 +41,8 @@ class Stage:
     """The number in the step of the group's first lane."""
     lockstep: Lockstep | None = None
     """None forms batches by arrival."""
+    others: Mapping[str, Policy] = field(default_factory=dict)
+    """Who plays the roles of a game that have weights of their own."""
 
     def episode(self, place: int) -> str:
         """The episode id that belongs to the group's lane ``place``; a trajectory of a group has one of these."""

@@ -40,7 +40,7 @@ def test_only_questions_below_the_threshold_are_drawn() -> None:
     pool = QuestionPool(
         entries=[Pooled("one?", "1", 1.0), Pooled("two?", "2", 0.4), Pooled("three?", "3", 0.6)]
     )
-    drawn = {task.question for seed in range(20) if (task := pool.draw(RNG(seed), 0.5))}
+    drawn = {entry.question for seed in range(20) if (entry := pool.draw(RNG(seed), 0.5))}
     assert drawn == {"two?"}
     assert pool.draw(RNG(0), 0.3) is None
     assert {t.question for s in range(20) if (t := pool.draw(RNG(s), 1.0))} == {"one?", "two?", "three?"}
@@ -162,16 +162,14 @@ def settled(sampler: SelfPlaySampler, step: int, *members: Trajectory) -> dict[s
 def test_accepted_questions_come_back_as_spares_references_and_duplicates() -> None:
     sampler = SelfPlaySampler(clear_every=0, reference_share=1.0)
     empty = sampler.draw(ledger(1))
-    assert [draw.env["deal"] for draw in empty] == [Deal()] * 4
+    assert [Deal(**draw.env["deal"]) for draw in empty] == [Deal()] * 4
     figures = settled(
         sampler, 1, story("Where was Ada born?", 0.5), story("Who made Kov?", None, admitted=False)
     )
     assert (figures["pool"], figures["pool_added"], figures["valid_share"]) == (1, 1, 1.0)
     (deal, *_) = [draw.env["deal"] for draw in sampler.draw(ledger(2))]
-    assert deal.spare is not None
-    assert (deal.spare.question, deal.spare.answers) == ("Where was Ada born?", ("Bay",))
-    assert deal.reference == "Where was Ada born?"
-    assert deal.known == {"where was ada born"}
+    question = "Where was Ada born?"
+    assert deal == {"spare": (question, "Bay"), "reference": question, "known": ("where was ada born",)}
     settled(sampler, 2, story("Where was Ada born?", 1.0, pooled=True, admitted=False))
     assert [entry.rate for entry in sampler.pool.entries] == [1.0]
 
@@ -186,7 +184,7 @@ def test_references_of_the_weak_kinds_follow_the_failures() -> None:
         story("Where was Ada born?", 1.0),
     )
     deals = [draw.env["deal"] for draw in sampler.draw(ledger(2))]
-    assert {deal.reference for deal in deals} == {"Who made Kov?"}
+    assert {deal["reference"] for deal in deals} == {"Who made Kov?"}
 
 
 def test_what_the_sampler_has_learned_is_taken_up_again() -> None:

@@ -14,7 +14,7 @@ from agentenv.core.rollout import RolloutConfig, Start
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, Document, Sampling, Task
 from agentenv.envs.local_search import STOP, LocalSearch
-from agentenv.envs.self_play import Deal, SearchSolver
+from agentenv.envs.self_play import SearchSolver
 from agentenv.errors import ConfigurationError, PolicyFault, UnknownName
 from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
 from agentenv.policies.fakes import ByteTokenizer
@@ -69,7 +69,13 @@ class Troupe:
 
 
 def game(
-    policy: Any, lanes: int = 4, *, deal: Deal | None = None, chat: Any = None, seed: int = 0, **options: Any
+    policy: Any,
+    lanes: int = 4,
+    *,
+    deal: dict[str, Any] | None = None,
+    chat: Any = None,
+    seed: int = 0,
+    **options: Any,
 ) -> list[Trajectory]:
     """One game about Ada Guild."""
     starts = [
@@ -232,22 +238,22 @@ def test_refused_proposals_are_asked_for_again_before_the_pool_is_drawn_on() -> 
     assert by_role(played) == {"proposer": [-0.5, -0.5, 0.5], "solver": [1.0, 1.0, 0.0, 0.0]}
     assert figures(played)["refused_leaked"] == 2
     counter["n"] = 0
-    spare = Task("pool-0", "What is the seat of Ada Guild?", ("Pobra Bay",))
-    pooled = game(Troupe(script), attempts=2, deal=Deal(spare=spare))
+    spare = ("What is the seat of Ada Guild?", "Pobra Bay")
+    pooled = game(Troupe(script), attempts=2, deal={"spare": spare})
     assert by_role(pooled) == {"proposer": [0.0, 0.0], "solver": [1.0, 1.0, 0.0, 0.0]}
     assert (figures(pooled)["pooled"], figures(pooled)["accepted"]) == (1, 0)
     assert figures(pooled)["pooled_solve_rate"] == [0.5]
-    assert {t.task.id for t in pooled if t.info["role"] == "solver"} == {"pool-0"}
+    assert {t.task.id for t in pooled if t.info["role"] == "solver"} == {"topic-a/pool"}
 
 
 def test_what_is_known_is_a_duplicate() -> None:
-    known = Deal(known=frozenset({"where is ada guild based"}))
+    known = {"known": ("where is ada guild based",)}
     assert figures(game(Troupe(ssp()), deal=known))["refused_duplicate"] == 1
 
 
 def test_a_reference_is_shown_to_the_proposer() -> None:
     troupe = Troupe(ssp())
-    game(troupe, deal=Deal(reference="Where is Bog Guild based?"))
+    game(troupe, deal={"reference": "Where is Bog Guild based?"})
     assert "of this kind: Where is Bog Guild based?" in troupe.shown["propose"][0]
 
 
@@ -301,7 +307,7 @@ def test_multi_agent_evolve_by_its_table() -> None:
         }[move]
 
     troupe = Troupe(script)
-    played = game(troupe, game="mae", checks=(), deal=Deal(reference="Which town is oldest?"))
+    played = game(troupe, game="mae", checks=(), deal={"reference": "Which town is oldest?"})
     rewards = by_role(played)
     assert rewards["proposer"] == [pytest.approx((7 / 9 + 0.5 + 1) / 3)]
     assert rewards["solver"] == [1.0, 1.0, 0.5, 0.5]

@@ -8,23 +8,31 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from agentenv.core.rollout import RolloutConfig, Start
+from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.data.sources import SourceConfig
 from agentenv.envs.local_search import STOP
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.ground import EnvConfig, SearchConfig, open_ground, topics_of
 from agentenv.evaluation.report import write_report
 from agentenv.policies.fake_endpoint import Answer, Body, FakeEndpoint
+from agentenv.policies.fakes import ByteTokenizer
+from agentenv.policies.hf import HFPolicy
 from agentenv.policies.spec import make_endpoint_policy
 from agentenv.trainers.config import TrainConfig, parse_config
 from agentenv.trainers.folder import RunFolder
 from agentenv.trainers.grpo import train
+from agentenv.trainers.learner import Learner, Objective, rows_of
+from agentenv.trainers.second import Second, split
 from agentenv.trainers.stage import Stage
 from agentenv.trainers.strategies import get_strategy, play_groups
 
@@ -103,6 +111,7 @@ def settings(proposer: str) -> dict[str, Any]:
             "sampler": "self_play",
         },
         "optimization": {"steps": 2, "estimator": "role_wise"},
+        "second": {"roles": ["solver"]},
         "league": {"every": 2, "games": 2},
         "evaluation": {"every": 0, "bounds": False},
     }
@@ -129,6 +138,11 @@ def test_a_run_of_self_play_is_logged_resumed_to_the_same_bytes_and_ends_with_a_
         assert [(line["games"], line["accepted"], line["valid_share"]) for line in lines] == [(3, 3, 1.0)] * 2
         assert all({"pool", "frame_entropy", "solved_mean", "overlap"} <= line.keys() for line in lines)
         assert lines[1]["pool"] == lines[0]["pool_added"] + lines[1]["pool_added"]
+        assert all({"loss", "second_loss"} <= line.keys() for line in lines)
+        assert (
+            lines[0]["trained_tokens"] == 0 < lines[0]["second_trained_tokens"] + lines[0]["sampled_tokens"]
+        )
+        assert (run / "policy-second" / "model.safetensors").is_file()
         league = results["league"]
         assert league["versions"] == ["start", "step-000002"]
         assert league["questions"] == [2, 2]
@@ -147,9 +161,33 @@ def test_a_run_of_self_play_is_logged_resumed_to_the_same_bytes_and_ends_with_a_
 
 def test_a_league_needs_a_game() -> None:
     with pytest.raises(
-        ConfigurationError, match=r"league\.every needs rollout\.strategy = 'self_play', not 'plain'"
+        ConfigurationError, match=r"league\.every and second\.roles need rollout\.strategy = 'self_play'"
     ):
         parse_config({"league": {"every": 1}}, "test")
     with pytest.raises(ConfigurationError, match="topics are titles of a corpus"):
         topics_of(None, SourceConfig(topics=True))
     assert TrainConfig().league.every == 0
+    game = {"rollout": {"strategy": "self_play", "sampler": "self_play"}, "second": {"roles": ["proposer"]}}
+    with pytest.raises(ConfigurationError, match="a second set of weights is trained synchronously"):
+        parse_config(game | {"asynchronous": {"staleness": 1}}, "test")
+
+
+def test_each_set_of_weights_gets_what_it_sampled_and_its_state_comes_back(
+    qwen: Callable[..., Any], episode: Callable[..., Trajectory]
+) -> None:
+    def second(seed: int) -> Second:
+        model = qwen(seed=seed)
+        learner = Learner(model, Objective(), learning_rate=0.1)
+        return Second(("proposer",), HFPolicy(model, ByteTokenizer()), learner)
+
+    one, other = second(0), second(1)
+    parts = [(SegmentKind.PROMPT, (1, 2)), (SegmentKind.POLICY, (3,))]
+    posed, solved = (replace(episode(parts), info={"role": role}) for role in ("proposer", "solver"))
+    assert split([[posed, solved], [solved]], one) == ([[solved], [solved]], [[posed]])
+    assert split([[posed, solved]], None) == ([[posed, solved]], [])
+    one.learner.step(rows_of([posed], [np.ones(3)]))
+    one.policy.updated()
+    other.load_state_dict(one.state_dict())
+    assert other.policy.version == 1
+    mine, theirs = (torch.cat([p.flatten() for p in s.policy.model.parameters()]) for s in (one, other))
+    assert torch.equal(mine, theirs)
