@@ -16,7 +16,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from common import common_arguments, finish, write
+from common import common_arguments, finish, write  # type: ignore[import-not-found]
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.rollout import Start

@@ -112,7 +112,7 @@ class SelfPlayStrategy:
 
 def _rules(bounds: Mapping[str, int], searches: int) -> Rules:
     try:
-        return Rules(**{"searches": searches, **bounds})
+        return Rules(**{"searches": searches, **bounds})  # type: ignore[arg-type]
     except TypeError as error:
         raise UnknownName.among("rule bound", str(sorted(bounds)), Rules.__dataclass_fields__) from error
 

@@ -1,0 +1,77 @@
+"""The benchmark of self-play: what counts as true and as unique, its intervals, and that it runs."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from agentenv.data.world import WorldConfig
+from agentenv.data.world_facts import invent
+from agentenv.data.world_solver import Solver
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("self_play_benchmark", ROOT / "benchmarks" / "self_play.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_pair_is_true_where_the_world_says_so_and_unique_where_it_says_nothing_else(
+    script: ModuleType,
+) -> None:
+    facts = invent(WorldConfig(documents=200, questions=0))
+    solver = Solver(facts)
+    person = int(facts.known("person", "birthplace")[0])
+    name = facts.names["person"][person]
+    town = facts.names["place"][int(facts.values["person"]["birthplace"][person])]
+    question = f"Where was {name} born?"
+    assert script.verdict(solver, question, town.lower()) == (True, True)
+    assert script.verdict(solver, question, "Nowhere") == (False, False)
+    assert script.verdict(solver, f"Where is {name}?", town) == (False, False)  # cannot be read
+
+
+def test_shares_and_intervals(script: ModuleType) -> None:
+    """Gains .1 and .3: mean .2, sd .1414, half 12.706 * .1414 / sqrt 2 = 1.2706."""
+    assert script.share([True, True, False, True])["share"] == 0.75
+    assert script.share([])["share"] is None
+    low, high = script.t_interval([0.1, 0.3])
+    assert (low, high) == (pytest.approx(0.2 - 1.2706), pytest.approx(0.2 + 1.2706))
+    run = {"before": {"em": 0.25}, "after": {"em": 0.5}}
+    better = {"before": {"em": 0.25}, "after": {"em": 0.75}}
+    table = script.summary({"self-play": [better, better], "frozen proposer": [run, run]})
+    assert table["self-play"] == {"before": 0.25, "after": [0.75, 0.75], "gain": 0.5, "ci95": [0.5, 0.5]}
+    assert table["self-play over frozen"]["gain"] == 0.25
+
+
+def test_it_runs_with_a_policy_that_cannot_propose(tmp_path: Path) -> None:
+    """The shipped policy has no roles: every game is refused, and no share is claimed."""
+    out = tmp_path / "truth.json"
+    words = [
+        "truth",
+        "--policy",
+        "tiny",
+        "--games",
+        "2",
+        "--documents",
+        "200",
+        "--threads",
+        "1",
+        "--out",
+        str(out),
+    ]
+    command = [sys.executable, str(ROOT / "benchmarks" / "self_play.py"), *words, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    arms = json.loads(out.read_text())["arms"]
+    assert list(arms) == ["rules alone", "verified", "verified, one answer"]
+    assert all(arm["counts"]["games"] == 2 and arm["true"]["n"] <= 2 for arm in arms.values())
