@@ -119,7 +119,8 @@ def parse_record(line: str, where: str) -> Record:
     if missing:
         raise DatasetError(f"{where}: the key {missing[0]!r} is missing.")
     try:
-        check_answers(record["answers"])
+        if record["answers"] != []:  # an environment that judges by itself has none
+            check_answers(record["answers"])
     except DatasetError as error:
         raise DatasetError(f"{where}: {error}") from None
     result: Record = record

@@ -118,7 +118,7 @@ def test_a_folder_reads_back(record: Maker, tmp_path: Path) -> None:
         ({"identity": "first"}, "line 2: the id 'first' occurs twice"),
         ({"identity": "b", "answers": [["Paris"]]}, r"line 2: Accepted answers .* not \[\['Paris'\]\]"),
         ({"identity": "b", "answers": None}, "line 2: Accepted answers"),
-        ({"identity": "b", "answers": []}, "line 2: Accepted answers"),
+        ({"identity": "b", "answers": [1]}, "line 2: Accepted answers"),
     ],
 )
 def test_a_broken_line_is_named(

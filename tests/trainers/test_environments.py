@@ -72,7 +72,7 @@ def test_every_environment_can_be_trained_on(env: str, policy: Path, tmp_path: P
     results = json.loads((out / "results.json").read_text())
     assert results["scorer"] == "reward"
     assert (results["after"]["em"], results["after"]["n"]) == (0, 2)
-    assert results["bounds"]["expert"]["mean"] == 1
+    assert results["bounds"]["expert"]["mean"] >= 1  # rewards of turns add up
     assert set(results["bounds"]) == {"expert"}
     assert results["retrieval"] == results["index_recall"] == {}
     assert json.loads((out / "policy" / "episode.json").read_text())["env"] == env
