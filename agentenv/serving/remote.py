@@ -1,14 +1,10 @@
 """``remote:URL``: an environment behind ``agentenv serve``, the same to a trainer as one in the process.
 
-Every connection lives on the process's background event loop, so that an environment may be stepped from any loop and
-any thread, one call at a time. A connection that breaks is a fault: the episode is lost, masked and counted, and the next
-``reset`` opens another one.
+A connection that breaks is a fault: the episode is lost, masked and counted, and the next ``reset`` opens another one.
 """
 
 import asyncio
 import contextlib
-import os
-import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,189 +12,14 @@ from typing import Any
 
 import httpx
 
-from agentenv.core.env import AsyncEnv, in_background
-from agentenv.core.pauses import backoff
+from agentenv.core.env import AsyncEnv
 from agentenv.core.types import Info, Observation, StateCapability, Step
-from agentenv.errors import AgentEnvError, ConfigurationError, EnvFault, MissingExtra
-from agentenv.serving.wire import (
-    CAPACITY_REACHED,
-    TOKEN_VARIABLE,
-    VERSION,
-    error_in,
-    frame,
-    info_in,
-    observation_in,
-    options_out,
-    read_json,
-    step_in,
-)
+from agentenv.errors import ConfigurationError, EnvFault
+from agentenv.serving.link import CONNECT_S, Link, Patience, headers, reason
+from agentenv.serving.wire import VERSION, info_in, observation_in, options_out, step_in
 
-_CONNECT_S = 10.0
-_CLOSE_S = 5.0
-_MOST_BYTES = 100 * 2**20
-_LONGEST_PAUSE_S = 10.0
 _START_S = 120.0  # a server may load an index first
 _ROUND_S = 0.5
-_spread = random.Random()  # of its own: the global generator belongs to experiments
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long a server is waited for."""
-
-    call_s: float = 180.0
-    """For one call; longer than the server's own bound, so that the server says what was late."""
-    place_s: float = 300.0
-    """For a server whose places are all taken."""
-    pause_s: float = 0.5
-    """Before it is asked again for a place; doubles from time to time."""
-
-
-@dataclass(frozen=True)
-class Handle:
-    """A snapshot that a server holds."""
-
-    link: "Link"
-    id: str
-    bytes: int
-
-    def release(self) -> None:
-        """Lets the server forget it; where the connection is gone the server has done so already."""
-        if not self.link.broken:
-            self.link.ask_now("release", id=self.id)
-
-
-class Link:
-    """One connection and the environment at its other end; to `Snapshot` it is a resource.
-
-    Args:
-        url: address of the server, ``http://HOST:PORT``.
-        patience: bounds.
-    """
-
-    def __init__(self, url: str, patience: Patience) -> None:
-        self.url = url
-        self._patience = patience
-        self._socket: Any = None
-        self._opened = False
-
-    @property
-    def broken(self) -> bool:
-        """Whether it was closed, by us or by accident."""
-        return self._opened and self._socket is None
-
-    async def ask(self, type: str, answer: str, **data: Any) -> dict[str, Any]:
-        """Sends a frame and returns the data of the answer; from any event loop.
-
-        Raises:
-            Fault: the server, or what is behind it, failed.
-            AgentEnvError: the server refused, with the error that a local environment would raise.
-        """
-        return await asyncio.wrap_future(in_background(self._ask(type, answer, data)))
-
-    def ask_now(self, verb: str, **data: Any) -> dict[str, Any]:
-        """As `ask`, for our own verbs, from code that is not asynchronous."""
-        asking = in_background(self._ask("agentenv", "agentenv", {"verb": verb, **data}))
-        return asking.result(2 * (self._patience.call_s + self._patience.place_s))
-
-    def snapshot(self) -> Handle:
-        """Takes a snapshot that stays at the server."""
-        taken = self.ask_now("snapshot")
-        return Handle(self, taken["id"], taken["bytes"])
-
-    def restore(self, handle: Handle) -> None:
-        """Goes back to a snapshot of this connection."""
-        self.ask_now("restore", id=handle.id)
-
-    def fork(self) -> "Link":
-        """A connection of its own to a twin of the environment."""
-        id = self.ask_now("fork")["id"]
-        twin = Link(self.url, self._patience)
-        twin.ask_now("attach", id=id)
-        return twin
-
-    def close(self) -> None:
-        """Closes the connection, and with it the environment."""
-        in_background(self._drop()).result(2 * _CLOSE_S)
-
-    async def _ask(self, type: str, answer: str, data: dict[str, Any]) -> dict[str, Any]:
-        if self.broken:
-            raise EnvFault(f"the connection to {self.url} is closed; reset() opens another one")
-        text = frame(type, data)
-        try:
-            reply = await (self._exchange(text) if self._opened else self._first(text))
-        except (
-            BaseException
-        ) as error:  # also where the caller gave up: an answer would come that nobody reads
-            await asyncio.shield(self._drop())
-            if isinstance(error, AgentEnvError) or not isinstance(error, Exception):
-                raise
-            said = (
-                f"no answer within {self._patience.call_s:g} s" if isinstance(error, TimeoutError) else error
-            )
-            raise EnvFault(f"{self.url} failed during {type}: {said}") from error
-        if not isinstance(reply, dict) or reply.get("type") not in (answer, "error"):
-            raise EnvFault(f"{self.url} is no server of environments of this version: {str(reply)[:200]}")
-        if reply["type"] == "error":
-            raise error_in(reply["data"], self.url)
-        return dict(reply["data"])
-
-    async def _first(self, text: str) -> Any:
-        """Opens the connection and exchanges its first frame; waits where all places are taken."""
-        began, tries = time.monotonic(), 0
-        while True:
-            if await self._connect():
-                reply = await self._exchange(text)
-                if not _says_full(reply):
-                    return reply
-            await self._drop()
-            if (waited := time.monotonic() - began) > self._patience.place_s:
-                raise EnvFault(f"{self.url} had no place within {waited:.0f} s")
-            tries += 1
-            await asyncio.sleep(
-                backoff(tries, first_s=self._patience.pause_s, longest_s=_LONGEST_PAUSE_S, rng=_spread)
-            )
-
-    async def _connect(self) -> bool:
-        """Opens the connection; False where the server is not ready.
-
-        Raises:
-            ConfigurationError: the server does not let us in.
-        """
-        try:
-            from websockets.asyncio.client import connect
-            from websockets.exceptions import InvalidStatus
-        except ModuleNotFoundError as error:
-            raise MissingExtra.of("websockets", "serve") from error
-        try:
-            self._socket = await connect(
-                self.url.replace("http", "ws", 1) + "/ws",
-                additional_headers=_headers(),
-                open_timeout=_CONNECT_S,
-                close_timeout=_CLOSE_S,
-                max_size=_MOST_BYTES,
-                ping_interval=None,  # the server pings; pings of ours would draw from the global random generator
-                compression=None,
-                proxy=None,
-            )
-        except InvalidStatus as error:
-            if error.response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
-                return False
-            raise ConfigurationError(f"{self.url}: {_reason(error.response.body)}") from error
-        finally:
-            self._opened = True
-        return True
-
-    async def _exchange(self, text: str) -> Any:
-        async with asyncio.timeout(self._patience.call_s):
-            await self._socket.send(text)
-            return read_json(await self._socket.recv())
-
-    async def _drop(self) -> None:
-        socket, self._socket, self._opened = self._socket, None, True
-        if socket is not None:
-            with contextlib.suppress(Exception):
-                await socket.close()
 
 
 @dataclass
@@ -290,11 +111,6 @@ class RemoteEnv(AsyncEnv[RemoteState]):
         return str(self.state.link.ask_now("render")["text"])
 
 
-def _headers() -> dict[str, str]:
-    token = os.environ.get(TOKEN_VARIABLE)
-    return {"Authorization": f"Bearer {token}"} if token else {}
-
-
 def _card(url: str) -> dict[str, Any]:
     """What the server says of its environment; waits for one that is starting.
 
@@ -304,7 +120,7 @@ def _card(url: str) -> dict[str, Any]:
     began = time.monotonic()
     while True:
         try:
-            response = httpx.get(f"{url}/metadata", headers=_headers(), timeout=_CONNECT_S, trust_env=False)
+            response = httpx.get(f"{url}/metadata", headers=headers(), timeout=CONNECT_S, trust_env=False)
             if response.is_success:
                 card: dict[str, Any] = response.json()
                 if card["version"] != VERSION:
@@ -314,24 +130,8 @@ def _card(url: str) -> dict[str, Any]:
             raise ConfigurationError(f"no environment is served at {url!r}: {error}") from error
         starting = response.status_code == httpx.codes.SERVICE_UNAVAILABLE
         if not starting or time.monotonic() - began > _START_S:
-            raise ConfigurationError(f"no environment is served at {url!r}: {_reason(response.content)}")
+            raise ConfigurationError(f"no environment is served at {url!r}: {reason(response.content)}")
         time.sleep(_ROUND_S)
-
-
-def _reason(body: bytes | bytearray | None) -> str:
-    """The sentence in a refusal's body, or the body."""
-    text = (body or b"").decode(errors="replace")[:200]
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        return str(read_json(text)["error"])
-    return text or "refused without a reason"
-
-
-def _says_full(reply: Any) -> bool:
-    return (
-        isinstance(reply, dict)
-        and reply.get("type") == "error"
-        and reply.get("data", {}).get("code") == CAPACITY_REACHED
-    )
 
 
 @contextlib.contextmanager

@@ -25,7 +25,8 @@ from agentenv.errors import (  # noqa: E402
     RetrieverFault,
     SnapshotError,
 )
-from agentenv.serving.remote import Patience, RemoteEnv  # noqa: E402
+from agentenv.serving.link import Patience  # noqa: E402
+from agentenv.serving.remote import RemoteEnv  # noqa: E402
 
 WAIT_S = 60.0
 QUICK = Patience(call_s=WAIT_S, place_s=0.0, pause_s=0.01)

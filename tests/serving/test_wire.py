@@ -1,0 +1,170 @@
+"""What is sent and what comes out at the other end: every registered environment's steps, and what cannot travel."""
+
+import json
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import pytest
+
+import agentenv
+from agentenv.core.types import EndReason, Message, Part, Step, Task, ToolResult, ToolStatus
+from agentenv.errors import (
+    AgentEnvError,
+    ConfigurationError,
+    EnvFault,
+    EpisodeOver,
+    RetrieverFault,
+    SandboxFault,
+    SnapshotRefused,
+)
+from agentenv.serving.rows import Row, rows
+from agentenv.serving.wire import (
+    error_in,
+    error_out,
+    info_in,
+    observation_in,
+    opening_out,
+    options_in,
+    options_out,
+    plain,
+    read_json,
+    step_in,
+    step_out,
+)
+
+
+def sent(data: dict[str, Any]) -> Any:
+    return read_json(json.dumps(data, allow_nan=False))
+
+
+def as_sent(value: Any) -> Any:
+    """What tuples within ``info`` become; its typed entries stay what they are."""
+    return info_in(sent(plain(value)))
+
+
+@pytest.mark.parametrize("id", agentenv.registered())
+def test_steps_of_every_registered_environment_travel(id: str) -> None:
+    if id in ("agentenv/Code-v0", "agentenv/Browser-v0"):
+        pytest.skip("needs a sandbox or a browser; its records are those of the others")
+    env = agentenv.make(id)
+    try:
+        observation, info = env.reset(seed=0)
+        opening = sent(opening_out(observation, info, env.anchor_key()))
+        assert observation_in(opening["observation"]) == observation
+        assert (opening["reward"], opening["metadata"]["info"]) == (None, sent(plain(info)))
+        for action in env.expert() or ("no action",):
+            step = env.step(action)
+            back = step_in(sent(step_out(step, env.anchor_key())))
+            assert back[:4] == step[:4]
+            assert back.info == as_sent(step.info)
+            assert [type(r) for r in back.info["tool_results"]] == [
+                type(r) for r in step.info["tool_results"]
+            ]
+    finally:
+        env.close()
+
+
+def test_a_step_with_everything_travels() -> None:
+    observation = (
+        Message("system", "\ud83d and \x00"),
+        Message("user", (Part("text", "see"), Part("image", image=b"\x89PNG\xff"))),
+    )
+    result = ToolResult("find", ToolStatus.TIMEOUT, "late", "TimeoutError", {"ids": ["a"]})
+    info = {"turn": 1, "valid": True, "tool_results": (result,), "end_reason": EndReason.TURN_LIMIT}
+    step = Step(observation, 0.1 + 0.2, False, True, info)
+    assert step_in(sent(step_out(step, "key"))) == step
+    assert sent(step_out(step, "key"))["observation"]["text"] == "\ud83d and \x00see"
+
+
+class Level(IntEnum):
+    LOW = 1
+
+
+@dataclass
+class Point:
+    x: int
+    y: tuple[int, ...]
+
+
+@pytest.mark.parametrize(
+    ("value", "sends"),
+    [
+        (Level.LOW, 1),
+        (EndReason.ANSWERED, "answered"),
+        (Point(1, (2, 3)), {"x": 1, "y": [2, 3]}),
+        (np.float32(0.5), 0.5),
+        (np.int64(3), 3),
+        ({1: (None, True)}, {"1": [None, True]}),
+    ],
+)
+def test_plain(value: Any, sends: Any) -> None:
+    assert plain(value) == sends
+    assert json.dumps(plain(value)) == json.dumps(sends)
+
+
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), np.float64("nan"), object(), b"x", {"a": [{1}]}]
+)
+def test_what_has_no_form_in_json_is_a_fault(value: Any) -> None:
+    with pytest.raises(EnvFault, match="cannot be sent"):
+        plain(value)
+    with pytest.raises(ConfigurationError, match="options of reset"):
+        options_out({"value": value})
+
+
+def test_a_reward_that_is_no_number_is_a_fault() -> None:
+    info = {"turn": 1, "valid": True, "tool_results": ()}
+    with pytest.raises(EnvFault, match="nan of type float"):
+        step_out(Step((), float("nan"), True, False, info), None)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RetrieverFault("gone"),
+        SandboxFault("no jail"),
+        EpisodeOver("over"),
+        SnapshotRefused("threads"),
+        ConfigurationError("no answers"),
+        AgentEnvError("any"),
+    ],
+)
+def test_our_errors_arrive_as_what_they_were(error: AgentEnvError) -> None:
+    back = error_in(sent(error_out(error)), "http://server")
+    assert (type(back), str(back)) == (type(error), str(error))
+
+
+def test_other_peoples_errors_arrive_as_faults() -> None:
+    told = error_out(ZeroDivisionError("division by zero"))
+    assert (told["fault"], type(error_in(told, "http://server"))) == (True, EnvFault)
+    for strange in (
+        {},
+        {"kind": "BaseException", "code": "EXECUTION_ERROR"},
+        {"kind": "difflib", "message": 3},
+    ):
+        assert type(error_in(strange, "http://server")) is EnvFault
+
+
+def test_a_task_travels() -> None:
+    task = Task("t", "What?", ("a", "b"), "dev", {"hops": 2})
+    assert options_in(sent({"o": options_out({"task": task, "k": 1})})["o"]) == {"task": task, "k": 1}
+    assert options_in({"task": {"question": "What?", "answers": "a"}}) == {
+        "task": Task("What?", "What?", ("a",))
+    }
+    assert (options_in(None), options_in({})) == (None, {})
+    with pytest.raises(ConfigurationError, match="no task"):
+        options_in({"task": {"colour": "red"}})
+
+
+def test_rows_are_read_as_they_were_written() -> None:
+    task = Task("t", "What?", ("a",), data={"hops": 2})
+    (posed,) = rows("agentenv/Calculator-v0", tasks=[task], k=3)
+    read = Row.read(posed | {"prompt": [], "another column": 1})
+    assert (read.arguments, read.seed, read.options()) == ({"k": 3}, None, {"task": task})
+    assert [Row.read(row).seed for row in rows("agentenv/Calculator-v0", seeds=[1, 2])] == [1, 2]
+    with pytest.raises(ConfigurationError, match="cannot be made with"):
+        read.make()
+    with pytest.raises(ConfigurationError, match="seed"):
+        Row.read({"env": "agentenv/Calculator-v0", "seed": -1})
