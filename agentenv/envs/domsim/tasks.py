@@ -171,7 +171,7 @@ def generate_domsim_tasks(
         if flaw := flaw_of(posed):
             raise ConfigurationError(f"the template {name!r} with the seed {key!r} {flaw}")
         data = {"template": name, "seed": key}
-        tasks.append(Task(f"{name}/{split}-{seed}-{index // len(names)}", posed.goal, (), split, data))
+        tasks.append(Task(f"{name}/{split}-{seed}-{index // len(names)}", posed.goal, ("",), split, data))
     return tuple(tasks)
 
 
