@@ -213,6 +213,14 @@ def interval(values: Sequence[float]) -> dict[str, float]:
     }
 
 
+def r_squared(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Share of the variance of the second that a line through the first explains; None where either is constant."""
+    table = np.array(pairs).T
+    if min(np.ptp(table[0]), np.ptp(table[1])) == 0:
+        return None
+    return float(np.corrcoef(table)[0, 1] ** 2)
+
+
 def both(n: int, split: str) -> list[Task]:
     """Tasks that can be played on the desktop and followed on its recordings."""
     live = DomSim.make_tasks(n, split=split, templates=TEMPLATES)
@@ -230,9 +238,10 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=6, help="groups a step")
     parser.add_argument("--group", type=int, default=6, help="episodes a group")
     parser.add_argument("--rate", type=float, default=20.0, help="step size")
+    parser.add_argument("--tasks", type=int, default=120, help="tasks that are learned from")
     parser.add_argument("--tests", type=int, default=15, help="unseen tasks")
     args = parser.parse_args()
-    tasks, unseen = both(120, "train"), both(args.tests, "test")
+    tasks, unseen = both(args.tasks, "train"), both(args.tests, "test")
     results: dict[str, Any] = {}
     checkpoints: list[tuple[float, float]] = []
     for way in WAYS:
@@ -250,10 +259,10 @@ def main() -> None:
             "sop": interval([followed for followed, _ in scores]),
             "solved": interval([solved for _, solved in scores]),
         }
-    r = float(np.corrcoef(np.array(checkpoints).T)[0, 1])
+    fit = r_squared(checkpoints)
     figures = {
         "turns": args.turns, "seeds": args.seeds, "tests": args.tests, "templates": TEMPLATES, "ways": results,
-        "checkpoints": checkpoints, "r2": r * r,
+        "checkpoints": checkpoints, "r2": fit,
     }  # fmt: skip
     lines = [
         f"{name:<24}SOP {row['sop']['mean']:.3f} +- {row['sop']['half']:.3f}   solved "
@@ -264,7 +273,7 @@ def main() -> None:
         "gui_semi_online",
         args,
         figures,
-        [*lines, f"R2 of SOP and success over {len(checkpoints)} checkpoints {r * r:.3f}"],
+        [*lines, f"R2 of SOP and success over {len(checkpoints)} checkpoints {fit}"],
     )
 
 

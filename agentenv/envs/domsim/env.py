@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from agentenv.core.env import Env
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult, ToolStatus
-from agentenv.envs.domsim.desktop import KINDS, View, World
+from agentenv.envs.domsim.desktop import KINDS
 from agentenv.envs.domsim.raster import draw, png
 from agentenv.envs.domsim.tasks import DESKTOP, TEMPLATES, Posed, generate_domsim_tasks, solve
 from agentenv.envs.domsim.widgets import Widget
+from agentenv.envs.domsim.world import View, World
 from agentenv.envs.gui.actions import STOP, Action, Kind, action_text, parse_reply
 from agentenv.envs.gui.observation import PROMPT, opening, show
 from agentenv.envs.gui.screen import Screen, pointed

@@ -13,9 +13,10 @@ from typing import Any, Self
 from agentenv.core.normalize import collapse
 from agentenv.core.types import Task
 from agentenv.envs.domsim.apps import across, bank, calendar, contacts, files, mail, notes, settings, shop
-from agentenv.envs.domsim.desktop import App, Desktop, View, World
+from agentenv.envs.domsim.desktop import Desktop
 from agentenv.envs.domsim.records import Draft, Move
 from agentenv.envs.domsim.widgets import Widget
+from agentenv.envs.domsim.world import App, View, World
 from agentenv.envs.gui.actions import Action, Kind
 from agentenv.errors import ConfigurationError, UnknownName
 
@@ -170,7 +171,7 @@ def generate_domsim_tasks(
         if flaw := flaw_of(posed):
             raise ConfigurationError(f"the template {name!r} with the seed {key!r} {flaw}")
         data = {"template": name, "seed": key}
-        tasks.append(Task(f"{name}/{split}-{seed}-{index // len(names)}", posed.goal, (), split, data))
+        tasks.append(Task(f"{name}/{split}-{seed}-{index // len(names)}", posed.goal, ("",), split, data))
     return tuple(tasks)
 
 

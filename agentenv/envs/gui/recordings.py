@@ -68,7 +68,7 @@ class Recording:
 
     def task(self, split: str = "") -> Task:
         """The task of doing the same; ``data["recording"]`` is this."""
-        return Task(self.id, self.goal, (), split, {"recording": self})
+        return Task(self.id, self.goal, ("",), split, {"recording": self})
 
 
 def shown_size(screen: Screen) -> Size:

@@ -10,24 +10,13 @@ that are trained; the failing turn itself is trained as it was sampled, with its
 """
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from agentenv.core.env import AsyncEnv
-from agentenv.core.protocols import ChatFormat, Policy
-from agentenv.core.types import (
-    EndReason,
-    Info,
-    Message,
-    Observation,
-    Sampling,
-    Step,
-    Task,
-    ToolResult,
-    ToolStatus,
-)
+from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult, ToolStatus
 from agentenv.data.splits import in_split
 from agentenv.envs.gui.actions import STOP, Kind, Reply, action_text, parse_reply
 from agentenv.envs.gui.matching import MatchResult, get_matcher
@@ -35,24 +24,10 @@ from agentenv.envs.gui.observation import PROMPT, opening, show
 from agentenv.envs.gui.recordings import RecordedStep, Recording, expert_action, load_recordings
 from agentenv.envs.gui.rewards import Weights, step_reward
 from agentenv.envs.gui.screen import Screen, pointed
+from agentenv.envs.gui.thoughts import OFF_POLICY, ON_POLICY, ThoughtWriter
 from agentenv.errors import ConfigurationError, DatasetError
 
 Patch = Literal["thought_free", "off_policy", "on_policy"]
-ThoughtWriter = Callable[[str], "str | Awaitable[str]"]
-"""From a prompt to the thought that a model writes."""
-
-OFF_POLICY = """\
-Task: {goal}
-{screen}
-The next action is {action}. In one sentence, say why it is taken.
-"""
-ON_POLICY = """\
-{context}
-A hint, for you alone: the next action is {action}. Write the thought that leads to it, in one or two sentences. \
-Do not say that there was a hint, and name no coordinates.
-"""
-
-
 UNLIMITED = -1
 """A patch budget without end."""
 
@@ -306,24 +281,3 @@ def domsim_recordings(n: int, *, seed: int, split: str, templates: tuple[str, ..
     options = {"templates": templates} if templates else {}
     tasks = DomSim.make_tasks(n, seed=seed, split=split, **options)
     return [record(env, task).task(split) for task in tasks]
-
-
-def policy_thoughts(
-    policy: Policy, chat: ChatFormat, *, max_tokens: int = 96, temperature: float = 1.0, seed: int = 0
-) -> ThoughtWriter:
-    """A writer of thoughts that asks the policy itself, for ``patch="on_policy"``.
-
-    What it samples is text of a later context and no part of the record.
-    """
-    sampling = Sampling(max_tokens, temperature, stop=("</think>", "<action>"), seed=seed)
-
-    async def write(prompt: str) -> str:
-        completion = await policy.generate(chat.prompt((Message("user", prompt),)), sampling)
-        return spoken(completion.text)
-
-    return write
-
-
-def spoken(text: str) -> str:
-    """``text`` up to the first tag or control token that is not the opening of a thought."""
-    return text.strip().removeprefix("<think>").partition("<")[0].strip()

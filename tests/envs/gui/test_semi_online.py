@@ -16,7 +16,8 @@ from agentenv.envs.gui.matching import Gold, MatchResult
 from agentenv.envs.gui.recordings import RecordedStep, Recording, write_recordings
 from agentenv.envs.gui.rewards import step_reward
 from agentenv.envs.gui.screen import Box, Element, Screen
-from agentenv.envs.gui.semi_online import UNLIMITED, SemiOnlineGUI, policy_thoughts, spoken
+from agentenv.envs.gui.semi_online import UNLIMITED, SemiOnlineGUI
+from agentenv.envs.gui.thoughts import policy_thoughts, spoken
 from agentenv.errors import ConfigurationError, DatasetError, EnvFault
 from agentenv.evaluation.sop import Sop, measure_sop, sop
 from agentenv.policies.fakes import ByteTokenizer

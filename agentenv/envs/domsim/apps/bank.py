@@ -4,9 +4,9 @@ from random import Random
 from typing import Any, ClassVar, NamedTuple
 
 from agentenv.envs.domsim.content import code, money, people
-from agentenv.envs.domsim.desktop import World
 from agentenv.envs.domsim.records import Draft, Move, added, changed, find, numbered
 from agentenv.envs.domsim.widgets import Row, button, choice, heading, item, label, textbox
+from agentenv.envs.domsim.world import World
 
 BILLS = ("Electricity", "Water", "Internet", "Insurance")
 PAYEES = 5

@@ -5,9 +5,9 @@ from random import Random
 from typing import Any, ClassVar, NamedTuple
 
 from agentenv.envs.domsim.content import EVENTS
-from agentenv.envs.domsim.desktop import World
 from agentenv.envs.domsim.records import Draft, Move, added, changed, find, numbered, without
 from agentenv.envs.domsim.widgets import Row, button, choice, heading, item, label, textbox
+from agentenv.envs.domsim.world import World
 
 YEAR, MONTH = 2031, 5
 TODAY = f"{YEAR}-{MONTH:02d}-01"

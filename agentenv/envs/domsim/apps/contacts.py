@@ -4,9 +4,9 @@ from random import Random
 from typing import Any, ClassVar, NamedTuple
 
 from agentenv.envs.domsim.content import FAMILY, GIVEN, email_of, people, phone
-from agentenv.envs.domsim.desktop import World
 from agentenv.envs.domsim.records import Draft, added, changed, find, numbered, without
 from agentenv.envs.domsim.widgets import Row, button, choice, heading, item, label, textbox
+from agentenv.envs.domsim.world import World
 
 GROUPS = ("Friends", "Family", "Work")
 PEOPLE = 18

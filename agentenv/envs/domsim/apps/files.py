@@ -4,9 +4,9 @@ from random import Random
 from typing import Any, ClassVar, NamedTuple
 
 from agentenv.envs.domsim.content import FILES, TITLES
-from agentenv.envs.domsim.desktop import World
 from agentenv.envs.domsim.records import Draft, Move, changed, find, numbered, without
 from agentenv.envs.domsim.widgets import Row, button, choice, heading, item, label, textbox
+from agentenv.envs.domsim.world import World
 
 FOLDERS = ("Documents", "Downloads", "Pictures", "Work")
 

@@ -4,9 +4,9 @@ from random import Random
 from typing import Any, ClassVar, NamedTuple
 
 from agentenv.envs.domsim.content import SENTENCES, SUBJECTS, code, email_of, people
-from agentenv.envs.domsim.desktop import World
 from agentenv.envs.domsim.records import Draft, added, changed, find, numbered
 from agentenv.envs.domsim.widgets import Row, button, heading, item, label, paragraph, switch, tabs, textbox
+from agentenv.envs.domsim.world import World
 
 FOLDERS = ("Inbox", "Archive", "Sent", "Trash")
 LETTERS = 8

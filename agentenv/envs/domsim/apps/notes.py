@@ -4,7 +4,6 @@ from random import Random
 from typing import Any, ClassVar, NamedTuple
 
 from agentenv.envs.domsim.content import CHORES, SENTENCES, TITLES
-from agentenv.envs.domsim.desktop import World
 from agentenv.envs.domsim.records import Draft, Move, added, changed, find, numbered, without
 from agentenv.envs.domsim.widgets import (
     Row,
@@ -17,6 +16,7 @@ from agentenv.envs.domsim.widgets import (
     tabs,
     textbox,
 )
+from agentenv.envs.domsim.world import World
 
 TABS = ("Notes", "Chores")
 

@@ -4,9 +4,9 @@ from random import Random
 from typing import Any, ClassVar, NamedTuple
 
 from agentenv.envs.domsim.content import GIVEN, code
-from agentenv.envs.domsim.desktop import World
 from agentenv.envs.domsim.records import Draft, Move, changed, find, numbered
 from agentenv.envs.domsim.widgets import Row, button, choice, heading, item, label, switch, tabs, textbox
+from agentenv.envs.domsim.world import World
 
 SWITCHES = {
     "Display": ("Dark mode", "Night light", "Large text", "Auto-rotate"),

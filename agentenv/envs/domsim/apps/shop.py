@@ -4,9 +4,9 @@ from random import Random
 from typing import Any, ClassVar, NamedTuple
 
 from agentenv.envs.domsim.content import THINGS, address, money
-from agentenv.envs.domsim.desktop import World
 from agentenv.envs.domsim.records import Draft, Move, added, changed, find, numbered, without
 from agentenv.envs.domsim.widgets import Row, button, choice, heading, item, label, tabs, textbox
+from agentenv.envs.domsim.world import World
 
 QUANTITIES = ("1", "2", "3", "4")
 COUPON, PERCENT = "SPRING", 10

@@ -1,0 +1,67 @@
+"""The benchmarks of graphical environments in seconds: they run, and their counts add up."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.envs.domsim.env import DomSim
+from agentenv.envs.gui.recorder import record, write_dataset
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def figures(name: str, folder: Path, *words: str) -> dict[str, Any]:
+    """What a benchmark printed, which is what it wrote."""
+    out = folder / "out.json"
+    script = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *words, "--out", str(out), "--json"]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    printed: dict[str, Any] = json.loads(done.stdout)
+    assert printed == json.loads(out.read_text(encoding="utf-8"))
+    return printed
+
+
+def test_speed(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    found = figures("gui_speed", tmp_path, "--steps", "20", "--repeats", "5")
+    assert found["templates"] == 50
+    assert 20 <= found["speed"]["tree"]["steps"] < 60
+    assert set(found["time_travel"]) == {"snapshot", "restore", "fork"}
+
+
+def test_ceilings(tmp_path: Path) -> None:
+    env = DomSim()
+    (task,) = env.make_tasks(1, templates=["mail-star"])
+    write_dataset([record(env, task)], tmp_path)
+    found = figures("gui_ceilings", tmp_path, "--data", str(tmp_path / "recordings.jsonl"))
+    # open, letter, star, terminate: nothing fails anywhere
+    assert {row["exact"] for row in found["gold_replay"].values()} == {4}
+    assert found["ceilings"]["agentenv"]["terminate"]["all"] == 0.25
+
+
+def test_ways_of_training(tmp_path: Path) -> None:
+    words = (
+        "--seeds",
+        "2",
+        "--turns",
+        "8",
+        "--tests",
+        "2",
+        "--tasks",
+        "5",
+        "--questions",
+        "1",
+        "--group",
+        "2",
+    )
+    found = figures("gui_semi_online", tmp_path, *words)
+    assert next(iter(found["ways"])) == "offline"
+    assert len(found["ways"]) == 6
+    assert len(found["checkpoints"]) >= 6
+    for sop, solved in found["checkpoints"]:
+        assert 0 <= sop <= 1
+        assert solved in (0.0, 0.5, 1.0)
