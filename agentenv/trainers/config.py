@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 from agentenv.data.sources import Frozen, SourceConfig
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.evaluation.ground import EnvConfig, SearchConfig
+from agentenv.policies.engine import EngineConfig
 from agentenv.trainers.advantages import get_estimator
 from agentenv.trainers.replay import TargetedReplay
 from agentenv.trainers.sampling import get_sampler
@@ -216,6 +217,8 @@ class TrainConfig(Frozen):
     """Questions of the evaluations before and after."""
     rollout: RolloutSettings = RolloutSettings()
     """Sampling."""
+    engine: EngineConfig = EngineConfig()
+    """Who samples."""
     optimization: OptimizationConfig = OptimizationConfig()
     """Learning."""
     evaluation: EvaluationSettings = EvaluationSettings()
@@ -236,6 +239,10 @@ class TrainConfig(Frozen):
             raise ValueError(
                 f"rollout.turn_tokens={rollout.turn_tokens} must be below rollout.context_tokens="
                 f"{rollout.context_tokens}, or no prompt fits beside one turn"
+            )
+        if self.engine.kind == "vllm" and rollout.deterministic:
+            raise ValueError(
+                "engine.kind='vllm' forms batches by arrival, which rollout.deterministic rules out: set it to false"
             )
         sampler = get_sampler(rollout.sampler, rollout.sampler_options)
         learning = self.optimization

@@ -16,9 +16,13 @@ import torch
 from agentenv.core.trajectory import Trajectory, to_record
 from agentenv.errors import CheckpointMismatch, ConfigurationError
 from agentenv.policies.hf import HFPolicy
+from agentenv.policies.vllm import VLLMPolicy
 from agentenv.trainers.config import TrainConfig, dump_config, resume_config
 from agentenv.trainers.learner import Learner
 from agentenv.trainers.sampling import TaskSampler
+
+TrainedPolicy = HFPolicy | VLLMPolicy
+"""What samples in training and holds the model that is trained."""
 
 _KEPT = 2  # checkpoints; the one before the last survives a crash while the last is written
 
@@ -85,7 +89,9 @@ class RunFolder:
         part.write_bytes(gzip.compress(text.encode(), compresslevel=3, mtime=0))
         part.replace(path)
 
-    def save_checkpoint(self, step: int, policy: HFPolicy, learner: Learner, sampler: TaskSampler) -> None:
+    def save_checkpoint(
+        self, step: int, policy: TrainedPolicy, learner: Learner, sampler: TaskSampler
+    ) -> None:
         """Writes weights, tokenizer, optimiser and sampler after ``step`` steps, then drops all but the newest two."""
         folder = self.path / "checkpoints"
         part, final = folder / "part", folder / f"step-{step:06d}"
@@ -108,7 +114,7 @@ class RunFolder:
     def _checkpoints(self) -> list[Path]:
         return sorted((self.path / "checkpoints").glob("step-*"))
 
-    def resume(self, policy: HFPolicy, learner: Learner, sampler: TaskSampler) -> int:
+    def resume(self, policy: TrainedPolicy, learner: Learner, sampler: TaskSampler) -> int:
         """Loads the newest checkpoint into ``policy``, ``learner`` and ``sampler`` and cuts the logs back to it.
 
         Returns:
@@ -136,7 +142,8 @@ class RunFolder:
                 raise CheckpointMismatch(
                     f"{checkpoints[-1]} is of another architecture than {self.config.policy}"
                 )
-            step, policy.version = state["step"], state["version"]
+            step = state["step"]
+            policy.resumed(state["version"])
             sampler.load_state_dict(state.get("sampler", {}))  # checkpoints of uniform draws may have none
         self._cut_back(step)
         return step

@@ -29,6 +29,7 @@ from agentenv.core.trajectory import Origin, Trajectory
 from agentenv.errors import Fault
 from agentenv.evaluation.records import RESULTS, read_json, write_results
 from agentenv.policies.card import EpisodeCard, write_card
+from agentenv.policies.export import write_model_card, write_weights
 from agentenv.retrievers.lossy import LossyRetriever
 from agentenv.trainers.advantages import get_estimator
 from agentenv.trainers.config import TrainConfig
@@ -61,17 +62,18 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
         AgentEnvError: the configuration cannot be used.
         Fault: every episode of a step failed through a fault of ours.
     """
-    run = set_up(folder, display)
-    config = folder.config
-    before = evaluate_test(run, "before")
-    done = folder.resume(run.policy, run.learner, run.sampler)
-    stopped = any("stopped" in line for line in folder.history())
-    if (stopped or done == config.optimization.steps) and (folder.path / RESULTS).exists():
-        return read_json(folder.path / RESULTS)
-    earlier = sum(line[lap] for line in folder.history("timings") for lap in _LAPS)
-    began = time.perf_counter()
-    display.phase("training", config.optimization.steps)
     with ExitStack() as stack:
+        run = set_up(folder, display)
+        stack.callback(run.policy.close)
+        config = folder.config
+        before = evaluate_test(run, "before")
+        done = folder.resume(run.policy, run.learner, run.sampler)
+        stopped = any("stopped" in line for line in folder.history())
+        if (stopped or done == config.optimization.steps) and (folder.path / RESULTS).exists():
+            return read_json(folder.path / RESULTS)
+        earlier = sum(line[lap] for line in folder.history("timings") for lap in _LAPS)
+        began = time.perf_counter()
+        display.phase("training", config.optimization.steps)
         for tracker in run.trackers:
             stack.callback(tracker.close)
         for step in range(done + 1, config.optimization.steps + 1):
@@ -96,8 +98,8 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
             if step % config.checkpoint_every == 0 or step == config.optimization.steps or stopped:
                 folder.save_checkpoint(step, run.policy, run.learner, run.sampler)
             display.advance(step, metrics)
-    run.seconds["training"] = earlier + time.perf_counter() - began
-    return _finish(run, before)
+        run.seconds["training"] = earlier + time.perf_counter() - began
+        return _finish(run, before)
 
 
 def _roll_out(run: Run, step: int) -> Batch:
@@ -215,7 +217,7 @@ def _finish(run: Run, before: dict[str, Any]) -> dict[str, Any]:
     """Final policy, evaluation after, ``results.json``."""
     after = evaluate_test(run, "after")
     policy_folder = run.folder.path / "policy"
-    run.policy.model.save_pretrained(policy_folder)
+    write_weights(run.policy.model, policy_folder)
     run.policy.tokenizer.save_pretrained(policy_folder)
     write_card(policy_folder, _card(run.config))
     scorer = run.config.evaluation.scorers[0]
@@ -239,6 +241,7 @@ def _finish(run: Run, before: dict[str, Any]) -> dict[str, Any]:
     if "stopped" in history[-1]:
         results["stopped"] = history[-1]["stopped"]
     write_results(run.folder.path, results)
+    write_model_card(policy_folder, results, run.config.model_dump(mode="json"))
     return results
 
 

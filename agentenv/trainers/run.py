@@ -15,11 +15,11 @@ from agentenv.data.sources import SourceConfig
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.ground import EnvConfig, Ground, open_ground
 from agentenv.policies.card import read_card
-from agentenv.policies.hf import HFPolicy
 from agentenv.policies.spec import make_policy, policy_folder
+from agentenv.policies.vllm import VLLMPolicy
 from agentenv.tracking import Tracker, make_tracker
 from agentenv.trainers.config import TrainConfig
-from agentenv.trainers.folder import RunFolder
+from agentenv.trainers.folder import RunFolder, TrainedPolicy
 from agentenv.trainers.learner import Correction, Learner, Objective
 from agentenv.trainers.losses import get_objective
 from agentenv.trainers.sampling import TaskSampler, get_sampler
@@ -45,7 +45,7 @@ class Run:
     config: TrainConfig
     folder: RunFolder
     display: Display
-    policy: HFPolicy
+    policy: TrainedPolicy
     chat: ChatFormat
     learner: Learner
     sampler: TaskSampler
@@ -59,15 +59,29 @@ class Run:
 
 
 def set_up(folder: RunFolder, display: Display) -> Run:
-    """Policy, learner and the three grounds of a run, as its configuration wants them.
+    """Policy, learner and the three grounds of a run, as its configuration wants them; close the policy afterwards.
 
     Raises:
         AgentEnvError: the configuration cannot be used.
     """
-    config = folder.config
     began = time.perf_counter()
-    objective = objective_of(config)
-    trackers = [make_tracker(config.tracker)] if config.tracker else []
+    objective = objective_of(folder.config)
+    policy = open_policy(folder.config)
+    try:
+        run = _assembled(folder, display, policy, objective)
+    except BaseException:
+        policy.close()
+        raise
+    run.seconds["preparation"] = time.perf_counter() - began
+    return run
+
+
+def open_policy(config: TrainConfig) -> TrainedPolicy:
+    """The policy to train, with engines beside it where the configuration wants them.
+
+    Raises:
+        AgentEnvError: the configuration cannot be used, or no engine came up.
+    """
     torch.set_num_threads(config.threads)
     policy = make_policy(config.policy)
     if config.rollout.context_tokens > policy.context_tokens:
@@ -75,6 +89,14 @@ def set_up(folder: RunFolder, display: Display) -> Run:
             f"rollout.context_tokens={config.rollout.context_tokens} is more than the {policy.context_tokens} tokens "
             f"that {config.policy} can read: lower it"
         )
+    if config.engine.kind == "hf":
+        return policy
+    return VLLMPolicy.load(policy_folder(config.policy), config.engine, policy.model)
+
+
+def _assembled(folder: RunFolder, display: Display, policy: TrainedPolicy, objective: Objective) -> Run:
+    config = folder.config
+    trackers = [make_tracker(config.tracker)] if config.tracker else []
     optimization = config.optimization
     learner = Learner(
         policy.model,
@@ -86,7 +108,7 @@ def set_up(folder: RunFolder, display: Display) -> Run:
     )
     config = _as_declared(config)
     chat = (InlineFormat if config.format == "inline" else TemplateFormat)(policy.tokenizer)
-    run = Run(
+    return Run(
         config=config,
         folder=folder,
         display=display,
@@ -99,8 +121,6 @@ def set_up(folder: RunFolder, display: Display) -> Run:
         test=_open(config.test, config, policy, display),
         trackers=trackers,
     )
-    run.seconds["preparation"] = time.perf_counter() - began
-    return run
 
 
 def _as_declared(config: TrainConfig) -> TrainConfig:
@@ -143,7 +163,7 @@ def objective_of(config: TrainConfig) -> Objective:
     return objective
 
 
-def _open(source: SourceConfig, config: TrainConfig, policy: HFPolicy, display: Display) -> Ground:
+def _open(source: SourceConfig, config: TrainConfig, policy: TrainedPolicy, display: Display) -> Ground:
     display.phase(f"index of {source.split or source.world.split} questions", 0)
 
     def count(text: str) -> int:
