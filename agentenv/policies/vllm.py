@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from agentenv.core.chat import cut_at_stop
 from agentenv.core.types import Completion, FinishReason, Sampling
-from agentenv.errors import CheckpointMismatch, ContextTooSmall, PolicyFault
+from agentenv.errors import CheckpointMismatch, ConfigurationError, ContextTooSmall, PolicyFault
 from agentenv.policies.engine import Background, Engine, EngineConfig, Request, Sampled
 from agentenv.policies.export import write_weights
 from agentenv.policies.vllm_local import LocalEngine, base_and_adapter
@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 _SHARED_MEMORY = Path("/dev/shm")
 _CLOSE_S = 20.0
+_COLDEST, _HOTTEST = 0.01, 2.0
 
 
 class VLLMPolicy:
@@ -104,7 +105,12 @@ class VLLMPolicy:
         Raises:
             PolicyFault: the engine failed or missed its deadline.
             ContextTooSmall: the prompt alone fills the context.
+            ConfigurationError: a temperature that vLLM would change or refuse.
         """
+        if sampling.temperature and not _COLDEST <= sampling.temperature <= _HOTTEST:
+            raise ConfigurationError(
+                f"vLLM samples at a temperature of 0 or from {_COLDEST} to {_HOTTEST:g}, not {sampling.temperature}"
+            )
         room = self.context_tokens - len(prompt_ids)
         if room <= 0:
             raise ContextTooSmall(

@@ -25,31 +25,40 @@ _PROBE = Request((0, 1), Sampling(1, temperature=2.0), end=0)
 class RemoteEngine:
     """Asks one server; make it with ``open``. Deadlines are the caller's."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, client: httpx.AsyncClient) -> None:
         self._url = url.rstrip("/")
-        self._client = httpx.AsyncClient(timeout=None)
+        self._client = client
 
     @classmethod
     async def open(cls, url: str) -> "RemoteEngine":
-        """Connects, and makes sure that the server's log-probs are those after temperature.
+        """Connects, and makes sure that the server's log-probs can be used.
 
         Raises:
             PolicyFault: the server does not answer, or not as vLLM does.
             ConfigurationError: its log-probs are those before temperature.
         """
-        engine = cls(url)
+        engine = cls(url, httpx.AsyncClient(timeout=None))
         try:
-            probe = await engine.sample(_PROBE)
-            ids = (*_PROBE.ids, probe.ids[0])
-            raw, scaled = [(await engine.logprobs(ids, t))[-1] for t in (1.0, _PROBE.sampling.temperature)]
-            if abs(probe.logprobs[0] - raw) < abs(probe.logprobs[0] - scaled):
-                raise ConfigurationError(
-                    f"{url} gives log-probs from before temperature: start it with --logprobs-mode processed_logprobs"
-                )
+            await engine.check()
         except BaseException:
             await engine.close()
             raise
         return engine
+
+    async def check(self) -> None:
+        """Samples one token at a temperature and compares its log-prob with both conventions.
+
+        Raises:
+            PolicyFault: the server does not answer, or not as vLLM does.
+            ConfigurationError: its log-probs are those before temperature.
+        """
+        probe = await self.sample(_PROBE)
+        ids = (*_PROBE.ids, probe.ids[0])
+        raw, scaled = [(await self.logprobs(ids, t))[-1] for t in (1.0, _PROBE.sampling.temperature)]
+        if abs(probe.logprobs[0] - raw) < abs(probe.logprobs[0] - scaled):
+            raise ConfigurationError(
+                f"{self._url} gives log-probs from before temperature: start it with --logprobs-mode processed_logprobs"
+            )
 
     async def sample(self, request: Request) -> Sampled:
         """Samples after a prompt; a call that is cancelled closes its connection, which ends the request."""
