@@ -136,7 +136,10 @@ def test_a_sample_of_two_versions_says_which_token_is_whose() -> None:
 def test_an_engine_that_hangs_is_a_fault_and_its_request_ends() -> None:
     engine = WrittenEngine("a")
     engine.hangs = True
-    with policy_of(engine, deadline_s=0.05) as policy, pytest.raises(PolicyFault, match="longer than 0.05 s"):
+    with (
+        policy_of(engine, deadline_s=0.05) as policy,
+        pytest.raises(PolicyFault, match=r"longer than 0\.05 s"),
+    ):
         ask(policy, Sampling(1))
     assert engine.cancelled.is_set()
 
