@@ -22,7 +22,7 @@ from agentenv.policies.engine import EngineConfig, Request, Sampled
 TAKE_UP = "take_up_weights"
 """What a worker does with the folder of new weights."""
 
-_WORKER = "agentenv.policies.vllm_worker.WeightsWorker"
+_WORKER = "agentenv.policies.vllm_worker.EngineWorker"
 _SEEDS = 2**63
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _ADAPTER = "adapter_config.json"
@@ -67,6 +67,7 @@ class LocalEngine:
                 reason = str(error).partition("\n")[0][:200]
                 raise CheckpointMismatch(f"vLLM starts no engine on {folder}: {reason}") from error
         children.note()
+        await llm.collective_rpc("end_with", args=(os.getpid(),))
         return cls(llm, LoRARequest(adapter.name, 1, str(adapter)) if adapter else None, children)
 
     async def sample(self, request: Request) -> Sampled:

@@ -124,7 +124,7 @@ def url(tmp_path: Path) -> Iterator[str]:
         "logprobs-mode": "processed_logprobs",
         "max-logprobs": -1,
         "generation-config": "vllm",
-        "worker-extension-cls": "agentenv.policies.vllm_worker.WeightsWorker",
+        "worker-extension-cls": "agentenv.policies.vllm_worker.EngineWorker",
     }
     words = [f"--{name}={value}" for name, value in flags.items()]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", *words]
