@@ -96,8 +96,9 @@ class LocalEngine:
 
     async def close(self) -> None:
         """Asks the processes to end, then ends what is left of them."""
+        llm, self._llm = self._llm, None
         try:
-            self._llm.shutdown(timeout=0)
+            llm.shutdown(timeout=0)
         finally:
             self._children.end()
 

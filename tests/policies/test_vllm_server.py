@@ -29,6 +29,7 @@ from agentenv.policies.vllm_remote import RemoteEngine
 # One position of three tokens: p = (.5, .25, .25), at temperature 2 proportional to (.7071, .5, .5).
 TABLE = {"0": -0.693147, "1": -1.386294, "2": -1.386294}
 SCALED = -1.227947  # ln(.5 / 1.7071)
+_SWITCHES = ("--enforce-eager", "--enable-scale-out")
 
 
 class Server:
@@ -127,7 +128,7 @@ def url(tmp_path: Path) -> Iterator[str]:
         "worker-extension-cls": "agentenv.policies.vllm_worker.EngineWorker",
     }
     words = [f"--{name}={value}" for name, value in flags.items()]
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", *words]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *_SWITCHES, *words]
     extra = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     with (tmp_path / "log").open("wb") as log:
         environment = os.environ | extra | {"OMP_NUM_THREADS": "1"}
