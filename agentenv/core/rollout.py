@@ -5,6 +5,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any, TypeVar
 
 from agentenv.core.batching import Lockstep
@@ -217,15 +218,24 @@ async def sample(
         record.fail(EndReason.POLICY_FAULT, error)
         return None
     record.policy_seconds = time.perf_counter() - began
-    record.add(
-        SegmentKind.POLICY,
-        completion.ids,
-        len(record.turns),
-        logprobs=completion.logprobs,
-        version=completion.version,
-        token_true=completion.token_true,
-    )
+    _record_sample(record, completion)
     return completion
+
+
+def _record_sample(record: Record, completion: Completion) -> None:
+    """One segment for each run of ids that one version of the weights sampled."""
+    versions = completion.versions or (completion.version,) * len(completion.ids)
+    end = 0
+    for version, run in groupby(versions):
+        start, end = end, end + len(list(run))
+        record.add(
+            SegmentKind.POLICY,
+            completion.ids[start:end],
+            len(record.turns),
+            logprobs=completion.logprobs[start:end],
+            version=version,
+            token_true=completion.token_true,
+        )
 
 
 async def act(record: Record, action: str, config: RolloutConfig) -> Observation | None:

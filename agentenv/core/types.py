@@ -208,3 +208,5 @@ class Completion:
     version: int = 0  # of the weights
     token_true: bool = True
     """False where the engine gave text alone: ``ids`` are a coding of it and no log-prob is known (NaN)."""
+    versions: tuple[int, ...] = ()
+    """Version of each id where an update came while they were sampled; empty where ``version`` is that of all."""

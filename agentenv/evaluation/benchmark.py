@@ -8,6 +8,7 @@ same benchmark on the same folder goes on where it stopped; the files are those 
 import hashlib
 import os
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -112,6 +113,13 @@ def run_benchmark(
 
 def _run(benchmark: Benchmark, out: Path, display: Display, retry_faults: bool) -> dict[str, Any]:
     player = open_player(benchmark.policy, benchmark.concurrency)
+    with closing(player):
+        return _played(benchmark, player, out, display, retry_faults)
+
+
+def _played(
+    benchmark: Benchmark, player: Player, out: Path, display: Display, retry_faults: bool
+) -> dict[str, Any]:
     ground = _open(benchmark, player, display)
     config = {"benchmark": _identity(benchmark), "fingerprints": _fingerprints(benchmark, ground)}
     claim(out, config, write=True)
@@ -239,7 +247,7 @@ def _identity(benchmark: Benchmark) -> dict[str, Any]:
 
 def _fingerprints(benchmark: Benchmark, ground: Ground) -> dict[str, str]:
     """What the names of a benchmark stand for at present, so that a resumed run cannot mix two."""
-    weights = benchmark.policy == "tiny" or benchmark.policy.startswith("hf:")
+    weights = benchmark.policy == "tiny" or benchmark.policy.startswith(("hf:", "vllm:"))
     return {
         "questions": _hash_of(ground.source.tasks),
         "retriever": ground.searched.info().fingerprint,

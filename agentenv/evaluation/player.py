@@ -27,7 +27,15 @@ from agentenv.policies.card import EpisodeCard, read_card
 from agentenv.policies.extractive import EXTRACTIVE, EXTRACTIVE_CARD, ExtractivePolicy
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.openai import OpenAIPolicy
-from agentenv.policies.spec import is_endpoint, make_endpoint_policy, make_policy, policy_folder
+from agentenv.policies.spec import (
+    is_endpoint,
+    is_engine,
+    make_endpoint_policy,
+    make_engine_policy,
+    make_policy,
+    policy_folder,
+)
+from agentenv.policies.vllm import VLLMPolicy
 
 EXPERT = "scripted"
 _FAULTS_IN_A_ROW = 8  # of episodes that are played one by one, before the service is taken for down
@@ -46,6 +54,11 @@ class Player:
     tokenizer: Any
     batch: int
     lockstep: bool
+
+    def close(self) -> None:
+        """Ends the policy where it runs in processes of its own."""
+        if isinstance(self.policy, VLLMPolicy):
+            self.policy.close()
 
     @property
     def config(self) -> RolloutConfig:
@@ -110,8 +123,11 @@ def open_player(spec: str, concurrency: int) -> Player:
     if is_endpoint(spec):
         endpoint = make_endpoint_policy(spec)
         return Player(spec, endpoint.card, endpoint, endpoint.tokenizer, concurrency, lockstep=False)
-    loaded = make_policy(spec)
     card = read_card(policy_folder(spec))
+    if is_engine(spec):
+        served = make_engine_policy(spec)
+        return Player(spec, card, served, served.tokenizer, concurrency, lockstep=False)
+    loaded = make_policy(spec)
     return Player(spec, card, loaded, loaded.tokenizer, concurrency, lockstep=True)
 
 

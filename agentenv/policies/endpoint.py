@@ -44,16 +44,18 @@ class Endpoint:
     """Requests under way at a time."""
     per_minute: float = 0.0
     """Requests that may begin in a minute; 0 is no limit."""
+    tokens_per_minute: float = 0.0
+    """Tokens, of prompts and replies, that may be used in a minute; 0 is no limit. What a reply used delays the next."""
     max_requests: int = 0
     """Requests in all, retries included; 0 is no limit."""
     max_total_tokens: int = 0
     """Tokens in all, of prompts and replies; 0 is no limit. Counted as the endpoint reports them."""
-    prompt_price: float = 0.0
-    """Price of a million tokens of prompts, in the currency of ``max_cost``."""
-    completion_price: float = 0.0
-    """Price of a million tokens of replies."""
     max_cost: float = 0.0
-    """Cost in all, by the two prices; 0 is no limit."""
+    """What may be spent in all, in the unit of the prices; 0 is no limit."""
+    prompt_price: float = 0.0
+    """Price of a million tokens of prompts; 0 counts no cost for them."""
+    reply_price: float = 0.0
+    """Price of a million tokens of replies."""
     retries: int = 6
     """Further attempts after a failure that may pass."""
     backoff_s: float = 0.5
@@ -89,12 +91,11 @@ class Endpoint:
         return cls(model, f"http{url}", **_options(options))
 
     def __post_init__(self) -> None:
-        numbers = (self.retries, self.per_minute, self.backoff_s, self.deadline_s, self.max_cost)
-        prices = (self.prompt_price, self.completion_price)
-        if self.concurrency < 1 or min(*numbers, *prices) < 0:
+        numbers = [getattr(self, f.name) for f in fields(self) if isinstance(f.default, int | float)]
+        if self.concurrency < 1 or min(numbers) < 0:
             raise ConfigurationError("An endpoint needs a concurrency of at least 1 and no negative number.")
-        if self.max_cost and not any(prices):
-            raise ConfigurationError("max_cost bounds nothing without prompt_price or completion_price.")
+        if self.max_cost and not self.prompt_price + self.reply_price:
+            raise ConfigurationError("A budget max_cost needs prompt_price and reply_price.")
 
     @property
     def chat_url(self) -> str:
@@ -144,6 +145,8 @@ class Usage:
     completion_tokens: int = 0
     unmetered: int = 0
     """Replies that came without a count of tokens."""
+    cost: float = 0.0
+    """By the prices of the endpoint."""
 
 
 class Chat(Protocol):
@@ -203,14 +206,7 @@ class ChatClient:
         """The model's name and its address."""
         return f"{self.endpoint.model}@{self.endpoint.url}"
 
-    @property
-    def cost(self) -> float:
-        """What the tokens so far cost by the endpoint's prices."""
-        prices, usage = self.endpoint, self.usage
-        paid = usage.prompt_tokens * prices.prompt_price + usage.completion_tokens * prices.completion_price
-        return paid / 1e6
-
-    def usage_report(self) -> dict[str, int]:
+    def usage_report(self) -> dict[str, float]:
         """The usage as JSON."""
         return asdict(self.usage)
 
@@ -285,7 +281,7 @@ class ChatClient:
         for limit, used, what in (
             (self.endpoint.max_requests, self.usage.requests, "requests"),
             (self.endpoint.max_total_tokens, spent, "tokens"),
-            (self.endpoint.max_cost, self.cost, "in money"),
+            (self.endpoint.max_cost, self.usage.cost, "in cost"),
         ):
             if limit and used >= limit:
                 raise EndpointFault(f"The budget of {limit} {what} for {self.endpoint.url} is spent.")
@@ -320,11 +316,20 @@ class ChatClient:
             usage = answer.get("usage") or {}
         except (json.JSONDecodeError, LookupError, TypeError, AttributeError) as error:
             raise _Refusal(f"a reply that is no chat completion ({type(error).__name__}: {error})") from None
-        self.usage.prompt_tokens += int(usage.get("prompt_tokens") or 0)
-        self.usage.completion_tokens += int(usage.get("completion_tokens") or 0)
+        self._account(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0))
         self.usage.unmetered += not usage
         stop = choice.get("stop_reason")
         return Reply(text, str(choice.get("finish_reason")), stop if isinstance(stop, str) else None)
+
+    def _account(self, prompt_tokens: int, reply_tokens: int) -> None:
+        """Books what a reply used, and delays the next request by it."""
+        endpoint = self.endpoint
+        self.usage.prompt_tokens += prompt_tokens
+        self.usage.completion_tokens += reply_tokens
+        self.usage.cost += (prompt_tokens * endpoint.prompt_price + reply_tokens * endpoint.reply_price) / 1e6
+        if endpoint.tokens_per_minute:
+            wait = 60.0 * (prompt_tokens + reply_tokens) / endpoint.tokens_per_minute
+            self._next_start = max(self._next_start, time.monotonic()) + wait
 
     def _lane(self) -> _Lane:
         loop = asyncio.get_running_loop()

@@ -158,6 +158,15 @@ class HFPolicy:
             self.version += 1
             self._cache.clear()
 
+    def resumed(self, version: int) -> None:
+        """Tells that the weights are those of a checkpoint."""
+        self.version = version
+        self._cache.clear()
+
+    def close(self) -> None:
+        """Drops every cache."""
+        self._cache.clear()
+
     async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
         """Log-probability of every token of ``ids`` given the ones before it, at a temperature; the first is 0."""
         with self._weights, torch.inference_mode():

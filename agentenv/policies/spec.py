@@ -9,14 +9,29 @@ from agentenv.policies.tiny import shipped_weights
 if TYPE_CHECKING:
     from agentenv.policies.hf import HFPolicy
     from agentenv.policies.openai import OpenAIPolicy
+    from agentenv.policies.vllm import VLLMPolicy
 
-KINDS = ("scripted", "scripted:extractive", "tiny", "hf:PATH", "openai:MODEL@URL")
+KINDS = (
+    "scripted",
+    "scripted:extractive",
+    "tiny",
+    "hf:PATH",
+    "vllm:PATH",
+    "vllm:PATH@URL",
+    "openai:MODEL@URL",
+)
 _ENDPOINT = "openai:"
+_ENGINE = "vllm:"
 
 
 def is_endpoint(spec: str) -> bool:
     """Whether ``spec`` names a model behind an HTTP address."""
     return spec.startswith(_ENDPOINT)
+
+
+def is_engine(spec: str) -> bool:
+    """Whether ``spec`` names weights that vLLM samples from."""
+    return spec.startswith(_ENGINE)
 
 
 def make_policy(spec: str) -> "HFPolicy":
@@ -34,6 +49,10 @@ def make_policy(spec: str) -> "HFPolicy":
     if is_endpoint(spec):
         raise ConfigurationError(
             f"{spec!r} gives text and no token ids: it can be evaluated and not trained on. Train with hf:PATH."
+        )
+    if is_engine(spec):
+        raise ConfigurationError(
+            f"{spec!r} holds no model to train or change: name hf:PATH, and engine.kind='vllm' for who samples"
         )
     folder = policy_folder(spec)
     try:
@@ -55,6 +74,25 @@ def make_endpoint_policy(spec: str) -> "OpenAIPolicy":
     return OpenAIPolicy(ChatClient(Endpoint.parse(spec.removeprefix(_ENDPOINT))))
 
 
+def make_engine_policy(spec: str) -> "VLLMPolicy":
+    """The policy of ``vllm:PATH``, sampled by an engine started here, or of ``vllm:PATH@URL[,URL...]`` by running servers.
+
+    Raises:
+        MissingExtra: vLLM or transformers is not installed.
+        CheckpointMismatch: the folder holds no model that can be loaded.
+        PolicyFault: no engine came up, or a server does not answer.
+    """
+    from agentenv.policies.engine import EngineConfig
+
+    try:
+        from agentenv.policies.vllm import VLLMPolicy
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of(error.name or "torch", "train") from error
+    _, _, urls = spec.partition("@")
+    config = EngineConfig(kind="vllm", urls=tuple(urls.split(",")) if urls else ())
+    return VLLMPolicy.load(policy_folder(spec), config)
+
+
 def policy_folder(spec: str) -> Path:
     """The folder with the weights that ``spec`` names.
 
@@ -66,4 +104,7 @@ def policy_folder(spec: str) -> Path:
         return shipped_weights()
     if kind == "hf" and rest:
         return Path(rest)
+    if is_engine(spec) and rest:
+        path = rest.partition("@")[0]
+        return shipped_weights() if path == "tiny" else Path(path)
     raise UnknownName.among("policy", spec, KINDS)

@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from agentenv.data.sources import Frozen, SourceConfig
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.evaluation.ground import EnvConfig, SearchConfig
+from agentenv.policies.engine import EngineConfig
 from agentenv.trainers.advantages import get_estimator
 from agentenv.trainers.sampling import get_sampler
 from agentenv.trainers.strategies import get_strategy
@@ -273,6 +274,8 @@ class TrainConfig(Frozen):
     """Sampling."""
     asynchronous: AsynchronousSettings = AsynchronousSettings()
     """Rollouts ahead of the learner."""
+    engine: EngineConfig = EngineConfig()
+    """Who samples."""
     optimization: OptimizationConfig = OptimizationConfig()
     """Learning."""
     evaluation: EvaluationSettings = EvaluationSettings()
@@ -305,6 +308,10 @@ class TrainConfig(Frozen):
         if self.second.roles and self.asynchronous.staleness:
             raise ValueError(
                 "a second set of weights is trained synchronously: set asynchronous.staleness to 0"
+            )
+        if self.engine.kind == "vllm" and rollout.deterministic:
+            raise ValueError(
+                "engine.kind='vllm' forms batches by arrival, which rollout.deterministic rules out: set it to false"
             )
         sampler = get_sampler(rollout.sampler, rollout.sampler_options)
         if self.asynchronous.staleness and rollout.deterministic:

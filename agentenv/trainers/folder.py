@@ -20,10 +20,14 @@ import torch
 from agentenv.core.trajectory import Trajectory, to_record
 from agentenv.errors import CheckpointMismatch, ConfigurationError
 from agentenv.policies.hf import HFPolicy
+from agentenv.policies.vllm import VLLMPolicy
 from agentenv.trainers.config import TrainConfig, dump_config, resume_config
 from agentenv.trainers.learner import Learner
 
 _DIGESTS = "sha256.json"
+TrainedPolicy = HFPolicy | VLLMPolicy
+"""What samples in training and holds the model that is trained."""
+
 _KEPT = 2  # checkpoints; the one before the last survives a crash while the last is written
 
 
@@ -128,7 +132,7 @@ class RunFolder:
         part.replace(path)
 
     def save_checkpoint(
-        self, step: int, policy: HFPolicy, learner: Learner, parts: Mapping[str, Stateful]
+        self, step: int, policy: TrainedPolicy, learner: Learner, parts: Mapping[str, Stateful]
     ) -> None:
         """Writes weights, tokenizer, optimiser and ``parts`` after ``step`` steps, then drops all but the newest two."""
         folder = self.path / "checkpoints"
@@ -145,7 +149,7 @@ class RunFolder:
         for old in self._checkpoints()[:-_KEPT]:
             _remove(old)
 
-    def keep_version(self, step: int, policy: HFPolicy) -> None:
+    def keep_version(self, step: int, policy: TrainedPolicy) -> None:
         """Writes the weights after ``step`` steps to ``league/``, where they stay."""
         final = self.path / "league" / f"step-{step:06d}"
         part = final.with_suffix(".part")
@@ -165,7 +169,7 @@ class RunFolder:
 
     def resume(
         self,
-        policy: HFPolicy,
+        policy: TrainedPolicy,
         learner: Learner,
         parts: Mapping[str, Stateful],
         warn: Callable[[str], None] = lambda sentence: None,
@@ -188,7 +192,8 @@ class RunFolder:
         step = 0
         if checkpoint is not None:
             state = self._load(checkpoint, policy, learner)
-            step, policy.version = state["step"], state["version"]
+            step = state["step"]
+            policy.resumed(state["version"])
         self._cut_back(step)
         if checkpoint is not None:
             for name, part in parts.items():
@@ -207,7 +212,7 @@ class RunFolder:
             )
         return None
 
-    def _load(self, checkpoint: Path, policy: HFPolicy, learner: Learner) -> dict[str, Any]:
+    def _load(self, checkpoint: Path, policy: TrainedPolicy, learner: Learner) -> dict[str, Any]:
         from safetensors.torch import load_file
 
         try:

@@ -20,12 +20,12 @@ from typing import Any
 from agentenv.core.trajectory import Origin, Trajectory
 from agentenv.evaluation.records import RESULTS, read_json, write_results
 from agentenv.policies.card import EpisodeCard, write_card
-from agentenv.policies.hf import HFPolicy
+from agentenv.policies.export import write_model_card, write_weights
 from agentenv.trainers.advantages import get_estimator
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.denormals import flushed_denormals
 from agentenv.trainers.evaluate import evaluate_dev, evaluate_test
-from agentenv.trainers.folder import RunFolder
+from agentenv.trainers.folder import RunFolder, TrainedPolicy
 from agentenv.trainers.imitation import imitate
 from agentenv.trainers.league import league_of
 from agentenv.trainers.learner import Learner, Row, rows_of
@@ -53,9 +53,9 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
     with ExitStack() as stack:
         stack.enter_context(folder.claimed())
         run = set_up(folder, display)
+        stack.callback(run.close)
         config = folder.config
         before = evaluate_test(run, "before")
-        stack.callback(run.close)
         done = folder.resume(run.policy, run.learner, run.parts, display.warn)
         stopped = any("stopped" in line for line in folder.history())
         if (stopped or done == config.optimization.steps) and (folder.path / RESULTS).exists():
@@ -105,7 +105,7 @@ def _update(run: Run, step: int, groups: Sequence[list[Trajectory]]) -> dict[str
 
 
 def _improve(
-    run: Run, step: int, groups: Sequence[list[Trajectory]], policy: HFPolicy, learner: Learner
+    run: Run, step: int, groups: Sequence[list[Trajectory]], policy: TrainedPolicy, learner: Learner
 ) -> dict[str, float]:
     """Credit, the optimiser steps of one batch, that on demonstrations, a new version of the policy."""
     settings = run.config.optimization
@@ -169,7 +169,7 @@ def _finish(run: Run, before: dict[str, Any]) -> dict[str, Any]:
     after = evaluate_test(run, "after")
     trained = {"policy": run.policy} | ({"policy-second": run.second.policy} if run.second else {})
     for name, policy in trained.items():
-        policy.model.save_pretrained(run.folder.path / name)
+        write_weights(policy.model, run.folder.path / name)
         policy.tokenizer.save_pretrained(run.folder.path / name)
         write_card(run.folder.path / name, _card(run.config))
     scorer = run.config.evaluation.scorers[0]
@@ -195,6 +195,7 @@ def _finish(run: Run, before: dict[str, Any]) -> dict[str, Any]:
     if "stopped" in history[-1]:
         results["stopped"] = history[-1]["stopped"]
     write_results(run.folder.path, results)
+    write_model_card(run.folder.path / "policy", results, run.config.model_dump(mode="json"))
     return results
 
 

@@ -72,5 +72,5 @@ def _key(prompt_ids: Sequence[int], sampling: Sampling, episode: str | None) -> 
 
 
 def _completion(answer: Mapping[str, Any]) -> Completion:
-    plain = {"ids": tuple(answer["ids"]), "logprobs": tuple(answer["logprobs"])}
+    plain = {name: tuple(answer[name]) for name in ("ids", "logprobs", "versions")}
     return Completion(**(dict(answer) | plain | {"finish": FinishReason(answer["finish"])}))

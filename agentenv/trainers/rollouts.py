@@ -24,10 +24,10 @@ from agentenv.core.rollout import RolloutConfig, Start
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import Fault
 from agentenv.evaluation.ground import Ground
-from agentenv.policies.hf import HFPolicy
 from agentenv.retrievers.lossy import LossyRetriever
 from agentenv.retrievers.mixed import at_progress
 from agentenv.trainers.config import TrainConfig
+from agentenv.trainers.folder import TrainedPolicy
 from agentenv.trainers.pending import Pending, first_complete
 from agentenv.trainers.recorded import RecordedPolicy
 from agentenv.trainers.sampling import Batch, Draw, Gated, Group, Ledger, TaskSampler, collect
@@ -44,7 +44,7 @@ class Rollouts:
         self,
         config: TrainConfig,
         settings: RolloutConfig,
-        policy: HFPolicy,
+        policy: TrainedPolicy,
         chat: ChatFormat,
         sampler: TaskSampler,
         ground: Ground,

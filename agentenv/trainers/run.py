@@ -16,13 +16,13 @@ from agentenv.data.sources import SourceConfig
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.ground import EnvConfig, Ground, SearchConfig, open_ground
 from agentenv.policies.card import read_card
-from agentenv.policies.hf import HFPolicy
 from agentenv.policies.spec import make_policy, policy_folder
+from agentenv.policies.vllm import VLLMPolicy
 from agentenv.retrievers.mixed import MixedRetriever
 from agentenv.tracking import Tracker, make_tracker
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.denormals import flushed_denormals
-from agentenv.trainers.folder import RunFolder, Stateful
+from agentenv.trainers.folder import RunFolder, Stateful, TrainedPolicy
 from agentenv.trainers.learner import Correction, Learner, Objective, checkpoint_layers
 from agentenv.trainers.losses import get_objective
 from agentenv.trainers.rollouts import Rollouts
@@ -51,7 +51,7 @@ class Run:
     config: TrainConfig
     folder: RunFolder
     display: Display
-    policy: HFPolicy
+    policy: TrainedPolicy
     chat: ChatFormat
     learner: Learner
     sampler: TaskSampler
@@ -69,6 +69,7 @@ class Run:
     def close(self) -> None:
         """Ends what is under way, in other processes too."""
         self.rollouts.close()
+        self.policy.close()
         if isinstance(self.learner, ShardedLearner):
             self.learner.dismiss()
 
@@ -80,14 +81,28 @@ class Run:
 
 
 def set_up(folder: RunFolder, display: Display) -> Run:
-    """Policy, learner and the three grounds of a run, as its configuration wants them.
+    """Policy, learner and the three grounds of a run, as its configuration wants them; close it afterwards.
 
     Raises:
         AgentEnvError: the configuration cannot be used.
     """
-    config = folder.config
     began = time.perf_counter()
-    trackers = [make_tracker(config.tracker)] if config.tracker else []
+    policy = open_policy(folder.config)
+    try:
+        run = _assembled(folder, display, policy)
+    except BaseException:
+        policy.close()
+        raise
+    run.seconds["preparation"] = time.perf_counter() - began
+    return run
+
+
+def open_policy(config: TrainConfig) -> TrainedPolicy:
+    """The policy to train, with engines beside it where the configuration wants them.
+
+    Raises:
+        AgentEnvError: the configuration cannot be used, or no engine came up.
+    """
     torch.set_num_threads(config.threads)
     policy = make_policy(config.policy)
     if config.rollout.context_tokens > policy.context_tokens:
@@ -95,6 +110,14 @@ def set_up(folder: RunFolder, display: Display) -> Run:
             f"rollout.context_tokens={config.rollout.context_tokens} is more than the {policy.context_tokens} tokens "
             f"that {config.policy} can read: lower it"
         )
+    if config.engine.kind == "hf":
+        return policy
+    return VLLMPolicy.load(policy_folder(config.policy), config.engine, policy.model)
+
+
+def _assembled(folder: RunFolder, display: Display, policy: TrainedPolicy) -> Run:
+    config = folder.config
+    trackers = [make_tracker(config.tracker)] if config.tracker else []
     learner = learner_of(config, policy)
     second = _open_second(config)
     config = _as_declared(config)
@@ -102,7 +125,7 @@ def set_up(folder: RunFolder, display: Display) -> Run:
     sampler = get_sampler(config.rollout.sampler, config.rollout.sampler_options)
     train = _open_training(config, policy, display)
     settings = rollout_config(config, temperature=config.rollout.temperature)
-    run = Run(
+    return Run(
         config=config,
         folder=folder,
         display=display,
@@ -117,11 +140,9 @@ def set_up(folder: RunFolder, display: Display) -> Run:
         test=_open(config.test, config, policy, display),
         trackers=trackers,
     )
-    run.seconds["preparation"] = time.perf_counter() - began
-    return run
 
 
-def learner_of(config: TrainConfig, policy: HFPolicy) -> Learner:
+def learner_of(config: TrainConfig, policy: TrainedPolicy) -> Learner:
     """The learner of ``policy``'s weights, or of a copy where episodes under way read them or processes share them out."""
     objective, settings = objective_of(config), config.optimization
     sharded = processes() > 1
@@ -143,7 +164,9 @@ def _open_second(config: TrainConfig) -> Second | None:
     if not config.second.roles:
         return None
     if processes() > 1:
-        raise ConfigurationError("a second set of weights is trained in one process: start it without torchrun")
+        raise ConfigurationError(
+            "a second set of weights is trained in one process: start it without torchrun"
+        )
     config = config.model_copy(update={"policy": config.second.policy or config.policy})
     policy = make_policy(config.policy)
     return Second(config.second.roles, policy, learner_of(config, policy))
@@ -199,7 +222,7 @@ def objective_of(config: TrainConfig) -> Objective:
     return objective
 
 
-def _open(source: SourceConfig, config: TrainConfig, policy: HFPolicy, display: Display) -> Ground:
+def _open(source: SourceConfig, config: TrainConfig, policy: TrainedPolicy, display: Display) -> Ground:
     display.phase(f"index of {source.split or source.world.split} questions", 0)
 
     def count(text: str) -> int:
@@ -208,7 +231,7 @@ def _open(source: SourceConfig, config: TrainConfig, policy: HFPolicy, display: 
     return open_ground(source, config.search, config.env, count)
 
 
-def _open_training(config: TrainConfig, policy: HFPolicy, display: Display) -> Ground:
+def _open_training(config: TrainConfig, policy: TrainedPolicy, display: Display) -> Ground:
     """The training ground, with the simulated search where one is configured."""
     simulation = config.simulation
     if not simulation.retriever:

@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -175,6 +175,28 @@ def test_sampled_ids_are_never_encoded_again() -> None:
     for turn, prompt in enumerate(policy.prompts):
         first = int(((t.turn_index == turn) & t.loss_mask).argmax())
         assert t.ids[:first].tolist() == prompt
+
+
+class UpdatedPolicy(IdPolicy):
+    """New weights come after the second id of a turn."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
+    ) -> Completion:
+        done = await super().generate(prompt_ids, sampling, episode=episode)
+        return replace(done, versions=(3, 3, *[4] * (len(done.ids) - 2)))
+
+
+def test_ids_keep_the_version_of_the_weights_that_sampled_them() -> None:
+    (t,) = run(UpdatedPolicy(ByteTokenizer(), b"four", b"bye"), [Echo()])
+    assert [(bytes(s.ids), s.version, s.turn) for s in t.segments if s.kind is K.POLICY] == [
+        (b"fo", 3, 0),
+        (b"ur", 4, 0),
+        (b"by", 3, 1),
+        (b"e", 4, 1),
+    ]
+    assert t.policy_version[t.loss_mask].tolist() == [3, 3, 4, 4, 3, 3, 4]
+    assert t.logprobs[t.loss_mask].tolist() == [-float(i) for i in b"fourbye"]
 
 
 def test_a_pad_or_end_id_inside_a_response_stays_where_it_is() -> None:

@@ -65,6 +65,7 @@ def test_a_request_holds_what_was_asked_and_usage_is_counted() -> None:
         "prompt_tokens": 4,
         "completion_tokens": 2,
         "unmetered": 0,
+        "cost": 0.0,
     }
 
 
@@ -214,6 +215,29 @@ def test_a_budget_ends_requests_and_retries() -> None:
         with pytest.raises(EndpointFault, match="budget of 5 tokens"):
             ask(asked)
         assert len(server.bodies) == 1
+
+
+def test_tokens_that_a_reply_used_delay_the_next_request() -> None:
+    with FakeEndpoint(lambda body: Answer("one two three")) as server:
+        asked = client(server, tokens_per_minute=1500.0)  # a reply costs 2 + 3: 0.2 s
+        began = time.monotonic()
+        for _ in range(3):
+            ask(asked)
+        assert time.monotonic() - began >= 0.4
+
+
+def test_a_budget_of_money() -> None:
+    """2 tokens at 1 and 3 at 10 a token are 32, which a budget of 40 lets through twice and no more."""
+    prices = {"prompt_price": 1e6, "reply_price": 1e7, "max_cost": 40.0}
+    with FakeEndpoint(lambda body: Answer("one two three")) as server:
+        asked = client(server, **prices)
+        for cost in (32.0, 64.0):
+            ask(asked)
+            assert asked.usage.cost == pytest.approx(cost)
+        with pytest.raises(EndpointFault, match=r"budget of 40\.0 in cost"):
+            ask(asked)
+        with pytest.raises(ConfigurationError, match="needs prompt_price and reply_price"):
+            client(server, max_cost=1.0)
 
 
 def test_a_slow_reply_ends_at_the_deadline() -> None:

@@ -249,7 +249,7 @@ def test_a_run_over_http_survives_delays_errors_malformed_replies_and_rate_limit
 
 def test_a_cost_cap_ends_a_run(simulator: Path) -> None:
     with FakeEndpoint(over_http(simulator)) as server:
-        limits = "concurrency=1&prompt_price=1e6&completion_price=2e6&max_cost=500"
+        limits = "concurrency=1&prompt_price=1e6&reply_price=2e6&max_cost=500"
         spec = f"simulated:form=compact,noise_end=0,tokens=64@openai:small@{server.url}#{limits}"
         played = episodes(make_retriever(spec), 6)
     assert 0 < len(server.bodies) < 12

@@ -1,0 +1,128 @@
+"""What a sampling engine is: token ids in, token ids out, weights replaced while it runs. Needs no engine to import.
+
+An engine keeps weights of its own, apart from those that are trained. It says for every id which version of the weights
+sampled it, because an update may come while a request is under way.
+"""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
+
+from pydantic import Field
+
+from agentenv.core.types import Sampling
+from agentenv.data.sources import Frozen
+
+T = TypeVar("T")
+
+
+class EngineConfig(Frozen):
+    """Who samples."""
+
+    kind: Literal["hf", "vllm"] = "hf"
+    """``hf`` samples with the trained model itself; ``vllm`` with engines that take up its weights after every update."""
+    replicas: int = Field(1, ge=1)
+    """Engines started here; an episode stays with the one that it began on, where its prefix is cached."""
+    urls: tuple[str, ...] = ()
+    """Addresses of running vLLM servers, used in place of engines started here."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of the engine's weights; the further from the trainer's, the further their log-probs are apart."""
+    threads: int = Field(1, ge=1)
+    """Threads of an engine that computes on the CPU; more than there are idle cores make it slower by far."""
+    kv_gib: float = Field(1.0, gt=0)
+    """Memory for keys and values, in GiB, of each engine started here."""
+    block_tokens: int = Field(32, ge=1)
+    """Tokens of one block of keys and values; a shared prefix is reused in whole blocks."""
+    max_sequences: int = Field(128, ge=1)
+    """Requests that one engine decodes at a time."""
+    weights_dir: Path | None = None
+    """Folder through which weights go to the engines, seen by all of them; None is memory of this machine."""
+    start_s: float = Field(600.0, gt=0)
+    """Seconds in which an engine must be up."""
+    deadline_s: float = Field(300.0, gt=0)
+    """Seconds for one request or one update of the weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked of an engine."""
+
+    ids: tuple[int, ...]
+    """The prompt."""
+    sampling: Sampling
+    """``max_tokens`` fits the context."""
+    end: int
+    """The end-of-turn token, which ends the sample and is its last id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What an engine sampled: at least up to the end of the first stop string."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Of each id under the distribution that was sampled from."""
+    versions: tuple[int, ...]
+    """Version of the weights that sampled each id."""
+
+
+class Engine(Protocol):
+    """One replica. Its methods run on one event loop, in any number at a time."""
+
+    async def sample(self, request: Request) -> Sampled:
+        """Samples after a prompt; a cancelled call ends the request.
+
+        Raises:
+            PolicyFault: the engine failed.
+        """
+
+    async def logprobs(self, ids: tuple[int, ...], temperature: float) -> tuple[float, ...]:
+        """Log-prob of every id but the first given those before it.
+
+        Raises:
+            PolicyFault: the engine failed.
+        """
+
+    async def load(self, folder: Path, version: int) -> None:
+        """Takes up the weights in ``folder``; requests under way go on with them, on keys and values made anew."""
+
+    async def close(self) -> None:
+        """Ends it."""
+
+
+class Background:
+    """An event loop in a thread of its own, so that one engine serves callers on several loops, one after the other."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    async def run(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
+        """The result of ``work``; cancelling the caller cancels it.
+
+        Raises:
+            TimeoutError: it took longer than ``seconds``.
+        """
+        return await asyncio.wrap_future(
+            asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, seconds), self._loop)
+        )
+
+    def wait(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
+        """The result of ``work``, waited for without a loop.
+
+        Raises:
+            TimeoutError: it took longer than ``seconds``.
+        """
+        future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, seconds), self._loop)
+        return future.result(seconds + 10)  # more than the loop needs to say so itself, unless it is blocked
+
+    def close(self) -> None:
+        """Ends the loop and its thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        if not self._thread.is_alive():
+            self._loop.close()

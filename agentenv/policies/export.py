@@ -1,0 +1,77 @@
+"""Weights to and from disk as a Hugging Face folder: safetensors, LoRA merged in, a model card beside them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_WRAPPED = "base_model.model."
+_BASE = ".base_layer."
+
+
+def write_weights(model: Any, folder: Path) -> None:
+    """Writes ``model`` as safetensors with its config, adapters merged into what is written; the model stays as it is."""
+    if hasattr(model, "peft_config"):
+        model.get_base_model().save_pretrained(folder, state_dict=merged_state(model))
+    else:
+        model.save_pretrained(folder)
+
+
+def merged_state(model: Any) -> dict[str, Any]:
+    """State of a peft model under the names of its base model: W + scale * B A where there is an adapter.
+
+    Merging and unmerging in place would leave a rounding error in W after every export; this touches nothing.
+    """
+    deltas = {
+        name: layer.get_delta_weight(adapter)
+        for name, layer in model.named_modules()
+        if hasattr(layer, "get_delta_weight")
+        for adapter in layer.active_adapters
+    }
+    state = {}
+    for name, value in model.state_dict().items():
+        if "lora_" in name:
+            continue
+        place, _, leaf = name.partition(_BASE)
+        delta = deltas.get(place) if leaf == "weight" else None
+        plain = name.removeprefix(_WRAPPED).replace(_BASE, ".")
+        state[plain] = value if delta is None else value + delta.to(value.dtype)
+    return state
+
+
+def write_model_card(folder: Path, results: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Writes ``README.md`` beside the weights: where they come from, and the numbers of the run with n and interval.
+
+    Args:
+        folder: Of the weights.
+        results: The run's ``results.json``.
+        config: The run's configuration, in plain values.
+    """
+    rows = []
+    for when in ("before", "after"):
+        low, high = results[when]["ci95"]
+        rows.append(
+            f"| {when} | {results[when]['em']:.3f} | [{low:.3f}, {high:.3f}] | {results[when]['n']} |"
+        )
+    algorithm = config["optimization"]
+    text = f"""---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [agentenv, reinforcement-learning]
+---
+
+# {results["name"]}
+
+Trained by agentenv from `{config["policy"]}` in {results["steps"]} steps, seed {results["seed"]}.
+
+| evaluation | {results["scorer"]} | 95 % interval | questions |
+| --- | --- | --- | --- |
+{chr(10).join(rows)}
+
+- Environment: `{config["env"]["id"]}`; the form of its episodes is in `episode.json`.
+- Credit `{algorithm["estimator"]}`, loss `{algorithm["objective"]}`, step size {algorithm["learning_rate"]}.
+- Sampled by `{config["engine"]["kind"]}` at temperature {config["rollout"]["temperature"]}.
+- Episodes lost to faults: {results["faults"]}.
+
+Evaluate it with `agentenv eval --policy hf:FOLDER`, or `vllm:FOLDER`.
+"""
+    (folder / "README.md").write_text(text, encoding="utf-8")

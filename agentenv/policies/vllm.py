@@ -1,0 +1,228 @@
+"""``VLLMPolicy``: samples with vLLM engines, which take up the weights of a trained model without a restart."""
+
+import asyncio
+import contextlib
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agentenv.core.chat import cut_at_stop
+from agentenv.core.types import Completion, FinishReason, Sampling
+from agentenv.errors import CheckpointMismatch, ConfigurationError, ContextTooSmall, PolicyFault
+from agentenv.policies.engine import Background, Engine, EngineConfig, Request, Sampled
+from agentenv.policies.export import write_weights
+from agentenv.policies.vllm_local import LocalEngine, base_and_adapter
+from agentenv.policies.vllm_remote import RemoteEngine
+
+T = TypeVar("T")
+
+_SHARED_MEMORY = Path("/dev/shm")
+_CLOSE_S = 20.0
+_COLDEST, _HOTTEST = 0.01, 2.0
+
+
+class VLLMPolicy:
+    """Samples from engines of equal weights. An episode stays with one of them, which keeps its prefix.
+
+    Log-probs are those of the distribution that is sampled, as with ``HFPolicy``. Requests meet in batches as they arrive,
+    so that equal seeds give equal samples up to the rounding of another batch. Close it: engines are processes.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        context_tokens: int,
+        config: EngineConfig,
+        engines: Sequence[Callable[[], Coroutine[Any, Any, Engine]]],
+        model: Any = None,
+    ) -> None:
+        """Opens engines; ``load`` says which.
+
+        Args:
+            tokenizer: A transformers tokenizer.
+            context_tokens: Longest sequence.
+            config: Deadlines, and the folder through which weights travel.
+            engines: What opens each replica.
+            model: The model in training, with the weights that the engines begin with; None where nothing is trained.
+
+        Raises:
+            AgentEnvError: an engine did not open.
+        """
+        self.model = model
+        self.tokenizer = tokenizer
+        self.context_tokens = context_tokens
+        self.version = 0
+        self.forward_seconds = 0.0
+        """What this process spends in forward passes; those of the engines are in their own."""
+        self._config = config
+        self._homes: dict[str, int] = {}
+        self._engines: list[Engine] = []
+        self._background = Background("engines")
+        try:
+            for opened in engines:
+                self._engines.append(self._wait(opened(), config.start_s, "come up"))
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def load(cls, folder: Path | str, config: EngineConfig | None = None, model: Any = None) -> "VLLMPolicy":
+        """Starts engines on the weights in ``folder``, or on the LoRA adapter there; or takes the servers of ``config``.
+
+        Args:
+            folder: A transformers folder, or that of an adapter which names one.
+            config: Which engines; None is one of our own.
+            model: The model in training, whose weights are at first those in ``folder``.
+
+        Raises:
+            MissingExtra: vLLM or transformers is not installed.
+            CheckpointMismatch: the folder holds no model that can be loaded.
+            PolicyFault: an engine did not come up, or a server does not answer.
+        """
+        config, path = config or EngineConfig(kind="vllm"), Path(folder)
+        tokenizer, context_tokens = _read(path)
+        engines: list[Callable[[], Coroutine[Any, Any, Engine]]]
+        engines = [partial(RemoteEngine.open, url) for url in config.urls]
+        if not engines:
+            engines = [partial(LocalEngine.open, path, config, context_tokens)] * config.replicas
+        return cls(tokenizer, context_tokens, config, engines, model)
+
+    def __enter__(self) -> "VLLMPolicy":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
+    ) -> Completion:
+        """Samples one chunk after ``prompt_ids``.
+
+        Raises:
+            PolicyFault: the engine failed or missed its deadline.
+            ContextTooSmall: the prompt alone fills the context.
+            ConfigurationError: a temperature that vLLM would change or refuse.
+        """
+        if sampling.temperature and not _COLDEST <= sampling.temperature <= _HOTTEST:
+            raise ConfigurationError(
+                f"vLLM samples at a temperature of 0 or from {_COLDEST} to {_HOTTEST:g}, not {sampling.temperature}"
+            )
+        room = self.context_tokens - len(prompt_ids)
+        if room <= 0:
+            raise ContextTooSmall(
+                f"a prompt of {len(prompt_ids)} tokens fills the context of {self.context_tokens}"
+            )
+        bounded = replace(sampling, max_tokens=min(sampling.max_tokens, room))
+        request = Request(tuple(prompt_ids), bounded, self.tokenizer.eos_token_id)
+        engine = self._engines[self._home(episode)]
+        return self._completion(await self._within(engine.sample(request)), bounded)
+
+    def release(self, episode: str) -> None:
+        """Forgets which engine the episode stayed with."""
+        self._homes.pop(episode, None)
+
+    async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
+        """Log-probability of every token of ``ids`` given the ones before it, at a temperature; the first is 0.
+
+        At another temperature than 1 the log-probs of the whole vocabulary travel: score with the trainer where you can.
+
+        Raises:
+            PolicyFault: the engine failed or missed its deadline.
+            ContextTooSmall: ``ids`` leave no room for one more token, which an engine insists on.
+        """
+        if len(ids) >= self.context_tokens:
+            raise ContextTooSmall(f"{len(ids)} tokens leave no room in the context of {self.context_tokens}")
+        found = await self._within(self._engines[self._home(None)].logprobs(tuple(ids), temperature))
+        return [0.0, *found]
+
+    def updated(self, weights: Mapping[str, Any] | None = None) -> None:
+        """Gives every engine the weights of the model in training; requests under way go on with them.
+
+        Args:
+            weights: Taken over by the model first; None where it was trained in place.
+
+        Raises:
+            PolicyFault: an engine failed or missed its deadline.
+        """
+        if weights is not None:
+            self.model.load_state_dict(weights)
+        self._follow(self.version + 1)
+
+    def resumed(self, version: int) -> None:
+        """As ``updated``, with the number of a checkpoint's weights."""
+        self._follow(version)
+
+    def close(self) -> None:
+        """Ends the engines and their processes."""
+        for engine in self._engines:
+            with contextlib.suppress(Exception):  # it may have failed already
+                self._background.wait(engine.close(), _CLOSE_S)
+        self._engines = []
+        self._background.close()
+
+    def _follow(self, version: int) -> None:
+        parent = self._config.weights_dir or (_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None)
+        with tempfile.TemporaryDirectory(prefix="weights-", dir=parent) as folder:
+            write_weights(self.model, Path(folder))
+            self._wait(self._load(Path(folder), version), self._config.deadline_s, "take up weights")
+        self.version = version
+
+    async def _load(self, folder: Path, version: int) -> None:
+        await asyncio.gather(*(engine.load(folder, version) for engine in self._engines))
+
+    async def _within(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await self._background.run(work, self._config.deadline_s)
+        except TimeoutError as error:
+            raise PolicyFault(f"the engine took longer than {self._config.deadline_s:g} s") from error
+
+    def _wait(self, work: Coroutine[Any, Any, T], seconds: float, what: str) -> T:
+        try:
+            return self._background.wait(work, seconds)
+        except TimeoutError as error:
+            raise PolicyFault(f"an engine did not {what} within {seconds:g} s") from error
+
+    def _home(self, episode: str | None) -> int:
+        """The engine that the episode stays with; a new one goes where the fewest are."""
+        if episode in self._homes:
+            return self._homes[episode]
+        crowds = Counter(self._homes.values())
+        home = min(range(len(self._engines)), key=lambda i: crowds[i])
+        if episode is not None:
+            self._homes[episode] = home
+        return home
+
+    def _completion(self, sampled: Sampled, sampling: Sampling) -> Completion:
+        """The sample up to the token that completes its first stop string.
+
+        Engines decode piece by piece and may notice a stop one token late.
+        """
+        ids, decode = sampled.ids, self.tokenizer.decode
+        cut = cut_at_stop(ids, decode, sampling.stop)
+        if cut is not None:
+            finish, (count, text) = FinishReason.STOP, cut
+        elif ids[-1] == self.tokenizer.eos_token_id:
+            finish, count, text = FinishReason.EOS, len(ids), decode(ids[:-1])
+        else:
+            finish, count, text = FinishReason.LENGTH, len(ids), decode(ids)
+        versions = sampled.versions[:count]
+        mixed = versions if len(set(versions)) > 1 else ()
+        return Completion(ids[:count], text, sampled.logprobs[:count], finish, min(versions), versions=mixed)
+
+
+def _read(folder: Path) -> tuple[Any, int]:
+    """The tokenizer in ``folder`` and the longest sequence of its model."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    base, _ = base_and_adapter(folder)
+    try:
+        config = AutoConfig.from_pretrained(str(base), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(str(base), local_files_only=True)
+    except Exception as error:  # a damaged file makes each library raise something of its own
+        reason = str(error).partition("\n")[0][:200]
+        raise CheckpointMismatch(f"{folder} holds no model that can be loaded: {reason}") from error
+    return tokenizer, int(config.max_position_embeddings)

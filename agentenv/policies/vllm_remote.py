@@ -1,0 +1,113 @@
+"""A vLLM server as an engine: token ids over HTTP.
+
+A server that serves training is started with
+
+    VLLM_SERVER_DEV_MODE=1 vllm serve PATH --enable-scale-out --logprobs-mode processed_logprobs --max-logprobs -1
+        --generation-config vllm --worker-extension-cls agentenv.policies.vllm_worker.EngineWorker
+
+The variable and the class let weights be replaced; without the mode log-probs are not those of what is sampled, which
+``open`` finds out.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from agentenv.core.types import Sampling
+from agentenv.errors import ConfigurationError, PolicyFault
+from agentenv.policies.engine import Request, Sampled
+from agentenv.policies.vllm_local import TAKE_UP, sampled, sampling_fields, scoring_fields, tempered
+
+_PROBE = Request((0, 1), Sampling(1, temperature=2.0), end=0)
+
+
+class RemoteEngine:
+    """Asks one server; make it with ``open``. Deadlines are the caller's."""
+
+    def __init__(self, url: str, client: httpx.AsyncClient) -> None:
+        self._url = url.rstrip("/")
+        self._client = client
+
+    @classmethod
+    async def open(cls, url: str) -> "RemoteEngine":
+        """Connects, and makes sure that the server's log-probs can be used.
+
+        Raises:
+            PolicyFault: the server does not answer, or not as vLLM does.
+            ConfigurationError: its log-probs are those before temperature.
+        """
+        engine = cls(url, httpx.AsyncClient(timeout=None))
+        try:
+            await engine.check()
+        except BaseException:
+            await engine.close()
+            raise
+        return engine
+
+    async def check(self) -> None:
+        """Samples one token at a temperature and compares its log-prob with both conventions.
+
+        Raises:
+            PolicyFault: the server does not answer, or not as vLLM does.
+            ConfigurationError: its log-probs are those before temperature.
+        """
+        probe = await self.sample(_PROBE)
+        ids = (*_PROBE.ids, probe.ids[0])
+        raw, scaled = [(await self.logprobs(ids, t))[-1] for t in (1.0, _PROBE.sampling.temperature)]
+        if abs(probe.logprobs[0] - raw) < abs(probe.logprobs[0] - scaled):
+            raise ConfigurationError(
+                f"{self._url} gives log-probs from before temperature: start it with --logprobs-mode processed_logprobs"
+            )
+
+    async def sample(self, request: Request) -> Sampled:
+        """Samples after a prompt; a call that is cancelled closes its connection, which ends the request."""
+        answer = await self._generate(request.ids, sampling_fields(request))
+        try:
+            (choice,) = answer["choices"]
+            logprobs = [float(entry["logprob"]) for entry in choice["logprobs"]["content"]]
+            spans = [(s["version"], s["start"], s["end"]) for s in choice.get("weight_versions") or ()]
+            return sampled(tuple(choice["token_ids"]), logprobs, spans)
+        except (LookupError, TypeError, ValueError) as error:
+            raise PolicyFault(f"{self._url} gives no sample of token ids: {error!r}") from error
+
+    async def logprobs(self, ids: tuple[int, ...], temperature: float) -> tuple[float, ...]:
+        """Log-probs of a prompt."""
+        answer = await self._generate(ids, scoring_fields(temperature))
+        try:
+            tables = [
+                {int(i): float(e["logprob"]) for i, e in p.items()} for p in answer["prompt_logprobs"][1:]
+            ]
+            return tempered(ids, tables, temperature)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise PolicyFault(f"{self._url} gives no log-probs of a prompt: {error!r}") from error
+
+    async def load(self, folder: Path, version: int) -> None:
+        """The server reads ``folder`` itself."""
+        await self._post("/pause", params={"mode": "keep", "clear_cache": True})
+        try:
+            await self._post("/collective_rpc", json={"method": TAKE_UP, "args": [str(folder)]})
+            await self._post("/update_weight_version", json={"new_version": str(version)})
+        finally:
+            await self._post("/resume")
+
+    async def close(self) -> None:
+        """Closes the connections; the server stays."""
+        await self._client.aclose()
+
+    async def _generate(self, ids: tuple[int, ...], fields: dict[str, Any]) -> dict[str, Any]:
+        response = await self._post(
+            "/inference/v1/generate", json={"token_ids": ids, "sampling_params": fields}
+        )
+        answer = response.json()
+        return answer if isinstance(answer, dict) else {}
+
+    async def _post(self, route: str, **content: Any) -> httpx.Response:
+        try:
+            response = await self._client.post(self._url + route, **content)
+        except httpx.TransportError as error:
+            raise PolicyFault(f"{self._url} does not answer: {type(error).__name__} {error}") from error
+        if response.status_code != httpx.codes.OK:
+            reason = " ".join(response.text.split())[:200]
+            raise PolicyFault(f"{self._url}{route} answers {response.status_code} {reason}")
+        return response

@@ -1,0 +1,214 @@
+"""VLLMPolicy over engines that are written here: cuts, replicas, versions, deadlines, ends. No vLLM is needed."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.core.types import Completion, FinishReason, Sampling
+from agentenv.errors import ConfigurationError, ContextTooSmall, PolicyFault
+from agentenv.policies.engine import Background, Engine, EngineConfig, Request, Sampled
+from agentenv.policies.fakes import ByteTokenizer
+from agentenv.policies.spec import make_policy, policy_folder
+from agentenv.policies.vllm import VLLMPolicy
+from agentenv.policies.vllm_local import sampled, sampling_fields, scoring_fields, tempered
+
+END = ByteTokenizer.eos_token_id
+
+
+class WrittenEngine:
+    """Samples ``text`` and, as engines may, one token more than a stop string needs."""
+
+    def __init__(self, text: str, *, versions: tuple[int, ...] = (), end: bool = False) -> None:
+        self.ids = [*text.encode(), *([END] if end else [])]
+        self.versions = versions
+        self.requests: list[Request] = []
+        self.loaded: list[tuple[bool, int]] = []
+        self.hangs = False
+        self.cancelled = threading.Event()
+        self.closed = False
+
+    async def open(self) -> Engine:
+        return self
+
+    async def sample(self, request: Request) -> Sampled:
+        self.requests.append(request)
+        if self.hangs:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                self.cancelled.set()
+        ids = tuple(self.ids[: request.sampling.max_tokens])
+        versions = self.versions or (len(self.loaded),) * len(ids)
+        return Sampled(ids, tuple(-0.1 * place for place in range(len(ids))), versions[: len(ids)])
+
+    async def logprobs(self, ids: tuple[int, ...], temperature: float) -> tuple[float, ...]:
+        return tuple(-float(i) / temperature for i in ids[1:])
+
+    async def load(self, folder: Path, version: int) -> None:
+        self.loaded.append(((folder / "weights").is_file(), version))
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class WrittenModel:
+    """Writes a file where a model would write its weights."""
+
+    def save_pretrained(self, folder: Path) -> None:
+        (folder / "weights").write_text("w")
+
+
+def policy_of(*engines: WrittenEngine, **settings: Any) -> VLLMPolicy:
+    config = EngineConfig(kind="vllm", **settings)
+    opens = [engine.open for engine in engines]
+    return VLLMPolicy(ByteTokenizer(), 32, config, opens, WrittenModel())
+
+
+def ask(policy: VLLMPolicy, sampling: Sampling, episode: str | None = None, prompt: str = "hi") -> Completion:
+    return asyncio.run(policy.generate(tuple(prompt.encode()), sampling, episode=episode))
+
+
+def test_a_sample_ends_with_the_token_that_completes_its_stop() -> None:
+    with policy_of(WrittenEngine("a </s> b")) as policy:
+        done = ask(policy, Sampling(20, stop=("</s>",)))
+    assert (done.text, done.finish, len(done.ids)) == ("a </s>", FinishReason.STOP, 6)
+    assert len(done.logprobs) == 6
+
+
+@pytest.mark.parametrize(
+    ("engine", "finish", "text"),
+    [
+        (WrittenEngine("done", end=True), FinishReason.EOS, "done"),
+        (WrittenEngine("never done"), FinishReason.LENGTH, "never"),
+    ],
+)
+def test_other_ends(engine: WrittenEngine, finish: FinishReason, text: str) -> None:
+    with policy_of(engine) as policy:
+        done = ask(policy, Sampling(5))
+    assert (done.finish, done.text) == (finish, text)
+
+
+def test_no_more_is_asked_for_than_the_context_holds() -> None:
+    engine = WrittenEngine("x" * 40)
+    with policy_of(engine) as policy:
+        assert len(ask(policy, Sampling(30), prompt="p" * 25).ids) == 7
+        with pytest.raises(ContextTooSmall, match="32 tokens fills the context of 32"):
+            ask(policy, Sampling(1), prompt="p" * 32)
+        with pytest.raises(ContextTooSmall):
+            asyncio.run(policy.score(range(32)))
+
+
+def test_an_episode_stays_with_its_engine_and_new_ones_go_where_the_fewest_are() -> None:
+    engines = [WrittenEngine("a"), WrittenEngine("b")]
+    with policy_of(*engines) as policy:
+        for episode in ("one", "two", "one", "two", "three", "one"):
+            ask(policy, Sampling(1), episode)
+        assert [len(engine.requests) for engine in engines] == [4, 2]
+        policy.release("one")
+        policy.release("three")
+        ask(policy, Sampling(1), "four")
+        assert [len(engine.requests) for engine in engines] == [5, 2]
+
+
+def test_new_weights_reach_every_engine_and_leave_nothing_behind(tmp_path: Path) -> None:
+    engines = [WrittenEngine("a"), WrittenEngine("b")]
+    with policy_of(*engines, weights_dir=tmp_path) as policy:
+        policy.updated()
+        policy.resumed(7)
+        assert policy.version == 7
+    assert [engine.loaded for engine in engines] == [[(True, 1), (True, 7)]] * 2
+    assert not list(tmp_path.iterdir())
+    assert all(engine.closed for engine in engines)
+
+
+def test_a_sample_of_two_versions_says_which_token_is_whose() -> None:
+    with policy_of(WrittenEngine("abcd", versions=(3, 3, 4, 4)), WrittenEngine("abcd")) as policy:
+        done = ask(policy, Sampling(4), "one")
+        assert (done.version, done.versions) == (3, (3, 3, 4, 4))
+        done = ask(policy, Sampling(2), "one")
+        assert (done.version, done.versions) == (3, ())
+
+
+def test_an_engine_that_hangs_is_a_fault_and_its_request_ends() -> None:
+    engine = WrittenEngine("a")
+    engine.hangs = True
+    with (
+        policy_of(engine, deadline_s=0.05) as policy,
+        pytest.raises(PolicyFault, match=r"longer than 0\.05 s"),
+    ):
+        ask(policy, Sampling(1))
+    assert engine.cancelled.is_set()
+
+
+def test_a_caller_that_gives_up_ends_its_request() -> None:
+    engine = WrittenEngine("a")
+    engine.hangs = True
+
+    async def impatient() -> None:
+        async with asyncio.timeout(0.05):
+            await policy.generate((1,), Sampling(1))
+
+    with policy_of(engine) as policy:
+        with pytest.raises(TimeoutError):
+            asyncio.run(impatient())
+        assert engine.cancelled.wait(10)
+
+
+def test_engines_that_came_up_are_closed_when_a_later_one_does_not() -> None:
+    first = WrittenEngine("a")
+
+    def late() -> Coroutine[Any, Any, Engine]:
+        async def wait() -> Engine:
+            await asyncio.sleep(60)
+            return first
+
+        return wait()
+
+    config = EngineConfig(kind="vllm", start_s=0.05)
+    with pytest.raises(PolicyFault, match=r"did not come up within 0\.05 s"):
+        VLLMPolicy(ByteTokenizer(), 32, config, [first.open, late])
+    assert first.closed
+
+
+def test_one_background_serves_loops_in_turn() -> None:
+    background = Background("test")
+
+    async def thread() -> str:
+        return threading.current_thread().name
+
+    assert {asyncio.run(background.run(thread(), 5)) for _ in range(2)} == {"test"}
+    assert background.wait(thread(), 5) == "test"
+    background.close()
+
+
+def test_log_probs_at_another_temperature_are_normalised_anew() -> None:
+    """Of p = (.5, .25, .25) at T = 1/2: squares .25, .0625, .0625 of sum .375, so 2/3 and 1/6."""
+    table = {0: -0.6931471805599453, 1: -1.3862943611198906, 2: -1.3862943611198906}
+    first, second = tempered((9, 0, 1), [table, table], 0.5)
+    assert first == pytest.approx(-0.4054651081081644)
+    assert second == pytest.approx(-1.791759469228055)
+    assert tempered((9, 1), [{1: -1.5}], 1.0) == (-1.5,)
+
+
+def test_versions_come_from_spans_and_log_probs_are_never_above_zero() -> None:
+    done = sampled((5, 6, 7), (-1.0, 1e-7, -2.0), [("default", 0, 1), ("4", 1, 3)])
+    assert done == Sampled((5, 6, 7), (-1.0, 0.0, -2.0), (0, 4, 4))
+    with pytest.raises(PolicyFault, match="before its first token"):
+        sampled((), (), [])
+
+
+def test_what_vllm_is_asked_for() -> None:
+    fields = sampling_fields(Request((1,), Sampling(5, stop=("x",), seed=2**64 + 3), end=2))
+    assert (fields["seed"], fields["stop"], fields["stop_token_ids"]) == (3, ["x"], [2])
+    assert fields["detokenize"]
+    assert [scoring_fields(t)["prompt_logprobs"] for t in (1.0, 0.5)] == [0, -1]
+
+
+def test_the_grammar() -> None:
+    assert policy_folder("vllm:some/where@http://a:1,http://b:2") == Path("some/where")
+    with pytest.raises(ConfigurationError, match=r"hf:PATH, and engine\.kind='vllm'"):
+        make_policy("vllm:some/where")

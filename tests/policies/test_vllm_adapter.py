@@ -1,0 +1,44 @@
+"""A LoRA adapter on the real engine: log-probs are those of the model with the adapter on, until new weights come."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from agentenv.core.types import Sampling
+from agentenv.policies.engine import EngineConfig
+from agentenv.policies.hf import HFPolicy
+from agentenv.policies.tiny import shipped_weights
+from agentenv.policies.vllm import VLLMPolicy
+
+
+def test_an_adapter_and_then_the_weights_of_the_learner(tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    hf = HFPolicy.load(shipped_weights())
+    torch.manual_seed(0)
+    adapted = get_peft_model(hf.model, LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"]))
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0, 0.1)
+    adapted.save_pretrained(tmp_path)
+    prompt = hf.tokenizer.encode("Who wrote Zodkalo Opera?", add_special_tokens=False)
+    sampling = Sampling(24, temperature=2.0, seed=1)
+
+    def gap(ids: tuple[int, ...], logprobs: tuple[float, ...]) -> float:
+        scores = asyncio.run(hf.score([*prompt, *ids], temperature=2.0))[len(prompt) :]
+        return float(np.abs(np.subtract(scores, logprobs)).max())
+
+    with VLLMPolicy.load(tmp_path, EngineConfig(kind="vllm", kv_gib=0.25), adapted) as policy:
+        done = asyncio.run(policy.generate(prompt, sampling))
+        assert gap(done.ids, done.logprobs) < 1e-3  # the engine adds the adapter's product apart
+        with adapted.disable_adapter():
+            assert gap(done.ids, done.logprobs) > 0.01
+        policy.updated()  # merged
+        done = asyncio.run(policy.generate(prompt, sampling))
+        assert gap(done.ids, done.logprobs) < 1e-4

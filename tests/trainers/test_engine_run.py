@@ -1,0 +1,87 @@
+"""Two steps of GRPO whose episodes a real vLLM engine samples: versions, log-probs, checkpoints and resuming."""
+
+import asyncio
+import gzip
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentenv.errors import ConfigurationError
+from agentenv.policies.hf import HFPolicy
+from agentenv.policies.tiny import shipped_weights
+from agentenv.trainers.config import parse_config
+from agentenv.trainers.folder import RunFolder
+from agentenv.trainers.grpo import train
+
+AGREEMENT = 1e-4
+"""In nats, between what the engine recorded and what the weights of that version say in the trainer."""
+
+
+class Silent:
+    """Shows nothing."""
+
+    def phase(self, name: str, total: int) -> None: ...
+
+    def advance(self, done: int, figures: Mapping[str, float]) -> None: ...
+
+    def warn(self, sentence: str) -> None: ...
+
+
+def config(**rollout: Any) -> dict[str, Any]:
+    world = {"documents": 200, "questions": 12, "families": ["lookup"], "hops": [1, 1]}
+    budgets = {"questions": 3, "group_size": 4, "turn_tokens": 24, "context_tokens": 256}
+    return {
+        "threads": 1,
+        "checkpoint_every": 1,
+        "trajectories_every": 1,
+        "env": {"options": {"k": 2, "max_turns": 1, "observation_tokens": 128, "prompt": "{question}"}},
+        "search": {"encoder": "hash"},
+        "train": {"world": world | {"seed": 1, "split": "train"}},
+        "dev": {"world": world | {"seed": 2, "split": "dev"}},
+        "test": {"limit": 1, "world": world | {"seed": 2, "split": "dev"}},
+        "rollout": budgets | {"deterministic": False} | rollout,
+        "engine": {"kind": "vllm", "kv_gib": 0.25},
+        "optimization": {"steps": 2, "learning_rate": 1e-3},
+        "evaluation": {"every": 0, "bounds": False},
+    }
+
+
+def test_batches_by_index_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"rollout\.deterministic rules out"):
+        parse_config(config(deterministic=True), "test")
+
+
+def dumped(run: Path, step: int) -> list[dict[str, Any]]:
+    text = gzip.decompress((run / "trajectories" / f"step-{step:06d}.jsonl.gz").read_bytes())
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def assert_sampled_by(episodes: list[dict[str, Any]], weights: HFPolicy, version: int) -> None:
+    """The recorded log-probs of the first turns are those of ``weights``."""
+    for episode in episodes[:4]:
+        prompt, sample = episode["segments"][:2]
+        assert sample["version"] == version
+        scores = asyncio.run(weights.score([*prompt["ids"], *sample["ids"]]))[len(prompt["ids"]) :]
+        np.testing.assert_allclose(sample["logprobs"], scores, atol=AGREEMENT)
+
+
+def test_two_steps_and_the_second_one_again(tmp_path: Path) -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    run = tmp_path / "run"
+    folder = RunFolder.create(run, parse_config(config(), "test"))
+    results = train(folder, Silent())
+    assert (results["steps"], results["faults"]) == (2, 0)
+    assert_sampled_by(dumped(run, 1), HFPolicy.load(shipped_weights()), 0)
+    assert_sampled_by(dumped(run, 2), HFPolicy.load(run / "checkpoints" / "step-000001"), 1)
+
+    shutil.rmtree(run / "checkpoints" / "step-000002")
+    (run / "results.json").unlink()
+    train(RunFolder.open(run), Silent())
+    assert_sampled_by(dumped(run, 2), HFPolicy.load(run / "checkpoints" / "step-000001"), 1)
+    card = (run / "policy" / "README.md").read_text()
+    assert "Sampled by `vllm`" in card
