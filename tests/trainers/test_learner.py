@@ -333,7 +333,7 @@ def test_bfloat16_is_near_and_leaves_weights_and_gradients_in_float32(qwen: Make
     objective = Objective(proximal="recompute")
     Learner(exact, objective, learning_rate=1.0).accumulate(rows)
     Learner(rough, replace(objective, precision="bfloat16"), learning_rate=1.0).accumulate(rows)
-    both = [torch.cat([p.grad.flatten() for p in model.parameters()]) for model in (exact, rough)]
-    assert not torch.equal(*both)
-    assert both[1].dtype == torch.float32
-    assert torch.nn.functional.cosine_similarity(*both, dim=0) > 0.99
+    a, b = (torch.cat([p.grad.flatten() for p in model.parameters()]) for model in (exact, rough))
+    assert not torch.equal(a, b)
+    assert b.dtype == torch.float32
+    assert torch.nn.functional.cosine_similarity(a, b, dim=0) > 0.99
