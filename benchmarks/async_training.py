@@ -93,7 +93,8 @@ def measure(config: TrainConfig, warmup: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measures and reports."""
-    parser = arguments(__doc__ or "", steps=12)
+    parser = arguments(__doc__ or "", steps=16)
+    parser.set_defaults(warmup=0)  # rollouts ahead begin in the first step: it belongs to the work
     parser.add_argument("--questions", type=int, default=8, help="groups a step")
     parser.add_argument("--group-size", type=int, default=4, help="episodes a group")
     parser.add_argument("--fastest", type=float, default=0.1, help="seconds of the fastest tool")

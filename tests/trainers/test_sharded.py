@@ -76,7 +76,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, qwen: Callable[..., Any]) ->
         for size in SIZES
     ]
     for one in started:
-        _, said = one.communicate(timeout=300)
+        _, said = one.communicate(timeout=600)
         assert one.returncode == 0, said.decode()
     learner.set_learning_rate(2e-3)
     rows = learner.with_proximal(rows)
