@@ -8,7 +8,7 @@ BOUND := $(shell command -v timeout >/dev/null && echo timeout 20m)
 
 SITE := 'import site; print(site.getsitepackages()[0])'
 
-.PHONY: help venv train test test-vllm soak lint format wheel-smoke clean
+.PHONY: help venv train test test-vllm soak lint format peers wheel-smoke clean
 .DEFAULT_GOAL := help
 
 help:  ## what there is to make
@@ -51,6 +51,9 @@ lint: venv  ## style, format and types of source and tests
 format: venv  ## bring the source into the house's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+peers:  ## conformance with other libraries as released, an environment for each; ARGS="openenv" for one
+	.ci/peers $(ARGS)
 
 wheel-smoke: venv  ## install the wheel in a fresh environment away from the checkout and use it there
 	PYTHON=$(abspath $(BIN))/python .ci/wheel-smoke

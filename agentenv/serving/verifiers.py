@@ -32,6 +32,27 @@ def _text(observation: Observation) -> str:
     return "".join(message.text for message in observation)
 
 
+async def _play(task: Any, player: Any) -> None:
+    env = task.data.row.make()
+    try:
+        opening, _ = await env.areset(seed=task.data.row.seed, options=task.data.row.options())
+        steps: list[Step] = []
+        async with player.interaction(task) as interaction:
+            segment = await interaction.turn(_text(opening))
+            while not segment.terminated:
+                steps.append(await env.astep(segment.last_reply))
+                if steps[-1].terminated or steps[-1].truncated:
+                    interaction.trace.stop(str(steps[-1].info["end_reason"]))
+                    break
+                segment = await interaction.turn(_text(steps[-1].observation))
+            trace = interaction.trace
+        trace.record_reward("agentenv", sum(step.reward for step in steps))
+        trace.record_metric("turns", len(steps))
+        trace.record_metric("invalid_turns", sum(not step.info["valid"] for step in steps))
+    finally:
+        env.close()
+
+
 @functools.cache
 def _classes() -> dict[str, type]:
     try:
@@ -77,23 +98,6 @@ def _classes() -> dict[str, type]:
 
         async def run(self, task: Any, agents: Any) -> None:
             """Plays one episode; a fault of the environment is raised, so that the trace has no reward."""
-            env = task.data.row.make()
-            try:
-                opening, _ = await env.areset(seed=task.data.row.seed, options=task.data.row.options())
-                steps: list[Step] = []
-                async with agents.player.interaction(task) as interaction:
-                    segment = await interaction.turn(_text(opening))
-                    while not segment.terminated:
-                        steps.append(await env.astep(segment.last_reply))
-                        if steps[-1].terminated or steps[-1].truncated:
-                            interaction.trace.stop(str(steps[-1].info["end_reason"]))
-                            break
-                        segment = await interaction.turn(_text(steps[-1].observation))
-                    trace = interaction.trace
-                trace.record_reward("agentenv", sum(step.reward for step in steps))
-                trace.record_metric("turns", len(steps))
-                trace.record_metric("invalid_turns", sum(not step.info["valid"] for step in steps))
-            finally:
-                env.close()
+            await _play(task, agents.player)
 
     return {"AgentenvEnv": AgentenvEnv, "AgentenvTaskset": AgentenvTaskset}

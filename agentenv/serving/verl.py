@@ -40,95 +40,108 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(name)
 
 
+class _Playing:
+    """The part of the loop that is ours."""
+
+    server_manager: Any
+    tokenizer: Any
+    rollout_config: Any
+    ct_build_initial_tokens: Any
+    ct_merge_assistant_token: Any
+    ct_merge_context_msg: Any
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
+        """Plays until the environment ends the episode or the response is as long as it may be.
+
+        Raises:
+            ConfigurationError: the row describes no episode.
+            Fault: the environment broke three times.
+        """
+        episode = Row.read(row.get("extra_info") or {})
+        for tries in range(1, TRIES + 1):
+            env = episode.make()
+            try:
+                return self._output(*await self._played(env, episode, sampling_params))
+            except Fault as error:
+                _log.warning("try %d of %d ended in a fault: %s", tries, TRIES, error)
+                if tries == TRIES:
+                    raise
+            finally:
+                env.close()
+        raise AssertionError("unreachable")
+
+    async def _played(
+        self, env: Env[Any], episode: Row, sampling_params: dict[str, Any]
+    ) -> tuple[_Record, Step | None]:
+        opening, _ = await env.areset(seed=episode.seed, options=episode.options())
+        messages = as_messages(opening)
+        record = _Record(messages, await self.ct_build_initial_tokens(messages))
+        request, room, step = uuid.uuid4().hex, self.rollout_config.response_length, None
+        while len(record.mask) < room:
+            text = await self._sampled(record, request, sampling_params)
+            step = await env.astep(text)
+            record.rewards.append(float(step.reward))
+            if step.terminated or step.truncated:
+                break
+            await self._observed(record, text, step)
+        return record, step
+
+    async def _sampled(self, record: _Record, request: str, sampling_params: dict[str, Any]) -> str:
+        """Appends what the policy says and returns it as text."""
+        sampled = await self.server_manager.generate(
+            request_id=request, prompt_ids=record.ids, sampling_params=sampling_params
+        )
+        before = record.logprobs if record.mask else ([] if sampled.log_probs else None)
+        merged, record.mask, record.logprobs = await self.ct_merge_assistant_token(
+            record.ids,
+            sampled.token_ids,
+            record.mask,
+            before,
+            assistant_logprobs=sampled.log_probs or None,
+        )
+        record.ids, record.fields = list(merged.token_ids), dict(sampled.extra_fields)
+        return str(self.tokenizer.decode(sampled.token_ids, skip_special_tokens=True))
+
+    async def _observed(self, record: _Record, text: str, step: Step) -> None:
+        """Appends what the environment says, with mask 0."""
+        said = [*record.messages, {"role": "assistant", "content": text}]
+        updated = said + as_messages(step.observation)
+        merged, record.mask, record.logprobs = await self.ct_merge_context_msg(
+            said, updated, record.ids, record.mask, record.logprobs
+        )
+        record.ids, record.messages = list(merged.token_ids), updated
+
+    def _output(self, record: _Record, step: Step | None) -> Any:
+        from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+
+        room, info = self.rollout_config.response_length, step.info if step else {}
+        start = len(record.ids) - len(record.mask)
+        return AgentLoopOutput(
+            prompt_ids=record.ids[:start],
+            response_ids=record.ids[start:][:room],
+            response_mask=record.mask[:room],
+            response_logprobs=record.logprobs[:room] if record.logprobs else None,
+            reward_score=sum(record.rewards),
+            num_turns=2 * len(record.rewards),
+            metrics={},
+            extra_fields={
+                **record.fields,
+                "turn_scores": record.rewards,
+                "tool_rewards": [],
+                "end_reason": str(info.get("end_reason", "token_limit")),
+            },
+        )
+
+
 @functools.cache
 def _loop() -> type:
     try:
-        from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
+        from verl.experimental.agent_loop.agent_loop import AgentLoopBase, register
     except ModuleNotFoundError as error:
         raise MissingExtra.of(str(error.name), "verl") from error
 
-    class AgentenvLoop(AgentLoopBase):  # type: ignore[misc,unused-ignore]
+    class AgentenvLoop(_Playing, AgentLoopBase):  # type: ignore[misc,unused-ignore]
         """Plays the episode that the row describes."""
-
-        async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
-            """Plays until the environment ends the episode or the response is as long as it may be.
-
-            Raises:
-                ConfigurationError: the row describes no episode.
-                Fault: the environment broke three times.
-            """
-            episode = Row.read(row.get("extra_info") or {})
-            for tries in range(1, TRIES + 1):
-                env = episode.make()
-                try:
-                    return self._output(*await self._played(env, episode, sampling_params))
-                except Fault as error:
-                    _log.warning("try %d of %d ended in a fault: %s", tries, TRIES, error)
-                    if tries == TRIES:
-                        raise
-                finally:
-                    env.close()
-            raise AssertionError("unreachable")
-
-        async def _played(
-            self, env: Env[Any], episode: Row, sampling_params: dict[str, Any]
-        ) -> tuple[_Record, Step | None]:
-            opening, _ = await env.areset(seed=episode.seed, options=episode.options())
-            messages = as_messages(opening)
-            record = _Record(messages, await self.ct_build_initial_tokens(messages))
-            request, room, step = uuid.uuid4().hex, self.rollout_config.response_length, None
-            while len(record.mask) < room:
-                text = await self._sampled(record, request, sampling_params)
-                step = await env.astep(text)
-                record.rewards.append(float(step.reward))
-                if step.terminated or step.truncated:
-                    break
-                await self._observed(record, text, step)
-            return record, step
-
-        async def _sampled(self, record: _Record, request: str, sampling_params: dict[str, Any]) -> str:
-            """Appends what the policy says and returns it as text."""
-            sampled = await self.server_manager.generate(
-                request_id=request, prompt_ids=record.ids, sampling_params=sampling_params
-            )
-            before = record.logprobs if record.mask else ([] if sampled.log_probs else None)
-            merged, record.mask, record.logprobs = await self.ct_merge_assistant_token(
-                record.ids,
-                sampled.token_ids,
-                record.mask,
-                before,
-                assistant_logprobs=sampled.log_probs or None,
-            )
-            record.ids, record.fields = list(merged.token_ids), dict(sampled.extra_fields)
-            return str(self.tokenizer.decode(sampled.token_ids, skip_special_tokens=True))
-
-        async def _observed(self, record: _Record, text: str, step: Step) -> None:
-            """Appends what the environment says, with mask 0."""
-            said = [*record.messages, {"role": "assistant", "content": text}]
-            updated = said + as_messages(step.observation)
-            merged, record.mask, record.logprobs = await self.ct_merge_context_msg(
-                said, updated, record.ids, record.mask, record.logprobs
-            )
-            record.ids, record.messages = list(merged.token_ids), updated
-
-        def _output(self, record: _Record, step: Step | None) -> AgentLoopOutput:
-            room, info = self.rollout_config.response_length, step.info if step else {}
-            start = len(record.ids) - len(record.mask)
-            return AgentLoopOutput(
-                prompt_ids=record.ids[:start],
-                response_ids=record.ids[start:][:room],
-                response_mask=record.mask[:room],
-                response_logprobs=record.logprobs[:room] if record.logprobs else None,
-                reward_score=sum(record.rewards),
-                num_turns=2 * len(record.rewards),
-                metrics={},
-                extra_fields={
-                    **record.fields,
-                    "turn_scores": record.rewards,
-                    "tool_rewards": [],
-                    "end_reason": str(info.get("end_reason", "token_limit")),
-                },
-            )
 
     AgentenvLoop.__qualname__ = "AgentenvLoop"  # by which verl finds it again
     found: type = register("agentenv")(AgentenvLoop)
