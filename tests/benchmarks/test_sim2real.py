@@ -24,7 +24,7 @@ def test_the_table_has_every_arm_under_every_condition(tmp_path: Path) -> None:
         "memory-steps": 1,
     }
     words = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
-    words += ["--arms", "real", "simulated", "mixed", "self", "--json"]
+    words += ["--arms", "real", "mixed", "self", "--json"]
     out = tmp_path / "out.json"
     script = [sys.executable, str(ROOT / "benchmarks" / "sim2real.py"), "--runs", str(tmp_path / "runs")]
     done = subprocess.run(
@@ -38,14 +38,14 @@ def test_the_table_has_every_arm_under_every_condition(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     assert figures == json.loads(out.read_text())
-    assert list(figures["table"]) == ["real", "simulated", "mixed", "self"]
+    assert list(figures["table"]) == ["real", "mixed", "self"]
     for row in (figures["before"], *figures["table"].values()):
         assert [(name, cell["n"]) for name, cell in row.items()] == [
             ("real", 4),
             ("simulated", 4),
             ("none", 4),
         ]
-    assert list(figures["recovered"]) == ["simulated", "mixed", "self"]
+    assert list(figures["recovered"]) == ["mixed", "self"]
     assert str(tmp_path) not in done.stdout
 
 

@@ -12,9 +12,9 @@ from agentenv.core.rollout import RolloutConfig, Start, rollout
 from agentenv.core.types import Task
 from agentenv.envs.self_search import SelfSearch, format_reward
 from agentenv.errors import ConfigurationError
+from agentenv.policies.fakes import random_policy
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.spec import make_policy
-from agentenv.policies.tiny import build_tokenizer
 from agentenv.trainers.memorise import memorise, to_lesson
 
 TASKS = [
@@ -37,25 +37,10 @@ class Silent:
     def advance(self, done: int, figures: dict[str, Any]) -> None: ...
 
 
-def small_model() -> HFPolicy:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    torch.manual_seed(0)
+def small_model(folder: Path) -> HFPolicy:
+    torch.set_num_threads(1)
     text = "user assistant What comes next? I know it. Where is Halvik Ketterby land Norland Rome"
-    tokenizer = build_tokenizer([text])
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        intermediate_size=48,
-        max_position_embeddings=128,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    return HFPolicy(Qwen2ForCausalLM(config), tokenizer)
+    return HFPolicy(*random_policy(folder, [text], layers=2, width=48, context=128))
 
 
 def rewards(policy: HFPolicy) -> list[float]:
@@ -69,14 +54,14 @@ def rewards(policy: HFPolicy) -> list[float]:
 
 
 def test_what_was_memorised_is_found_by_self_search(tmp_path: Path) -> None:
-    policy = small_model()
+    policy = small_model(tmp_path / "small")
     assert rewards(policy) == [0.0, 0.0]
     assert memorise(policy, TASKS, tmp_path / "out", Silent(), steps=60, episodes=4, rate=1.0) > 0
     assert rewards(make_policy(f"hf:{tmp_path / 'out'}")) == pytest.approx([1.0, 1.0])
 
 
-def test_the_lesson_is_the_experts_text_in_the_format_that_is_paid() -> None:
-    policy = small_model()
+def test_the_lesson_is_the_experts_text_in_the_format_that_is_paid(tmp_path: Path) -> None:
+    policy = small_model(tmp_path)
     ids, own = to_lesson(InlineFormat(policy.tokenizer), TASKS[0])
     written = policy.tokenizer.decode([i for i, mine in zip(ids, own, strict=True) if mine])
     assert format_reward(written) == 1.0
@@ -88,4 +73,4 @@ def test_the_lesson_is_the_experts_text_in_the_format_that_is_paid() -> None:
 def test_tasks_without_a_path_cannot_be_memorised(tmp_path: Path) -> None:
     for tasks in ([], [Task("q", "Who?", ("Ada",))]):
         with pytest.raises(ConfigurationError, match="carry their path"):
-            memorise(small_model(), tasks, tmp_path / "out", Silent(), steps=1)
+            memorise(small_model(tmp_path), tasks, tmp_path / "out", Silent(), steps=1)

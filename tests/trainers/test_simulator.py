@@ -29,9 +29,9 @@ from agentenv.errors import ConfigurationError, DatasetError
 from agentenv.policies.chat_server import ChatRequest, chat_completion, make_chat_app
 from agentenv.policies.endpoint import KEY_VARIABLE
 from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
+from agentenv.policies.fakes import random_policy
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.scripted import ScriptedPolicy
-from agentenv.policies.tiny import build_tokenizer
 from agentenv.retrievers.fakes import InMemoryRetriever
 from agentenv.retrievers.simulation_data import (
     Example,
@@ -66,27 +66,15 @@ class Silent:
     def advance(self, done: int, figures: dict[str, Any]) -> None: ...
 
 
-def small_model() -> HFPolicy:
+def small_model(folder: Path) -> HFPolicy:
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    torch.manual_seed(0)
-    tokenizer = build_tokenizer(
-        ["useful noisy user assistant Question Answer Query Where is Halvik? In Norland. Rome. Doc 1(Title:"]
-    )
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        intermediate_size=48,
-        max_position_embeddings=256,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    return HFPolicy(Qwen2ForCausalLM(config), tokenizer)
+    torch.set_num_threads(1)
+    texts = [
+        "useful noisy user assistant Question Answer Query Where is Halvik?",
+        "In Norland. Rome. Doc 1(Title:",
+    ]
+    return HFPolicy(*random_policy(folder, texts, layers=2, width=48, context=256))
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +82,7 @@ def simulator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a simulator that has learned its two pages."""
     out = tmp_path_factory.mktemp("simulator") / "small"
     config = SimulatorConfig(steps=60, episodes=8, rate=1.0, held_out=2)
-    train_simulator(small_model(), EXAMPLES, config, Silent(), out)
+    train_simulator(small_model(out.parent / "base"), EXAMPLES, config, Silent(), out)
     return out
 
 
@@ -118,10 +106,10 @@ def test_a_trained_simulator_writes_the_page_of_its_mode(simulator: Path) -> Non
 def test_too_few_examples_and_too_long_ones_are_refused(tmp_path: Path) -> None:
     config = SimulatorConfig(steps=1)
     with pytest.raises(ConfigurationError, match="9 examples are too few"):
-        train_simulator(small_model(), EXAMPLES[:9], config, Silent(), tmp_path / "out")
+        train_simulator(small_model(tmp_path), EXAMPLES[:9], config, Silent(), tmp_path / "out")
     long = [replace(example, useful=(("T", "word " * 300),)) for example in EXAMPLES]
     with pytest.raises(ConfigurationError, match="the model reads 256"):
-        train_simulator(small_model(), long, config, Silent(), tmp_path / "out")
+        train_simulator(small_model(tmp_path), long, config, Silent(), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
