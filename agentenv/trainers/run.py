@@ -143,7 +143,9 @@ def _open_second(config: TrainConfig) -> Second | None:
     if not config.second.roles:
         return None
     if processes() > 1:
-        raise ConfigurationError("a second set of weights is trained in one process: start it without torchrun")
+        raise ConfigurationError(
+            "a second set of weights is trained in one process: start it without torchrun"
+        )
     config = config.model_copy(update={"policy": config.second.policy or config.policy})
     policy = make_policy(config.policy)
     return Second(config.second.roles, policy, learner_of(config, policy))
