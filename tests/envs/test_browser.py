@@ -117,8 +117,7 @@ def named(env: Browser, text: str) -> str:
 
 def do(env: Browser, kind: Kind, on: str = "", **fields: Any) -> Any:
     """One action, on the element that is called ``on``; gives the step."""
-    target = {"id": named(env, on)} if on else {}
-    return env.step(action_text(Action(kind, **target, **fields), "so"))
+    return env.step(action_text(Action(kind, id=named(env, on) if on else None, **fields), "so"))
 
 
 def only(step: Any) -> Any:
