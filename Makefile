@@ -1,7 +1,7 @@
 # One command a chore; CI runs the same ones. `make train` needs nothing but Python 3.11 or newer.
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= train,retrieval,serve,sandbox,docker,eval,report,tensorboard,interop,dev
+EXTRAS ?= train,retrieval,serve,sandbox,docker,gui,eval,report,tensorboard,interop,dev
 BIN := $(VENV)/bin
 # The tests' bound of 20 minutes, where the system has timeout(1).
 BOUND := $(shell command -v timeout >/dev/null && echo timeout 20m)

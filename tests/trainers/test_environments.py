@@ -14,6 +14,7 @@ from agentenv.core.env import Env
 from agentenv.core.registry import env_class, registered
 from agentenv.core.types import Task
 from agentenv.data.sources import SourceConfig
+from agentenv.envs.browser.driver import unavailable as no_browser
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.evaluation.ground import EnvConfig, SearchConfig, open_ground
 from agentenv.policies.fakes import random_policy
@@ -38,6 +39,7 @@ OPTIONS = {
     "agentenv/Code-v0": ", options = { stateful = false, max_turns = 1 }",
     "agentenv/DomSim-v0": ', options = { prompt = "{goal}" }',
     "agentenv/SemiOnlineGUI-v0": ', options = { prompt = "{goal}", window = 1, patch_budget = 0 }',
+    "agentenv/Browser-v0": ", options = { max_steps = 6, prompt = '{goal}' }",
 }
 
 
@@ -59,7 +61,8 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(env: str, policy: Path, out: Path) -> Path:
-    if env == "agentenv/Code-v0" and (reason := unavailable("bwrap")):
+    needs = {"agentenv/Code-v0": lambda: unavailable("bwrap"), "agentenv/Browser-v0": no_browser}
+    if reason := needs.get(env, str)():
         pytest.skip(reason)
     toml = out.with_suffix(".toml")
     toml.write_text(SMALL.format(policy=policy, env=env, options=OPTIONS.get(env, "")))

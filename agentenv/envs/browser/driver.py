@@ -137,6 +137,10 @@ class Driver:
         self._refill(site, waiting)
         return tab
 
+    async def rest(self) -> None:
+        """Waits until the pages that are being made ready are."""
+        await asyncio.gather(*self._refills)
+
     async def close_tab(self, tab: Tab) -> None:
         """Closes a page, and the browser with it where it was the last one of a retired browser."""
         chromium = self._owner.pop(tab, None)

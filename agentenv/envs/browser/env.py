@@ -6,9 +6,13 @@ breaks under us is a fault. A snapshot is the episode's history, and going back 
 """
 
 import asyncio
+import io
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+
+import numpy as np
 
 from agentenv.core.env import AsyncEnv
 from agentenv.core.snapshot import Snapshot
@@ -25,20 +29,22 @@ from agentenv.core.types import (
 )
 from agentenv.envs.browser import miniwob_experts, miniwob_forms  # noqa: F401  # register their experts
 from agentenv.envs.browser.driver import Driver, shared_driver
-from agentenv.envs.browser.experts import EXPERTS, View
+from agentenv.envs.browser.experts import EXPERTS, rehearse
 from agentenv.envs.browser.page import Notes
 from agentenv.envs.browser.session import Seen, Session
-from agentenv.envs.browser.sites import Site, Validator, miniwob, miniwob_tasks, page_of
-from agentenv.envs.gui.actions import Action, Kind, action_text, parse_reply
+from agentenv.envs.browser.sites import Site, Validator, miniwob, miniwob_task, miniwob_tasks, page_of
+from agentenv.envs.gui.actions import STOP, Action, Kind, action_text, parse_reply
 from agentenv.envs.gui.observation import PROMPT, opening, show
 from agentenv.envs.gui.screen import Screen
-from agentenv.errors import ConfigurationError, DatasetError, EnvFault, SnapshotError
+from agentenv.errors import ConfigurationError, DatasetError, EnvFault, SnapshotError, UnknownName
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 T = TypeVar("T")
+SPLITS = ("train", "dev", "test")
+SEEDS = 2**31
+"""Seeds of a page."""
 
 KINDS = (
     Kind.CLICK,
@@ -63,7 +69,7 @@ SENTENCES = {
     "prompt": "The page asks for a text and keeps its own: {}",
     "navigation": "The way to {} is closed.",
     "network": "There is no network for {}.",
-    "popup": "{} is not opened.",
+    "popup": "No window is opened for {}.",
 }
 
 
@@ -85,6 +91,7 @@ class Browser(AsyncEnv[BrowserState]):
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 2}  # type: ignore[misc]
     capability: ClassVar[StateCapability] = StateCapability.REPLAY
+    stop: ClassVar[tuple[str, ...]] = STOP
     no_expert: ClassVar[str] = "not every page has an expert; EXPERTS lists those that do"
 
     def __init__(
@@ -131,6 +138,34 @@ class Browser(AsyncEnv[BrowserState]):
         self._max_steps, self._prompt = max_steps, prompt
         self._driver = driver or shared_driver()
 
+    @classmethod
+    def make_tasks(
+        cls, n: int, *, seed: int = 0, split: str = "train", pages: Sequence[str] | None = None
+    ) -> Sequence[Task]:
+        """Pages of MiniWoB in turn, each with a seed of its own; no seed stands in two splits.
+
+        Args:
+            n: How many.
+            seed: Gives other seeds to the pages.
+            split: train, dev or test.
+            pages: Names such as ``click-button``; None takes those that have an expert.
+
+        Raises:
+            UnknownName: no such split or page.
+        """
+        if split not in SPLITS:
+            raise UnknownName.among("split", split, SPLITS)
+        known = [task.id.partition("/")[2] for task in miniwob_tasks()]
+        names = sorted(Path(page).stem for page in EXPERTS) if pages is None else list(pages)
+        for name in names:
+            if name not in known:
+                raise UnknownName.among("page", name, known)
+        seeds = np.random.default_rng(seed).integers(SEEDS // len(SPLITS), size=n)
+        return tuple(
+            miniwob_task(names[i % len(names)], int(one) * len(SPLITS) + SPLITS.index(split), split)
+            for i, one in enumerate(seeds)
+        )
+
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
@@ -146,7 +181,8 @@ class Browser(AsyncEnv[BrowserState]):
         task: Task | None = (options or {}).get("task") or drawn
         if task is None:
             raise DatasetError("this environment was given no task")
-        address, page_seed = page_of(self._site, task), int(self.np_random.integers(2**31))
+        drawn_seed = int(self.np_random.integers(SEEDS))
+        address, page_seed = page_of(self._site, task), int(task.data.get("seed", drawn_seed))
         if (state := self.__dict__.get("state")) is not None:
             state.session.drop()
         session = Session(self._driver, self._site, images=self._pixels)
@@ -244,34 +280,19 @@ class Browser(AsyncEnv[BrowserState]):
     def expert(self) -> Sequence[str] | None:
         """What the page's expert does, found out on a page of its own; None where it has none."""
         state = self.state
-        expert = EXPERTS.get(state.task.id)
-        if expert is None:
+        acting = EXPERTS.get(state.task.data["page"])
+        if acting is None:
             return None
-        return [action_text(action, "I go on.") for action in self._driver.submit(self._rehearse()).result()]
-
-    async def _rehearse(self) -> list[Action]:
-        state = self.state
         session = Session(self._driver, self._site, images=False)
-        played: list[Action] = []
-        try:
-            view = View(await session.open(page_of(self._site, state.task), state.seed))
-            for action in EXPERTS[state.task.id](view):
-                played.append(action)
-                view.seen = await session.act(action)
-                if view.seen.notes.reward is not None or len(played) >= self._max_steps:
-                    break
-        finally:
-            await session.leave()
-        return played
+        address = page_of(self._site, state.task)
+        playing = rehearse(session, address, state.seed, acting, self._max_steps)
+        return [action_text(action, "I go on.") for action in self._driver.submit(playing).result()[0]]
 
     def render(self) -> "str | NDArray[np.uint8]":
         """The UI tree, or the picture as uint8[height, width, 3]."""
         state = self.state
         if self.render_mode != "rgb_array":
             return f"{state.goal} [{state.turns} turns]\n{state.seen.screen.as_text()}"
-        import io
-
-        import numpy as np
         from PIL import Image
 
         with Image.open(io.BytesIO(self._driver.submit(state.session.screenshot()).result())) as picture:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from agentenv.envs.browser.session import Seen
+from agentenv.envs.browser.session import Seen, Session
 from agentenv.envs.gui.actions import Action, Direction, Kind
 from agentenv.envs.gui.screen import Element
 
@@ -44,14 +44,14 @@ class View:
 
 Expert = Callable[[View], Iterator[Action]]
 EXPERTS: dict[str, Expert] = {}
-"""Experts by the id of their task."""
+"""Experts by the page that they know."""
 
 
 def expert(*names: str) -> Callable[[Expert], Expert]:
     """Registers the expert of some pages of MiniWoB."""
 
     def keep(function: Expert) -> Expert:
-        EXPERTS.update({f"miniwob/{name}": function for name in names})
+        EXPERTS.update({f"miniwob/{name}.html": function for name in names})
         return function
 
     return keep
@@ -94,3 +94,31 @@ def submit(view: View) -> Action:
     """Clicks what sends a form off."""
     names = ("Submit", "submit", "Search", "Login")
     return click(next(element for name in names for element in view.all(text=name)))
+
+
+async def rehearse(
+    session: Session, address: str, seed: int, acting: Expert, limit: int
+) -> tuple[list[Action], float | None]:
+    """Lets an expert play an episode on a page of its own.
+
+    Args:
+        session: One without a page; it is left without one.
+        address: The page.
+        seed: Of the episode.
+        acting: The expert.
+        limit: Actions after which it is stopped.
+
+    Returns:
+        What it did, and what the page gave; None where it came to no end.
+    """
+    played: list[Action] = []
+    try:
+        view = View(await session.open(address, seed))
+        for action in acting(view):
+            played.append(action)
+            view.seen = await session.act(action)
+            if view.seen.notes.reward is not None or len(played) >= limit:
+                break
+    finally:
+        await session.leave()
+    return played, view.seen.notes.reward

@@ -225,12 +225,6 @@ def to_the_end(view: View) -> Iterator[Action]:
     yield submit(view)
 
 
-@expert("click-pie", "click-pie-nodelay")
-def pie(view: View) -> Iterator[Action]:
-    yield click(view.one("text", "+"))
-    yield click(view.all("text", view.quoted()[0])[-1])
-
-
 @expert("drag-single-shape", "drag-circle")
 def moved(view: View) -> Iterator[Action]:
     way = found_in(r"(up|down|left|right)", view.goal)[0]

@@ -227,11 +227,3 @@ def _send(view: View) -> Iterator[Action]:
     field = view.all("textbox")[0 if forward else -1]
     yield write(field, forward[1] if forward else view.quoted()[0])
     yield click(next(one for one in view.elements if "send" in one.text))
-
-
-@expert("social-media")
-def post(view: View) -> Iterator[Action]:
-    user = found_in(r"user (@\w+)", view.goal)[0]
-    while not view.all("text", user):
-        yield scroll(view.all("text")[-1], "down")
-    yield click(view.one(text=view.quoted()[0]))

@@ -164,7 +164,7 @@ class Tab:
 
     async def _popup(self, page: Any) -> None:
         if page is not self._page:
-            self._note("popup", "a new window")
+            self._note("popup", page.url)
             with contextlib.suppress(Exception):
                 await page.close()
 

@@ -77,7 +77,13 @@
   replace(window, "confirm", text => { dialog("confirm", text); return true; });
   replace(window, "prompt", (text, initial) => { dialog("prompt", text); return initial === undefined ? "" : String(initial); });
   replace(window, "print", () => {});
-  replace(window, "open", url => { note("navigation", url); return null; });
+  replace(window, "open", url => { note("popup", url); return null; });
+  window.addEventListener("click", event => {
+    const link = event.target instanceof Element && event.target.closest("a[target]");
+    if (!link || event.defaultPrevented || ["", "_self", "_top", "_parent"].includes(link.target)) return;
+    note("popup", link.href);
+    event.preventDefault();
+  });
   window.navigation.addEventListener("navigate", event => {
     if (event.destination.sameDocument) return;
     const inside = new URL(event.destination.url).origin === location.origin;

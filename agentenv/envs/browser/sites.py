@@ -134,9 +134,15 @@ def miniwob_tasks() -> tuple[Task, ...]:
     return tuple(miniwob_task(name) for name in names if name not in TIMED)
 
 
-def miniwob_task(name: str) -> Task:
-    """The task of one page, such as ``click-button``; its goal differs from seed to seed and stands in the page."""
-    return Task(f"miniwob/{name}", "", data={"page": f"miniwob/{name}.html"})
+def miniwob_task(name: str, seed: int | None = None, split: str = "") -> Task:
+    """The task of one page, such as ``click-button``.
+
+    Its goal stands in the page and differs from seed to seed; where ``seed`` is None, every episode draws one.
+    """
+    page = {"page": f"miniwob/{name}.html"}
+    if seed is None:
+        return Task(f"miniwob/{name}", "", split=split, data=page)
+    return Task(f"miniwob/{name}/{seed}", "", split=split, data=page | {"seed": seed})
 
 
 def page_of(site: Site, task: Task) -> str:

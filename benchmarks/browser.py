@@ -1,0 +1,210 @@
+"""Browser-v0 measured: pages stepped and solved, a reset against relaunching the browser, memory over many episodes.
+
+    python benchmarks/browser.py --out benchmarks/results/browser.json
+
+Needs the extra ``gui`` and a Chromium. A reset is ``env.reset()`` up to its observation. Rollouts of one page come in
+groups, as a trainer plays them, and the next page is made ready while the policy thinks; how long that takes is told, and
+so is the first reset of each group, for which no page waits. A relaunch starts and ends a browser around each episode and
+opens the same page with a bare playwright, as environments that keep no browser do; what they wait for besides is not
+counted.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from agentenv.core.types import Task
+from agentenv.envs.browser.driver import DRAWING, NETWORK, Driver, find_chromium
+from agentenv.envs.browser.env import Browser
+from agentenv.envs.browser.experts import EXPERTS, rehearse
+from agentenv.envs.browser.session import Session
+from agentenv.envs.browser.sites import ORIGIN, miniwob, miniwob_tasks
+from agentenv.envs.gui.actions import Action, Kind, action_text
+
+MILLISECONDS = 1000
+
+
+def pages(driver: Driver, limit: int | None) -> dict[str, Any]:
+    """Opens every page and clicks once."""
+    failed: dict[str, str] = {}
+    tasks = miniwob_tasks()[:limit]
+    env = Browser(tasks=tasks, driver=driver)
+    for task in tasks:
+        try:
+            env.reset(seed=0, options={"task": task})
+            elements = env.screen().elements or ()
+            action = Action(Kind.CLICK, id=elements[0].id) if elements else Action(Kind.WAIT)
+            env.step(action_text(action, "so"))
+        except Exception as error:
+            failed[task.id] = str(error)
+    env.close()
+    return {"pages": len(tasks), "failed": failed}
+
+
+def experts(driver: Driver, seeds: int, limit: int | None) -> dict[str, Any]:
+    """Plays every expert under several seeds."""
+    won: dict[str, int] = {}
+    for page in sorted(EXPERTS)[:limit]:
+        won[page] = 0
+        for seed in range(seeds):
+            session = Session(driver, miniwob(), images=False)
+            playing = rehearse(session, f"{ORIGIN}/{page}", seed, EXPERTS[page], 60)
+            try:
+                won[page] += driver.submit(playing).result()[1] == 1
+            except LookupError:
+                continue
+    always = sum(count == seeds for count in won.values())
+    lost = {page: seeds - count for page, count in won.items() if count < seeds}
+    return {"experts": len(won), "seeds": seeds, "always_reward_1": always, "lost": lost}
+
+
+def timed(env: Browser, driver: Driver, tasks: list[Task]) -> tuple[list[float], list[float]]:
+    """Milliseconds of each reset, and from there until the next page was ready."""
+    taken, preparing = [], []
+    for seed, task in enumerate(tasks):
+        start = time.perf_counter()
+        env.reset(seed=seed, options={"task": task})
+        open_at = time.perf_counter()
+        driver.submit(driver.rest()).result()
+        taken.append(MILLISECONDS * (open_at - start))
+        preparing.append(MILLISECONDS * (time.perf_counter() - open_at))
+    return taken, preparing
+
+
+async def relaunch(addresses: list[str]) -> list[float]:
+    """Milliseconds of each episode's start where a browser is started and ended around it."""
+    from playwright.async_api import async_playwright
+
+    taken = []
+    async with async_playwright() as playwright:
+        for address in addresses:
+            start = time.perf_counter()
+            browser = await playwright.chromium.launch(
+                executable_path=find_chromium(), args=[*NETWORK, *DRAWING, "--no-sandbox"]
+            )
+            page = await browser.new_page(viewport={"width": miniwob().width, "height": miniwob().height})
+            await page.goto(f"file://{miniwob().folder}/{address}")
+            await page.evaluate("core.startEpisodeReal()")
+            await page.evaluate("core.getDOMInfo()")
+            await browser.close()
+            taken.append(MILLISECONDS * (time.perf_counter() - start))
+    return taken
+
+
+def resets(driver: Driver, n: int) -> dict[str, Any]:
+    """The same pages by reset and by relaunch, in turns, so that both meet the same load."""
+    tasks = [task for task in miniwob_tasks() if task.data["page"] in EXPERTS][:: max(1, len(EXPERTS) // n)]
+    env = Browser(tasks=tasks, driver=driver)
+    taken: list[float] = []
+    first: list[float] = []
+    prepared: list[float] = []
+    relaunched: list[float] = []
+    for task in tasks[:n]:
+        group, preparing = timed(env, driver, [task] * 8)
+        taken += group
+        first += group[:1]
+        prepared += preparing
+        relaunched += asyncio.run(relaunch([str(task.data["page"])]))
+    env.close()
+    return {
+        "groups_of": 8,
+        "reset_ms": summary(taken),
+        "first_of_a_group_ms": summary(first),
+        "preparing_the_next_ms": summary(prepared),
+        "relaunch_ms": summary(relaunched),
+        "times_faster": round(statistics.median(relaunched) / statistics.median(taken), 1),
+        "load": os.getloadavg()[0],
+    }
+
+
+def summary(values: list[float]) -> dict[str, float]:
+    """Median, upper decile and number."""
+    ordered = sorted(values)
+    return {
+        "median": round(statistics.median(ordered), 1),
+        "p90": round(ordered[int(0.9 * (len(ordered) - 1))], 1),
+        "n": len(ordered),
+    }
+
+
+def memory(driver: Driver, episodes: int, every: int) -> dict[str, Any]:
+    """Resident memory of this process and of all below it over many episodes, browsers replaced as they come due."""
+    tasks = [task for task in miniwob_tasks() if task.data["page"] == "miniwob/click-button.html"]
+    env = Browser(tasks=tasks, driver=driver)
+    rows, start = [], time.perf_counter()
+    for episode in range(episodes):
+        env.reset(seed=episode)
+        env.step(action_text(Action(Kind.CLICK, point=(30.0, 80.0)), "so"))
+        if (episode + 1) % every == 0:
+            rows.append({"episode": episode + 1, **resident()})
+    env.close()
+    return {"episodes": episodes, "seconds": round(time.perf_counter() - start, 1), "mib": rows}
+
+
+def resident() -> dict[str, float]:
+    """Resident MiB of this process and, shared pages counted once each, of the processes below it; and their number."""
+    parents: dict[int, int] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                stat = (folder / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            parents[int(folder.name)] = int(stat[1])
+    below = [pid for pid in parents if pid != os.getpid() and _is_below(pid, parents)]
+    return {
+        "python": _mib(os.getpid(), "Rss"),
+        "browser": round(sum(_mib(pid, "Pss") for pid in below), 1),
+        "processes": len(below),
+    }
+
+
+def _is_below(pid: int, parents: dict[int, int]) -> bool:
+    while pid in parents:
+        pid = parents[pid]
+        if pid == os.getpid():
+            return True
+    return False
+
+
+def _mib(pid: int, kind: str) -> float:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return round(sum(int(line.split()[1]) for line in lines if line.startswith(f"{kind}:")) / 1024, 1)
+
+
+def main() -> None:
+    """Measures and writes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--parts", default="resets,pages,experts,memory")
+    parser.add_argument("--limit", type=int, help="pages and experts at most")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of each expert")
+    parser.add_argument("--groups", type=int, default=10, help="pages whose resets are timed")
+    parser.add_argument("--episodes", type=int, default=1000, help="episodes whose memory is watched")
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    driver = Driver()
+    parts = {
+        "resets": lambda: resets(driver, given.groups),
+        "pages": lambda: pages(driver, given.limit),
+        "experts": lambda: experts(driver, given.seeds, given.limit),
+        "memory": lambda: memory(driver, given.episodes, max(1, given.episodes // 20)),
+    }
+    results = json.loads(given.out.read_text()) if given.out.is_file() else {}
+    for name in given.parts.split(","):
+        results[name] = parts[name]()
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(json.dumps(results, indent=2) + "\n")
+        print(name, json.dumps(results[name])[:400], flush=True)
+    driver.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,514 @@
+"""Browser-v0 in a real Chromium: MiniWoB, local pages, what is told to the policy, what is a fault, going back.
+
+Needs the extra ``gui`` and a Chromium of the system; skipped, with the reason, where one is absent.
+"""
+
+import asyncio
+import os
+import re
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.core.types import EndReason, Task, ToolStatus
+from agentenv.envs.browser import page as page_module
+from agentenv.envs.browser.driver import Driver, find_chromium, unavailable
+from agentenv.envs.browser.env import Browser
+from agentenv.envs.browser.experts import EXPERTS, rehearse
+from agentenv.envs.browser.session import Session
+from agentenv.envs.browser.sites import (
+    ORIGIN,
+    Facts,
+    Site,
+    miniwob,
+    miniwob_task,
+    miniwob_tasks,
+    page_of,
+)
+from agentenv.envs.gui.actions import Action, Kind, action_text
+from agentenv.errors import BrowserFault, ConfigurationError, DatasetError, ReplayDivergence, UnknownName
+
+pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
+
+FORM = """<!DOCTYPE html><title>Form</title>
+<label>Name <input name=who></label><label><input type=checkbox name=sure> sure</label>
+<select name=colour><option>red</option><option>blue</option></select>
+<button onclick="localStorage.saved = document.querySelector('[name=who]').value">Save</button>
+<a href="second.html">next</a><p id=out></p>
+<script>
+  document.querySelector('#out').textContent = 'It is ' + new Date().toISOString() + ', ' + Math.random();
+  fetch('data.txt').then(answer => answer.text()).then(text => setTimeout(() => { document.title = text; }, 700));
+</script>"""
+HAZARDS = """<!DOCTYPE html><title>Hazards</title>
+<button onclick="while (true) alert('again')">alerts</button>
+<button onclick="setInterval(() => alert('tick'), 10)">ticks</button>
+<button onclick="if (confirm('sure?')) document.title = 'sure'">confirm</button>
+<button onclick="nothing.here()">error</button>
+<button onclick="while (true) {}">hang</button>
+<button onclick="window.open('http://example.com')">popup</button>
+<button onclick="location = 'http://example.com/away'">script</button>
+<button onclick="leak()">leak</button>
+<a href="http://example.com/">link</a><a href="http://example.com/" target=_blank>tab</a>
+<iframe srcdoc="<p>in a frame</p>"></iframe>
+<input oninput="document.querySelector('#sink').innerHTML = this.value" name=typed><div id=sink></div>
+<script>
+  async function leak() {
+    const port = PORT, seen = [];
+    new Image().src = `http://127.0.0.1:${port}/image`;
+    navigator.sendBeacon(`http://127.0.0.1:${port}/beacon`, 'x');
+    new WebSocket(`ws://127.0.0.1:${port}/socket`).onerror = () => seen.push('socket');
+    await fetch(`http://127.0.0.1:${port}/fetch`).catch(() => seen.push('fetch'));
+    const peer = new RTCPeerConnection({iceServers: [{urls: `stun:127.0.0.1:${port}`}]});
+    peer.createDataChannel('x');
+    await peer.setLocalDescription(await peer.createOffer());
+    document.title = 'tried';
+  }
+</script>"""
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Driver]:
+    made = Driver(spares=0)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    """A server of this machine that nobody may reach."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        yield server
+
+
+@pytest.fixture
+def folder(tmp_path: Path, listener: socket.socket) -> Path:
+    (tmp_path / "form.html").write_text(FORM)
+    (tmp_path / "second.html").write_text("<title>Second</title><p>here</p>")
+    (tmp_path / "data.txt").write_text("from the file")
+    (tmp_path / "hazards.html").write_text(HAZARDS.replace("PORT", str(listener.getsockname()[1])))
+    return tmp_path
+
+
+def never(facts: Facts) -> float | None:
+    return None
+
+
+def local(driver: Driver, folder: Path, page: str, validator: Any = never, **site: Any) -> Browser:
+    task = Task("local", "Do it.", data={"page": page})
+    env = Browser(site=Site(folder, **site), tasks=[task], validator=validator, driver=driver)
+    env.reset(seed=0)
+    return env
+
+
+def wob(driver: Driver, name: str, **options: Any) -> Browser:
+    env = Browser(tasks=[miniwob_task(name)], driver=driver, **options)
+    env.reset(seed=0)
+    return env
+
+
+def named(env: Browser, text: str) -> str:
+    return next(one.id for one in env.screen().elements or () if one.text == text)
+
+
+def do(env: Browser, kind: Kind, on: str = "", **fields: Any) -> Any:
+    """One action, on the element that is called ``on``; gives the step."""
+    return env.step(action_text(Action(kind, id=named(env, on) if on else None, **fields), "so"))
+
+
+def only(step: Any) -> Any:
+    (result,) = step.info["tool_results"]
+    return result
+
+
+# What a site serves.
+
+
+def test_a_site_serves_its_folder_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "secret.txt").write_text("secret")
+    (tmp_path / "site" / "a.html").write_text("<script>1</script><script src=b.js></script>")
+    site = Site(tmp_path / "site", strict=True)
+    body, headers = site.read(f"{ORIGIN}/a.html?x=1") or pytest.fail("a.html is there")
+    assert body.count(f'nonce="{site.nonce}"'.encode()) == 2
+    assert f"'nonce-{site.nonce}'" in headers["Content-Security-Policy"]
+    for url in ("../secret.txt", "%2e%2e/secret.txt", "b.js", ""):
+        assert site.read(f"{ORIGIN}/{url}") is None
+    assert site.read("http://example.com/a.html") is None
+
+
+def test_bad_arguments_are_refused(driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError, match="pass a validator"):
+        Browser(site=Site(folder), driver=driver)
+    with pytest.raises(ConfigurationError, match="must hold"):
+        Browser(prompt="Do it.", driver=driver)
+    with pytest.raises(DatasetError, match="no task"):
+        Browser(tasks=[], driver=driver).reset(seed=0)
+    with pytest.raises(ConfigurationError, match=r"has no page 'gone\.html'"):
+        local(driver, folder, "gone.html")
+    with pytest.raises(UnknownName, match="Did you mean 'click-button'"):
+        Browser.make_tasks(1, pages=["click-buton"])
+    with pytest.raises(ConfigurationError, match="recycle_after=0"):
+        Driver(recycle_after=0)
+    monkeypatch.setenv("AGENTENV_CHROMIUM", str(folder / "no-browser"))
+    assert find_chromium() is None
+    assert "no Chromium" in unavailable()
+
+
+def test_tasks_of_splits_share_no_seed() -> None:
+    seeds = [
+        {task.data["seed"] for task in Browser.make_tasks(300, split=s)} for s in ("train", "dev", "test")
+    ]
+    assert len(set.union(*seeds)) == sum(map(len, seeds))
+    assert Browser.make_tasks(5) == Browser.make_tasks(5)
+
+
+# MiniWoB.
+
+SOLVED = sorted(EXPERTS)[::2]
+STEPPED = (
+    sorted({str(task.data["page"]) for task in miniwob_tasks()} - set(EXPERTS)) if not unavailable() else []
+)
+
+
+@pytest.mark.slow
+def test_experts_solve_and_clicks_do_no_harm(driver: Driver) -> None:
+    """Every page once: half of the experts are played to the end, and the pages without one are clicked at."""
+    site = miniwob()
+    lost = {}
+    for page in SOLVED:
+        session = Session(driver, site, images=False)
+        _, reward = driver.submit(rehearse(session, f"{ORIGIN}/{page}", 3, EXPERTS[page], 60)).result()
+        if reward != 1:
+            lost[page] = reward
+    assert lost == {}
+    assert len(SOLVED) >= 28
+
+    async def click(page: str) -> None:
+        session = Session(driver, site, images=False)
+        seen = await session.open(f"{ORIGIN}/{page}", 1)
+        assert seen.goal
+        for element in (seen.screen.elements or ())[:1]:
+            after = await session.act(Action(Kind.CLICK, id=element.id))
+            assert [note for note in after.notes.events if note[0] in ("network", "navigation")] == []
+        await session.leave()
+
+    for page in STEPPED:
+        driver.submit(click(page)).result()
+    assert len(SOLVED) + len(STEPPED) >= 60
+
+
+def test_a_right_click_is_rewarded_and_a_wrong_one_is_not(driver: Driver) -> None:
+    env = wob(driver, "click-button")
+    quoted = re.findall('"(.*)"', env.state.goal)[0]
+    wrong = next(e for e in env.screen().elements or () if e.role == "button" and e.text != quoted)
+    step = env.step(action_text(Action(Kind.CLICK, id=wrong.id), "so"))
+    assert (step.reward, step.terminated, step.info["end_reason"]) == (0.0, True, EndReason.SUBMITTED)
+    env.reset(seed=0)
+    assert do(env, Kind.CLICK, quoted).reward == 1
+    env.close()
+
+
+def test_equal_seeds_open_equal_pages_and_others_do_not(driver: Driver) -> None:
+    env = wob(driver, "click-checkboxes")
+    opening = env.reset(seed=4)
+    assert env.reset(seed=4) == opening
+    assert env.reset(seed=5) != opening
+    env.close()
+
+
+def test_pixels_are_equal_too(driver: Driver) -> None:
+    env = wob(driver, "click-button", tree=False, pixels=True, render_mode="rgb_array")
+    (first,) = env.reset(seed=4)[0]
+    assert [part.kind for part in first.content if not isinstance(part, str)] == ["text", "image"]
+    assert env.reset(seed=4)[0] == (first,)
+    assert env.render().shape == (224, 336, 3)  # type: ignore[union-attr]
+    env.close()
+
+
+def test_time_passes_only_with_actions(driver: Driver) -> None:
+    env = wob(driver, "button-delay")  # the second button counts some seconds after the first
+    do(env, Kind.CLICK, "ONE")
+    assert do(env, Kind.WAIT, time=float(re.findall(r"wait (\d+)", env.state.goal)[0])).reward == 0
+    assert do(env, Kind.CLICK, "TWO").reward == 1
+    env.close()
+
+
+def test_the_page_cannot_give_itself_a_reward(driver: Driver) -> None:
+    env = wob(driver, "click-button")
+    tab: Any = env.state.session._tab
+    tricks = (
+        "WOB_REWARD_GLOBAL = 1; WOB_RAW_REWARD_GLOBAL = 1; WOB_DONE_GLOBAL = true;"
+        "window.agentenvReport = () => {}; String(typeof agentenvReport)"
+    )
+    driver.submit(tab._evaluate(tricks)).result()
+    step = do(env, Kind.WAIT)
+    assert (step.reward, step.terminated) == (0.0, False)
+    with pytest.raises(BrowserFault, match="read only"):
+        driver.submit(tab._evaluate("'use strict'; core.endEpisode = () => {}")).result()
+    env.close()
+
+
+def test_ending_without_a_result_is_worth_nothing(driver: Driver) -> None:
+    env = wob(driver, "click-button")
+    step = env.step(action_text(Action(Kind.TERMINATE, text="success"), "so"))
+    assert (step.reward, step.info["end_reason"]) == (0.0, EndReason.SUBMITTED)
+    env.close()
+
+
+# Local pages.
+
+
+def saved(facts: Facts) -> float | None:
+    return float(facts.storage.get("saved") == "Ann") if "saved" in facts.storage else None
+
+
+def test_a_validator_judges_a_local_page(driver: Driver, folder: Path) -> None:
+    env = local(driver, folder, "form.html", saved)
+    assert env.screen().title == "from the file"  # requests and timers have come to rest
+    do(env, Kind.TYPE, "Name", text="Ann")
+    assert env.screen().element(named(env, "Name")).value == "Ann"  # type: ignore[union-attr]
+    step = do(env, Kind.CLICK, "Save")
+    assert (step.reward, step.info["end_reason"]) == (1.0, EndReason.SUBMITTED)
+    env.close()
+
+
+def test_a_validator_sees_fields_answers_and_the_end(driver: Driver, folder: Path) -> None:
+    seen: list[Facts] = []
+    env = local(driver, folder, "form.html", seen.append)
+    do(env, Kind.CLICK, "sure")
+    do(env, Kind.SELECT, "colour", text="blue")
+    do(env, Kind.ANSWER, text="blue it is")
+    step = env.step(action_text(Action(Kind.TERMINATE, text="success"), "so"))
+    assert (step.reward, step.terminated) == (0.0, True)
+    assert seen[-1].fields == {"who": "", "sure": True, "colour": "blue"}
+    assert (seen[-1].answers, seen[-1].ended, seen[-2].ended) == (("blue it is",), True, False)
+    env.close()
+
+
+def test_clock_and_randomness_are_seeded(driver: Driver, folder: Path) -> None:
+    env = local(driver, folder, "form.html")
+    told = next(one.text for one in env.screen().elements or () if one.text.startswith("It is"))
+    assert told.startswith("It is 2024-01-02T12:00:00.")
+    env.reset(seed=0)
+    assert named(env, told)
+    env.reset(seed=1)
+    assert told not in [one.text for one in env.screen().elements or ()]
+    env.close()
+
+
+def test_links_within_the_site_are_followed_where_it_navigates(driver: Driver, folder: Path) -> None:
+    env = local(driver, folder, "form.html")
+    do(env, Kind.CLICK, "next")
+    assert (env.screen().title, env.screen().elements[0].text) == ("Second", "here")  # type: ignore[index]
+    env.close()
+    env = local(driver, folder, "form.html", navigates=False)
+    assert only(do(env, Kind.CLICK, "next")).error_class == "NavigationBlocked"
+    env.close()
+
+
+# What the page does to a policy, and what it may not do.
+
+
+@pytest.mark.parametrize("button", ["alerts", "ticks"])
+def test_endless_dialogs_end_the_episode(driver: Driver, folder: Path, button: str) -> None:
+    env = local(driver, folder, "hazards.html")
+    step = do(env, Kind.CLICK, button)
+    assert (step.truncated, step.reward, step.info["end_reason"]) == (True, 0.0, EndReason.TIME_LIMIT)
+    assert (only(step).status, only(step).error_class) == (ToolStatus.TIMEOUT, "DialogLoop")
+    env.close()
+
+
+def test_a_dialog_is_answered_and_told(driver: Driver, folder: Path) -> None:
+    env = local(driver, folder, "hazards.html")
+    step = do(env, Kind.CLICK, "confirm")
+    assert (only(step).status, only(step).text) == (ToolStatus.OK, "The page asks, and OK is chosen: sure?")
+    assert env.screen().title == "sure"
+    assert "sure?" in step.observation[0].text
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("error", "PageError"),
+        ("link", "NavigationBlocked"),
+        ("script", "NavigationBlocked"),
+        ("popup", "PopupBlocked"),
+        ("tab", "PopupBlocked"),
+    ],
+)
+def test_errors_and_ways_out_are_told_and_the_episode_goes_on(
+    driver: Driver, folder: Path, name: str, kind: str
+) -> None:
+    env = local(driver, folder, "hazards.html")
+    step = do(env, Kind.CLICK, name)
+    assert (only(step).status, only(step).error_class) == (ToolStatus.ERROR, kind)
+    assert "end_reason" not in step.info
+    assert env.screen().title == "Hazards"
+    assert only(step).text in step.observation[0].text
+    env.close()
+
+
+def test_nothing_reaches_the_network(driver: Driver, folder: Path, listener: socket.socket) -> None:
+    env = local(driver, folder, "hazards.html")
+    step = do(env, Kind.CLICK, "leak")
+    assert only(step).error_class == "NetworkBlocked"
+    assert env.screen().title == "tried"
+    with pytest.raises(BlockingIOError):
+        listener.accept()
+    env.close()
+
+
+def test_what_is_typed_into_a_strict_page_never_runs(driver: Driver, folder: Path) -> None:
+    attack = "<img src=x onerror=\"document.title='owned'\">"
+    page = HAZARDS.replace('oninput="', 'data-was="').replace(
+        "async function leak",
+        "document.querySelector('[name=typed]').oninput = event => "
+        "{ document.querySelector('#sink').innerHTML = event.target.value; };\nasync function leak",
+    )
+    (folder / "strict.html").write_text(page.replace("PORT", "9"))
+    env = local(driver, folder, "strict.html", strict=True)
+    do(env, Kind.TYPE, "typed", text=attack)
+    assert env.screen().title == "Hazards"
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("action", "told"),
+    [
+        (Action(Kind.CLICK, id="99"), "no element 99"),
+        (Action(Kind.TYPE, id="99", text="x"), "no element 99"),
+        (Action(Kind.CLICK, point=(5000, 5)), "outside of the 1008x756 screen"),
+        (Action(Kind.KEY, text="Hyper+Q"), "no key 'Hyper+Q'"),
+        (Action(Kind.SELECT, id="1", text="red"), "no drop-down list"),
+        (Action(Kind.SCROLL, direction="right"), "Nothing scrolls here"),
+    ],
+)
+def test_an_action_that_cannot_be_done_is_told(
+    driver: Driver, folder: Path, action: Action, told: str
+) -> None:
+    env = local(driver, folder, "hazards.html")
+    step = env.step(action_text(action, "so"))
+    assert (only(step).status, only(step).error_class) == (ToolStatus.ERROR, "Refused")
+    assert told in step.observation[0].text
+    assert env.step("click it").info["valid"] is False
+    env.close()
+
+
+# What breaks is a fault, and the next episode is well.
+
+
+def test_a_page_that_hangs_is_a_fault(driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = local(driver, folder, "hazards.html")
+    with monkeypatch.context() as patch:
+        patch.setattr(page_module, "DEADLINE_S", 1.0)
+        with pytest.raises(BrowserFault, match="no answer within 1 s"):
+            do(env, Kind.CLICK, "hang")
+    env.reset(seed=0)
+    assert env.screen().title == "Hazards"
+    env.close()
+
+
+def test_a_page_that_crashes_is_a_fault(driver: Driver, folder: Path) -> None:
+    env = local(driver, folder, "hazards.html")
+    tab: Any = env.state.session._tab
+
+    async def crash() -> None:
+        asyncio.ensure_future(tab._cdp.send("Page.crash")).add_done_callback(lambda done: done.exception())
+        await asyncio.wait_for(tab._answered.wait(), 30)
+
+    tab._answered.clear()
+    driver.submit(crash()).result()
+    with pytest.raises(BrowserFault, match="crashed"):
+        do(env, Kind.CLICK, "error")
+    env.reset(seed=0)
+    assert not do(env, Kind.CLICK, "error").terminated
+    env.close()
+
+
+def test_a_killed_browser_is_a_fault_and_is_replaced(folder: Path) -> None:
+    driver = Driver(spares=1)
+    env = local(driver, folder, "hazards.html")
+
+    async def pid() -> int:
+        assert driver._chromium is not None
+        session = await driver._chromium.browser.new_browser_cdp_session()
+        processes = (await session.send("SystemInfo.getProcessInfo"))["processInfo"]
+        return next(int(one["id"]) for one in processes if one["type"] == "browser")
+
+    os.kill(driver.submit(pid()).result(), signal.SIGKILL)
+    with pytest.raises(BrowserFault):
+        do(env, Kind.CLICK, "error")
+    env.reset(seed=0)
+    assert env.screen().title == "Hazards"
+    env.close()
+    driver.close()
+    driver.close()
+
+
+def test_browsers_are_recycled_and_nothing_is_left(folder: Path) -> None:
+    driver = Driver(recycle_after=2, spares=1)
+    env = local(driver, folder, "form.html")
+    first = driver._chromium
+    for seed in range(4):
+        env.reset(seed=seed)
+    assert first is not None
+    assert driver._chromium is not first
+    env.close()
+    driver.submit(asyncio.sleep(0)).result()
+    for _ in range(600):
+        if not first.browser.is_connected():
+            break
+        driver.submit(asyncio.sleep(0.05)).result()
+    assert (first.tabs, first.browser.is_connected()) == (0, False)
+    driver.close()
+
+
+# Going back.
+
+
+def test_going_back_plays_the_episode_again(driver: Driver) -> None:
+    env = wob(driver, "click-checkboxes")
+    expert = env.expert() or ()
+    env.step(expert[0])
+    snapshot, (twin,) = env.snapshot(), env.fork()
+    checked = env.screen()
+    for one in (env, env, twin):
+        if one is env:
+            env.restore(snapshot)
+        assert one.screen() == checked
+        steps = [one.step(action) for action in expert[1:]]
+        assert steps[-1].reward == 1
+    twin.close()
+    env.close()
+
+
+def test_a_replay_that_shows_something_else_is_a_fault_and_no_state(driver: Driver, folder: Path) -> None:
+    env = local(driver, folder, "form.html")
+    do(env, Kind.TYPE, "Name", text="Ann")
+    snapshot = env.snapshot()
+    (folder / "form.html").write_text(FORM.replace("Save", "Keep"))
+    from agentenv.envs.browser import sites
+
+    sites._content.cache_clear()
+    with pytest.raises(ReplayDivergence, match="the opening of the replay"):
+        env.restore(snapshot)
+    assert env._over
+    with pytest.raises(ReplayDivergence):
+        twin_of(env, snapshot)
+    env.close()
+
+
+def twin_of(env: Browser, snapshot: Any) -> Any:
+    env.restore(snapshot)
+    return env.fork()
+
+
+def test_a_task_names_a_page_of_its_site(folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match="has no question"):
+        page_of(Site(folder), Task("t", "", data={"page": "form.html"}))
