@@ -24,7 +24,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from agentenv.trainers.config import TrainConfig, load_config, parse_config
+from agentenv.trainers.config import TrainConfig
+from agentenv.trainers.config_files import load_config, parse_config
 from agentenv.trainers.folder import RunFolder
 from agentenv.trainers.grpo import train
 

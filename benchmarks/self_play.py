@@ -27,7 +27,8 @@ from agentenv.evaluation.ground import Ground, open_ground
 from agentenv.evaluation.records import read_json
 from agentenv.evaluation.statistics import wilson_interval
 from agentenv.policies.spec import make_policy
-from agentenv.trainers.config import TrainConfig, load_config, override
+from agentenv.trainers.config import TrainConfig
+from agentenv.trainers.config_files import load_config, override
 from agentenv.trainers.stage import Stage
 
 ARMS: Mapping[str, tuple[str, ...]] = {

@@ -27,7 +27,8 @@ from agentenv.evaluation.statistics import estimate
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.spec import make_policy
 from agentenv.retrievers.simulated import TRAINING
-from agentenv.trainers.config import TrainConfig, load_config, override
+from agentenv.trainers.config import TrainConfig
+from agentenv.trainers.config_files import load_config, override
 from agentenv.trainers.folder import RunFolder
 from agentenv.trainers.grpo import train
 from agentenv.trainers.memorise import memorise

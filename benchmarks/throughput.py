@@ -15,7 +15,8 @@ from typing import Any
 
 from common import arguments, finish
 
-from agentenv.trainers.config import TrainConfig, load_config, parse_config
+from agentenv.trainers.config import TrainConfig
+from agentenv.trainers.config_files import load_config, parse_config
 from agentenv.trainers.folder import RunFolder
 from agentenv.trainers.grpo import train
 

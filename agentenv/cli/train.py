@@ -10,7 +10,8 @@ import tyro
 from rich.console import Console
 
 from agentenv.errors import AgentEnvError, ConfigurationError, MissingExtra
-from agentenv.trainers.config import TrainConfig, load_config, override, presets, resume_config
+from agentenv.trainers.config import TrainConfig
+from agentenv.trainers.config_files import load_config, override, presets, resume_config
 
 _DEFAULT = "laptop-search"
 

@@ -30,7 +30,7 @@ from agentenv.policies.hf import HFPolicy
 from agentenv.policies.tiny import build_model, build_tokenizer
 from agentenv.trainers.demonstrations import Demo, Piece, to_tokens
 from agentenv.trainers.denormals import flushed_denormals
-from agentenv.trainers.warmstart import Batch, Display, Figures, fit, in_batches, write_policy
+from agentenv.trainers.supervised import Batch, Display, Figures, fit, in_batches, write_policy
 
 ENV = "agentenv/Code-v0"
 OPTIONS = {"stateful": False, "max_turns": 3, "observation_chars": 160, "prompt": "{question}"}

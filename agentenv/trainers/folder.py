@@ -21,7 +21,8 @@ from agentenv.core.trajectory import Trajectory, to_record
 from agentenv.errors import CheckpointMismatch, ConfigurationError
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.vllm import VLLMPolicy
-from agentenv.trainers.config import TrainConfig, dump_config, resume_config
+from agentenv.trainers.config import TrainConfig
+from agentenv.trainers.config_files import dump_config, resume_config
 from agentenv.trainers.learner import Learner
 
 _DIGESTS = "sha256.json"

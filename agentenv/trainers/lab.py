@@ -21,7 +21,8 @@ from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.evaluation.records import RESULTS, read_json
 from agentenv.evaluation.report import METRICS, read_lines
 from agentenv.evaluation.sequential import Decision, Verdict, compare_sequentially
-from agentenv.trainers.config import TrainConfig, config_of, dump_config, merged
+from agentenv.trainers.config import TrainConfig
+from agentenv.trainers.config_files import config_of, dump_config, merged
 
 Json = dict[str, Any]
 Scores = Mapping[str, Sequence[float]]

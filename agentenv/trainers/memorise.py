@@ -17,15 +17,8 @@ from agentenv.policies.card import EpisodeCard, write_card
 from agentenv.policies.hf import HFPolicy
 from agentenv.trainers.demonstrations import Piece, to_tokens
 from agentenv.trainers.denormals import flushed_denormals
-from agentenv.trainers.warmstart import (
-    Batch,
-    Display,
-    Lesson,
-    WarmstartConfig,
-    fit,
-    in_batches,
-    write_weights,
-)
+from agentenv.trainers.supervised import Batch, Display, Lesson, fit, in_batches, write_folder
+from agentenv.trainers.warmstart import WarmstartConfig
 
 
 @flushed_denormals()
@@ -65,7 +58,7 @@ def memorise(
     display.phase("memory", steps)
     tokens = fit(policy, _batches(lessons, episodes, Random(seed)), steps, rate, WarmstartConfig(), display)
     card = EpisodeCard(prompt="{question}", turn_tokens=128, context_tokens=policy.context_tokens)
-    write_weights(policy, out, lambda part: write_card(part, card))
+    write_folder(policy, out, lambda part: write_card(part, card))
     return tokens
 
 

@@ -21,7 +21,8 @@ from agentenv.retrievers.simulated import SimulationConfig
 from agentenv.retrievers.simulation_data import Example, Page, measure_quality
 from agentenv.retrievers.simulators import FORM_FILE, Draw, LocalSimulator, ask
 from agentenv.trainers.denormals import flushed_denormals
-from agentenv.trainers.warmstart import Batch, Display, WarmstartConfig, fit, in_batches, write_weights
+from agentenv.trainers.supervised import Batch, Display, fit, in_batches, write_folder
+from agentenv.trainers.warmstart import WarmstartConfig
 
 HELD_OUT = 100
 """Most examples that are kept for the quality report; a tenth of them where there are few."""
@@ -125,4 +126,4 @@ def _save(policy: HFPolicy, figures: dict[str, Any], out: Path) -> None:
         text = json.dumps({"form": "compact"} | figures, indent=1) + "\n"
         (part / FORM_FILE).write_text(text, encoding="utf-8")
 
-    write_weights(policy, out, card)
+    write_folder(policy, out, card)

@@ -4,35 +4,24 @@ Three phases. *Copying* repeats pages of one document and answers questions abou
 pages of a search and imitates careful demonstrators, until it reads, copies and chains names that it has never seen. The
 *crowd* phase then mixes in careless demonstrators, so that the policy behaves badly while it still can do better; finding
 the good behaviour is left to reinforcement learning.
-
-Matrices are trained by Muon (Jordan et al. 2024), the rest by AdamW: copying then begins after 0.8 M tokens, where AdamW
-alone had not begun after 3 M.
-
-Shapes: B episodes, T tokens.
 """
 
 import asyncio
-import copy
 import json
-import math
-import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy, pad
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.types import Sampling
 from agentenv.data.world import WorldConfig
 from agentenv.envs.local_search import STOP
 from agentenv.errors import ConfigurationError
-from agentenv.policies.card import EpisodeCard, write_card
+from agentenv.policies.card import EpisodeCard
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.tiny import build_model, build_tokenizer
 from agentenv.trainers.demonstrations import (
@@ -48,12 +37,9 @@ from agentenv.trainers.demonstrations import (
 )
 from agentenv.trainers.denormals import flushed_denormals
 from agentenv.trainers.role_demonstrations import TROUPE
+from agentenv.trainers.supervised import FIGURES, Batch, Display, Figures, fit, in_batches, write_policy
 
-Batch = tuple[Tensor, Tensor]
-Lesson = tuple[list[int], list[bool]]
-"""Token ids, and which of them are the model's own."""
 _WORLD = WorldConfig(documents=200, questions=48, families=("lookup", "bridge"), split="train")
-_CHUNKS = 3
 
 
 @dataclass(frozen=True)
@@ -87,32 +73,6 @@ class WarmstartConfig:
     Polishing counts the policy's own alone."""
     polishing_distractors: float = 0.5
     """Share of nearly equal names in the worlds of polishing: the document of a similar name is what readers take last."""
-
-
-Figures = dict[str, Any]
-_FIGURES = "warmstart.json"
-
-
-class Display(Protocol):
-    """Who is told how far the work is."""
-
-    def phase(self, name: str, total: int) -> None:
-        """A phase of ``total`` steps begins."""
-
-    def advance(self, done: int, figures: dict[str, Any]) -> None:
-        """So many steps of the phase are done."""
-
-
-class Rates(Protocol):
-    """The two step sizes of a warm start."""
-
-    @property
-    def matrix_rate(self) -> float:
-        """Peak step size of Muon."""
-
-    @property
-    def vector_rate(self) -> float:
-        """Peak step size of AdamW."""
 
 
 @flushed_denormals()
@@ -172,9 +132,9 @@ def _rounded(policy: HFPolicy) -> HFPolicy:
 
 
 def _load_reader(folder: Path) -> tuple[HFPolicy, Figures]:
-    path = folder / _FIGURES
+    path = folder / FIGURES
     if not path.is_file():
-        raise ConfigurationError(f"{folder} was not made by agentenv warmstart: it has no {_FIGURES}")
+        raise ConfigurationError(f"{folder} was not made by agentenv warmstart: it has no {FIGURES}")
     figures: Figures = json.loads(path.read_text(encoding="utf-8"))
     return HFPolicy.load(folder), figures
 
@@ -232,87 +192,6 @@ def _batches(config: WarmstartConfig, chat: InlineFormat, demos: Sequence[Demo])
     return in_batches([to_tokens(chat, demo) for demo in demos], config.page_weight)
 
 
-def in_batches(lessons: Sequence[Lesson], page_weight: float) -> list[Batch]:
-    """One optimiser step, cut by length into ``_CHUNKS`` batches so that little is padded."""
-    rows = sorted(lessons, key=lambda row: len(row[0]))
-    size = -(-len(rows) // _CHUNKS)
-    return [_pad(rows[i : i + size], page_weight) for i in range(0, len(rows), size)]
-
-
-def _pad(rows: Sequence[Lesson], page_weight: float) -> Batch:
-    """Ids [B, T] and loss weights [B, T]; the first token of a row, which nothing predicts, weighs 0."""
-    width = max(len(ids) for ids, _ in rows)
-    ids = torch.stack([pad(torch.tensor(i), (0, width - len(i))) for i, _ in rows])
-    weights = torch.stack(
-        [pad(torch.where(torch.tensor(own), 1.0, page_weight), (0, width - len(own))) for _, own in rows]
-    )
-    weights[:, 0] = 0
-    return ids, weights
-
-
-def fit(
-    policy: HFPolicy,
-    lessons: Iterator[list[Batch]],
-    steps: int,
-    scale: float,
-    config: Rates,
-    display: Display,
-) -> int:
-    """Supervised steps with warm-up and cosine decay; returns the number of tokens seen."""
-    model = policy.model.train()
-    optimizers = _optimizers(model, config)
-    seen = 0
-    for step, chunks in enumerate(islice(lessons, steps)):
-        for optimizer, peak in optimizers:
-            optimizer.zero_grad()
-            for group in optimizer.param_groups:
-                group["lr"] = peak * scale * _schedule(step, steps)
-        total = sum(weights.sum() for _, weights in chunks)
-        loss = sum(_weighted_loss(model, ids, weights, total) for ids, weights in chunks)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer, _ in optimizers:
-            optimizer.step()
-        seen += sum(int((weights > 0).sum()) for _, weights in chunks)
-        if step % 10 == 9:
-            display.advance(step + 1, {"loss": loss})
-    model.eval()
-    policy.updated()
-    return seen
-
-
-def _optimizers(model: Any, config: Rates) -> list[tuple[torch.optim.Optimizer, float]]:
-    """Muon for the matrices of the layers and AdamW for everything else, each with its peak step size."""
-    named = list(model.named_parameters())
-    matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
-    rest = [p for name, p in named if p.ndim != 2 or "embed" in name]
-    muon = torch.optim.Muon(matrices, lr=config.matrix_rate, weight_decay=0.0)
-    adam = torch.optim.AdamW(rest, lr=config.vector_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
-    return [(muon, config.matrix_rate), (adam, config.vector_rate)]
-
-
-def _weighted_loss(model: Any, ids: Tensor, weights: Tensor, total: Tensor | int) -> float:
-    """Adds the gradient of the weighted cross-entropy over ``total`` and returns its value.
-
-    Only positions that weigh something are turned into logits.
-    """
-    counted = weights[:, 1:] > 0
-    with torch.autocast("cpu", torch.bfloat16):
-        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
-        logits = model.lm_head(hidden[:, :-1][counted])
-    losses = cross_entropy(logits.float(), ids[:, 1:][counted], reduction="none")
-    loss = (losses * weights[:, 1:][counted]).sum() / total
-    loss.backward()  # type: ignore[no-untyped-call]
-    return loss.item()
-
-
-def _schedule(step: int, steps: int, warmup: int = 50) -> float:
-    """Linear warm-up, then cosine decay to a twentieth."""
-    if step < warmup:
-        return (step + 1) / warmup
-    progress = (step - warmup) / max(steps - warmup, 1)
-    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress))
-
-
 def reading_accuracy(
     policy: HFPolicy, chat: InlineFormat, config: WarmstartConfig, episodes: int = 400
 ) -> float:
@@ -348,28 +227,6 @@ def save(policy: HFPolicy, figures: Figures, config: WarmstartConfig, out: Path)
     parameters = sum(p.numel() for p in policy.model.parameters())
     card = _CARD.format(config=config, shape=policy.model.config, parameters=parameters, **figures, **shares)
     write_policy(policy, figures, episodes, card, out)
-
-
-def write_policy(policy: HFPolicy, figures: Figures, episodes: EpisodeCard, card: str, out: Path) -> None:
-    """Writes the folder of a policy that plays episodes of the form ``episodes``."""
-
-    def cards(part: Path) -> None:
-        write_card(part, episodes)
-        (part / "README.md").write_text(card, encoding="utf-8")
-        (part / _FIGURES).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-
-    write_weights(policy, out, cards)
-
-
-def write_weights(policy: HFPolicy, out: Path, cards: Callable[[Path], None]) -> None:
-    """Writes model (bfloat16), tokenizer and whatever ``cards`` adds to the folder, which appears when it is complete."""
-    part = out.with_name(out.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    copy.deepcopy(policy.model).to(torch.bfloat16).save_pretrained(part)
-    policy.tokenizer.save_pretrained(part)
-    cards(part)
-    part.replace(out)
 
 
 _CARD = """\

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from agentenv.errors import ConfigurationError
-from agentenv.trainers.config import TrainConfig, override, parse_config
+from agentenv.trainers.config import TrainConfig
+from agentenv.trainers.config_files import override, parse_config
 from agentenv.trainers.folder import RunFolder
 from agentenv.trainers.grpo import train
 from agentenv.trainers.run import objective_of

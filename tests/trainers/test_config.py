@@ -6,7 +6,8 @@ import pytest
 
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.trainers.advantages import ESTIMATORS
-from agentenv.trainers.config import TrainConfig, dump_config, load_config, override, presets
+from agentenv.trainers.config import TrainConfig
+from agentenv.trainers.config_files import dump_config, load_config, override, presets
 from agentenv.trainers.learner import Correction, Objective
 from agentenv.trainers.run import objective_of
 

@@ -14,7 +14,7 @@ import pytest
 from agentenv.errors import ConfigurationError
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.tiny import shipped_weights
-from agentenv.trainers.config import parse_config
+from agentenv.trainers.config_files import parse_config
 from agentenv.trainers.folder import RunFolder
 from agentenv.trainers.grpo import train
 

@@ -9,7 +9,7 @@ from agentenv.cli.main import main
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.policies.fakes import random_policy
-from agentenv.trainers.config import load_config, override
+from agentenv.trainers.config_files import load_config, override
 from agentenv.trainers.plan import plan_run
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples"

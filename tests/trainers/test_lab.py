@@ -11,7 +11,7 @@ from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.evaluation.charts import Curve, comparison_chart
 from agentenv.policies.fakes import random_policy
 from agentenv.sandbox.spec import unavailable
-from agentenv.trainers.config import merged
+from agentenv.trainers.config_files import merged
 from agentenv.trainers.lab import (
     Experiment,
     Trial,

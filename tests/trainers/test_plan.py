@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from agentenv.errors import ConfigurationError
-from agentenv.trainers.config import TrainConfig, override
+from agentenv.trainers.config import TrainConfig
+from agentenv.trainers.config_files import override
 from agentenv.trainers.plan import Memory, available_memory, memory_of, plan_run
 
 GIB = 2**30

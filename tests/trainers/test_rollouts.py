@@ -34,7 +34,8 @@ from agentenv.errors import ConfigurationError, Fault
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.scripted import complete
-from agentenv.trainers.config import TrainConfig, parse_config
+from agentenv.trainers.config import TrainConfig
+from agentenv.trainers.config_files import parse_config
 from agentenv.trainers.pending import Pending, first_complete
 from agentenv.trainers.recorded import RecordedPolicy
 from agentenv.trainers.rollouts import Rollouts

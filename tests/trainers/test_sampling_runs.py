@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from agentenv.trainers.config import parse_config
+from agentenv.trainers.config_files import parse_config
 from agentenv.trainers.folder import RunFolder
 from agentenv.trainers.grpo import train
 from agentenv.trainers.sampling import SAMPLERS

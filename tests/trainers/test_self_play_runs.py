@@ -28,7 +28,8 @@ from agentenv.policies.fake_endpoint import Answer, Body, FakeEndpoint
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.spec import make_endpoint_policy
-from agentenv.trainers.config import TrainConfig, parse_config
+from agentenv.trainers.config import TrainConfig
+from agentenv.trainers.config_files import parse_config
 from agentenv.trainers.folder import RunFolder
 from agentenv.trainers.grpo import train
 from agentenv.trainers.learner import Learner, Objective, rows_of

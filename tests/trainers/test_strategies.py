@@ -36,7 +36,8 @@ from agentenv.envs.calculator import Calculator
 from agentenv.errors import ConfigurationError, ContextTooSmall, UnknownName
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy, complete
-from agentenv.trainers.config import TrainConfig, override
+from agentenv.trainers.config import TrainConfig
+from agentenv.trainers.config_files import override
 from agentenv.trainers.stage import Stage
 from agentenv.trainers.strategies import STRATEGIES, RolloutStrategy, get_strategy, play_groups
 

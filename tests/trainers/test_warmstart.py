@@ -24,7 +24,7 @@ from agentenv.errors import ConfigurationError
 from agentenv.policies.card import read_card
 from agentenv.policies.spec import make_policy
 from agentenv.retrievers.encoder import HashEncoder
-from agentenv.trainers.config import load_config
+from agentenv.trainers.config_files import load_config
 from agentenv.trainers.demonstrations import (
     Library,
     Scene,

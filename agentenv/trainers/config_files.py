@@ -1,0 +1,171 @@
+"""Configurations from presets, TOML files and the command line, and back to TOML."""
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.trainers.config import TrainConfig
+
+_FREE_TABLES = (
+    "env.options",
+    "train.options",
+    "dev.options",
+    "test.options",
+    "rollout.strategy_options",
+    "evaluation.strategy_options",
+    "rollout.sampler_options",
+    "optimization.estimator_options",
+    "optimization.objective_options",
+)
+"""Their keys are checked by whom they are for."""
+
+
+def presets() -> dict[str, Path]:
+    """The shipped presets by name."""
+    folder = Path(str(files("agentenv.trainers") / "presets"))
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def load_config(name: str) -> TrainConfig:
+    """The configuration of a preset or of a TOML file; ``base = "PRESET"`` in a file takes what it does not say from there.
+
+    Raises:
+        UnknownName: neither a preset nor a file, or no such base.
+        ConfigurationError: the file is no TOML, or a key or value of it is wrong.
+    """
+    path = presets().get(name) or Path(name)
+    if not path.is_file():
+        raise UnknownName.among("preset or TOML file", name, presets())
+    return config_of(_read_toml(path), str(path))
+
+
+def config_of(values: Mapping[str, Any], place: str) -> TrainConfig:
+    """The configuration of plain values, of which ``base`` may name the preset to start from.
+
+    Raises:
+        UnknownName: no such preset or key.
+        ConfigurationError: a key or value is wrong.
+    """
+    own = {key: value for key, value in values.items() if key != "base"}
+    if "base" not in values:
+        return parse_config(own, place)
+    base = str(values["base"])
+    if base not in presets():
+        raise UnknownName.among(f"preset to be the base of {place}:", base, presets())
+    _check_keys(own, TrainConfig().model_dump(), place)
+    return parse_config(merged(_read_toml(presets()[base]), own), place)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{path} is no TOML: {error}.") from error
+
+
+def merged(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with ``values`` in it, table by table."""
+    both = dict(base)
+    for key, value in values.items():
+        tables = isinstance(value, dict) and isinstance(base.get(key), dict)
+        both[key] = merged(base[key], value) if tables else value
+    return both
+
+
+def resume_config(folder: Path) -> TrainConfig:
+    """The configuration of the run in ``folder``.
+
+    Raises:
+        ConfigurationError: it holds no run.
+    """
+    if not (folder / "config.toml").is_file():
+        raise ConfigurationError(f"{folder} holds no run to resume: it has no config.toml")
+    return load_config(str(folder / "config.toml"))
+
+
+def parse_config(values: dict[str, Any], place: str) -> TrainConfig:
+    """A configuration from plain values.
+
+    Raises:
+        UnknownName: a key that does not exist; carries the nearest.
+        ConfigurationError: names the first wrong key with what is wrong about it.
+    """
+    _check_keys(values, TrainConfig().model_dump(), place)
+    try:
+        return TrainConfig.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "the configuration"
+        message = first["msg"].removeprefix("Value error, ").rstrip(".")
+        shown = "" if isinstance(first["input"], dict) else f"; got {first['input']!r}"
+        raise ConfigurationError(f"{place}: {key}: {message}{shown}.") from error
+
+
+def _check_keys(values: dict[str, Any], known: dict[str, Any], place: str, above: str = "") -> None:
+    """Nested data classes would drop a misspelt key without a word; free tables are checked by their owners."""
+    for key, value in values.items():
+        if key not in known:
+            raise UnknownName.among(f"key in {place}:", above + key, (above + name for name in known))
+        if isinstance(value, dict) and isinstance(known[key], dict) and above + key not in _FREE_TABLES:
+            _check_keys(value, known[key], place, f"{above}{key}.")
+
+
+def override(base: TrainConfig, words: Sequence[str]) -> TrainConfig:
+    """``base`` with command-line overrides such as ``--optimization.steps 60``.
+
+    Args:
+        base: Where values that are not named come from.
+        words: Each key after ``--``, dotted, followed by its value in TOML; text needs no
+            quotes, a list is several words.
+
+    Raises:
+        UnknownName: no such key; carries the nearest.
+        ConfigurationError: a value that is missing or wrong.
+    """
+    values = base.model_dump(mode="json")
+    for flag, given in _flags(words):
+        *tables, key = flag.removeprefix("--").replace("-", "_").split(".")
+        table = values
+        for name in tables:
+            if not isinstance(table.get(name), dict):
+                table[name] = {}  # what stands there is no table; the checks below say so
+            table = table[name]
+        before = table.get(key)
+        after = given if isinstance(before, str) else [_value(word) for word in given]
+        listed = len(after) > 1 or (isinstance(before, list) and not isinstance(after[0], list))
+        table[key] = after if listed else after[0]
+    return parse_config(values, "the command line")
+
+
+def _flags(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Each ``--key`` with the words up to the next one."""
+    starts = [i for i, word in enumerate(words) if word.startswith("--")]
+    if words and (not starts or starts[0] > 0):
+        raise ConfigurationError(f"{words[0]!r} follows no key; write --key.path value")
+    for begin, end in pairwise([*starts, len(words)]):
+        flag, _, joined = words[begin].partition("=")
+        given = [*([joined] if joined else []), *words[begin + 1 : end]]
+        if not given:
+            raise ConfigurationError(f"{flag} needs a value")
+        yield flag, given
+
+
+def _value(word: str) -> Any:
+    """``word`` as a TOML value where it is one, and as text where it is not."""
+    try:
+        return tomllib.loads(f"value = {word.lower() if word in ('True', 'False') else word}")["value"]
+    except tomllib.TOMLDecodeError:
+        return word
+
+
+def dump_config(config: TrainConfig) -> str:
+    """The configuration as TOML; reading it back gives an equal one."""
+    import tomli_w
+
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
