@@ -96,7 +96,9 @@ class HFPolicy:
             threading.Lock()
         )  # held by whoever reads them for a batch, and by whoever exchanges them
         self._batcher: Batcher[_Request, Completion] = Batcher(self._batch, rank=1)
-        self._pieces = [tokenizer.decode([i]) for i in range(len(tokenizer))]
+        # A model may have more rows than its tokenizer has tokens; untrained, it samples them.
+        spare = max(int(model.config.vocab_size) - len(tokenizer), 0)
+        self._pieces = [tokenizer.decode([i]) for i in range(len(tokenizer))] + [""] * spare
 
     @classmethod
     def load(cls, path: Path | str) -> "HFPolicy":
