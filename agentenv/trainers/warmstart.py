@@ -50,9 +50,9 @@ class WarmstartConfig:
     """Seeds the weights and the worlds."""
     copying_steps: int = 300
     """Optimiser steps on pages of one document."""
-    reader_steps: int = 2500
+    reader_steps: int = 1600
     """Optimiser steps on drills and careful demonstrations."""
-    polishing_steps: int = 1200
+    polishing_steps: int = 1100
     """Optimiser steps of harder lessons, at half the step size."""
     crowd_steps: int = 200
     """Optimiser steps on the mixed crowd."""
