@@ -36,13 +36,13 @@ class Visitor:
         self._engine, self._background = host._engines[0], host._background
 
     async def sample(self, request: Request) -> Sampled:
-        return await self._background.run(self._engine.sample(request), 60)
+        return await self._background.join(self._engine.sample(request), 60)
 
     async def logprobs(self, ids: tuple[int, ...], temperature: float) -> tuple[float, ...]:
-        return await self._background.run(self._engine.logprobs(ids, temperature), 60)
+        return await self._background.join(self._engine.logprobs(ids, temperature), 60)
 
     async def load(self, folder: Path, version: int) -> None:
-        await self._background.run(self._engine.load(folder, version), 60)
+        await self._background.join(self._engine.load(folder, version), 60)
 
     async def close(self) -> None:
         """The engine stays."""
@@ -164,7 +164,7 @@ def test_a_turn_reuses_the_keys_and_values_of_the_ones_before(host: VLLMPolicy) 
         return len(prompt) - int(output.num_cached_tokens)
 
     for place in range(6):
-        read.append(host._background.wait(turn(tuple(ids)), 60))
+        read.append(host._background.run(turn(tuple(ids)), 60))
         ids.extend(range(400 + 32 * place, 432 + 32 * place))
     assert all(count < 40 + 2 * CONFIG.block_tokens for count in read[1:])
     assert len(ids) > 200
