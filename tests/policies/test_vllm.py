@@ -170,6 +170,20 @@ def test_a_turn_reuses_the_keys_and_values_of_the_ones_before(host: VLLMPolicy) 
     assert len(ids) > 200
 
 
+def test_more_prompts_than_one_step_reads(host: VLLMPolicy, guests: list[VLLMPolicy]) -> None:
+    """vLLM 0.32 ends on a CPU where it reads a prompt in pieces whose request has a seed."""
+    policy = guest(host, guests)
+
+    async def all_at_once() -> list[Completion]:
+        work = [
+            policy.generate([300 + i, *range(300, 499)], Sampling(4, temperature=2.0, seed=i))
+            for i in range(32)
+        ]
+        return await asyncio.gather(*work)
+
+    assert all(done.ids for done in asyncio.run(all_at_once()))
+
+
 def test_a_folder_without_a_model_starts_no_engine(tmp_path: Path) -> None:
     with pytest.raises(CheckpointMismatch, match="holds no model"):
         make_engine_policy(f"vllm:{tmp_path}")
