@@ -171,7 +171,7 @@ def test_a_turn_reuses_the_keys_and_values_of_the_ones_before(host: VLLMPolicy) 
 
 
 def test_more_prompts_than_one_step_reads(host: VLLMPolicy, guests: list[VLLMPolicy]) -> None:
-    """vLLM 0.32 ends on a CPU where it reads a prompt in pieces whose request has a seed."""
+    """On a CPU vLLM 0.32 ends where it reads a prompt in pieces whose request has a seed."""
     policy = guest(host, guests)
 
     async def all_at_once() -> list[Completion]:
