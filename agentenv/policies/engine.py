@@ -4,19 +4,14 @@ An engine keeps weights of its own, apart from those that are trained. It says f
 sampled it, because an update may come while a request is under way.
 """
 
-import asyncio
-import threading
-from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Literal, Protocol
 
 from pydantic import Field
 
 from agentenv.core.types import Sampling
 from agentenv.data.sources import Frozen
-
-T = TypeVar("T")
 
 
 class EngineConfig(Frozen):
@@ -91,38 +86,3 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Ends it."""
-
-
-class Background:
-    """An event loop in a thread of its own, so that one engine serves callers on several loops, one after the other."""
-
-    def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
-        self._thread.start()
-
-    async def run(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
-        """The result of ``work``; cancelling the caller cancels it.
-
-        Raises:
-            TimeoutError: it took longer than ``seconds``.
-        """
-        return await asyncio.wrap_future(
-            asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, seconds), self._loop)
-        )
-
-    def wait(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
-        """The result of ``work``, waited for without a loop.
-
-        Raises:
-            TimeoutError: it took longer than ``seconds``.
-        """
-        future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, seconds), self._loop)
-        return future.result(seconds + 10)  # more than the loop needs to say so itself, unless it is blocked
-
-    def close(self) -> None:
-        """Ends the loop and its thread."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        if not self._thread.is_alive():
-            self._loop.close()

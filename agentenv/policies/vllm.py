@@ -10,10 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from agentenv.core.background import BackgroundLoop
 from agentenv.core.chat import cut_at_stop
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import CheckpointMismatch, ConfigurationError, ContextTooSmall, PolicyFault
-from agentenv.policies.engine import Background, Engine, EngineConfig, Request, Sampled
+from agentenv.policies.engine import Engine, EngineConfig, Request, Sampled
 from agentenv.policies.export import write_weights
 from agentenv.policies.vllm_local import LocalEngine, base_and_adapter
 from agentenv.policies.vllm_remote import RemoteEngine
@@ -61,7 +62,7 @@ class VLLMPolicy:
         self._config = config
         self._homes: dict[str, int] = {}
         self._engines: list[Engine] = []
-        self._background = Background("engines")
+        self._background = BackgroundLoop()
         try:
             for opened in engines:
                 self._engines.append(self._wait(opened(), config.start_s, "come up"))
@@ -160,7 +161,7 @@ class VLLMPolicy:
         """Ends the engines and their processes."""
         for engine in self._engines:
             with contextlib.suppress(Exception):  # it may have failed already
-                self._background.wait(engine.close(), _CLOSE_S)
+                self._background.run(engine.close(), _CLOSE_S)
         self._engines = []
         self._background.close()
 
@@ -176,13 +177,13 @@ class VLLMPolicy:
 
     async def _within(self, work: Coroutine[Any, Any, T]) -> T:
         try:
-            return await self._background.run(work, self._config.deadline_s)
+            return await self._background.join(work, self._config.deadline_s)
         except TimeoutError as error:
             raise PolicyFault(f"the engine took longer than {self._config.deadline_s:g} s") from error
 
     def _wait(self, work: Coroutine[Any, Any, T], seconds: float, what: str) -> T:
         try:
-            return self._background.wait(work, seconds)
+            return self._background.run(work, seconds)
         except TimeoutError as error:
             raise PolicyFault(f"an engine did not {what} within {seconds:g} s") from error
 

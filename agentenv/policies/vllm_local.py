@@ -27,6 +27,7 @@ _SEEDS = 2**63
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _ADAPTER = "adapter_config.json"
 _END_S = 5.0
+_BATCH_TOKENS = 2048
 _MARKS = (
     "VLLM::",
     "multiprocessing.spawn",
@@ -195,7 +196,10 @@ def _rank(adapter: Path) -> int:
 
 def _arguments(base: Path, config: EngineConfig, context_tokens: int, adapter: Path | None) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.platforms import current_platform
 
+    # On a CPU, vLLM 0.32 breaks on a request with a seed whose prompt is read in several pieces.
+    whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(_BATCH_TOKENS, context_tokens)}
     lora = {"enable_lora": True, "max_lora_rank": _rank(adapter)} if adapter else {}
     return AsyncEngineArgs(
         model=str(base),
@@ -211,6 +215,7 @@ def _arguments(base: Path, config: EngineConfig, context_tokens: int, adapter: P
         worker_extension_cls=_WORKER,
         enforce_eager=True,
         disable_log_stats=True,
+        **(whole if current_platform.is_cpu() else {}),
         **lora,
     )
 

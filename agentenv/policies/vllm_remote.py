@@ -5,8 +5,8 @@ A server that serves training is started with
     VLLM_SERVER_DEV_MODE=1 vllm serve PATH --enable-scale-out --logprobs-mode processed_logprobs --max-logprobs -1
         --generation-config vllm --worker-extension-cls agentenv.policies.vllm_worker.EngineWorker
 
-The variable and the class let weights be replaced; without the mode log-probs are not those of what is sampled, which
-``open`` finds out.
+on a CPU with ``--no-enable-chunked-prefill`` as well. The variable and the class let weights be replaced; without the mode
+log-probs are not those of what is sampled, which ``open`` finds out.
 """
 
 from pathlib import Path

@@ -10,7 +10,7 @@ import pytest
 
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import ConfigurationError, ContextTooSmall, PolicyFault
-from agentenv.policies.engine import Background, Engine, EngineConfig, Request, Sampled
+from agentenv.policies.engine import Engine, EngineConfig, Request, Sampled
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.spec import make_policy, policy_folder
 from agentenv.policies.vllm import VLLMPolicy
@@ -172,17 +172,6 @@ def test_engines_that_came_up_are_closed_when_a_later_one_does_not() -> None:
     with pytest.raises(PolicyFault, match=r"did not come up within 0\.05 s"):
         VLLMPolicy(ByteTokenizer(), 32, config, [first.open, late])
     assert first.closed
-
-
-def test_one_background_serves_loops_in_turn() -> None:
-    background = Background("test")
-
-    async def thread() -> str:
-        return threading.current_thread().name
-
-    assert {asyncio.run(background.run(thread(), 5)) for _ in range(2)} == {"test"}
-    assert background.wait(thread(), 5) == "test"
-    background.close()
 
 
 def test_log_probs_at_another_temperature_are_normalised_anew() -> None:

@@ -6,6 +6,7 @@ The reference everywhere is the model itself, asked for the whole sequence witho
 import asyncio
 import json
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from agentenv.policies.contract import PolicyContract
 from agentenv.policies.fakes import ByteTokenizer, random_model
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.spec import make_policy
-from agentenv.policies.tiny import build_tokenizer
+from agentenv.policies.tiny import build_tokenizer, shipped_weights
 
 T = TypeVar("T")
 GREEDY = Sampling(8, temperature=0.0)
@@ -198,6 +199,20 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_it() -> None:
     assert_log_probs(policy, prompt, whole)
 
 
+def test_an_id_without_a_token_is_sampled_as_any_other() -> None:
+    """Output layers are often wider than the vocabulary."""
+    policy = HFPolicy.load(shipped_weights())
+    hot = Sampling(64, temperature=1e4, stop=("</answer>",))
+    done = next(
+        c for c in (ask(policy, [5], replace(hot, seed=s)) for s in range(3, 60)) if has_odd(policy, c)
+    )
+    assert len(done.ids) == len(done.logprobs)
+
+
+def has_odd(policy: HFPolicy, done: Completion) -> bool:
+    return any(i >= len(policy.tokenizer) for i in done.ids)
+
+
 def test_a_stop_string_is_cut_at_the_token_that_completes_it() -> None:
     """The tokens are longer than the stop string: the last one stays whole in the ids, the text ends with the stop."""
     tokenizer = build_tokenizer(["ab</answer> cd </answer>x " * 20])
@@ -347,7 +362,7 @@ def test_no_folder_at_all(tmp_path: Path) -> None:
         make_policy(f"hf:{tmp_path / 'nowhere'}")
 
 
-@pytest.mark.parametrize(("spec", "hint"), [("tinny", "'tiny'"), ("hf:", "hf:PATH"), ("vllm:x", "tiny")])
+@pytest.mark.parametrize(("spec", "hint"), [("tinny", "'tiny'"), ("hf:", "hf:PATH"), ("jax:x", "tiny")])
 def test_an_unknown_policy_names_what_there_is(spec: str, hint: str) -> None:
     with pytest.raises(UnknownName, match=hint):
         make_policy(spec)

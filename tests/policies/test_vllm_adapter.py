@@ -1,6 +1,7 @@
 """A LoRA adapter on the real engine: log-probs are those of the model with the adapter on, until new weights come."""
 
 import asyncio
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -28,17 +29,19 @@ def test_an_adapter_and_then_the_weights_of_the_learner(tmp_path: Path) -> None:
                 parameter.normal_(0, 0.1)
     adapted.save_pretrained(tmp_path)
     prompt = hf.tokenizer.encode("Who wrote Zodkalo Opera?", add_special_tokens=False)
-    sampling = Sampling(24, temperature=2.0, seed=1)
 
-    def gap(ids: tuple[int, ...], logprobs: tuple[float, ...]) -> float:
-        scores = asyncio.run(hf.score([*prompt, *ids], temperature=2.0))[len(prompt) :]
-        return float(np.abs(np.subtract(scores, logprobs)).max())
+    def gap(policy: VLLMPolicy, *, adapter: bool) -> float:
+        """Largest distance of the engine's log-probs from the trainer's, with the adapter or without, over six samples."""
+        gaps = []
+        for seed in range(6):
+            done = asyncio.run(policy.generate(prompt, Sampling(24, temperature=2.0, seed=seed)))
+            with nullcontext() if adapter else adapted.disable_adapter():
+                scores = asyncio.run(hf.score([*prompt, *done.ids], temperature=2.0))[len(prompt) :]
+            gaps += list(np.abs(np.subtract(scores, done.logprobs)))
+        return float(max(gaps))
 
     with VLLMPolicy.load(tmp_path, EngineConfig(kind="vllm", kv_gib=0.25), adapted) as policy:
-        done = asyncio.run(policy.generate(prompt, sampling))
-        assert gap(done.ids, done.logprobs) < 1e-3  # the engine adds the adapter's product apart
-        with adapted.disable_adapter():
-            assert gap(done.ids, done.logprobs) > 0.01
-        policy.updated()  # merged
-        done = asyncio.run(policy.generate(prompt, sampling))
-        assert gap(done.ids, done.logprobs) < 1e-4
+        assert gap(policy, adapter=True) < 1e-3  # the engine adds the adapter's product apart
+        assert gap(policy, adapter=False) > 0.01
+        policy.updated()
+        assert gap(policy, adapter=True) < 1e-4  # merged

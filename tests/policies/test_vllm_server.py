@@ -29,7 +29,7 @@ from agentenv.policies.vllm_remote import RemoteEngine
 # One position of three tokens: p = (.5, .25, .25), at temperature 2 proportional to (.7071, .5, .5).
 TABLE = {"0": -0.693147, "1": -1.386294, "2": -1.386294}
 SCALED = -1.227947  # ln(.5 / 1.7071)
-_SWITCHES = ("--enforce-eager", "--enable-scale-out")
+_SWITCHES = ("--enforce-eager", "--enable-scale-out", "--no-enable-chunked-prefill")
 
 
 class Server:
