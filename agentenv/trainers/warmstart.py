@@ -240,7 +240,7 @@ no text but that of FictionalWorlds of the training split was ever seen.
 |---|---|---|
 | copying | {config.copying_steps} | echoes of one page, and questions about it |
 | reader | {config.reader_steps} | questions about the page of a search, and careful episodes of one and two hops |
-| polishing | {config.polishing_steps} | the same where half of the names have a twin, at half the step size |
+| polishing | {config.polishing_steps} | the same and searches in a row where half of the names have a twin, at half the step size |
 | crowd | {config.crowd_steps} | careful {careful:.0%}, guessing {guessing:.0%}, hasty {hasty:.0%}, astray {astray:.0%} |
 | troupe | {config.troupe_steps} | proposers and verifiers of self-play, and some of the crowd |
 
