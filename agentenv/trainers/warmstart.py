@@ -70,7 +70,7 @@ class WarmstartConfig:
     """Documents a search."""
     page_weight: float = 0.3
     """Loss weight of prompt and page tokens against 1 for the policy's own: names repeat there, which teaches copying.
-    Polishing counts the policy's own alone."""
+    Polishing and the crowd count the policy's own alone."""
     polishing_distractors: float = 0.5
     """Share of nearly equal names in the worlds of polishing: the document of a similar name is what readers take last."""
 
@@ -183,7 +183,11 @@ def _polishing(config: WarmstartConfig, chat: InlineFormat) -> Iterator[list[Bat
 def _mixture(
     crowd: Mapping[Demonstrator, float], config: WarmstartConfig, offset: int, chat: InlineFormat
 ) -> Iterator[list[Batch]]:
-    """The steps of a mixture of demonstrators; ``offset`` picks the worlds."""
+    """The steps of a mixture of demonstrators; ``offset`` picks the worlds.
+
+    Pages weigh nothing, as in polishing: to learn them again would cost the copying that was learned since.
+    """
+    config = replace(config, page_weight=0.0)
     for demos in demonstrate(crowd, seed=config.seed + offset, worlds=config.world, k=config.k):
         yield _batches(config, chat, demos[: config.episodes])
 
@@ -240,7 +244,7 @@ no text but that of FictionalWorlds of the training split was ever seen.
 |---|---|---|
 | copying | {config.copying_steps} | echoes of one page, and questions about it |
 | reader | {config.reader_steps} | questions about the page of a search, and careful episodes of one and two hops |
-| polishing | {config.polishing_steps} | the same and searches in a row where half of the names have a twin, at half the step size |
+| polishing | {config.polishing_steps} | the same and searches in a row, half of the names twins, half the step size |
 | crowd | {config.crowd_steps} | careful {careful:.0%}, guessing {guessing:.0%}, hasty {hasty:.0%}, astray {astray:.0%} |
 | troupe | {config.troupe_steps} | proposers and verifiers of self-play, and some of the crowd |
 
