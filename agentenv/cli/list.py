@@ -21,7 +21,14 @@ class List:
         from agentenv.data.datasets import SETS
         from agentenv.policies.spec import KINDS
         from agentenv.retrievers.spec import FORMS
+        from agentenv.sandbox.spec import BACKENDS
+        from agentenv.tracking import TRACKERS
         from agentenv.trainers.advantages import ESTIMATORS
+        from agentenv.trainers.config_files import presets
+        from agentenv.trainers.games import GAMES
+        from agentenv.trainers.lab import experiments
+        from agentenv.trainers.sampling import SAMPLERS
+        from agentenv.trainers.strategies import STRATEGIES
 
         return {
             "environments": {id: spec.entry_point for id, spec in registered().items()},
@@ -30,6 +37,13 @@ class List:
             "datasets": sorted(SETS),
             "scorers": sorted(SCORERS),
             "estimators": sorted(ESTIMATORS),
+            "strategies": sorted(STRATEGIES),
+            "samplers": sorted(SAMPLERS),
+            "games": sorted(GAMES),
+            "presets": list(presets()),
+            "experiments": list(experiments()),
+            "sandboxes": list(BACKENDS),
+            "trackers": sorted(TRACKERS),
         }
 
     def show(self, result: dict[str, Any], console: Console) -> None:

@@ -82,7 +82,8 @@ class Train:
             with LiveDisplay(self.config.name, log=self.out / "run.log") as display:
                 results = train(folder, display)
         except (AgentEnvError, OSError):
-            folder.discard_unless_begun()
+            if not self.resume:  # what was there before may be another process's
+                folder.discard_unless_begun()
             raise
         from agentenv.evaluation.report import write_report
 

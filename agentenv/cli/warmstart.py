@@ -55,6 +55,11 @@ class Warmstart:
     def _check(self) -> None:
         if self.out.exists():
             raise ConfigurationError(f"{self.out} exists already; choose another --out")
+        if self.from_shipped:
+            if self.env == "code" or self._given("copying_steps", "reader_steps", "crowd_steps", "reader"):
+                raise ConfigurationError("--from-shipped goes with --troupe-steps alone")
+            if not self.troupe_steps:
+                raise ConfigurationError("--from-shipped needs --troupe-steps: there is nothing else to do")
         search = self._given("copying_steps", "reader_steps", "crowd_steps", "reader", "troupe_steps")
         if wrong := search if self.env == "code" else self._given("steps"):
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)

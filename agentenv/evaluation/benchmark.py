@@ -40,7 +40,7 @@ from agentenv.evaluation.records import EPISODES, RESULTS, Record, read_json, wr
 from agentenv.evaluation.report import PAGE, write_report
 from agentenv.evaluation.results import score_of, summarize
 from agentenv.policies.openai import OpenAIPolicy
-from agentenv.policies.spec import is_endpoint, policy_folder
+from agentenv.policies.spec import is_endpoint, is_engine, policy_folder
 
 _SAMPLED = 64  # blocks of a file of weights that go into its fingerprint
 
@@ -242,7 +242,8 @@ def _coverage(ground: Ground) -> dict[str, Any]:
 def _identity(benchmark: Benchmark) -> dict[str, Any]:
     """What has to be the same for a run to go on; episodes at an endpoint do not know how many run beside them."""
     fields = asdict(benchmark)
-    return fields | {"concurrency": None} if is_endpoint(benchmark.policy) else fields
+    by_arrival = is_endpoint(benchmark.policy) or is_engine(benchmark.policy)
+    return fields | {"concurrency": None} if by_arrival else fields
 
 
 def _fingerprints(benchmark: Benchmark, ground: Ground) -> dict[str, str]:

@@ -48,6 +48,9 @@ def write_model_card(folder: Path, results: Mapping[str, Any], config: Mapping[s
     """
     rows = []
     for when in ("before", "after"):
+        if results[when]["ci95"] is None:
+            rows.append(f"| {when} | no score | | {results[when]['n']} |")
+            continue
         low, high = results[when]["ci95"]
         rows.append(
             f"| {when} | {results[when]['em']:.3f} | [{low:.3f}, {high:.3f}] | {results[when]['n']} |"

@@ -90,7 +90,14 @@ class VLLMPolicy:
         engines = [partial(RemoteEngine.open, url) for url in config.urls]
         if not engines:
             engines = [partial(LocalEngine.open, path, config, context_tokens)] * config.replicas
-        return cls(tokenizer, context_tokens, config, engines, model)
+        policy = cls(tokenizer, context_tokens, config, engines, model)
+        if model is not None and config.urls:  # nobody knows what a running server was given before
+            try:
+                policy.resumed(0)
+            except BaseException:
+                policy.close()
+                raise
+        return policy
 
     def __enter__(self) -> "VLLMPolicy":
         return self

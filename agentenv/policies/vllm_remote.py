@@ -37,7 +37,7 @@ class RemoteEngine:
             PolicyFault: the server does not answer, or not as vLLM does.
             ConfigurationError: its log-probs are those before temperature.
         """
-        engine = cls(url, httpx.AsyncClient(timeout=None))
+        engine = cls(url, httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None)))
         try:
             await engine.check()
         except BaseException:

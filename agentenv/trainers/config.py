@@ -8,6 +8,7 @@ from agentenv.data.sources import Frozen, SourceConfig
 from agentenv.evaluation.ground import EnvConfig, SearchConfig
 from agentenv.policies.engine import EngineConfig
 from agentenv.trainers.advantages import get_estimator
+from agentenv.trainers.games import get_game
 from agentenv.trainers.sampling import get_sampler
 from agentenv.trainers.strategies import get_strategy
 
@@ -299,6 +300,12 @@ class TrainConfig(Frozen):
             raise ValueError(
                 f"league.every and second.roles need rollout.strategy = 'self_play', not {rollout.strategy!r}"
             )
+        if self.second.roles:
+            roles = {move.role for move in get_game(rollout.strategy_options.get("game", "ssp")).moves}
+            if unknown := sorted(set(self.second.roles) - roles):
+                raise ValueError(f"second.roles names {unknown}; the game has {sorted(roles)}")
+        if self.engine.urls and self.engine.kind != "vllm":
+            raise ValueError("engine.urls are vLLM servers: set engine.kind to 'vllm'")
         if self.second.roles and self.asynchronous.staleness:
             raise ValueError(
                 "a second set of weights is trained synchronously: set asynchronous.staleness to 0"

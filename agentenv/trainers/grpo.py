@@ -63,8 +63,6 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
         earlier = sum(line[lap] for line in folder.history("timings") for lap in _LAPS)
         began = time.perf_counter()
         display.phase("training", config.optimization.steps)
-        for tracker in run.trackers:
-            stack.callback(tracker.close)
         for step in range(done + 1, config.optimization.steps + 1):
             if stopped:
                 break
@@ -194,8 +192,8 @@ def _finish(run: Run, before: dict[str, Any]) -> dict[str, Any]:
         results["league"] = league_of(run).as_json()
     if "stopped" in history[-1]:
         results["stopped"] = history[-1]["stopped"]
-    write_results(run.folder.path, results)
     write_model_card(run.folder.path / "policy", results, run.config.model_dump(mode="json"))
+    write_results(run.folder.path, results)
     return results
 
 

@@ -213,5 +213,5 @@ def run_trial(experiment: Experiment, trial: Trial, out: Path, display: Any) -> 
     if begun.is_file() and begun.read_text(encoding="utf-8") != dump_config(config):
         raise ConfigurationError(f"{path} holds a run of another configuration: choose another --out")
     train(RunFolder.open(path) if begun.is_file() else RunFolder.create(path, config), display)
-    for name in ("checkpoints", "policy"):
+    for name in ("checkpoints", "policy", "policy-second", "league"):
         shutil.rmtree(path / name, ignore_errors=True)

@@ -22,7 +22,8 @@ from agentenv.core.batching import Lockstep
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import RolloutConfig, Start
 from agentenv.core.trajectory import Trajectory
-from agentenv.errors import Fault
+from agentenv.core.types import EndReason
+from agentenv.errors import ContextTooSmall, Fault
 from agentenv.evaluation.ground import Ground
 from agentenv.retrievers.lossy import LossyRetriever
 from agentenv.retrievers.mixed import at_progress
@@ -180,7 +181,7 @@ class Rollouts:
                 await asyncio.to_thread(_close, starts)
             if self.config.optimization.correction.foreign == "rescore":
                 heat = self._settings.temperature
-                members = [await rescored(member, pending.policy, heat) for member in members]
+                members = [await _rescored(member, pending.policy, heat) for member in members]
             return members
 
     def _starts(self, pending: Pending) -> list[Start]:
@@ -253,6 +254,15 @@ class Rollouts:
 def _plain(ledger: Ledger, groups: int) -> dict[str, Any]:
     rng = ledger.rng.bit_generator.state
     return {"asked": ledger.asked, "waves": ledger.waves, "rng": rng, "groups": groups}
+
+
+async def _rescored(member: Trajectory, policy: Policy, temperature: float) -> Trajectory:
+    """``rescored``; what the engine fails at is masked."""
+    try:
+        return await rescored(member, policy, temperature)
+    except (Fault, ContextTooSmall) as error:
+        said = f"{type(error).__name__}: {error}"
+        return replace(member, valid=False, reward=0.0, end_reason=EndReason.POLICY_FAULT, error=said)
 
 
 def _close(starts: Iterable[Start]) -> None:

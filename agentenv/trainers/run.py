@@ -68,6 +68,8 @@ class Run:
 
     def close(self) -> None:
         """Ends what is under way, in other processes too."""
+        for tracker in self.trackers:
+            tracker.close()
         self.rollouts.close()
         self.policy.close()
         if isinstance(self.learner, ShardedLearner):
@@ -117,9 +119,8 @@ def open_policy(config: TrainConfig) -> TrainedPolicy:
 
 def _assembled(folder: RunFolder, display: Display, policy: TrainedPolicy) -> Run:
     config = folder.config
-    trackers = [make_tracker(config.tracker)] if config.tracker else []
     learner = learner_of(config, policy)
-    second = _open_second(config)
+    second = _open_second(config, policy)
     config = _as_declared(config)
     chat = (InlineFormat if config.format == "inline" else TemplateFormat)(policy.tokenizer)
     sampler = get_sampler(config.rollout.sampler, config.rollout.sampler_options)
@@ -138,7 +139,7 @@ def _assembled(folder: RunFolder, display: Display, policy: TrainedPolicy) -> Ru
         train=train,
         dev=_open(config.dev, config, policy, display),
         test=_open(config.test, config, policy, display),
-        trackers=trackers,
+        trackers=[make_tracker(config.tracker)] if config.tracker else [],  # last: nothing after it can fail
     )
 
 
@@ -160,7 +161,7 @@ def learner_of(config: TrainConfig, policy: TrainedPolicy) -> Learner:
     )
 
 
-def _open_second(config: TrainConfig) -> Second | None:
+def _open_second(config: TrainConfig, first: TrainedPolicy) -> Second | None:
     if not config.second.roles:
         return None
     if processes() > 1:
@@ -169,6 +170,12 @@ def _open_second(config: TrainConfig) -> Second | None:
         )
     config = config.model_copy(update={"policy": config.second.policy or config.policy})
     policy = make_policy(config.policy)
+    if policy.tokenizer.get_vocab() != first.tokenizer.get_vocab():
+        raise ConfigurationError(f"second.policy={config.policy} has other tokens than the first policy")
+    if config.rollout.context_tokens > policy.context_tokens:
+        raise ConfigurationError(
+            f"second.policy={config.policy} reads {policy.context_tokens} tokens only: lower rollout.context_tokens"
+        )
     return Second(config.second.roles, policy, learner_of(config, policy))
 
 

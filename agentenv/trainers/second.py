@@ -34,7 +34,7 @@ class Second:
         if state:
             self.policy.model.load_state_dict(state["weights"])
             self.learner.optimizer.load_state_dict(state["optimizer"])
-            self.policy.version = state["version"]
+            self.policy.resumed(state["version"])
 
 
 def split(
