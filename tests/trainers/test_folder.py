@@ -27,14 +27,21 @@ class Counter:
         self.count = state.get("count", 0)
 
 
+class Player(SimpleNamespace):
+    """A policy of which only weights and version matter."""
+
+    version: int
+
+    def resumed(self, version: int) -> None:
+        self.version = version
+
+
 @pytest.fixture
 def made(tmp_path: Path, qwen: Callable[..., Any]) -> tuple[RunFolder, Any, Learner, Counter]:
     """A run of three steps, the last two of which have checkpoints; every weight is the number of its step."""
     folder = RunFolder.create(tmp_path / "run", TrainConfig())
     model, part = qwen(), Counter()
-    policy = SimpleNamespace(
-        model=model, version=0, tokenizer=SimpleNamespace(save_pretrained=lambda path: None)
-    )
+    policy = Player(model=model, version=0, tokenizer=SimpleNamespace(save_pretrained=lambda path: None))
     learner = Learner(model, Objective(), learning_rate=1e-3)
     for step in (1, 2, 3):
         part.count, policy.version = 10 * step, step

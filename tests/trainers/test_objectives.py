@@ -262,15 +262,22 @@ def test_interpolation_follows_the_age_of_a_row(table: Make, rows: list[Row]) ->
     assert learner.accumulate(old, update=2)["approx_kl"] == pytest.approx(plain / 2, abs=1e-12)
 
 
-def test_the_age_of_a_row_is_that_of_its_oldest_token(episode: Make) -> None:
+def test_every_token_of_a_row_has_its_own_age(episode: Make) -> None:
     made = episode([(PROMPT, (0,)), (POLICY, (1,)), (ENV, (1,)), (POLICY, (0,))])
     versions = iter((3, 5))
     segments = [replace(s, version=next(versions)) if s.kind is POLICY else s for s in made.segments]
     aged = replace(made, segments=tuple(segments))
     credit = [np.ones(4)]
-    assert rows_of([aged], credit, version=7)[0].age == 4
-    assert rows_of([aged], credit)[0].age == rows_of([aged], credit, version=2)[0].age == 0
-    assert rows_of([made], credit, version=7)[0].age == 0  # nobody recorded a version
+
+    def ages(trajectory: Trajectory, version: int | None) -> list[int]:
+        (row,) = rows_of([trajectory], credit, version=version)
+        assert row.age is not None
+        return [int(age) for age in row.age[row.mask]]
+
+    assert ages(aged, 7) == [4, 2]
+    assert ages(aged, 2) == [0, 0]
+    assert ages(made, 7) == [0, 0]  # nobody recorded a version
+    assert rows_of([aged], credit)[0].age is None
 
 
 def test_a_trajectory_counts_once_however_many_rows_it_has(table: Make, episode: Make) -> None:
