@@ -181,19 +181,27 @@ def _probe_learning(policy: HFPolicy, config: TrainConfig) -> tuple[float, float
 
 
 def _probe_sampling(policy: HFPolicy, config: TrainConfig) -> float:
-    """Tokens a second of sampling after made-up prompts, one for each episode of a step, at most 64."""
+    """Tokens a second of sampling a second turn, for each episode of a step, at most 64: the first one's prefix is kept."""
     rollout = config.rollout
     count = min(rollout.questions * rollout.group_size, 64)
     sampling = Sampling(max_tokens=min(_PROBE_TOKENS, rollout.turn_tokens))
-    prompt = [0] * max(int(rollout.context_tokens * _TYPICAL_FILL) - sampling.max_tokens, 1)
+    prompt = [0] * max(int(rollout.context_tokens * _TYPICAL_FILL) - 2 * sampling.max_tokens, 1)
+    prompts = [[*prompt, place % policy.model.config.vocab_size] for place in range(count)]
 
-    async def sample() -> int:
-        prompts = ([*prompt, place % policy.model.config.vocab_size] for place in range(count))
-        asked = (policy.generate(ids, sampling) for ids in prompts)
-        return sum(len(completion.ids) for completion in await asyncio.gather(*asked))
+    async def turn() -> int:
+        asked = (policy.generate(ids, sampling, episode=f"probe-{i}") for i, ids in enumerate(prompts))
+        answers = [completion.ids for completion in await asyncio.gather(*asked)]
+        for ids, answer in zip(prompts, answers, strict=True):
+            ids.extend(answer)
+        return sum(map(len, answers))
 
+    asyncio.run(turn())
     began = time.perf_counter()
-    return asyncio.run(sample()) / (time.perf_counter() - began)
+    sampled = asyncio.run(turn())
+    spent = time.perf_counter() - began
+    for place in range(count):
+        policy.release(f"probe-{place}")
+    return sampled / spent
 
 
 __all__ = ["Memory", "available_memory", "memory_of", "plan_run"]
