@@ -249,6 +249,9 @@ class Rollouts:
     def close(self) -> None:
         """Ends what is under way; environments are closed."""
         self._loop.close()
+        for pending in self._pending:
+            if pending.task is not None and pending.task.done() and not pending.task.cancelled():
+                pending.task.exception()  # the first error ended the run; asyncio would print the others
 
 
 def _plain(ledger: Ledger, groups: int) -> dict[str, Any]:
