@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from agentenv.core.rollout import Record, Start, act, observe, open_episode, sample, together
+from agentenv.core.rollout import Record, Start, act, observe, sample
 from agentenv.core.trajectory import Origin, SegmentKind, Trajectory
 from agentenv.core.types import Message
 from agentenv.errors import ConfigurationError
-from agentenv.trainers.stage import Stage
+from agentenv.trainers.stage import Stage, one_each
 
 NOTE = "\n[The last result was of no use and is left out.]\n"
 
@@ -29,16 +29,7 @@ class JudgeStrategy:
 
     async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:
         """One trajectory for each start, in their order."""
-        return await together(self._episode(place, start, stage) for place, start in enumerate(starts))
-
-    async def _episode(self, place: int, start: Start, stage: Stage) -> Trajectory:
-        with stage.lane(place):
-            episode = stage.episode(place)
-            record = await open_episode(start, stage.chat, stage.config, episode=episode)
-            try:
-                return await self._play(record, stage)
-            finally:
-                stage.policy.release(episode)
+        return await one_each(starts, stage, lambda record: self._play(record, stage))
 
     async def _play(self, record: Record, stage: Stage) -> Trajectory:
         dropped, unseen = 0, record.copy()  # the latter is the episode before its last observation

@@ -14,17 +14,15 @@ from agentenv.core.rollout import (
     act,
     capture,
     observe,
-    open_episode,
     rewind,
     sample,
-    together,
 )
 from agentenv.core.snapshot import Snapshot
 from agentenv.core.trajectory import Origin, Segment, SegmentKind, Trajectory, Turn
 from agentenv.core.types import Completion, EndReason, Message, Observation, Part, ToolStatus
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.splicing import Comparison, SampledTurn, is_call, splice
-from agentenv.trainers.stage import Stage
+from agentenv.trainers.stage import Stage, one_each
 
 ERRORS = frozenset({ToolStatus.ERROR, ToolStatus.TIMEOUT, ToolStatus.FORMAT_ERROR})
 """Statuses that are the policy's doing; a fault of ours is never taken back as if it were."""
@@ -65,16 +63,7 @@ class RollbackStrategy:
 
     async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:
         """One purified trajectory for each start, in their order; failed attempts are not in the group."""
-        return await together(self._episode(place, start, stage) for place, start in enumerate(starts))
-
-    async def _episode(self, place: int, start: Start, stage: Stage) -> Trajectory:
-        with stage.lane(place):
-            episode = stage.episode(place)
-            record = await open_episode(start, stage.chat, stage.config, episode=episode)
-            try:
-                return await _Episode(self, stage, record).play()
-            finally:
-                stage.policy.release(episode)
+        return await one_each(starts, stage, lambda record: _Episode(self, stage, record).play())
 
 
 @dataclass

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import exp
 
-from agentenv.core.rollout import Start, act, observe, open_episode, sample, together
+from agentenv.core.rollout import Record, Start, act, observe, sample
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import Completion
 from agentenv.envs.self_search import SelfSearch, query_entropy
-from agentenv.trainers.stage import Stage
+from agentenv.trainers.stage import Stage, one_each
 
 Decode = Callable[[Sequence[int]], str]
 Span = tuple[int, int]
@@ -34,24 +34,19 @@ class SelfSearchStrategy:
 
     async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:
         """One trajectory for each start, in their order."""
-        return await together(self._episode(place, start, stage) for place, start in enumerate(starts))
+        return await one_each(starts, stage, lambda record: self._play(record, stage))
 
-    async def _episode(self, place: int, start: Start, stage: Stage) -> Trajectory:
-        with stage.lane(place):
-            episode = stage.episode(place)
-            record = await open_episode(start, stage.chat, stage.config, episode=episode)
-            try:
-                while record.ended is None:
-                    completion = await sample(record, stage.policy, stage.config)
-                    if completion is None:
-                        continue
-                    if isinstance(start.env, SelfSearch):
-                        start.env.tell_entropy(entropy_of_query(completion, stage.decode))
-                    observation = await act(record, completion.text, stage.config)
-                    if observation is not None:
-                        observe(record, stage.chat, observation, stage.config.context_tokens)
-            finally:
-                stage.policy.release(episode)
+    async def _play(self, record: Record, stage: Stage) -> Trajectory:
+        env = record.start.env
+        while record.ended is None:
+            completion = await sample(record, stage.policy, stage.config)
+            if completion is None:
+                continue
+            if isinstance(env, SelfSearch):
+                env.tell_entropy(entropy_of_query(completion, stage.decode))
+            observation = await act(record, completion.text, stage.config)
+            if observation is not None:
+                observe(record, stage.chat, observation, stage.config.context_tokens)
         return mask_information(record.ended, stage.decode) if self.mask_information else record.ended
 
 

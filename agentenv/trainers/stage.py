@@ -19,7 +19,8 @@ from typing import TypeVar
 
 from agentenv.core.batching import Lockstep
 from agentenv.core.protocols import ChatFormat, Policy
-from agentenv.core.rollout import RolloutConfig
+from agentenv.core.rollout import Record, RolloutConfig, Start, open_episode, together
+from agentenv.core.trajectory import Trajectory
 
 T = TypeVar("T")
 Round = Callable[[int], Awaitable[T]]
@@ -60,6 +61,29 @@ class Stage:
             return
         with self.lockstep.episode(self.first + place):
             yield
+
+
+async def one_each(
+    starts: Sequence[Start], stage: Stage, play: Callable[[Record], Awaitable[Trajectory]]
+) -> list[Trajectory]:
+    """One trajectory for each start, in their order: each in its lane, its cache released at the end.
+
+    Args:
+        starts: Of one group.
+        stage: Whose lanes.
+        play: Plays an opened episode to its end.
+    """
+
+    async def alone(place: int, start: Start) -> Trajectory:
+        with stage.lane(place):
+            episode = stage.episode(place)
+            record = await open_episode(start, stage.chat, stage.config, episode=episode)
+            try:
+                return await play(record)
+            finally:
+                stage.policy.release(episode)
+
+    return await together(alone(place, start) for place, start in enumerate(starts))
 
 
 async def in_rounds(
