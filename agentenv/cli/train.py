@@ -99,15 +99,22 @@ class Train:
         before, after = result["before"], result["after"]
         console.print(f"\n[bold]{result['scorer']} on {after['n']} held-out questions[/bold]")
         for name, score in (("before", before), ("after", after)):
+            if score["ci95"] is None:
+                console.print(f"  {name:<7}no score: every episode failed through a fault of ours")
+                continue
             low, high = score["ci95"]
             console.print(f"  {name:<7}{score['em']:.3f}  [{low:.3f}, {high:.3f}]", highlight=False)
-        for name, value in result.get("index_recall", {}).items():
+        for name, value in result["index_recall"].items():
             console.print(f"  index, bare question: {name:<12}{value:.3f}", highlight=False)
         out = result["out"]
         console.print(
             f"\nNumbers: {out}/results.json\nReport:  {result['report']}\nPolicy:  {result['policy']}\n\nNext:\n"
-            f"  agentenv compare {out}/evaluation/before {out}/evaluation/after\n"
-            f"  agentenv world --seed 77 --documents 2000 --hops 1-2 --out {out}/world\n"
-            f"  agentenv eval --dataset fictional --data {out}/world --policy hf:{out}/policy --out {out}/world-eval",
+            f"  agentenv compare {out}/evaluation/before {out}/evaluation/after",
             highlight=False,
         )
+        if result["index_recall"]:  # a search run: the policy can be asked about another world
+            console.print(
+                f"  agentenv world --seed 77 --documents 2000 --hops 1-2 --out {out}/world\n"
+                f"  agentenv eval --dataset fictional --data {out}/world --policy hf:{out}/policy --out {out}/world-eval",
+                highlight=False,
+            )
