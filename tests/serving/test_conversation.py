@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import httpx
@@ -149,8 +149,9 @@ def test_a_message_that_is_too_long_ends_its_session_and_no_other(serving: Any, 
 def test_who_sends_far_ahead_of_the_answers_is_cut_off(serving: Any, house: Any) -> None:
     with serving(lambda: house, backlog=4) as served, served.call() as line:
         line.ask("reset")
-        for _ in range(8):
-            line.socket.send('{"type": "step", "data": {"text": "wait"}}')
+        with suppress(ConnectionClosed):  # the cut may come between two sends
+            for _ in range(8):
+                line.socket.send('{"type": "step", "data": {"text": "wait"}}')
         assert closed(line) == 1008
         house.shared.opened.set()
         served.until_open(0)
