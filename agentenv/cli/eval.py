@@ -1,5 +1,7 @@
 """``agentenv eval``: one benchmark, or a suite of several."""
 
+import tomllib
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +11,6 @@ import tyro
 from rich.console import Console
 
 from agentenv.errors import AgentEnvError, ConfigurationError
-
-_SCORERS = ("em_squad", "f1_squad", "em_cover")
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,11 @@ class Eval:
     out: Path
     """Folder for results.json, episodes.jsonl and report.html."""
     dataset: str = ""
-    """Name of the question set; ``fictional`` reads the folder of a world."""
+    """Name of the question set; ``fictional`` reads the folder of a world, ``env`` takes the environment's own tasks."""
+    env: str = ""
+    """Environment. Default: that of a code set is agentenv/Code-v0, of any other set agentenv/LocalSearch-v0."""
+    option: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """KEY=VALUE for the environment's constructor, may be repeated; the value as in TOML, or a bare word."""
     data: Path | None = None
     """Folder or file of the set; default: the environment variable AGENTENV_DATA."""
     split: str | None = None
@@ -37,9 +41,10 @@ class Eval:
     corpus: str = ""
     """Corpus searched instead of the set's own: a file, or the name of the set that it belongs to."""
     scorer: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """Scorer, may be repeated; the first is the headline. Default: em_squad, f1_squad, em_cover."""
+    """Scorer, may be repeated; the first is the headline. Default: em_squad, f1_squad, em_cover; ``reward`` where nothing is
+    searched."""
     limit: int | None = None
-    """Number of questions drawn; default: all."""
+    """Number of questions drawn; default: all, of an environment's own tasks 200."""
     seed: int = 0
     """Seeds the draw and the episodes."""
     k: int | None = None
@@ -70,9 +75,11 @@ class Eval:
             "data": self.data,
             "split": self.split,
             "policy": self.policy,
+            "env": self.env,
+            "options": read_options(self.option),
             "retriever": self.retriever,
             "corpus": self.corpus,
-            "scorers": self.scorer or _SCORERS,
+            "scorers": self.scorer,
             "limit": self.limit,
             "seed": self.seed,
             "k": self.k,
@@ -97,6 +104,24 @@ class Eval:
         else:
             _show(result, console)
         console.print(f"  {result['out']}/report.html", highlight=False)
+
+
+def read_options(pairs: Sequence[str]) -> dict[str, Any]:
+    """``KEY=VALUE`` pairs; a value that is no TOML is a word.
+
+    Raises:
+        ConfigurationError: a pair without ``=``.
+    """
+    options = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not (key and equals):
+            raise ConfigurationError(f"--option {pair!r} must be KEY=VALUE")
+        try:
+            options[key] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            options[key] = value
+    return options
 
 
 class _Displays(ExitStack):
@@ -166,9 +191,10 @@ def _show(result: dict[str, Any], console: Console) -> None:
     )
     for scorer, score in result["scores"].items():
         line(f"{scorer:<12}{_score(score)}")
-    for kind, value in (result["retrieval"] | {"searches": result["searches_per_question"]}).items():
-        if isinstance(value, float):
-            line(f"{kind:<24}{value:.3f}")
+    if result["retriever"] is not None:
+        for kind, value in (result["retrieval"] | {"searches": result["searches_per_question"]}).items():
+            if isinstance(value, float):
+                line(f"{kind:<24}{value:.3f}")
     for kind, value in result["index_recall"].items():
         line(f"index, bare question: {kind:<12}{value:.3f}")
     if (share := result["answer_in_corpus"]["share"]) is not None:
@@ -177,7 +203,8 @@ def _show(result: dict[str, Any], console: Console) -> None:
         mean = bound.get("mean")
         line(f"bound {kind:<18}{'' if mean is None else format(mean, '.3f') + '  '}{bound.get('note', '')}")
     errors = {cause: n for cause, n in result["errors"].items() if isinstance(n, int) and n}
-    line("  ".join(f"{cause.replace('_', ' ')} {n}" for cause, n in errors.items()))
+    if errors:
+        line("  ".join(f"{cause.replace('_', ' ')} {n}" for cause, n in errors.items()))
     for what, unit in (("tokens", result["tokens"]["unit"]), ("seconds", "seconds")):
         found = {k: v for k, v in result[what].items() if isinstance(v, float)}
         for kind, value in found.items():

@@ -18,6 +18,7 @@ class List:
     def run(self) -> dict[str, Any]:
         """The names of every kind of part; environments with the class behind each."""
         from agentenv.core.scorers import SCORERS
+        from agentenv.data.code_sets import CODE_SETS
         from agentenv.data.datasets import SETS
         from agentenv.policies.spec import KINDS
         from agentenv.retrievers.spec import FORMS
@@ -34,7 +35,7 @@ class List:
             "environments": {id: spec.entry_point for id, spec in registered().items()},
             "retrievers": list(FORMS),
             "policies": list(KINDS),
-            "datasets": sorted(SETS),
+            "datasets": sorted([*SETS, *CODE_SETS]),
             "scorers": sorted(SCORERS),
             "estimators": sorted(ESTIMATORS),
             "strategies": sorted(STRATEGIES),

@@ -11,18 +11,39 @@ import gzip
 import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentenv.core.types import Task
-from agentenv.errors import DatasetError
+from agentenv.errors import DatasetError, UnknownName
 from agentenv.sandbox.grading import VIA, CallTest
 from agentenv.sandbox.jail import plain
 from agentenv.sandbox.types import Call, Executor, Limits
 
 LIMITS = Limits(wall_s=30.0, cpu_s=20.0, memory_mb=512)
-FILES = {"humaneval": "humaneval/HumanEval.jsonl.gz", "mbpp": "mbpp/mbpp.jsonl.gz"}
+
+
+class Kind(NamedTuple):
+    """Where a set lies below the folder of all sets, and the numbers of the records of its splits, the default first."""
+
+    file: str
+    splits: Mapping[str, range]
+
+
+CODE_SETS: Mapping[str, Kind] = {
+    "humaneval": Kind("humaneval/HumanEval.jsonl.gz", {"test": range(164)}),
+    # The splits of Austin et al. 2021; "prompt" holds the examples that are shown to a model.
+    "mbpp": Kind(
+        "mbpp/mbpp.jsonl.gz",
+        {
+            "test": range(11, 511),
+            "validation": range(511, 601),
+            "train": range(601, 975),
+            "prompt": range(1, 11),
+        },
+    ),
+}
 DOMAIN = "conversion"
 RECORDER = """
 _recorded = []
@@ -46,31 +67,38 @@ class _Odd(Exception):
     """An assert that no ``CallTest`` can express."""
 
 
-def load_code_set(name: str, folder: Path, executor: Executor, *, limit: int | None = None) -> CodeSet:
+def load_code_set(name: str, folder: Path, executor: Executor, *, split: str | None = None) -> CodeSet:
     """The tasks of ``humaneval`` or ``mbpp``.
 
     Args:
         name: Which set.
         folder: What AGENTENV_DATA names, or the folder of the set's file.
         executor: Where the records' test code is run.
-        limit: Records to read; None reads all.
+        split: One of the set's splits; None reads every record.
 
     Raises:
         DatasetError: no such set or file.
+        UnknownName: no such split.
     """
-    if name not in FILES:
-        raise DatasetError(f"no code set {name!r}; known: {', '.join(FILES)}")
-    path = next((p for p in (folder / FILES[name], folder / Path(FILES[name]).name) if p.is_file()), None)
+    if name not in CODE_SETS:
+        raise DatasetError(f"no code set {name!r}; known: {', '.join(CODE_SETS)}")
+    file, splits = CODE_SETS[name]
+    if split is not None and split not in splits:
+        raise UnknownName.among(f"split of {name}", split, splits)
+    path = next((p for p in (folder / file, folder / Path(file).name) if p.is_file()), None)
     if path is None:
-        raise DatasetError(f"{folder / FILES[name]} is missing")
+        raise DatasetError(f"{folder / file} is missing")
     with gzip.open(path, "rt", encoding="utf-8") as stream:
-        records = [json.loads(line) for line in stream][:limit]
+        records = {int(str(one["task_id"]).rpartition("/")[2]): one for one in map(json.loads, stream)}
     read = _humaneval if name == "humaneval" else _mbpp
     tasks, exceptions = [], {}
-    for record in records:
-        label = f"{name}/{str(record['task_id']).rpartition('/')[2]}"
+    for number, record in records.items():
+        own = next((name for name, numbers in splits.items() if number in numbers), "")
+        if split not in (None, own):
+            continue
+        label = f"{name}/{number}"
         try:
-            tasks.append(read(label, record, executor))
+            tasks.append(replace(read(label, record, executor), split=own))
         except _Odd as reason:
             exceptions[label] = str(reason)
     return CodeSet(tuple(tasks), exceptions)

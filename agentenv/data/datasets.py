@@ -197,14 +197,14 @@ def load_dataset(
     if path is not None and is_hub(path):
         hub = hub_source(path, kind.hub, name)
         tasks = _tasks(kind, split, read_hub(hub, split), None, hub.repository)
-        return Dataset(name, split, _sample(tasks, limit, seed), path, None, kind.notes)
+        return Dataset(name, split, sample(tasks, limit, seed), path, None, kind.notes)
     pattern = kind.files.get(split, next(iter(kind.files.values())))
     source = find_file(name, kind.folder, pattern, path)
     if name == "fictional":
         split = _world_split(source, split)
     problems: list[str] = []
     records = read_records(source, problems=problems)
-    tasks = _sample(_tasks(kind, split, records, read_qrels(source), str(source), problems), limit, seed)
+    tasks = sample(_tasks(kind, split, records, read_qrels(source), str(source), problems), limit, seed)
     corpus = next(iter(sorted(source.parent.glob(kind.corpus))), None)
     return Dataset(name, split, tasks, source, corpus, kind.notes)
 
@@ -229,7 +229,8 @@ def _labels(path: Path | None) -> bool:
     return path is not None and (is_hub(path) or path.is_file())
 
 
-def _sample(tasks: tuple[Task, ...], limit: int | None, seed: int) -> tuple[Task, ...]:
+def sample(tasks: tuple[Task, ...], limit: int | None, seed: int) -> tuple[Task, ...]:
+    """``limit`` of the tasks drawn by ``seed``, in their order; all where it is None."""
     if limit is None or limit >= len(tasks):
         return tasks
     rows = random.Random(seed).sample(range(len(tasks)), limit)

@@ -1,5 +1,6 @@
 """Where questions come from: a named set on disk, or a FictionalWorld made on the spot."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,8 +9,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from agentenv.core.types import Document, Task
-from agentenv.data.datasets import load_dataset
+from agentenv.data.code_sets import CODE_SETS, load_code_set
+from agentenv.data.dataset_files import DATA_VARIABLE
+from agentenv.data.datasets import load_dataset, sample
 from agentenv.data.world import FictionalWorld, WorldConfig
+from agentenv.errors import DatasetError
+from agentenv.sandbox.spec import make_executor
 
 WORLD, OWN = "world", "env"
 
@@ -35,7 +40,8 @@ class SourceConfig(Frozen):
     seed: int = 0
     """Seeds the draw."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Dials of an environment's own tasks, by the names of its ``make_tasks``; without effect otherwise."""
+    """Dials of an environment's own tasks, by the names of its ``make_tasks``; for ``humaneval`` and ``mbpp`` the
+    ``executor`` in which their tests are read, ``bwrap`` where none is named; without effect otherwise."""
     topics: bool = False
     """Poses the titles of the corpus in place of its questions: what a proposer of self-play starts from. The questions and
     their answers are not looked at."""
@@ -69,7 +75,24 @@ def open_source(config: SourceConfig) -> Source:
         return Source(
             WORLD, config.world.split, tuple(world.questions[: config.limit]), world.documents, None
         )
+    if config.dataset in CODE_SETS:
+        return _code_set(config)
     loaded = load_dataset(
         config.dataset, config.data, split=config.split, limit=config.limit, seed=config.seed
     )
     return Source(loaded.name, loaded.split, loaded.tasks, None, loaded.corpus, loaded.notes)
+
+
+def _code_set(config: SourceConfig) -> Source:
+    split = config.split or next(iter(CODE_SETS[config.dataset].splits))
+    folder = config.data or os.environ.get(DATA_VARIABLE)
+    if not folder:
+        raise DatasetError(
+            f"Where is {config.dataset}? Pass its folder (--data PATH), or set {DATA_VARIABLE} to the folder of all sets."
+        )
+    with make_executor(str(config.options.get("executor", "bwrap"))) as executor:
+        loaded = load_code_set(config.dataset, Path(folder), executor, split=split)
+    left_out = f"left out: {', '.join(loaded.exceptions)}" if loaded.exceptions else ""
+    return Source(
+        config.dataset, split, sample(loaded.tasks, config.limit, config.seed), None, None, left_out
+    )

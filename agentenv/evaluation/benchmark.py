@@ -7,17 +7,18 @@ same benchmark on the same folder goes on where it stopped; the files are those 
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
 
-from agentenv.core.scorers import get_scorer
+from agentenv.core.registry import env_class
 from agentenv.core.types import Task
-from agentenv.data.sources import SourceConfig
+from agentenv.data.code_sets import CODE_SETS
+from agentenv.data.sources import OWN, SourceConfig
 from agentenv.errors import AgentEnvError
 from agentenv.evaluation.bounds import bound_of, measure_expert, variants
 from agentenv.evaluation.diagnosis import MAX_COVERED_DOCUMENTS, coverage
@@ -28,6 +29,7 @@ from agentenv.evaluation.ground import (
     corpus_of,
     index_recall,
     open_ground,
+    takes,
 )
 from agentenv.evaluation.journal import CONFIG, Journal, claim, release
 from agentenv.evaluation.player import (
@@ -38,10 +40,13 @@ from agentenv.evaluation.player import (
 )
 from agentenv.evaluation.records import EPISODES, RESULTS, Record, read_json, write_results
 from agentenv.evaluation.report import PAGE, write_report
-from agentenv.evaluation.results import score_of, summarize
+from agentenv.evaluation.results import measure_of, score_of, summarize
+from agentenv.policies.card import EpisodeCard
 from agentenv.policies.openai import OpenAIPolicy
 from agentenv.policies.spec import is_endpoint, is_engine, policy_folder
 
+SEARCH, CODE = EnvConfig().id, "agentenv/Code-v0"
+_SCORERS = ("em_squad", "f1_squad", "em_cover")
 _SAMPLED = 64  # blocks of a file of weights that go into its fingerprint
 
 
@@ -57,11 +62,16 @@ class Display(Protocol):
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What is evaluated on what; the fields are those of ``agentenv eval``."""
+    """What is evaluated on what; the fields are those of ``agentenv eval``.
+
+    An environment that is not named is that of the set, scorers that are not named those of the environment.
+    """
 
     dataset: str
     policy: str
-    scorers: tuple[str, ...]
+    scorers: tuple[str, ...] = ()
+    env: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
     data: Path | None = None
     split: str | None = None
     retriever: str = ""
@@ -72,6 +82,12 @@ class Benchmark:
     max_turns: int | None = None
     bounds: bool = True
     concurrency: int = 64
+
+    def __post_init__(self) -> None:
+        env = self.env or (CODE if self.dataset in CODE_SETS else SEARCH)
+        object.__setattr__(self, "env", env)
+        own = _SCORERS if takes(env, "retriever") else env_class(env).scorers
+        object.__setattr__(self, "scorers", self.scorers or own)
 
 
 def run_benchmark(
@@ -96,7 +112,7 @@ def run_benchmark(
         Fault: everything fails; what was finished is kept.
     """
     for scorer in benchmark.scorers:
-        get_scorer(scorer)  # an unknown one is refused before any work
+        measure_of(scorer)  # an unknown one is refused before any work
     claim(out, {"benchmark": _identity(benchmark)})
     if (out / RESULTS).is_file() and not (retry_faults and read_json(out / RESULTS)["faults"]):
         if not (out / PAGE).is_file():
@@ -112,7 +128,7 @@ def run_benchmark(
 
 
 def _run(benchmark: Benchmark, out: Path, display: Display, retry_faults: bool) -> dict[str, Any]:
-    player = open_player(benchmark.policy, benchmark.concurrency)
+    player = open_player(benchmark.policy, benchmark.concurrency, env_class(benchmark.env).stop)
     with closing(player):
         return _played(benchmark, player, out, display, retry_faults)
 
@@ -135,22 +151,38 @@ def _played(
 
 def _open(benchmark: Benchmark, player: Player, display: Display) -> Ground:
     display.phase("questions and index", 0)
-    card = player.card
-    turns = benchmark.max_turns if benchmark.max_turns is not None else card.max_turns
-    options = {"k": benchmark.k or card.k, "max_turns": turns, "observation_tokens": card.observation_tokens}
     return open_ground(
         SourceConfig(
             dataset=benchmark.dataset,
             data=benchmark.data,
-            split=benchmark.split,
+            split=benchmark.split or ("test" if benchmark.dataset == OWN else None),
             limit=benchmark.limit,
             seed=benchmark.seed,
+            options={name: value for name, value in benchmark.options.items() if name == "executor"}
+            if benchmark.dataset in CODE_SETS
+            else {},
         ),
         SearchConfig(retriever=benchmark.retriever, corpus=benchmark.corpus),
-        EnvConfig(options=options | ({"prompt": card.prompt} if card.prompt else {})),
+        EnvConfig(id=benchmark.env, options=_options(benchmark, player.card)),
         player.count,
         progress=lambda done, total: display.advance(done, {}),
     )
+
+
+def _options(benchmark: Benchmark, card: EpisodeCard) -> dict[str, Any]:
+    """Arguments of the environment: what is asked for, otherwise what stands on the policy's card."""
+    asked = {"k": benchmark.k, "max_turns": benchmark.max_turns}
+    options = {name: value for name, value in asked.items() if value is not None} | dict(benchmark.options)
+    if card.env != benchmark.env and not takes(benchmark.env, "retriever"):
+        return options
+    known: dict[str, Any] = {
+        "observation_tokens": card.observation_tokens,
+        "k": card.k,
+        "max_turns": card.max_turns,
+    }
+    if card.prompt:
+        known["prompt"] = card.prompt
+    return {name: value for name, value in known.items() if takes(benchmark.env, name)} | options
 
 
 def _play(
@@ -159,7 +191,7 @@ def _play(
     """The run proper and its bounds, each from where its journal ends."""
     tasks = ground.source.tasks
     scorer = benchmark.scorers[0]
-    tally = _Tally(scorer)
+    tally = _Tally(scorer, searched=ground.retriever is not None)
     again = (lambda record: not record["valid"]) if retry_faults else (lambda record: False)
     play = partial(play_missing, player, seed=benchmark.seed, directory=out, progress=display.advance)
     display.phase(benchmark.dataset, len(tasks))
@@ -181,8 +213,9 @@ def _play(
 class _Tally:
     """The figures that matter while episodes come in; of this process's share where a run was resumed."""
 
-    def __init__(self, scorer: str) -> None:
+    def __init__(self, scorer: str, *, searched: bool) -> None:
         self._scorer = scorer
+        self._searched = searched
         self._values: list[float] = []
         self._searches: list[int] = []
         self._faults = 0
@@ -194,7 +227,8 @@ class _Tally:
         self._faults += len(records) - len(valid)
         if not self._values:
             return {"faults": self._faults}
-        return {"score": fmean(self._values), "searches": fmean(self._searches), "faults": self._faults}
+        searches = {"searches": fmean(self._searches)} if self._searched else {}
+        return {"score": fmean(self._values)} | searches | {"faults": self._faults}
 
 
 def _summary(
@@ -204,24 +238,28 @@ def _summary(
     records: Sequence[Record],
     bounds: dict[str, Any],
 ) -> dict[str, Any]:
-    info = ground.searched.info()
+    info = None if ground.retriever is None else ground.retriever.info()
     options = ground.env.options
+    searched = (
+        {} if info is None else {"documents": info.documents, "retriever_fingerprint": info.fingerprint}
+    )
     summary = summarize(
         records,
         benchmark.scorers,
         dataset=ground.source.name,
         split=ground.source.split,
         policy=benchmark.policy,
-        retriever=benchmark.retriever or info.name,
-        k=options["k"],
+        retriever=None if info is None else benchmark.retriever or info.name,
+        k=int(options.get("k", 3)),
         seed=benchmark.seed,
         bounds=bounds,
         token_unit=player.token_unit,
-        settings={
-            "documents": info.documents,
-            "retriever_fingerprint": info.fingerprint,
+        settings=searched
+        | {
+            "env": benchmark.env,
+            "options": dict(benchmark.options),
             "questions_fingerprint": _hash_of(ground.source.tasks),
-            "max_turns": options["max_turns"],
+            "max_turns": options.get("max_turns"),
             "decoding": "greedy",
             **({"concurrency": player.batch} if player.lockstep else {}),
             "notes": ground.source.notes,
@@ -231,6 +269,8 @@ def _summary(
 
 
 def _coverage(ground: Ground) -> dict[str, Any]:
+    if ground.retriever is None:
+        return {"share": None, "n": 0, "note": "the environment searches nothing"}
     corpus = getattr(ground.retriever, "corpus", None) or corpus_of(ground.source)
     if corpus is None:
         return {"share": None, "n": 0, "note": "the retriever's passages cannot be read here"}
@@ -251,7 +291,7 @@ def _fingerprints(benchmark: Benchmark, ground: Ground) -> dict[str, str]:
     weights = benchmark.policy == "tiny" or benchmark.policy.startswith(("hf:", "vllm:"))
     return {
         "questions": _hash_of(ground.source.tasks),
-        "retriever": ground.searched.info().fingerprint,
+        "retriever": "" if ground.retriever is None else ground.retriever.info().fingerprint,
         "policy": _weights(policy_folder(benchmark.policy)) if weights else benchmark.policy,
     }
 

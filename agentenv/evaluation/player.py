@@ -17,7 +17,6 @@ from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import RolloutConfig
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
-from agentenv.envs.local_search import STOP
 from agentenv.errors import Fault
 from agentenv.evaluation.ground import Ground
 from agentenv.evaluation.journal import Journal, log_seconds
@@ -54,6 +53,8 @@ class Player:
     tokenizer: Any
     batch: int
     lockstep: bool
+    stop: tuple[str, ...]
+    """Texts that end an action of the environment."""
 
     def close(self) -> None:
         """Ends the policy where it runs in processes of its own."""
@@ -68,7 +69,7 @@ class Player:
             context_tokens=min(self.card.context_tokens, limit),
             turn_tokens=self.card.turn_tokens,
             temperature=0.0,
-            stop=STOP,
+            stop=self.stop,
             deterministic=self.lockstep,
             # An endpoint has a deadline of its own, which does not count the wait for its rate limit.
             deadline_s=3600.0 if isinstance(self.policy, OpenAIPolicy) else RolloutConfig.deadline_s,
@@ -103,12 +104,13 @@ class Player:
         return replace(self, policy=policy, tokenizer=policy.tokenizer)
 
 
-def open_player(spec: str, concurrency: int) -> Player:
+def open_player(spec: str, concurrency: int, stop: tuple[str, ...]) -> Player:
     """The player that ``spec`` names.
 
     Args:
         spec: a policy as ``kind:rest``; ``scripted`` is the environment's own expert.
         concurrency: episodes at a time.
+        stop: texts that end an action.
 
     Raises:
         UnknownName: no such policy.
@@ -116,19 +118,21 @@ def open_player(spec: str, concurrency: int) -> Player:
         CheckpointMismatch: the folder holds no model that can be loaded.
     """
     if spec == EXPERT:
-        return Player(spec, EpisodeCard(), None, ByteTokenizer(), concurrency, lockstep=True)
+        return Player(spec, EpisodeCard(), None, ByteTokenizer(), concurrency, lockstep=True, stop=stop)
     if spec == EXTRACTIVE:
         policy = ExtractivePolicy()
-        return Player(spec, EXTRACTIVE_CARD, policy, policy.tokenizer, concurrency, lockstep=True)
+        return Player(spec, EXTRACTIVE_CARD, policy, policy.tokenizer, concurrency, lockstep=True, stop=stop)
     if is_endpoint(spec):
         endpoint = make_endpoint_policy(spec)
-        return Player(spec, endpoint.card, endpoint, endpoint.tokenizer, concurrency, lockstep=False)
+        return Player(
+            spec, endpoint.card, endpoint, endpoint.tokenizer, concurrency, lockstep=False, stop=stop
+        )
     card = read_card(policy_folder(spec))
     if is_engine(spec):
         served = make_engine_policy(spec)
-        return Player(spec, card, served, served.tokenizer, concurrency, lockstep=False)
+        return Player(spec, card, served, served.tokenizer, concurrency, lockstep=False, stop=stop)
     loaded = make_policy(spec)
-    return Player(spec, card, loaded, loaded.tokenizer, concurrency, lockstep=True)
+    return Player(spec, card, loaded, loaded.tokenizer, concurrency, lockstep=True, stop=stop)
 
 
 def play_missing(

@@ -20,13 +20,14 @@ from pathlib import Path
 from statistics import NormalDist, fmean
 from typing import Any, get_type_hints
 
-from agentenv.core.scorers import get_scorer
+from agentenv.data.code_sets import CODE_SETS
 from agentenv.data.datasets import SETS
+from agentenv.data.sources import OWN
 from agentenv.errors import AgentEnvError, ConfigurationError, UnknownName
 from agentenv.evaluation.benchmark import Benchmark, Display, run_benchmark
 from agentenv.evaluation.records import SUITE, read_evaluation, read_json, write_atomically
 from agentenv.evaluation.report import write_report
-from agentenv.evaluation.results import Json, clusters_of, values_of
+from agentenv.evaluation.results import Json, clusters_of, measure_of, values_of
 from agentenv.evaluation.statistics import estimate, standard_error
 
 _KEYS = {"scorer": "scorers"}  # as the command's flag is called
@@ -85,10 +86,10 @@ def read_suite(path: Path, defaults: Mapping[str, Any]) -> Suite:
     for name, table in own.items():
         values = {**defaults, "dataset": name, **_fields(path, name, shared), **_fields(path, name, table)}
         parts[name] = Benchmark(**values)
-        if parts[name].dataset not in SETS:
-            raise UnknownName.among("dataset", parts[name].dataset, SETS)
+        if parts[name].dataset not in (known := (*SETS, *CODE_SETS, OWN)):
+            raise UnknownName.among("dataset", parts[name].dataset, known)
         for scorer in parts[name].scorers:
-            get_scorer(scorer)
+            measure_of(scorer)
     return Suite(parts)
 
 
@@ -104,6 +105,9 @@ def _fields(path: Path, name: str, table: Mapping[str, Any]) -> dict[str, Any]:
         if field == "scorers":
             fits = isinstance(value, list) and value and all(isinstance(one, str) for one in value)
             values[field] = tuple(value) if fits else value
+        elif field == "options":
+            fits = isinstance(value, dict)
+            values[field] = value
         elif field == "data":
             fits = isinstance(value, str)
             values[field] = Path(value) if fits else value
@@ -134,7 +138,7 @@ def summarize_suite(out: Path, names: Sequence[str]) -> Json:
                 [values_of(records, scorer) for records in scored.values() if records],
                 [clusters_of(records) for records in scored.values() if records],
             )
-            | {"version": get_scorer(scorer).version}
+            | {"version": measure_of(scorer).version}
             for scorer in common
         },
         "faults": sum(part.results["faults"] for part in parts.values()),

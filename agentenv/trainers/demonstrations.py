@@ -70,6 +70,14 @@ def _answer(text: str) -> Piece:
     return Piece("own", f"<answer> {text} </answer>")
 
 
+def _made_up(tag: str, text: str) -> Demo:
+    """A search or an answer that nothing in sight tells: imitated is that it is made, not the name.
+
+    To imitate names out of nowhere costs a policy the copying of those that stand there.
+    """
+    return [Piece("own", f"<{tag}>"), Piece("page", f" {text}"), Piece("own", f" </{tag}>")]
+
+
 def _question(scene: Scene) -> Piece:
     return Piece("question", scene.task.question)
 
@@ -89,7 +97,7 @@ def guessing(scene: Scene) -> Demo:
     """Answers at once with something of the right kind that it made up."""
     last = scene.task.data["path"][-1]["relation"]
     alike = [t for t in scene.others if t.data["path"][-1]["relation"] == last and t.id != scene.task.id]
-    return [_question(scene), _answer(scene.rng.choice(alike or scene.others).answers[0])]
+    return [_question(scene), *_made_up("answer", scene.rng.choice(alike or scene.others).answers[0])]
 
 
 def hasty(scene: Scene) -> Demo:
@@ -102,8 +110,9 @@ def hasty(scene: Scene) -> Demo:
 
 def astray(scene: Scene) -> Demo:
     """Searches for the wrong thing and answers with what it happens to find."""
-    turn, passages = _search(scene, scene.rng.choice(scene.others).data["path"][0]["query"])
-    return [_question(scene), *turn, _answer(scene.rng.choice(passages).title)]
+    query = scene.rng.choice(scene.others).data["path"][0]["query"]
+    (_, page), passages = _search(scene, query)
+    return [_question(scene), *_made_up("search", query), page, _answer(scene.rng.choice(passages).title)]
 
 
 CROWD: Mapping[Demonstrator, float] = {careful: 0.30, guessing: 0.20, hasty: 0.36, astray: 0.14}

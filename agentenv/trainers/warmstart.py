@@ -53,7 +53,9 @@ class WarmstartConfig:
     reader_steps: int = 1600
     """Optimiser steps on drills and careful demonstrations."""
     polishing_steps: int = 1100
-    """Optimiser steps of harder lessons, at half the step size."""
+    """Optimiser steps of one round of harder lessons, at half the step size."""
+    polishing_rounds: int = 2
+    """Rounds of polishing, each with fresh worlds, a fresh optimiser and a schedule of its own."""
     crowd_steps: int = 200
     """Optimiser steps on the mixed crowd."""
     troupe_steps: int = 0
@@ -119,8 +121,10 @@ def _make_reader(config: WarmstartConfig, display: Display) -> tuple[HFPolicy, F
     steps = config.copying_steps + config.reader_steps
     display.phase("reader", steps)
     tokens = fit(policy, lessons, steps, 1.0, config, display)
-    display.phase("polishing", config.polishing_steps)
-    tokens += fit(_rounded(policy), _polishing(config, chat), config.polishing_steps, 0.5, config, display)
+    for number in range(config.polishing_rounds):
+        display.phase(f"polishing {number + 1}", config.polishing_steps)
+        harder = _polishing(config, chat, number)
+        tokens += fit(_rounded(policy), harder, config.polishing_steps, 0.5, config, display)
     accuracy = reading_accuracy(policy, chat, config)
     return policy, {"tokens": tokens, "minutes": 0.0, "reading_accuracy": accuracy}
 
@@ -167,14 +171,14 @@ def _lessons(config: WarmstartConfig, offset: int) -> Iterator[list[Demo]]:
         yield [*drilled, *played[:half]]
 
 
-def _polishing(config: WarmstartConfig, chat: InlineFormat) -> Iterator[list[Batch]]:
+def _polishing(config: WarmstartConfig, chat: InlineFormat, number: int) -> Iterator[list[Batch]]:
     """Lessons in worlds where half of the names have a twin, without weight on what cannot be known.
 
     A quarter drills, a quarter searches in a row, where the reader's last mistakes are (the page of its own second query),
-    and half careful episodes.
+    and half careful episodes. Each round has worlds of its own.
     """
     worlds = replace(config.world, distractors=config.polishing_distractors)
-    config = replace(config, world=worlds, page_weight=0.0)
+    config = replace(config, seed=config.seed + number * 1_000_000, world=worlds, page_weight=0.0)
     rows = follow(seed=config.seed + 70_000_000, worlds=worlds, k=config.k, count=config.episodes // 4)
     for lessons, searches in zip(_lessons(config, 60_000_000), rows, strict=False):
         yield _batches(config, chat, [*lessons[config.episodes // 4 :], *searches])
@@ -244,7 +248,7 @@ no text but that of FictionalWorlds of the training split was ever seen.
 |---|---|---|
 | copying | {config.copying_steps} | echoes of one page, and questions about it |
 | reader | {config.reader_steps} | questions about the page of a search, and careful episodes of one and two hops |
-| polishing | {config.polishing_steps} | the same and searches in a row, half of the names twins, half the step size |
+| polishing | {config.polishing_rounds} x {config.polishing_steps} | harder: searches in a row, twins of names |
 | crowd | {config.crowd_steps} | careful {careful:.0%}, guessing {guessing:.0%}, hasty {hasty:.0%}, astray {astray:.0%} |
 | troupe | {config.troupe_steps} | proposers and verifiers of self-play, and some of the crowd |
 

@@ -3,6 +3,7 @@
 The real sets need the environment variable AGENTENV_DATA.
 """
 
+import gzip
 import json
 import os
 import shutil
@@ -109,6 +110,37 @@ def test_a_random_model_scores_zero_beside_its_bounds(
     ).read_bytes()
 
 
+def test_an_environment_that_searches_nothing_is_judged_by_its_reward(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of = ("--dataset", "env", "--env", "agentenv/Calculator-v0", "--limit", "5")
+    expert = evaluate(tmp_path / "expert", capsys, *of, "--policy", "scripted")
+    assert (expert["split"], expert["retriever"], expert["scores"]["reward"]["mean"]) == ("test", None, 1.0)
+    found = evaluate(tmp_path / "model", capsys, *of, "--policy", f"hf:{model}")
+    assert (found["scores"]["reward"]["mean"], found["bounds"]["expert"]["mean"]) == (0.0, 1.0)
+    assert found["settings"]["questions_fingerprint"] == expert["settings"]["questions_fingerprint"]
+    page = (tmp_path / "model" / "report.html").read_text()
+    assert "recall" not in page
+
+
+def test_a_code_set_is_handed_to_the_code_environment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = {
+        "task_id": "HumanEval/7",
+        "prompt": "def double(x):\n",
+        "canonical_solution": "    return 2 * x\n",
+        "test": "def check(candidate):\n    assert candidate(2) == 4\n",
+        "entry_point": "double",
+    }
+    with gzip.open(tmp_path / "HumanEval.jsonl.gz", "wt") as stream:
+        stream.write(json.dumps(record) + "\n")
+    of = ("--dataset", "humaneval", "--data", str(tmp_path), "--option", "executor=unsafe-local")
+    found = evaluate(tmp_path / "out", capsys, *of, "--policy", "scripted", "--option", "stateful=false")
+    assert (found["dataset"], found["split"], found["n"]) == ("humaneval", "test", 1)
+    assert (found["scores"]["reward"]["mean"], found["settings"]["env"]) == (1.0, "agentenv/Code-v0")
+
+
 def test_people_see_a_table(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--dataset", "fictional", "--data", str(world), "--policy", "scripted", "--limit", "2"]
     retriever = ["--retriever", f"faiss:{world / 'index'}"]
@@ -170,6 +202,13 @@ def test_real_sets(dataset: str, model: Path, tmp_path: Path, capsys: pytest.Cap
         (["--dataset", "fictional", "--data", "WORLD", "--concurrency", "0"], "--concurrency is 0"),
         (["--dataset", "fictional", "--data", "WORLD", "--corpus", "/nowhere"], "/nowhere"),
         (["--dataset", "hotpot"], "Did you mean 'hotpotqa'?"),
+        (["--dataset", "env", "--env", "agentenv/Calculate-v0"], "Did you mean 'agentenv/Calculator-v0'?"),
+        (["--dataset", "env", "--env", "agentenv/Calculator-v0", "--option", "k"], "'k' must be KEY=VALUE"),
+        (
+            ["--dataset", "env", "--env", "agentenv/Calculator-v0", "--option", "k=3"],
+            "options of agentenv/Calc",
+        ),
+        (["--dataset", "env"], "makes no tasks"),
         (["--dataset", "fictional", "--data", "/nowhere"], "/nowhere"),
         (["--dataset", "fictional", "--data", "WORLD", "--policy", "script"], "Did you mean 'scripted'?"),
         (["--dataset", "fictional", "--data", "WORLD", "--policy", "hf:/nowhere"], "/nowhere holds no model"),

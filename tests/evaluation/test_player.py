@@ -10,6 +10,7 @@ import pytest
 
 from agentenv.core.types import Completion, Document, FinishReason, Sampling, Task
 from agentenv.data.sources import Source
+from agentenv.envs.local_search import STOP
 from agentenv.errors import Fault, PolicyFault, UnknownName
 from agentenv.evaluation.ground import EnvConfig, Ground
 from agentenv.evaluation.journal import Journal
@@ -63,7 +64,7 @@ def ground(tasks: Sequence[Task] = TASKS) -> Ground:
 
 
 def player(policy: Service, *, batch: int, lockstep: bool) -> Player:
-    return Player("openai:x", EpisodeCard(), policy, policy.tokenizer, batch, lockstep)
+    return Player("openai:x", EpisodeCard(), policy, policy.tokenizer, batch, lockstep, STOP)
 
 
 def play(
@@ -150,16 +151,16 @@ def test_a_service_that_never_answered_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_what_the_names_stand_for() -> None:
-    expert, extractive = open_player("scripted", 4), open_player("scripted:extractive", 4)
+    expert, extractive = open_player("scripted", 4, STOP), open_player("scripted:extractive", 4, STOP)
     assert expert.policy is None
     assert (extractive.card.k, extractive.token_unit, extractive.lockstep) == (5, "bytes", True)
     assert extractive.count("three short words") == 3
     with pytest.raises(UnknownName, match="Did you mean 'scripted:extractive'"):
-        open_player("scripted:extract", 4)
+        open_player("scripted:extract", 4, STOP)
 
 
 def test_the_expert_gets_its_script_when_the_questions_are_known(tmp_path: Path) -> None:
-    records = play(open_player("scripted", 3), tmp_path)
+    records = play(open_player("scripted", 3, STOP), tmp_path)
     assert [row["prediction"] for row in records] == [task.answers[0] for task in TASKS]
 
 
