@@ -22,7 +22,7 @@ from common import common_arguments, finish
 from grounds import Ground, million, passages
 from load import Answer, Ask, drive, ours, percentile, reference, retrieve, server
 
-from agentenv.retrievers.encoder import make_encoder
+from agentenv.retrievers.encoder import Encoder, make_encoder
 
 K = 3
 BATCH = 64
@@ -82,24 +82,34 @@ def compare(ground: Ground, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def against_encoder(ground: Ground, args: argparse.Namespace, case: dict[str, Any]) -> dict[str, Any]:
-    """How fast the encoder alone is, in batches as large as there are clients, with nothing else running."""
+    """How fast the encoder alone is, in batches as large as there are clients, with nothing else running.
+
+    Once with torch's threads within each forward pass, and once with as many passes side by side, as the server has it;
+    the server's share is of the faster one.
+    """
     import torch
 
-    torch.set_num_threads(args.threads)
     encoder = make_encoder(args.encoder)
+    torch.set_num_threads(args.threads)
+    rates = {"threads_within_passes": rate(encoder, ground, args.seconds)}
+    if hasattr(encoder, "use_threads"):
+        encoder.use_threads(args.threads)
+        rates["passes_side_by_side"] = rate(encoder, ground, args.seconds)
+    share = case["agentenv"]["queries_per_second"] / max(rates.values())
+    return {"encoder_alone_queries_per_second": rates, "share_of_encoder": share}
+
+
+def rate(encoder: Encoder, ground: Ground, seconds: float) -> float:
+    """Queries a second of ``encode_queries`` in one thread, each question once."""
     batches = (ground.questions[start : start + BATCH] for start in itertools.count(0, BATCH))
     encoder.encode_queries(next(batches))
     done, began = 0, time.perf_counter()
     for batch in batches:
         encoder.encode_queries(batch)
         done += len(batch)
-        if (spent := time.perf_counter() - began) > args.seconds:
+        if (spent := time.perf_counter() - began) > seconds:
             break
-    alone = done / spent
-    return {
-        "encoder_alone_queries_per_second": alone,
-        "share_of_encoder": case["agentenv"]["queries_per_second"] / alone,
-    }
+    return done / spent
 
 
 def repeats(ground: Ground, args: argparse.Namespace, uncached: dict[str, Any]) -> dict[str, Any]:
@@ -182,6 +192,7 @@ def table(cases: dict[str, Any]) -> list[str]:
                 rate, p50, p99 = row["queries_per_second"], row["p50_s"], row["p99_s"]
                 lines.append(f"{name:<10}{who:<11}{rate:>9.1f} queries/s  p50 {p50:6.3f} s  p99 {p99:6.3f} s")
         ratios = {key: value for key, value in case.items() if isinstance(value, float)}
+        ratios |= case.get("encoder_alone_queries_per_second", {})
         lines += [f"{name:<10}{key} {value:.3f}" for key, value in ratios.items()]
     return lines
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from agentenv.core.protocols import Retriever
 from agentenv.errors import ConfigurationError, RetrieverFault
 from agentenv.retrievers.base import batching_parts
+from agentenv.retrievers.encoder import SentenceEncoder
 from agentenv.retrievers.remote import TOKEN_VARIABLE, RemoteRetriever
 from agentenv.retrievers.sharded import SHARD_PATIENCE, ShardedRetriever
 from agentenv.retrievers.spec import open_retriever
@@ -42,7 +43,7 @@ class Serve:
     shards: Annotated[tuple[str, ...], tyro.conf.arg(metavar="URL ...")] = ()
     """Addresses of servers that hold one block of rows each, in the order of the rows; instead of folders."""
     threads: int = 1
-    """Threads of encoder and search; as many as cores only where nothing else runs on the machine."""
+    """Passes of the encoder side by side, and threads of the search; as many as cores only where nothing else runs."""
     cache: int = 20_000
     """Answers remembered; 0 remembers none."""
     queue: int = 16_384
@@ -132,11 +133,8 @@ def _named(folder: str) -> tuple[str, Path]:
 
 
 def _use_threads(retrievers: dict[str, Retriever], threads: int) -> None:
-    if "torch" in sys.modules:
-        import torch
-
-        torch.set_num_threads(threads)
     for retriever in retrievers.values():
         for part in batching_parts(retriever).values():
-            if hasattr(part, "threads"):
-                part.threads = threads
+            part.threads = threads
+            if isinstance(encoder := getattr(part, "encoder", None), SentenceEncoder):
+                encoder.use_threads(threads)

@@ -51,6 +51,7 @@ class _Queue(Generic[In, Out]):
     task: "asyncio.Task[None] | None" = None  # the event loop itself holds tasks only weakly
     crowd: int = 0  # who asked in the last batch or waited at its end
     batch_s: float = 0.0  # what the last batch took
+    ended: float = 0.0  # when it ended
     hasty: int = 0  # batches still to be formed at once, because the crowd did not come back in time
 
 
@@ -120,9 +121,10 @@ class Batcher(Generic[In, Out]):
                 batch, queue.waiters = queue.waiters[:size], queue.waiters[size:]
                 began = time.monotonic()
                 await self.serve(batch)
-                queue.batch_s, queue.crowd = time.monotonic() - began, len(batch) + len(queue.waiters)
+                queue.ended = time.monotonic()
+                queue.batch_s, queue.crowd = queue.ended - began, len(batch) + len(queue.waiters)
         finally:
-            queue.task, queue.crowd = None, 0
+            queue.task = None
 
     async def _linger(self, queue: _Queue[In, Out]) -> None:
         """Waits a little for those who were just answered; where they stay away, not again for some batches."""
@@ -130,12 +132,11 @@ class Batcher(Generic[In, Out]):
         if queue.hasty or not self.linger:
             queue.hasty = max(0, queue.hasty - 1)
             return
-        deadline = time.monotonic() + self.linger * queue.batch_s
-        while len(queue.waiters) < wanted:
-            if time.monotonic() >= deadline:
+        deadline = queue.ended + self.linger * queue.batch_s
+        while len(queue.waiters) < wanted and (now := time.monotonic()) < deadline:
+            await asyncio.sleep(min(_GLANCE_S, deadline - now))
+            if time.monotonic() >= deadline and len(queue.waiters) < wanted:
                 queue.hasty = _HASTY
-                return
-            await asyncio.sleep(_GLANCE_S)
 
     async def serve(self, waiters: list[_Waiter[In, Out]]) -> None:
         """Runs one batch; every waiter still there gets its result or the exception of the batch."""

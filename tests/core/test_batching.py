@@ -101,6 +101,23 @@ def test_lingering_brings_the_two_halves_of_a_crowd_together() -> None:
     assert sum(crowd_of_two_halves(linger=0.0)) == 22
 
 
+def test_a_crowd_that_was_answered_all_at_once_is_waited_for_too() -> None:
+    double = Doubler(0.02)
+
+    async def main() -> None:
+        batcher = Batcher(double, linger=50.0)
+
+        async def caller(place: int) -> None:
+            for n in range(5):
+                await asyncio.sleep(0.002 * place)  # nobody comes back in the same turn of the loop
+                await batcher.submit(n)
+
+        await asyncio.gather(*map(caller, range(4)))
+
+    play(main())
+    assert [len(batch) for batch in double.batches] == [1, 4, 4, 4, 4, 3]
+
+
 def test_lingering_in_vain_ends_and_is_not_repeated_at_once() -> None:
     double = Doubler(0.01)
 

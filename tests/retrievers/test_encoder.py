@@ -131,3 +131,18 @@ def test_prefixes_and_length_change_vectors_and_id(encoder: SentenceEncoder) -> 
     np.testing.assert_allclose(
         prefixed.encode_passages(["blue"]), encoder.encode_passages(["blue"]), atol=1e-6, rtol=0
     )
+
+
+def test_passes_side_by_side_give_the_same_vectors(encoder: SentenceEncoder) -> None:
+    import torch
+
+    texts = [f"{text[:60]} {'and so on ' * (n % 5)}" for text in TEXTS for n in range(8)]
+    threads, expected = torch.get_num_threads(), encoder.encode_passages(texts)
+    several = minilm()
+    try:
+        several.use_threads(2)
+        np.testing.assert_allclose(several.encode_passages(texts), expected, atol=1e-6)
+        assert several.forward_seconds > 0
+    finally:
+        several.use_threads(1)
+        torch.set_num_threads(threads)
