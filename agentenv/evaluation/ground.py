@@ -151,15 +151,39 @@ def open_ground(
     if search.retriever and search.retriever != BM25:
         retriever = make_retriever(search.retriever)
         check_gold(retriever, opened.split)
-        return Ground(opened, retriever, env, count_tokens)
-    corpus = corpus_of(opened)
-    if corpus is None:
-        raise ConfigurationError(
-            f"{opened.name} has no corpus of its own; give a retriever such as faiss:DIR, or a corpus"
-        )
-    if search.retriever == BM25:
-        return Ground(opened, _words(corpus), env, count_tokens)
-    return Ground(opened, _index(corpus, search.encoder, search.index, progress), env, count_tokens)
+    else:
+        corpus = corpus_of(opened)
+        if corpus is None:
+            raise ConfigurationError(
+                f"{opened.name} has no corpus of its own; give a retriever such as faiss:DIR, or a corpus"
+            )
+        bm25 = search.retriever == BM25
+        retriever = _words(corpus) if bm25 else _index(corpus, search.encoder, search.index, progress)
+    return Ground(_findable(opened, retriever), retriever, env, count_tokens)
+
+
+def _findable(source: Source, retriever: Retriever) -> Source:
+    """``source``, its tasks without ``supporting_ids`` where not one of them is in the corpus that is searched.
+
+    They belong to another corpus then, and a recall of 0 would say nothing about the search.
+    """
+    corpus: Corpus | None = getattr(retriever, "corpus", None)
+    named = {one for task in source.tasks for one in task.data.get("supporting_ids", ())}
+    if corpus is None or not named or any(_holds(corpus, one) for one in named):
+        return source
+    tasks = (
+        replace(task, data={key: value for key, value in task.data.items() if key != "supporting_ids"})
+        for task in source.tasks
+    )
+    return replace(source, tasks=tuple(tasks))
+
+
+def _holds(corpus: Corpus, document_id: str) -> bool:
+    try:
+        corpus.row_of(document_id)
+    except KeyError:
+        return False
+    return True
 
 
 def _own_tasks(source: SourceConfig, env: EnvConfig) -> Source:

@@ -137,5 +137,8 @@ def test_words_over_the_set_s_own_corpus_or_another_one(tmp_path: Path) -> None:
     other.write_text('{"id": "1", "title": "t", "text": "some words"}\n')
     bare = open_ground(source, SearchConfig(retriever="bm25", corpus=str(other)), EnvConfig(), words)
     assert bare.searched.info().documents == 1
+    assert index_recall(ground)["recall@10"] > 0
+    assert index_recall(bare) == {}  # the questions name documents of another corpus
+    assert not any("supporting_ids" in task.data for task in bare.source.tasks)
     named = open_ground(source, SearchConfig(retriever="bm25", corpus="fictional"), EnvConfig(), words)
     assert named.searched.info().documents == 200
