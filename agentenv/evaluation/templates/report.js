@@ -110,10 +110,10 @@ function viewer(data) {
   }
   // The last screen of each episode of the list, with the last action on it.
   function gallery() {
-    const seen = shown.filter((e) => lastOf(e)).slice(0, THUMBNAILS);
-    const more = shown.filter(lastOf).length - seen.length;
+    const seen = shown.filter(lastOf);
+    const more = seen.length - THUMBNAILS;
     by("gallery").hidden = !seen.length;
-    by("gallery").replaceChildren(...seen.map(card), ...(more > 0 ? [el("li", "more", more + " more: narrow the search")] : []));
+    by("gallery").replaceChildren(...seen.slice(0, THUMBNAILS).map(card), ...(more > 0 ? [el("li", "more", more + " more: narrow the search")] : []));
   }
   const lastOf = (e) => e.runs.filter(Boolean).at(-1).turns.findLast((one) => one.scene);
   const summary = (e) => [(e.ends.at(-1) || "").replaceAll("_", " "),
@@ -122,7 +122,11 @@ function viewer(data) {
     const button = el("button", "", screen(lastOf(e).scene),
       el("span", "q", el("span", tone(e.verdict), sign(e.verdict) + " "), e.question || e.id), el("span", "meta", summary(e)));
     button.type = "button";
-    button.addEventListener("click", () => { show(e, true); step(Infinity, false); document.querySelector(".panes").scrollIntoView({ block: "nearest" }); });
+    button.addEventListener("click", () => {
+      show(e, true);
+      step(Infinity, false);
+      document.querySelector(".panes").scrollIntoView({ block: "nearest" });
+    });
     return el("li", "", button);
   }
   function show(e, scroll) {
