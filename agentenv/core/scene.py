@@ -10,6 +10,8 @@ from typing import Protocol
 
 Place = tuple[float, float]
 """x and y in pixels of the screen."""
+Edges = tuple[float, float, float, float]
+"""x1, y1, x2 and y2 of a box in pixels of the screen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +25,8 @@ class Mark:
     at: Place | None = None
     to: Place | None = None
     """Where an arrow ends."""
-    box: tuple[float, float, float, float] | None = None
-    """x1, y1, x2, y2 of the thing acted on."""
+    box: Edges | None = None
+    """Of the thing acted on."""
     expert: bool = False
     """Whether this is what an expert would have done rather than what the policy did."""
 

@@ -9,10 +9,10 @@ import base64
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from agentenv.core.scene import Mark
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Message
 from agentenv.evaluation.records import MarkRecord, SceneRecord
@@ -48,8 +48,19 @@ def _scene(trajectory: Trajectory, index: int, directory: Path) -> SceneRecord |
     scene: SceneRecord = {"picture": name, "marks": []}
     if turn.scene is not None:
         scene["size"] = list(turn.scene.size)
-        scene["marks"] = [MarkRecord(**asdict(mark)) for mark in turn.scene.marks(turn.action)]
+        scene["marks"] = [_mark(mark) for mark in turn.scene.marks(turn.action)]
     return scene
+
+
+def _mark(mark: Mark) -> MarkRecord:
+    return {
+        "kind": mark.kind,
+        "label": mark.label,
+        "at": mark.at,
+        "to": mark.to,
+        "box": mark.box,
+        "expert": mark.expert,
+    }
 
 
 def _last_image(messages: Sequence[Message]) -> bytes:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from agentenv.core.scene import Mark
+from agentenv.core.scene import Edges, Mark
 from agentenv.envs.gui.actions import Action, Direction, Kind, Point, parse_reply
 from agentenv.envs.gui.drawing import svg
 from agentenv.envs.gui.screen import Box, Element, Screen
@@ -52,7 +52,7 @@ class ScreenScene:
         shown = mark(self.expert, self.screen)
         yield Mark(shown.kind, told, shown.at, shown.to, expert=True)
         for box in self.boxes:
-            yield Mark(shown.kind, "", box=tuple(box), expert=True)
+            yield Mark(shown.kind, "", box=edges(box), expert=True)
 
 
 def mark(action: Action, screen: Screen) -> Mark:
@@ -65,8 +65,13 @@ def mark(action: Action, screen: Screen) -> Mark:
         at = at or (screen.width / 2, screen.height / 2)
         x, y = _TOWARDS[action.direction]
         to = at[0] + x * screen.width / 4, at[1] + y * screen.height / 4
-    box = tuple(element.box) if element else None
+    box = edges(element.box) if element else None
     return Mark(str(action.kind), words(action, element), at, to, box)
+
+
+def edges(box: Box) -> Edges:
+    """``box`` as plain numbers."""
+    return box.x1, box.y1, box.x2, box.y2
 
 
 def _meant(id: str | None, point: Point | None, screen: Screen) -> Element | None:
