@@ -1,6 +1,7 @@
 """Browser-v0 measured: pages stepped and solved, a reset against relaunching the browser, memory over many episodes.
 
-    python benchmarks/browser.py --out benchmarks/results/browser.json
+    python benchmarks/browser.py
+    python benchmarks/browser.py --parts memory     # one part; the others stay in the file as they are
 
 Needs the extra ``gui`` and a Chromium. A reset is ``env.reset()`` up to its observation. Rollouts of one page come in
 groups, as a trainer plays them, and the next page is made ready while the policy thinks; how long that takes is told, and
@@ -9,14 +10,17 @@ opens the same page with a bare playwright, as environments that keep no browser
 counted.
 """
 
-import argparse
 import asyncio
 import json
 import os
 import statistics
+import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from common import RESULTS, command_of, common_arguments, write
 
 from agentenv.core.types import Task
 from agentenv.envs.browser.driver import DRAWING, NETWORK, Driver, find_chromium
@@ -25,8 +29,11 @@ from agentenv.envs.browser.experts import EXPERTS, rehearse
 from agentenv.envs.browser.session import Session
 from agentenv.envs.browser.sites import ORIGIN, miniwob, miniwob_tasks
 from agentenv.envs.gui.actions import Action, Kind, action_text
+from agentenv.errors import BrowserFault
 
 MILLISECONDS = 1000
+GROUP = 8
+"""Episodes of one page after another, as a trainer plays them."""
 
 
 def pages(driver: Driver, limit: int | None) -> dict[str, Any]:
@@ -105,20 +112,19 @@ def resets(driver: Driver, n: int) -> dict[str, Any]:
     prepared: list[float] = []
     relaunched: list[float] = []
     for task in tasks[:n]:
-        group, preparing = timed(env, driver, [task] * 8)
+        group, preparing = timed(env, driver, [task] * GROUP)
         taken += group
         first += group[:1]
         prepared += preparing
         relaunched += asyncio.run(relaunch([str(task.data["page"])]))
     env.close()
     return {
-        "groups_of": 8,
+        "groups_of": GROUP,
         "reset_ms": summary(taken),
         "first_of_a_group_ms": summary(first),
         "preparing_the_next_ms": summary(prepared),
         "relaunch_ms": summary(relaunched),
         "times_faster": round(statistics.median(relaunched) / statistics.median(taken), 1),
-        "load": os.getloadavg()[0],
     }
 
 
@@ -133,17 +139,37 @@ def summary(values: list[float]) -> dict[str, float]:
 
 
 def memory(driver: Driver, episodes: int, every: int) -> dict[str, Any]:
-    """Resident memory of this process and of all below it over many episodes, browsers replaced as they come due."""
-    tasks = [task for task in miniwob_tasks() if task.data["page"] == "miniwob/click-button.html"]
+    """Resident memory of this process and of all below it over many episodes, browsers replaced as they come due.
+
+    The row of episode 0 is taken before a browser is started; ``quarters`` are medians over the rows after it.
+    """
+    tasks = [task for task in miniwob_tasks() if task.data["page"] in EXPERTS]
     env = Browser(tasks=tasks, driver=driver)
-    rows, start = [], time.perf_counter()
+    rows, start = [{"episode": 0, **resident()}], time.perf_counter()
+    faults = 0
     for episode in range(episodes):
-        env.reset(seed=episode)
-        env.step(action_text(Action(Kind.CLICK, point=(30.0, 80.0)), "so"))
+        try:
+            env.reset(seed=episode, options={"task": tasks[episode // GROUP % len(tasks)]})
+            env.step(action_text(Action(Kind.CLICK, point=(30.0, 80.0)), "so"))
+        except BrowserFault:  # of an overloaded machine: the next episode has another page
+            faults += 1
         if (episode + 1) % every == 0:
             rows.append({"episode": episode + 1, **resident()})
+            print(rows[-1], flush=True)
     env.close()
-    return {"episodes": episodes, "seconds": round(time.perf_counter() - start, 1), "mib": rows}
+    seconds = round(time.perf_counter() - start, 1)
+    counted = {"episodes": episodes, "faults": faults, "seconds": seconds}
+    return counted | {"quarters": quarters(rows[1:]), "mib": rows}
+
+
+def quarters(rows: list[dict[str, float]]) -> dict[str, list[float]]:
+    """Median MiB of each quarter of the rows, of this process and of those below it."""
+    bounds = [len(rows) * i // 4 for i in range(5)]
+    parts = [rows[a:b] for a, b in pairwise(bounds) if b > a]
+    return {
+        name: [round(statistics.median(row[name] for row in part), 1) for part in parts]
+        for name in ("python", "browser")
+    }
 
 
 def resident() -> dict[str, float]:
@@ -181,14 +207,13 @@ def _mib(pid: int, kind: str) -> float:
 
 
 def main() -> None:
-    """Measures and writes."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--parts", default="resets,pages,experts,memory")
+    """Measures and writes; each part says under which command and load it was measured."""
+    parser = common_arguments(__doc__ or "")
+    parser.add_argument("--parts", default="memory,resets,pages,experts")
     parser.add_argument("--limit", type=int, help="pages and experts at most")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of each expert")
     parser.add_argument("--groups", type=int, default=10, help="pages whose resets are timed")
     parser.add_argument("--episodes", type=int, default=1000, help="episodes whose memory is watched")
-    parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     driver = Driver()
     parts = {
@@ -197,12 +222,16 @@ def main() -> None:
         "experts": lambda: experts(driver, given.seeds, given.limit),
         "memory": lambda: memory(driver, given.episodes, max(1, given.episodes // 20)),
     }
-    results = json.loads(given.out.read_text()) if given.out.is_file() else {}
+    path = given.out or RESULTS / "browser.json"
+    held = json.loads(path.read_text()) if path.is_file() else {}
+    figures = {name: held[name] for name in ("runs", *parts) if name in held}
     for name in given.parts.split(","):
-        results[name] = parts[name]()
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps(results, indent=2) + "\n")
-        print(name, json.dumps(results[name])[:400], flush=True)
+        before = os.getloadavg()[0]
+        figures[name] = parts[name]()
+        run = {"command": command_of("browser", sys.argv[1:]), "load": [before, os.getloadavg()[0]]}
+        figures["runs"] = figures.get("runs", {}) | {name: run}
+        write("browser", given, figures)
+        print(json.dumps({name: figures[name]}), flush=True)
     driver.close()
 
 

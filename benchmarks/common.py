@@ -68,7 +68,7 @@ def write(name: str, args: argparse.Namespace, figures: Mapping[str, Any]) -> di
     """Writes the result file of benchmark ``name``, a long one's now and then, and returns what stands in it."""
     result = {
         "benchmark": name,
-        "command": " ".join(["python", f"benchmarks/{name}.py", *_shown(sys.argv[1:])]),
+        "command": command_of(name, sys.argv[1:]),
         "date": datetime.now(UTC).date().isoformat(),
         "machine": machine(),
         **figures,
@@ -79,6 +79,11 @@ def write(name: str, args: argparse.Namespace, figures: Mapping[str, Any]) -> di
     part.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     part.replace(path)
     return result
+
+
+def command_of(name: str, words: Sequence[str]) -> str:
+    """The command line of benchmark ``name`` with its arguments, as a result file has it."""
+    return " ".join(["python", f"benchmarks/{name}.py", *_shown(words)])
 
 
 def _shown(words: Sequence[str]) -> list[str]:

@@ -9,16 +9,18 @@ import random
 import traceback
 import unittest
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal
+from xml.etree import ElementTree
 
 import numpy as np
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 from gymnasium.utils.passive_env_checker import env_render_passive_checker
 
 from agentenv.core.env import Env
+from agentenv.core.scene import Mark
 from agentenv.core.types import EndReason, StateCapability, Step, ToolResult
 from agentenv.errors import EpisodeOver, SnapshotError
 
@@ -60,7 +62,7 @@ def run_check(name: str, make: MakeEnv) -> CheckResult:
         return CheckResult(name, "failed", f"{type(error).__name__}: {error}{where}")
 
 
-def _scripts(make: MakeEnv) -> Iterator[tuple[int, list[str]]]:
+def _scripts(make: MakeEnv) -> Generator[tuple[int, list[str]], None, None]:
     """Seeds with the actions to play under them: the expert's, then random ones."""
     for seed in SEEDS:
         with closing(make()) as env:
@@ -282,6 +284,27 @@ def check_episode_over(make: MakeEnv) -> None:
         raise unittest.SkipTest(f"no episode ended within {RANDOM_ACTIONS} actions")
 
 
+def check_scene(make: MakeEnv) -> str:
+    """A screen, where there is one, can be drawn before every action and the action marked on it."""
+    with closing(_scripts(make)) as scripts, closing(make()) as env:
+        seed, actions = next(scripts)
+        env.reset(seed=seed)
+        for number, action in enumerate(actions):
+            scene = env.scene()
+            if scene is None:
+                return "no screen"
+            _need(min(scene.size) > 0, f"the screen before action {number} has the size {scene.size}")
+            try:
+                ElementTree.fromstring(scene.svg())
+            except ElementTree.ParseError as error:
+                raise AssertionError(f"the drawing before action {number} is no SVG: {error}") from None
+            foreign = [mark for mark in scene.marks(action) if not isinstance(mark, Mark)]
+            _need(not foreign, f"action {number} is marked by {foreign[:1]}, which is no Mark")
+            if _play(env, [action])[0].info.get("end_reason"):
+                break
+    return f"{number + 1} screens"
+
+
 def check_expert(make: MakeEnv) -> str:
     """The expert's actions end the episode and score ``reward_ceiling``."""
     for seed in SEEDS:
@@ -327,6 +350,7 @@ CHECKS: dict[str, Callable[[MakeEnv], str | None]] = {
     "observations": check_observations,
     "info": check_info,
     "episode_over": check_episode_over,
+    "scene": check_scene,
     "expert": check_expert,
     "floors": check_floors,
 }

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import gymnasium
 
+from agentenv.core.scene import Scene
 from agentenv.core.snapshot import Snapshot, fork_value, resources_of
 from agentenv.core.spaces import FreeText, Messages
 from agentenv.core.types import EndReason, Info, Observation, StateCapability, Step, Task, ToolResult
@@ -192,6 +193,10 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
 
     def anchor_key(self) -> str | None:
         """The state without history, equal for equal futures; None where step groups make no sense."""
+        return None
+
+    def scene(self) -> Scene | None:
+        """The screen as it is now, for people who read the record of the episode; None where there is none."""
         return None
 
     def expert(self) -> Sequence[str] | None:

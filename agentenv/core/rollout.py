@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from agentenv.core.batching import Lockstep
 from agentenv.core.env import Env
 from agentenv.core.protocols import ChatFormat, Policy
+from agentenv.core.scene import Scene
 from agentenv.core.snapshot import Snapshot
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory, Turn
 from agentenv.core.types import Completion, EndReason, Observation, Sampling, Step, Task
@@ -247,12 +248,12 @@ async def act(record: Record, action: str, config: RolloutConfig) -> Observation
     env = record.start.env
     began = time.perf_counter()
     try:
-        key = env.anchor_key()
+        key, scene = env.anchor_key(), env.scene()
         step = await within(config.deadline_s, env.astep(action), EnvFault("the environment's step"))
     except Exception as error:
         record.fail(EndReason.ENV_FAULT, error)
         return None
-    _record_turn(record, action, step, key, time.perf_counter() - began)
+    _record_turn(record, action, step, key, scene, time.perf_counter() - began)
     if step.terminated or step.truncated:
         record.close(record.reward, step.info["end_reason"], step.info)
         return None
@@ -313,7 +314,9 @@ async def _generate(
     return await within(config.deadline_s, generating, PolicyFault("the policy"))
 
 
-def _record_turn(record: Record, action: str, step: Step, key: str | None, env_seconds: float) -> None:
+def _record_turn(
+    record: Record, action: str, step: Step, key: str | None, scene: Scene | None, env_seconds: float
+) -> None:
     record.turns.append(
         Turn(
             action=action,
@@ -324,6 +327,7 @@ def _record_turn(record: Record, action: str, step: Step, key: str | None, env_s
             anchor_key=key,
             policy_seconds=record.policy_seconds,
             env_seconds=env_seconds,
+            scene=scene,
         )
     )
 

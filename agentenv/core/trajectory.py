@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from agentenv.core.scene import Scene
 from agentenv.core.types import EndReason, Message, Observation, Task, ToolResult, ToolStatus
 from agentenv.errors import ConfigurationError
 
@@ -86,6 +87,8 @@ class Turn:
     """Key of the state in which the action was chosen."""
     policy_seconds: float = 0.0
     env_seconds: float = 0.0
+    scene: Scene | None = None
+    """The screen on which the action was chosen, where the environment has one."""
 
 
 @dataclass(frozen=True)
@@ -255,8 +258,8 @@ def to_record(trajectory: Trajectory) -> dict[str, Any]:
 def from_record(record: Mapping[str, Any], task: Task) -> Trajectory:
     """The trajectory of a JSON form, with everything that credit and loss read.
 
-    What ``to_record`` leaves out stays out: the opening messages, seconds, data of tool results; an observation is one
-    message.
+    What ``to_record`` leaves out stays out: the opening messages, seconds, scenes, data of tool results; an
+    observation is one message.
     """
     return Trajectory(
         task=task,

@@ -41,7 +41,7 @@ def cause_of(record: Record, value: float) -> str:
     """
     if not record["valid"]:
         return "fault"
-    if value >= CORRECT:
+    if record.get("solved", value >= CORRECT):
         return "correct"
     if record["prediction"] is None:
         turns = record.get("turns") or ()

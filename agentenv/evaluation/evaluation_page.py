@@ -14,6 +14,7 @@ from agentenv.evaluation.page import (
     first_scorer,
     levels_of,
     with_bounds,
+    with_pictures,
 )
 from agentenv.evaluation.records import SUITE, Evaluation, read_evaluation, read_json
 from agentenv.evaluation.tables import comparison_table, suite_tables, tables
@@ -46,7 +47,7 @@ def _single(directory: Path, against: Path | None) -> Page:
         }
     )
     found = compare(against, directory, scorer=scorer) if against else None
-    return Page(
+    page = Page(
         title=f"{results.get('dataset', 'evaluation')} {results.get('split', '')}".strip(),
         facts=facts_of(results),
         scorer=scorer,
@@ -61,6 +62,7 @@ def _single(directory: Path, against: Path | None) -> Page:
         config=_config(directory),
         unit=results.get("tokens", {}).get("unit", "tokens"),
     )
+    return with_pictures(page, sides)
 
 
 def _suite(directory: Path, against: Path | None) -> Page:
@@ -73,7 +75,7 @@ def _suite(directory: Path, against: Path | None) -> Page:
     means = summary["scores"].get(scorer, {})
     overall = {f"{kind} mean": means[kind] for kind in ("macro", "micro") if kind in means}
     scores = {name: results["scores"].get(scorer, {}) for name, results in newest.items()}
-    return Page(
+    page = Page(
         title=f"Suite of {len(names)} sets: {newest[names[0]]['policy']}",
         facts=_shared_facts(newest),
         scorer=scorer,
@@ -90,6 +92,7 @@ def _suite(directory: Path, against: Path | None) -> Page:
         note=_note(sides),
         unit=newest[names[0]]["tokens"]["unit"],
     )
+    return with_pictures(page, [side for several in sides.values() for side in several])
 
 
 def _note(sides: dict[str, list[Evaluation]]) -> str:

@@ -5,7 +5,7 @@ markup.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from agentenv.errors import MissingExtra
 from agentenv.evaluation.charts import Level, level_chart
 from agentenv.evaluation.diagnosis import cause_of
 from agentenv.evaluation.records import Evaluation, Record, redacted
+from agentenv.evaluation.results import OUTCOME
+from agentenv.evaluation.screens import pictures_of
 
 Json = dict[str, Any]
 
@@ -37,6 +39,7 @@ class Page:
     config: str = ""
     note: str = ""  # on the episodes
     unit: str = "tokens"  # what a token of the policy is
+    pictures: dict[str, str] = field(default_factory=dict)  # of screens, by the name of their files
 
     @property
     def level_chart(self) -> str:
@@ -62,6 +65,20 @@ def render(page: Page) -> str:
         lstrip_blocks=True,
     )
     return environment.get_template("report.html").render(page=page)
+
+
+def with_pictures(page: Page, sides: Sequence[Evaluation]) -> Page:
+    """``page`` with the screens of its episodes, as many as it has room for.
+
+    Args:
+        page: with the episodes.
+        sides: the evaluations that they come from.
+    """
+    pictures, missing = pictures_of(page.episodes, [side.directory for side in sides])
+    told = f"{missing} pictures of screens are not on this page: they found no room, or their files are gone."
+    return replace(
+        page, pictures=pictures, note=" ".join([page.note, told]).strip() if missing else page.note
+    )
 
 
 def first_scorer(results: Json) -> str:
@@ -138,6 +155,8 @@ def _episode(record: Record, scorer: str) -> Json:
     if scorer in SCORERS:
         score = SCORERS[scorer](record["prediction"], record["answers"]).value
     cause = cause_of(record, score)
+    if scorer == OUTCOME and cause not in ("correct", "fault"):
+        cause = "unsolved"  # the other causes are those of wrong answers
     record = redacted(record)
     return {
         "prediction": record["prediction"],

@@ -169,7 +169,7 @@ def play_missing(
 
     def keep(played: Sequence[Trajectory]) -> None:
         nonlocal last
-        records = [to_record(trajectory) for trajectory in played]
+        records = [to_record(trajectory, directory) for trajectory in played]
         journal.append(records)
         now = time.perf_counter()
         log_seconds(directory, phase, now - last, [_seconds(trajectory) for trajectory in played])

@@ -29,6 +29,25 @@ class ToolRecord(TypedDict, total=False):
     ids: Sequence[Sequence[str]]  # of the passages that it returned, one ranked list for each query
 
 
+class MarkRecord(TypedDict):
+    """An action on a screen; the values of `agentenv.core.scene.Mark`."""
+
+    kind: str
+    label: str
+    at: Sequence[float] | None
+    to: Sequence[float] | None
+    box: Sequence[float] | None
+    expert: bool
+
+
+class SceneRecord(TypedDict, total=False):
+    """The screen on which an action was chosen."""
+
+    picture: Required[str]  # a file in the folder ``screens`` beside the episodes, named after its content
+    marks: Required[list[MarkRecord]]
+    size: Sequence[int]  # width and height in pixels, to which the marks refer
+
+
 class TurnRecord(TypedDict, total=False):
     """One turn: what the policy wrote, what it saw next, and what that was worth."""
 
@@ -39,6 +58,7 @@ class TurnRecord(TypedDict, total=False):
     tool_results: list[ToolRecord]
     policy_tokens: int  # sampled in this turn
     observation_tokens: int  # shown after it
+    scene: SceneRecord  # where there is a screen
 
 
 class Record(TypedDict, total=False):
@@ -48,6 +68,7 @@ class Record(TypedDict, total=False):
     question: Required[str]
     answers: Required[Sequence[str]]
     prediction: Required[str | None]
+    solved: bool  # what the environment itself says; where absent the score decides
     valid: Required[bool]  # False is a fault of ours: excluded from every score and counted as a fault
     end_reason: Required[str]
     searches: Required[int]

@@ -25,6 +25,7 @@ from agentenv.evaluation.page import (
     levels_of,
     render,
     with_bounds,
+    with_pictures,
 )
 from agentenv.evaluation.records import EPISODES, RESULTS, SUITE, Evaluation, read_evaluation, read_json
 from agentenv.evaluation.records import write_atomically as write
@@ -98,7 +99,7 @@ def training_page(directory: Path) -> Page:
     named = dict.fromkeys(("before", "after", *sides))
     levels = levels_of({name: results[name] for name in named if name in results})
     config = directory / "config.toml"
-    return Page(
+    page = Page(
         title=f"Training run {directory.resolve().name}",
         facts=facts_of(next(sides[name].results for name in ("after", "before") if name in sides))
         if sides
@@ -115,6 +116,7 @@ def training_page(directory: Path) -> Page:
         seconds=_seconds(results, directory),
         config=config.read_text(encoding="utf-8") if config.is_file() else "",
     )
+    return with_pictures(page, list(sides.values()))
 
 
 def _sides(folder: Path) -> list[str]:

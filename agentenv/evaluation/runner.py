@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from agentenv.core.chat import InlineFormat
@@ -14,6 +15,7 @@ from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.core.types import Task, ToolResult
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.records import Record, ToolRecord
+from agentenv.evaluation.screens import keep_scenes
 from agentenv.policies.scripted import ScriptedPolicy
 
 MakeEnv = Callable[[], Env[Any]]
@@ -123,8 +125,14 @@ def roomy(config: RolloutConfig) -> RolloutConfig:
     return replace(config, context_tokens=1 << 20, turn_tokens=1 << 16)
 
 
-def to_record(trajectory: Trajectory) -> Record:
-    """The line of ``episodes.jsonl`` for one episode."""
+def to_record(trajectory: Trajectory, directory: Path | None = None) -> Record:
+    """The line of ``episodes.jsonl`` for one episode.
+
+    Args:
+        trajectory: the episode.
+        directory: of the evaluation: pictures of the screens are written there and named in the record, but for a sealed
+            set. None leaves them out.
+    """
     task = trajectory.task
     searches = [r for turn in trajectory.turns for r in turn.tool_results if r.name == "search"]
     retrieved = [list(ids) for result in searches for ids in result.data.get("ids", ())]
@@ -155,6 +163,12 @@ def to_record(trajectory: Trajectory) -> Record:
         ],
         "tokens": {"policy": trajectory.response_tokens, "total": tokens.total()},
     }
+    if directory is not None and "canary" not in task.data:
+        for row, scene in zip(record["turns"], keep_scenes(trajectory, directory), strict=True):
+            if scene is not None:
+                row["scene"] = scene
+    if "solved" in trajectory.info:
+        record["solved"] = trajectory.info["solved"]
     if trajectory.error:
         record["error"] = trajectory.error
     if trajectory.valid:

@@ -66,7 +66,7 @@ def _evaluated(run: Run, name: str, strategy: str) -> dict[str, Any]:
     if run.config.evaluation.bounds and strategy == "plain":
         bounds = measure_bounds(run.policy, run.chat, run.test, config, scorer, seed=run.config.seed)
     summary = _summary(run, run.test, played, bounds, strategy) | {"index_recall": index_recall(run.test)}
-    write_evaluation(directory, summary, map(to_record, played))
+    write_evaluation(directory, summary, [to_record(trajectory, directory) for trajectory in played])
     run.seconds[f"evaluation_{name}"] = time.perf_counter() - began
     return summary
 

@@ -26,6 +26,8 @@ def test_the_benchmark_runs(tmp_path: Path) -> None:
     assert found["pages"] == {"pages": 2, "failed": {}}
     assert found["experts"] == {"experts": 2, "seeds": 1, "always_reward_1": 2, "lost": {}}
     rows = found["memory"]["mib"]
-    assert [row["episode"] for row in rows] == list(range(1, 21))
-    assert max(row["processes"] for row in rows[10:]) <= max(row["processes"] for row in rows[:10]) + 3
-    assert rows[-1]["python"] < rows[9]["python"] + 64  # MiB
+    assert [row["episode"] for row in rows] == list(range(21))
+    assert all(len(found["memory"]["quarters"][name]) == 4 for name in ("python", "browser"))
+    assert found["runs"].keys() == {"memory", "resets", "pages", "experts"}
+    assert max(row["processes"] for row in rows[11:]) <= max(row["processes"] for row in rows[:11]) + 3
+    assert rows[-1]["python"] < rows[10]["python"] + 64  # MiB

@@ -30,7 +30,7 @@ def test_the_generated_environment_passes_unchanged(
             [sys.executable, *command], cwd=out, env=environ, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
-    assert "0 of 13 checks failed" in done.stdout
+    assert "0 of 14 checks failed" in done.stdout
 
 
 def test_people_are_told_what_to_do_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from agentenv.core.contract import CHECKS, CheckResult, EnvContract, check_env, run_check
 from agentenv.core.env import Env
+from agentenv.core.scene import Mark, Scene
 from agentenv.core.types import EndReason, Info, Message, Observation, StateCapability, Step
 from agentenv.errors import EnvFault
 
@@ -162,6 +163,34 @@ class BadRender(Guess):
         return 3
 
 
+class Board:
+    """A screen that is drawn and marked as it was told to be."""
+
+    def __init__(self, svg: str, mark: Any = None) -> None:
+        self.size, self._svg, self._mark = (10, 10), svg, mark
+
+    def svg(self) -> str:
+        return self._svg
+
+    def marks(self, action: str) -> list[Any]:
+        return [self._mark or Mark("guess", action)]
+
+
+class Drawn(Guess):
+    def scene(self) -> Scene | None:
+        return Board("<svg/>")
+
+
+class BadDrawing(Guess):
+    def scene(self) -> Scene | None:
+        return Board("<svg>&</svg>")
+
+
+class BadMark(Guess):
+    def scene(self) -> Scene | None:
+        return Board("<svg/>", "a click")
+
+
 class NoSpaces(Guess):
     def __init__(self) -> None:
         super().__init__()
@@ -193,6 +222,8 @@ class Down(Guess):
         (NoCapability, "capability", "capability is 'memory'"),
         (ForkShares, "fork", "EpisodeOver"),
         (BadRender, "render", ""),
+        (BadDrawing, "scene", "before action 0 is no SVG"),
+        (BadMark, "scene", "marked by ['a click']"),
         (NoSpaces, "gymnasium", "action"),
         (Down, "info", "EnvFault: the sandbox is down (step, line"),
     ],
@@ -201,6 +232,11 @@ def test_a_bad_environment_is_caught(make: Callable[[], Env[Any]], name: str, wo
     result = run_check(name, make)
     assert result.status == "failed", result
     assert words in result.detail
+
+
+def test_screens_are_counted_where_there_are_any() -> None:
+    assert run_check("scene", Drawn) == CheckResult("scene", "ok", "2 screens")
+    assert run_check("scene", Guess) == CheckResult("scene", "ok", "no screen")
 
 
 class NoTimeTravel(Guess):

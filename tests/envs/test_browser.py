@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from agentenv.core.trajectory import Trajectory, Turn
 from agentenv.core.types import EndReason, Task, ToolStatus
 from agentenv.envs.browser import page as page_module
 from agentenv.envs.browser.driver import Driver, find_chromium, unavailable
@@ -31,6 +32,7 @@ from agentenv.envs.browser.sites import (
 )
 from agentenv.envs.gui.actions import Action, Kind, action_text
 from agentenv.errors import BrowserFault, ConfigurationError, DatasetError, ReplayDivergence, UnknownName
+from agentenv.evaluation.runner import to_record
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 
@@ -123,6 +125,29 @@ def do(env: Browser, kind: Kind, on: str = "", **fields: Any) -> Any:
 def only(step: Any) -> Any:
     (result,) = step.info["tool_results"]
     return result
+
+
+# What a viewer sees.
+
+
+def test_the_scene_is_the_page_with_the_action_on_it(driver: Driver, folder: Path, tmp_path: Path) -> None:
+    task = Task("local", "Do it.", data={"page": "form.html"})
+    env = Browser(site=Site(folder), tasks=[task], validator=never, driver=driver, pixels=True)
+    opening, _ = env.reset(seed=0)
+    save = env.screen().element(named(env, "Save"))
+    scene = env.scene()
+    action = action_text(Action(Kind.CLICK, id=named(env, "Save")), "so")
+    turn = Turn(action, scene=scene)
+    env.close()
+    (mark,) = scene.marks(action)
+    assert save is not None
+    assert (mark.label, mark.at, mark.box) == ('click "Save"', save.box.centre, tuple(save.box))
+    assert "Save" in scene.svg()
+    played = Trajectory(task, (), (turn,), 0.0, EndReason.SUBMITTED, opening)
+    (row,) = to_record(played, tmp_path)["turns"]
+    kept = (tmp_path / "screens" / row["scene"]["picture"]).read_bytes()
+    assert kept == env.screen().image  # shown as it is: its sides are multiples of 28
+    assert tuple(row["scene"]["size"]) == (env.screen().width, env.screen().height)
 
 
 # What a site serves.

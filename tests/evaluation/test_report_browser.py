@@ -10,11 +10,17 @@ from typing import Any
 
 import pytest
 
+from agentenv.core.trajectory import Trajectory, Turn
+from agentenv.core.types import EndReason, Message, Task
 from agentenv.envs.browser.driver import find_chromium
+from agentenv.envs.gui.actions import Action, Kind, action_text
+from agentenv.envs.gui.scene import ScreenScene
+from agentenv.envs.gui.screen import Box, Element, Screen
 from agentenv.evaluation.diagnosis import cause_of
-from agentenv.evaluation.records import Record, read_evaluation
+from agentenv.evaluation.records import Record, read_evaluation, write_evaluation
 from agentenv.evaluation.report import write_report
-from agentenv.evaluation.results import score_of
+from agentenv.evaluation.results import score_of, summarize
+from agentenv.evaluation.runner import to_record
 from agentenv.evaluation.suite import summarize_suite
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright (the extra 'dev')")
@@ -245,3 +251,88 @@ def test_the_page_of_two_suites_compares_and_filters_by_set(
         "\u2717",
         "\u2713",
     ]
+
+
+MARKUP = "<img src=x onerror=alert(1)><b>Send</b>"
+
+
+def graphical(folder: Path) -> Path:
+    """The page of three episodes on a made-up screen: solved in two turns, not solved in three, and one of words alone."""
+    send = Element("1", "button", MARKUP, Box(100, 20, 180, 60))
+    scene = ScreenScene(
+        Screen(400, 200, MARKUP, (send,)), Action(Kind.CLICK, point=(20, 20)), (Box(0, 0, 40, 40),)
+    )
+    actions = [
+        Action(Kind.CLICK, id="1"),
+        Action(Kind.SWIPE, point=(300, 150), end=(300, 50)),
+        Action(Kind.TYPE, text="Ann"),
+    ]
+    turns = [
+        Turn(action_text(a, "so"), (Message("user", MARKUP),), valid=a.kind is not Kind.SWIPE, scene=scene)
+        for a in actions
+    ]
+    played = [
+        Trajectory(Task(f"t{n}", MARKUP), (), tuple(turns[:n]), float(n == 2), EndReason.SUBMITTED)
+        for n in (2, 3)
+    ]
+    played.append(Trajectory(Task("words", "words"), (), (Turn("no action"),), 0.0, EndReason.TURN_LIMIT))
+    rows = [to_record(trajectory, folder) for trajectory in played]
+    about = {"dataset": "d", "split": "test", "policy": "p", "retriever": None, "k": 1}
+    write_evaluation(folder, summarize(rows, ("reward",), **about), rows)  # type: ignore[arg-type]
+    return write_report(folder)
+
+
+def drawn(page: Any, selector: str) -> list[str]:
+    """Each shape of ``selector`` with its place."""
+    found: list[str] = page.locator(selector).evaluate_all(
+        """nodes => nodes.map(n => [n.tagName, ...["x", "y", "width", "height", "x1", "y1", "x2", "y2", "cx", "cy"]
+            .filter(a => n.hasAttribute(a)).map(a => n.getAttribute(a))].join(" "))"""
+    )
+    return found
+
+
+def test_the_gallery_opens_an_episode_at_its_last_screen(
+    tmp_path: Path, open_page: Callable[[Path], Any]
+) -> None:
+    page = open_page(graphical(tmp_path))
+    cards = page.locator("#gallery li")
+    assert cards.count() == 2  # the episode of words has no screen
+    assert [text.splitlines()[0] for text in cards.all_inner_texts()] == [f"✓ {MARKUP}", f"✗ {MARKUP}"]
+    assert 'submitted · type "Ann"' in cards.nth(1).inner_text()
+    assert page.locator("img").evaluate_all(
+        "all => all.every(one => one.complete && one.naturalWidth === 400)"
+    )
+    cards.nth(1).locator("button").click()
+    assert page.locator("#place").inner_text() == "turn 3 of 3"
+    assert "not solved" in page.locator("#detail .verdict").inner_text()
+    page.locator("#outcome").select_option("correct")
+    assert cards.count() == 1
+    page.locator("#text").fill("words")
+    page.locator("#outcome").select_option("")
+    assert not page.locator("#gallery").is_visible()
+
+
+def test_an_episode_is_replayed_with_the_action_on_each_screen(
+    tmp_path: Path, open_page: Callable[[Path], Any]
+) -> None:
+    page = open_page(graphical(tmp_path))
+    page.locator("#gallery button").nth(1).click()
+    now = ".turn.current .screen"
+    assert page.locator(now).count() == 1
+    assert drawn(page, f"{now} g.expert > *") == ["circle 20 20", "circle 20 20", "rect 0 0 40 40"]
+    assert page.locator(f"{now} .label").all_inner_texts() == ['type "Ann"']
+    page.keyboard.press("h")
+    assert drawn(page, f"{now} g.policy > *") == ["line 300 150 300 50", "polyline", "circle 300 150"]
+    # the expert's words stand there because the action was not his
+    assert page.locator(f"{now} .label").all_inner_texts() == ["expert: click", "swipe"]
+    page.locator(".thumb").nth(0).click()
+    assert page.locator("#place").inner_text() == "turn 1 of 3"
+    assert drawn(page, f"{now} g.policy > *") == ["rect 100 20 80 40", "circle 140 40", "circle 140 40"]
+    assert page.locator(f"{now} .label.policy").inner_text() == f'click "{MARKUP}"'
+    picture = page.locator(f"{now} img").bounding_box()
+    ring = page.locator(f"{now} g.policy circle:not(.dot)").bounding_box()
+    centre = (ring["x"] + ring["width"] / 2 - picture["x"]) / picture["width"]
+    assert abs(centre - 140 / 400) < 0.01  # the layer lies on the picture as that is scaled
+    page.locator("#play").click()
+    page.locator("#place", has_text="turn 3 of 3").wait_for()
+    assert page.locator("#play").inner_text() == "▶ play"  # it stops at the end

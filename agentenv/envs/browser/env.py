@@ -35,6 +35,7 @@ from agentenv.envs.browser.session import Seen, Session
 from agentenv.envs.browser.sites import Site, Validator, miniwob, miniwob_task, miniwob_tasks, page_of
 from agentenv.envs.gui.actions import STOP, Action, Kind, action_text, parse_reply
 from agentenv.envs.gui.observation import PROMPT, opening, show
+from agentenv.envs.gui.scene import ScreenScene
 from agentenv.envs.gui.screen import Screen
 from agentenv.errors import ConfigurationError, DatasetError, EnvFault, SnapshotError, UnknownName
 
@@ -202,6 +203,10 @@ class Browser(AsyncEnv[BrowserState]):
     def screen(self) -> Screen:
         """What is on the screen, with pixels where the policy sees them."""
         return self.state.seen.screen
+
+    def scene(self) -> ScreenScene:
+        """What the page showed last."""
+        return ScreenScene(self.screen())
 
     async def astep(self, action: str) -> Step:
         """Carries out the one action of ``action``.

@@ -19,6 +19,7 @@ from agentenv.envs.domsim.widgets import Widget
 from agentenv.envs.domsim.world import View, World
 from agentenv.envs.gui.actions import STOP, Action, Kind, action_text, parse_reply
 from agentenv.envs.gui.observation import PROMPT, opening, show
+from agentenv.envs.gui.scene import ScreenScene
 from agentenv.envs.gui.screen import Screen, pointed
 from agentenv.errors import ConfigurationError, DatasetError
 
@@ -165,6 +166,10 @@ class DomSim(Env[DomSimState]):
         )
         told = (self.state.posed.goal, sorted(world.data.items()), shown, world.scroll, world.answer)
         return hashlib.sha256(repr(told).encode("utf-8", "backslashreplace")).hexdigest()[:16]
+
+    def scene(self) -> ScreenScene:
+        """The UI tree; a picture of it is in the message where the policy sees pixels."""
+        return ScreenScene(self.state.view.screen)
 
     def expert(self) -> Sequence[str]:
         """The template's plan, played."""

@@ -40,6 +40,10 @@ class Box(NamedTuple):
         """Whether ``point`` lies in it."""
         return self.x1 <= point[0] <= self.x2 and self.y1 <= point[1] <= self.y2
 
+    def scaled(self, x: float, y: float) -> "Box":
+        """The box on a screen that is ``x`` times as wide and ``y`` times as high."""
+        return Box(self.x1 * x, self.y1 * y, self.x2 * x, self.y2 * y)
+
     def enlarged(self, factor: float) -> "Box":
         """The box about the same centre with sides ``factor`` times as long."""
         (x, y), w, h = self.centre, (self.x2 - self.x1) * factor / 2, (self.y2 - self.y1) * factor / 2
@@ -107,8 +111,7 @@ class Screen:
             return self
         x, y = width / self.width, height / self.height
         elements = self.elements and tuple(
-            element._replace(box=Box(*(side * (y if i % 2 else x) for i, side in enumerate(element.box))))
-            for element in self.elements
+            element._replace(box=element.box.scaled(x, y)) for element in self.elements
         )
         return replace(self, width=width, height=height, elements=elements)
 

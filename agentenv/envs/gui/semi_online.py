@@ -23,6 +23,7 @@ from agentenv.envs.gui.matching import MatchResult, get_matcher
 from agentenv.envs.gui.observation import PROMPT, opening, show
 from agentenv.envs.gui.recordings import RecordedStep, Recording, expert_action, load_recordings
 from agentenv.envs.gui.rewards import Weights, step_reward
+from agentenv.envs.gui.scene import ScreenScene
 from agentenv.envs.gui.screen import Screen, pointed
 from agentenv.envs.gui.thoughts import OFF_POLICY, ON_POLICY, ThoughtWriter
 from agentenv.errors import ConfigurationError, DatasetError
@@ -163,6 +164,13 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         step = self.state.step
         return step.screen.at_size(*step.shown)
 
+    def scene(self) -> ScreenScene:
+        """The recorded screen with what the expert did there."""
+        step, screen = self.state.step, self.screen()
+        x, y = screen.width / step.gold.size[0], screen.height / step.gold.size[1]
+        boxes = tuple(box.scaled(x, y) for box in step.gold.boxes)
+        return ScreenScene(screen, expert_action(step), boxes)
+
     async def astep(self, action: str) -> Step:
         """Compares ``action`` with the expert's and goes on, with or without a patch, or ends.
 
@@ -192,6 +200,8 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
             told["reason"],
             "" if verdict.exact else "mismatch",
         )
+        if end:
+            told["solved"] = end is EndReason.SUBMITTED and state.patches == 0
         observation = () if end else self._context()
         return self.result(
             observation, reward=reward, end=end, valid=verdict.exact, tool_results=(result,), **told

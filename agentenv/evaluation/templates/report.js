@@ -26,15 +26,18 @@ for (const chart of document.querySelectorAll("svg[data-points]")) {
 }
 
 const ROWS = 500; // of the list at a time: a browser lays out thousands slowly
+const THUMBNAILS = 60; // of the gallery
+const PLAY_MS = 1200; // a turn, while an episode is played by itself
 
 function viewer(data) {
   const by = (id) => document.getElementById(id);
-  const { episodes, labels, scorer, unit } = data;
+  const { episodes, labels, scorer, unit, pictures } = data;
+  const screen = screensOf(pictures);
   const paired = labels.length > 1;
   const verdict = (run) => (run ? run.cause : "absent");
   const words = {
     correct: "correct", retrieval_miss: "retrieval miss", read_miss: "read miss", format: "format error",
-    gave_up: "gave up", fault: "fault", absent: "not run",
+    gave_up: "gave up", unsolved: "not solved", fault: "fault", absent: "not run",
   };
   const sign = (cause) => (cause === "correct" ? "\u2713" : cause === "fault" ? "!" : cause === "absent" ? " " : "\u2717");
   const tone = (cause) => (cause === "correct" || cause === "fault" ? cause : "wrong");
@@ -45,7 +48,7 @@ function viewer(data) {
   }
   const outcomes = {
     "": "all outcomes", correct: "correct", wrong: "not correct",
-    retrieval_miss: "retrieval miss", read_miss: "read miss", format: "format error", gave_up: "gave up", fault: "fault",
+    retrieval_miss: "retrieval miss", read_miss: "read miss", format: "format error", gave_up: "gave up", unsolved: "not solved", fault: "fault",
     ...(paired ? { gained: "not correct in " + labels[0] + ", correct in " + labels[1],
       lost: "correct in " + labels[0] + ", not in " + labels[1] } : {}),
   };
@@ -57,8 +60,9 @@ function viewer(data) {
 
   function fill(id, options) {
     for (const [value, label] of options) {
-      const count = value === "" ? "" : " (" + episodes.filter((e) => matches[id](e, value)).length + ")";
-      const option = el("option", "", label + count);
+      const count = episodes.filter((e) => value === "" || matches[id](e, value)).length;
+      if (!count) continue;
+      const option = el("option", "", value === "" ? label : label + " (" + count + ")");
       option.value = value;
       by(id).append(option);
     }
@@ -79,6 +83,7 @@ function viewer(data) {
   let shown = [];
   let open = null;
   let turn = 0; // index of the turn that is stepped to
+  let playing = null; // timer of an episode that is played by itself
   function hay(e) {
     e.hay ??= JSON.stringify([e.id, e.question, e.answers, e.runs.map((r) => r && [r.prediction, r.turns])]).toLowerCase();
     return e.hay;
@@ -92,6 +97,7 @@ function viewer(data) {
     by("list").replaceChildren(...shown.slice(0, ROWS).map(row),
       ...(more > 0 ? [el("li", "more", more + " more: narrow the search")] : []));
     by("count").textContent = shown.length + " of " + episodes.length;
+    gallery();
     show(shown.includes(open) ? open : shown[0] || null);
   }
   function row(e) {
@@ -102,7 +108,29 @@ function viewer(data) {
     e.row.addEventListener("click", () => show(e));
     return e.row;
   }
+  // The last screen of each episode of the list, with the last action on it.
+  function gallery() {
+    const seen = shown.filter(lastOf);
+    const more = seen.length - THUMBNAILS;
+    by("gallery").hidden = !seen.length;
+    by("gallery").replaceChildren(...seen.slice(0, THUMBNAILS).map(card), ...(more > 0 ? [el("li", "more", more + " more: narrow the search")] : []));
+  }
+  const lastOf = (e) => e.runs.filter(Boolean).at(-1).turns.findLast((one) => one.scene);
+  const summary = (e) => [(e.ends.at(-1) || "").replaceAll("_", " "),
+    ...lastOf(e).scene.marks.filter((mark) => !mark.expert).map((mark) => mark.label)].join(" \u00b7 ");
+  function card(e) {
+    const button = el("button", "", screen(lastOf(e).scene),
+      el("span", "q", el("span", tone(e.verdict), sign(e.verdict) + " "), e.question || e.id), el("span", "meta", summary(e)));
+    button.type = "button";
+    button.addEventListener("click", () => {
+      show(e, true);
+      step(Infinity, false);
+      document.querySelector(".panes").scrollIntoView({ block: "nearest" });
+    });
+    return el("li", "", button);
+  }
   function show(e, scroll) {
+    stop();
     if (open && open.row) open.row.classList.remove("open");
     open = e;
     turn = 0;
@@ -110,66 +138,101 @@ function viewer(data) {
     if (e.row) e.row.classList.add("open");
     if (scroll && e.row) e.row.scrollIntoView({ block: "nearest" });
     by("detail").replaceChildren(
-      el("h3", "", e.question),
-      el("p", "meta", "Accepted: " + e.answers.join(" \u00b7 ")),
+      el("h3", "", e.question || e.id),
+      e.answers.some(Boolean) ? el("p", "meta", "Accepted: " + e.answers.join(" \u00b7 ")) : "",
       e.supporting.length ? el("p", "meta", "Supporting documents: " + e.supporting.join(", ")) : "",
-      stepper(),
+      stepper(e.runs.some((run) => run && lastOf({ runs: [run] }))),
       el("div", "sides", e.runs.map((run, i) => run && side(e, run, labels[i], e.verdicts[i]))));
     by("detail").scrollTop = 0;
     step(0, false);
     history.replaceState(null, "", "#" + encodeURIComponent(e.id));
   }
-  function stepper() {
-    const button = (id, label, by) => {
+  function stepper(plays) {
+    const button = (id, label, act) => {
       const node = el("button", "", label);
       node.id = id;
       node.type = "button";
-      node.addEventListener("click", () => step(by, true));
+      node.addEventListener("click", act);
       return node;
     };
     const place = el("span", "meta", "");
     place.id = "place";
-    return el("p", "stepper", button("previous", "\u2190 turn", -1), place, button("next", "turn \u2192", 1));
+    return el("p", "stepper", button("previous", "\u2190 turn", () => step(-1, true)), place,
+      button("next", "turn \u2192", () => step(1, true)), plays && button("play", "\u25b6 play", play) || null);
   }
   function step(by, scroll) {
-    const turns = [...document.querySelectorAll("#detail .turn")];
-    const last = Math.max(0, ...turns.map((node) => Number(node.dataset.turn)));
+    const nodes = [...document.querySelectorAll("#detail [data-turn]")];
+    const last = Math.max(0, ...nodes.map((node) => Number(node.dataset.turn)));
     turn = Math.min(last, Math.max(0, turn + by));
-    document.getElementById("place").textContent = turns.length ? "turn " + (turn + 1) + " of " + (last + 1) : "no turns";
+    document.getElementById("place").textContent = nodes.length ? "turn " + (turn + 1) + " of " + (last + 1) : "no turns";
     document.getElementById("previous").disabled = turn === 0;
     document.getElementById("next").disabled = turn === last;
-    for (const node of turns) node.classList.toggle("current", Number(node.dataset.turn) === turn);
-    const first = turns.find((node) => Number(node.dataset.turn) === turn);
+    const current = nodes.filter((node) => node.classList.toggle("current", Number(node.dataset.turn) === turnFor(node)));
+    const first = current.find((node) => node.matches(".side:not(.replay) .turn"));
     if (scroll && first) first.scrollIntoView({ block: "nearest" });
+    if (turn === last) stop();
+  }
+  // Of two episodes side by side the shorter one stays at its last screen.
+  function turnFor(node) {
+    const side = node.closest(".replay");
+    return side ? Math.min(turn, Number(side.dataset.last)) : turn;
+  }
+  function play() {
+    if (playing) return stop();
+    if (document.getElementById("next").disabled) step(-Infinity, false);
+    document.getElementById("play").textContent = "\u23f8 pause";
+    playing = setInterval(() => step(1, false), PLAY_MS);
+  }
+  function stop() {
+    clearInterval(playing);
+    playing = null;
+    const button = document.getElementById("play");
+    if (button) button.textContent = "\u25b6 play";
   }
   function side(e, run, label, outcome) {
     const found = new Set(run.retrieved.flat());
     const tokens = run.tokens || {};
-    const facts = [run.end.replaceAll("_", " "), run.searches + (run.searches === 1 ? " search" : " searches"),
-      scorer + " " + fixed(run.score), "reward " + fixed(run.reward)];
+    const asked = scorer !== "reward" || run.prediction !== null;
+    const facts = [run.end.replaceAll("_", " "), ...(asked ? [run.searches + (run.searches === 1 ? " search" : " searches")] : []),
+      ...(scorer === "reward" ? [] : [scorer + " " + fixed(run.score)]), "reward " + fixed(run.reward)];
     if (e.supporting.length)
       facts.push(e.supporting.filter((id) => found.has(id)).length + " of " + e.supporting.length + " supporting documents found");
     if (tokens.total) facts.push(tokens.policy + " " + unit + " written, " + tokens.total + " in all");
-    return el("div", "side",
+    const seen = run.turns.some((one) => one.scene);
+    const node = el("div", seen ? "side replay" : "side",
       el("h4", "", label, el("span", "verdict " + tone(outcome), sign(outcome) + " " + words[outcome])),
-      el("p", "meta", "Answer: " + (run.prediction === null ? "none" : run.prediction)),
+      asked ? el("p", "meta", "Answer: " + (run.prediction === null ? "none" : run.prediction)) : null,
       el("p", "meta", facts.join(" \u00b7 ")),
       run.error && el("details", "", el("summary", "bad", "What failed"), el("pre", "block", run.error)),
       run.prompt && el("details", "", el("summary", "meta", "Prompt"), el("pre", "block", run.prompt)),
-      run.turns.map((one, i) => turnOf(one, i, e)));
+      run.turns.map((one, i) => turnOf(one, i, e, seen)),
+      seen ? el("div", "strip", run.turns.map(thumbnail)) : null);
+    node.dataset.last = run.turns.length - 1;
+    return node;
   }
-  function turnOf(one, i, e) {
+  function thumbnail(one, i) {
+    const node = el("button", one.valid === false ? "thumb bad" : "thumb", one.scene ? screen(one.scene) : "", el("span", "", i + 1));
+    node.type = "button";
+    node.dataset.turn = i;
+    node.addEventListener("click", () => { stop(); step(i - turn, false); });
+    return node;
+  }
+  function turnOf(one, i, e, seen) {
     const tools = one.tool_results || [];
     const counted = "policy_tokens" in one ? one.policy_tokens + " " + unit + " written, " + one.observation_tokens + " shown" : null;
-    const node = el("div", "turn",
+    const shown = one.observation ? passages(one.observation.trim(), tools, e) : null;
+    const said = el("div", "said",
       el("div", "bar", el("span", "", "Turn " + (i + 1)), one.valid === false && el("span", "bad", "invalid action") || null,
         el("span", "", "reward " + fixed(one.reward)), counted && el("span", "", counted),
         tools.map((t) => el("span", t.status === "ok" ? "" : "bad",
           t.name + ": " + t.status.replaceAll("_", " ") + (t.error_class ? " (" + t.error_class + ")" : "")))),
       block("policy", "policy", tagged(one.action || "")),
-      one.observation ? block("", "observation", passages(one.observation.trim(), tools, e)) : null,
-      tools.filter((t) => t.text && t.name !== "search" && !(one.observation || "").includes(t.text)).map((t) =>
-        el("details", "", el("summary", "meta", "Result of " + t.name), el("pre", "block", marked(t.text, e.answers)))));
+      shown && !seen ? block("", "observation", shown) : null,
+      seen ? tools.filter((t) => t.text).map((t) => el("p", "meta told", t.text)) : null,
+      tools.filter((t) => !seen && t.text && t.name !== "search" && !(one.observation || "").includes(t.text)).map((t) =>
+        el("details", "", el("summary", "meta", "Result of " + t.name), el("pre", "block", marked(t.text, e.answers)))),
+      shown && seen ? el("details", "", el("summary", "meta", "What the policy was told next"), el("pre", "block", shown)) : null);
+    const node = el("div", "turn", one.scene ? screen(one.scene, true, one.valid === false) : null, said);
     node.dataset.turn = i;
     return node;
   }
@@ -217,5 +280,7 @@ function viewer(data) {
   update();
   if (atLink) { show(atLink, true); by("viewer").scrollIntoView(); }
 }
-const held = document.getElementById("data");
-if (held) viewer(JSON.parse(held.textContent));
+function start() {
+  const held = document.getElementById("data");
+  if (held) viewer(JSON.parse(held.textContent));
+}

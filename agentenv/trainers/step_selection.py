@@ -1,0 +1,38 @@
+"""Which turns of a group are trained at all: those in which the policy was least sure. Pure functions.
+
+Shapes: G trajectories of one group, T tokens of one trajectory.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentenv.core.trajectory import Trajectory
+
+
+def turn_entropies(trajectory: Trajectory) -> dict[int, float]:
+    """The entropy of each turn in nats a token, estimated by the mean of -log p over its own sampled tokens.
+
+    Tokens that are not trained, or were sampled in another context, tell nothing; a turn without others is left out.
+    """
+    own = trajectory.loss_mask & ~trajectory.context_mismatch
+    turns = trajectory.turn_index[own]
+    surprises = -trajectory.logprobs[own].astype(np.float64)
+    return {int(turn): float(surprises[turns == turn].mean()) for turn in np.unique(turns)}
+
+
+def high_entropy_tokens(group: Sequence[Trajectory], share: float) -> list[NDArray[np.bool_]]:
+    """bool[T] for each of G: whether a token belongs to a turn among the ``share`` of highest entropy in the group.
+
+    Args:
+        group: Valid trajectories.
+        share: Of the turns whose entropy is known, within (0, 1], rounded up; a tie at the edge is kept, and so is a turn
+            of unknown entropy.
+    """
+    entropies = [turn_entropies(trajectory) for trajectory in group]
+    ordered = sorted((value for known in entropies for value in known.values()), reverse=True)
+    edge = ordered[math.ceil(share * len(ordered)) - 1] if ordered else 0.0
+    low = [[turn for turn, value in known.items() if value < edge] for known in entropies]
+    return [~np.isin(trajectory.turn_index, turns) for trajectory, turns in zip(group, low, strict=True)]
