@@ -16,7 +16,8 @@ from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import CheckpointMismatch, ConfigurationError, ContextTooSmall, PolicyFault
 from agentenv.policies.engine import Engine, EngineConfig, Request, Sampled
 from agentenv.policies.export import write_weights
-from agentenv.policies.vllm_local import LocalEngine, base_and_adapter
+from agentenv.policies.lora import base_and_adapter, take_over
+from agentenv.policies.vllm_local import LocalEngine
 from agentenv.policies.vllm_remote import RemoteEngine
 
 T = TypeVar("T")
@@ -157,7 +158,7 @@ class VLLMPolicy:
             PolicyFault: an engine failed or missed its deadline.
         """
         if weights is not None:
-            self.model.load_state_dict(weights)
+            take_over(self.model, weights)
         self._follow(self.version + 1)
 
     def resumed(self, version: int) -> None:

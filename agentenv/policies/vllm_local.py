@@ -18,6 +18,7 @@ import numpy as np
 
 from agentenv.errors import CheckpointMismatch, MissingExtra, PolicyFault
 from agentenv.policies.engine import EngineConfig, Request, Sampled
+from agentenv.policies.lora import ADAPTER_CONFIG, base_and_adapter
 
 TAKE_UP = "take_up_weights"
 """What a worker does with the folder of new weights."""
@@ -25,7 +26,6 @@ TAKE_UP = "take_up_weights"
 _WORKER = "agentenv.policies.vllm_worker.EngineWorker"
 _SEEDS = 2**63
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-_ADAPTER = "adapter_config.json"
 _END_S = 5.0
 _BATCH_TOKENS = 2048
 _MARKS = (
@@ -180,17 +180,9 @@ def tempered(
     return tuple(found)
 
 
-def base_and_adapter(folder: Path) -> tuple[Path, Path | None]:
-    """The folder of the model, and that of the LoRA adapter where ``folder`` is one."""
-    if not (folder / _ADAPTER).is_file():
-        return folder, None
-    base = json.loads((folder / _ADAPTER).read_text(encoding="utf-8"))["base_model_name_or_path"]
-    return Path(base), folder
-
-
 def _rank(adapter: Path) -> int:
     """The smallest rank that vLLM has room for and the adapter fits in."""
-    rank = int(json.loads((adapter / _ADAPTER).read_text(encoding="utf-8"))["r"])
+    rank = int(json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))["r"])
     return next(room for room in _RANKS if room >= rank)
 
 

@@ -158,6 +158,24 @@ class OptimizationConfig(Frozen):
         return self.model_copy(update={"proximal": proximal, "correction": correction})
 
 
+class LoraSettings(Frozen):
+    """Adapters that are trained in place of all weights; ``policies/lora.py``."""
+
+    rank: int = Field(0, ge=0)
+    """Rank of what is added to a layer's weights; 0 trains all weights."""
+    alpha: int = Field(32, ge=1)
+    """What is added is multiplied by alpha / rank."""
+    modules: tuple[str, ...] = ()
+    """Last names of the linear layers that are adapted, such as ``["q_proj", "v_proj"]``; none named is all but the output
+    layer."""
+
+    @model_validator(mode="after")
+    def _used(self) -> Self:
+        if self.modules and not self.rank:
+            raise ValueError(f"modules names {list(self.modules)}, and rank=0 adapts none: set rank above 0")
+        return self
+
+
 class AsynchronousSettings(Frozen):
     """Rollouts that go on while the learner learns."""
 
@@ -273,6 +291,8 @@ class TrainConfig(Frozen):
     """Who samples."""
     optimization: OptimizationConfig = OptimizationConfig()
     """Learning."""
+    lora: LoraSettings = LoraSettings()
+    """Adapters in place of all weights."""
     evaluation: EvaluationSettings = EvaluationSettings()
     """Evaluation."""
     monitor: GuardSettings = GuardSettings()

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigurationError
+from agentenv.policies.lora import take_over, trained_state, without_adapters
 from agentenv.trainers.losses import (
     KL,
     OBJECTIVES,
@@ -152,7 +153,7 @@ def rows_of(
 
 
 class Learner:
-    """Owns the optimiser of ``model``."""
+    """Owns the optimiser of ``model``. The reference may be the model itself where that has adapters: it is asked without."""
 
     def __init__(
         self,
@@ -168,15 +169,15 @@ class Learner:
         self.objective = objective
         self.max_grad_norm = max_grad_norm
         self.reference = reference
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=weight_decay)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=weight_decay)
         self.compute_seconds = 0.0
         """Seconds spent in forward and backward passes and the optimiser so far."""
         self._surrogate = get_objective(objective.surrogate, objective.options)
 
     def weights(self) -> Mapping[str, Tensor]:
-        """The whole tensors by name."""
-        weights: Mapping[str, Tensor] = self.model.state_dict()
-        return weights
+        """What is trained, whole tensors by name."""
+        return trained_state(self.model)
 
     def optimizer_state(self) -> dict[str, Any]:
         """What ``load`` takes."""
@@ -192,9 +193,9 @@ class Learner:
             RuntimeError: a weight is of another shape.
             ValueError: the optimiser's state is of other parameters.
         """
-        missing, unexpected = self.model.load_state_dict(weights, strict=False)
+        odd = take_over(self.model, weights)
         self.optimizer.load_state_dict(dict(optimizer_state))
-        return [*missing, *unexpected]
+        return odd
 
     def set_learning_rate(self, rate: float) -> None:
         """Step size of the steps to come."""
@@ -310,7 +311,7 @@ class Learner:
         advantages = packed.advantages.to(logprobs.dtype)
         reference = None
         if goal.needs_reference:
-            with torch.no_grad():
+            with torch.no_grad(), without_adapters(self.reference):
                 reference = self._logprobs(self.reference, packed)[0]
         if goal.ace_alpha and reference is not None:
             advantages = asymmetric_penalty(
