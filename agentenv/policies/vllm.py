@@ -72,13 +72,22 @@ class VLLMPolicy:
             raise
 
     @classmethod
-    def load(cls, folder: Path | str, config: EngineConfig | None = None, model: Any = None) -> "VLLMPolicy":
+    def load(
+        cls,
+        folder: Path | str,
+        config: EngineConfig | None = None,
+        model: Any = None,
+        *,
+        context_tokens: int | None = None,
+    ) -> "VLLMPolicy":
         """Starts engines on the weights in ``folder``, or on the LoRA adapter there; or takes the servers of ``config``.
 
         Args:
             folder: A transformers folder, or that of an adapter which names one.
             config: Which engines; None is one of our own.
             model: The model in training, whose weights are at first those in ``folder``.
+            context_tokens: Longest sequence that will be asked for, and one token more where it is scored; engines started
+                here need memory for no longer one. None is what the model can read.
 
         Raises:
             MissingExtra: vLLM or transformers is not installed.
@@ -86,7 +95,8 @@ class VLLMPolicy:
             PolicyFault: an engine did not come up, or a server does not answer.
         """
         config, path = config or EngineConfig(kind="vllm"), Path(folder)
-        tokenizer, context_tokens = _read(path)
+        tokenizer, most = _read(path)
+        context_tokens = min(most, context_tokens or most)
         engines: list[Callable[[], Coroutine[Any, Any, Engine]]]
         engines = [partial(RemoteEngine.open, url) for url in config.urls]
         if not engines:

@@ -68,8 +68,24 @@ class LocalEngine:
                 reason = str(error).partition("\n")[0][:200]
                 raise CheckpointMismatch(f"vLLM starts no engine on {folder}: {reason}") from error
         children.note()
-        await llm.collective_rpc("end_with", args=(os.getpid(),))
-        return cls(llm, LoRARequest(adapter.name, 1, str(adapter)) if adapter else None, children)
+        lora = LoRARequest(adapter.name, 1, str(adapter)) if adapter else None
+        return await cls(llm, lora, children).bound()
+
+    async def bound(self) -> "LocalEngine":
+        """The engine, whose processes end with this one from now on; it is closed where they do not take that.
+
+        Raises:
+            PolicyFault: the engine failed.
+        """
+        try:
+            await self._llm.collective_rpc("end_with", args=(os.getpid(),))
+        except BaseException as error:  # a missed deadline cancels
+            await self.close()
+            if isinstance(error, Exception):
+                reason = str(error).partition("\n")[0][:200]
+                raise PolicyFault(f"a vLLM engine came up and failed: {reason}") from error
+            raise
+        return self
 
     async def sample(self, request: Request) -> Sampled:
         """Samples after a prompt."""

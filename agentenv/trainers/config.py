@@ -139,6 +139,9 @@ class OptimizationConfig(Frozen):
     """Most of that bonus, in units of the advantage."""
     micro_tokens: int = Field(8192, ge=1)
     """Padded tokens of one forward pass; bounds memory."""
+    padding: float = Field(0.05, ge=0, le=1)
+    """Largest share of padding in one forward pass: rows of other lengths go into another one; 1 sets no bound. Changes the
+    order of sums and nothing else."""
     gradient_checkpointing: bool = False
     """Layers keep their inputs alone and compute the rest again in the backward pass: less memory, a third more time."""
     precision: Literal["float32", "bfloat16"] = "float32"

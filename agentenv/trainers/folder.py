@@ -66,7 +66,9 @@ class RunFolder:
                 f"{path} holds a run already: continue it with --resume {path}, or choose another --out"
             )
         path.mkdir(parents=True, exist_ok=True)
-        (path / "config.toml").write_text(dump_config(config), encoding="utf-8")
+        part = path / "config.part"
+        part.write_text(dump_config(config), encoding="utf-8")
+        part.replace(path / "config.toml")
         return cls(path, config)
 
     @classmethod

@@ -87,6 +87,8 @@ class Objective:
     entropy_coefficient: float = 0.0
     micro_tokens: int = 8192
     """Padded tokens of one forward pass; bounds memory and changes no result but float order."""
+    padding: float = 1.0
+    """Largest share of padding in one forward pass; changes no result but float order."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of multiplications in the learner; weights, gradients and log-probs stay in the model's own."""
 
@@ -153,7 +155,7 @@ def rows_of(
 
 
 class Learner:
-    """Owns the optimiser of ``model``. The reference may be the model itself where that has adapters: it is asked without."""
+    """Owns the optimiser of ``model``; a model with adapters may be its own reference, which it is without them."""
 
     def __init__(
         self,
@@ -207,7 +209,7 @@ class Learner:
         began = time.perf_counter()
         scored = []
         with torch.no_grad():
-            for batch in micro_batches(rows, self.objective.micro_tokens):
+            for batch in micro_batches(rows, self.objective.micro_tokens, self.objective.padding):
                 with self._precision():
                     logprobs = self._logprobs(self.model, batch)[0].numpy(force=True)
                 cuts = np.cumsum([len(row.trained) for row in batch.members])[:-1]
@@ -236,7 +238,8 @@ class Learner:
             update: Steps already made on these rows.
 
         Returns:
-            Figures of the step: loss, grad_norm, clip_fraction, approx_kl, trained_tokens, and those of the correction.
+            Figures of the step: loss, grad_norm, clip_fraction, approx_kl, trained_tokens, padding_share (of the tokens that
+            forward passes read), and those of the correction.
         """
         self.optimizer.zero_grad(set_to_none=True)
         figures = self.accumulate(rows, tokens, sequences, update=update)
@@ -269,9 +272,10 @@ class Learner:
             sequences=len(rows) if sequences is None else sequences,
             length=goal.length,
         )
-        sums: dict[str, float] = defaultdict(float, {"loss": 0.0, "clip_fraction": 0.0, "approx_kl": 0.0})
+        empty = dict.fromkeys(("loss", "clip_fraction", "approx_kl", "padding", "passed"), 0.0)
+        sums: dict[str, float] = defaultdict(float, empty)
         ratios: list[Tensor] = []
-        for batch, counts in self._dealt(micro_batches(rows, goal.micro_tokens)):
+        for batch, counts in self._dealt(micro_batches(rows, goal.micro_tokens, goal.padding)):
             began = time.perf_counter()
             with self._precision():
                 losses, figures = self._losses(batch, update, ratios if counts else [])
@@ -280,13 +284,16 @@ class Learner:
             (loss / below if counts else loss * 0.0).backward()  # type: ignore[no-untyped-call]
             if counts:
                 sums["loss"] += loss.item() / below
+                sums["padding"] += batch.padding
+                sums["passed"] += batch.ids.numel()
                 for name, value in figures.items():
                     sums[name] += value / max(trained, 1)
             self.compute_seconds += time.perf_counter() - began
         sums, ratios = self._together(sums, ratios)
         if goal.correction.ess_base is not None:
             sums["effective_sample"] = effective_sample_ratio(torch.cat(ratios) if ratios else torch.empty(0))
-        return dict(sums) | {"trained_tokens": float(trained)}
+        share = sums.pop("padding") / max(sums.pop("passed"), 1.0)
+        return dict(sums) | {"trained_tokens": float(trained), "padding_share": share}
 
     def _precision(self) -> torch.autocast:
         kind = next(self.model.parameters()).device.type

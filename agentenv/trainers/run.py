@@ -116,7 +116,12 @@ def open_policy(config: TrainConfig) -> TrainedPolicy:
         )
     if config.engine.kind == "hf":
         return policy
-    return VLLMPolicy.load(policy_folder(config.policy), config.engine, policy.model)
+    plain = config.rollout.strategy == config.evaluation.strategy == "plain"
+    longest = (
+        config.rollout.context_tokens + 1 if plain else None
+    )  # others ask beyond the budget of an episode
+    folder = policy_folder(config.policy)
+    return VLLMPolicy.load(folder, config.engine, policy.model, context_tokens=longest)
 
 
 def trained_policy(config: TrainConfig) -> HFPolicy:
@@ -179,15 +184,22 @@ def learner_of(config: TrainConfig, policy: TrainedPolicy) -> Learner:
     )
 
 
-def _open_second(config: TrainConfig, first: TrainedPolicy) -> Second | None:
+def second_policy(config: TrainConfig) -> HFPolicy | None:
+    """The policy of the second set of weights; None where there is one set for all."""
     if not config.second.roles:
+        return None
+    return trained_policy(config.model_copy(update={"policy": config.second.policy or config.policy}))
+
+
+def _open_second(config: TrainConfig, first: TrainedPolicy) -> Second | None:
+    policy = second_policy(config)
+    if policy is None:
         return None
     if processes() > 1:
         raise ConfigurationError(
             "a second set of weights is trained in one process: start it without torchrun"
         )
     config = config.model_copy(update={"policy": config.second.policy or config.policy})
-    policy = trained_policy(config)
     if policy.tokenizer.get_vocab() != first.tokenizer.get_vocab():
         raise ConfigurationError(f"second.policy={config.policy} has other tokens than the first policy")
     if config.rollout.context_tokens > policy.context_tokens:
@@ -241,6 +253,7 @@ def objective_of(config: TrainConfig) -> Objective:
         ace_cap=settings.ace_cap,
         entropy_coefficient=settings.entropy_coefficient,
         micro_tokens=settings.micro_tokens,
+        padding=settings.padding,
         precision=settings.precision,
     )
     get_objective(objective.surrogate, objective.options)

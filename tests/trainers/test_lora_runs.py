@@ -133,7 +133,7 @@ def test_a_run_resumes_to_the_bit_and_leaves_merged_weights(tmp_path: Path) -> N
     damaged[-1] ^= 1
     file.write_bytes(damaged)
     drop_the_end(folder.path)
-    with pytest.raises(CheckpointMismatch, match="trained on other weights than hf:.*start holds now"):
+    with pytest.raises(CheckpointMismatch, match=r"trained on other weights than hf:.*start holds now"):
         train(RunFolder.open(folder.path), Silent())
 
 
