@@ -100,9 +100,9 @@ def read_trained(folder: Path) -> "dict[str, Tensor]":
     """What ``write_trained`` wrote, by the names of ``trained_state``."""
     from safetensors.torch import load_file
 
-    if not (folder / ADAPTER_CONFIG).is_file():
-        return load_file(folder / "model.safetensors")
-    return {_long(name): value for name, value in load_file(folder / ADAPTER_WEIGHTS).items()}
+    adapter = (folder / ADAPTER_CONFIG).is_file()
+    held: dict[str, Tensor] = load_file(folder / (ADAPTER_WEIGHTS if adapter else "model.safetensors"))
+    return {_long(name): value for name, value in held.items()} if adapter else held
 
 
 def base_and_adapter(folder: Path) -> tuple[Path, Path | None]:

@@ -117,7 +117,8 @@ def memory_of(config: TrainConfig, model: Any, token_bytes: float, second: Any |
 
 def _bytes(model: Any, *, trained: bool = False) -> int:
     """Of all its weights, or of those that are trained."""
-    return sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad or not trained)
+    parameters = [p for p in model.parameters() if p.requires_grad or not trained]
+    return sum(int(p.numel() * p.element_size()) for p in parameters)
 
 
 def _weights(config: TrainConfig, model: Any) -> int:
@@ -132,7 +133,7 @@ def _engines(config: TrainConfig, model: Any) -> int:
     if settings.urls:
         return 0
     width = 4 if settings.dtype == "float32" else 2
-    one = width * sum(p.numel() for p in model.parameters()) + int(settings.kv_gib * 2**30)
+    one = width * sum(int(p.numel()) for p in model.parameters()) + int(settings.kv_gib * 2**30)
     return settings.replicas * one + (_bytes(model) if settings.weights_dir is None else 0)
 
 
@@ -141,7 +142,8 @@ def _caches(config: TrainConfig, model: Any) -> int:
     width = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
     token_cache = 2 * shape.num_hidden_layers * shape.num_key_value_heads * width * model.dtype.itemsize
     live = config.concurrent_groups if config.asynchronous.staleness else config.rollout.questions
-    return 2 * token_cache * live * config.rollout.group_size * config.rollout.context_tokens
+    episodes: int = live * config.rollout.group_size
+    return int(2 * token_cache * episodes * config.rollout.context_tokens)
 
 
 def available_memory() -> int:
