@@ -106,11 +106,17 @@ def read_trained(folder: Path) -> "dict[str, Tensor]":
 
 
 def base_and_adapter(folder: Path) -> tuple[Path, Path | None]:
-    """The folder of the model, and that of the LoRA adapter where ``folder`` is one."""
+    """The folder of the model, and that of the LoRA adapter where ``folder`` is one.
+
+    Raises:
+        CheckpointMismatch: an adapter that names no base.
+    """
     if not (folder / ADAPTER_CONFIG).is_file():
         return folder, None
-    base = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
-    return Path(base), folder
+    settings = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    if not settings.get("base_model_name_or_path"):
+        raise CheckpointMismatch(f"the adapter in {folder} names no model that it is to be added to")
+    return Path(settings["base_model_name_or_path"]), folder
 
 
 def merged_into(model: Any, adapter: Path) -> Any:

@@ -11,6 +11,7 @@ from agentenv.policies.export import write_weights
 from agentenv.policies.fakes import random_model, random_policy
 from agentenv.policies.lora import (
     adapt,
+    base_and_adapter,
     read_trained,
     take_over,
     trained_state,
@@ -72,6 +73,8 @@ def test_only_adapters_are_trained_and_of_the_layers_that_are_named() -> None:
 def test_files_hold_the_adapter_alone_and_give_it_back(tmp_path: Path) -> None:
     model = moved(adapt(random_model(), rank=4, alpha=8))
     write_trained(model, tmp_path)
+    with pytest.raises(CheckpointMismatch, match="names no model that it is to be added to"):
+        base_and_adapter(tmp_path)  # a model made in memory has no folder
     assert {path.name for path in tmp_path.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
     held = read_trained(tmp_path)
     assert held.keys() == trained_state(model).keys()

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from agentenv.errors import CheckpointMismatch, ConfigurationError
+from agentenv.policies.fakes import ByteTokenizer
+from agentenv.policies.hf import HFPolicy
 from agentenv.policies.lora import adapt, trained_state
 from agentenv.policies.spec import make_policy
 from agentenv.policies.tiny import shipped_weights
@@ -19,6 +21,7 @@ from agentenv.trainers.folder import RunFolder
 from agentenv.trainers.grpo import train
 from agentenv.trainers.learner import Learner, Objective, Row
 from agentenv.trainers.run import learner_of, trained_policy
+from agentenv.trainers.second import Second
 
 WORLD = {"documents": 200, "questions": 12, "families": ["lookup"], "hops": [1, 1]}
 
@@ -88,6 +91,21 @@ def test_sampler_and_learner_share_what_is_not_trained() -> None:
     policy.updated(learner.weights())
     held = trained_state(policy.model)
     assert all(torch.equal(value, held[name]) for name, value in learner.weights().items())
+
+
+def test_a_second_set_of_weights_is_checkpointed_by_its_adapters(qwen: Callable[..., Any]) -> None:
+    def second(seed: int) -> Second:
+        model = adapt(qwen(), rank=4, alpha=8, seed=seed)
+        policy = HFPolicy(model, ByteTokenizer())
+        return Second(("solver",), policy, Learner(model, Objective(), learning_rate=1e-2))
+
+    one, other = second(1), second(2)
+    one.learner.step(made_rows())
+    state = one.state_dict()
+    assert all("lora_" in name for name in state["weights"])
+    other.load_state_dict(state)
+    held = trained_state(other.policy.model)
+    assert all(torch.equal(value, held[name]) for name, value in state["weights"].items())
 
 
 def config(policy: Path) -> TrainConfig:
