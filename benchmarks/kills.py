@@ -2,10 +2,12 @@
 
     python benchmarks/kills.py
 
-``--kills`` runs, each killed once after a random share of the time that the undisturbed run takes and then resumed to its
-end. A synchronous run must end in equal bytes: metrics, every trajectory, the evaluations, the weights. With
-``--staleness`` above 0 what is sampled depends on time; then every group that was drawn must have been trained exactly once,
-under its own id, in as many steps of as many groups.
+``--kills`` runs, each killed once and then resumed to its end. The moment is drawn evenly over the steps: after a whole
+number of logged ones and a random share of the time that a step takes, from before the first to the evaluation after the
+last. A run that has ended before its moment is not counted and drawn again. A synchronous run must end in equal bytes:
+metrics, every trajectory, the evaluations, the weights. With ``--staleness`` above 0 what is sampled depends on time; then
+every group that was drawn must have been trained exactly once, under its own id, in as many steps of as many groups. No
+process is waited for longer than ``--patience`` seconds.
 """
 
 import argparse
@@ -19,6 +21,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +37,7 @@ from common import arguments, finish  # type: ignore[import-not-found]  # isort:
 from throughput import Clock  # type: ignore[import-not-found]  # isort: skip
 
 QUESTIONS, SIZE = 3, 4
+GLANCE_S = 0.005
 WORLD = {"documents": 200, "questions": 24}
 
 
@@ -52,8 +57,18 @@ def configure(args: argparse.Namespace) -> TrainConfig:
     return parse_config(values, "the benchmark")
 
 
-def run(folder: Path, config: TrainConfig, kill_after_s: float | None = None) -> bool:
-    """Begins or resumes the run in a process of its own; whether it came to its end.
+@dataclass(frozen=True)
+class Moment:
+    """When a run is killed."""
+
+    lines: int
+    """So many steps are logged."""
+    seconds: float
+    """And so much time has passed since, or since the process began."""
+
+
+def run(folder: Path, config: TrainConfig, patience_s: float, moment: Moment | None = None) -> bool:
+    """Begins or resumes the run in a process of its own; whether it came to its end before its moment.
 
     The process is forked before any thread of torch has begun, so that nothing is imported anew.
     """
@@ -67,13 +82,39 @@ def run(folder: Path, config: TrainConfig, kill_after_s: float | None = None) ->
             print(f"the run in {folder.name} ended with {error!r}", file=sys.stderr)
             os._exit(1)
         os._exit(0)
-    if kill_after_s is not None:
-        time.sleep(kill_after_s)
-        os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    if os.WIFEXITED(status) and os.WEXITSTATUS(status):
+    status = None
+    try:
+        if moment is not None:
+            status = ended(child, patience_s, lambda: logged(folder) >= moment.lines)
+            status = ended(child, moment.seconds) if status is None else status
+        else:
+            status = ended(child, patience_s)
+    finally:
+        if status is None:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    if status is None and moment is None:
+        raise SystemExit(f"a run took longer than {patience_s:g} s")
+    if status:
         raise SystemExit("a run failed where it should have gone on")
-    return os.WIFEXITED(status)
+    return status is not None
+
+
+def ended(child: int, seconds: float, enough: Callable[[], bool] = lambda: False) -> int | None:
+    """How the process has ended; None where it still runs after ``seconds``, or once there is ``enough``."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not enough():
+        found, status = os.waitpid(child, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(GLANCE_S)
+    return None
+
+
+def logged(folder: Path) -> int:
+    """Steps in the log so far."""
+    log = folder / "metrics.jsonl"
+    return log.read_bytes().count(b"\n") if log.exists() else 0
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -104,23 +145,23 @@ def trials(args: argparse.Namespace, place: Path) -> dict[str, Any]:
     """Kills, and what came of them."""
     config, rng = configure(args), random.Random(args.seed)
     began = time.perf_counter()
-    run(place / "whole", config)
+    run(place / "whole", config, args.patience)
     seconds = time.perf_counter() - began
-    equal, moments = 0, []
-    for trial in range(args.kills):
-        folder = place / f"killed-{trial}"
-        share = rng.random()
-        if run(folder, config, kill_after_s=share * seconds):
-            continue  # it had ended before; not a kill
-        lines = folder / "metrics.jsonl"
-        moments.append(len(lines.read_text().splitlines()) if lines.exists() else 0)
-        run(folder, config)
-        equal += same(folder, place / "whole", args.staleness)
+    folder, equal, moments, checkpoints = place / "killed", 0, [], []
+    while len(moments) < args.kills:
+        moment = Moment(rng.randint(0, args.steps), rng.random() * seconds / args.steps)
+        early = run(folder, config, args.patience, moment)
+        if not early:
+            moments.append(logged(folder))
+            checkpoints.append(len(list(folder.glob("checkpoints/step-*"))))
+            run(folder, config, args.patience)
+            equal += same(folder, place / "whole", args.staleness)
         shutil.rmtree(folder)
     return {
         "kills": len(moments),
         "equal": equal,
         "lines_at_the_kill": moments,
+        "checkpoints_at_the_kill": checkpoints,
         "seconds_undisturbed": seconds,
     }
 
@@ -133,6 +174,7 @@ def main() -> None:
         "--staleness", type=int, default=0, help="bound of asynchronous training; 0 is synchronous"
     )
     parser.add_argument("--seed", type=int, default=0, help="seeds the moments")
+    parser.add_argument("--patience", type=float, default=900.0, help="seconds that any run may take")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         figures = trials(args, Path(place))

@@ -4,13 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from agentenv.policies.lora import is_adapted
+
 _WRAPPED = "base_model.model."
 _BASE = ".base_layer."
 
 
 def write_weights(model: Any, folder: Path) -> None:
     """Writes ``model`` as safetensors with its config, adapters merged into what is written; the model stays as it is."""
-    if hasattr(model, "peft_config"):
+    if is_adapted(model):
         model.get_base_model().save_pretrained(folder, state_dict=merged_state(model))
     else:
         model.save_pretrained(folder)
@@ -55,7 +57,10 @@ def write_model_card(folder: Path, results: Mapping[str, Any], config: Mapping[s
         rows.append(
             f"| {when} | {results[when]['em']:.3f} | [{low:.3f}, {high:.3f}] | {results[when]['n']} |"
         )
-    algorithm = config["optimization"]
+    algorithm, lora = config["optimization"], config["lora"]
+    trained = "all weights"
+    if lora["rank"]:
+        trained = f"LoRA adapters of rank {lora['rank']}, alpha {lora['alpha']}, merged into these weights"
     text = f"""---
 library_name: transformers
 pipeline_tag: text-generation
@@ -72,6 +77,7 @@ Trained by agentenv from `{config["policy"]}` in {results["steps"]} steps, seed 
 
 - Environment: `{config["env"]["id"]}`; the form of its episodes is in `episode.json`.
 - Credit `{algorithm["estimator"]}`, loss `{algorithm["objective"]}`, step size {algorithm["learning_rate"]}.
+- Trained: {trained}.
 - Sampled by `{config["engine"]["kind"]}` at temperature {config["rollout"]["temperature"]}.
 - Episodes lost to faults: {results["faults"]}.
 

@@ -20,6 +20,7 @@ from agentenv.core.batching import Batcher
 from agentenv.core.chat import cut_at_stop
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import CheckpointMismatch, ConfigurationError, ContextTooSmall, PolicyFault
+from agentenv.policies.lora import base_and_adapter, merged_into, take_over
 
 _COMPACT_BELOW = 0.5  # share of unfinished rows under which a decoding batch is cut down to them
 
@@ -102,20 +103,22 @@ class HFPolicy:
 
     @classmethod
     def load(cls, path: Path | str) -> "HFPolicy":
-        """A policy from a local folder, weights in float32.
+        """A policy from a local folder, weights in float32; a LoRA adapter's are added to those of its base.
 
         Raises:
             CheckpointMismatch: the folder holds no model, or weights of another architecture.
+            MissingExtra: the folder holds an adapter, and peft is not installed.
         """
         from transformers import AutoModelForCausalLM, AutoTokenizer
         from transformers.utils import logging
 
         logging.disable_progress_bar()
+        base, adapter = base_and_adapter(Path(path))
         try:
             model, report = AutoModelForCausalLM.from_pretrained(
-                str(path), dtype=torch.float32, local_files_only=True, output_loading_info=True
+                str(base), dtype=torch.float32, local_files_only=True, output_loading_info=True
             )
-            tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+            tokenizer = AutoTokenizer.from_pretrained(str(base), local_files_only=True)
         except Exception as error:  # a damaged file makes each library raise something of its own
             reason = str(error).partition("\n")[0][:200]
             raise CheckpointMismatch(f"{path} holds no model that can be loaded: {reason}") from error
@@ -124,6 +127,7 @@ class HFPolicy:
             raise CheckpointMismatch(
                 f"the weights in {path} are of another architecture than its config: {odd}"
             )
+        model = merged_into(model, adapter) if adapter else model
         return cls(model.eval(), tokenizer)
 
     async def generate(
@@ -156,7 +160,7 @@ class HFPolicy:
         """
         with self._weights:
             if weights is not None:
-                self.model.load_state_dict(weights)
+                take_over(self.model, weights)
             self.version += 1
             self._cache.clear()
 

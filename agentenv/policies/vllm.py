@@ -16,7 +16,8 @@ from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import CheckpointMismatch, ConfigurationError, ContextTooSmall, PolicyFault
 from agentenv.policies.engine import Engine, EngineConfig, Request, Sampled
 from agentenv.policies.export import write_weights
-from agentenv.policies.vllm_local import LocalEngine, base_and_adapter
+from agentenv.policies.lora import base_and_adapter, take_over
+from agentenv.policies.vllm_local import LocalEngine
 from agentenv.policies.vllm_remote import RemoteEngine
 
 T = TypeVar("T")
@@ -71,13 +72,22 @@ class VLLMPolicy:
             raise
 
     @classmethod
-    def load(cls, folder: Path | str, config: EngineConfig | None = None, model: Any = None) -> "VLLMPolicy":
+    def load(
+        cls,
+        folder: Path | str,
+        config: EngineConfig | None = None,
+        model: Any = None,
+        *,
+        context_tokens: int | None = None,
+    ) -> "VLLMPolicy":
         """Starts engines on the weights in ``folder``, or on the LoRA adapter there; or takes the servers of ``config``.
 
         Args:
             folder: A transformers folder, or that of an adapter which names one.
             config: Which engines; None is one of our own.
             model: The model in training, whose weights are at first those in ``folder``.
+            context_tokens: Longest sequence that will be asked for, and one token more where it is scored; engines started
+                here need memory for no longer one. None is what the model can read.
 
         Raises:
             MissingExtra: vLLM or transformers is not installed.
@@ -85,7 +95,8 @@ class VLLMPolicy:
             PolicyFault: an engine did not come up, or a server does not answer.
         """
         config, path = config or EngineConfig(kind="vllm"), Path(folder)
-        tokenizer, context_tokens = _read(path)
+        tokenizer, most = _read(path)
+        context_tokens = min(most, context_tokens or most)
         engines: list[Callable[[], Coroutine[Any, Any, Engine]]]
         engines = [partial(RemoteEngine.open, url) for url in config.urls]
         if not engines:
@@ -157,7 +168,7 @@ class VLLMPolicy:
             PolicyFault: an engine failed or missed its deadline.
         """
         if weights is not None:
-            self.model.load_state_dict(weights)
+            take_over(self.model, weights)
         self._follow(self.version + 1)
 
     def resumed(self, version: int) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from agentenv.errors import CheckpointMismatch, MissingExtra, PolicyFault
 from agentenv.policies.engine import EngineConfig, Request, Sampled
+from agentenv.policies.lora import ADAPTER_CONFIG, base_and_adapter
 
 TAKE_UP = "take_up_weights"
 """What a worker does with the folder of new weights."""
@@ -25,7 +26,6 @@ TAKE_UP = "take_up_weights"
 _WORKER = "agentenv.policies.vllm_worker.EngineWorker"
 _SEEDS = 2**63
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-_ADAPTER = "adapter_config.json"
 _END_S = 5.0
 _BATCH_TOKENS = 2048
 _MARKS = (
@@ -68,8 +68,24 @@ class LocalEngine:
                 reason = str(error).partition("\n")[0][:200]
                 raise CheckpointMismatch(f"vLLM starts no engine on {folder}: {reason}") from error
         children.note()
-        await llm.collective_rpc("end_with", args=(os.getpid(),))
-        return cls(llm, LoRARequest(adapter.name, 1, str(adapter)) if adapter else None, children)
+        lora = LoRARequest(adapter.name, 1, str(adapter)) if adapter else None
+        return await cls(llm, lora, children).bound()
+
+    async def bound(self) -> "LocalEngine":
+        """The engine, whose processes end with this one from now on; it is closed where they do not take that.
+
+        Raises:
+            PolicyFault: the engine failed.
+        """
+        try:
+            await self._llm.collective_rpc("end_with", args=(os.getpid(),))
+        except BaseException as error:  # a missed deadline cancels
+            await self.close()
+            if isinstance(error, Exception):
+                reason = str(error).partition("\n")[0][:200]
+                raise PolicyFault(f"a vLLM engine came up and failed: {reason}") from error
+            raise
+        return self
 
     async def sample(self, request: Request) -> Sampled:
         """Samples after a prompt."""
@@ -180,17 +196,9 @@ def tempered(
     return tuple(found)
 
 
-def base_and_adapter(folder: Path) -> tuple[Path, Path | None]:
-    """The folder of the model, and that of the LoRA adapter where ``folder`` is one."""
-    if not (folder / _ADAPTER).is_file():
-        return folder, None
-    base = json.loads((folder / _ADAPTER).read_text(encoding="utf-8"))["base_model_name_or_path"]
-    return Path(base), folder
-
-
 def _rank(adapter: Path) -> int:
     """The smallest rank that vLLM has room for and the adapter fits in."""
-    rank = int(json.loads((adapter / _ADAPTER).read_text(encoding="utf-8"))["r"])
+    rank = int(json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))["r"])
     return next(room for room in _RANKS if room >= rank)
 
 

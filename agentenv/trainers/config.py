@@ -139,6 +139,9 @@ class OptimizationConfig(Frozen):
     """Most of that bonus, in units of the advantage."""
     micro_tokens: int = Field(8192, ge=1)
     """Padded tokens of one forward pass; bounds memory."""
+    padding: float = Field(0.05, ge=0, le=1)
+    """Largest share of padding in one forward pass: rows of other lengths go into another one; 1 sets no bound. Changes the
+    order of sums and nothing else."""
     gradient_checkpointing: bool = False
     """Layers keep their inputs alone and compute the rest again in the backward pass: less memory, a third more time."""
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -156,6 +159,24 @@ class OptimizationConfig(Frozen):
         correction = self.correction.model_copy(update={"mode": mode})
         proximal = self.proximal or ("recompute" if stale else "sampler")
         return self.model_copy(update={"proximal": proximal, "correction": correction})
+
+
+class LoraSettings(Frozen):
+    """Adapters that are trained in place of all weights; ``policies/lora.py``."""
+
+    rank: int = Field(0, ge=0)
+    """Rank of what is added to a layer's weights; 0 trains all weights."""
+    alpha: int = Field(32, ge=1)
+    """What is added is multiplied by alpha / rank."""
+    modules: tuple[str, ...] = ()
+    """Last names of the linear layers that are adapted, such as ``["q_proj", "v_proj"]``; none named is all but the output
+    layer."""
+
+    @model_validator(mode="after")
+    def _used(self) -> Self:
+        if self.modules and not self.rank:
+            raise ValueError(f"modules names {list(self.modules)}, and rank=0 adapts none: set rank above 0")
+        return self
 
 
 class AsynchronousSettings(Frozen):
@@ -273,6 +294,8 @@ class TrainConfig(Frozen):
     """Who samples."""
     optimization: OptimizationConfig = OptimizationConfig()
     """Learning."""
+    lora: LoraSettings = LoraSettings()
+    """Adapters in place of all weights."""
     evaluation: EvaluationSettings = EvaluationSettings()
     """Evaluation."""
     monitor: GuardSettings = GuardSettings()

@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +20,10 @@ import torch
 
 from agentenv.core.trajectory import Trajectory, to_record
 from agentenv.errors import CheckpointMismatch, ConfigurationError
+from agentenv.policies.export import write_weights
 from agentenv.policies.hf import HFPolicy
+from agentenv.policies.lora import read_trained, take_over, weights_digest, write_trained
+from agentenv.policies.spec import policy_folder
 from agentenv.policies.vllm import VLLMPolicy
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.config_files import dump_config, resume_config
@@ -62,7 +66,9 @@ class RunFolder:
                 f"{path} holds a run already: continue it with --resume {path}, or choose another --out"
             )
         path.mkdir(parents=True, exist_ok=True)
-        (path / "config.toml").write_text(dump_config(config), encoding="utf-8")
+        part = path / "config.part"
+        part.write_text(dump_config(config), encoding="utf-8")
+        part.replace(path / "config.toml")
         return cls(path, config)
 
     @classmethod
@@ -73,6 +79,15 @@ class RunFolder:
             ConfigurationError: it holds no run.
         """
         return cls(path, resume_config(path))
+
+    @cached_property
+    def _base(self) -> str | None:
+        """Which weights the adapters of the run are added to; None where it trains them all."""
+        if not self.config.lora.rank:
+            return None
+        first = self.config.policy
+        specs = dict.fromkeys((first, self.config.second.policy or first))
+        return " ".join(weights_digest(policy_folder(spec)) for spec in specs)
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
@@ -140,9 +155,10 @@ class RunFolder:
         part, final = folder / "part", folder / f"step-{step:06d}"
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        policy.model.save_pretrained(part)
+        write_trained(policy.model, part)
         policy.tokenizer.save_pretrained(part)
         state = {"step": step, "version": policy.version, "optimizer": learner.optimizer_state()}
+        state["base"] = self._base
         torch.save(state | {name: held.state_dict() for name, held in parts.items()}, part / "trainer.pt")
         (part / _DIGESTS).write_text(json.dumps(_digests(part)), encoding="utf-8")
         _remove(final)
@@ -156,7 +172,7 @@ class RunFolder:
         part = final.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        policy.model.save_pretrained(part)
+        write_weights(policy.model, part)
         policy.tokenizer.save_pretrained(part)
         shutil.rmtree(final, ignore_errors=True)
         part.rename(final)
@@ -214,14 +230,16 @@ class RunFolder:
         return None
 
     def _load(self, checkpoint: Path, policy: TrainedPolicy, learner: Learner) -> dict[str, Any]:
-        from safetensors.torch import load_file
-
+        state: dict[str, Any] = torch.load(checkpoint / "trainer.pt", weights_only=True)
+        if state.get("base") != self._base:
+            raise CheckpointMismatch(
+                f"the adapter in {checkpoint} was trained on other weights than {self.config.policy} holds now"
+            )
         try:
-            weights = load_file(checkpoint / "model.safetensors")
-            state: dict[str, Any] = torch.load(checkpoint / "trainer.pt", weights_only=True)
+            weights = read_trained(checkpoint)
             odd = set(learner.load(weights, state["optimizer"]))
             if policy.model is not learner.model:
-                policy.model.load_state_dict(weights, strict=False)
+                take_over(policy.model, weights)
         except (RuntimeError, ValueError) as error:
             raise CheckpointMismatch(
                 f"{checkpoint} is of another architecture than {self.config.policy}: {error}"
@@ -242,6 +260,9 @@ class RunFolder:
         for path in (self.path / "trajectories").glob("step-*"):
             if int(path.name[5:11]) > step:
                 path.unlink()
+        for path in (self.path / "league").glob("step-*"):
+            if int(path.name[5:11]) > step:
+                shutil.rmtree(path)
 
 
 def _digests(checkpoint: Path) -> dict[str, str]:

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigurationError
+from agentenv.policies.lora import take_over, trained_state, without_adapters
 from agentenv.trainers.losses import (
     KL,
     OBJECTIVES,
@@ -86,6 +87,8 @@ class Objective:
     entropy_coefficient: float = 0.0
     micro_tokens: int = 8192
     """Padded tokens of one forward pass; bounds memory and changes no result but float order."""
+    padding: float = 1.0
+    """Largest share of padding in one forward pass; changes no result but float order."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of multiplications in the learner; weights, gradients and log-probs stay in the model's own."""
 
@@ -152,7 +155,7 @@ def rows_of(
 
 
 class Learner:
-    """Owns the optimiser of ``model``."""
+    """Owns the optimiser of ``model``; a model with adapters may be its own reference, which it is without them."""
 
     def __init__(
         self,
@@ -168,15 +171,15 @@ class Learner:
         self.objective = objective
         self.max_grad_norm = max_grad_norm
         self.reference = reference
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=weight_decay)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=weight_decay)
         self.compute_seconds = 0.0
         """Seconds spent in forward and backward passes and the optimiser so far."""
         self._surrogate = get_objective(objective.surrogate, objective.options)
 
     def weights(self) -> Mapping[str, Tensor]:
-        """The whole tensors by name."""
-        weights: Mapping[str, Tensor] = self.model.state_dict()
-        return weights
+        """What is trained, whole tensors by name."""
+        return trained_state(self.model)
 
     def optimizer_state(self) -> dict[str, Any]:
         """What ``load`` takes."""
@@ -192,9 +195,9 @@ class Learner:
             RuntimeError: a weight is of another shape.
             ValueError: the optimiser's state is of other parameters.
         """
-        missing, unexpected = self.model.load_state_dict(weights, strict=False)
+        odd = take_over(self.model, weights)
         self.optimizer.load_state_dict(dict(optimizer_state))
-        return [*missing, *unexpected]
+        return odd
 
     def set_learning_rate(self, rate: float) -> None:
         """Step size of the steps to come."""
@@ -206,7 +209,7 @@ class Learner:
         began = time.perf_counter()
         scored = []
         with torch.no_grad():
-            for batch in micro_batches(rows, self.objective.micro_tokens):
+            for batch in micro_batches(rows, self.objective.micro_tokens, self.objective.padding):
                 with self._precision():
                     logprobs = self._logprobs(self.model, batch)[0].numpy(force=True)
                 cuts = np.cumsum([len(row.trained) for row in batch.members])[:-1]
@@ -235,7 +238,8 @@ class Learner:
             update: Steps already made on these rows.
 
         Returns:
-            Figures of the step: loss, grad_norm, clip_fraction, approx_kl, trained_tokens, and those of the correction.
+            Figures of the step: loss, grad_norm, clip_fraction, approx_kl, trained_tokens, padding_share (of the tokens that
+            forward passes read), and those of the correction.
         """
         self.optimizer.zero_grad(set_to_none=True)
         figures = self.accumulate(rows, tokens, sequences, update=update)
@@ -268,9 +272,10 @@ class Learner:
             sequences=len(rows) if sequences is None else sequences,
             length=goal.length,
         )
-        sums: dict[str, float] = defaultdict(float, {"loss": 0.0, "clip_fraction": 0.0, "approx_kl": 0.0})
+        empty = dict.fromkeys(("loss", "clip_fraction", "approx_kl", "padding", "passed"), 0.0)
+        sums: dict[str, float] = defaultdict(float, empty)
         ratios: list[Tensor] = []
-        for batch, counts in self._dealt(micro_batches(rows, goal.micro_tokens)):
+        for batch, counts in self._dealt(micro_batches(rows, goal.micro_tokens, goal.padding)):
             began = time.perf_counter()
             with self._precision():
                 losses, figures = self._losses(batch, update, ratios if counts else [])
@@ -279,13 +284,16 @@ class Learner:
             (loss / below if counts else loss * 0.0).backward()  # type: ignore[no-untyped-call]
             if counts:
                 sums["loss"] += loss.item() / below
+                sums["padding"] += batch.padding
+                sums["passed"] += batch.ids.numel()
                 for name, value in figures.items():
                     sums[name] += value / max(trained, 1)
             self.compute_seconds += time.perf_counter() - began
         sums, ratios = self._together(sums, ratios)
         if goal.correction.ess_base is not None:
             sums["effective_sample"] = effective_sample_ratio(torch.cat(ratios) if ratios else torch.empty(0))
-        return dict(sums) | {"trained_tokens": float(trained)}
+        share = sums.pop("padding") / max(sums.pop("passed"), 1.0)
+        return dict(sums) | {"trained_tokens": float(trained), "padding_share": share}
 
     def _precision(self) -> torch.autocast:
         kind = next(self.model.parameters()).device.type
@@ -310,7 +318,7 @@ class Learner:
         advantages = packed.advantages.to(logprobs.dtype)
         reference = None
         if goal.needs_reference:
-            with torch.no_grad():
+            with torch.no_grad(), without_adapters(self.reference):
                 reference = self._logprobs(self.reference, packed)[0]
         if goal.ace_alpha and reference is not None:
             advantages = asymmetric_penalty(

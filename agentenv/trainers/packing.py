@@ -95,6 +95,7 @@ class Packed:
     sequence_tokens: Tensor  # [N], trained tokens of the trajectory
     age: Tensor  # int64[N]
     proximal: Tensor | None  # [N]
+    padding: int  # tokens of [B, T] that belong to no strip
     positions: (
         Tensor | None
     )  # [B, T]; None where no strip holds several rows, and attention is plainly causal
@@ -121,18 +122,36 @@ def strips_of(rows: Sequence[Row], micro_tokens: int) -> list[Strip]:
     return strips
 
 
-def micro_batches(rows: Sequence[Row], micro_tokens: int) -> Iterator[Packed]:
-    """Strips of like length together, as many as fit ``micro_tokens`` once padded; at least one."""
+def micro_batches(rows: Sequence[Row], micro_tokens: int, padding: float = 1.0) -> Iterator[Packed]:
+    """Strips of like length together, as many as fit once padded; at least one.
+
+    Args:
+        rows: Of the whole step.
+        micro_tokens: Most tokens of a batch, padding included.
+        padding: Largest share of padding in a batch, and so in the step.
+    """
     batch: list[Strip] = []
     strips = sorted(strips_of(rows, micro_tokens), key=lambda strip: (len(strip.rows) > 1, len(strip.ids)))
     for strip in strips:
-        mixed = batch and (len(batch[0].rows) > 1) != (len(strip.rows) > 1)
-        if mixed or (batch and (len(batch) + 1) * len(strip.ids) > micro_tokens):
+        if batch and not _fits([*batch, strip], micro_tokens, padding):
             yield pack(batch)
             batch = []
         batch.append(strip)
     if batch:
         yield pack(batch)
+
+
+def _fits(batch: Sequence[Strip], micro_tokens: int, padding: float) -> bool:
+    """Whether strips in the order of their length may be one micro-batch; those of several rows need a mask of their own."""
+    padded = len(batch) * len(batch[-1].ids)
+    alike = (len(batch[0].rows) > 1) == (len(batch[-1].rows) > 1)
+    return alike and padded <= micro_tokens and _padding(batch) <= padding * padded
+
+
+def _padding(batch: Sequence[Strip]) -> int:
+    """Tokens that fill the strips up to the longest."""
+    lengths = [len(strip.ids) for strip in batch]
+    return len(lengths) * max(lengths) - sum(lengths)
 
 
 def pack(batch: Sequence[Strip]) -> Packed:
@@ -162,6 +181,7 @@ def pack(batch: Sequence[Strip]) -> Packed:
         sequence_tokens=spread([row.sequence_tokens or len(row.trained) for row in rows]),
         age=torch.from_numpy(np.concatenate([_ages(row)[row.trained] for row in rows])),
         proximal=torch.from_numpy(np.concatenate(proximal)) if len(proximal) == len(rows) else None,
+        padding=_padding(batch),
         positions=_padded([strip.positions for strip in batch]) if shared else None,
         attends=_attends(_padded([strip.owners for strip in batch])) if shared else None,
     )

@@ -18,10 +18,10 @@ from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import EndReason, Sampling, Task
 from agentenv.errors import ConfigurationError
 from agentenv.policies.hf import HFPolicy
-from agentenv.policies.spec import make_policy
+from agentenv.policies.lora import is_adapted
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.learner import Learner, Objective, checkpoint_layers, rows_of
-from agentenv.trainers.run import objective_of
+from agentenv.trainers.run import objective_of, second_policy, trained_policy
 
 _PROBE_ROWS = 8
 _PROBE_TOKENS = 8  # sampled a row
@@ -34,13 +34,15 @@ class Memory:
     """Bytes of each part at the peak of a step."""
 
     weights: int
-    """Of every copy: the trained one, the sampler's in asynchronous training, the reference."""
+    """Of every copy: the trained one, the sampler's in asynchronous training, the reference; likewise of a second set."""
     optimizer: int
     """Gradients and two moments of Adam."""
     caches: int
     """Keys and values of the episodes under way, kept and in the present batch."""
     activations: int
     """Of one micro-batch."""
+    engines: int
+    """Of engines started here: weights, keys and values, and the file through which new weights come."""
 
     @property
     def total(self) -> int:
@@ -62,14 +64,15 @@ def plan_run(config: TrainConfig, *, available: int | None = None) -> dict[str, 
         ConfigurationError: it does not fit; says what to change.
     """
     torch.set_num_threads(config.threads)
-    policy = make_policy(config.policy)
+    policy = trained_policy(config)
+    second = second_policy(config)
     if config.optimization.gradient_checkpointing:
         checkpoint_layers(policy.model)
     rollout = config.rollout
     episodes = rollout.questions * rollout.group_size
     trained_speed, token_bytes = _probe_learning(policy, config)
     sampled_speed = _probe_sampling(policy, config)
-    memory = memory_of(config, policy.model, token_bytes)
+    memory = memory_of(config, policy.model, token_bytes, second=second and second.model)
     free = available_memory() if available is None else available
     if memory.total > free:
         raise ConfigurationError(_refusal(config, memory, free, token_bytes))
@@ -92,28 +95,55 @@ def plan_run(config: TrainConfig, *, available: int | None = None) -> dict[str, 
     }
 
 
-def memory_of(config: TrainConfig, model: Any, token_bytes: float) -> Memory:
+def memory_of(config: TrainConfig, model: Any, token_bytes: float, second: Any | None = None) -> Memory:
     """Bytes that the run takes at its peak.
 
     Args:
         config: The run.
         model: The policy's.
         token_bytes: Activations of one token.
+        second: The model of the second set of weights, where there is one.
     """
-    own = sum(p.numel() * p.element_size() for p in model.parameters())
-    trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    copies = 1 + (config.asynchronous.staleness > 0) + objective_of(config).needs_reference
+    models = [model] if second is None else [model, second]
+    sampled_here = config.engine.kind == "hf"
+    return Memory(
+        weights=sum(_weights(config, one) for one in models),
+        optimizer=sum(3 * _bytes(one, trained=True) for one in models),
+        caches=_caches(config, model) if sampled_here else 0,
+        activations=int(token_bytes * max(config.optimization.micro_tokens, config.rollout.context_tokens)),
+        engines=0 if sampled_here else _engines(config, model),
+    )
+
+
+def _bytes(model: Any, *, trained: bool = False) -> int:
+    """Of all its weights, or of those that are trained."""
+    parameters = [p for p in model.parameters() if p.requires_grad or not trained]
+    return sum(int(p.numel() * p.element_size()) for p in parameters)
+
+
+def _weights(config: TrainConfig, model: Any) -> int:
+    """Of every copy; what is not trained is shared, and a model with adapters is its own reference."""
+    ahead = _bytes(model, trained=True) * (config.asynchronous.staleness > 0)
+    apart = objective_of(config).needs_reference and not is_adapted(model)
+    return _bytes(model) * (1 + apart) + ahead
+
+
+def _engines(config: TrainConfig, model: Any) -> int:
+    settings = config.engine
+    if settings.urls:
+        return 0
+    width = 4 if settings.dtype == "float32" else 2
+    one = width * sum(int(p.numel()) for p in model.parameters()) + int(settings.kv_gib * 2**30)
+    return settings.replicas * one + (_bytes(model) if settings.weights_dir is None else 0)
+
+
+def _caches(config: TrainConfig, model: Any) -> int:
     shape = model.config
     width = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
     token_cache = 2 * shape.num_hidden_layers * shape.num_key_value_heads * width * model.dtype.itemsize
     live = config.concurrent_groups if config.asynchronous.staleness else config.rollout.questions
-    episodes = live * config.rollout.group_size
-    return Memory(
-        weights=own * copies,
-        optimizer=3 * trained,
-        caches=2 * token_cache * episodes * config.rollout.context_tokens,
-        activations=int(token_bytes * max(config.optimization.micro_tokens, config.rollout.context_tokens)),
-    )
+    episodes: int = live * config.rollout.group_size
+    return int(2 * token_cache * episodes * config.rollout.context_tokens)
 
 
 def available_memory() -> int:
@@ -133,10 +163,11 @@ def available_memory() -> int:
 def _refusal(config: TrainConfig, memory: Memory, free: int, token_bytes: float) -> str:
     """Why the run does not fit, and the first change that makes it."""
     needs = f"the run needs about {_gib(memory.total)} GiB and {_gib(free)} GiB are free: "
-    left = free / _ASIDE - memory.weights - memory.optimizer
+    left = free / _ASIDE - memory.weights - memory.optimizer - memory.engines
     least = token_bytes * config.rollout.context_tokens
     if left < least:
-        return needs + "weights and optimiser alone leave no room for one episode; take a smaller policy"
+        engines = "lower engine.kv_gib or engine.replicas, or " if memory.engines else ""
+        return needs + f"weights and optimiser leave no room for one episode; {engines}take a smaller policy"
     micro = int((left - memory.caches) / token_bytes)
     if micro >= config.rollout.context_tokens:
         saving = "" if config.optimization.gradient_checkpointing else ", or gradient_checkpointing to true"

@@ -16,6 +16,8 @@ from agentenv.data.sources import SourceConfig
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.ground import EnvConfig, Ground, SearchConfig, open_ground
 from agentenv.policies.card import read_card
+from agentenv.policies.hf import HFPolicy
+from agentenv.policies.lora import adapt, is_adapted
 from agentenv.policies.spec import make_policy, policy_folder
 from agentenv.policies.vllm import VLLMPolicy
 from agentenv.retrievers.mixed import MixedRetriever
@@ -106,7 +108,7 @@ def open_policy(config: TrainConfig) -> TrainedPolicy:
         AgentEnvError: the configuration cannot be used, or no engine came up.
     """
     torch.set_num_threads(config.threads)
-    policy = make_policy(config.policy)
+    policy = trained_policy(config)
     if config.rollout.context_tokens > policy.context_tokens:
         raise ConfigurationError(
             f"rollout.context_tokens={config.rollout.context_tokens} is more than the {policy.context_tokens} tokens "
@@ -114,7 +116,22 @@ def open_policy(config: TrainConfig) -> TrainedPolicy:
         )
     if config.engine.kind == "hf":
         return policy
-    return VLLMPolicy.load(policy_folder(config.policy), config.engine, policy.model)
+    plain = config.rollout.strategy == config.evaluation.strategy == "plain"
+    longest = (
+        config.rollout.context_tokens + 1 if plain else None
+    )  # others ask beyond the budget of an episode
+    folder = policy_folder(config.policy)
+    return VLLMPolicy.load(folder, config.engine, policy.model, context_tokens=longest)
+
+
+def trained_policy(config: TrainConfig) -> HFPolicy:
+    """The policy that ``config`` starts from, with adapters where it wants them."""
+    policy, lora = make_policy(config.policy), config.lora
+    if lora.rank:
+        policy.model = adapt(
+            policy.model, rank=lora.rank, alpha=lora.alpha, modules=lora.modules, seed=config.seed
+        )
+    return policy
 
 
 def _assembled(folder: RunFolder, display: Display, policy: TrainedPolicy) -> Run:
@@ -147,8 +164,14 @@ def learner_of(config: TrainConfig, policy: TrainedPolicy) -> Learner:
     """The learner of ``policy``'s weights, or of a copy where episodes under way read them or processes share them out."""
     objective, settings = objective_of(config), config.optimization
     sharded = processes() > 1
-    apart = sharded or config.asynchronous.staleness > 0
-    model = copy.deepcopy(policy.model) if apart else policy.model
+    model = policy.model
+    if sharded:
+        model = copy.deepcopy(model)
+    elif config.asynchronous.staleness:
+        model = copy.deepcopy(model, {id(p): p for p in model.parameters() if not p.requires_grad})
+    reference = None
+    if objective.needs_reference:
+        reference = model if is_adapted(model) else make_policy(config.policy).model
     if settings.gradient_checkpointing:
         checkpoint_layers(model)
     return (ShardedLearner if sharded else Learner)(
@@ -157,19 +180,26 @@ def learner_of(config: TrainConfig, policy: TrainedPolicy) -> Learner:
         learning_rate=settings.learning_rate,
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.max_grad_norm,
-        reference=make_policy(config.policy).model if objective.needs_reference else None,
+        reference=reference,
     )
 
 
-def _open_second(config: TrainConfig, first: TrainedPolicy) -> Second | None:
+def second_policy(config: TrainConfig) -> HFPolicy | None:
+    """The policy of the second set of weights; None where there is one set for all."""
     if not config.second.roles:
+        return None
+    return trained_policy(config.model_copy(update={"policy": config.second.policy or config.policy}))
+
+
+def _open_second(config: TrainConfig, first: TrainedPolicy) -> Second | None:
+    policy = second_policy(config)
+    if policy is None:
         return None
     if processes() > 1:
         raise ConfigurationError(
             "a second set of weights is trained in one process: start it without torchrun"
         )
     config = config.model_copy(update={"policy": config.second.policy or config.policy})
-    policy = make_policy(config.policy)
     if policy.tokenizer.get_vocab() != first.tokenizer.get_vocab():
         raise ConfigurationError(f"second.policy={config.policy} has other tokens than the first policy")
     if config.rollout.context_tokens > policy.context_tokens:
@@ -183,7 +213,7 @@ def _open_second(config: TrainConfig, first: TrainedPolicy) -> Second | None:
 def follow(config: TrainConfig) -> None:
     """What every process but the first of ``torchrun`` does: its share of the learning, until the first one is done."""
     torch.set_num_threads(config.threads)
-    learner = learner_of(config, make_policy(config.policy))
+    learner = learner_of(config, trained_policy(config))
     assert isinstance(learner, ShardedLearner)
     learner.follow()
 
@@ -223,6 +253,7 @@ def objective_of(config: TrainConfig) -> Objective:
         ace_cap=settings.ace_cap,
         entropy_coefficient=settings.entropy_coefficient,
         micro_tokens=settings.micro_tokens,
+        padding=settings.padding,
         precision=settings.precision,
     )
     get_objective(objective.surrogate, objective.options)

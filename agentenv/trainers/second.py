@@ -6,6 +6,7 @@ from typing import Any
 
 from agentenv.core.trajectory import Trajectory
 from agentenv.policies.hf import HFPolicy
+from agentenv.policies.lora import take_over, trained_state
 from agentenv.trainers.learner import Learner
 
 
@@ -24,7 +25,7 @@ class Second:
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimiser and version, for the checkpoint."""
         return {
-            "weights": self.policy.model.state_dict(),
+            "weights": trained_state(self.policy.model),
             "optimizer": self.learner.optimizer.state_dict(),
             "version": self.policy.version,
         }
@@ -32,7 +33,7 @@ class Second:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes up where ``state_dict`` stood; an empty mapping is the beginning."""
         if state:
-            self.policy.model.load_state_dict(state["weights"])
+            take_over(self.policy.model, state["weights"])
             self.learner.optimizer.load_state_dict(state["optimizer"])
             self.policy.resumed(state["version"])
 

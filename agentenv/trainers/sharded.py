@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from agentenv.policies.lora import trained_state
 from agentenv.trainers.learner import Learner, Objective, token_logprobs
 from agentenv.trainers.packing import Packed
 
@@ -111,8 +112,8 @@ class ShardedLearner(Learner):
 
     @collective
     def weights(self) -> dict[str, Tensor]:
-        """The whole tensors by name."""
-        return {name: _whole(value) for name, value in self.model.state_dict().items()}
+        """What is trained, whole tensors by name."""
+        return {name: _whole(value) for name, value in trained_state(self.model).items()}
 
     @collective
     def optimizer_state(self) -> dict[str, Any]:
@@ -151,7 +152,7 @@ class ShardedLearner(Learner):
         return total, [ratio for _, theirs in gathered for ratio in theirs]
 
     def _logprobs(self, model: Any, packed: Packed, *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
-        if model is self.reference:
+        if model is not self.model:
             return super()._logprobs(model, packed, entropy=entropy)
         taken, spread = model.sharded_logprobs(packed, self.objective.temperature, entropy)
         return taken, spread

@@ -1,5 +1,6 @@
 """Every benchmark in seconds: it runs, its counts add up, its file names no place, a missing peer is one sentence."""
 
+import importlib
 import importlib.util
 import json
 import subprocess
@@ -9,9 +10,14 @@ from typing import Any
 
 import pytest
 
+from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
+from agentenv.core.types import EndReason, Task
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.policies.tiny import build_model, build_tokenizer
 from agentenv.sandbox.spec import unavailable
+from agentenv.trainers.config import TrainConfig
+from agentenv.trainers.config_files import override
+from agentenv.trainers.folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 HAS_TRL = all(importlib.util.find_spec(name) for name in ("trl", "datasets"))
@@ -219,10 +225,78 @@ def test_asynchronous_training(policy: Path, tmp_path: Path) -> None:
 
 
 def test_kills(policy: Path, tmp_path: Path) -> None:
-    """Killed in the middle of training and resumed; equal bytes, or exit 1."""
+    """Killed before the first step, during it or after, and resumed; equal bytes, or exit 1."""
     path = tmp_path / "out.json"
-    figures = result(command("kills", policy, "--kills", "2", "--seed", "3", "--out", str(path)), path)
+    figures = result(command("kills", policy, "--kills", "2", "--seed", "6", "--out", str(path)), path)
     assert figures["equal"] == figures["kills"] == len(figures["lines_at_the_kill"])
+
+
+def test_asynchronous_soak(policy: Path, tmp_path: Path) -> None:
+    """Seconds of it: the first worker lives for 3.4 s after its first step, the last one ends in order."""
+    path = tmp_path / "out.json"
+    backend = "unsafe-local" if unavailable("bwrap") else "bwrap"
+    words = [
+        "--minutes",
+        "0.1",
+        "--worker-every",
+        "2",
+        "--every",
+        "0.5",
+        "--rate",
+        "0.02",
+        "--backend",
+        backend,
+    ]
+    figures = result(command("async_soak", policy, *words, "--out", str(path)), path)
+    assert figures["failures"] == 0
+    assert figures["counts"]["worker killed"] >= 1
+    assert figures["counts"]["lives"] >= 2
+    assert figures["counts"]["episodes valid"] > 0
+    assert figures["steps_made"] >= figures["steps"] >= 1
+
+
+def test_the_soak_knows_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    soak = importlib.import_module("async_soak")
+    ended = {"id": "e", "valid": True, "end_reason": "answered", "error": None, "reward": 0.5}
+    fault = ended | {"valid": False, "end_reason": "env_fault", "error": "E", "reward": 0.0}
+    records, figures = [ended] * 11 + [fault], {"faults": 1, "reward_mean": 0.5, "staleness_max": 1}
+    assert list(soak.wrongs(1, records, figures, set())) == []
+    counted = [*soak.wrongs(1, records, figures, {"e"})]
+    assert len(counted) == 11
+    assert "was struck and counts" in counted[0]
+    (masked,) = soak.wrongs(1, records, figures | {"reward_mean": 5.5 / 12}, set())
+    assert "the mean reward is" in masked
+    silent = [*records[:-1], fault | {"valid": True}]
+    assert "valid is True" in next(soak.wrongs(1, silent, figures, set()))
+    life = [
+        {"life": 0, "descriptors": 9 + step, "threads": 1, "processes": 1, "mib": 1.0} for step in range(30)
+    ]
+    assert [*soak.growth(life)] == ["descriptors grew from 18 to 38 in life 0"]
+
+
+def test_padding_of_a_run(policy: Path, tmp_path: Path) -> None:
+    """A step of two groups, with rows of 5 to 40 tokens."""
+    run, path = tmp_path / "run", tmp_path / "out.json"
+    folder = RunFolder.create(run, override(TrainConfig(), ["--policy", f"hf:{policy}"]))
+    prompt = Segment(SegmentKind.PROMPT, (1, 2), 0)
+    sampled = [Segment(SegmentKind.POLICY, (3,) * n, 0, logprobs=(-1.0,) * n) for n in range(3, 43, 5)]
+    played = [
+        Trajectory(
+            Task("t", "q"), (prompt, mine), (), place % 2, EndReason.ANSWERED, group_id=f"group-{place // 4}"
+        )
+        for place, mine in enumerate(sampled)
+    ]
+    folder.dump(1, played)
+    script = [sys.executable, str(ROOT / "benchmarks" / "padding.py"), "--run", str(run), "--out", str(path)]
+    done = subprocess.run([*script, "--repeats", "1", "--json"], capture_output=True, text=True, timeout=300)
+    figures = result(done, path)
+    assert figures["rows"] == [8]
+    bounds = figures["bounds"]
+    assert bounds["1.0"]["gradient_apart_max"] == 0
+    assert bounds["0.05"]["gradient_apart_max"] < 1e-4
+    assert bounds["0.05"]["padding_max"] <= 0.05 < bounds["1.0"]["padding_mean"]
+    assert bounds["0.05"]["micro_batches"] > bounds["1.0"]["micro_batches"]
 
 
 def test_staleness_curves(policy: Path, tmp_path: Path) -> None:

@@ -14,7 +14,10 @@ from agentenv.policies.engine import Engine, EngineConfig, Request, Sampled
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.spec import make_policy, policy_folder
 from agentenv.policies.vllm import VLLMPolicy
-from agentenv.policies.vllm_local import sampled, sampling_fields, scoring_fields, tempered
+from agentenv.policies.vllm_local import LocalEngine, sampled, sampling_fields, scoring_fields, tempered
+from agentenv.trainers.config import TrainConfig
+from agentenv.trainers.config_files import override
+from agentenv.trainers.run import open_policy
 
 END = ByteTokenizer.eos_token_id
 
@@ -172,6 +175,70 @@ def test_engines_that_came_up_are_closed_when_a_later_one_does_not() -> None:
     with pytest.raises(PolicyFault, match=r"did not come up within 0\.05 s"):
         VLLMPolicy(ByteTokenizer(), 32, config, [first.open, late])
     assert first.closed
+
+
+class FailingLLM:
+    """Comes up and then fails, or never answers."""
+
+    def __init__(self, *, hangs: bool = False) -> None:
+        self.hangs = hangs
+        self.ended = False
+
+    async def collective_rpc(self, method: str, *, args: tuple[int, ...]) -> None:
+        if self.hangs:
+            await asyncio.sleep(60)
+        raise ValueError("no such method\nand a trace")
+
+    def shutdown(self, *, timeout: float) -> None:
+        self.ended = True
+
+
+class Processes:
+    """What an engine started."""
+
+    ended = False
+
+    def end(self) -> None:
+        self.ended = True
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_an_engine_that_fails_on_coming_up_leaves_no_process(hangs: bool) -> None:
+    llm, processes = FailingLLM(hangs=hangs), Processes()
+    engine = LocalEngine(llm, None, processes)  # type: ignore[arg-type]
+    if hangs:
+        with pytest.raises(TimeoutError):
+            asyncio.run(asyncio.wait_for(engine.bound(), 0.05))
+    else:
+        with pytest.raises(PolicyFault, match=r"came up and failed: no such method$"):
+            asyncio.run(engine.bound())
+    assert llm.ended
+    assert processes.ended
+
+
+@pytest.mark.parametrize(
+    ("words", "opened"),
+    [
+        ([], 513),
+        (["--rollout.strategy", "rollback", "--optimization.correction.foreign", "rescore"], 1024),
+        (["--rollout.context_tokens", "1024"], 1024),
+    ],
+)
+def test_engines_of_a_run_are_opened_for_its_budget(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], opened: int
+) -> None:
+    """With a strategy that asks beyond the budget of an episode, for all that the model reads."""
+    lengths: list[int] = []
+
+    async def open_written(folder: Path, config: EngineConfig, context_tokens: int) -> WrittenEngine:
+        lengths.append(context_tokens)
+        return WrittenEngine("a")
+
+    monkeypatch.setattr(LocalEngine, "open", open_written)
+    engine = ["--engine.kind", "vllm", "--rollout.deterministic", "false"]
+    with open_policy(override(TrainConfig(), [*engine, *words])) as policy:  # type: ignore[union-attr]
+        assert policy.context_tokens == opened
+    assert lengths == [opened]
 
 
 def test_log_probs_at_another_temperature_are_normalised_anew() -> None:

@@ -23,6 +23,7 @@ CONFIG = {
     "optimization": {"estimator": "group_relative", "objective": "ppo_clip", "learning_rate": 1e-4},
     "engine": {"kind": "vllm"},
     "rollout": {"temperature": 1.0},
+    "lora": {"rank": 0},
 }
 
 
@@ -92,3 +93,4 @@ def test_the_card_holds_the_numbers_of_the_run(tmp_path: Path) -> None:
     assert "| after | 0.500 | [0.450, 0.550] | 400 |" in card
     assert "from `tiny` in 20 steps, seed 3" in card
     assert "Episodes lost to faults: 2." in card
+    assert "- Trained: all weights." in card

@@ -101,6 +101,16 @@ def test_intact_checkpoints_come_back_and_no_more_than_two_stay(
     assert {path.name for path in (folder.path / "checkpoints").iterdir()} == {"step-000002", "step-000003"}
 
 
+def test_versions_of_steps_that_are_made_again_go(made: tuple[RunFolder, Any, Learner, Counter]) -> None:
+    folder, policy, learner, part = made
+    for step in (2, 3):
+        folder.keep_version(step, policy)
+    cut_short(folder.path / "checkpoints" / "step-000003" / "trainer.pt")
+    assert folder.resume(policy, learner, {"part": part}) == 2
+    assert [path.name for path in folder.versions()] == ["step-000002"]
+    assert {path.name for path in (folder.path / "league").iterdir()} == {"step-000002"}
+
+
 def test_one_run_at_a_time(made: tuple[RunFolder, Any, Learner, Counter]) -> None:
     folder, *_ = made
     with (

@@ -67,6 +67,45 @@ def test_rows_alone_need_no_mask() -> None:
     assert packed.positions is None
 
 
+def test_a_bound_on_padding_is_kept_and_says_where_to_cut() -> None:
+    """Rows of 4, 4, 5 and 8 tokens: 4 + 4 + 5 pad 2 of 15, and 8 would bring that to 11 of 32."""
+    rows = [row((place,), range(length - 1), (0,)) for place, length in enumerate((8, 4, 5, 4))]
+
+    def lengths(padding: float) -> list[list[int]]:
+        return [
+            [len(one.ids) for one in packed.members]
+            for packed in micro_batches(rows, micro_tokens=100, padding=padding)
+        ]
+
+    assert lengths(1.0) == lengths(11 / 32) == [[4, 4, 5, 8]]
+    assert lengths(11 / 33) == lengths(2 / 15) == [[4, 4, 5], [8]]
+    assert lengths(0.1) == lengths(0.0) == [[4, 4], [5], [8]]
+    (packed,) = micro_batches(rows, micro_tokens=100)
+    assert packed.padding == 11
+
+
+def test_a_bound_on_padding_leaves_the_gradient_as_it_is(qwen: Make) -> None:
+    """In float64, with a penalty and a mean over sequences: only the order of sums differs, by 1e-10 at most."""
+    model, rng = in_float64(qwen(16)), np.random.default_rng(1)
+    rows = [
+        row((place % 16,), rng.integers(16, size=rng.integers(3, 30)).tolist(), (0, 2)) for place in range(24)
+    ]
+    reference = in_float64(qwen(16, seed=3))
+    found, shares = [], []
+    for padding in (1.0, 0.05, 0.0):
+        model.zero_grad()
+        objective = Objective(aggregation="sequence_mean", kl_coefficient=0.1, padding=padding)
+        learner = Learner(model, objective, learning_rate=1.0, reference=reference)
+        shares.append(learner.accumulate(rows)["padding_share"])
+        found.append(torch.cat([p.grad.flatten() for p in model.parameters()]).clone())
+    assert shares[0] > 0.3
+    assert 0 < shares[1] <= 0.05
+    assert shares[2] == 0
+    assert found[0].abs().max() > 0.01
+    for bounded in found[1:]:
+        torch.testing.assert_close(bounded, found[0], rtol=0, atol=1e-10)
+
+
 def test_gradients_are_those_of_the_rows_apart(qwen: Make) -> None:
     """Three prompts in float64: rows of one group behind a shared prompt, and a row alone, in one step."""
     model = in_float64(qwen(16))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from agentenv.errors import ConfigurationError
+from agentenv.policies.lora import adapt
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.config_files import override
 from agentenv.trainers.plan import Memory, available_memory, memory_of, plan_run
@@ -21,7 +22,7 @@ def test_bytes_by_hand(qwen: Callable[..., Any]) -> None:
     model = qwen()
     size = 4 * sum(p.numel() for p in model.parameters())
     assert memory_of(SMALL, model, 10.0) == Memory(
-        weights=size, optimizer=3 * size, caches=2 * 256 * 8 * 64, activations=2560
+        weights=size, optimizer=3 * size, caches=2 * 256 * 8 * 64, activations=2560, engines=0
     )
     ahead = [
         "--asynchronous.staleness",
@@ -34,7 +35,41 @@ def test_bytes_by_hand(qwen: Callable[..., Any]) -> None:
     more = memory_of(override(SMALL, ahead), model, 10.0)
     assert more.weights == 3 * size  # the learner's, the sampler's, the reference
     assert more.caches == 2 * 2 * 256 * 8 * 64  # twice the groups under way
-    assert Memory(100, 200, 300, 400).total == 1200
+    assert Memory(100, 200, 300, 300, 100).total == 1200
+
+
+def test_a_second_set_of_weights_counts_and_so_does_its_reference(qwen: Callable[..., Any]) -> None:
+    first, second = qwen(), qwen(width=16)
+    sizes = [4 * sum(p.numel() for p in model.parameters()) for model in (first, second)]
+    penalty = override(SMALL, ["--optimization.kl_coefficient", "0.1"])
+    found = memory_of(penalty, first, 10.0, second=second)
+    assert (found.weights, found.optimizer) == (2 * sum(sizes), 3 * sum(sizes))
+
+
+def test_adapters_need_neither_a_reference_nor_a_second_copy_of_what_is_not_trained(
+    qwen: Callable[..., Any],
+) -> None:
+    size = 4 * sum(p.numel() for p in qwen().parameters())
+    model = adapt(qwen(), rank=4, alpha=8)
+    adapters = 4 * sum(p.numel() for p in model.parameters()) - size
+    words = "--asynchronous.staleness 1 --rollout.deterministic false --optimization.kl_coefficient 0.1"
+    found = memory_of(override(SMALL, words.split()), model, 10.0)
+    assert (found.weights, found.optimizer) == (size + 2 * adapters, 3 * adapters)
+
+
+def test_engines_started_here_count_and_servers_do_not(qwen: Callable[..., Any]) -> None:
+    """Two replicas in two bytes a weight with half a GiB of keys and values each, and the file of new weights."""
+    words = "--engine.kind vllm --rollout.deterministic false --engine.replicas 2 --engine.kv_gib 0.5"
+    here = override(SMALL, [*words.split(), "--engine.dtype", "bfloat16"])
+    weights = sum(p.numel() for p in qwen().parameters())
+    found = memory_of(here, qwen(), 10.0)
+    assert (found.engines, found.caches) == (2 * (2 * weights + GIB // 2) + 4 * weights, 0)
+    there = override(here, ["--engine.urls", "http://a:1"])
+    assert memory_of(there, qwen(), 10.0).engines == 0
+    with pytest.raises(
+        ConfigurationError, match=r"lower engine\.kv_gib or engine\.replicas, or take a smaller"
+    ):
+        plan_run(here, available=GIB // 2)
 
 
 def test_a_probe_predicts_and_leaves_no_trace() -> None:
@@ -45,7 +80,7 @@ def test_a_probe_predicts_and_leaves_no_trace() -> None:
     assert plan["sampled_tokens_per_s"] > 0
     assert plan["trained_tokens_per_s"] > 0
     assert plan["seconds_per_step"] >= 0
-    assert set(plan["memory_parts_gib"]) == {"weights", "optimizer", "caches", "activations"}
+    assert set(plan["memory_parts_gib"]) == {"weights", "optimizer", "caches", "activations", "engines"}
     assert 0 < available_memory() < 1 << 50
 
 

@@ -1,13 +1,15 @@
 """The learner over several processes: two steps of 1, 2 and 4 of them (gloo, FSDP2) end where one plain learner ends.
 
 Rows of unequal length in an odd number of micro-batches, so that some processes pass through one that does not count; a
-correction whose effective sample scales the step; the state of a plain learner is taken over. In float32, where FSDP2 asks
-for other reductions than in float64; sums come in another order, and that is all.
+correction whose effective sample scales the step; the state of a plain learner is taken over. Once all weights are trained,
+once adapters with their base as the reference. In float32, where FSDP2 asks for other reductions than in float64; sums come
+in another order, and that is all.
 """
 
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,17 @@ import numpy as np
 import pytest
 import torch
 
+from agentenv.policies.lora import adapt
 from agentenv.trainers.learner import Correction, Learner, Objective, Row
 
-SIZES = (1, 2, 4)
-OBJECTIVE = Objective(
+RUNS = (("full", 1), ("full", 2), ("full", 4), ("lora", 2))
+FULL = Objective(
     proximal="recompute",
     correction=Correction(mode="truncate", ess_base=1.0),
     entropy_coefficient=0.01,
     micro_tokens=40,
 )
+OBJECTIVES = {"full": FULL, "lora": replace(FULL, kl_coefficient=0.1)}
 
 WORKER = """
 import sys
@@ -32,7 +36,9 @@ import torch
 from agentenv.trainers.sharded import ShardedLearner, leads, processes
 place = Path(sys.argv[1])
 given = torch.load(place / "given.pt", weights_only=False)
-learner = ShardedLearner(given["model"], given["objective"], learning_rate=1e-2, max_grad_norm=0.1)
+model, goal = given["model"], given["objective"]
+reference = model if goal.needs_reference else None
+learner = ShardedLearner(model, goal, learning_rate=1e-2, max_grad_norm=0.01, reference=reference)
 if not leads():
     learner.follow()
     raise SystemExit
@@ -60,39 +66,51 @@ def made_rows(count: int) -> list[Row]:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, qwen: Callable[..., Any]) -> Path:
-    """A folder with the results of every number of processes, and of one plain learner under ``plain.pt``."""
+    """A folder for each kind of training with the results of every number of processes, those of a plain learner beside."""
     folder = tmp_path_factory.mktemp("sharded")
     torch.set_num_threads(1)
-    model, rows = qwen(), made_rows(13)
-    learner = Learner(model, OBJECTIVE, learning_rate=1e-2, max_grad_norm=0.1)
-    learner.step(learner.with_proximal(rows))  # moments that a process must take over
-    given = {"model": qwen(), "rows": rows, "objective": OBJECTIVE}
-    given |= {"weights": model.state_dict(), "state": learner.optimizer_state()}
-    torch.save(given, folder / "given.pt")
+    makes = {"full": qwen, "lora": lambda: adapt(qwen(), rank=4, alpha=8)}
+    learners = {kind: begun(folder / kind, make, OBJECTIVES[kind]) for kind, make in makes.items()}
     (folder / "worker.py").write_text(WORKER)
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     started = [
-        subprocess.Popen([*run, str(size), str(folder / "worker.py"), str(folder)], stderr=subprocess.PIPE)
-        for size in SIZES
+        subprocess.Popen(
+            [*run, str(size), str(folder / "worker.py"), str(folder / kind)], stderr=subprocess.PIPE
+        )
+        for kind, size in RUNS
     ]
     for one in started:
         _, said = one.communicate(timeout=600)
         assert one.returncode == 0, said.decode()
-    learner.set_learning_rate(2e-3)
-    rows = learner.with_proximal(rows)
-    figures = [learner.step(rows, tokens=200, update=update) for update in (0, 1)]
-    torch.save([figures, model.state_dict(), learner.optimizer_state()], folder / "plain.pt")
+    for kind, learner in learners.items():
+        learner.set_learning_rate(2e-3)
+        rows = learner.with_proximal(made_rows(13))
+        figures = [learner.step(rows, tokens=200, update=update) for update in (0, 1)]
+        torch.save([figures, learner.weights(), learner.optimizer_state()], folder / kind / "plain.pt")
     return folder
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_the_number_of_processes_changes_nothing(place: Path, size: int) -> None:
-    figures, weights, state = torch.load(place / f"{size}.pt", weights_only=False)
-    plain_figures, plain_weights, plain_state = torch.load(place / "plain.pt", weights_only=False)
+def begun(folder: Path, make: Callable[[], Any], objective: Objective) -> Learner:
+    """A plain learner after one step; in ``folder`` is what a process begins with, its moments among it."""
+    folder.mkdir()
+    model, rows = make(), made_rows(13)
+    reference = model if objective.needs_reference else None
+    learner = Learner(model, objective, learning_rate=1e-2, max_grad_norm=0.01, reference=reference)
+    learner.step(learner.with_proximal(rows))
+    given = {"model": make(), "rows": rows, "objective": objective}
+    given |= {"weights": learner.weights(), "state": learner.optimizer_state()}
+    torch.save(given, folder / "given.pt")
+    return learner
+
+
+@pytest.mark.parametrize(("kind", "size"), RUNS)
+def test_the_number_of_processes_changes_nothing(place: Path, kind: str, size: int) -> None:
+    figures, weights, state = torch.load(place / kind / f"{size}.pt", weights_only=False)
+    plain_figures, plain_weights, plain_state = torch.load(place / kind / "plain.pt", weights_only=False)
     for ours, theirs in zip(figures, plain_figures, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6)
         assert ours["effective_sample"] < 1
-        assert ours["grad_norm"] > 0.1  # it is clipped
+        assert ours["grad_norm"] > 0.01  # it is clipped
     assert weights.keys() == plain_weights.keys()
     for name, value in weights.items():
         torch.testing.assert_close(value, plain_weights[name], rtol=1e-3, atol=1e-5)

@@ -1,0 +1,157 @@
+"""LoRA: W x + alpha / rank * B (A x), where W stays and the small A and B are trained (Hu et al. 2021, eq. 3).
+
+B begins as 0, so an adapted model begins as its base. Adapters are peft's, in its file format; peft is imported where one is
+made. Names of weights are those of ``state_dict``: peft's files leave out the name of the adapter.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from hashlib import file_digest, sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentenv.errors import CheckpointMismatch, MissingExtra, UnknownName
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+
+def adapt(model: Any, *, rank: int, alpha: int, modules: Sequence[str] = (), seed: int = 0) -> Any:
+    """``model`` with adapters, which alone are trained; its layers are changed in place.
+
+    Args:
+        model: A transformers causal language model.
+        rank: Rows of A and columns of B.
+        alpha: The product is multiplied by alpha / rank.
+        modules: Last names of the linear layers that get one, such as ``q_proj``; none named is all but the output layer.
+        seed: Of A; B is 0.
+
+    Raises:
+        MissingExtra: peft is not installed.
+        UnknownName: the model has no linear layer of that name.
+    """
+    import torch
+
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of(error.name or "peft", "train") from error
+    linear = {
+        name.rpartition(".")[2]
+        for name, layer in model.named_modules()
+        if isinstance(layer, torch.nn.Linear) and layer is not model.get_output_embeddings()
+    }
+    for name in modules:
+        if name not in linear:
+            raise UnknownName.among("linear layer", name, linear)
+    settings = LoraConfig(r=rank, lora_alpha=alpha, target_modules=sorted(modules or linear))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return get_peft_model(model, settings).eval()
+
+
+def is_adapted(model: Any) -> bool:
+    """Whether ``model`` has adapters."""
+    return hasattr(model, "peft_config")
+
+
+def without_adapters(model: Any) -> AbstractContextManager[Any]:
+    """In it ``model`` computes what its base does."""
+    context: AbstractContextManager[Any] = model.disable_adapter() if is_adapted(model) else nullcontext()
+    return context
+
+
+def trained_state(model: Any) -> "dict[str, Tensor]":
+    """What training changes, by name: the adapters where there are any, else the whole state."""
+    state = model.state_dict()
+    return {name: value for name, value in state.items() if not is_adapted(model) or "lora_" in name}
+
+
+def take_over(model: Any, weights: "Mapping[str, Tensor]") -> list[str]:
+    """Loads what ``trained_state`` gave.
+
+    Returns:
+        Names that are missing or unexpected.
+
+    Raises:
+        RuntimeError: a weight is of another shape.
+    """
+    _, unexpected = model.load_state_dict(weights, strict=False)
+    return [*sorted(trained_state(model).keys() - weights.keys()), *unexpected]
+
+
+def write_trained(model: Any, folder: Path) -> None:
+    """Writes what training changes: an adapter in peft's format, or the whole model."""
+    if not is_adapted(model):
+        model.save_pretrained(folder)
+        return
+    from safetensors.torch import save_file
+
+    held = {_short(name): value.contiguous() for name, value in trained_state(model).items()}
+    save_file(held, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    model.peft_config["default"].save_pretrained(folder)
+
+
+def read_trained(folder: Path) -> "dict[str, Tensor]":
+    """What ``write_trained`` wrote, by the names of ``trained_state``."""
+    from safetensors.torch import load_file
+
+    adapter = (folder / ADAPTER_CONFIG).is_file()
+    held: dict[str, Tensor] = load_file(folder / (ADAPTER_WEIGHTS if adapter else "model.safetensors"))
+    return {_long(name): value for name, value in held.items()} if adapter else held
+
+
+def base_and_adapter(folder: Path) -> tuple[Path, Path | None]:
+    """The folder of the model, and that of the LoRA adapter where ``folder`` is one.
+
+    Raises:
+        CheckpointMismatch: an adapter that names no base.
+    """
+    if not (folder / ADAPTER_CONFIG).is_file():
+        return folder, None
+    settings = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    if not settings.get("base_model_name_or_path"):
+        raise CheckpointMismatch(f"the adapter in {folder} names no model that it is to be added to")
+    return Path(settings["base_model_name_or_path"]), folder
+
+
+def merged_into(model: Any, adapter: Path) -> Any:
+    """``model`` with the adapter in the folder ``adapter`` added to its weights.
+
+    Raises:
+        MissingExtra: peft is not installed.
+        CheckpointMismatch: the adapter is of another architecture.
+    """
+    try:
+        from peft import PeftModel
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of(error.name or "peft", "train") from error
+    try:
+        return PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
+    except (RuntimeError, ValueError) as error:
+        raise CheckpointMismatch(
+            f"the adapter in {adapter} is of another architecture than its base"
+        ) from error
+
+
+def weights_digest(folder: Path) -> str:
+    """SHA-256 over the weight files of the model in ``folder``, of its base too where it is an adapter."""
+    base, adapter = base_and_adapter(folder)
+    digests = []
+    for path in sorted({*base.glob("*.safetensors"), *(adapter or base).glob("*.safetensors")}):
+        with path.open("rb") as file:
+            digests.append(f"{path.name} {file_digest(file, 'sha256').hexdigest()}")
+    return sha256("\n".join(digests).encode()).hexdigest()
+
+
+def _short(name: str) -> str:
+    return name.replace(".default.weight", ".weight")
+
+
+def _long(name: str) -> str:
+    place, part, leaf = name.rpartition(".weight")
+    return f"{place}.default{part}{leaf}"

@@ -1,0 +1,120 @@
+"""Adapters: they begin as nothing, their files hold them alone and come back, and merged they compute the same."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentenv.errors import CheckpointMismatch, UnknownName
+from agentenv.policies.export import write_weights
+from agentenv.policies.fakes import random_model, random_policy
+from agentenv.policies.lora import (
+    adapt,
+    base_and_adapter,
+    read_trained,
+    take_over,
+    trained_state,
+    weights_digest,
+    without_adapters,
+    write_trained,
+)
+from agentenv.policies.spec import make_policy
+
+IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(input_ids=IDS).logits
+    return found
+
+
+def moved(model: Any) -> Any:
+    """``model`` with adapters that do something."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, value in trained_state(model).items():
+            if "lora_B" in name:
+                value.copy_(torch.randn(value.shape, generator=generator) * 0.1)
+    return model
+
+
+def test_it_begins_as_its_base_and_has_a_seed() -> None:
+    plain = random_model()
+    before = torch.get_rng_state()
+    first, again, other = (adapt(random_model(), rank=4, alpha=8, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(logits(first), logits(plain))
+    assert torch.equal(logits(without_and_back(moved(first))), logits(moved(again)))
+    assert not torch.equal(logits(moved(again)), logits(moved(other)))
+    random_model()  # which seeds the generator as ``before`` was
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def without_and_back(model: Any) -> Any:
+    """``model``, once it was asked without its adapters."""
+    with without_adapters(model):
+        assert torch.equal(logits(model), logits(random_model()))
+    assert all(value.requires_grad for name, value in model.named_parameters() if "lora_" in name)
+    return model
+
+
+def test_only_adapters_are_trained_and_of_the_layers_that_are_named() -> None:
+    model = adapt(random_model(), rank=4, alpha=8, modules=["q_proj", "down_proj"])
+    trained = {name for name, value in model.named_parameters() if value.requires_grad}
+    assert trained == trained_state(model).keys()
+    assert len(trained) == 2 * 2 * 2  # layers, modules, A and B
+    every = adapt(random_model(), rank=4, alpha=8)
+    assert len(trained_state(every)) == 2 * 7 * 2
+    with pytest.raises(UnknownName, match=r"No linear layer 'q_prj'. Did you mean 'q_proj'\?"):
+        adapt(random_model(), rank=4, alpha=8, modules=["q_prj"])
+
+
+def test_files_hold_the_adapter_alone_and_give_it_back(tmp_path: Path) -> None:
+    model = moved(adapt(random_model(), rank=4, alpha=8))
+    write_trained(model, tmp_path)
+    with pytest.raises(CheckpointMismatch, match="names no model that it is to be added to"):
+        base_and_adapter(tmp_path)  # a model made in memory has no folder
+    assert {path.name for path in tmp_path.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+    held = read_trained(tmp_path)
+    assert held.keys() == trained_state(model).keys()
+    other = adapt(random_model(), rank=4, alpha=8, seed=3)
+    assert take_over(other, held) == []
+    assert torch.equal(logits(other), logits(model))
+    missing = held.popitem()[0]
+    assert take_over(other, held | {"odd": IDS}) == [missing, "odd"]
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    random_policy(tmp_path / "base", ["a b c d e f g h"], spread=0.3)
+    return tmp_path / "base"
+
+
+def test_its_folder_and_the_merged_one_are_policies(base: Path, tmp_path: Path) -> None:
+    """W + alpha / r B A against the two products apart: float32 sums in another order, at most 1e-5 in a log-prob."""
+    model = moved(adapt(make_policy(f"hf:{base}").model, rank=4, alpha=8))
+    for name, write in {"adapter": write_trained, "merged": write_weights}.items():
+        (tmp_path / name).mkdir()
+        write(model, tmp_path / name)
+    make_policy(f"hf:{base}").tokenizer.save_pretrained(tmp_path / "merged")
+    for name in ("adapter", "merged"):
+        ours, theirs = logits(make_policy(f"hf:{tmp_path / name}").model), logits(model)
+        torch.testing.assert_close(ours.log_softmax(-1), theirs.log_softmax(-1), rtol=0, atol=1e-5)
+    config = tmp_path / "adapter" / "adapter_config.json"
+    config.write_text(config.read_text().replace('"r": 4', '"r": 3'))
+    with pytest.raises(CheckpointMismatch, match="of another architecture than its base"):
+        make_policy(f"hf:{tmp_path / 'adapter'}")
+
+
+def test_the_digest_is_of_base_and_adapter(base: Path, tmp_path: Path) -> None:
+    model = adapt(make_policy(f"hf:{base}").model, rank=4, alpha=8)
+    (tmp_path / "adapter").mkdir()
+    write_trained(moved(model), tmp_path / "adapter")
+    digests = [weights_digest(folder) for folder in (base, tmp_path / "adapter")]
+    file = base / "model.safetensors"
+    whole = bytearray(file.read_bytes())
+    whole[-1] ^= 1
+    file.write_bytes(whole)
+    digests += [weights_digest(folder) for folder in (base, tmp_path / "adapter")]
+    assert len(set(digests)) == 4

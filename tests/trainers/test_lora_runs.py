@@ -1,0 +1,180 @@
+"""Training adapters: a step moves them alone, the reference is the base, a run resumes from them to the bit."""
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agentenv.errors import CheckpointMismatch, ConfigurationError
+from agentenv.policies.fakes import ByteTokenizer
+from agentenv.policies.hf import HFPolicy
+from agentenv.policies.lora import adapt, trained_state
+from agentenv.policies.spec import make_policy
+from agentenv.policies.tiny import shipped_weights
+from agentenv.trainers.config import TrainConfig
+from agentenv.trainers.config_files import override, parse_config
+from agentenv.trainers.folder import RunFolder
+from agentenv.trainers.grpo import train
+from agentenv.trainers.learner import Learner, Objective, Row
+from agentenv.trainers.run import learner_of, trained_policy
+from agentenv.trainers.second import Second
+
+WORLD = {"documents": 200, "questions": 12, "families": ["lookup"], "hops": [1, 1]}
+
+
+class Silent:
+    """Shows nothing."""
+
+    def phase(self, name: str, total: int) -> None: ...
+
+    def advance(self, done: int, figures: Mapping[str, float]) -> None: ...
+
+    def warn(self, sentence: str) -> None: ...
+
+
+def made_rows(count: int = 6) -> list[Row]:
+    """Rows of 9 to 14 tokens."""
+    rng, rows = np.random.default_rng(0), []
+    for length in range(9, 9 + count):
+        mask = np.arange(length) > 3
+        old = rng.normal(-3, 0.5, length).astype(np.float32)
+        ids = rng.integers(0, 256, length)
+        rows.append(Row(ids, mask, old, np.zeros(length, dtype=np.bool_), rng.normal(size=length)))
+    return rows
+
+
+def test_a_step_moves_the_adapters_alone(qwen: Callable[..., Any]) -> None:
+    model = adapt(qwen(), rank=4, alpha=8)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    learner = Learner(model, Objective(), learning_rate=1e-2, weight_decay=0.1)
+    for _ in range(2):  # A has no gradient while B is 0
+        learner.step(made_rows())
+    moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert moved == trained_state(model).keys()
+    assert learner.weights().keys() == moved
+
+
+def test_the_reference_is_the_model_without_its_adapters(qwen: Callable[..., Any]) -> None:
+    """One step from equal adapters: the penalty is the one towards a copy of the base, to the bit."""
+    objective = Objective(kl_coefficient=0.5, ace_alpha=0.1)
+    states = []
+    for reference in (None, qwen()):
+        model = adapt(qwen(), rank=4, alpha=8)
+        with torch.no_grad():
+            for value in trained_state(model).values():
+                value.fill_(0.05)
+        learner = Learner(model, objective, learning_rate=1e-2, reference=reference or model)
+        figures = learner.step(made_rows())
+        states.append((figures, torch.cat([value.flatten() for value in learner.weights().values()])))
+    (figures, ours), (theirs_figures, theirs) = states
+    assert figures == theirs_figures
+    assert torch.equal(ours, theirs)
+    without = Learner(adapt(qwen(), rank=4, alpha=8), Objective(), learning_rate=1e-2)
+    assert without.step(made_rows())["loss"] != figures["loss"]
+
+
+def test_sampler_and_learner_share_what_is_not_trained() -> None:
+    words = "--lora.rank 4 --asynchronous.staleness 1 --rollout.deterministic false --optimization.kl_coefficient 0.1"
+    config = override(TrainConfig(), words.split())
+    policy = trained_policy(config)
+    learner = learner_of(config, policy)
+    pairs = zip(policy.model.named_parameters(), learner.model.parameters(), strict=True)
+    assert all((one is other) != ("lora_" in name) for (name, one), other in pairs)
+    assert learner.reference is learner.model
+    rows = made_rows()
+    for _ in range(2):
+        learner.step(rows)
+    policy.updated(learner.weights())
+    held = trained_state(policy.model)
+    assert all(torch.equal(value, held[name]) for name, value in learner.weights().items())
+
+
+def test_a_second_set_of_weights_is_checkpointed_by_its_adapters(qwen: Callable[..., Any]) -> None:
+    def second(seed: int) -> Second:
+        model = adapt(qwen(), rank=4, alpha=8, seed=seed)
+        policy = HFPolicy(model, ByteTokenizer())
+        return Second(("solver",), policy, Learner(model, Objective(), learning_rate=1e-2))
+
+    one, other = second(1), second(2)
+    one.learner.step(made_rows())
+    state = one.state_dict()
+    assert all("lora_" in name for name in state["weights"])
+    other.load_state_dict(state)
+    held = trained_state(other.policy.model)
+    assert all(torch.equal(value, held[name]) for name, value in state["weights"].items())
+
+
+def config(policy: Path) -> TrainConfig:
+    values: dict[str, Any] = {
+        "policy": f"hf:{policy}",
+        "threads": 1,
+        "checkpoint_every": 1,
+        "trajectories_every": 1,
+        "env": {"options": {"k": 2, "max_turns": 1, "observation_tokens": 128, "prompt": "{question}"}},
+        "search": {"encoder": "hash"},
+        "train": {"world": WORLD | {"seed": 1, "split": "train"}},
+        "dev": {"world": WORLD | {"seed": 2, "split": "dev"}},
+        "test": {"limit": 1, "world": WORLD | {"seed": 2, "split": "dev"}},
+        "rollout": {"questions": 3, "group_size": 4, "turn_tokens": 24, "context_tokens": 256},
+        "optimization": {"steps": 2, "learning_rate": 1e-3, "kl_coefficient": 0.01},
+        "lora": {"rank": 4, "modules": ["q_proj", "down_proj"]},
+        "evaluation": {"every": 0, "bounds": False},
+    }
+    return parse_config(values, "test")
+
+
+def test_a_run_resumes_to_the_bit_and_leaves_merged_weights(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    start = tmp_path / "start"
+    shutil.copytree(shipped_weights(), start)
+    folder = RunFolder.create(tmp_path / "run", config(start))
+    assert train(folder, Silent())["steps"] == 2
+    checkpoint = folder.path / "checkpoints" / "step-000002"
+    assert (checkpoint / "adapter_model.safetensors").is_file()
+    assert not (checkpoint / "model.safetensors").exists()
+    written = [folder.path / name for name in ("metrics.jsonl", "policy/model.safetensors")]
+    whole = [path.read_bytes() for path in written]
+    policy = make_policy(f"hf:{folder.path / 'policy'}")
+    assert not hasattr(policy.model, "peft_config")
+    assert "rank 4" in (folder.path / "policy" / "README.md").read_text()
+    drop_the_end(folder.path)
+    train(RunFolder.open(folder.path), Silent())
+    assert [path.read_bytes() for path in written] == whole
+
+    file = start / "model.safetensors"
+    damaged = bytearray(file.read_bytes())
+    damaged[-1] ^= 1
+    file.write_bytes(damaged)
+    drop_the_end(folder.path)
+    with pytest.raises(CheckpointMismatch, match=r"trained on other weights than hf:.*start holds now"):
+        train(RunFolder.open(folder.path), Silent())
+
+
+def drop_the_end(run: Path) -> None:
+    """Brings the run back to its first step."""
+    shutil.rmtree(run / "checkpoints" / "step-000002")
+    shutil.rmtree(run / "evaluation" / "after")
+    (run / "results.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--lora.modules q_proj", r"modules names \['q_proj'\], and rank=0 adapts none: set rank above 0"),
+        ("--lora.rank -1", r"lora\.rank: .*greater than or equal to 0; got -1"),
+        ("--lora.rang 4", r"'lora\.rang'\. Did you mean 'lora\.rank'\?"),
+    ],
+)
+def test_a_wrong_dial_is_one_sentence(words: str, sentence: str) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        override(TrainConfig(), words.split())
+
+
+def test_a_layer_that_there_is_not_is_named_with_the_nearest() -> None:
+    config = override(TrainConfig(), ["--lora.rank", "4", "--lora.modules", "query"])
+    with pytest.raises(ConfigurationError, match=r"No linear layer 'query'. Known: down_proj, "):
+        trained_policy(config)
