@@ -30,7 +30,7 @@ from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.spec import make_executor
 from agentenv.sandbox.types import ExecStatus, Limits
 
-from common import RESULTS, finish  # type: ignore[import-not-found]  # isort: skip  # a sibling script
+from common import RESULTS, finish, load  # type: ignore[import-not-found]  # isort: skip  # a sibling script
 
 LIMITS = Limits(wall_s=60.0, cpu_s=30.0, memory_mb=128)
 BRIEF = Limits(wall_s=0.3, memory_mb=128)
@@ -61,6 +61,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="by default benchmarks/results/sandbox_soak_BACKEND.json")
     parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
     args = parser.parse_args()
+    before = load()
     args.out = args.out or RESULTS / f"sandbox_soak_{args.backend}.json"
     with contextlib.ExitStack() as stack:
         # Whatever is left on the disk is left here, and can be counted.
@@ -74,6 +75,7 @@ def main() -> None:
             kills = storm(executor, args.minutes * 60, args.every, judge, engine)
         judge.grown(censuses)
     figures = {
+        **before,
         "backend": args.backend,
         "runs": args.runs,
         "censuses": censuses,

@@ -20,7 +20,8 @@ DEVICE_LINKS = {
 }
 FIRST_UID, UIDS = 0x70000000, 0x08000000
 """Uids that no distribution gives away; a program takes one at random, so that two never share one."""
-OOM_FIRST = "1000"
+OOM_FIRST = b"1000"
+"""Where the kernel itself runs out of memory, the program goes before its warden."""
 FOLDER = kernel.MS_NOSUID | kernel.MS_NODEV
 INODES_PER_MB = 256
 
@@ -160,10 +161,9 @@ def renounce(setup: dict[str, Any], *, listener: bool = False) -> int:
         os.setresuid(uid, uid, uid)
     kernel.drop_capabilities()
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
-    with open("/proc/self/oom_score_adj", "w") as stream:
-        stream.write(
-            OOM_FIRST
-        )  # where the kernel itself runs out of memory, the program goes before its warden
+    score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+    os.write(score, OOM_FIRST)
+    os.close(score)
     program = base64.b64decode(setup["filters"]["session" if listener else "run"])
     descriptor = kernel.install_filter(program, listener=listener)
     return descriptor if listener else -1

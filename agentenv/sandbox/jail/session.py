@@ -276,9 +276,9 @@ class Warden:
         return {"sizes": list(self._sizes(order["node"]).items())}
 
     def _sizes(self, latest: int) -> dict[int, int]:
-        """Bytes of memory and files that each frozen node holds for itself: at most so many while all of them fit, else measured.
+        """Bytes of memory and files that each frozen node holds for itself: at most, while all of them fit; else measured.
 
-        Measuring takes the kernel as long as a fork. What a node holds for itself is settled when its child is frozen in turn.
+        Measuring takes the kernel as long as a fork. What a node holds is settled when its child is frozen in turn.
         """
         frozen = {name: node for name, node in self._nodes.items() if node.frozen}
         sizes = {name: resident(node.pid) + node.copied for name, node in frozen.items()}
