@@ -136,6 +136,27 @@ def test_no_new_interpreter_answers_before_the_loss_of_the_old_one_was_told(box:
         assert "NameError" in session.run("t").stderr
 
 
+LAST_WORD = """
+import json, os, stat, struct
+def is_socket(fd):
+    try: return stat.S_ISSOCK(os.fstat(fd).st_mode)
+    except OSError: return False
+link = next(filter(is_socket, range(3, 64)))
+answer = json.dumps(dict(ok=True, value="1", error=None, folder="/", digest="")).encode()
+os.write(link, struct.pack(">I", len(answer)) + answer)
+os._exit(0)
+"""
+
+
+def test_an_interpreter_that_answers_and_dies_is_no_fault_of_ours(session: JailSession) -> None:
+    point = session.snapshot()
+    for _ in range(5):
+        assert session.run(LAST_WORD).status is ExecStatus.OK
+        after = session.run("1")
+        assert (after.status, after.state_lost) == (ExecStatus.KILLED, True)
+        session.restore(point)
+
+
 def test_between_cells_nothing_runs(session: JailSession) -> None:
     session.run("import threading, time\nn = [0]\ndef count():\n  while True: n[0] += 1; time.sleep(0.001)")
     session.run("threading.Thread(target=count, daemon=True).start()")

@@ -50,10 +50,7 @@ class Node:
 
     def close(self) -> None:
         """Kills the process and forgets its streams; the kernel or a frozen parent reaps it."""
-        try:
-            os.kill(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        _signal(self.pid, signal.SIGKILL)
         self.link.close()
         os.close(self.out)
         os.close(self.err)
@@ -216,10 +213,7 @@ class Warden:
     def _signal_all(self, node: Node, number: int) -> None:
         """Sends a signal to the processes of a node's program."""
         for pid in self._judge.lineage_of(node.pid) if self._setup["isolated"] else [node.pid]:
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                pass
+            _signal(pid, number)
 
     def _settle(self, name: int, dead: bool) -> None:
         """Between cells nothing runs: stops what the program left behind, kills what left the program."""
@@ -231,10 +225,10 @@ class Warden:
         elif self._setup["isolated"] and len(processes()) > len(self._nodes) + 1:
             self._signal_all(node, signal.SIGSTOP)
         else:
-            os.kill(node.pid, signal.SIGSTOP)
+            _signal(node.pid, signal.SIGSTOP)
         if self._setup["isolated"]:
             for pid in self._judge.strays():
-                os.kill(pid, signal.SIGKILL)
+                _signal(pid, signal.SIGKILL)
             self._reap()
 
     def _reap(self) -> None:
@@ -264,9 +258,9 @@ class Warden:
             except OSError as error:
                 trees.clear(f"{self._vault}/{order['node']}")
                 return {"refused": f"its files cannot be copied: {error.strerror}"}
-        os.kill(node.pid, signal.SIGCONT)
+        _signal(node.pid, signal.SIGCONT)
         child = self._split(node)
-        os.kill(node.pid, signal.SIGSTOP)
+        _signal(node.pid, signal.SIGSTOP)
         if child is None:
             return {"refused": "the interpreter could not fork"}
         node.frozen, node.files = True, order["node"]
@@ -383,6 +377,14 @@ class Warden:
         self._bring_files(order["node"])
         found, refused = collect(self._work, order["collect"], self._limits["file_mb"] * MIB)
         return {"files": found, "refused": refused}
+
+
+def _signal(pid: int, number: int) -> None:
+    """Sends a signal to a process of the program, which may end at any moment."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
 
 
 def _link() -> tuple[socket.socket, socket.socket]:
