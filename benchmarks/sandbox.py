@@ -8,7 +8,6 @@ this machine does not have are left out, and so are the claims about them.
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -27,7 +26,7 @@ from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.spec import make_executor, unavailable
 from agentenv.sandbox.types import Limits
 
-from common import finish  # type: ignore[import-not-found]  # isort: skip  # a sibling script
+from common import finish, load  # type: ignore[import-not-found]  # isort: skip  # a sibling script
 
 WARM_RUN_MS = {"bwrap": 5.0, "docker": 10.0, "unsafe-local": 5.0}
 LIMITS = Limits(memory_mb=512, wall_s=60.0, cpu_s=60.0)
@@ -37,6 +36,8 @@ FULL = {f"data/{index}.bin": bytes(7_000_000) for index in range(2)}
 SMALL_FILES = "1 MB of files"
 WORK = "import sys; sys.path.append('/site'); import numpy; print(1)"
 """What a warm run does, for an interpreter that is started for it."""
+SETTLE_S = 0.02
+"""After the eight forks of one row have been let go, their memory is still being freed; sustained runs include that."""
 Row = Callable[[], None]
 
 
@@ -51,7 +52,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="result file; by default benchmarks/results/sandbox.json")
     parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
     args = parser.parse_args()
-    load = os.getloadavg()[0]
+    before = load()
     reasons = {name: unavailable(name) for name in args.backends}
     with ExitStack() as stack:
         executors = {
@@ -67,7 +68,7 @@ def main() -> None:
             rows[f"{name}: sustained runs"] = sustained(executor, args.seconds)
     left_out = {name: reason for name, reason in reasons.items() if reason}
     figures = {
-        "load_before": round(load, 2),
+        **before,
         "left_out": left_out,
         "rows": rows,
         "claims": claims(rows, list(executors)),
@@ -131,7 +132,7 @@ def lines(figures: dict[str, Any]) -> Iterator[str]:
         yield f"{verdict:<7} {name}: {found['measured']} (target {found['target']})"
     for name, reason in figures["left_out"].items():
         yield f"left out: {name}, {reason}"
-    yield f"load of the machine before: {figures['load_before']}"
+    yield f"load of the machine before: {figures['load_before']}, {figures['timings']}"
 
 
 @contextmanager
@@ -227,7 +228,8 @@ def sustained(executor: JailExecutor, seconds: float) -> dict[str, float]:
 
 
 def timed(row: Row) -> float:
-    """Milliseconds of one call."""
+    """Milliseconds of one call, made once what the one before left has been cleared away."""
+    time.sleep(SETTLE_S)
     begin = time.perf_counter()
     row()
     return (time.perf_counter() - begin) * 1000

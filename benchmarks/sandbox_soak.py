@@ -30,7 +30,7 @@ from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.spec import make_executor
 from agentenv.sandbox.types import ExecStatus, Limits
 
-from common import RESULTS, finish  # type: ignore[import-not-found]  # isort: skip  # a sibling script
+from common import RESULTS, finish, load  # type: ignore[import-not-found]  # isort: skip  # a sibling script
 
 LIMITS = Limits(wall_s=60.0, cpu_s=30.0, memory_mb=128)
 BRIEF = Limits(wall_s=0.3, memory_mb=128)
@@ -42,6 +42,7 @@ PROGRAMS: dict[str, tuple[str, Limits, ExecStatus, str]] = {
     "sleeps": ("import time; time.sleep(600)", BRIEF, ExecStatus.TIMEOUT, ""),
     "allocates": ("held = [bytearray(10**7) for _ in iter(int, 1)]", LIMITS, ExecStatus.OOM, ""),
 }
+RIGHT = "as it should"
 ENGINE_S = 60.0
 SETTLE_S = 0.5  # in which every zygote makes its next warden
 SPARE = {"descriptors": 4, "processes": 4, "owner_mib": 24.0, "jails_mib": 64.0, "inodes": 20}
@@ -61,6 +62,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="by default benchmarks/results/sandbox_soak_BACKEND.json")
     parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
     args = parser.parse_args()
+    before = load()
     args.out = args.out or RESULTS / f"sandbox_soak_{args.backend}.json"
     with contextlib.ExitStack() as stack:
         # Whatever is left on the disk is left here, and can be counted.
@@ -70,10 +72,12 @@ def main() -> None:
         with make_executor(args.backend, limits=LIMITS, size=2, wait_s=120.0) as executor:
             censuses = flat(executor, args.runs, judge)
         quiet = dict(judge.counts)
+        judge.failures += [f"{name}, though nothing was killed" for name in quiet if not name.endswith(RIGHT)]
         with make_executor(args.backend, limits=LIMITS, size=2, wait_s=120.0) as executor:
             kills = storm(executor, args.minutes * 60, args.every, judge, engine)
         judge.grown(censuses)
     figures = {
+        **before,
         "backend": args.backend,
         "runs": args.runs,
         "censuses": censuses,
@@ -136,7 +140,7 @@ def once(executor: JailExecutor, name: str) -> str:
     if result.status is ExecStatus.SANDBOX_ERROR:
         return "masked"
     right = result.status is status and (status is not ExecStatus.OK or result.stdout == stdout)
-    return "as it should" if right else f"wrong: {result}"
+    return RIGHT if right else f"wrong: {result}"
 
 
 def rewind(executor: JailExecutor) -> str:
@@ -149,7 +153,7 @@ def rewind(executor: JailExecutor) -> str:
         result = session.run("x")
         if ExecStatus.SANDBOX_ERROR in (changed.status, result.status) or changed.state_lost:
             return "masked"
-        return "as it should" if (changed.value, result.value) == ("[1, 2]", "[1]") else f"wrong: {result}"
+        return RIGHT if (changed.value, result.value) == ("[1, 2]", "[1]") else f"wrong: {result}"
 
 
 def flat(executor: JailExecutor, runs: int, judge: Judge) -> list[dict[str, float]]:

@@ -20,6 +20,7 @@ from agentenv.sandbox.jails import Jail, SocketLink, spawn
 from agentenv.sandbox.labels import label
 from agentenv.sandbox.types import ExecutorInfo
 
+HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage"
 PYTHON, SITE = "/py", "/site"
 SYSTEM = ("/usr/bin", "/usr/lib", "/usr/lib64", "/usr/lib32", "/usr/share/zoneinfo")
 ENVIRONMENT = {
@@ -32,6 +33,7 @@ ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",  # a fork server with threads would be none
     "OMP_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "2",
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",  # huge pages for large objects: they make a fork cheap
 }
 FLAGS = [
     *(
@@ -83,6 +85,9 @@ def plan(name: str) -> dict[str, object]:
         "/dev",
         "--tmpfs",
         "/new",
+        "--ro-bind-try",  # where the C library learns of huge pages; the zygote leaves it behind
+        HUGE_PAGES,
+        HUGE_PAGES,
         "--chdir",
         "/",
     ]

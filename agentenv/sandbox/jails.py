@@ -73,6 +73,7 @@ class Channel:
         self._jail, self._number = jail, number
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._lock = threading.Lock()
+        self._serials = itertools.count(1)
         self._closed = False
 
     def deliver(self, body: bytes) -> None:
@@ -82,13 +83,16 @@ class Channel:
     def ask(self, order: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """Sends an order and waits for its answer.
 
+        Both bear the same number: a warden that began later refuses the order, and an answer that came too late is none.
+
         Raises:
-            JailDied: the warden or its jail is gone, or did not answer in time.
+            JailDied: the warden or its jail is gone, did not answer in time, or answered another order.
         """
         with self._lock:
             if self._closed:
                 raise JailDied("the channel is closed")
-            self._jail.send(self._number, frames.encode(order))
+            serial = next(self._serials)
+            self._jail.send(self._number, frames.encode({**order, "serial": serial}))
             try:
                 body = self._answers.get(timeout=timeout_s)
             except queue.Empty:
@@ -97,7 +101,10 @@ class Channel:
             if not body:
                 self.close()
                 raise JailDied(f"the warden is gone {self._jail.last_words}".rstrip())
-        answer: dict[str, Any] = json.loads(body)
+            answer: dict[str, Any] = json.loads(body)
+            if answer.pop("serial") != serial:
+                self.close()
+                raise JailDied("the warden answered another order")
         return answer
 
     def close(self) -> None:

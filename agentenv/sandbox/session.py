@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
-from agentenv.errors import ReplayDivergence, SandboxFault, SnapshotError, SnapshotRefused
+from agentenv.errors import ConfigurationError, ReplayDivergence, SandboxFault, SnapshotError, SnapshotRefused
 from agentenv.sandbox.jails import Channel, Jail, JailDied
 from agentenv.sandbox.pool import Pool
 from agentenv.sandbox.types import ExecResult, ExecStatus, Limits
@@ -97,6 +97,7 @@ class Life:
         """One order to the warden.
 
         Raises:
+            ConfigurationError: a file that cannot be written.
             SandboxFault: it is gone, or failed.
         """
         with self._lock:
@@ -107,6 +108,8 @@ class Life:
             except JailDied as error:
                 self.end()
                 raise SandboxFault(f"the session's jail broke: {error}") from error
+        if "refused_input" in answer:
+            raise ConfigurationError(answer["refused_input"])
         if "fault" in answer:
             raise SandboxFault(answer["fault"])
         return answer
@@ -211,6 +214,8 @@ class JailSession:
         self._point = point or Point()
         self._node: int | None = life.begin() if node is None else node
         self._closed = False
+        self._untold = False
+        """Whether the state was lost and no result has said so; until one has, no new interpreter may answer."""
         life.join(1)
 
     def run(
@@ -235,6 +240,9 @@ class JailSession:
             "variables": variables,
         }
         try:
+            if self._untold:
+                self._untold = False
+                raise SandboxFault("the state was lost when the session could not be restored")
             if self._node is None:
                 self._node = self._life.begin()
                 self._point = Point()
@@ -288,7 +296,9 @@ class JailSession:
         if snapshot.released:
             raise SnapshotError("this snapshot was released")
         self._leave()
+        self._untold = True
         self._enter(snapshot)
+        self._untold = False
 
     def _leave(self) -> None:
         if self._node is not None:
@@ -316,16 +326,14 @@ class JailSession:
         else:
             self._node, _ = self._life.child_of(start)
         for number, point in enumerate(missing, 1):
-            if self._node is None:
-                break
             _, digest = self._cell(dict(point.order))
-            if digest != point.digest:
+            if digest != point.digest or self._node is None:
                 self._leave()
                 raise ReplayDivergence(
                     f"cell {number} of {len(missing)} that were run again showed something else; a program that "
                     "reads time or randomness can only be rewound to a live snapshot"
                 )
-        if self._life.freezes and self._node is not None:
+        if self._life.freezes:
             child, snapshot.bytes = self._life.child_of(self._node)
             snapshot.node, self._node = self._node, child
             self._life.keep(snapshot)

@@ -116,7 +116,7 @@ class SessionSnapshot(Protocol):
 
     @property
     def bytes(self) -> int:
-        """Memory and files that it holds for itself."""
+        """Bytes of memory and files that it holds for itself, at most; measured once all of a session may be too many."""
 
     def pin(self) -> None:
         """Keeps it from being thinned out."""

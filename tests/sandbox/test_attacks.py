@@ -234,7 +234,7 @@ def test_a22_environment(box: JailExecutor) -> None:
         "PYTHONHASHSEED",
         "PYTHONDONTWRITEBYTECODE",
     }
-    allowed |= {"OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MALLOC_ARENA_MAX", "HOSTNAME"}
+    allowed |= {"OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES", "HOSTNAME"}
     assert names <= allowed
 
 

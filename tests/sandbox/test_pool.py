@@ -1,5 +1,7 @@
 """The pool and the jails: trust domains, quotas, back-pressure, dead jails, dead owners."""
 
+import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +17,7 @@ import pytest
 from agentenv.errors import ConfigurationError, SandboxFault, UnknownName
 from agentenv.sandbox import labels
 from agentenv.sandbox.executor import JailExecutor
+from agentenv.sandbox.jails import Channel, JailDied
 from agentenv.sandbox.pool import Pool
 from agentenv.sandbox.spec import make_executor
 from agentenv.sandbox.types import ExecStatus, Limits
@@ -137,6 +140,52 @@ def test_a_run_whose_jail_dies_is_repeated_in_another(doomed: JailExecutor) -> N
     result = doomed.run("import time; time.sleep(1.5); print('done')")
     killer.join()
     assert (result.status, result.stdout) == (ExecStatus.OK, "done\n")
+
+
+def test_a_large_answer_crosses_the_wall_and_harms_no_other(box: JailExecutor) -> None:
+    limits = Limits(wall_s=30.0)
+    with box.open(limits=limits) as session:
+        session.run("x = 7")
+        code = "import os\nfor fd in (1, 2): os.write(fd, b'\\xff' * 65000)\nopen('f', 'wb').write(bytes(7_000_000))"
+        result = box.run(code, collect=["f"], limits=limits)
+        assert (result.status, len(result.stdout)) == (ExecStatus.OK, 65000)
+        assert result.files["f"] == bytes(7_000_000)
+        assert session.run("x").value == "7"
+
+
+class Recorded:
+    """A jail that sends nothing anywhere."""
+
+    last_words = ""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+
+    def send(self, number: int, body: bytes) -> None:
+        self.sent.append(body)
+
+    def end(self, number: int) -> None:
+        self.sent.append(b"")
+
+
+def test_an_answer_that_came_too_late_is_not_taken_for_the_next() -> None:
+    jail = Recorded()
+    channel = Channel(jail, 1)  # type: ignore[arg-type]
+    channel.deliver(b'{"value": "old", "serial": 1}')
+    assert channel.ask({"op": "cell"}, 1.0) == {"value": "old"}
+    channel.deliver(b'{"value": "late", "serial": 1}')
+    with pytest.raises(JailDied, match="another order"):
+        channel.ask({"op": "cell"}, 1.0)
+    assert [json.loads(body)["serial"] for body in jail.sent[:2]] == [1, 2]
+    assert jail.sent[2:] == [b""]
+
+
+def test_a_new_warden_refuses_an_order_for_one_that_is_gone(doomed: JailExecutor) -> None:
+    channel = doomed._pool.jail("").channel()
+    order = {"op": "open", "node": 1, "files": {}, "limits": dataclasses.asdict(Limits())}
+    assert next(channel._serials) == 1
+    assert "gone" in channel.ask(order, 60.0)["fault"]
+    channel.close()
 
 
 def test_a_sandbox_that_always_breaks_is_a_typed_result() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from agentenv.core.snapshot import Resource
-from agentenv.errors import ReplayDivergence, SandboxFault, SnapshotRefused
+from agentenv.errors import ConfigurationError, ReplayDivergence, SandboxFault, SnapshotRefused
 from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.session import JailSession, Point, Snapshot, thin
 from agentenv.sandbox.types import ExecStatus, Limits, SessionSnapshot
@@ -90,6 +90,71 @@ def test_what_a_fork_would_lose_is_refused_with_its_name(
     with pytest.raises(SnapshotRefused, match=reason):
         session.snapshot()
     assert value(session, "x") == "1"
+
+
+def test_a_restored_program_still_hears_how_its_children_ended(session: JailSession) -> None:
+    session.run("import subprocess")
+    point = session.snapshot()
+    for _ in range(3):
+        session.restore(point)
+        assert value(session, "subprocess.run(['false']).returncode") == "1"
+
+
+def test_an_interpreter_that_cannot_fork_is_refused_and_lives_on(session: JailSession) -> None:
+    session.run("x = 7\nimport resource; resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))")
+    with pytest.raises(SnapshotRefused, match="could not fork"):
+        session.snapshot()
+    assert value(session, "x") == "7"
+
+
+def test_a_file_that_cannot_be_written_is_the_callers_mistake(session: JailSession) -> None:
+    session.run("x = 7\nopen('f', 'w')")
+    with pytest.raises(ConfigurationError, match="'f/g' cannot be written"):
+        session.run("1", files={"f/g": b""})
+    assert value(session, "x") == "7"
+
+
+def test_an_interpreter_that_is_not_there_is_a_fault_and_harms_no_other(session: JailSession) -> None:
+    session.run("x = 7")
+    fork = session.fork()
+    session._node = 999
+    result = session.run("x")
+    assert (result.status, result.state_lost) == (ExecStatus.SANDBOX_ERROR, True)
+    assert "NameError" in session.run("x").stderr
+    assert value(fork, "x") == "7"
+    fork.close()
+
+
+def test_no_new_interpreter_answers_before_the_loss_of_the_old_one_was_told(box: JailExecutor) -> None:
+    with box.open(limits=LIMITS, snapshots="replay") as session:
+        session.run("import time; t = time.time_ns()")
+        point = session.snapshot()
+        with pytest.raises(ReplayDivergence):
+            session.restore(point)
+        result = session.run("t")
+        assert (result.status, result.state_lost) == (ExecStatus.SANDBOX_ERROR, True)
+        assert "NameError" in session.run("t").stderr
+
+
+LAST_WORD = """
+import json, os, stat, struct
+def is_socket(fd):
+    try: return stat.S_ISSOCK(os.fstat(fd).st_mode)
+    except OSError: return False
+link = next(filter(is_socket, range(3, 64)))
+answer = json.dumps(dict(ok=True, value="1", error=None, folder="/", digest="")).encode()
+os.write(link, struct.pack(">I", len(answer)) + answer)
+os._exit(0)
+"""
+
+
+def test_an_interpreter_that_answers_and_dies_is_no_fault_of_ours(session: JailSession) -> None:
+    point = session.snapshot()
+    for _ in range(5):
+        assert session.run(LAST_WORD).status is ExecStatus.OK
+        after = session.run("1")
+        assert (after.status, after.state_lost) == (ExecStatus.KILLED, True)
+        session.restore(point)
 
 
 def test_between_cells_nothing_runs(session: JailSession) -> None:

@@ -20,7 +20,10 @@ DEVICE_LINKS = {
 }
 FIRST_UID, UIDS = 0x70000000, 0x08000000
 """Uids that no distribution gives away; a program takes one at random, so that two never share one."""
-OOM_FIRST = "1000"
+OOM_FIRST = b"1000"
+"""Where the kernel itself runs out of memory, the program goes before its warden."""
+FOLDER = kernel.MS_NOSUID | kernel.MS_NODEV
+INODES_PER_MB = 256
 
 
 def hide_host(kept: list[str]) -> None:
@@ -81,16 +84,23 @@ def corner(setup: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def furnish(uid: int, disk_mb: int, vault_mb: int = 0) -> None:
-    """A run's own folders: an empty box, and for sessions a vault for copies; they belong to ``uid`` where it is not 0."""
-    flags = kernel.MS_NOSUID | kernel.MS_NODEV
-    inodes, owner = disk_mb * 256, f",uid={uid},gid={uid}" if uid else ""
-    kernel.mount("tmpfs", "/box", "tmpfs", flags, f"size={disk_mb}m,nr_inodes={inodes},mode=755{owner}")
+def furnish(uid: int) -> None:
+    """A run's own folder, an empty box; it belongs to ``uid`` where that is not 0."""
+    kernel.mount("tmpfs", "/box", "tmpfs", FOLDER, f"size=1m,mode=755{_owned_by(uid)}")
+
+
+def enlarge(uid: int, disk_mb: int, vault_mb: int) -> None:
+    """Gives the box its size, and a session a vault for copies."""
+    inodes = disk_mb * INODES_PER_MB
+    kernel.mount("tmpfs", "/box", None, FOLDER | kernel.MS_REMOUNT, f"size={disk_mb}m,nr_inodes={inodes}")
     if vault_mb:
-        inodes *= 40
-        kernel.mount(
-            "tmpfs", "/vault", "tmpfs", flags, f"size={vault_mb}m,nr_inodes={inodes},mode=700{owner}"
-        )
+        inodes = vault_mb * INODES_PER_MB
+        options = f"size={vault_mb}m,nr_inodes={inodes},mode=700{_owned_by(uid)}"
+        kernel.mount("tmpfs", "/vault", "tmpfs", FOLDER, options)
+
+
+def _owned_by(uid: int) -> str:
+    return f",uid={uid},gid={uid}" if uid else ""
 
 
 def act_as(uid: int) -> None:
@@ -138,21 +148,22 @@ def limit(limits: dict[str, Any], neighbours: int | None, *, session: bool) -> N
 
 
 def renounce(setup: dict[str, Any], *, listener: bool = False) -> int:
-    """Gives up identity, capabilities and dangerous calls; returns the listener's descriptor, or -1."""
+    """Gives up identity, capabilities and dangerous calls; returns the listener's descriptor, or -1.
+
+    The bounding set is empty since the zygote began: nothing that is executed brings a capability back.
+    """
     if not setup["isolated"]:
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         return -1
-    kernel.drop_bounding_set()
     if uid := setup["uid"]:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
     kernel.drop_capabilities()
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
-    with open("/proc/self/oom_score_adj", "w") as stream:
-        stream.write(
-            OOM_FIRST
-        )  # where the kernel itself runs out of memory, the program goes before its warden
+    score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+    os.write(score, OOM_FIRST)
+    os.close(score)
     program = base64.b64decode(setup["filters"]["session" if listener else "run"])
     descriptor = kernel.install_filter(program, listener=listener)
     return descriptor if listener else -1

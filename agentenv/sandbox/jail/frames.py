@@ -105,6 +105,15 @@ def send(link: socket.socket, body: bytes, fds: tuple[int, ...] = ()) -> None:
         raise Closed from error
 
 
+def reply(link: socket.socket, order: dict[str, Any], answer: dict[str, Any]) -> None:
+    """Sends the answer to ``order``, whose number it bears, so that it is taken for no other order's.
+
+    Raises:
+        Closed: nobody reads any more.
+    """
+    send(link, encode({**answer, "serial": order["serial"]}))
+
+
 def receive(link: socket.socket, limit: int = MAX_BODY, deadline: float | None = None) -> bytes:
     """The next message of at most ``limit`` bytes on a link.
 

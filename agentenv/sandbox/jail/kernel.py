@@ -45,17 +45,12 @@ def unshare(flags: int) -> None:
 
 
 def fork_into(flags: int) -> int:
-    """``os.fork`` whose child is in new namespaces; 0 in the child.
+    """``fork`` of a process with one thread, whose child is in new namespaces; 0 in the child.
 
-    ``unshare`` would not do: this process could never return to its own PID namespace for the next child.
+    ``unshare`` would not do: this process could never return to its own PID namespace for the next child. Nor is Python told
+    of the fork, as ``os.fork`` would: the child is the same but for its number, and may fork with ``os.fork`` in turn.
     """
-    python = ctypes.pythonapi
-    python.PyOS_BeforeFork()
     pid: int = ctypes.PyDLL(None).syscall(CLONE[platform.machine()], flags | signal.SIGCHLD, 0, 0, 0, 0)
-    if pid == 0:
-        python.PyOS_AfterFork_Child()
-    else:
-        python.PyOS_AfterFork_Parent()
     if pid < 0:
         raise OSError(errno.EAGAIN, "no process can be made")
     return pid

@@ -30,7 +30,7 @@ class Waiting(NamedTuple):
     order: int
     """Where the program is written; closed without a word it ends the process."""
     ready: int
-    """Ends when the program may begin, after a complaint where it may not."""
+    """Ends when the program begins, after a complaint where it cannot."""
     streams: tuple[int, ...]
     """The reading ends of stdout, stderr and what calls return."""
 
@@ -116,25 +116,24 @@ def dismiss(process: Waiting) -> None:
 
 
 def hand_over(process: Waiting, request: dict[str, Any]) -> None:
-    """Gives the process its standard input and its program, and waits until it begins.
-
-    Raises:
-        RuntimeError: it could not be confined; nothing of the program has run.
-    """
-    with open(process.stdin, "wb") as stream:
-        stream.write(base64.b64decode(request["stdin"]))
-        stream.seek(0)
+    """Gives the process its standard input and its program, with which it begins."""
+    frames.write_all(process.stdin, base64.b64decode(request["stdin"]))
+    os.lseek(process.stdin, 0, os.SEEK_SET)
+    os.close(process.stdin)
     order = {name: request.get(name) for name in ("code", "calls", "limits", "variables")}
     try:
         frames.write_all(process.order, frames.encode(order))
     except frames.Closed:
         pass  # its complaint says why
     os.close(process.order)
-    await_confined(process.ready)
 
 
 def run_once(request: dict[str, Any], setup: dict[str, Any], process: Waiting) -> dict[str, Any]:
-    """Runs the program of ``request`` in ``process``; returns what happened."""
+    """Runs the program of ``request`` in ``process``; returns what happened.
+
+    Raises:
+        RuntimeError: it could not be confined; nothing of the program has run.
+    """
     limits = request["limits"]
     folder = make_box(setup["root"], request["files"])
     baseline, started = resident(os.getpid()), time.monotonic()
@@ -149,6 +148,7 @@ def run_once(request: dict[str, Any], setup: dict[str, Any], process: Waiting) -
     end_all(process.pid, setup["isolated"])
     _, state, usage = os.wait4(process.pid, 0)
     reap_all(setup["isolated"])
+    await_confined(process.ready)  # everybody who could complain is gone
     wall = time.monotonic() - started
     watch.drain_rest()
     for fd in (handle, *process.streams):
@@ -166,6 +166,22 @@ def run_once(request: dict[str, Any], setup: dict[str, Any], process: Waiting) -
         "cpu_s": usage.ru_utime + usage.ru_stime,
         "memory_mb": max(usage.ru_maxrss / 1024, watch.peak / MIB),
     }
+
+
+def rehearse() -> None:
+    """Goes through a run's steps with nothing: memory shared by a fork is copied at the first touch, which then is past."""
+    limits = json.loads(frames.encode({"memory_mb": 1, "output_bytes": 1, "hard_output_bytes": 1}))
+    reading, writing = pipe()
+    os.close(writing)
+    record = bounded(limits)
+    watch = Watch(limits, {reading: record})
+    watch.baseline = resident(os.getpid())
+    watch.until(reading, time.monotonic() + 1.0)
+    watch.drain_rest()
+    os.close(reading)
+    classify("ready", 0, 0.0, limits)
+    base64.b64decode(record.text)
+    collect("/", [], 0)
 
 
 def bounded(limits: dict[str, Any]) -> Bounded:
@@ -192,6 +208,7 @@ def _become_program(setup: dict[str, Any], fds: list[int]) -> NoReturn:
         confine.renounce(setup)
         folder = f"{setup['root']}/work"
         main = worker.prepare(folder, ["main.py"])
+        compile(json.loads('{"code": "print(1)"}')["code"], "main.py", "exec")  # a rehearsal here too
         with open(ORDER, "rb") as stream:
             order = stream.read()
         if not order:

@@ -26,6 +26,8 @@ from agentenv.sandbox.jail.worker import Interpreter
 REPLY_LIMIT = 1 << 20
 FORK_S = 5.0
 GRACE_S = 0.5
+READ_S = 5.0
+NEEDS_NODE = ("cell", "fork", "files")
 
 
 @dataclass
@@ -41,13 +43,14 @@ class Node:
     folder: str
     parent: int = -1
     frozen: bool = False
+    copied: int = 0
+    """Bytes of its files in the vault."""
+    held: int = -1
+    """Bytes of memory that it was last seen to hold for itself; -1 where nobody has looked."""
 
     def close(self) -> None:
         """Kills the process and forgets its streams; the kernel or a frozen parent reaps it."""
-        try:
-            os.kill(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        _signal(self.pid, signal.SIGKILL)
         self.link.close()
         os.close(self.out)
         os.close(self.err)
@@ -69,6 +72,7 @@ class Warden:
         self._work = f"{self._box}/work"
         self._baseline = resident(os.getpid())
         self._open(first)
+        frames.reply(self._host, first, {})
 
     def serve(self) -> None:
         """Until the host closes the session."""
@@ -79,7 +83,6 @@ class Warden:
                 node.close()
 
     def _serve(self) -> NoReturn:
-        frames.send(self._host, b"{}")
         operations = {
             "open": self._open,
             "cell": self._cell,
@@ -90,10 +93,14 @@ class Warden:
         while True:
             order = json.loads(frames.receive(self._host))
             try:
+                if order["op"] in NEEDS_NODE and order["node"] not in self._nodes:
+                    raise RuntimeError(f"interpreter {order['node']} is gone")
                 answer = operations[order["op"]](order)
+            except trees.Refused as reason:
+                answer = {"refused_input": str(reason)}
             except (OSError, RuntimeError) as error:
                 answer = {"fault": f"{type(error).__name__}: {error}"}
-            frames.send(self._host, frames.encode(answer))
+            frames.reply(self._host, order, answer)
 
     def _node_pids(self) -> set[int]:
         return {node.pid for node in self._nodes.values()}
@@ -206,10 +213,7 @@ class Warden:
     def _signal_all(self, node: Node, number: int) -> None:
         """Sends a signal to the processes of a node's program."""
         for pid in self._judge.lineage_of(node.pid) if self._setup["isolated"] else [node.pid]:
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                pass
+            _signal(pid, number)
 
     def _settle(self, name: int, dead: bool) -> None:
         """Between cells nothing runs: stops what the program left behind, kills what left the program."""
@@ -221,10 +225,10 @@ class Warden:
         elif self._setup["isolated"] and len(processes()) > len(self._nodes) + 1:
             self._signal_all(node, signal.SIGSTOP)
         else:
-            os.kill(node.pid, signal.SIGSTOP)
+            _signal(node.pid, signal.SIGSTOP)
         if self._setup["isolated"]:
             for pid in self._judge.strays():
-                os.kill(pid, signal.SIGKILL)
+                _signal(pid, signal.SIGKILL)
             self._reap()
 
     def _reap(self) -> None:
@@ -250,27 +254,34 @@ class Warden:
             if reason := self._unsound(node):
                 return {"refused": reason}
             try:
-                trees.copy(self._box, f"{self._vault}/{order['node']}")
+                node.copied = trees.copy(self._box, f"{self._vault}/{order['node']}")
             except OSError as error:
                 trees.clear(f"{self._vault}/{order['node']}")
                 return {"refused": f"its files cannot be copied: {error.strerror}"}
-        os.kill(node.pid, signal.SIGCONT)
+        _signal(node.pid, signal.SIGCONT)
         child = self._split(node)
-        os.kill(node.pid, signal.SIGSTOP)
+        _signal(node.pid, signal.SIGSTOP)
         if child is None:
             return {"refused": "the interpreter could not fork"}
         node.frozen, node.files = True, order["node"]
         self._nodes[name] = Node(*child, files=order["node"], folder=node.folder, parent=order["node"])
         if first:
             self._in_box = name
-        # What the one before holds for itself is known only now that its child has gone on and is frozen in turn.
-        return {
-            "sizes": [(one, self._held(one)) for one in (order["node"], node.parent) if one in self._nodes]
-        }
+        return {"sizes": list(self._sizes(order["node"]).items())}
 
-    def _held(self, name: int) -> int:
-        """Bytes of memory and files that a frozen node holds for itself."""
-        return share(self._nodes[name].pid, b"Private_") + _size(f"{self._vault}/{name}")
+    def _sizes(self, latest: int) -> dict[int, int]:
+        """Bytes of memory and files that each frozen node holds for itself: at most, while all of them fit; else measured.
+
+        Measuring takes the kernel as long as a fork. What a node holds is settled when its child is frozen in turn.
+        """
+        frozen = {name: node for name, node in self._nodes.items() if node.frozen}
+        sizes = {name: resident(node.pid) + node.copied for name, node in frozen.items()}
+        if sum(sizes.values()) < self._limits["snapshot_mb"] * MIB:
+            return sizes
+        for name, node in frozen.items():
+            if node.held < 0 or name in (latest, frozen[latest].parent):
+                node.held = share(node.pid, b"Private_")
+        return {name: node.held + node.copied for name, node in frozen.items()}
 
     def _unsound(self, node: Node) -> str:
         """Why forking this interpreter would lose something, or ''."""
@@ -368,13 +379,17 @@ class Warden:
         return {"files": found, "refused": refused}
 
 
+def _signal(pid: int, number: int) -> None:
+    """Sends a signal to a process of the program, which may end at any moment."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
 def _link() -> tuple[socket.socket, socket.socket]:
     ours, theirs = socket.socketpair()
     return ours, theirs
-
-
-def _size(root: str) -> int:
-    return sum(os.lstat(f"{at}/{name}").st_size for at, _, names in os.walk(root) for name in names)
 
 
 def _read_answer(link: socket.socket) -> dict[str, Any]:
@@ -384,7 +399,7 @@ def _read_answer(link: socket.socket) -> dict[str, Any]:
         Closed: it is gone, or said what no interpreter of ours says.
     """
     try:
-        answer = json.loads(frames.receive(link, REPLY_LIMIT, time.monotonic() + GRACE_S))
+        answer = json.loads(frames.receive(link, REPLY_LIMIT, time.monotonic() + READ_S))
         value, error = answer["value"], answer["error"]
         sound = isinstance(answer["ok"], bool) and isinstance(value, str | None)
         sound = sound and all(isinstance(answer[name], str) for name in ("folder", "digest"))

@@ -12,7 +12,7 @@ import tempfile
 from typing import Any, NoReturn
 
 from agentenv.sandbox.jail import confine, frames, trees
-from agentenv.sandbox.jail.once import Waiting, await_program, dismiss, run_once
+from agentenv.sandbox.jail.once import Waiting, await_program, dismiss, rehearse, run_once
 from agentenv.sandbox.jail.session import Warden
 
 VAULT_COPIES = 40
@@ -24,9 +24,11 @@ def serve(link: socket.socket, setup: dict[str, Any]) -> NoReturn:
     try:  # before there is an order: a warden waits ready, and in it the process of a run
         if setup["isolated"]:
             confine.part()
+            confine.furnish(setup["uid"])
         else:
             setup["root"] = tempfile.mkdtemp(dir=setup["root"])
         ready = await_program(setup)
+        rehearse()
     except OSError as trouble:
         ready = trouble
     try:
@@ -34,11 +36,13 @@ def serve(link: socket.socket, setup: dict[str, Any]) -> NoReturn:
         try:
             if isinstance(ready, OSError):
                 raise ready
+            if first["serial"] != 1:
+                raise RuntimeError("the warden that this order was for is gone")
             _obey(link, first, setup, ready)
         except trees.Refused as reason:
-            frames.send(link, frames.encode({"refused_input": str(reason)}))
+            frames.reply(link, first, {"refused_input": str(reason)})
         except Exception as error:
-            frames.send(link, frames.encode({"fault": f"{type(error).__name__}: {error}"}))
+            frames.reply(link, first, {"fault": f"{type(error).__name__}: {error}"})
     except frames.Closed:
         pass
     finally:
@@ -53,12 +57,12 @@ def _obey(link: socket.socket, first: dict[str, Any], setup: dict[str, Any], pro
         dismiss(process)
     if setup["isolated"]:
         disk = first["limits"]["disk_mb"]
-        confine.furnish(setup["uid"], disk, disk * VAULT_COPIES if session else 0)
+        confine.enlarge(setup["uid"], disk, disk * VAULT_COPIES if session else 0)
         confine.act_as(setup["uid"])
     if session:
         Warden(link, first, setup).serve()
     else:
-        frames.send(link, frames.encode(run_once(first, setup, process)))
+        frames.reply(link, first, run_once(first, setup, process))
 
 
 def immune() -> None:

@@ -178,6 +178,8 @@ class Interpreter:
         self._cells = 0
         self._names: tuple[str, ...] = ()
         self._folder = folder
+        self._on_child: Any = None
+        """What the program does when a child ends; None but while this process is frozen."""
 
     def serve(self) -> NoReturn:
         """Until the warden is gone."""
@@ -195,13 +197,20 @@ class Interpreter:
 
     def _fork(self, fds: list[int]) -> None:
         """The child goes on, on a link and streams of its own; this process stays as it is for good."""
-        state, handler = random.getstate(), signal.getsignal(signal.SIGCHLD)
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        if os.fork():
+        state = random.getstate()
+        if self._on_child is None:
+            self._on_child = signal.signal(signal.SIGCHLD, signal.SIG_IGN) or signal.SIG_DFL
+        try:
+            pid = os.fork()
+        except OSError:  # nobody will greet the warden, which refuses the snapshot
+            pid = -1
+        if pid <= 0:
+            signal.signal(signal.SIGCHLD, self._on_child)
+            self._on_child = None
+        if pid:
             for fd in fds:
                 os.close(fd)
             return
-        signal.signal(signal.SIGCHLD, handler if handler is not None else signal.SIG_DFL)
         random.setstate(state)  # Python seeds it anew in every forked child
         self._link.close()
         self._link = socket.socket(fileno=fds[0])

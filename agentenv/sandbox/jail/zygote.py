@@ -12,6 +12,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from typing import Any, NamedTuple, NoReturn
 
 from agentenv.sandbox.jail import confine, frames, kernel
@@ -19,6 +20,9 @@ from agentenv.sandbox.jail.warden import immune, serve
 
 SEND_S = 5.0
 END_S = 2.0
+SPARES = 2
+PAUSE_MS = 10
+"""With so long nothing to do, the last of ``SPARES`` wardens is made ahead: not while a run needs the processors."""
 
 
 class Warden(NamedTuple):
@@ -39,18 +43,16 @@ class Zygote:
         """Channel by the descriptor of a warden's link."""
         self._dying: dict[int, int] = {}
         """Pid of a killed warden by its handle."""
-        self._spare: Warden | None = None
+        self._spares: list[Warden] = []
         self._poll = select.poll()
         self._poll.register(source, select.POLLIN)
 
     def serve(self) -> NoReturn:
         """Until the host is gone; as the jail's first process it takes everything with it."""
         while True:
-            events = self._poll.poll(0)
+            events = self._poll.poll(self._patience())
             if not events:
-                if self._spare is None:  # with nothing to do, the next run's fork is made ahead
-                    self._spare = self._fork()
-                events = self._poll.poll()
+                self._spares.append(self._fork())
             for fd, _ in events:
                 if fd == self._source:
                     self._from_host(*frames.read_frame(functools.partial(os.read, fd)))
@@ -58,6 +60,12 @@ class Zygote:
                     self._bury(fd)
                 elif fd in self._by_fd:
                     self._from_warden(self._by_fd[fd])
+
+    def _patience(self) -> int | None:
+        """Milliseconds to wait for something to do before the next run's fork is made ahead; None is for ever."""
+        if len(self._spares) == SPARES:
+            return None
+        return PAUSE_MS if self._spares else 0
 
     def _from_host(self, channel: int, body: bytes) -> None:
         if not body:
@@ -72,12 +80,13 @@ class Zygote:
 
     def _from_warden(self, channel: int) -> None:
         try:
-            self._tell(channel, frames.receive(self._channels[channel].link))
-        except frames.Closed:
+            deadline = time.monotonic() + SEND_S
+            self._tell(channel, frames.receive(self._channels[channel].link, deadline=deadline))
+        except (frames.Closed, TimeoutError):
             self._end(channel)
 
     def _open(self, channel: int) -> None:
-        warden, self._spare = self._spare or self._fork(), None
+        warden = self._spares.pop(0) if self._spares else self._fork()
         self._channels[channel] = warden
         self._by_fd[warden.link.fileno()] = channel
         self._poll.register(warden.link, select.POLLIN)
@@ -136,6 +145,7 @@ def boot(setup: dict[str, Any]) -> NoReturn:
         os.makedirs("/new", exist_ok=True)
         confine.hide_host(setup["kept"])
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+        kernel.drop_bounding_set()
     sys.path.extend(folder for folder in setup["path"] if os.path.isdir(folder))
     for name in setup["imports"]:
         if name != "numpy" or importlib.util.find_spec(name):  # asked for by default, and not everywhere
