@@ -70,7 +70,8 @@ def _group_cells(groups: Json, scorer: str) -> dict[str, list[str]]:
 
 
 def _behaviour(results: Json) -> dict[str, list[str]]:
-    keys = ("searches_per_question", "answer_rate", "reward_mean")
+    asked = () if results.get("retriever") is None else ("searches_per_question", "answer_rate")
+    keys = (*asked, "reward_mean")
     values = {key.replace("_", " "): results.get(key) for key in keys}
     recall = results.get("retrieval", {})
     values |= {
