@@ -54,7 +54,7 @@ from agentenv.trainers.config_files import load_config, parse_config
 from agentenv.trainers.folder import RunFolder
 from agentenv.trainers.grpo import train
 
-from common import arguments, finish  # type: ignore[import-not-found]  # isort: skip  # sibling scripts
+from common import arguments, finish, fork  # type: ignore[import-not-found]  # isort: skip  # sibling scripts
 from kills import groups  # type: ignore[import-not-found]  # isort: skip
 from sandbox_soak import descendants, harm, inodes, resident_mib  # type: ignore[import-not-found]  # isort: skip
 
@@ -291,9 +291,8 @@ class Worker:
 
     def start(self, config: TrainConfig, args: argparse.Namespace, life: int) -> None:
         """Lets it begin."""
-        self.pid = os.fork()
+        self.pid = fork()
         if self.pid == 0:
-            os.setpgid(0, 0)
             try:
                 work(self.place, config, args, life)
             except Fault as error:  # every episode of a step was struck, which ends a run
