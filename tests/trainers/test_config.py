@@ -114,7 +114,7 @@ def test_options_of_what_is_registered_are_free_tables(tmp_path: Path) -> None:
 
 def test_a_configuration_becomes_what_is_minimised() -> None:
     """Bounds of their own keys and options meet; nothing asked for is the published default."""
-    assert objective_of(TrainConfig()) == Objective(length=512)
+    assert objective_of(TrainConfig()) == Objective(length=512, padding=0.05)
     words = (
         "--optimization.clip_low 0.1 --optimization.objective_options.dual_clip 3 --optimization.proximal recompute "
         "--optimization.correction.mode mask --optimization.correction.low 0.5 --optimization.kl k2 "
