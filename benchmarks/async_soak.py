@@ -54,7 +54,7 @@ from agentenv.trainers.config_files import load_config, parse_config
 from agentenv.trainers.folder import RunFolder
 from agentenv.trainers.grpo import train
 
-from common import arguments, finish  # type: ignore[import-not-found]  # isort: skip  # sibling scripts
+from common import arguments, finish, fork  # type: ignore[import-not-found]  # isort: skip  # sibling scripts
 from kills import groups  # type: ignore[import-not-found]  # isort: skip
 from sandbox_soak import descendants, harm, inodes, resident_mib  # type: ignore[import-not-found]  # isort: skip
 
@@ -291,9 +291,8 @@ class Worker:
 
     def start(self, config: TrainConfig, args: argparse.Namespace, life: int) -> None:
         """Lets it begin."""
-        self.pid = os.fork()
+        self.pid = fork()
         if self.pid == 0:
-            os.setpgid(0, 0)
             try:
                 work(self.place, config, args, life)
             except Fault as error:  # every episode of a step was struck, which ends a run
@@ -306,10 +305,10 @@ class Worker:
             os._exit(0)
 
     @property
-    def steps(self) -> int:
-        """Checked steps so far, of this life and of those before."""
+    def progress(self) -> int:
+        """Bytes that grow with every checked step, of this life and of those before."""
         path = self.place / CENSUS
-        return path.read_bytes().count(b"\n") if path.exists() else 0
+        return path.stat().st_size if path.exists() else 0
 
     def ended(self) -> bool:
         """Whether the process has ended, in whatever way."""
@@ -367,18 +366,18 @@ class Supervisor:
 
     def _see(self, worker: Worker, life_s: float) -> bool:
         """One life of ``life_s`` seconds after its first step; whether it was the last."""
-        seen, first, told = worker.steps, None, False
+        seen, first, told = worker.progress, None, False
         moved = time.monotonic()
         while not worker.ended():
             time.sleep(GLANCE_S)
             now = time.monotonic()
-            if worker.steps > seen:
-                seen, moved = worker.steps, now
+            if worker.progress > seen:
+                seen, moved = worker.progress, now
                 first, self.began = first or now, self.began or now
             if now - moved > self.args.patience:
                 os.kill(worker.pid, signal.SIGUSR1)
                 time.sleep(1.0)
-                self.failures.append(f"no step for {self.args.patience:g} s, after {seen}")
+                self.failures.append(f"no step for {self.args.patience:g} s")
                 return True
             if self.began is not None and now - self.began > 60 * self.args.minutes:
                 if not told:

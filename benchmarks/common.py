@@ -1,9 +1,11 @@
 """What every benchmark shares: its common arguments, the kind of machine it ran on, and its result file."""
 
 import argparse
+import ctypes
 import json
 import os
 import platform
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -11,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+_PR_SET_PDEATHSIG = 1
 RESULTS = Path(__file__).parent / "results"
 QUIET_LOAD = 0.5
 """Processes that want a processor, for each processor: up to here timings mean something."""
@@ -65,6 +68,16 @@ def _processor() -> str:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def fork() -> int:
+    """As ``os.fork``; the child leads a group of its own, and on Linux ends when this process does, in whatever way."""
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return child
 
 
 def finish(name: str, args: argparse.Namespace, figures: Mapping[str, Any], lines: Sequence[str]) -> None:

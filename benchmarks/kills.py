@@ -33,7 +33,7 @@ from agentenv.trainers.config_files import load_config, parse_config
 from agentenv.trainers.folder import RunFolder
 from agentenv.trainers.grpo import train
 
-from common import arguments, finish  # type: ignore[import-not-found]  # isort: skip  # sibling scripts
+from common import arguments, finish, fork  # type: ignore[import-not-found]  # isort: skip  # sibling scripts
 from throughput import Clock  # type: ignore[import-not-found]  # isort: skip
 
 QUESTIONS, SIZE = 3, 4
@@ -72,9 +72,8 @@ def run(folder: Path, config: TrainConfig, patience_s: float, moment: Moment | N
 
     The process is forked before any thread of torch has begun, so that nothing is imported anew.
     """
-    child = os.fork()
+    child = fork()
     if child == 0:
-        os.setpgid(0, 0)
         try:
             begun = (folder / "config.toml").exists()
             train(RunFolder.open(folder) if begun else RunFolder.create(folder, config), Clock())
