@@ -16,6 +16,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from typing import Any
 from common import RESULTS, command_of, common_arguments, write
 
 from agentenv.core.types import Task
-from agentenv.envs.browser.driver import DRAWING, NETWORK, Driver, find_chromium
+from agentenv.envs.browser.driver import DRAWING, FEATURES, NETWORK, Driver, find_chromium
 from agentenv.envs.browser.env import Browser
 from agentenv.envs.browser.experts import EXPERTS, rehearse
 from agentenv.envs.browser.session import Session
@@ -92,7 +93,7 @@ async def relaunch(addresses: list[str]) -> list[float]:
         for address in addresses:
             start = time.perf_counter()
             browser = await playwright.chromium.launch(
-                executable_path=find_chromium(), args=[*NETWORK, *DRAWING, "--no-sandbox"]
+                executable_path=find_chromium(), args=[*NETWORK, *DRAWING, *FEATURES, "--no-sandbox"]
             )
             page = await browser.new_page(viewport={"width": miniwob().width, "height": miniwob().height})
             await page.goto(f"file://{miniwob().folder}/{address}")
@@ -138,10 +139,11 @@ def summary(values: list[float]) -> dict[str, float]:
     }
 
 
-def memory(driver: Driver, episodes: int, every: int) -> dict[str, Any]:
+def memory(driver: Driver, episodes: int, every: int) -> Iterator[dict[str, Any]]:
     """Resident memory of this process and of all below it over many episodes, browsers replaced as they come due.
 
-    The row of episode 0 is taken before a browser is started; ``quarters`` are medians over the rows after it.
+    The row of episode 0 is taken before a browser is started; ``quarters`` are medians over the rows after it. The figures
+    so far come after every row, so that a run that is stopped leaves them.
     """
     tasks = [task for task in miniwob_tasks() if task.data["page"] in EXPERTS]
     env = Browser(tasks=tasks, driver=driver)
@@ -155,11 +157,13 @@ def memory(driver: Driver, episodes: int, every: int) -> dict[str, Any]:
             faults += 1
         if (episode + 1) % every == 0:
             rows.append({"episode": episode + 1, **resident()})
-            print(rows[-1], flush=True)
+            counted = {
+                "episodes": episode + 1,
+                "faults": faults,
+                "seconds": round(time.perf_counter() - start, 1),
+            }
+            yield counted | {"quarters": quarters(rows[1:]), "mib": rows}
     env.close()
-    seconds = round(time.perf_counter() - start, 1)
-    counted = {"episodes": episodes, "faults": faults, "seconds": seconds}
-    return counted | {"quarters": quarters(rows[1:]), "mib": rows}
 
 
 def quarters(rows: list[dict[str, float]]) -> dict[str, list[float]]:
@@ -216,10 +220,10 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=1000, help="episodes whose memory is watched")
     given = parser.parse_args()
     driver = Driver()
-    parts = {
-        "resets": lambda: resets(driver, given.groups),
-        "pages": lambda: pages(driver, given.limit),
-        "experts": lambda: experts(driver, given.seeds, given.limit),
+    parts: dict[str, Callable[[], Iterable[dict[str, Any]]]] = {
+        "resets": lambda: [resets(driver, given.groups)],
+        "pages": lambda: [pages(driver, given.limit)],
+        "experts": lambda: [experts(driver, given.seeds, given.limit)],
         "memory": lambda: memory(driver, given.episodes, max(1, given.episodes // 20)),
     }
     path = given.out or RESULTS / "browser.json"
@@ -227,10 +231,10 @@ def main() -> None:
     figures = {name: held[name] for name in ("runs", *parts) if name in held}
     for name in given.parts.split(","):
         before = os.getloadavg()[0]
-        figures[name] = parts[name]()
-        run = {"command": command_of("browser", sys.argv[1:]), "load": [before, os.getloadavg()[0]]}
-        figures["runs"] = figures.get("runs", {}) | {name: run}
-        write("browser", given, figures)
+        for found in parts[name]():
+            run = {"command": command_of("browser", sys.argv[1:]), "load": [before, os.getloadavg()[0]]}
+            figures |= {name: found, "runs": figures.get("runs", {}) | {name: run}}
+            write("browser", given, figures)
         print(json.dumps({name: figures[name]}), flush=True)
     driver.close()
 

@@ -127,6 +127,21 @@ def only(step: Any) -> Any:
     return result
 
 
+def test_the_browser_opens_no_pages_of_its_own(driver: Driver, folder: Path) -> None:
+    """Those of an address bar's pop-ups would double the processes of an episode."""
+    env = local(driver, folder, "form.html")
+
+    async def addresses() -> list[str]:
+        session = await driver._chromium.browser.new_browser_cdp_session()  # type: ignore[union-attr]
+        told = await session.send("Target.getTargets", {"filter": [{}]})
+        return [target["url"] for target in told["targetInfos"]]
+
+    found = driver.submit(addresses()).result()
+    assert f"{ORIGIN}/form.html" in found
+    assert [address for address in found if address.startswith("chrome")] == []
+    env.close()
+
+
 # What a viewer sees.
 
 

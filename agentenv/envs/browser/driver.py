@@ -36,6 +36,25 @@ NETWORK = (
     "--no-first-run",
 )
 DRAWING = ("--disable-gpu", "--font-render-hinting=none", "--force-color-profile=srgb", "--hide-scrollbars")
+_OMNIBOX = ("WebUIOmniboxPopup", "WebUIOmniboxAimPopup", "WebUIOmniboxFullPopup")
+"""Pop-ups of an address bar that nobody sees: Chromium loads two pages of its own for them with every window."""
+_PLAYWRIGHT = (
+    "AvoidUnnecessaryBeforeUnloadCheckSync",
+    "DestroyProfileOnBrowserClose",
+    "HttpsUpgrades",
+    "HttpsFirstBalancedModeAutoEnable",
+    "LensOverlay",
+    "MediaRouter",
+    "PaintHolding",
+    "ThirdPartyStoragePartitioning",
+    "AvoidCorsURLLoaderRestartOnRedirect",
+    "OptimizationHints",
+    "NetworkTimeServiceQuerying",
+    "AimEnabled",
+    "PreconnectToSearch",
+)
+"""What playwright switches off itself: a second list of features takes the place of the first."""
+FEATURES = ("--disable-features=" + ",".join((*_PLAYWRIGHT, *_OMNIBOX)),)
 
 
 def find_chromium() -> str | None:
@@ -211,7 +230,7 @@ class Driver:
         if self._playwright is None:
             self._playwright = await async_playwright().start()
         # Chromium's own sandbox cannot be had by root.
-        flags = [*NETWORK, *DRAWING, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+        flags = [*NETWORK, *DRAWING, *FEATURES, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
         return await self._playwright.chromium.launch(
             executable_path=self._executable, headless=True, args=flags, timeout=DEADLINE_S * 1000
         )
