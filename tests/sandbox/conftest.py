@@ -95,9 +95,9 @@ def tree(backend: str = "") -> set[int]:
 
 
 def settled(backend: str) -> int:
-    """How many they are once that no longer changes: every jail keeps one warden ready, a new one after each run."""
-    end, counts = time.monotonic() + DEADLINE_S, [-1, len(tree(backend))]
-    while counts[-1] != counts[-2] and time.monotonic() < end:
+    """How many they are once that no longer changes: every jail keeps two wardens ready, and makes new ones after a run."""
+    end, counts = time.monotonic() + DEADLINE_S, [len(tree(backend))]
+    while (len(counts) < 3 or len(set(counts[-3:])) > 1) and time.monotonic() < end:
         time.sleep(0.1)
         counts.append(len(tree(backend)))
     return counts[-1]
