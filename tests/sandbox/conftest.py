@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from agentenv.sandbox import docker
+from agentenv.sandbox import docker, labels
 from agentenv.sandbox.executor import JailExecutor
+from agentenv.sandbox.jail.zygote import SPARES
 from agentenv.sandbox.spec import make_executor, unavailable
 from agentenv.sandbox.types import Limits
 
@@ -94,10 +95,16 @@ def tree(backend: str = "") -> set[int]:
     return found - {os.getpid()}
 
 
+def at_rest(backend: str) -> int:
+    """The fewest processes once all jails have made ready what they keep: wardens, each with the process of a run."""
+    own = sum(owner.pid == os.getpid() for owner in labels.jails().values())
+    return own * (2 + 2 * SPARES) + (len(containers()) * (1 + 2 * SPARES) if backend == "docker" else 0)
+
+
 def settled(backend: str) -> int:
-    """How many they are once that no longer changes: every jail keeps one warden ready, a new one after each run."""
+    """How many they are once that no longer changes: every jail makes new wardens after a run, when it has nothing to do."""
     end, counts = time.monotonic() + DEADLINE_S, [-1, len(tree(backend))]
-    while counts[-1] != counts[-2] and time.monotonic() < end:
+    while (counts[-1] != counts[-2] or counts[-1] < at_rest(backend)) and time.monotonic() < end:
         time.sleep(0.1)
         counts.append(len(tree(backend)))
     return counts[-1]

@@ -97,10 +97,11 @@ def send(link: socket.socket, body: bytes, fds: tuple[int, ...] = ()) -> None:
     Raises:
         Closed: nobody reads any more.
     """
-    data = LENGTH.pack(len(body)) + body
+    view = memoryview(LENGTH.pack(len(body)) + body)
     try:
-        sent = socket.send_fds(link, [data], list(fds)) if fds else link.send(data)
-        link.sendall(data[sent:])
+        sent = socket.send_fds(link, [view], list(fds)) if fds else 0
+        while sent < len(view):  # a link's timeout is for each part: what is long may take its time
+            sent += link.send(view[sent:])
     except OSError as error:
         raise Closed from error
 
