@@ -61,6 +61,8 @@ def guests(host: VLLMPolicy, request: pytest.FixtureRequest) -> Iterator[list[VL
     opened: list[VLLMPolicy] = []
     if request.instance is not None:
         request.instance.host, request.instance.opened = host, opened
+        # Whole characters: of a prompt that ends within one vLLM looks for stop strings in what it still holds back.
+        request.instance.prompts = [tuple(ids) for ids in prompts(host)]
     yield opened
     for policy in opened:
         policy.close()
