@@ -7,6 +7,7 @@ import functools
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +98,15 @@ def tree(backend: str = "") -> set[int]:
 
 def at_rest(backend: str) -> int:
     """The fewest processes once all jails have made ready what they keep: wardens, each with the process of a run."""
-    own = sum(owner.pid == os.getpid() for owner in labels.jails().values())
-    return own * (2 + 2 * SPARES) + (len(containers()) * (1 + 2 * SPARES) if backend == "docker" else 0)
+    spares, parents = 2 * SPARES, {}
+    for pid, owner in labels.jails().items():
+        with suppress(OSError):
+            stat = (Path("/proc") / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+            parents[pid] = int(stat.rpartition(")")[2].split()[1]) if owner.pid == os.getpid() else 0
+    own = [pid for pid, parent in parents.items() if parent == os.getpid()]
+    # A jail without walls is its zygote alone, and what it forks bears its name.
+    walled = sum(pid not in parents.values() for pid in own)
+    return len(own) * (1 + spares) + walled + (len(containers()) * (1 + spares) if backend == "docker" else 0)
 
 
 def settled(backend: str) -> int:
