@@ -5,6 +5,7 @@ each episode's score and cause of error under the first scorer.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
@@ -136,11 +137,23 @@ def _paired(sides: Mapping[str, Evaluation], scorer: str) -> tuple[Json | None, 
 
 
 def _training_warnings(lines: Sequence[Json]) -> list[str]:
-    warnings = [f"Step {line.get('step', '?')}: {line['warning']}" for line in lines if line.get("warning")]
+    alike: dict[str, list[Json]] = {}  # by their words: the figures differ from step to step
+    for line in lines:
+        if line.get("warning"):
+            alike.setdefault(re.sub(r"[\d.]+", "", line["warning"]), []).append(line)
+    warnings = [
+        _at_steps([line.get("step", "?") for line in told], told[-1]["warning"]) for told in alike.values()
+    ]
     faults = sum(line.get("faults") or 0 for line in lines)
     if faults:
         warnings.append(f"{episodes_were(faults, 'training ')} masked for a fault of ours.")
     return warnings
+
+
+def _at_steps(steps: Sequence[Any], warning: str) -> str:
+    if len(steps) == 1:
+        return f"Step {steps[0]}: {warning}"
+    return f"{len(steps)} of steps {steps[0]} to {steps[-1]}, lately: {warning}"
 
 
 def read_lines(path: Path) -> list[Json]:

@@ -66,6 +66,15 @@ def test_training_page_holds_before_after_bounds_curves_and_warnings(training_fo
     assert page.names.count("polygon") == 1  # only em_dev has an interval
 
 
+def test_a_warning_that_comes_again_is_one_line(training_folder: Path) -> None:
+    told = [(16, "reward 0.1 is low"), (17, "entropy fell below 0.04: the policy may be collapsing")]
+    with (training_folder / "metrics.jsonl").open("a") as stream:
+        stream.writelines(json.dumps({"step": step, "warning": warning}) + "\n" for step, warning in told)
+    page = Tags(write_report(training_folder))
+    assert "2 of steps 15 to 17, lately: entropy fell below 0.04: the policy may be collapsing" in page.words
+    assert "Step 16: reward 0.1 is low" in page.words
+
+
 def test_training_page_shows_each_question_before_and_after(training_folder: Path) -> None:
     data = embedded(write_report(training_folder))
     assert data["labels"] == ["before", "after"]
