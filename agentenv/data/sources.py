@@ -1,4 +1,4 @@
-"""Where questions come from: a named set on disk, or a FictionalWorld made on the spot."""
+"""Where tasks come from: a named set of questions or programs on disk, or a FictionalWorld made on the spot."""
 
 import os
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from agentenv.core.types import Document, Task
 from agentenv.data.code_sets import CODE_SETS, load_code_set
 from agentenv.data.dataset_files import DATA_VARIABLE
-from agentenv.data.datasets import load_dataset, sample
+from agentenv.data.datasets import SETS, load_dataset, sample
 from agentenv.data.world import FictionalWorld, WorldConfig
-from agentenv.errors import DatasetError
+from agentenv.errors import DatasetError, UnknownName
 from agentenv.sandbox.spec import make_executor
 
 WORLD, OWN = "world", "env"
@@ -67,8 +67,9 @@ def open_source(config: SourceConfig) -> Source:
     """Loads or makes the questions.
 
     Raises:
-        UnknownName: no such set.
+        UnknownName: no such set or split.
         DatasetError: the set cannot be read or scored as it stands.
+        ConfigurationError: a code set, and no sandbox in which its tests can be read.
     """
     if config.dataset == WORLD:
         world = FictionalWorld.generate(config.world)
@@ -77,6 +78,8 @@ def open_source(config: SourceConfig) -> Source:
         )
     if config.dataset in CODE_SETS:
         return _code_set(config)
+    if config.dataset not in SETS:
+        raise UnknownName.among("dataset", config.dataset, (*SETS, *CODE_SETS, WORLD, OWN))
     loaded = load_dataset(
         config.dataset, config.data, split=config.split, limit=config.limit, seed=config.seed
     )

@@ -165,6 +165,8 @@ class SentenceEncoder:
         import torch
 
         torch.set_num_threads(1)
+        if self._pool is not None:
+            self._pool.shutdown()
         self._pool = ThreadPoolExecutor(count, "encoder") if count > 1 else None
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:

@@ -1,9 +1,9 @@
 """``agentenv warmstart``: the tiny policy from nothing, by supervised learning in worlds of the training split.
 
-Three phases. *Copying* repeats pages of one document and answers questions about them. The *reader* answers questions about
-pages of a search and imitates careful demonstrators, until it reads, copies and chains names that it has never seen. The
-*crowd* phase then mixes in careless demonstrators, so that the policy behaves badly while it still can do better; finding
-the good behaviour is left to reinforcement learning.
+Four phases. *Copying* repeats pages of one document and answers questions about them. The *reader* answers questions about
+pages of a search and imitates careful demonstrators, until it reads, copies and chains names that it has never seen.
+*Polishing* gives it harder lessons, round after round. The *crowd* phase then mixes in careless demonstrators, so that the
+policy behaves badly while it still can do better; finding the good behaviour is left to reinforcement learning.
 """
 
 import asyncio

@@ -208,6 +208,7 @@ def test_real_sets(dataset: str, model: Path, tmp_path: Path, capsys: pytest.Cap
             ["--dataset", "env", "--env", "agentenv/Calculator-v0", "--option", "k=3"],
             "options of agentenv/Calc",
         ),
+        (["--dataset", "humanevl"], "Did you mean 'humaneval'?"),
         (["--dataset", "env"], "makes no tasks"),
         (["--dataset", "fictional", "--data", "/nowhere"], "/nowhere"),
         (["--dataset", "fictional", "--data", "WORLD", "--policy", "script"], "Did you mean 'scripted'?"),

@@ -87,8 +87,23 @@ def test_the_careful_demonstrator_plays_the_environment_letter_for_letter_and_sc
 @pytest.mark.parametrize("careless", [guessing, hasty, astray])
 def test_careless_demonstrators_are_wrong_most_of_the_time(careless: Any) -> None:
     stock = scenes()
-    right = [careless(s)[-1].text == f"<answer> {s.task.answers[0]} </answer>" for s in stock]
+    written = ["".join(piece.text for piece in careless(s)) for s in stock]
+    assert all(text.endswith(" </answer>") for text in written)
+    right = [
+        text.endswith(f"<answer> {s.task.answers[0]} </answer>")
+        for text, s in zip(written, stock, strict=True)
+    ]
     assert sum(right) < 0.2 * len(stock)
+
+
+def test_what_careless_demonstrators_make_up_is_not_learned() -> None:
+    """That they guess or stray is the policy's own; which name they then write is not."""
+    for scene in scenes():
+        guess, stray = guessing(scene), astray(scene)
+        assert [piece.text for piece in guess if piece.kind == "own"] == ["<answer>", " </answer>"]
+        assert [piece.text for piece in stray if piece.kind == "own"][:2] == ["<search>", " </search>"]
+        assert guess[2].text.strip()
+        assert stray[2].text.strip()
 
 
 def test_searches_in_a_row_give_the_query_and_learn_the_answer_that_its_pages_say() -> None:
