@@ -159,8 +159,12 @@ class SentenceEncoder:
     def use_threads(self, count: int) -> None:
         """From now on ``count`` forward passes run at a time, each on one thread.
 
-        Texts of one length make small batches, which two threads of torch share badly: two passes side by side are half as
-        fast again. It limits torch to one thread in the whole process: for a server, not for a trainer.
+        Texts of one length make small batches, which two threads of torch share badly: two passes side by side encode a
+        third more queries a second (``benchmarks/retrieval_service.py``). It limits torch to one thread in the whole process:
+        for a server, not for a trainer.
+
+        Args:
+            count: passes at a time, at least 1.
         """
         import torch
 
