@@ -160,7 +160,7 @@ class SentenceEncoder:
         """From now on ``count`` forward passes run at a time, each on one thread.
 
         Texts of one length make small batches, which two threads of torch share badly: two passes side by side encode a
-        third more queries a second (``benchmarks/retrieval_service.py``). It limits torch to one thread in the whole process:
+        third more queries a second (``benchmarks/retrieval_service.py``). It limits torch to one thread in the process:
         for a server, not for a trainer.
 
         Args:
