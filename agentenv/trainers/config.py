@@ -31,8 +31,8 @@ class RolloutSettings(Frozen):
     deadline_s: float = Field(600.0, gt=0)
     """Seconds that one call of policy or environment may take."""
     workers: int = Field(0, ge=0)
-    """Environments that play at once in training, whatever their groups: a worker whose episode has ended begins the next one
-    that waits, and no group holds workers for its slowest episode (DART). 0 gives every episode one."""
+    """Environments that play at once in training, whatever their groups: one whose episode has ended begins the next that
+    waits, and no group keeps them for its slowest episode (DART). 0 gives every episode one."""
     strategy: str = "plain"
     """Name of the rollout strategy: how the episodes of a question become its group."""
     strategy_options: dict[str, Any] = Field(default_factory=dict)
@@ -189,8 +189,9 @@ class AsynchronousSettings(Frozen):
     """Versions that the weights may have moved on between the beginning of an episode and its training (AReaL); 0 is
     synchronous training, where a step plays its own episodes and waits for them."""
     concurrent: int = Field(0, ge=0)
-    """Groups under way at once; 0 is twice ``rollout.questions`` (APRIL), or no bound where ``rollout.workers`` sets one. Above ``questions`` the learner takes the groups
-    that are complete first; at ``questions`` times ``staleness`` + 1 it trains on them in the order of their draw."""
+    """Groups under way at once; 0 is twice ``rollout.questions`` (APRIL), or no bound where ``rollout.workers`` sets one.
+    Above ``questions`` the learner takes the groups that are complete first; at ``questions`` times ``staleness`` + 1 it
+    trains on them in the order of their draw."""
 
 
 class EvaluationSettings(Frozen):
