@@ -191,7 +191,7 @@ SMALL = """
 --optimization.steps 2 --rollout.questions 1 --rollout.group_size 2 --rollout.workers 2 --rollout.turn_tokens 60
 --rollout.context_tokens 3000 --asynchronous.staleness 1 --rollout.sampler_options.longest 2 --checkpoint_every 2
 --trajectories_every 1
-""".split()
+"""
 
 
 def test_the_preset_trains_on_what_the_expert_did_where_the_policy_never_succeeds(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_the_preset_trains_on_what_the_expert_did_where_the_policy_never_succeed
         texts += [opening[0].text, *desktop.expert()]
     random_policy(tmp_path / "policy", texts, context=3000)
     pool = tmp_path / "pool.jsonl"
-    words = ["--policy", f"hf:{tmp_path / 'policy'}", *SMALL, "--env.options.prompt", "{goal}"]
+    words = ["--policy", f"hf:{tmp_path / 'policy'}", *SMALL.split(), "--env.options.prompt", "{goal}"]
     assert record_expert(override(load_config("dart"), words), pool) == 2
     words += ["--rollout.sampler_options.pool", str(pool)]
     assert main(["train", "dart", "--out", str(tmp_path / "out"), "--json", *words]) == 0
