@@ -303,16 +303,13 @@ def test_a_slow_episode_keeps_one_worker_and_no_other() -> None:
 
 
 def test_a_group_begins_with_its_first_worker() -> None:
-    """The only worker is held: one group has begun, and the others are not yet any version old."""
+    """The only worker is held by the first group of the second step; the group behind it is not any version old."""
     policy = Crowd()
-    policy.held = {("step-1-0", 0)}
-    with rollouts(policy, 1, workers=1) as ahead, ThreadPoolExecutor(1) as learner:
-        batch = learner.submit(ahead.batch, 1)
-        until(lambda: policy.live == {"step-1-0"})
-        borns = [pending["born"] for pending in ahead.state_dict()["pending"]]
-        assert borns == [0, None, None, None]
-        policy.held.clear()
-        assert len(batch.result(10).trained) == QUESTIONS
+    policy.held = {("step-2-0", 0)}
+    with rollouts(policy, 1, workers=1) as ahead:
+        assert steps_of(ahead.batch(1)) == ["1", "1"]
+        until(lambda: policy.live == {"step-2-0"})
+        assert [pending["born"] for pending in ahead.state_dict()["pending"]] == [0, None]
     assert policy.most == 1
 
 
