@@ -9,9 +9,12 @@ token keeps the version of those that sampled it (partial rollouts; APRIL, Zhou 
 """
 
 import asyncio
+import sys
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, chain
 from typing import Any
 
@@ -71,6 +74,7 @@ class Rollouts:
         self._strategy = get_strategy(config.rollout.strategy, config.rollout.strategy_options)
         self._loop = BackgroundLoop()
         self._slots = asyncio.Semaphore(config.concurrent_groups)
+        self._workers = asyncio.Semaphore(config.rollout.workers or sys.maxsize)
         self._pending: list[Pending] = []
         self._opened: dict[int, tuple[Ledger, int]] = {}  # with the groups of their first wave
         self._last = 0  # the last step that was opened
@@ -163,7 +167,6 @@ class Rollouts:
     async def _play(self, pending: Pending, lockstep: Lockstep | None) -> list[Trajectory]:
         """The episodes of one group by the configured strategy, scored again where that is configured."""
         async with self._slots:
-            pending.born = self._policy.version if pending.born is None else pending.born
             starts = self._starts(pending)
             stage = Stage(
                 pending.policy,
@@ -174,6 +177,7 @@ class Rollouts:
                 first=pending.lane,
                 lockstep=lockstep,
                 others=self._others,
+                worker=partial(self._worker, pending),
             )
             try:
                 members = await self._strategy.play(starts, stage)
@@ -183,6 +187,13 @@ class Rollouts:
                 heat = self._settings.temperature
                 members = [await _rescored(member, pending.policy, heat) for member in members]
             return members
+
+    @asynccontextmanager
+    async def _worker(self, pending: Pending) -> AsyncIterator[None]:
+        """A worker for one episode of ``pending``; the group begins with the first that it gets."""
+        async with self._workers:
+            pending.born = self._policy.version if pending.born is None else pending.born
+            yield
 
     def _starts(self, pending: Pending) -> list[Start]:
         draw, group = pending.draw, pending.group

@@ -138,8 +138,8 @@ def _assembled(folder: RunFolder, display: Display, policy: TrainedPolicy) -> Ru
     config = folder.config
     learner = learner_of(config, policy)
     second = _open_second(config, policy)
-    config = _as_declared(config)
-    chat = (InlineFormat if config.format == "inline" else TemplateFormat)(policy.tokenizer)
+    config = as_declared(config)
+    chat = chat_of(config, policy)
     sampler = get_sampler(config.rollout.sampler, config.rollout.sampler_options)
     train = _open_training(config, policy, display)
     settings = rollout_config(config, temperature=config.rollout.temperature)
@@ -218,7 +218,7 @@ def follow(config: TrainConfig) -> None:
     learner.follow()
 
 
-def _as_declared(config: TrainConfig) -> TrainConfig:
+def as_declared(config: TrainConfig) -> TrainConfig:
     """``config`` with the environment's scorers and the policy's usual opening message, where it names none."""
     evaluation, env = config.evaluation, config.env
     if not evaluation.scorers:
@@ -282,6 +282,11 @@ def _open_training(config: TrainConfig, policy: TrainedPolicy, display: Display)
     start, end = simulation.real
     mixed = MixedRetriever(simulated.searched, real.searched, start=start, end=end)
     return simulated.varied(retriever=mixed)
+
+
+def chat_of(config: TrainConfig, policy: TrainedPolicy) -> ChatFormat:
+    """How messages become ids of ``policy``."""
+    return (InlineFormat if config.format == "inline" else TemplateFormat)(policy.tokenizer)
 
 
 def rollout_config(config: TrainConfig, *, temperature: float) -> RolloutConfig:
