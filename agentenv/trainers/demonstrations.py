@@ -47,8 +47,8 @@ class Scene:
     library: Library
     others: Sequence[Task]
     """Other questions about the same world: a stock of wrong queries and wrong answers."""
-    answers: Callable[[str], set[str]]
-    """All answers that the facts of the world give to a question."""
+    solver: Solver
+    """Answers any question from the facts of the world."""
     rng: Random
 
 
@@ -136,8 +136,8 @@ def demonstrate(
     """
     names, weights = list(crowd), list(crowd.values())
     for world, library, rng in _worlds(seed, worlds, k):
-        answers = Solver(invent(world.config)).answers
-        scenes = [Scene(task, library, world.questions, answers, rng) for task in world.questions]
+        solver = Solver(invent(world.config))
+        scenes = [Scene(task, library, world.questions, solver, rng) for task in world.questions]
         demos = [rng.choices(names, weights)[0](scene) for scene in scenes]
         yield [demo for demo in demos if demo]
 
@@ -175,9 +175,9 @@ def follow(*, seed: int, worlds: WorldConfig, k: int, count: int) -> Iterator[li
     learned, as nothing tells what is asked next.
     """
     for world, library, rng in _worlds(seed, _lookups(worlds), k):
-        answers = Solver(invent(world.config)).answers
+        solver = Solver(invent(world.config))
         drawn = (rng.sample(world.questions, 3) for _ in range(count))
-        scenes = ([Scene(task, library, (), answers, rng) for task in tasks] for tasks in drawn)
+        scenes = ([Scene(task, library, (), solver, rng) for task in tasks] for tasks in drawn)
         rows = ([piece for scene in row for piece in _given(careful(scene))] for row in scenes)
         yield [row for row in rows if row]
 

@@ -14,7 +14,7 @@ from agentenv.trainers.demonstrations import CROWD, Demo, Demonstrator, Piece, S
 
 PROPOSER_PROMPT = "Ask about {topic} after {searches} searches.{reference}"
 """What the tiny policy is told as proposer."""
-VERIFIER_PROMPT = "{documents}\n{question}"
+VERIFIER_PROMPT = "{question}\n{documents}"
 """What it is told as verifier."""
 
 _REFERENCE_SHARE = 0.4  # of the proposals that follow a question of the same kind
@@ -24,6 +24,8 @@ _WITHHELD = 0.5  # of the doubts; the others are about another name
 
 def proposing(scene: Scene) -> Demo:
     """Follows the path of a question from its first entity, one search a hop, then poses it with its answer.
+
+    The answer is thought of first: what is asked then is what the page tells.
 
     Gives up (an empty demonstration) where a search by the bare name misses the document.
     """
@@ -38,15 +40,16 @@ def proposing(scene: Scene) -> Demo:
             return []
         page = information(format_passages(passages))
         demo += [Piece("own", f"<search> {hop['entity']} </search>"), Piece("page", page)]
-    return [*demo, Piece("own", proposal_text(scene.task.question, scene.task.answers[0]))]
+    (answer,) = scene.task.answers
+    return [*demo, Piece("own", f"<think> {answer} </think> {proposal_text(scene.task.question, answer)}")]
 
 
 def verifying(scene: Scene) -> Demo:
-    """Answers from what the searches of a proposer show, shuffled among documents of other searches."""
-    passages = _material(scene)
-    if not {hop["document"] for hop in scene.task.data["path"]} <= {passage.id for passage in passages}:
+    """Answers from what the searches of a proposer show, shuffled among documents of other searches, hop by hop."""
+    passages, path = _material(scene), scene.task.data["path"]
+    if not {hop["document"] for hop in path} <= {passage.id for passage in passages}:
         return []
-    return _read(passages, scene.task.question, scene.task.answers[0])
+    return _read(passages, scene.task.question, [hop["answer"] for hop in path])
 
 
 def doubting(scene: Scene) -> Demo:
@@ -54,16 +57,22 @@ def doubting(scene: Scene) -> Demo:
 
     Gives up (an empty demonstration) where the true answer stands on the page all the same.
     """
-    passages, question = _material(scene), scene.task.question
+    passages, task, name = _material(scene), scene.task, scene.task.data["path"][0]["entity"]
     if scene.rng.random() < _WITHHELD:
-        missing = scene.task.data["path"][-1]["document"]
+        missing = task.data["path"][-1]["document"]
         passages = [passage for passage in passages if passage.id != missing]
     else:
-        other = scene.rng.choice(scene.others)
-        question = other.question.replace(other.data["path"][0]["entity"], scene.rng.choice(passages).title)
-    if any(answer in passage.text for answer in scene.answers(question) for passage in passages):
+        task, name = scene.rng.choice(scene.others), scene.rng.choice(passages).title
+    path = task.data["path"]
+    question = task.question.replace(path[0]["entity"], name)
+    if any(_told(answer, passages) for answer in scene.solver.answers(question)):
         return []
-    return _read(passages, question, UNKNOWN)
+    first = scene.solver.stated(name, path[0]["relation"]) if len(path) > 1 else None
+    return _read(passages, question, [first, UNKNOWN] if first and _told(first, passages) else [UNKNOWN])
+
+
+def _told(answer: str, passages: Sequence[Passage]) -> bool:
+    return any(answer in passage.text for passage in passages)
 
 
 def _material(scene: Scene) -> list[Passage]:
@@ -79,11 +88,13 @@ def _material(scene: Scene) -> list[Passage]:
     return passages
 
 
-def _read(passages: Sequence[Passage], question: str, answer: str) -> Demo:
-    """A verifier's turn."""
+def _read(passages: Sequence[Passage], question: str, answers: Sequence[str]) -> Demo:
+    """A verifier's turn: what it finds on the way as a thought, then the answer."""
     documents = information(format_passages(passages)).strip()
-    opening = VERIFIER_PROMPT.format(documents=documents, question=as_question(question))
-    return [Piece("opening", opening), Piece("own", f"<answer> {answer} </answer>")]
+    opening = VERIFIER_PROMPT.format(question=as_question(question), documents=documents)
+    *thoughts, answer = answers
+    text = "".join(f"<think> {thought} </think> " for thought in thoughts) + f"<answer> {answer} </answer>"
+    return [Piece("opening", opening), Piece("own", text)]
 
 
 def _shape(task: Task) -> tuple[str, ...]:

@@ -77,8 +77,8 @@ class Shelf:
 def scenes() -> list[Scene]:
     world = FictionalWorld.generate(WORLD)
     library = Library(world.documents, HashEncoder(), 2)
-    answers = Solver(invent(WORLD)).answers
-    return [Scene(task, library, world.questions, answers, Random(0)) for task in world.questions]
+    solver = Solver(invent(WORLD))
+    return [Scene(task, library, world.questions, solver, Random(0)) for task in world.questions]
 
 
 def test_the_careful_demonstrator_plays_the_environment_letter_for_letter_and_scores_full() -> None:
@@ -197,19 +197,20 @@ def test_the_verifying_demonstrator_is_shown_the_documents_of_every_hop() -> Non
     opening, answer = verifying(scene)
     texts = {document.id: document.text for document in FictionalWorld.generate(WORLD).documents}
     assert all(texts[name] in opening.text for name in scene.task.data["supporting_ids"])
-    assert opening.text.endswith(scene.task.question)
-    assert answer.text == f"<answer> {scene.task.answers[0]} </answer>"
+    assert opening.text.startswith(scene.task.question)
+    bridge, last = (hop["answer"] for hop in scene.task.data["path"])
+    assert answer.text == f"<think> {bridge} </think> <answer> {last} </answer>"
 
 
 def test_the_doubting_demonstrator_says_unknown_only_where_no_true_answer_is_on_the_page() -> None:
     played = [(scene, demo) for scene in scenes() * 4 if (demo := doubting(scene))]
-    asked = [demo[0].text.rpartition("\n")[2] for _, demo in played]
+    asked = [demo[0].text.partition("\n")[0] for _, demo in played]
     withheld = [question == scene.task.question for (scene, _), question in zip(played, asked, strict=True)]
     assert any(withheld)
     assert not all(withheld)
     for (scene, (opening, answer)), question in zip(played, asked, strict=True):
-        assert answer.text == "<answer> unknown </answer>"
-        assert not any(true in opening.text for true in scene.answers(question))
+        assert answer.text.endswith("<answer> unknown </answer>")
+        assert not any(true in opening.text for true in scene.solver.answers(question))
         assert question == scene.task.question or any(
             f"(Title: {name})" in opening.text for name in NAMES if name in question
         )
