@@ -40,7 +40,7 @@ def proposing(scene: Scene) -> Demo:
             return []
         page = information(format_passages(passages))
         demo += [Piece("own", f"<search> {hop['entity']} </search>"), Piece("page", page)]
-    (answer,) = scene.task.answers
+    answer = scene.task.answers[0]
     return [*demo, Piece("own", f"<think> {answer} </think> {proposal_text(scene.task.question, answer)}")]
 
 
