@@ -61,7 +61,9 @@ class Warmstart:
             if self.env == "code" or self._given("copying_steps", "reader_steps", "reader"):
                 raise ConfigurationError("--from-shipped goes with --crowd-steps and --troupe-steps alone")
             if not self.crowd_steps and not self.troupe_steps:
-                raise ConfigurationError("--from-shipped needs --crowd-steps or --troupe-steps: nothing else is made")
+                raise ConfigurationError(
+                    "--from-shipped needs --crowd-steps or --troupe-steps: nothing else is made"
+                )
         if self.hops is not None and not 1 <= self.hops <= 4:
             raise ConfigurationError(f"--hops must be 1 to 4, not {self.hops}")
         search = self._given("copying_steps", "reader_steps", "crowd_steps", "reader", "troupe_steps", "hops")
