@@ -1,0 +1,170 @@
+"""Training with workers of a real Ray cluster of two nodes on this machine; ``test_crew.py`` has the rules, worker by worker.
+
+Covered: a run equals the one that plays here, though a worker is killed and a node removed; what stands in its metrics; nothing
+of Ray is left; the sentence where Ray is not installed.
+"""
+
+import gzip
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agentenv.data.world import FictionalWorld, WorldConfig
+from agentenv.errors import MissingExtra
+from agentenv.policies.fakes import random_policy
+from agentenv.trainers.cluster import RayCluster
+from agentenv.trainers.config import ClusterSettings
+from agentenv.trainers.config_files import parse_config
+from agentenv.trainers.folder import RunFolder
+from agentenv.trainers.grpo import train
+from agentenv.trainers.run import open_player
+
+WORLD = {"documents": 200, "questions": 12, "families": ["lookup"], "hops": [1, 1]}
+STEPS, QUESTIONS, SIZE = 3, 4, 2
+AGREEMENT = 1e-4
+"""In nats: workers form other batches, which add in another order."""
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of Ray's own processes and sockets
+    pytest.mark.filterwarnings("ignore:Tip. In future versions of Ray:FutureWarning"),
+]
+
+
+class Hooked:
+    """A display that shows nothing; after a step it does what is wanted then."""
+
+    def __init__(self, after: Mapping[int, Callable[[], None]] | None = None) -> None:
+        self.after = after or {}
+
+    def phase(self, name: str, total: int) -> None: ...
+
+    def advance(self, done: int, figures: Mapping[str, float]) -> None:
+        if "step" in figures and done in self.after:
+            self.after[done]()
+
+    def warn(self, sentence: str) -> None: ...
+
+
+@pytest.fixture
+def cluster() -> Iterator[Any]:
+    """Two nodes with room for one worker each."""
+    pytest.importorskip("ray", reason="Ray is not installed")
+    pytest.importorskip("psutil", reason="psutil, which finds the workers, is not installed")
+    from ray.cluster_utils import Cluster
+
+    place = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of sockets are short
+    node = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+    node |= {"node_ip_address": "127.0.0.1"}
+    patient = {"worker_register_timeout_seconds": 600}
+    made = Cluster(
+        initialize_head=True, head_node_args={**node, "temp_dir": place, "_system_config": patient}
+    )
+    try:
+        made.add_node(**node, wait=False)
+        made.wait_for_nodes(timeout=300)
+        yield made
+    finally:
+        made.shutdown()
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def config(model: Path, **settings: Any) -> dict[str, Any]:
+    return {
+        "policy": f"hf:{model}",
+        "threads": 1,
+        "checkpoint_every": STEPS,
+        "trajectories_every": 1,
+        "env": {"options": {"k": 1, "max_turns": 1, "observation_tokens": 64, "prompt": "{question}"}},
+        "search": {"encoder": "hash"},
+        "train": {"world": WORLD | {"seed": 1, "split": "train"}},
+        "dev": {"world": WORLD | {"seed": 2, "split": "dev"}},
+        "test": {"limit": 1, "world": WORLD | {"seed": 2, "split": "dev"}},
+        "rollout": {"questions": QUESTIONS, "group_size": SIZE, "turn_tokens": 12, "context_tokens": 200},
+        "optimization": {"steps": STEPS, "learning_rate": 3e-3, "entropy_coefficient": 0.1},
+        "evaluation": {"every": 0, "bounds": False},
+    } | settings
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    world = FictionalWorld(WorldConfig(**WORLD, seed=1, split="train"))  # type: ignore[arg-type]
+    random_policy(tmp_path / "model", [document.text for document in world.documents])
+    return tmp_path / "model"
+
+
+def episodes(run: Path, step: int) -> list[dict[str, Any]]:
+    text = gzip.decompress((run / "trajectories" / f"step-{step:06d}.jsonl.gz").read_bytes())
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def sampled(episode: dict[str, Any], what: str) -> list[Any]:
+    return [value for segment in episode["segments"] for value in segment.get(what, ())]
+
+
+def worker_of(node: Any) -> int:
+    """The process of the worker on ``node``."""
+    import psutil
+
+    (raylet,) = node.all_processes["raylet"]
+    found = [
+        child.pid
+        for child in psutil.Process(raylet.process.pid).children(recursive=True)
+        if "ray::Hand" in " ".join(child.cmdline())
+    ]
+    (pid,) = found
+    return pid
+
+
+def test_a_run_that_loses_a_worker_and_a_node_is_the_run_that_plays_here(
+    cluster: Any, model: Path, tmp_path: Path
+) -> None:
+    torch.set_num_threads(1)
+    elsewhere = {"cluster": {"address": cluster.address, "workers": 2, "start_s": 500}}
+    here = RunFolder.create(tmp_path / "here", parse_config(config(model), "test"))
+    train(here, Hooked())
+    apart = RunFolder.create(tmp_path / "apart", parse_config(config(model, **elsewhere), "test"))
+    head, other = cluster.head_node, cluster.worker_nodes.copy().pop()
+    losses = {
+        1: lambda: os.kill(worker_of(head), signal.SIGKILL),
+        2: lambda: cluster.remove_node(other),
+    }
+    results = train(apart, Hooked(losses))
+
+    lines = apart.history()
+    assert [line["lost_workers"] for line in lines] == [0, 1, 1]
+    assert lines[0]["lost_episodes"] == 0
+    assert all(line["lost_episodes"] % SIZE == 0 < line["lost_episodes"] for line in lines[1:])
+    assert (results["steps"], results["faults"]) == (STEPS, 0)
+    for step in range(1, STEPS + 1):
+        ours, theirs = episodes(here.path, step), episodes(apart.path, step)
+        assert [sampled(one, "ids") for one in ours] == [sampled(one, "ids") for one in theirs]
+        for one, other_one in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(
+                sampled(one, "logprobs"), sampled(other_one, "logprobs"), atol=AGREEMENT
+            )
+            assert one["id"] == other_one["id"]
+            assert {s["version"] for s in other_one["segments"] if s["kind"] == "policy"} == {step - 1}
+    losses_here, losses_apart = ([line["loss"] for line in run.history()] for run in (here, apart))
+    assert len(set(losses_here)) == STEPS  # something is learned
+    np.testing.assert_allclose(losses_here, losses_apart, rtol=1e-3)
+
+    import ray
+
+    assert not ray.is_initialized()
+
+
+def test_where_ray_is_not_installed_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtra, match=r"ray is not installed; run: pip install .*\[cluster\]"):
+        RayCluster(ClusterSettings(address="local"), lambda: open_player(parse_config({}, "test")))
