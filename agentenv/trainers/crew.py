@@ -1,7 +1,7 @@
 """The crew: workers elsewhere that play groups for the learner. Whoever is lost is replaced, its groups are played anew.
 
-It knows nothing of how workers are reached; ``cluster.py`` has those of Ray. A group is awaited from the worker that has it and
-from nobody else, and what a worker that was given up still delivers is dropped: so every group is delivered once.
+It knows nothing of how workers are reached; ``cluster.py`` has those of Ray. A group is awaited from the worker that has it
+and from nobody else, and what a worker that was given up still delivers is dropped: so every group is delivered once.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Training with workers of a real Ray cluster of two nodes on this machine; ``test_crew.py`` has the rules, worker by worker.
+"""Training with workers of a real Ray cluster of two nodes on this machine; ``test_crew.py`` has the rules.
 
-Covered: a run equals the one that plays here, though a worker is killed and a node removed; what stands in its metrics; nothing
-of Ray is left; the sentence where Ray is not installed.
+Covered: a run equals the one that plays here, though a worker is killed and a node removed; what stands in its metrics;
+nothing of Ray is left; the sentence where Ray is not installed.
 """
 
 import gzip

@@ -433,7 +433,7 @@ def test_where_nobody_is_left_the_step_can_be_begun_again() -> None:
     with rollouts(Doors(), 0, crew=Crew(nearby, 1, start_s=0.2, deadline_s=30)) as apart:
         apart.batch(1)
         nearby.gone = True
-        with pytest.raises(Fault, match="no worker of the cluster was up for 0.2 s; the last: the machine is gone"):
+        with pytest.raises(Fault, match=r"no worker of the cluster was up for 0\.2 s; the last: the machine"):
             apart.batch(2)
         state = apart.state_dict()
     with rollouts(Doors(), 0) as resumed, rollouts(Doors(), 0) as undisturbed:
@@ -460,7 +460,10 @@ def test_a_step_whose_episodes_all_fail_can_be_begun_again(sampler: str) -> None
             failing.batch(2)
         assert failing._sampler.state_dict() == before
         state = failing.state_dict()
-    with rollouts(Doors(), 0, sampler=sampler) as resumed, rollouts(Doors(), 0, sampler=sampler) as undisturbed:
+    with (
+        rollouts(Doors(), 0, sampler=sampler) as resumed,
+        rollouts(Doors(), 0, sampler=sampler) as undisturbed,
+    ):
         resumed._sampler.load_state_dict(before)
         resumed.load_state_dict(state)
         undisturbed.batch(1)
