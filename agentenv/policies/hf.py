@@ -70,6 +70,9 @@ class HFPolicy:
     reports its log-prob at temperature 1.
     """
 
+    broken = False
+    """It samples in this process, and ends with it."""
+
     def __init__(self, model: Any, tokenizer: Any, *, context_tokens: int | None = None) -> None:
         """Wraps a model.
 

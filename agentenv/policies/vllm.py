@@ -158,6 +158,11 @@ class VLLMPolicy:
         found = await self._within(self._engines[self._home(None)].logprobs(tuple(ids), temperature))
         return [0.0, *found]
 
+    @property
+    def broken(self) -> bool:
+        """Whether an engine has died: the episodes that stay with it fail."""
+        return any(engine.dead for engine in self._engines)
+
     def updated(self, weights: Mapping[str, Any] | None = None, version: int | None = None) -> None:
         """Gives every engine the weights of the model in training; requests under way go on with them.
 

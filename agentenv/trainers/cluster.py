@@ -39,7 +39,7 @@ class Hand:
     async def play(
         self, order: Mapping[str, Any], version: int, weights: Mapping[str, Any]
     ) -> tuple[list[Trajectory], dict[str, Any]]:
-        """See ``crew.Worker``."""
+        """See ``crew.Worker``; an engine that died takes the worker with it."""
         task = asyncio.current_task()
         assert self._player is not None
         assert task is not None
@@ -51,6 +51,8 @@ class Hand:
             return await self._player.play(pending, lockstep), pending.policy.state_dict()
         finally:
             self._under_way.discard(task)
+            if self._player.policy.broken:  # what it failed at is to be played elsewhere
+                raise WorkerLost("an engine of the worker died")
 
     async def take_up(self, version: int, weights: Mapping[str, Any]) -> None:
         """Exchanges the weights of the policy for these, unless it has them or later ones."""
