@@ -80,10 +80,12 @@ class RayWorker:
 
     def __init__(self, actor: Any) -> None:
         self.actor = actor
+        self.up = False
 
     async def open(self) -> None:
         """Waits for the actor, which waits for room in the cluster."""
         await _answer(self.actor.open.remote())
+        self.up = True
 
     async def play(
         self, order: Mapping[str, Any], weights: Weights
@@ -101,6 +103,7 @@ class RayWorker:
         """Kills the actor; engines and jails end with it."""
         import ray
 
+        self.up = False
         ray.kill(self.actor)
 
 
@@ -147,7 +150,7 @@ class RayCluster:
         if not ray.is_initialized():
             return
         try:
-            closing = [worker.actor.close.remote() for worker in self._workers]
+            closing = [worker.actor.close.remote() for worker in self._workers if worker.up]
             if closing:
                 ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S)
             for worker in self._workers:

@@ -9,9 +9,11 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,22 @@ class Hooked:
     def warn(self, sentence: str) -> None: ...
 
 
+def nodes() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arguments of two nodes; a node that is told its ports waits for no helper of Ray to choose them."""
+    names = ("metrics_agent_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(2 * len(names))]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        ports = [one.getsockname()[1] for one in sockets]
+    small: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "node_ip_address": "127.0.0.1"}
+    small |= {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
+    first, second = (
+        small | dict(zip(names, mine, strict=True)) for mine in (ports[: len(names)], ports[len(names) :])
+    )
+    return first, second
+
+
 @pytest.fixture
 def cluster() -> Iterator[Any]:
     """Two nodes with room for one worker each."""
@@ -64,14 +82,11 @@ def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     place = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of sockets are short
-    node = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
-    node |= {"node_ip_address": "127.0.0.1"}
+    one, two = nodes()
     patient = {"worker_register_timeout_seconds": 600}
-    made = Cluster(
-        initialize_head=True, head_node_args={**node, "temp_dir": place, "_system_config": patient}
-    )
+    made = Cluster(initialize_head=True, head_node_args={**one, "temp_dir": place, "_system_config": patient})
     try:
-        made.add_node(**node, wait=False)
+        made.add_node(**two, wait=False)
         made.wait_for_nodes(timeout=300)
         yield made
     finally:
