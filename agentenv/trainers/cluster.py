@@ -6,10 +6,11 @@ every node has this package, the policy's folder and the questions where the con
 
 import asyncio
 import logging
+import math
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentenv.core.batching import Lockstep
 from agentenv.core.trajectory import Trajectory
@@ -17,7 +18,9 @@ from agentenv.errors import AgentEnvError, ConfigurationError, MissingExtra, Wor
 from agentenv.trainers.config import ClusterSettings
 from agentenv.trainers.crew import Weights
 from agentenv.trainers.pending import Pending
-from agentenv.trainers.player import Player
+
+if TYPE_CHECKING:
+    from agentenv.trainers.player import Player
 
 _CLOSE_S = 20.0
 
@@ -25,7 +28,7 @@ _CLOSE_S = 20.0
 class Hand:
     """What runs on a worker; its methods run on one event loop, in any number at a time."""
 
-    def __init__(self, opened: Callable[[], Player]) -> None:
+    def __init__(self, opened: "Callable[[], Player]") -> None:
         self._opened = opened
         self._player: Player | None = None
         self._version = -1
@@ -110,7 +113,7 @@ class RayWorker:
 class RayCluster:
     """A connection to Ray; close it."""
 
-    def __init__(self, settings: ClusterSettings, opened: Callable[[], Player]) -> None:
+    def __init__(self, settings: ClusterSettings, opened: "Callable[[], Player]") -> None:
         """Connects to the cluster at ``settings.address``, or starts one of this machine where that is ``local``.
 
         Args:
@@ -188,8 +191,8 @@ def _connect(settings: ClusterSettings) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     here: dict[str, Any] = {"address": settings.address}
     if settings.address == "local":
-        rooms = settings.workers * settings.cpus, settings.workers * settings.gpus
-        here |= {"num_cpus": -int(-rooms[0] // 1), "num_gpus": -int(-rooms[1] // 1) or None}
+        here |= {"num_cpus": math.ceil(settings.workers * settings.cpus)}
+        here |= {"num_gpus": math.ceil(settings.workers * settings.gpus)}
         here |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     try:
         with warnings.catch_warnings():

@@ -64,7 +64,7 @@ class Rollouts:
         """
         self.config = config
         self.staleness = config.asynchronous.staleness
-        self._settings, self._policy, self._chat = settings, policy, chat
+        self._settings, self._policy = settings, policy
         self._sampler, self._ground = sampler, ground
         self._crew = crew
         gate = sampler.gate if isinstance(sampler, Gated) else None
