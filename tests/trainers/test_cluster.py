@@ -75,8 +75,9 @@ def nodes() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @pytest.fixture
-def cluster() -> Iterator[Any]:
-    """Two nodes with room for one worker each."""
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Two nodes with room for one worker each, that may take their time."""
+    monkeypatch.setenv("RAY_raylet_start_wait_time_s", "300")  # read when Ray is imported
     pytest.importorskip("ray", reason="Ray is not installed")
     pytest.importorskip("psutil", reason="psutil, which finds the workers, is not installed")
     from ray.cluster_utils import Cluster

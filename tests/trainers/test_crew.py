@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agentenv.cli.train import Train
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason, Task
 from agentenv.errors import ConfigurationError, Fault, WorkerLost
@@ -232,6 +233,11 @@ async def _refused(cluster: Fakes) -> None:
     await crew.updated(0, {})
     await asyncio.sleep(0.01)
     await crew.play(group(0), None)
+
+
+def test_a_cluster_is_named_by_one_word() -> None:
+    asked = Train.parse(["--cluster", "local", "--cluster.workers", "3"]).config.cluster
+    assert (asked.address, asked.workers) == ("local", 3)
 
 
 @pytest.mark.parametrize(
