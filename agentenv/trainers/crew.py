@@ -138,9 +138,13 @@ class Crew:
 
     async def figures(self) -> dict[str, float]:
         """Workers that are up, and what was lost since this was last asked."""
-        lost = {"lost_workers": self._lost_workers, "lost_episodes": self._lost_episodes}
+        found: dict[str, float] = {
+            "workers": sum(seat.up for seat in self._seats),
+            "lost_workers": self._lost_workers,
+            "lost_episodes": self._lost_episodes,
+        }
         self._lost_workers = self._lost_episodes = 0
-        return {"workers": sum(seat.up for seat in self._seats)} | lost
+        return found
 
     def close(self) -> None:
         """Ends the workers; not before the event loop has ended."""

@@ -60,7 +60,8 @@ class Hooked:
 
 def nodes() -> tuple[dict[str, Any], dict[str, Any]]:
     """Arguments of two nodes; a node that is told its ports waits for no helper of Ray to choose them."""
-    names = ("metrics_agent_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
+    kinds = ("metrics_agent", "metrics_export", "dashboard_agent_listen", "runtime_env_agent")
+    names = [f"{kind}_port" for kind in kinds]
     with ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(2 * len(names))]
         for one in sockets:
@@ -114,7 +115,7 @@ def config(model: Path, **settings: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    world = FictionalWorld(WorldConfig(**WORLD, seed=1, split="train"))  # type: ignore[arg-type]
+    world = FictionalWorld.generate(WorldConfig(**WORLD, seed=1, split="train"))  # type: ignore[arg-type]
     random_policy(tmp_path / "model", [document.text for document in world.documents])
     return tmp_path / "model"
 
@@ -138,8 +139,8 @@ def worker_of(node: Any) -> int:
         for child in psutil.Process(raylet.process.pid).children(recursive=True)
         if "ray::Hand" in " ".join(child.cmdline())
     ]
-    (pid,) = found
-    return pid
+    assert len(found) == 1
+    return int(found[0])
 
 
 def test_a_run_that_loses_a_worker_and_a_node_is_the_run_that_plays_here(

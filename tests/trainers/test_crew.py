@@ -107,7 +107,9 @@ def played(
         members = await asyncio.gather(*(crew.play(group(first), None) for first in range(groups)))
         return [one[0].id for one in members], await crew.figures()
 
-    return run(play(Crew(cluster, workers, start_s=start_s, deadline_s=deadline_s)))
+    delivered: tuple[list[str], dict[str, float]]
+    delivered = run(play(Crew(cluster, workers, start_s=start_s, deadline_s=deadline_s)))
+    return delivered
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
