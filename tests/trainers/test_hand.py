@@ -64,7 +64,7 @@ ORDER = Pending(
     group=Group(0, 6, step=4),
     lane=6,
     seeds=[1],
-    policy=RecordedPolicy(SimpleNamespace()),  # type: ignore[arg-type]
+    policy=RecordedPolicy(SimpleNamespace()),
 ).state_dict()
 
 
