@@ -67,7 +67,7 @@ def nodes() -> tuple[dict[str, Any], dict[str, Any]]:
         for one in sockets:
             one.bind(("127.0.0.1", 0))
         ports = [one.getsockname()[1] for one in sockets]
-    small: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "node_ip_address": "127.0.0.1"}
+    small: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
     small |= {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
     first, second = (
         small | dict(zip(names, mine, strict=True)) for mine in (ports[: len(names)], ports[len(names) :])
