@@ -11,7 +11,6 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -83,17 +82,17 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     pytest.importorskip("psutil", reason="psutil, which finds the workers, is not installed")
     from ray.cluster_utils import Cluster
 
-    place = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of sockets are short
     one, two = nodes()
     patient = {"worker_register_timeout_seconds": 600}
-    made = Cluster(initialize_head=True, head_node_args={**one, "temp_dir": place, "_system_config": patient})
+    made = Cluster(initialize_head=True, head_node_args={**one, "_system_config": patient})
     try:
         made.add_node(**two, wait=False)
         made.wait_for_nodes(timeout=300)
         yield made
     finally:
+        session = made.head_node.get_session_dir_path()
         made.shutdown()
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(session, ignore_errors=True)
 
 
 def config(model: Path, **settings: Any) -> dict[str, Any]:
