@@ -1,9 +1,10 @@
 """Training with workers of a real Ray cluster of two nodes on this machine; ``test_crew.py`` has the rules.
 
-Covered: a run equals the one that plays here, though a worker is killed and a node removed; what stands in its metrics;
-nothing of Ray is left; the sentence where Ray is not installed.
+Covered: groups of a killed worker and of a removed node are played by others, counted, delivered once; a run equals the one
+that plays here, though it loses both; nothing of Ray is left; the sentence where Ray is not installed.
 """
 
+import asyncio
 import gzip
 import json
 import os
@@ -13,22 +14,32 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from agentenv.core.batching import Lockstep
+from agentenv.core.rollout import RolloutConfig
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import EndReason, Task
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.errors import MissingExtra
 from agentenv.policies.fakes import random_policy
 from agentenv.trainers.cluster import RayCluster
 from agentenv.trainers.config import ClusterSettings
 from agentenv.trainers.config_files import parse_config
+from agentenv.trainers.crew import Crew
 from agentenv.trainers.folder import RunFolder
 from agentenv.trainers.grpo import train
+from agentenv.trainers.pending import Pending
+from agentenv.trainers.recorded import RecordedPolicy
 from agentenv.trainers.run import open_player
+from agentenv.trainers.sampling import Draw, Group
 
 WORLD = {"documents": 200, "questions": 12, "families": ["lookup"], "hops": [1, 1]}
 STEPS, QUESTIONS, SIZE = 3, 4, 2
@@ -83,7 +94,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     one, two = nodes()
-    patient = {"worker_register_timeout_seconds": 600}
+    patient = {"worker_register_timeout_seconds": 600, "worker_niceness": 0}
     made = Cluster(initialize_head=True, head_node_args={**one, "_system_config": patient})
     try:
         made.add_node(**two, wait=False)
@@ -178,6 +189,96 @@ def test_a_run_that_loses_a_worker_and_a_node_is_the_run_that_plays_here(
     import ray
 
     assert not ray.is_initialized()
+
+
+class Held:
+    """A player without a model: a group notes who plays it, and lasts until its step is let go."""
+
+    def __init__(self, place: Path) -> None:
+        sys.modules["torch"] = SimpleNamespace(tensor=lambda value: value)  # type: ignore[assignment]
+        self.settings = RolloutConfig()
+        self.policy = self
+        self.place, self.version, self.broken = place, -1, False
+
+    def updated(self, weights: Mapping[str, Any], version: int) -> None:
+        assert weights["w"].tolist() == [version]
+        self.version = version
+
+    def close(self) -> None:
+        (self.place / f"closed-{os.getpid()}").touch()
+
+    async def play(self, pending: Pending, lockstep: Lockstep | None) -> list[Trajectory]:
+        by = f"{pending.step}-{pending.lane}-{os.getpid()}-{self.version}"
+        (self.place / f"began-{by}").touch()
+        while not (self.place / f"go-{pending.step}").exists():
+            await asyncio.sleep(0.05)
+        return [Trajectory(Task("t", "q"), (), (), 1.0, EndReason.ANSWERED, id=by)]
+
+
+class Number:
+    """Stands for a tensor."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def numpy(self, *, force: bool) -> Any:
+        return np.array([self.value])
+
+
+async def step(crew: Crew, number: int, place: Path, strike: Callable[[], None]) -> tuple[list[str], Any]:
+    """Who delivered the four groups of a step; once all have begun ``strike`` is called, and they are let go."""
+    await crew.updated(number, {"w": Number(number)})
+    groups = [
+        Pending(
+            step=number,
+            draw=Draw(0, SIZE),
+            group=Group(0, lane, step=number),
+            lane=lane,
+            seeds=[0] * SIZE,
+            policy=RecordedPolicy(SimpleNamespace()),
+        )
+        for lane in range(4)
+    ]
+    playing = [asyncio.create_task(crew.play(group, None)) for group in groups]
+    while len(list(place.glob(f"began-{number}-*"))) < len(groups):
+        await asyncio.sleep(0.05)
+    await asyncio.to_thread(strike)
+    (place / f"go-{number}").touch()
+    return [(await one)[0].id for one in playing], await crew.figures()
+
+
+def test_groups_of_a_killed_worker_and_of_a_removed_node_are_played_by_those_who_live(
+    cluster: Any, tmp_path: Path
+) -> None:
+    import ray
+
+    head, other = cluster.head_node, cluster.worker_nodes.copy().pop()
+    ray.cloudpickle.register_pickle_by_value(sys.modules[Held.__module__])  # workers cannot import tests
+    settings = ClusterSettings(address=cluster.address, workers=2)
+    nodes_cluster = RayCluster(settings, partial(Held, tmp_path))  # type: ignore[arg-type]
+    crew = Crew(nodes_cluster, 2, start_s=500, deadline_s=500)
+
+    async def play() -> None:
+        await crew.updated(0, {"w": Number(0)})
+        while (await crew.figures())["workers"] < 2:
+            await asyncio.sleep(0.1)
+        doomed, spared = worker_of(head), worker_of(other)
+        delivered, figures = await step(crew, 1, tmp_path, lambda: os.kill(doomed, signal.SIGKILL))
+        assert delivered == [f"1-{lane}-{spared}-1" for lane in range(4)]
+        assert (figures["lost_workers"], figures["lost_episodes"]) == (1, 2 * SIZE)
+        while (await crew.figures())["workers"] < 2:
+            await asyncio.sleep(0.1)
+        replaced = worker_of(head)
+        delivered, figures = await step(crew, 2, tmp_path, lambda: cluster.remove_node(other, False))
+        assert delivered == [f"2-{lane}-{replaced}-2" for lane in range(4)]
+        assert (figures["lost_workers"], figures["lost_episodes"]) == (1, 2 * SIZE)
+
+    try:
+        asyncio.run(asyncio.wait_for(play(), 1500))
+    finally:
+        crew.close()
+    assert not ray.is_initialized()
+    assert len(list(tmp_path.glob("closed-*"))) == 1
 
 
 def test_where_ray_is_not_installed_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
