@@ -1,6 +1,6 @@
 """``agentenv warmstart``: a small policy from nothing."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,8 +31,10 @@ class Warmstart:
     """Optimiser steps on the mixed crowd; 0 stops at the reader."""
     troupe_steps: int | None = None
     """Optimiser steps on the roles of self-play, after all others; none where not given."""
+    hops: int | None = None
+    """Longest questions that are demonstrated; default: 2."""
     from_shipped: bool = False
-    """Starts from the shipped policy as it is: for search, only the steps on the roles of self-play are made."""
+    """Starts from the shipped policy as it is: for search, steps on a crowd or on the roles of self-play are made."""
     reader: Path | None = None
     """Folder of a reader that an earlier call with --crowd-steps 0 made; only the crowd phase is run."""
     steps: int | None = None
@@ -56,11 +58,15 @@ class Warmstart:
         if self.out.exists():
             raise ConfigurationError(f"{self.out} exists already; choose another --out")
         if self.from_shipped:
-            if self.env == "code" or self._given("copying_steps", "reader_steps", "crowd_steps", "reader"):
-                raise ConfigurationError("--from-shipped goes with --troupe-steps alone")
-            if not self.troupe_steps:
-                raise ConfigurationError("--from-shipped needs --troupe-steps: there is nothing else to do")
-        search = self._given("copying_steps", "reader_steps", "crowd_steps", "reader", "troupe_steps")
+            if self.env == "code" or self._given("copying_steps", "reader_steps", "reader"):
+                raise ConfigurationError("--from-shipped goes with --crowd-steps and --troupe-steps alone")
+            if not self.crowd_steps and not self.troupe_steps:
+                raise ConfigurationError(
+                    "--from-shipped needs --crowd-steps or --troupe-steps: nothing else is made"
+                )
+        if self.hops is not None and not 1 <= self.hops <= 4:
+            raise ConfigurationError(f"--hops must be 1 to 4, not {self.hops}")
+        search = self._given("copying_steps", "reader_steps", "crowd_steps", "reader", "troupe_steps", "hops")
         if wrong := search if self.env == "code" else self._given("steps"):
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
             raise ConfigurationError(f"{flags} does not go with --env {self.env}")
@@ -74,8 +80,11 @@ class Warmstart:
         steps = self._given("copying_steps", "reader_steps", "crowd_steps", "troupe_steps")
         reader = self.reader
         if self.from_shipped:
-            steps, reader = steps | {"crowd_steps": 0}, shipped_weights()
-        return warmstart(WarmstartConfig(seed=self.seed, **steps), display, self.out, reader=reader)
+            steps, reader = {"crowd_steps": 0} | steps, shipped_weights()
+        config = WarmstartConfig(seed=self.seed, **steps)
+        if self.hops:
+            config = replace(config, world=replace(config.world, hops=(1, self.hops)))
+        return warmstart(config, display, self.out, reader=reader)
 
     def _code(self, display: Any) -> dict[str, Any]:
         from agentenv.trainers.code_warmstart import CodeWarmstartConfig, code_warmstart

@@ -63,6 +63,15 @@ class Solver:
         column = self.facts.values[kind].get(relation.name)
         return None if column is None or column[i] < 0 else int(column[i])
 
+    def stated(self, name: str, relation: str) -> str | None:
+        """What the facts tell of the entity that has this name, as text; None where they tell nothing."""
+        for kind, i in self.entities(name):
+            for known in RELATIONS[kind]:
+                value = self.value((kind, i), known) if known.name == relation else None
+                if value is not None:
+                    return self.facts.text(known, value)
+        return None
+
     def name(self, entity: Entity) -> str:
         """The name of an entity."""
         return self.facts.names[entity[0]][entity[1]]

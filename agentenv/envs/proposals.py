@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from agentenv.core.normalize import squad
 from agentenv.errors import ConfigurationError
 
+UNKNOWN = "unknown"
+"""What a verifier answers where the documents do not tell. Nobody's gold: a proposer that asked what cannot be known would
+agree with every honest verifier."""
+
 _NUMBERED = re.compile(r"^Doc \d+(?=\(Title: )", re.MULTILINE)
 
 
@@ -56,7 +60,7 @@ Filter = Callable[[Proposal, Rules], bool]
 
 FILTERS: Mapping[str, Filter] = {
     "no_question": lambda p, _: not p.question.strip(),
-    "no_answer": lambda p, _: not squad(p.answer),
+    "no_answer": lambda p, _: squad(p.answer) in ("", UNKNOWN),
     "too_short": lambda p, rules: len(p.question) < rules.min_chars,
     "too_long": lambda p, rules: len(p.question) > rules.max_chars,
     "few_words": lambda p, rules: len(p.question.split()) < rules.min_words,

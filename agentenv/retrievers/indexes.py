@@ -32,6 +32,9 @@ class Effort(NamedTuple):
     """HNSW: candidates kept in a search."""
     probe_share: float = 0.125
     """IVF: share of the lists that is searched; FAISS's default is a single list."""
+    least_probes: int = 48
+    """IVF: lists that are searched at least. A few dozen lists hold a few thousand vectors, and an eighth of those loses
+    answers of real questions that cost nothing to find."""
     k_factor: int = 32
     """Refine: candidates for each hit that are scored again with the finer codes."""
 
@@ -174,7 +177,7 @@ def tune(index: Any, effort: Effort = EFFORT) -> None:
     elif isinstance(index, faiss.IndexPreTransform):
         tune(faiss.downcast_index(index.index), effort)
     elif isinstance(index, faiss.IndexIVF):
-        index.nprobe = max(1, round(effort.probe_share * index.nlist))
+        index.nprobe = min(index.nlist, max(effort.least_probes, round(effort.probe_share * index.nlist)))
     elif isinstance(index, faiss.IndexHNSW):
         index.hnsw.efSearch = effort.ef_search
 

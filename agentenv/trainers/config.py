@@ -30,6 +30,9 @@ class RolloutSettings(Frozen):
     """Batches are formed by episode index: equal seed, machine and thread count give equal files."""
     deadline_s: float = Field(600.0, gt=0)
     """Seconds that one call of policy or environment may take."""
+    workers: int = Field(0, ge=0)
+    """Environments that play at once in training, whatever their groups: one whose episode has ended begins the next that
+    waits, and no group keeps them for its slowest episode (DART). 0 gives every episode one."""
     strategy: str = "plain"
     """Name of the rollout strategy: how the episodes of a question become its group."""
     strategy_options: dict[str, Any] = Field(default_factory=dict)
@@ -186,8 +189,9 @@ class AsynchronousSettings(Frozen):
     """Versions that the weights may have moved on between the beginning of an episode and its training (AReaL); 0 is
     synchronous training, where a step plays its own episodes and waits for them."""
     concurrent: int = Field(0, ge=0)
-    """Groups under way at once; 0 is twice ``rollout.questions`` (APRIL). Above ``questions`` the learner takes the groups
-    that are complete first; at ``questions`` times ``staleness`` + 1 it trains on them in the order of their draw."""
+    """Groups under way at once; 0 is twice ``rollout.questions`` (APRIL), or no bound where ``rollout.workers`` sets one.
+    Above ``questions`` the learner takes the groups that are complete first; at ``questions`` times ``staleness`` + 1 it
+    trains on them in the order of their draw."""
 
 
 class ClusterSettings(Frozen):
@@ -364,6 +368,11 @@ class TrainConfig(Frozen):
                 "rollout.deterministic lets every episode wait for the slowest, and asynchronous training for none: set it "
                 "to false, or asynchronous.staleness to 0"
             )
+        if rollout.workers and rollout.deterministic:
+            raise ValueError(
+                "rollout.workers lets episodes begin as others end, and rollout.deterministic all at once: set it to false, "
+                "or rollout.workers to 0"
+            )
         learning = self.learning
         if learning.correction.weighs and learning.proximal == "sampler":
             raise ValueError(
@@ -396,6 +405,7 @@ class TrainConfig(Frozen):
     @property
     def concurrent_groups(self) -> int:
         """Most groups under way at once; a synchronous step plays all of its own."""
-        if self.asynchronous.staleness == 0:
-            return self.rollout.questions * self.rollout.group_size
-        return self.asynchronous.concurrent or 2 * self.rollout.questions
+        rollout, ahead = self.rollout, self.asynchronous
+        if ahead.staleness == 0 or (rollout.workers and not ahead.concurrent):
+            return rollout.questions * rollout.group_size * (ahead.staleness + 1)
+        return ahead.concurrent or 2 * rollout.questions

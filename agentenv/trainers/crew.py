@@ -123,6 +123,7 @@ class Crew:
         """
         for _ in range(_TRIES):
             seat = await self._free()
+            pending.born = self.version if pending.born is None else pending.born
             seat.groups += 1
             try:
                 members, answers = await self._by(seat.worker, pending)

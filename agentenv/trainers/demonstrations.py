@@ -13,6 +13,8 @@ from typing import Literal
 from agentenv.core.chat import InlineFormat
 from agentenv.core.types import Document, Message, Passage, Task
 from agentenv.data.world import FictionalWorld, WorldConfig
+from agentenv.data.world_facts import invent
+from agentenv.data.world_solver import Solver
 from agentenv.envs.local_search import as_question, format_passages, information
 from agentenv.retrievers.encoder import HashEncoder
 
@@ -45,6 +47,8 @@ class Scene:
     library: Library
     others: Sequence[Task]
     """Other questions about the same world: a stock of wrong queries and wrong answers."""
+    solver: Solver
+    """Answers any question from the facts of the world."""
     rng: Random
 
 
@@ -132,7 +136,8 @@ def demonstrate(
     """
     names, weights = list(crowd), list(crowd.values())
     for world, library, rng in _worlds(seed, worlds, k):
-        scenes = [Scene(task, library, world.questions, rng) for task in world.questions]
+        solver = Solver(invent(world.config))
+        scenes = [Scene(task, library, world.questions, solver, rng) for task in world.questions]
         demos = [rng.choices(names, weights)[0](scene) for scene in scenes]
         yield [demo for demo in demos if demo]
 
@@ -170,7 +175,9 @@ def follow(*, seed: int, worlds: WorldConfig, k: int, count: int) -> Iterator[li
     learned, as nothing tells what is asked next.
     """
     for world, library, rng in _worlds(seed, _lookups(worlds), k):
-        scenes = ([Scene(t, library, (), rng) for t in rng.sample(world.questions, 3)] for _ in range(count))
+        solver = Solver(invent(world.config))
+        drawn = (rng.sample(world.questions, 3) for _ in range(count))
+        scenes = ([Scene(task, library, (), solver, rng) for task in tasks] for tasks in drawn)
         rows = ([piece for scene in row for piece in _given(careful(scene))] for row in scenes)
         yield [row for row in rows if row]
 

@@ -76,7 +76,7 @@ SOURCES = ("seed", "reference", "question", "shown_and_noise", "corpus")
 among noise; those passages and what a search of the corpus for the question shows."""
 
 VERIFIER_PROMPT = """\
-Answer the question from the documents below and from nothing else.
+Answer the question from the documents below and from nothing else; where they do not tell, the answer is: unknown.
 Reason in at most 50 words, then write the answer between <answer> and </answer>, short and without explanation.
 {documents}
 Question: {question}

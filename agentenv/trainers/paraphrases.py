@@ -46,7 +46,7 @@ class ParaphraseStrategy:
         ]
 
     async def _episode(self, place: int, start: Start, stage: Stage) -> Trajectory:
-        with stage.lane(place):
+        async with stage.lane(place):
             return await run_episode(
                 start, stage.policy, stage.chat, stage.config, episode=stage.episode(place)
             )

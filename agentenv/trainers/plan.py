@@ -142,7 +142,7 @@ def _caches(config: TrainConfig, model: Any) -> int:
     width = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
     token_cache = 2 * shape.num_hidden_layers * shape.num_key_value_heads * width * model.dtype.itemsize
     live = config.concurrent_groups if config.asynchronous.staleness else config.rollout.questions
-    episodes: int = live * config.rollout.group_size
+    episodes: int = config.rollout.workers or live * config.rollout.group_size
     return int(2 * token_cache * episodes * config.rollout.context_tokens)
 
 

@@ -1,9 +1,12 @@
 """Plays the episodes of a group: the same code in the learner's process and in the workers of a cluster."""
 
 import asyncio
+import sys
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 from agentenv.core.batching import Lockstep
 from agentenv.core.protocols import ChatFormat, Policy
@@ -51,11 +54,7 @@ class Player:
         self._chat, self._ground, self._gate = chat, ground, gate
         self._others = others or {}
         self._strategy = get_strategy(config.rollout.strategy, config.rollout.strategy_options)
-
-    @property
-    def version(self) -> int:
-        """Version of the weights with which a group would begin now."""
-        return self.policy.version
+        self._workers = asyncio.Semaphore(config.rollout.workers or sys.maxsize)
 
     async def play(self, pending: Pending, lockstep: Lockstep | None) -> list[Trajectory]:
         """The episodes of one group by the configured strategy, scored again where that is configured.
@@ -78,6 +77,7 @@ class Player:
             first=pending.lane,
             lockstep=lockstep,
             others=self._others,
+            worker=partial(self._worker, pending),
         )
         try:
             members = await self._strategy.play(starts, stage)
@@ -87,6 +87,13 @@ class Player:
             heat = self.settings.temperature
             members = [await _rescored(member, pending.policy, heat) for member in members]
         return members
+
+    @asynccontextmanager
+    async def _worker(self, pending: Pending) -> AsyncIterator[None]:
+        """A worker for one episode of ``pending``; the group begins with the first that it gets."""
+        async with self._workers:
+            pending.born = self.policy.version if pending.born is None else pending.born
+            yield
 
     def _starts(self, pending: Pending) -> list[Start]:
         draw, group = pending.draw, pending.group

@@ -104,7 +104,7 @@ class TargetedReplay:
         with_outcome = [group for group in ledger.groups if group.rewards]
         self._known += [(g.task, sum(g.rewards) / len(g.rewards)) for g in with_outcome]
         self._kept += [_frozen(group) for group in ledger.groups if not group.flat]
-        return Settled(ledger.groups, replayed, {"replay_buffer": len(self._kept)})
+        return Settled(ledger.groups, replayed, figures={"replay_buffer": len(self._kept)})
 
     def _thaw(self, place: int, tasks: Sequence[Task]) -> list[Trajectory]:
         task, records = self._kept[place]

@@ -111,7 +111,7 @@ class CritiqueStrategy:
 
     async def _refined(self, start: Start, again: Start, stage: Stage) -> Played:
         """The first episode and its refinement, one after the other in one lane."""
-        with stage.lane(0):
+        async with stage.lane(0):
             (base,) = await _plain([start], stage, 0)
             if not base.valid:
                 return [base]
@@ -164,7 +164,7 @@ async def _plain(starts: Sequence[Start], stage: Stage, place: int) -> Played:
 
 
 async def _lane(starts: Sequence[Start], stage: Stage, place: int) -> Played:
-    with stage.lane(place):
+    async with stage.lane(place):
         return await _plain(starts, stage, place)
 
 

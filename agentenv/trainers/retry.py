@@ -66,7 +66,7 @@ class ReflectRetryStrategy:
         """One episode and what follows from it; snapshots and the policy's cache are freed in any case."""
         episode = stage.episode(place)
         rewinder = Rewinder(start, stage.config)
-        with stage.lane(place):
+        async with stage.lane(place):
             try:
                 base = await _play_marked(start, rewinder, stage, episode)
                 if not base.valid:

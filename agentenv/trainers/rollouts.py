@@ -182,7 +182,6 @@ class Rollouts:
     async def _play(self, pending: Pending, lockstep: Lockstep | None) -> list[Trajectory]:
         """The episodes of one group, once there is room for it."""
         async with self._slots:
-            pending.born = self._players.version if pending.born is None else pending.born
             return await self._players.play(pending, lockstep)
 
     def _take(self, choose: Callable[[], list[Pending] | None]) -> list[Pending]:

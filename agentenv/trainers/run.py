@@ -145,8 +145,8 @@ def _assembled(folder: RunFolder, display: Display, policy: TrainedPolicy, crew:
     config = folder.config
     learner = learner_of(config, policy)
     second = _open_second(config, policy)
-    config = _as_declared(config)
-    chat = _chat(config, policy)
+    config = as_declared(config)
+    chat = chat_of(config, policy)
     sampler = get_sampler(config.rollout.sampler, config.rollout.sampler_options)
     train = _open_training(config, policy, display)
     settings = rollout_config(config, temperature=config.rollout.temperature)
@@ -167,10 +167,6 @@ def _assembled(folder: RunFolder, display: Display, policy: TrainedPolicy, crew:
     )
 
 
-def _chat(config: TrainConfig, policy: TrainedPolicy) -> ChatFormat:
-    return (InlineFormat if config.format == "inline" else TemplateFormat)(policy.tokenizer)
-
-
 def _open_crew(config: TrainConfig) -> Crew | None:
     """Those who play in a cluster, where the configuration names one; close it afterwards."""
     settings = config.cluster
@@ -186,14 +182,14 @@ def open_player(config: TrainConfig) -> Player:
     Raises:
         AgentEnvError: the configuration cannot be used there.
     """
-    config, policy = _as_declared(config), open_policy(config)
+    config, policy = as_declared(config), open_policy(config)
     try:
         ground = _open_training(config, policy)
     except BaseException:
         policy.close()
         raise
     settings = rollout_config(config, temperature=config.rollout.temperature)
-    return Player(config, settings, policy, _chat(config, policy), ground)
+    return Player(config, settings, policy, chat_of(config, policy), ground)
 
 
 def learner_of(config: TrainConfig, policy: TrainedPolicy) -> Learner:
@@ -254,7 +250,7 @@ def follow(config: TrainConfig) -> None:
     learner.follow()
 
 
-def _as_declared(config: TrainConfig) -> TrainConfig:
+def as_declared(config: TrainConfig) -> TrainConfig:
     """``config`` with the environment's scorers and the policy's usual opening message, where it names none."""
     evaluation, env = config.evaluation, config.env
     if not evaluation.scorers:
@@ -321,6 +317,11 @@ def _open_training(config: TrainConfig, policy: TrainedPolicy, display: Display 
     start, end = simulation.real
     mixed = MixedRetriever(simulated.searched, real.searched, start=start, end=end)
     return simulated.varied(retriever=mixed)
+
+
+def chat_of(config: TrainConfig, policy: TrainedPolicy) -> ChatFormat:
+    """How messages become ids of ``policy``."""
+    return (InlineFormat if config.format == "inline" else TemplateFormat)(policy.tokenizer)
 
 
 def rollout_config(config: TrainConfig, *, temperature: float) -> RolloutConfig:

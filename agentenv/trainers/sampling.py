@@ -16,6 +16,7 @@ from agentenv.trainers.allocation import (
     UncertaintyAllocation,
     Uniform,
 )
+from agentenv.trainers.curation import AdaptiveCuration
 from agentenv.trainers.options import bind_options
 from agentenv.trainers.pruning import OnlinePruning
 from agentenv.trainers.replay import TargetedReplay
@@ -45,6 +46,7 @@ SAMPLERS: Mapping[str, Callable[..., TaskSampler]] = {
     "curriculum": Curriculum,
     "arrol": OnlinePruning,
     "self_play": SelfPlaySampler,
+    "dart": AdaptiveCuration,
 }
 
 

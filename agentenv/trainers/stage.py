@@ -7,13 +7,14 @@ so which lanes are live must never depend on time:
   waits of that one, no batch runs. Tasks that are started there get a turn (``asyncio.sleep(0)``) to enter theirs before
   that one waits or leaves.
 - What plays one after the other (base, reflection, retry) does so inside one lane.
-- Inside a lane nothing is awaited but policy and environment, never another lane.
+- Inside a lane nothing is awaited but policy and environment, never another lane. So workers that are fewer than the
+  lanes can be handed from lane to lane: a lane waits for a worker when it is entered, and keeps it until it is left.
 - What depends on the outcomes of all lanes is played by ``in_rounds``.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -44,23 +45,23 @@ class Stage:
     """None forms batches by arrival."""
     others: Mapping[str, Policy] = field(default_factory=dict)
     """Who plays the roles of a game that have weights of their own."""
+    worker: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    """Waits for an environment worker and holds it; by default there is one for every lane."""
 
     def episode(self, place: int) -> str:
         """The episode id that belongs to the group's lane ``place``; a trajectory of a group has one of these."""
         return f"{self.name}-{self.first + place}"
 
-    @contextmanager
-    def lane(self, place: int) -> Iterator[None]:
-        """Makes the running task the live episode of lane ``place``.
+    @asynccontextmanager
+    async def lane(self, place: int) -> AsyncIterator[None]:
+        """Makes the running task the live episode of lane ``place``, on a worker; waits only where every worker is taken.
 
         Raises:
             ConfigurationError: the lane is taken.
         """
-        if self.lockstep is None:
-            yield
-            return
-        with self.lockstep.episode(self.first + place):
-            yield
+        async with self.worker():
+            with nullcontext() if self.lockstep is None else self.lockstep.episode(self.first + place):
+                yield
 
 
 async def one_each(
@@ -75,7 +76,7 @@ async def one_each(
     """
 
     async def alone(place: int, start: Start) -> Trajectory:
-        with stage.lane(place):
+        async with stage.lane(place):
             episode = stage.episode(place)
             record = await open_episode(start, stage.chat, stage.config, episode=episode)
             try:
@@ -109,7 +110,7 @@ async def in_rounds(
     rounds: list[list[T]] = []
 
     async def lane(place: int, play: Round[T], done: dict[int, T]) -> None:
-        with stage.lane(place):
+        async with stage.lane(place):
             while True:
                 done[place] = await play(place)
                 if len(done) < lanes:

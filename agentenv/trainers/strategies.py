@@ -61,7 +61,7 @@ class PlainStrategy:
         return await together(self._episode(place, start, stage) for place, start in enumerate(starts))
 
     async def _episode(self, place: int, start: Start, stage: Stage) -> Trajectory:
-        with stage.lane(place):
+        async with stage.lane(place):
             return await run_episode(
                 start, stage.policy, stage.chat, stage.config, episode=stage.episode(place)
             )

@@ -144,14 +144,14 @@ class _Grove:
 
     async def root(self, lanes: range, tasks: asyncio.TaskGroup) -> None:
         stage, start = self.stage, self.starts[lanes.start]
-        with stage.lane(lanes.start):
+        async with stage.lane(lanes.start):
             episode = stage.episode(lanes.start)
             record = await open_episode(start, stage.chat, stage.config, episode=episode)
             await self._grow(_Branch(record, lanes, self.how.depth), tasks)
 
     async def _twig(self, branch: _Branch, tasks: asyncio.TaskGroup) -> None:
         """A branch that has just left another one, in a lane and an environment of its own."""
-        with self.stage.lane(branch.lanes.start):
+        async with self.stage.lane(branch.lanes.start):
             await self._grow(branch, tasks)
         env = branch.record.start.env
         self.forked = [other for other in self.forked if other is not env]

@@ -125,6 +125,8 @@ class Settled:
     """Groups of the step that credit is assigned in; the others are dropped."""
     replayed: Sequence[list[Trajectory]] = ()
     """Groups of earlier steps to train on as well."""
+    guests: Mapping[int, list[Trajectory]] = field(default_factory=dict)
+    """Episodes of earlier steps that join a group, by its place among ``trained``."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """What else is worth a line in the metrics."""
 
@@ -202,7 +204,9 @@ def collect(sampler: TaskSampler, ledger: Ledger, play: Play) -> Batch:
             group.members += members
         ledger.waves += 1
     settled = sampler.settle(ledger)
-    trained = [*(group.members for group in settled.trained), *settled.replayed]
+    guests = settled.guests
+    own = [[*g.members, *guests[i]] if i in guests else g.members for i, g in enumerate(settled.trained)]
+    trained = [*own, *settled.replayed]
     return Batch([group.members for group in ledger.groups], trained, _figures(ledger, settled, trained))
 
 

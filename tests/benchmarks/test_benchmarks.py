@@ -224,6 +224,37 @@ def test_asynchronous_training(policy: Path, tmp_path: Path) -> None:
     assert figures["runs"]["staleness 2"]["staleness_max"] <= 2
 
 
+def test_decoupling_in_simulated_time(tmp_path: Path) -> None:
+    """Two small steps: equal work, and the same figures again, as no clock of the machine enters them."""
+    words = [
+        "--steps",
+        "2",
+        "--questions",
+        "2",
+        "--group-size",
+        "2",
+        "--turns",
+        "2",
+        "--staleness",
+        "1",
+        "--json",
+    ]
+    script = [sys.executable, str(ROOT / "benchmarks" / "decoupling.py"), *words]
+    printed = []
+    for name in ("first.json", "again.json"):
+        done = subprocess.run(
+            [*script, "--out", str(tmp_path / name)], capture_output=True, text=True, timeout=300, cwd=ROOT
+        )
+        printed.append(result(done, tmp_path / name)["runs"])
+    assert set(printed[0]) == {"coupled", "groups, staleness 1", "single episodes, staleness 1"}
+    for run in printed[0].values():
+        assert run["episodes"] == 8
+        assert 0 < run["environment_utilisation"] < run["workers_held"] < 1
+    assert printed[0]["coupled"]["speedup"] == 1
+    assert printed[0]["single episodes, staleness 1"]["seconds"] < printed[0]["coupled"]["seconds"]
+    assert printed[1] == printed[0]
+
+
 def test_kills(policy: Path, tmp_path: Path) -> None:
     """Killed before the first step, during it or after, and resumed; equal bytes, or exit 1."""
     path = tmp_path / "out.json"

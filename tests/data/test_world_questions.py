@@ -88,6 +88,20 @@ def test_the_solver_answers_from_the_facts(question: str, answers: set[str]) -> 
     assert Solver(tiny()).answers(question) == answers
 
 
+@pytest.mark.parametrize(
+    ("name", "relation", "told"),
+    [
+        ("Ann", "birthplace", "Lo"),
+        ("Bob", "birth_year", "1910"),
+        ("Bob", "employer", None),  # not stated
+        ("Ann", "author", None),  # a person has no author
+        ("Nobody", "birthplace", None),
+    ],
+)
+def test_the_solver_says_what_is_stated_of_a_name(name: str, relation: str, told: str | None) -> None:
+    assert Solver(tiny()).stated(name, relation) == told
+
+
 @pytest.mark.parametrize(("family", "hops"), CELLS)
 @pytest.mark.parametrize("seed", range(4))
 def test_every_question_has_one_answer_and_does_not_tell_it(family: str, hops: int, seed: int) -> None:

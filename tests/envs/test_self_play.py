@@ -49,6 +49,10 @@ def test_each_rule_refuses_what_it_is_for_and_nothing_else_does(name: str) -> No
     assert refusal(replace(GOOD, **BAD[name]), rules) == name
 
 
+def test_what_a_verifier_says_where_it_cannot_know_is_no_gold() -> None:
+    assert refusal(replace(GOOD, answer="Unknown."), Rules()) == "no_answer"
+
+
 def test_an_answer_leaks_by_whole_words() -> None:
     assert not holds("Who was born in 1910?", "10")
     assert holds("Who led the Guild, of Kov?", "guild of kov")

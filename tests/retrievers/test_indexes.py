@@ -171,9 +171,12 @@ def test_effort_reaches_the_index_inside_and_replaces_what_was_in_the_file(tmp_p
     assert (faiss.downcast_index(index.base_index).nprobe, index.k_factor) == (1, 1)  # FAISS's own defaults
     write_index(index, tmp_path / "i")
     again = read_index(tmp_path / "i")
-    assert (faiss.downcast_index(again.base_index).nprobe, again.k_factor) == (8, 32)  # an eighth of 64 lists
-    tune(again, Effort(probe_share=0.5, k_factor=3))
+    assert faiss.downcast_index(again.base_index).nprobe == 48  # the least, of 64 lists
+    assert again.k_factor == 32
+    tune(again, Effort(probe_share=0.5, least_probes=8, k_factor=3))
     assert (faiss.downcast_index(again.base_index).nprobe, again.k_factor) == (32, 3)
+    tune(again, Effort(least_probes=100))
+    assert faiss.downcast_index(again.base_index).nprobe == 64  # all there are
     graph = new_index("HNSW32_SQ8", DIM)
     tune(graph)
     assert graph.hnsw.efSearch == 128

@@ -323,6 +323,59 @@ def test_groups_begin_no_further_ahead_than_the_bound_and_no_more_at_once_than_w
         assert len(batch.result(10).trained) == QUESTIONS
 
 
+class Crowd(Doors):
+    """Doors that count the episodes between their first answer and their end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live: set[str] = set()
+        self.most = 0
+
+    async def generate(self, *args: Any, episode: str | None = None, **kwargs: Any) -> Completion:
+        assert episode is not None
+        self.live.add(episode)
+        self.most = max(self.most, len(self.live))
+        return await super().generate(*args, episode=episode, **kwargs)
+
+    def release(self, episode: str) -> None:
+        self.live.discard(episode)
+
+
+def test_a_slow_episode_keeps_one_worker_and_no_other() -> None:
+    """Of two workers one is held by the first episode; on the other one the groups behind it are played and trained."""
+    policy = Crowd()
+    policy.held = {("step-1-0", 0)}
+    with rollouts(policy, 2, workers=2) as ahead:
+        first, policy.version = ahead.batch(1), 1
+        assert steps_of(first) == ["1", "2"]
+        assert "step-1-0" in policy.live
+        threading.Timer(0.05, policy.held.clear).start()
+        second, policy.version = ahead.batch(2), 2
+        third = ahead.batch(3)
+    assert "step-1-0" in [t.id for group in (*second.trained, *third.trained) for t in group]
+    assert policy.most == 2
+
+
+def test_a_group_begins_with_its_first_worker() -> None:
+    """The only worker is held by the first group of the second step; the group behind it is not any version old."""
+    policy = Crowd()
+    policy.held = {("step-2-0", 0)}
+    with rollouts(policy, 1, workers=1) as ahead:
+        assert steps_of(ahead.batch(1)) == ["1", "1"]
+        until(lambda: policy.live == {"step-2-0"})
+        assert [pending["born"] for pending in ahead.state_dict()["pending"]] == [0, None]
+    assert policy.most == 1
+
+
+def test_workers_are_shared_where_batches_are_not_formed_by_index() -> None:
+    with pytest.raises(ConfigurationError, match=r"or rollout\.workers to 0"):
+        config(0, workers=2)
+    run = config(2, workers=3)
+    assert run.concurrent_groups == 3 * QUESTIONS * SIZE  # no bound of their own
+    assert config(2, workers=3, concurrent=5).concurrent_groups == 5
+    assert config(2).concurrent_groups == 2 * QUESTIONS
+
+
 def test_an_interrupted_run_asks_for_nothing_again() -> None:
     """Two groups under way have answered one turn; rollouts begun from their state ask for the second turn only."""
     policy = Doors()

@@ -144,7 +144,7 @@ def test_a_lane_is_one_live_episode() -> None:
     @dataclass(frozen=True)
     class Twice:
         async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:
-            with stage.lane(0), stage.lane(0):
+            async with stage.lane(0), stage.lane(0):
                 return []
 
     with pytest.raises(ConfigurationError, match="Episode 0 is already live"):

@@ -17,6 +17,8 @@ from agentenv.core.chat import InlineFormat
 from agentenv.core.env import run_sync
 from agentenv.core.types import Passage, Query, RetrieverInfo
 from agentenv.data.world import FictionalWorld, WorldConfig
+from agentenv.data.world_facts import invent
+from agentenv.data.world_solver import Solver
 from agentenv.envs.local_search import LocalSearch
 from agentenv.envs.proposals import Rules
 from agentenv.envs.self_play import SearchProposer
@@ -37,10 +39,17 @@ from agentenv.trainers.demonstrations import (
     hasty,
     to_tokens,
 )
-from agentenv.trainers.role_demonstrations import PROPOSER_PROMPT, VERIFIER_PROMPT, proposing, verifying
+from agentenv.trainers.role_demonstrations import (
+    PROPOSER_PROMPT,
+    VERIFIER_PROMPT,
+    doubting,
+    proposing,
+    verifying,
+)
 from agentenv.trainers.warmstart import WarmstartConfig, warmstart
 
 WORLD = WorldConfig(documents=200, questions=40, families=("lookup", "bridge"), split="train")
+NAMES = {document.title for document in FictionalWorld.generate(WORLD).documents}
 TINY = WarmstartConfig(copying_steps=1, reader_steps=1, polishing_steps=1, crowd_steps=1, episodes=4)
 
 
@@ -68,7 +77,8 @@ class Shelf:
 def scenes() -> list[Scene]:
     world = FictionalWorld.generate(WORLD)
     library = Library(world.documents, HashEncoder(), 2)
-    return [Scene(task, library, world.questions, Random(0)) for task in world.questions]
+    solver = Solver(invent(WORLD))
+    return [Scene(task, library, world.questions, solver, Random(0)) for task in world.questions]
 
 
 def test_the_careful_demonstrator_plays_the_environment_letter_for_letter_and_scores_full() -> None:
@@ -187,8 +197,23 @@ def test_the_verifying_demonstrator_is_shown_the_documents_of_every_hop() -> Non
     opening, answer = verifying(scene)
     texts = {document.id: document.text for document in FictionalWorld.generate(WORLD).documents}
     assert all(texts[name] in opening.text for name in scene.task.data["supporting_ids"])
-    assert opening.text.endswith(scene.task.question)
-    assert answer.text == f"<answer> {scene.task.answers[0]} </answer>"
+    assert opening.text.startswith(scene.task.question)
+    bridge, last = (hop["answer"] for hop in scene.task.data["path"])
+    assert answer.text == f"<think> {bridge} </think> <answer> {last} </answer>"
+
+
+def test_the_doubting_demonstrator_says_unknown_only_where_no_true_answer_is_on_the_page() -> None:
+    played = [(scene, demo) for scene in scenes() * 4 if (demo := doubting(scene))]
+    asked = [demo[0].text.partition("\n")[0] for _, demo in played]
+    withheld = [question == scene.task.question for (scene, _), question in zip(played, asked, strict=True)]
+    assert any(withheld)
+    assert not all(withheld)
+    for (scene, (opening, answer)), question in zip(played, asked, strict=True):
+        assert answer.text.endswith("<answer> unknown </answer>")
+        assert not any(true in opening.text for true in scene.solver.answers(question))
+        assert question == scene.task.question or any(
+            f"(Title: {name})" in opening.text for name in NAMES if name in question
+        )
 
 
 def test_the_preset_asks_as_the_demonstrators_do() -> None:

@@ -1,0 +1,54 @@
+"""What the environment's expert does on the training tasks, written down as successes for the sampler ``dart``."""
+
+import json
+from pathlib import Path
+
+from agentenv.core.env import run_sync
+from agentenv.core.rollout import Start
+from agentenv.core.trajectory import Trajectory, to_record
+from agentenv.evaluation.ground import Ground, open_ground
+from agentenv.trainers.config import TrainConfig
+from agentenv.trainers.rescue import play_demonstration
+from agentenv.trainers.run import as_declared, chat_of, rollout_config, trained_policy
+from agentenv.trainers.stage import Stage
+
+
+def record_expert(config: TrainConfig, path: Path) -> int:
+    """Plays the expert once on every training task of ``config`` and writes what succeeds within its budgets.
+
+    The ids are those of the policy's tokenizer. No policy sampled them: they are marked as of another context.
+
+    Args:
+        config: The run that is to use them as ``pool``.
+        path: The file, in JSON lines.
+
+    Returns:
+        How many tasks have a success.
+
+    Raises:
+        ConfigurationError: the environment has no expert for a task, or the configuration cannot be used.
+    """
+    config, policy = as_declared(config), trained_policy(config)
+
+    def count(text: str) -> int:
+        return len(policy.tokenizer.encode(text, add_special_tokens=False))
+
+    ground = open_ground(config.train, config.search, config.env, count)
+    settings = rollout_config(config, temperature=config.rollout.temperature)
+    stage = Stage(policy, chat_of(config, policy), settings, policy.tokenizer.decode, name="expert")
+    shown = [
+        one for place in range(len(ground.source.tasks)) for one in run_sync(_play(ground, place, stage))
+    ]
+    lines = "".join(json.dumps(to_record(trajectory)) + "\n" for trajectory in shown)
+    part = path.with_suffix(".part")
+    part.write_text(lines, encoding="utf-8")
+    part.replace(path)
+    return len(shown)
+
+
+async def _play(ground: Ground, place: int, stage: Stage) -> list[Trajectory]:
+    env = ground.make_env()
+    try:
+        return await play_demonstration(Start(env, ground.source.tasks[place], seed=place), stage)
+    finally:
+        env.close()
