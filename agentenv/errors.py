@@ -21,7 +21,8 @@
         ├── PolicyFault                       the engine that samples tokens failed
         ├── CassetteMiss (LookupError)        a replay was asked what was never recorded
         ├── EndpointFault                     a model behind an HTTP address failed, refused or spent its budget
-        └── JudgeFault                        a judge gave no verdict that can be read
+        ├── JudgeFault                        a judge gave no verdict that can be read
+        └── WorkerLost                        a worker of a cluster died, was cut off or missed its deadline
 
 Mistakes of the policy are not here: they are observations with a reward. Each leaf is also the builtin that it
 refines, so ``except ValueError`` keeps working.
@@ -130,3 +131,7 @@ class EndpointFault(Fault):
 
 class JudgeFault(Fault):
     """A judge gave no verdict that can be read; the question has no score then."""
+
+
+class WorkerLost(Fault):
+    """A worker of a cluster died, was cut off or missed its deadline; what it played is played again elsewhere."""

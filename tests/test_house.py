@@ -50,7 +50,7 @@ HEAVY = {
     "scipy", "datasets", "pandas", "sklearn", "jinja2", "matplotlib",
     "tensorboard", "wandb", "mlflow", "trl", "docker", "playwright", "miniwob", "PIL", "pyseccomp",
     "fastapi", "starlette", "uvicorn", "orjson", "prometheus_client", "websockets",
-    "vllm", "psutil",
+    "vllm", "psutil", "ray",
 }
 # fmt: on
 

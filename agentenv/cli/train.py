@@ -20,11 +20,12 @@ _DEFAULT = "laptop-search"
 class Train:
     """Trains a policy and evaluates it before and after.
 
-    Usage: agentenv train [PRESET or FILE.toml] [--out DIR] [--resume DIR] [--plan] [--key.path value ...]
+    Usage: agentenv train [PRESET or FILE.toml] [--out DIR] [--resume DIR] [--plan] [--cluster ADDRESS] [--key.path VALUE]
 
     Examples:
         agentenv train laptop-search --out runs/first --optimization.steps 60
         agentenv train --resume runs/first
+        agentenv train laptop-search --cluster local --cluster.workers 2 --out runs/apart
     """
 
     config: TrainConfig
@@ -47,9 +48,12 @@ class Train:
         parser.add_argument("--out", type=Path)
         parser.add_argument("--resume", type=Path)
         parser.add_argument("--plan", action="store_true")
+        parser.add_argument("--cluster")
         # argparse would take the value of an override for the preset: only a leading word can be it.
         named = bool(argv) and not argv[0].startswith("-")
         known, overrides = parser.parse_known_args(argv[named:])
+        if known.cluster is not None:
+            overrides += ["--cluster.address", known.cluster]
         if known.resume is not None:
             if named or overrides or known.out:
                 raise ConfigurationError(

@@ -67,6 +67,10 @@ class Sampled:
 class Engine(Protocol):
     """One replica. Its methods run on one event loop, in any number at a time."""
 
+    @property
+    def dead(self) -> bool:
+        """Whether it can never answer again."""
+
     async def sample(self, request: Request) -> Sampled:
         """Samples after a prompt; a cancelled call ends the request.
 

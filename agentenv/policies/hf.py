@@ -70,6 +70,9 @@ class HFPolicy:
     reports its log-prob at temperature 1.
     """
 
+    broken = False
+    """It samples in this process, and ends with it."""
+
     def __init__(self, model: Any, tokenizer: Any, *, context_tokens: int | None = None) -> None:
         """Wraps a model.
 
@@ -152,16 +155,17 @@ class HFPolicy:
         """Drops the cache of ``episode``."""
         self._cache.pop(episode, None)
 
-    def updated(self, weights: Mapping[str, Tensor] | None = None) -> None:
+    def updated(self, weights: Mapping[str, Tensor] | None = None, version: int | None = None) -> None:
         """Tells that the weights changed: the version grows and every cache is dropped, between two batches.
 
         Args:
             weights: Those to take over; None where this policy's own were trained in place.
+            version: Their number; None is the next.
         """
         with self._weights:
             if weights is not None:
                 take_over(self.model, weights)
-            self.version += 1
+            self.version = self.version + 1 if version is None else version
             self._cache.clear()
 
     def resumed(self, version: int) -> None:

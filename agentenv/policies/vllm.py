@@ -158,18 +158,24 @@ class VLLMPolicy:
         found = await self._within(self._engines[self._home(None)].logprobs(tuple(ids), temperature))
         return [0.0, *found]
 
-    def updated(self, weights: Mapping[str, Any] | None = None) -> None:
+    @property
+    def broken(self) -> bool:
+        """Whether an engine has died: the episodes that stay with it fail."""
+        return any(engine.dead for engine in self._engines)
+
+    def updated(self, weights: Mapping[str, Any] | None = None, version: int | None = None) -> None:
         """Gives every engine the weights of the model in training; requests under way go on with them.
 
         Args:
             weights: Taken over by the model first; None where it was trained in place.
+            version: Their number; None is the next.
 
         Raises:
             PolicyFault: an engine failed or missed its deadline.
         """
         if weights is not None:
             take_over(self.model, weights)
-        self._follow(self.version + 1)
+        self._follow(self.version + 1 if version is None else version)
 
     def resumed(self, version: int) -> None:
         """As ``updated``, with the number of a checkpoint's weights."""

@@ -87,6 +87,11 @@ class LocalEngine:
             raise
         return self
 
+    @property
+    def dead(self) -> bool:
+        """Whether its processes have ended or failed."""
+        return self._llm is None or bool(self._llm.errored)
+
     async def sample(self, request: Request) -> Sampled:
         """Samples after a prompt."""
         (done,) = (await self._ask(request.ids, sampling_fields(request))).outputs

@@ -25,6 +25,9 @@ _PROBE = Request((0, 1), Sampling(1, temperature=2.0), end=0)
 class RemoteEngine:
     """Asks one server; make it with ``open``. Deadlines are the caller's."""
 
+    dead = False
+    """A server may come back."""
+
     def __init__(self, url: str, client: httpx.AsyncClient) -> None:
         self._url = url.rstrip("/")
         self._client = client

@@ -9,7 +9,7 @@ from agentenv.evaluation.ground import EnvConfig, SearchConfig
 from agentenv.policies.engine import EngineConfig
 from agentenv.trainers.advantages import get_estimator
 from agentenv.trainers.games import get_game
-from agentenv.trainers.sampling import get_sampler
+from agentenv.trainers.sampling import Gated, TaskSampler, get_sampler
 from agentenv.trainers.strategies import get_strategy
 
 
@@ -194,6 +194,23 @@ class AsynchronousSettings(Frozen):
     trains on them in the order of their draw."""
 
 
+class ClusterSettings(Frozen):
+    """Workers of a Ray cluster that play the episodes of training, each with a policy and an environment of its own."""
+
+    address: str = ""
+    """``HOST:PORT`` of the head; ``local`` starts a cluster of this machine for the run; empty plays in this process."""
+    workers: int = Field(2, ge=1)
+    """How many; one that is lost is replaced where there is room."""
+    cpus: float = Field(1.0, gt=0)
+    """Processors that a worker takes up in the cluster; ``threads`` says what it computes with."""
+    gpus: float = Field(0.0, ge=0)
+    """GPUs that a worker takes up, for its engines."""
+    start_s: float = Field(600.0, gt=0)
+    """Seconds in which a worker must be up; where none is up for so long the run ends."""
+    deadline_s: float = Field(3600.0, gt=0)
+    """Seconds that one group may take; a worker that is late with it counts as lost."""
+
+
 class EvaluationSettings(Frozen):
     """Evaluation during and around training; always greedy, and without a rollout strategy unless one is named."""
 
@@ -296,6 +313,8 @@ class TrainConfig(Frozen):
     """Rollouts ahead of the learner."""
     engine: EngineConfig = EngineConfig()
     """Who samples."""
+    cluster: ClusterSettings = ClusterSettings()
+    """Other machines that play."""
     optimization: OptimizationConfig = OptimizationConfig()
     """Learning."""
     lora: LoraSettings = LoraSettings()
@@ -342,6 +361,8 @@ class TrainConfig(Frozen):
                 "engine.kind='vllm' forms batches by arrival, which rollout.deterministic rules out: set it to false"
             )
         sampler = get_sampler(rollout.sampler, rollout.sampler_options)
+        if self.cluster.address and (reason := self._keeps_home(sampler)):
+            raise ValueError(f"episodes cannot be played in a cluster: {reason}")
         if self.asynchronous.staleness and rollout.deterministic:
             raise ValueError(
                 "rollout.deterministic lets every episode wait for the slowest, and asynchronous training for none: set it "
@@ -365,6 +386,16 @@ class TrainConfig(Frozen):
                 "'sampler', or optimization.correction.mode to 'truncate' or 'mask'"
             )
         return self
+
+    def _keeps_home(self, sampler: TaskSampler) -> str:
+        """Why the episodes have to be played where the learner is; empty where they need not."""
+        if isinstance(sampler, Gated):
+            return f"rollout.sampler={self.rollout.sampler!r} watches them turn by turn"
+        if self.second.roles:
+            return "second.roles play with weights that workers do not have"
+        if self.engine.urls:
+            return "engine.urls would get their weights from every worker; let workers start engines of their own"
+        return ""
 
     @property
     def learning(self) -> OptimizationConfig:

@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from agentenv.core.trajectory import Origin, Trajectory
+from agentenv.errors import Fault
 from agentenv.evaluation.records import RESULTS, read_json, write_results
 from agentenv.policies.card import EpisodeCard, write_card
 from agentenv.policies.export import write_model_card, write_weights
@@ -32,6 +33,7 @@ from agentenv.trainers.learner import Learner, Row, rows_of
 from agentenv.trainers.metrics import describe
 from agentenv.trainers.monitors import COLLAPSES, guarded, warnings_of
 from agentenv.trainers.run import Clock, Display, Run, set_up
+from agentenv.trainers.sampling import Batch
 from agentenv.trainers.second import split
 from agentenv.trainers.shaping import novelty_bonus, shape_rewards
 
@@ -48,7 +50,7 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
 
     Raises:
         AgentEnvError: the configuration cannot be used.
-        Fault: every episode of a step failed through a fault of ours.
+        Fault: every episode of a step failed through a fault of ours, or no worker is left; a checkpoint is.
     """
     with ExitStack() as stack:
         stack.enter_context(folder.claimed())
@@ -67,7 +69,7 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
             if stopped:
                 break
             clock = Clock(run)
-            batch = run.rollouts.batch(step)
+            batch = _played(run, step)
             clock.lap("rollout")
             metrics = (
                 {"step": step} | _update(run, step, batch.trained) | describe(batch.played) | batch.figures
@@ -92,10 +94,21 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
         return _finish(run, before)
 
 
+def _played(run: Run, step: int) -> Batch:
+    """The episodes of a step; where that fails through a fault of ours, all that was learned so far is kept."""
+    try:
+        return run.rollouts.batch(step)
+    except Fault:
+        if step > 1:
+            run.folder.save_checkpoint(step - 1, run.policy, run.learner, run.parts)
+        raise
+
+
 def _update(run: Run, step: int, groups: Sequence[list[Trajectory]]) -> dict[str, float]:
     """One update of each set of weights, on what it sampled."""
     mine, theirs = split(groups, run.second)
     figures = _improve(run, step, mine, run.policy, run.learner)
+    run.rollouts.updated()
     if run.second is not None:
         second = _improve(run, step, theirs, run.second.policy, run.second.learner)
         figures |= {f"second_{name}": value for name, value in second.items()}

@@ -9,12 +9,8 @@ token keeps the version of those that sampled it (partial rollouts; APRIL, Zhou 
 """
 
 import asyncio
-import sys
-import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import accumulate, chain
 from typing import Any
 
@@ -22,23 +18,21 @@ import numpy as np
 
 from agentenv.core.background import BackgroundLoop
 from agentenv.core.batching import Lockstep
-from agentenv.core.protocols import ChatFormat, Policy
-from agentenv.core.rollout import RolloutConfig, Start
+from agentenv.core.protocols import ChatFormat
+from agentenv.core.rollout import RolloutConfig
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import EndReason
-from agentenv.errors import ContextTooSmall, Fault
+from agentenv.errors import Fault
 from agentenv.evaluation.ground import Ground
-from agentenv.retrievers.lossy import LossyRetriever
-from agentenv.retrievers.mixed import at_progress
+from agentenv.policies.lora import trained_state
 from agentenv.trainers.config import TrainConfig
+from agentenv.trainers.crew import Crew
 from agentenv.trainers.folder import TrainedPolicy
 from agentenv.trainers.pending import Pending, first_complete
+from agentenv.trainers.player import Player
 from agentenv.trainers.recorded import RecordedPolicy
 from agentenv.trainers.sampling import Batch, Draw, Gated, Group, Ledger, TaskSampler, collect
 from agentenv.trainers.second import Second
-from agentenv.trainers.splicing import rescored
-from agentenv.trainers.stage import Stage
-from agentenv.trainers.strategies import by_group, get_strategy
+from agentenv.trainers.strategies import by_group
 
 
 class Rollouts:
@@ -54,6 +48,7 @@ class Rollouts:
         ground: Ground,
         *,
         second: Second | None = None,
+        crew: Crew | None = None,
     ) -> None:
         """Prepares; nothing runs before the first batch is asked for.
 
@@ -65,16 +60,18 @@ class Rollouts:
             sampler: Decides what is played and what is trained.
             ground: Questions, retriever and environment.
             second: Who acts in some roles.
+            crew: Who plays in the place of this process.
         """
         self.config = config
-        self._others: dict[str, Policy] = dict.fromkeys(second.roles, second.policy) if second else {}
         self.staleness = config.asynchronous.staleness
-        self._settings, self._policy, self._chat = settings, policy, chat
+        self._settings, self._policy = settings, policy
         self._sampler, self._ground = sampler, ground
-        self._strategy = get_strategy(config.rollout.strategy, config.rollout.strategy_options)
+        self._crew = crew
+        gate = sampler.gate if isinstance(sampler, Gated) else None
+        others = dict.fromkeys(second.roles, second.policy) if second else None
+        self._players = crew or Player(config, settings, policy, chat, ground, gate=gate, others=others)
         self._loop = BackgroundLoop()
         self._slots = asyncio.Semaphore(config.concurrent_groups)
-        self._workers = asyncio.Semaphore(config.rollout.workers or sys.maxsize)
         self._pending: list[Pending] = []
         self._opened: dict[int, tuple[Ledger, int]] = {}  # with the groups of their first wave
         self._last = 0  # the last step that was opened
@@ -89,10 +86,27 @@ class Rollouts:
             Fault: every episode failed through a fault of ours.
             ConfigurationError: what a strategy, the environment or the sampler cannot do.
         """
+        self.updated()
         last = min(step + self.staleness, self.config.optimization.steps)
         for ahead in range(max(self._last + 1, step), last + 1):
             self._open(ahead)
         counts = [self._opened[ahead][1] for ahead in range(step, last + 1)]
+        drawn = _plain(*self._opened[step])
+        pending, learned = [*self._pending], self._sampler.state_dict()
+        try:
+            return self._batch(step, counts)
+        except Fault:  # what is drawn is not lost: a checkpoint made now begins the step again
+            self._sampler.load_state_dict(learned)
+            self._pending, self._opened[step] = pending, self._reopened(step, drawn)
+            raise
+
+    def updated(self) -> None:
+        """Hands the policy's weights to those who play elsewhere, where they have changed."""
+        if self._crew is not None and self._crew.version != self._policy.version:
+            weights = trained_state(self._policy.model)
+            self._loop.run(self._crew.updated(self._policy.version, weights))
+
+    def _batch(self, step: int, counts: Sequence[int]) -> Batch:
         version = self._policy.version
         taken = self._take(
             lambda: first_complete(self._pending, counts, version=version, staleness=self.staleness)
@@ -104,11 +118,12 @@ class Rollouts:
         if not any(trajectory.valid for trajectory in played):
             reason = f"; the first: {played[0].error}" if played else ""
             raise Fault(f"every episode of step {step} failed through a fault of ours{reason}")
+        figures = batch.figures | (self._figures(played) if self.staleness else {})
         return replace(
             batch,
             played=by_group(played),
             trained=by_group(chain.from_iterable(batch.trained)),
-            figures=batch.figures | (self._figures(played) if self.staleness else {}),
+            figures=figures | (self._loop.run(self._crew.figures()) if self._crew else {}),
         )
 
     def _open(self, step: int) -> None:
@@ -165,49 +180,9 @@ class Rollouts:
         self._loop.run(begin())
 
     async def _play(self, pending: Pending, lockstep: Lockstep | None) -> list[Trajectory]:
-        """The episodes of one group by the configured strategy, scored again where that is configured."""
+        """The episodes of one group, once there is room for it."""
         async with self._slots:
-            starts = self._starts(pending)
-            stage = Stage(
-                pending.policy,
-                self._chat,
-                self._settings,
-                self._policy.tokenizer.decode,
-                name=f"step-{pending.step}",
-                first=pending.lane,
-                lockstep=lockstep,
-                others=self._others,
-                worker=partial(self._worker, pending),
-            )
-            try:
-                members = await self._strategy.play(starts, stage)
-            finally:
-                await asyncio.to_thread(_close, starts)
-            if self.config.optimization.correction.foreign == "rescore":
-                heat = self._settings.temperature
-                members = [await _rescored(member, pending.policy, heat) for member in members]
-            return members
-
-    @asynccontextmanager
-    async def _worker(self, pending: Pending) -> AsyncIterator[None]:
-        """A worker for one episode of ``pending``; the group begins with the first that it gets."""
-        async with self._workers:
-            pending.born = self._policy.version if pending.born is None else pending.born
-            yield
-
-    def _starts(self, pending: Pending) -> list[Start]:
-        draw, group = pending.draw, pending.group
-        name = f"{self.config.seed}/{group.step}/{group.first}"
-        group_id = str(uuid.uuid5(uuid.NAMESPACE_OID, name))
-        retriever = self._ground.retriever
-        if retriever is not None:
-            retriever = at_progress(retriever, pending.step / self.config.optimization.steps)
-        if draw.noise:
-            retriever = LossyRetriever(retriever or self._ground.searched, draw.noise)
-        ground = self._ground.varied(retriever=retriever, **draw.env)
-        task = self._ground.source.tasks[group.task]
-        gate = self._sampler.gate if isinstance(self._sampler, Gated) else None
-        return [Start(ground.make_env(), task, seed, group_id, gate) for seed in pending.seeds]
+            return await self._players.play(pending, lockstep)
 
     def _take(self, choose: Callable[[], list[Pending] | None]) -> list[Pending]:
         """Waits until ``choose`` gives groups and takes them out; their members are then in their groups."""
@@ -249,17 +224,23 @@ class Rollouts:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Begins again what was under way: its episodes come to where they stood by the answers that they had got."""
+        self.updated()
         self._last = state.get("last", 0)
         for step, plain in state.get("opened", {}).items():
-            ledger = self._ledger(step)
-            ledger.asked, ledger.waves = plain["asked"], plain["waves"]
-            ledger.rng.bit_generator.state = plain["rng"]
-            self._opened[step] = ledger, plain["groups"]
+            self._opened[step] = self._reopened(step, plain)
         self._begin([Pending.of(plain, self._policy) for plain in state.get("pending", ())])
+
+    def _reopened(self, step: int, plain: Mapping[str, Any]) -> tuple[Ledger, int]:
+        ledger = self._ledger(step)
+        ledger.asked, ledger.waves = plain["asked"], plain["waves"]
+        ledger.rng.bit_generator.state = plain["rng"]
+        return ledger, plain["groups"]
 
     def close(self) -> None:
         """Ends what is under way; environments are closed."""
         self._loop.close()
+        if self._crew is not None:
+            self._crew.close()
         for pending in self._pending:
             if pending.task is not None and pending.task.done() and not pending.task.cancelled():
                 pending.task.exception()  # the first error ended the run; asyncio would print the others
@@ -268,17 +249,3 @@ class Rollouts:
 def _plain(ledger: Ledger, groups: int) -> dict[str, Any]:
     rng = ledger.rng.bit_generator.state
     return {"asked": ledger.asked, "waves": ledger.waves, "rng": rng, "groups": groups}
-
-
-async def _rescored(member: Trajectory, policy: Policy, temperature: float) -> Trajectory:
-    """``rescored``; what the engine fails at is masked."""
-    try:
-        return await rescored(member, policy, temperature)
-    except (Fault, ContextTooSmall) as error:
-        said = f"{type(error).__name__}: {error}"
-        return replace(member, valid=False, reward=0.0, end_reason=EndReason.POLICY_FAULT, error=said)
-
-
-def _close(starts: Iterable[Start]) -> None:
-    for start in starts:
-        start.env.close()

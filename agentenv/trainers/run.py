@@ -3,7 +3,9 @@
 import copy
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -22,11 +24,14 @@ from agentenv.policies.spec import make_policy, policy_folder
 from agentenv.policies.vllm import VLLMPolicy
 from agentenv.retrievers.mixed import MixedRetriever
 from agentenv.tracking import Tracker, make_tracker
+from agentenv.trainers.cluster import RayCluster
 from agentenv.trainers.config import TrainConfig
+from agentenv.trainers.crew import Crew
 from agentenv.trainers.denormals import flushed_denormals
 from agentenv.trainers.folder import RunFolder, Stateful, TrainedPolicy
 from agentenv.trainers.learner import Correction, Learner, Objective, checkpoint_layers
 from agentenv.trainers.losses import get_objective
+from agentenv.trainers.player import Player
 from agentenv.trainers.rollouts import Rollouts
 from agentenv.trainers.sampling import TaskSampler, get_sampler
 from agentenv.trainers.second import Second
@@ -91,12 +96,14 @@ def set_up(folder: RunFolder, display: Display) -> Run:
         AgentEnvError: the configuration cannot be used.
     """
     began = time.perf_counter()
-    policy = open_policy(folder.config)
-    try:
-        run = _assembled(folder, display, policy)
-    except BaseException:
-        policy.close()
-        raise
+    with ExitStack() as opened:
+        policy = open_policy(folder.config)
+        opened.callback(policy.close)
+        crew = _open_crew(folder.config)
+        if crew is not None:
+            opened.callback(crew.close)
+        run = _assembled(folder, display, policy, crew)
+        opened.pop_all()
     run.seconds["preparation"] = time.perf_counter() - began
     return run
 
@@ -134,7 +141,7 @@ def trained_policy(config: TrainConfig) -> HFPolicy:
     return policy
 
 
-def _assembled(folder: RunFolder, display: Display, policy: TrainedPolicy) -> Run:
+def _assembled(folder: RunFolder, display: Display, policy: TrainedPolicy, crew: Crew | None) -> Run:
     config = folder.config
     learner = learner_of(config, policy)
     second = _open_second(config, policy)
@@ -151,13 +158,38 @@ def _assembled(folder: RunFolder, display: Display, policy: TrainedPolicy) -> Ru
         chat=chat,
         learner=learner,
         sampler=sampler,
-        rollouts=Rollouts(config, settings, policy, chat, sampler, train, second=second),
+        rollouts=Rollouts(config, settings, policy, chat, sampler, train, second=second, crew=crew),
         second=second,
         train=train,
         dev=_open(config.dev, config, policy, display),
         test=_open(config.test, config, policy, display),
         trackers=[make_tracker(config.tracker)] if config.tracker else [],  # last: nothing after it can fail
     )
+
+
+def _open_crew(config: TrainConfig) -> Crew | None:
+    """Those who play in a cluster, where the configuration names one; close it afterwards."""
+    settings = config.cluster
+    if not settings.address:
+        return None
+    cluster = RayCluster(settings, partial(open_player, config))
+    return Crew(cluster, settings.workers, start_s=settings.start_s, deadline_s=settings.deadline_s)
+
+
+def open_player(config: TrainConfig) -> Player:
+    """Who plays on a worker of a cluster: a policy of its own over the training questions.
+
+    Raises:
+        AgentEnvError: the configuration cannot be used there.
+    """
+    config, policy = as_declared(config), open_policy(config)
+    try:
+        ground = _open_training(config, policy)
+    except BaseException:
+        policy.close()
+        raise
+    settings = rollout_config(config, temperature=config.rollout.temperature)
+    return Player(config, settings, policy, chat_of(config, policy), ground)
 
 
 def learner_of(config: TrainConfig, policy: TrainedPolicy) -> Learner:
@@ -260,8 +292,11 @@ def objective_of(config: TrainConfig) -> Objective:
     return objective
 
 
-def _open(source: SourceConfig, config: TrainConfig, policy: TrainedPolicy, display: Display) -> Ground:
-    display.phase(f"index of {source.split or source.world.split} questions", 0)
+def _open(
+    source: SourceConfig, config: TrainConfig, policy: TrainedPolicy, display: Display | None
+) -> Ground:
+    if display is not None:
+        display.phase(f"index of {source.split or source.world.split} questions", 0)
 
     def count(text: str) -> int:
         return len(policy.tokenizer.encode(text, add_special_tokens=False))
@@ -269,7 +304,7 @@ def _open(source: SourceConfig, config: TrainConfig, policy: TrainedPolicy, disp
     return open_ground(source, config.search, config.env, count)
 
 
-def _open_training(config: TrainConfig, policy: TrainedPolicy, display: Display) -> Ground:
+def _open_training(config: TrainConfig, policy: TrainedPolicy, display: Display | None = None) -> Ground:
     """The training ground, with the simulated search where one is configured."""
     simulation = config.simulation
     if not simulation.retriever:

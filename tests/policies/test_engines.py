@@ -30,7 +30,7 @@ class WrittenEngine:
         self.versions = versions
         self.requests: list[Request] = []
         self.loaded: list[tuple[bool, int]] = []
-        self.hangs = False
+        self.hangs = self.dead = False
         self.cancelled = threading.Event()
         self.closed = False
 
@@ -115,6 +115,14 @@ def test_an_episode_stays_with_its_engine_and_new_ones_go_where_the_fewest_are()
         policy.release("three")
         ask(policy, Sampling(1), "four")
         assert [len(engine.requests) for engine in engines] == [5, 2]
+
+
+def test_a_policy_with_a_dead_engine_says_so() -> None:
+    engines = [WrittenEngine("a"), WrittenEngine("b")]
+    with policy_of(*engines) as policy:
+        assert not policy.broken
+        engines[1].dead = True
+        assert policy.broken
 
 
 def test_new_weights_reach_every_engine_and_leave_nothing_behind(tmp_path: Path) -> None:

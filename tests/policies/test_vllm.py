@@ -32,6 +32,8 @@ AGREEMENT = 1e-4
 class Visitor:
     """The shared engine on the loop of another policy, which may come and go."""
 
+    dead = False
+
     def __init__(self, host: VLLMPolicy) -> None:
         self._engine, self._background = host._engines[0], host._background
 

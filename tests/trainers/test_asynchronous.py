@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from agentenv.errors import ConfigurationError
+from agentenv.errors import ConfigurationError, Fault
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.config_files import override, parse_config
 from agentenv.trainers.folder import RunFolder
 from agentenv.trainers.grpo import train
+from agentenv.trainers.rollouts import Rollouts
 from agentenv.trainers.run import objective_of
+from agentenv.trainers.sampling import Batch
 
 WORLD = {"documents": 200, "questions": 12, "families": ["lookup"], "hops": [1, 1]}
 STEPS, QUESTIONS, SIZE, BOUND = 4, 2, 3, 2
@@ -85,6 +87,28 @@ def test_a_run_and_its_end_again_after_an_interruption(tmp_path: Path) -> None:
     train(RunFolder.open(folder.path), Silent())
     assert trained(folder.path) == whole
     assert folder.history()[:-1] == lines[:-1]
+
+
+def test_a_step_that_fails_leaves_a_checkpoint_of_those_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.set_num_threads(1)
+    folder = RunFolder.create(tmp_path / "run", config().model_copy(update={"checkpoint_every": STEPS}))
+    batch = Rollouts.batch
+
+    def until_the_third(self: Rollouts, step: int) -> Batch:
+        if step == 3:
+            raise Fault("no worker is left")
+        return batch(self, step)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Rollouts, "batch", until_the_third)
+        with pytest.raises(Fault, match="no worker is left"):
+            train(folder, Silent())
+    assert [path.name for path in (folder.path / "checkpoints").iterdir()] == ["step-000002"]
+    train(RunFolder.open(folder.path), Silent())
+    assert [line["step"] for line in RunFolder.open(folder.path).history()] == list(range(1, STEPS + 1))
+    assert set(trained(folder.path).values()) == {1}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 Covered: the rule of the batch by hand and, with hypothesis, that the bound holds and can always be kept; a slow group is
 waited for only at the bound; episodes that span versions; state and its resumption; staleness 0 gives the records that the
-groups give when they are played by themselves.
+groups give when they are played by themselves, and so does a crew; a step that fails can be begun again.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,18 +25,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentenv.core.batching import Lockstep
 from agentenv.core.chat import InlineFormat
 from agentenv.core.env import AsyncEnv
 from agentenv.core.rollout import RolloutConfig, Start
 from agentenv.core.trajectory import Trajectory, to_record
 from agentenv.core.types import Completion, EndReason, Info, Message, Observation, Sampling, Step, Task
-from agentenv.errors import ConfigurationError, Fault
+from agentenv.errors import ConfigurationError, Fault, WorkerLost
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.scripted import complete
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.config_files import parse_config
+from agentenv.trainers.crew import Crew, Weights
 from agentenv.trainers.pending import Pending, first_complete
+from agentenv.trainers.player import Player
 from agentenv.trainers.recorded import RecordedPolicy
 from agentenv.trainers.rollouts import Rollouts
 from agentenv.trainers.sampling import Draw, Group, get_sampler
@@ -82,6 +85,7 @@ class Doors:
     def __init__(self) -> None:
         self.tokenizer = TOKENIZER
         self.version = 0
+        self.model = torch.nn.Linear(1, 1)
         self.held: set[tuple[str, int]] = set()  # start of the episode's id, turn
         self.asked: Counter[str] = Counter()
 
@@ -111,18 +115,68 @@ def config(staleness: int, **changes: Any) -> TrainConfig:
 
 @contextmanager
 def rollouts(
-    policy: Any, staleness: int, tasks: Sequence[Task] = TASKS, sampler: str = "uniform", **changes: Any
+    policy: Any,
+    staleness: int,
+    tasks: Sequence[Task] = TASKS,
+    sampler: str = "uniform",
+    *,
+    crew: Crew | None = None,
+    **changes: Any,
 ) -> Iterator[Rollouts]:
     """The rollouts of ``policy`` over ``tasks``, closed at the end."""
-    run = config(staleness, **changes)
-    field = SimpleNamespace(source=SimpleNamespace(tasks=tasks), retriever=None, make_env=Counting)
-    field.varied = lambda **options: field
+    run, field = config(staleness, **changes), ground(tasks)
     limits = RolloutConfig(context_tokens=200, turn_tokens=10, deterministic=run.rollout.deterministic)
-    made = Rollouts(run, limits, policy, InlineFormat(TOKENIZER), get_sampler(sampler), field)  # type: ignore[arg-type]
+    made = Rollouts(run, limits, policy, InlineFormat(TOKENIZER), get_sampler(sampler), field, crew=crew)
     try:
         yield made
     finally:
         made.close()
+
+
+def ground(tasks: Sequence[Task] = TASKS) -> Any:
+    """Where ``Counting`` poses ``tasks``."""
+    field = SimpleNamespace(source=SimpleNamespace(tasks=tasks), retriever=None, make_env=Counting)
+    field.varied = lambda **options: field
+    return field
+
+
+class Nearby:
+    """A cluster, and its only worker, in this process."""
+
+    def __init__(self, policy: Any, staleness: int) -> None:
+        run = config(staleness)
+        limits = RolloutConfig(context_tokens=200, turn_tokens=10, deterministic=run.rollout.deterministic)
+        self.player = Player(run, limits, policy, InlineFormat(TOKENIZER), ground())
+        self.gone = False
+
+    async def open(self) -> None:
+        if self.gone:
+            raise WorkerLost("the machine is gone")
+
+    async def play(
+        self, order: Mapping[str, Any], weights: Weights
+    ) -> tuple[list[Trajectory], dict[str, Any]]:
+        await self.open()
+        self.take_up(weights)
+        pending = Pending.of(order, self.player.policy)
+        lockstep = Lockstep() if self.player.settings.deterministic else None
+        return await self.player.play(pending, lockstep), pending.policy.state_dict()
+
+    def take_up(self, weights: Weights) -> None:
+        self.player.policy.version = weights.version
+
+    def end(self) -> None: ...
+
+    def put(self, weights: Mapping[str, Any]) -> None: ...
+
+    def worker(self) -> "Nearby":
+        return self
+
+    def close(self) -> None: ...
+
+
+def records(batch: Any) -> list[dict[str, Any]]:
+    return [to_record(trajectory) for group in batch.played for trajectory in group]
 
 
 def steps_of(batch: Any) -> list[str]:
@@ -409,3 +463,61 @@ def reference(policy: HFPolicy, step: int, strategy: str) -> list[dict[str, Any]
     stage = Stage(policy, InlineFormat(TOKENIZER), limits, TOKENIZER.decode, name=f"step-{step}")
     played = asyncio.run(play_groups(groups, get_strategy(strategy), stage))
     return [to_record(trajectory) for group in played for trajectory in group]
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_what_a_crew_plays_are_the_records_of_this_process(staleness: int) -> None:
+    mine, elsewhere = Doors(), Doors()
+    crew = Crew(Nearby(elsewhere, staleness), 1, start_s=30, deadline_s=30)
+    with rollouts(Doors(), staleness, crew=crew) as apart, rollouts(mine, staleness) as here:
+        for step in (1, 2, 3):
+            played, expected = apart.batch(step), here.batch(step)
+            assert records(played) == records(expected)
+            assert played.figures.items() >= {"workers": 1, "lost_workers": 0, "lost_episodes": 0}.items()
+            if staleness == 0:  # otherwise it depends on time which version answers
+                mine.version = apart._policy.version = step
+                apart.updated()
+    assert mine.asked == elsewhere.asked
+    assert elsewhere.version == (3 if staleness == 0 else 0)
+
+
+def test_where_nobody_is_left_the_step_can_be_begun_again() -> None:
+    nearby = Nearby(Doors(), 0)
+    with rollouts(Doors(), 0, crew=Crew(nearby, 1, start_s=0.2, deadline_s=30)) as apart:
+        apart.batch(1)
+        nearby.gone = True
+        with pytest.raises(Fault, match=r"no worker of the cluster was up for 0\.2 s; the last: the machine"):
+            apart.batch(2)
+        state = apart.state_dict()
+    with rollouts(Doors(), 0) as resumed, rollouts(Doors(), 0) as undisturbed:
+        resumed.load_state_dict(state)
+        undisturbed.batch(1)
+        assert records(resumed.batch(2)) == records(undisturbed.batch(2))
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "dapo", "dots"])
+def test_a_step_whose_episodes_all_fail_can_be_begun_again(sampler: str) -> None:
+    """What the sampler learned and what was drawn is as before the step, whatever wave it failed in."""
+
+    class Down(Doors):
+        async def generate(self, *given: Any, **named: Any) -> Completion:
+            if self.version:
+                raise OSError("the engine is gone")
+            return await super().generate(*given, **named)
+
+    down = Down()
+    with rollouts(down, 0, sampler=sampler) as failing:
+        failing.batch(1)
+        before, down.version = failing._sampler.state_dict(), 1
+        with pytest.raises(Fault, match="every episode of step 2"):
+            failing.batch(2)
+        assert failing._sampler.state_dict() == before
+        state = failing.state_dict()
+    with (
+        rollouts(Doors(), 0, sampler=sampler) as resumed,
+        rollouts(Doors(), 0, sampler=sampler) as undisturbed,
+    ):
+        resumed._sampler.load_state_dict(before)
+        resumed.load_state_dict(state)
+        undisturbed.batch(1)
+        assert records(resumed.batch(2)) == records(undisturbed.batch(2))

@@ -1,0 +1,123 @@
+"""Plays the episodes of a group: the same code in the learner's process and in the workers of a cluster."""
+
+import asyncio
+import sys
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+
+from agentenv.core.batching import Lockstep
+from agentenv.core.protocols import ChatFormat, Policy
+from agentenv.core.rollout import Record, RolloutConfig, Start
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import EndReason
+from agentenv.errors import ContextTooSmall, Fault
+from agentenv.evaluation.ground import Ground
+from agentenv.retrievers.lossy import LossyRetriever
+from agentenv.retrievers.mixed import at_progress
+from agentenv.trainers.config import TrainConfig
+from agentenv.trainers.folder import TrainedPolicy
+from agentenv.trainers.pending import Pending
+from agentenv.trainers.splicing import rescored
+from agentenv.trainers.stage import Stage
+from agentenv.trainers.strategies import get_strategy
+
+
+class Player:
+    """Plays groups on its ground with its policy, by the strategy of the run."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        settings: RolloutConfig,
+        policy: TrainedPolicy,
+        chat: ChatFormat,
+        ground: Ground,
+        *,
+        gate: Callable[[Record], bool] | None = None,
+        others: Mapping[str, Policy] | None = None,
+    ) -> None:
+        """Prepares; nothing runs before the first group.
+
+        Args:
+            config: The run's.
+            settings: Budgets and sampling of an episode.
+            policy: Who acts.
+            chat: How messages become ids.
+            ground: Questions, retriever and environment.
+            gate: Asked after each turn whether an episode goes on.
+            others: Who acts in some roles.
+        """
+        self.config, self.policy, self.settings = config, policy, settings
+        self._chat, self._ground, self._gate = chat, ground, gate
+        self._others = others or {}
+        self._strategy = get_strategy(config.rollout.strategy, config.rollout.strategy_options)
+        self._workers = asyncio.Semaphore(config.rollout.workers or sys.maxsize)
+
+    async def play(self, pending: Pending, lockstep: Lockstep | None) -> list[Trajectory]:
+        """The episodes of one group by the configured strategy, scored again where that is configured.
+
+        Args:
+            pending: The group.
+            lockstep: Forms batches by episode index; None forms them by arrival.
+
+        Raises:
+            ContextTooSmall: a prompt leaves no room for one turn.
+            ConfigurationError: what the strategy or the environment cannot do.
+        """
+        starts = self._starts(pending)
+        stage = Stage(
+            pending.policy,
+            self._chat,
+            self.settings,
+            self.policy.tokenizer.decode,
+            name=f"step-{pending.step}",
+            first=pending.lane,
+            lockstep=lockstep,
+            others=self._others,
+            worker=partial(self._worker, pending),
+        )
+        try:
+            members = await self._strategy.play(starts, stage)
+        finally:
+            await asyncio.to_thread(_close, starts)
+        if self.config.optimization.correction.foreign == "rescore":
+            heat = self.settings.temperature
+            members = [await _rescored(member, pending.policy, heat) for member in members]
+        return members
+
+    @asynccontextmanager
+    async def _worker(self, pending: Pending) -> AsyncIterator[None]:
+        """A worker for one episode of ``pending``; the group begins with the first that it gets."""
+        async with self._workers:
+            pending.born = self.policy.version if pending.born is None else pending.born
+            yield
+
+    def _starts(self, pending: Pending) -> list[Start]:
+        draw, group = pending.draw, pending.group
+        name = f"{self.config.seed}/{group.step}/{group.first}"
+        group_id = str(uuid.uuid5(uuid.NAMESPACE_OID, name))
+        retriever = self._ground.retriever
+        if retriever is not None:
+            retriever = at_progress(retriever, pending.step / self.config.optimization.steps)
+        if draw.noise:
+            retriever = LossyRetriever(retriever or self._ground.searched, draw.noise)
+        ground = self._ground.varied(retriever=retriever, **draw.env)
+        task = self._ground.source.tasks[group.task]
+        return [Start(ground.make_env(), task, seed, group_id, self._gate) for seed in pending.seeds]
+
+
+async def _rescored(member: Trajectory, policy: Policy, temperature: float) -> Trajectory:
+    """``rescored``; what the engine fails at is masked."""
+    try:
+        return await rescored(member, policy, temperature)
+    except (Fault, ContextTooSmall) as error:
+        said = f"{type(error).__name__}: {error}"
+        return replace(member, valid=False, reward=0.0, end_reason=EndReason.POLICY_FAULT, error=said)
+
+
+def _close(starts: Iterable[Start]) -> None:
+    for start in starts:
+        start.env.close()
