@@ -1,7 +1,7 @@
 # One command a chore; CI runs the same ones. `make train` needs nothing but Python 3.11 or newer.
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= train,retrieval,serve,sandbox,docker,gui,eval,report,tensorboard,interop,dev
+EXTRAS ?= train,retrieval,serve,sandbox,docker,gui,eval,report,tensorboard,interop,cluster,dev
 BIN := $(VENV)/bin
 # The tests' bound, where the system has timeout(1); on two cores they took 19 minutes beside other work.
 BOUND := $(shell command -v timeout >/dev/null && echo timeout 30m)
