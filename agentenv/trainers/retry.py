@@ -45,6 +45,8 @@ class ReflectRetryStrategy:
     """Tokens that one reflection may take."""
     guidance: bool = True
     """False retries from the pivot without telling anything."""
+    pivotal: bool = True
+    """False leaves the turns before the pivot in the loss: no pivotal credit."""
 
     def __post_init__(self) -> None:
         check_reflector(self.reflector, self.reflection_tokens)
@@ -101,7 +103,8 @@ class ReflectRetryStrategy:
         guided = await self._go_on(record, reflection.guidance, stage)
         if guided is None:
             return [_counted(base, counts)]
-        return _with_retry(base, guided, pivot, reflection.dialogue, counts, ceiling)
+        masked = pivot if self.pivotal else 0
+        return _with_retry(base, guided, pivot, masked, reflection.dialogue, counts, ceiling)
 
     async def _go_on(self, record: Record, guidance: str, stage: Stage) -> Trajectory | None:
         """The retry to its end, guidance and all; None where the guidance leaves no room for a turn."""
@@ -133,13 +136,14 @@ def _with_retry(
     base: Trajectory,
     guided: Trajectory,
     pivot: int,
+    masked: int,
     dialogue: Trajectory | None,
     counts: dict[str, int],
     ceiling: float,
 ) -> list[Trajectory]:
-    """What is learned from a base and its retry."""
+    """What is learned from a base and its retry; of both, nothing of the first ``masked`` turns."""
     lineage: dict[str, Any] = {"parent_id": base.id, "fork_turn": pivot, "origin": Origin.RETRY}
-    twin = replace(pivot_masked(guided, pivot), id=f"{base.id}-guided", **lineage)
+    twin = replace(pivot_masked(guided, masked), id=f"{base.id}-guided", **lineage)
     retry = replace(unguided(twin), id=f"{base.id}-retry", info=guided.info | _COUNTED)
     good = retry.valid and improved(base, retry, ceiling)
     sampled = guided.response_tokens - base.cut(pivot).response_tokens
@@ -147,7 +151,7 @@ def _with_retry(
     if not retry.valid:
         return [_counted(base, counts), retry]
     return [
-        _counted(pivot_masked(base, pivot), counts),
+        _counted(pivot_masked(base, masked), counts),
         retry,
         *_own_group(dialogue, good, base),
         *_own_group(twin, good and is_guided(twin), base),

@@ -168,6 +168,8 @@ def test_the_pivot_mask_is_data_in_base_retry_and_guided_retry() -> None:
     assert [trained(t) for t in (base, retry, guided)] == [WRONG, VELL + RIGHT, VELL + RIGHT]
     whole, _, _, _ = retried(NOISE, WRONG, IRIA, VELL, RIGHT, reflection=report(0))
     assert trained(whole) == NOISE + WRONG
+    base, retry, _, _ = retried(*SAVED, reflection=report(), pivotal=False)
+    assert [trained(base), trained(retry)] == [SAVED[0] + WRONG, SAVED[0] + VELL + RIGHT]
 
 
 def test_flags_mark_what_was_sampled_under_guidance() -> None:
