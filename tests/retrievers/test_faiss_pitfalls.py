@@ -17,6 +17,7 @@ from agentenv.core.types import Document
 from agentenv.errors import ConfigurationError, IndexMismatch
 from agentenv.retrievers.encoder import HashEncoder, Recipe, SentenceEncoder, Vectors, make_encoder
 from agentenv.retrievers.faiss import LAYOUT, FaissRetriever, laid_out
+from agentenv.retrievers.indexes import Effort, tune
 from agentenv.retrievers.storage import CARD_FILE
 
 faiss = pytest.importorskip("faiss", reason="faiss-cpu is not installed")
@@ -32,7 +33,9 @@ def build(spec: str = "Flat") -> FaissRetriever:
 @pytest.mark.parametrize("spec", [*SPECS, "IVF8,PQ16x4fs,Refine(SQ8)"])
 def test_missing_neighbours_are_dropped_with_their_scores(spec: str) -> None:
     # An IVF searches one of its eight lists; -1, FAISS's word for "none", would pick the last document in Python.
-    (found,) = asyncio.run(build(spec).search(["Town 7"], 400))
+    retriever = build(spec)
+    tune(retriever._index, Effort(least_probes=1))
+    (found,) = asyncio.run(retriever.search(["Town 7"], 400))
     ids = [passage.id for passage in found]
     assert len(set(ids)) == len(ids)
     assert all(np.isfinite(passage.score) and abs(passage.score) <= 1.01 for passage in found)
@@ -42,6 +45,7 @@ def test_missing_neighbours_are_dropped_with_their_scores(spec: str) -> None:
 
 def test_a_search_that_comes_back_short_is_not_widened_for_ever() -> None:
     retriever = build("IVF8,Flat")
+    tune(retriever._index, Effort(least_probes=1))
     asked = list[int]()
 
     class Counting:
