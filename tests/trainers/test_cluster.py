@@ -176,8 +176,8 @@ def test_a_run_that_loses_a_worker_and_a_node_is_the_run_that_plays_here(
 
     lines = apart.history()
     first, second, third = (line["lost_workers"] for line in lines)
-    assert (first, third) == (0, 1)
-    assert second in (0, 1)  # none where it was killed before it was up
+    assert first == 0
+    assert 1 <= second + third <= 2  # one that is struck before it is up is not lost
     assert all(line["lost_episodes"] % SIZE == 0 for line in lines)
     assert all((line["lost_episodes"] > 0) == (line["lost_workers"] > 0) for line in lines)
     assert (results["steps"], results["faults"]) == (STEPS, 0)
