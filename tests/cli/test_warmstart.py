@@ -1,0 +1,46 @@
+"""What ``agentenv warmstart`` refuses before anything is made, and what it makes of ``--hops``."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.cli.warmstart import Warmstart
+from agentenv.errors import ConfigurationError
+
+pytest.importorskip("torch", reason="the extra train is not installed")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"from_shipped": True}, "needs --crowd-steps or --troupe-steps"),
+        (
+            {"from_shipped": True, "reader_steps": 3, "troupe_steps": 1},
+            "--crowd-steps and --troupe-steps alone",
+        ),
+        ({"from_shipped": True, "env": "code", "troupe_steps": 1}, "--crowd-steps and --troupe-steps alone"),
+        ({"hops": 5}, "--hops must be 1 to 4, not 5"),
+        ({"env": "code", "hops": 3}, "--hops does not go with --env code"),
+        ({"steps": 3}, "--steps does not go with --env search"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_one_sentence(
+    tmp_path: Path, flags: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        Warmstart(out=tmp_path / "out", **flags).run()
+    assert not list(tmp_path.iterdir())
+
+
+def test_longer_questions_reach_the_crowd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def made(config: Any, *_: Any, **__: Any) -> dict[str, Any]:
+        asked.append(config)
+        return {}
+
+    monkeypatch.setattr("agentenv.trainers.warmstart.warmstart", made)
+    Warmstart(out=tmp_path / "a", from_shipped=True, crowd_steps=7, hops=4).run()
+    Warmstart(out=tmp_path / "b", from_shipped=True, troupe_steps=5).run()
+    assert [(c.world.hops, c.crowd_steps, c.troupe_steps) for c in asked] == [((1, 4), 7, 0), ((1, 2), 0, 5)]
