@@ -46,7 +46,7 @@ class Node:
     copied: int = 0
     """Bytes of its files in the vault."""
     held: int = -1
-    """Bytes of memory that it was last seen to hold for itself; -1 where nobody has looked."""
+    """Bytes of memory that it was last seen to hold; -1 where nobody has looked since it or its kin changed."""
 
     def close(self) -> None:
         """Kills the process and forgets its streams; the kernel or a frozen parent reaps it."""
@@ -270,9 +270,10 @@ class Warden:
         return {"sizes": list(self._sizes(order["node"]).items())}
 
     def _sizes(self, latest: int) -> dict[int, int]:
-        """Bytes of memory and files that each frozen node holds for itself: at most, while all of them fit; else measured.
+        """Bytes of memory and files that each frozen node holds: at most, while all of them fit; else measured.
 
-        Measuring takes the kernel as long as a fork. What a node holds is settled when its child is frozen in turn.
+        What several hold counts for each by its share. Measuring takes the kernel as long as a fork: what a node holds
+        is settled when its child is frozen in turn, until one that it shared with is gone.
         """
         frozen = {name: node for name, node in self._nodes.items() if node.frozen}
         sizes = {name: resident(node.pid) + node.copied for name, node in frozen.items()}
@@ -280,7 +281,7 @@ class Warden:
             return sizes
         for name, node in frozen.items():
             if node.held < 0 or name in (latest, frozen[latest].parent):
-                node.held = share(node.pid, b"Private_")
+                node.held = share(node.pid)
         return {name: node.held + node.copied for name, node in frozen.items()}
 
     def _unsound(self, node: Node) -> str:
@@ -365,7 +366,11 @@ class Warden:
         return {}
 
     def _remove(self, name: int) -> None:
-        self._nodes.pop(name).close()
+        gone = self._nodes.pop(name)
+        gone.close()
+        for other, node in self._nodes.items():
+            if name == node.parent or gone.parent in (other, node.parent):
+                node.held = -1
         needed = {node.files for node in self._nodes.values()}
         for entry in os.listdir(self._vault):
             if int(entry) not in needed:

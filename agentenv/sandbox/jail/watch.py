@@ -37,13 +37,12 @@ def resident(pid: int) -> int:
         return 0
 
 
-def share(pid: int, field: bytes = b"Pss:") -> int:
+def share(pid: int) -> int:
     """Bytes of memory for which a process answers: what is shared counts by its share."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb") as stream:
-            found = [line.split() for line in stream if line.startswith(field)]
-        return sum(int(words[1]) << 10 for words in found)
-    except (OSError, ValueError):
+            return next(int(line.split()[1]) << 10 for line in stream if line.startswith(b"Pss:"))
+    except (OSError, ValueError, StopIteration):
         return resident(pid)
 
 
