@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agentenv.core.normalize import squad
+from agentenv.core.types import Document
 from agentenv.errors import ConfigurationError
 
 UNKNOWN = "unknown"
@@ -99,6 +100,12 @@ def documents_shown(observations: Sequence[str]) -> tuple[str, ...]:
     ]
     passages = [part.strip() for body in bodies for part in _NUMBERED.split(body)[1:]]
     return tuple(dict.fromkeys(passages))
+
+
+def as_documents(passages: Sequence[str]) -> list[Document]:
+    """Passages as `documents_shown` gives them, as a corpus."""
+    parts = [re.fullmatch(r"(?s)\(Title: (.*?)\) (.*)", passage) for passage in passages]
+    return [Document(str(i), part[1], part[2]) for i, part in enumerate(parts) if part]
 
 
 def as_page(documents: Sequence[str]) -> str:

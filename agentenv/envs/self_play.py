@@ -17,7 +17,7 @@ from agentenv.core.scorers import check_answers
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.envs.local_search import LocalSearch, format_passages, information
-from agentenv.envs.proposals import Proposal, Rules, documents_shown, refusal
+from agentenv.envs.proposals import Proposal, Rules, as_documents, documents_shown, refusal
 from agentenv.errors import ConfigurationError
 from agentenv.retrievers.fakes import InMemoryRetriever
 
@@ -94,6 +94,13 @@ class SearchSolver(LocalSearch):
         """The same environment without a search: the first action must be the answer."""
         twin = copy.copy(self)
         twin._max_turns = 0
+        return twin
+
+    def posing(self, prompt: str | None, passages: Sequence[str] | None) -> Self:
+        """The same environment under another prompt, and over ``passages`` alone, ranked by common words; None keeps."""
+        twin = copy.copy(self)
+        twin._prompt = prompt or self._prompt
+        twin._retriever = self._retriever if passages is None else InMemoryRetriever(as_documents(passages))
         return twin
 
     async def found(self, query: str) -> tuple[str, ...]:

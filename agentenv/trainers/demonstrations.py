@@ -25,13 +25,13 @@ class Library:
     def __init__(self, documents: Sequence[Document], encoder: HashEncoder, k: int) -> None:
         self._documents = documents
         self._encoder = encoder
-        self._k = k
+        self.k = k
         self._vectors = encoder.encode_passages([f"{d.title}\n{d.text}" for d in documents])
 
     def search(self, query: str) -> list[Passage]:
         """The ``k`` nearest documents, best first."""
         scores = self._vectors @ self._encoder.encode_queries([query])[0]
-        order = (-scores).argsort(kind="stable")[: self._k]
+        order = (-scores).argsort(kind="stable")[: self.k]
         return [
             Passage(d.id, d.title, d.text, float(scores[i]))
             for i in order

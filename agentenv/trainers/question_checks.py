@@ -62,6 +62,9 @@ def _not_trivial(board: Board, rules: Rules, deal: Deal) -> str | None:
     return "trivial" if any(trajectory.info.get("success") for trajectory in played) else None
 
 
+AGREED = ("answerable", "unique")
+"""The checks that ask a verifier for the gold."""
+
 CHECKS: Mapping[str, Check] = {
     "rules": _rules,
     "posed": _posed,

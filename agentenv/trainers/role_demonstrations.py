@@ -1,4 +1,4 @@
-"""Demonstrators of the roles of self-play: one searches and poses a question, one answers from shown documents, one doubts.
+"""Demonstrators of the roles of self-play: one searches and poses a question, one looks its answer up, one doubts.
 
 Together with the crowd they make a policy that can play every role of ``docs/self_play.md``: the crowd's share keeps the
 solver as careless as it was.
@@ -6,20 +6,21 @@ solver as careless as it was.
 
 from collections.abc import Mapping, Sequence
 
-from agentenv.core.types import Passage, Task
+from agentenv.core.types import Document, Passage, Task
 from agentenv.envs.local_search import as_question, format_passages, information
 from agentenv.envs.proposals import UNKNOWN
 from agentenv.envs.self_play import opening_of, proposal_text
+from agentenv.retrievers.fakes import InMemoryRetriever
 from agentenv.trainers.demonstrations import CROWD, Demo, Demonstrator, Piece, Scene
 
 PROPOSER_PROMPT = "Ask about {topic} after {searches} searches.{reference}"
 """What the tiny policy is told as proposer."""
-VERIFIER_PROMPT = "{question}\n{documents}"
+VERIFIER_PROMPT = "Check: {question}"
 """What it is told as verifier."""
 
 _REFERENCE_SHARE = 0.4  # of the proposals that follow a question of the same kind
-_NOISE = 3  # most documents of other searches on a verifier's page
-_WITHHELD = 0.5  # of the doubts; the others are about another name
+_NOISE = 3  # most documents of other searches among which a verifier searches
+_WITHHELD = 0.4  # of the doubts; the others are about another name
 
 
 def proposing(scene: Scene) -> Demo:
@@ -45,34 +46,50 @@ def proposing(scene: Scene) -> Demo:
 
 
 def verifying(scene: Scene) -> Demo:
-    """Answers from what the searches of a proposer show, shuffled among documents of other searches, hop by hop."""
-    passages, path = _material(scene), scene.task.data["path"]
-    if not {hop["document"] for hop in path} <= {passage.id for passage in passages}:
+    """Searches for every hop among what a proposer's searches show and documents of other searches, and answers right."""
+    passages, task = _material(scene), scene.task
+    if not {hop["document"] for hop in task.data["path"]} <= {passage.id for passage in passages}:
         return []
-    return _read(passages, scene.task.question, [hop["answer"] for hop in path])
+    return _checked(scene, passages, task, _start(task))
 
 
 def doubting(scene: Scene) -> Demo:
     """Answers that it is unknown where a document is withheld, or where the question is put to another name on the page.
 
-    Gives up (an empty demonstration) where the true answer stands on the page all the same.
+    Gives up (an empty demonstration) where the true answer stands there all the same.
     """
-    passages, task, name = _material(scene), scene.task, scene.task.data["path"][0]["entity"]
+    passages, task, name = _material(scene), scene.task, _start(scene.task)
     if scene.rng.random() < _WITHHELD:
         missing = task.data["path"][-1]["document"]
         passages = [passage for passage in passages if passage.id != missing]
     else:
-        task, name = scene.rng.choice(scene.others), scene.rng.choice(passages).title
-    path = task.data["path"]
-    question = task.question.replace(path[0]["entity"], name)
-    if any(_told(answer, passages) for answer in scene.solver.answers(question)):
+        name = scene.rng.choice(passages).title
+        alike = [other for other in scene.others if _kind(scene, _start(other)) == _kind(scene, name)]
+        task = scene.rng.choice(alike or scene.others)
+    question = task.question.replace(_start(task), name)
+    if any(answer in passage.text for answer in scene.solver.answers(question) for passage in passages):
         return []
-    first = scene.solver.stated(name, path[0]["relation"]) if len(path) > 1 else None
-    return _read(passages, question, [first, UNKNOWN] if first and _told(first, passages) else [UNKNOWN])
+    return _checked(scene, passages, task, name)
 
 
-def _told(answer: str, passages: Sequence[Passage]) -> bool:
-    return any(answer in passage.text for passage in passages)
+def _checked(scene: Scene, passages: Sequence[Passage], task: Task, name: str) -> Demo:
+    """The question of ``task`` put to ``name``: a search a hop among ``passages``, as far as they tell, then the answer."""
+    path, found = task.data["path"], name
+    question = as_question(task.question.replace(_start(task), name))
+    demo: Demo = [Piece("opening", VERIFIER_PROMPT.format(question=question))]
+    among = InMemoryRetriever([Document(passage.id, passage.title, passage.text) for passage in passages])
+    for hop in path:
+        query = hop["query"].replace(hop["entity"], found)
+        shown = [passages[row] for row, _ in among.rank([query], scene.library.k)[0]]
+        demo += [
+            Piece("own", f"<search> {query} </search>"),
+            Piece("page", information(format_passages(shown))),
+        ]
+        told = scene.solver.stated(found, hop["relation"])
+        if told is None or not any(found in passage.text and told in passage.text for passage in shown):
+            return [*demo, Piece("own", f"<answer> {UNKNOWN} </answer>")]
+        found = told
+    return [*demo, Piece("own", f"<answer> {found} </answer>")]
 
 
 def _material(scene: Scene) -> list[Passage]:
@@ -88,13 +105,14 @@ def _material(scene: Scene) -> list[Passage]:
     return passages
 
 
-def _read(passages: Sequence[Passage], question: str, answers: Sequence[str]) -> Demo:
-    """A verifier's turn: what it finds on the way as a thought, then the answer."""
-    documents = information(format_passages(passages)).strip()
-    opening = VERIFIER_PROMPT.format(question=as_question(question), documents=documents)
-    *thoughts, answer = answers
-    text = "".join(f"<think> {thought} </think> " for thought in thoughts) + f"<answer> {answer} </answer>"
-    return [Piece("opening", opening), Piece("own", text)]
+def _start(task: Task) -> str:
+    entity: str = task.data["path"][0]["entity"]
+    return entity
+
+
+def _kind(scene: Scene, name: str) -> set[str]:
+    """What a name is the name of: a person, a town and so on."""
+    return {kind for kind, _ in scene.solver.entities(name)}
 
 
 def _shape(task: Task) -> tuple[str, ...]:
@@ -103,7 +121,7 @@ def _shape(task: Task) -> tuple[str, ...]:
 
 _CROWD_SHARE = 0.25
 
-TROUPE: Mapping[Demonstrator, float] = {proposing: 0.4, verifying: 0.2, doubting: 0.15} | {
+TROUPE: Mapping[Demonstrator, float] = {proposing: 0.35, verifying: 0.2, doubting: 0.2} | {
     demonstrator: _CROWD_SHARE * share for demonstrator, share in CROWD.items()
 }
 """Share of each demonstrator in the mixture that the warm start of self-play imitates."""

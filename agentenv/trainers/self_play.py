@@ -13,7 +13,7 @@ import random
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import Start, run_episode
@@ -29,7 +29,7 @@ from agentenv.evaluation.rubrics import get_rubric
 from agentenv.policies.spec import is_endpoint, make_endpoint_policy
 from agentenv.trainers.board import Board
 from agentenv.trainers.games import GAMES, Game, Move, get_game
-from agentenv.trainers.question_checks import CHECKS, UNVERIFIED
+from agentenv.trainers.question_checks import AGREED, CHECKS, UNVERIFIED
 from agentenv.trainers.reflectors import other_policy
 from agentenv.trainers.role_rewards import ADMISSIONS, CHALLENGES, REWARDS, Challenge
 from agentenv.trainers.stage import Round, Stage, in_rounds
@@ -54,6 +54,9 @@ class SelfPlayStrategy:
     """Episodes of each of them, every one under a shuffle of its own; all have to agree."""
     noise: int = 4
     """Passages of other searches among those that a verifier is shown."""
+    verifier: Literal["reads", "searches"] = "reads"
+    """Whether it is shown the passages at once, as published, or searches among them as a solver does; where the whole
+    corpus is asked, it then searches that."""
     searches: tuple[int, int] = (1, 2)
     """Least and most searches that a proposer is asked for."""
     attempts: int = 1
@@ -97,6 +100,8 @@ class SelfPlayStrategy:
                 f"self_play needs 1 <= least <= most searches, votes and attempts of at least 1 and noise of at least 0, "
                 f"not {self.searches}, {self.votes}, {self.attempts} and {self.noise}"
             )
+        if self.verifier not in ("reads", "searches"):
+            raise UnknownName.among("way of verifying", self.verifier, ("reads", "searches"))
         _rules(self.rules, low)
 
     async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:
@@ -147,7 +152,7 @@ class _Table:
         move = self.move
         if move.each:
             return len(self.board.plays[move.each])
-        times = self.how.votes if move.optional and move.kind == "write" else move.times
+        times = self.how.votes if move.check in AGREED else move.times
         return min(len(self.starts), times or len(self.starts))
 
     async def round(self, place: int) -> Trajectory | None:
@@ -167,7 +172,7 @@ class _Table:
             with closing(env):
                 played = await run_episode(own, policy, chat, config, episode=episode)
         played = replace(played, info=played.info | {"role": move.role, "writes": move.writes})
-        return await self._agreement(played) if move.check in ("answerable", "unique") else played
+        return await self._agreement(played) if move.check in AGREED else played
 
     def _player(self, move: Move) -> tuple[Policy, ChatFormat]:
         spec = self.how.players.get(move.role)
@@ -185,9 +190,10 @@ class _Table:
             data = {**board.seed.data, "searches": self.searches, "reference": self.deal.reference}
             return self.env.proposer(prompt or PROPOSER_PROMPT, self.rules), replace(board.seed, data=data)
         if move.kind != "write":
-            assert board.task is not None
             env: SearchSolver = self.starts[place].env  # type: ignore[assignment]
-            return env.closed_book() if move.kind == "guess" else env, board.task
+            return env.closed_book() if move.kind == "guess" else env, self._question()
+        if move.check in AGREED and self.how.verifier == "searches":
+            return await self._searched(move, seed), self._question()
         for brace, source in move.sees.items():
             prompt = prompt.replace(f"{{{brace}}}", await self._seen(source, place, seed))
         return RoleTurn(move.writes), Task(f"{board.seed.id}/{move.name}", prompt, split=board.seed.split)
@@ -200,14 +206,23 @@ class _Table:
         if source == "reference":
             return REFERENCE.format(question=self.deal.reference) if self.deal.reference else ""
         if source in ("shown_and_noise", "corpus"):
-            return await self._page(source, seed)
+            return as_page(await self._passages(source, seed))
         if source == "question":
-            assert board.task is not None
-            return board.task.question
+            return self._question().question
         move = source.partition(".")[0]
         return board.text(source, place if len(board.plays[move]) > 1 else 0)
 
-    async def _page(self, source: str, seed: int) -> str:
+    def _question(self) -> Task:
+        assert self.board.task is not None
+        return self.board.task
+
+    async def _searched(self, move: Move, seed: int) -> SearchSolver:
+        """A verifier's own search: of the passages that it would have been shown, or of the corpus."""
+        source = move.sees["documents"]
+        passages = await self._passages(source, seed) if source != "corpus" else None
+        return self.env.posing(self.how.prompts.get(move.name), passages)
+
+    async def _passages(self, source: str, seed: int) -> list[str]:
         """Exactly what the proposer was shown, shuffled among other passages."""
         assert self.board.proposal is not None
         shown = self.board.proposal.documents
@@ -217,13 +232,12 @@ class _Table:
             others = await self.env.strays(seed, self.how.noise)
         documents = list(dict.fromkeys((*shown, *others)))
         random.Random(seed).shuffle(documents)
-        return as_page(documents)
+        return documents
 
     async def _agreement(self, played: Trajectory) -> Trajectory:
         """``played`` with whether its answer is the gold; a judge that fails has not agreed."""
-        task = self.board.task
-        assert task is not None
-        answer = played.info.get("fields", {}).get("answer")
+        task = self._question()
+        answer = played.info.get("fields", played.info).get("answer")
         agrees = get_scorer("em_squad")(answer, task.answers).value == 1.0
         if not agrees and self.how.judge and played.valid:
             agrees = await self._judged(task, answer)

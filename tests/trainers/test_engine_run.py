@@ -87,3 +87,16 @@ def test_two_steps_and_the_second_one_again(rank: int, tmp_path: Path) -> None:
     assert_sampled_by(dumped(run, 2), HFPolicy.load(run / "checkpoints" / "step-000001"), 1)
     card = (run / "policy" / "README.md").read_text()
     assert "Sampled by `vllm`" in card
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of Ray's own processes and sockets
+@pytest.mark.filterwarnings("ignore:Tip. In future versions of Ray:FutureWarning")
+def test_an_engine_in_a_worker_of_a_cluster_samples_with_the_weights_of_its_version(tmp_path: Path) -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    pytest.importorskip("ray", reason="Ray is not installed")
+    run = tmp_path / "run"
+    cluster = {"address": "local", "workers": 1}
+    results = train(RunFolder.create(run, parse_config(config() | {"cluster": cluster}, "test")), Silent())
+    assert (results["steps"], results["faults"]) == (2, 0)
+    assert_sampled_by(dumped(run, 1), HFPolicy.load(shipped_weights()), 0)
+    assert_sampled_by(dumped(run, 2), HFPolicy.load(run / "checkpoints" / "step-000001"), 1)

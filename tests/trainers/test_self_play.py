@@ -160,6 +160,26 @@ def test_the_verifier_sees_what_the_proposer_saw_among_noise_and_nothing_else() 
     assert alone.shown["verify"][0].count("(Title: ") == 1
 
 
+def test_a_verifier_that_searches_finds_what_the_proposer_saw_and_against_the_corpus_all_of_it() -> None:
+    """It looks for Ada Guild, which the proposer saw, and for Kovim Cup, which it did not; then answers right."""
+    looks = ("<search>Ada Guild</search>", "<search>Kovim Cup</search>", RIGHT)
+    troupe = Troupe(ssp(verify=looks, compete=looks))
+    options: dict[str, Any] = {"verifier": "searches", "checks": ("verify", "compete"), "noise": 0}
+    played = game(troupe, prompts={"verify": "Check: {question}"}, **options)
+    assert figures(played)["accepted"] == 1
+    opening, first, second = troupe.shown["verify"]
+    assert "Check: Where is Ada Guild based?" in opening
+    assert "(Title: " not in opening
+    assert (
+        first.count("(Title: Ada Guild) Ada Guild was founded in 1961. Ada Guild is based in Pobra Bay.") == 1
+    )
+    assert "(Title: Kovim Cup)" not in second
+    assert "(Title: Kovim Cup)" in troupe.shown["compete"][2]
+    wrong = (*looks[:2], WRONG)
+    assert figures(game(Troupe(ssp(verify=wrong)), **options))["refused_unanswerable"] == 1
+    assert figures(game(Troupe(ssp(verify=looks, compete=wrong)), **options))["refused_ambiguous"] == 1
+
+
 def test_an_unanswerable_question_is_refused_and_its_proposer_penalised() -> None:
     troupe = Troupe(ssp(verify=(WRONG,)))
     played = game(troupe, penalty=-1.0)
