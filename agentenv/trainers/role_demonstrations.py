@@ -119,9 +119,9 @@ def _shape(task: Task) -> tuple[str, ...]:
     return tuple(hop["relation"] for hop in task.data["path"])
 
 
-_CROWD_SHARE = 0.25
+_CROWD_SHARE = 0.2
 
-TROUPE: Mapping[Demonstrator, float] = {proposing: 0.35, verifying: 0.2, doubting: 0.2} | {
+TROUPE: Mapping[Demonstrator, float] = {proposing: 0.35, verifying: 0.2, doubting: 0.25} | {
     demonstrator: _CROWD_SHARE * share for demonstrator, share in CROWD.items()
 }
 """Share of each demonstrator in the mixture that the warm start of self-play imitates."""
