@@ -2,7 +2,8 @@
 
 Every arm trains the same policy for equally many steps on equally many episodes; only what training searches differs: the
 real index, a simulator with ZeroSearch's curriculum, one with constant noise, a simulator that gives way to the index, or
-nothing but its own memory (``self``, which first learns the training world by heart).
+nothing but its own memory (``self``, which first learns the training world by heart). The simulator writes greedily: who
+asks the same is shown the same, as by an index, and a small one copies better so.
 Each result is evaluated on the test questions with the real index, with the simulator that is not told the answers, and
 without any search. ``recovered`` is the gain of an arm over the start as a share of that of the real arm, on the real index.
 
@@ -55,7 +56,7 @@ class Silent:
 def words_of(arm: str, simulator: str) -> list[str]:
     """What an arm changes in the run, as on the command line."""
     noise = "noise_start=0.25,noise_end=0.25" if arm == "constant" else "noise_start=0,noise_end=0.5"
-    searched = ["--simulation.retriever", f"simulated:{noise},tokens=256@{simulator}"]
+    searched = ["--simulation.retriever", f"simulated:{noise},temperature=0,tokens=256@{simulator}"]
     if arm == "self":
         env = ["--env.id", "agentenv/SelfSearch-v0", "--env.options.prompt", "{question}"]
         return [*env, "--rollout.strategy", "self_search", "--rollout.turn_tokens", "128"]
