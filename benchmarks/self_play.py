@@ -31,11 +31,13 @@ from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.config_files import load_config, override
 from agentenv.trainers.stage import Stage
 
-ARMS: Mapping[str, tuple[str, ...]] = {
-    "rules alone": (),
-    "verified": ("verify",),
-    "verified, one answer": ("verify", "compete"),
+ARMS: Mapping[str, Mapping[str, Any]] = {
+    "rules alone": {"checks": (), "confidence": 0.0},
+    "verified": {"checks": ("verify",), "confidence": 0.0},
+    "verified, one answer": {"checks": ("verify", "compete"), "confidence": 0.0},
+    "verified, one answer, sure": {"checks": ("verify", "compete")},
 }
+"""What changes in the strategy's options; the last arm is the preset's own confidence."""
 T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 """Student's quantile by number of seeds."""
 
@@ -105,11 +107,11 @@ def truth(args: argparse.Namespace) -> None:
     ground = open_ground(config.train, config.search, config.env, count)
     solver = Solver(invent(config.train.world))
     figures = {}
-    for name, checks in ARMS.items():
-        figures[name] = arm(args, config, policy, ground, solver, checks)
+    for name, options in ARMS.items():
+        figures[name] = arm(args, config, policy, ground, solver, options)
         write("self_play_truth", args, {"arms": figures})
     lines = [
-        f"{name:22} true {f['true']['share']:.3f} {f['true']['ci95']} unique {f['unique']['share']:.3f} of {f['true']['n']}"
+        f"{name:27} true {f['true']['share']:.3f} {f['true']['ci95']} unique {f['unique']['share']:.3f} of {f['true']['n']}"
         for name, f in figures.items()
         if f["true"]["n"]
     ]
@@ -122,17 +124,17 @@ def arm(
     policy: Any,
     ground: Ground,
     solver: Solver,
-    checks: tuple[str, ...],
+    options: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The games of one arm; equal seeds make the same proposals in every arm."""
     from agentenv.trainers.run import rollout_config
     from agentenv.trainers.strategies import get_strategy, play_groups
 
-    strategy = get_strategy("self_play", dict(config.rollout.strategy_options) | {"checks": checks})
+    strategy = get_strategy("self_play", dict(config.rollout.strategy_options) | dict(options))
     stage = Stage(
         policy,
         InlineFormat(policy.tokenizer),
-        rollout_config(config, temperature=1.0),
+        rollout_config(config, temperature=config.rollout.temperature),
         policy.tokenizer.decode,
     )
     counts: Counter[str] = Counter()

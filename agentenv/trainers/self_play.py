@@ -9,6 +9,7 @@ What is done otherwise than in the published code of SSP, and why:
 5. Ids are those that were sampled, stop strings included where the policy wrote them.
 """
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -57,6 +58,9 @@ class SelfPlayStrategy:
     verifier: Literal["reads", "searches"] = "reads"
     """Whether it is shown the passages at once, as published, or searches among them as a solver does; where the whole
     corpus is asked, it then searches that."""
+    confidence: float = 0.0
+    """Least probability, by the log-probs recorded with its tokens, at which a verifier has written its whole episode; what
+    is less likely has not agreed. 0 asks for none."""
     searches: tuple[int, int] = (1, 2)
     """Least and most searches that a proposer is asked for."""
     attempts: int = 1
@@ -99,6 +103,11 @@ class SelfPlayStrategy:
             raise ConfigurationError(
                 f"self_play needs 1 <= least <= most searches, votes and attempts of at least 1 and noise of at least 0, "
                 f"not {self.searches}, {self.votes}, {self.attempts} and {self.noise}"
+            )
+        verifier = self.players.get("verifier", "")
+        if not 0 <= self.confidence < 1 or (self.confidence and is_endpoint(verifier)):
+            raise ConfigurationError(
+                "self_play needs 0 <= confidence < 1, and 0 for a verifier behind an address: its log-probs are not recorded"
             )
         if self.verifier not in ("reads", "searches"):
             raise UnknownName.among("way of verifying", self.verifier, ("reads", "searches"))
@@ -241,6 +250,7 @@ class _Table:
         agrees = get_scorer("em_squad")(answer, task.answers).value == 1.0
         if not agrees and self.how.judge and played.valid:
             agrees = await self._judged(task, answer)
+        agrees = agrees and probability(played) >= self.how.confidence
         return replace(played, info=played.info | {"agrees": agrees})
 
     async def _judged(self, task: Task, answer: str | None) -> bool:
@@ -335,6 +345,11 @@ class _Table:
             "admitted": not board.pooled and board.task is not None and ADMISSIONS[self.game.admit](board),
         }
         return replace(first, info=first.info | {"strategy": figures, "game": story})
+
+
+def probability(played: Trajectory) -> float:
+    """With which a policy has written all of an episode: exp of the sum of its recorded log-probs."""
+    return math.exp(sum(sum(segment.logprobs) for segment in played.segments))
 
 
 def _paid(played: Trajectory, reward: float) -> Trajectory:

@@ -5,6 +5,7 @@ Expected figures are worked out by hand beside each game.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -178,6 +179,21 @@ def test_a_verifier_that_searches_finds_what_the_proposer_saw_and_against_the_co
     wrong = (*looks[:2], WRONG)
     assert figures(game(Troupe(ssp(verify=wrong)), **options))["refused_unanswerable"] == 1
     assert figures(game(Troupe(ssp(verify=looks, compete=wrong)), **options))["refused_ambiguous"] == 1
+
+
+def test_a_verifier_has_to_be_sure_by_the_log_probs_of_its_own_tokens() -> None:
+    """An answer of 26 tokens, each written at exp(-.01): exp(-.26) = .771 for the whole."""
+
+    class Hesitant(Troupe):
+        async def generate(self, *args: Any, **options: Any) -> Completion:
+            written = await super().generate(*args, **options)
+            return replace(written, logprobs=(-0.01,) * len(written.ids))
+
+    assert len(TOKENIZER.encode(RIGHT)) == 26
+    assert figures(game(Hesitant(ssp()), confidence=0.76))["accepted"] == 1
+    assert figures(game(Hesitant(ssp()), confidence=0.78))["refused_unanswerable"] == 1
+    with pytest.raises(ConfigurationError, match="log-probs are not recorded"):
+        get_strategy("self_play", {"confidence": 0.5, "players": {"verifier": "openai:m@http://127.0.0.1:1"}})
 
 
 def test_an_unanswerable_question_is_refused_and_its_proposer_penalised() -> None:
