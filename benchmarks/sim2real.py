@@ -7,7 +7,7 @@ asks the same is shown the same, as by an index, and a small one copies better s
 Each result is evaluated on the test questions with the real index, with the simulator that is not told the answers, and
 without any search. ``recovered`` is the gain of an arm over the start as a share of that of the real arm, on the real index.
 
-    python benchmarks/sim2real.py --simulator hf:runs/simulator --seeds 3 --steps 60 --runs runs/sim2real
+    python benchmarks/sim2real.py --simulator hf:runs/simulator --seeds 3 --steps 30 --runs runs/sim2real
 """
 
 import argparse
