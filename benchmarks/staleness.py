@@ -3,10 +3,11 @@
     python benchmarks/staleness.py --seeds 5
 
 Each seed trains the preset once with every bound, on equal questions and as many episodes. Where nothing waits for tools
-the learner is the slow part, and the age of what it trains on goes to the bound and stays: the hardest case. The result
-file has the mean reward of the last ``--window`` steps of each run, its mean and 95 % interval over the seeds (Student's t),
-and the interval of its difference from staleness 0, paired by seed. Results are written after every run; five seeds take
-hours.
+the learner is the slow part, and the age of what it trains on goes to the bound and stays: the hardest case. Two figures
+are compared: the score of the trained policy, and the mean reward of the last ``--window`` steps, which is that of the older
+weights that sampled them and lags behind while a policy still improves. The result file has their means and 95 % intervals
+over the seeds (Student's t), and the intervals of their differences from staleness 0, paired by seed. Results are written
+after every run.
 """
 
 import argparse
@@ -65,16 +66,18 @@ def interval(values: Sequence[float]) -> dict[str, float | list[float]]:
 
 def summary(curves: dict[int, list[dict[str, Any]]], window: int) -> dict[str, Any]:
     """Intervals over the seeds, and of the differences from the lowest bound."""
-    last = {bound: [fmean(run["rewards"][-window:]) for run in runs] for bound, runs in curves.items()}
-    base = last[min(last)]
-    return {
-        str(bound): {
-            "reward": interval(mine),
-            "difference": interval([a - b for a, b in zip(mine, base, strict=False)]),
-            "after": interval([run["after"] for run in curves[bound]]),
-        }
-        for bound, mine in last.items()
+    figures = {
+        "reward": {
+            bound: [fmean(run["rewards"][-window:]) for run in runs] for bound, runs in curves.items()
+        },
+        "after": {bound: [run["after"] for run in runs] for bound, runs in curves.items()},
     }
+
+    def of(name: str, bound: int) -> dict[str, Any]:
+        mine, base = figures[name][bound], figures[name][min(curves)]
+        return interval(mine) | {"difference": interval([a - b for a, b in zip(mine, base, strict=False)])}
+
+    return {str(bound): {name: of(name, bound) for name in figures} for bound in curves}
 
 
 def main() -> None:

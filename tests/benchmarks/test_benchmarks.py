@@ -340,5 +340,5 @@ def test_staleness_curves(policy: Path, tmp_path: Path) -> None:
     words = ["--preset", str(preset), "--seeds", "2", "--staleness", "0", "1"]
     figures = result(command("staleness", policy, *words, "--out", str(path)), path)
     assert set(figures["summary"]) == {"0", "1"}
-    assert figures["summary"]["0"]["difference"] == {"mean": 0, "ci95": [0, 0]}
+    assert figures["summary"]["0"]["reward"]["difference"] == {"mean": 0, "ci95": [0, 0]}
     assert [len(run["rewards"]) for runs in figures["curves"].values() for run in runs] == [2] * 4

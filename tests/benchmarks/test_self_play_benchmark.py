@@ -73,5 +73,5 @@ def test_it_runs_with_a_policy_that_cannot_propose(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     arms = json.loads(out.read_text())["arms"]
-    assert list(arms) == ["rules alone", "verified", "verified, one answer"]
+    assert list(arms) == ["rules alone", "verified", "verified, one answer", "verified, one answer, sure"]
     assert all(arm["counts"]["games"] == 2 and arm["true"]["n"] <= 2 for arm in arms.values())
