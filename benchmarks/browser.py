@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, command_of, common_arguments, write
+from common import RESULTS, command_line, common_arguments, write
 
 from agentenv.core.types import Task
 from agentenv.envs.browser.driver import DRAWING, FEATURES, NETWORK, Driver, find_chromium
@@ -232,7 +232,7 @@ def main() -> None:
     for name in given.parts.split(","):
         before = os.getloadavg()[0]
         for found in parts[name]():
-            run = {"command": command_of("browser", sys.argv[1:]), "load": [before, os.getloadavg()[0]]}
+            run = {"command": command_line(), "load": [before, os.getloadavg()[0]]}
             figures |= {name: found, "runs": figures.get("runs", {}) | {name: run}}
             write("browser", given, figures)
         print(json.dumps({name: figures[name]}), flush=True)

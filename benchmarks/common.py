@@ -90,7 +90,7 @@ def write(name: str, args: argparse.Namespace, figures: Mapping[str, Any]) -> di
     """Writes the result file of benchmark ``name``, a long one's now and then, and returns what stands in it."""
     result = {
         "benchmark": name,
-        "command": command_of(name, sys.argv[1:]),
+        "command": command_line(),
         "date": datetime.now(UTC).date().isoformat(),
         "machine": machine(),
         **figures,
@@ -103,9 +103,9 @@ def write(name: str, args: argparse.Namespace, figures: Mapping[str, Any]) -> di
     return result
 
 
-def command_of(name: str, words: Sequence[str]) -> str:
-    """The command line of benchmark ``name`` with its arguments, as a result file has it."""
-    return " ".join(["python", f"benchmarks/{name}.py", *_shown(words)])
+def command_line() -> str:
+    """The command that is running, as a result file has it."""
+    return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *_shown(sys.argv[1:])])
 
 
 def _shown(words: Sequence[str]) -> list[str]:

@@ -3,11 +3,11 @@
     python benchmarks/staleness.py --seeds 5
 
 Each seed trains the preset once with every bound, on equal questions and as many episodes. Where nothing waits for tools
-the learner is the slow part, and the age of what it trains on goes to the bound and stays: the hardest case. Two figures
-are compared: the score of the trained policy, and the mean reward of the last ``--window`` steps, which is that of the older
-weights that sampled them and lags behind while a policy still improves. The result file has their means and 95 % intervals
-over the seeds (Student's t), and the intervals of their differences from staleness 0, paired by seed. Results are written
-after every run.
+the learner is the slow part, and the age of what it trains on goes to the bound and stays: the hardest case. Three figures
+are compared: the mean of the dev scores along the run, the score of the trained policy, and the mean reward of the last
+``--window`` steps, which is that of the older weights that sampled them and lags behind while a policy still improves. The
+result file has their means and 95 % intervals over the seeds (Student's t), and the intervals of their differences from
+staleness 0, paired by seed. Results are written after every run.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def configure(args: argparse.Namespace, staleness: int, seed: int) -> TrainConfi
     values["optimization"]["steps"] = args.warmup + args.steps
     values["rollout"]["deterministic"] = False
     values["asynchronous"] = {"staleness": staleness}
-    values["evaluation"] |= {"every": 0, "bounds": False}
+    values["evaluation"] |= {"every": args.every, "bounds": False}
     return parse_config(values, args.preset)
 
 
@@ -49,6 +49,7 @@ def curve(config: TrainConfig) -> dict[str, Any]:
     return {
         "seed": config.seed,
         "rewards": [line["reward_mean"] for line in lines],
+        "dev": [line[name] for line in lines for name in line if name.endswith("_dev")],
         "staleness_mean": fmean(line.get("staleness_mean", 0.0) for line in lines),
         "after": results["after"]["em"],
     }
@@ -70,6 +71,7 @@ def summary(curves: dict[int, list[dict[str, Any]]], window: int) -> dict[str, A
         "reward": {
             bound: [fmean(run["rewards"][-window:]) for run in runs] for bound, runs in curves.items()
         },
+        "dev": {bound: [fmean(run["dev"]) for run in runs] for bound, runs in curves.items()},
         "after": {bound: [run["after"] for run in runs] for bound, runs in curves.items()},
     }
 
@@ -86,6 +88,7 @@ def main() -> None:
     parser.add_argument("--preset", default="laptop-search", help="a preset or a TOML file")
     parser.add_argument("--seeds", type=int, default=5, help="runs at each bound")
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 4, 8], help="the bounds")
+    parser.add_argument("--every", type=int, default=2, help="steps from one dev score to the next")
     parser.add_argument("--window", type=int, default=20, help="last steps that are compared")
     args = parser.parse_args()
     curves: dict[int, list[dict[str, Any]]] = {}

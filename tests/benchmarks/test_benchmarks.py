@@ -337,7 +337,7 @@ def test_staleness_curves(policy: Path, tmp_path: Path) -> None:
         '[env.options]\nprompt = "{question}"\nmax_turns = 1\nk = 1\n[test]\nlimit = 1\n'
         + "".join(f"[{name}.world]\ndocuments = 200\nquestions = 20\n" for name in ("train", "dev", "test"))
     )
-    words = ["--preset", str(preset), "--seeds", "2", "--staleness", "0", "1"]
+    words = ["--preset", str(preset), "--seeds", "2", "--staleness", "0", "1", "--every", "1"]
     figures = result(command("staleness", policy, *words, "--out", str(path)), path)
     assert set(figures["summary"]) == {"0", "1"}
     assert figures["summary"]["0"]["reward"]["difference"] == {"mean": 0, "ci95": [0, 0]}
