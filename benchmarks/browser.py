@@ -14,7 +14,6 @@ import asyncio
 import json
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise

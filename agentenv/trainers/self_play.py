@@ -250,7 +250,8 @@ class _Table:
         agrees = get_scorer("em_squad")(answer, task.answers).value == 1.0
         if not agrees and self.how.judge and played.valid:
             agrees = await self._judged(task, answer)
-        agrees = agrees and probability(played) >= self.how.confidence
+        if self.how.confidence:
+            agrees = agrees and probability(played) >= self.how.confidence
         return replace(played, info=played.info | {"agrees": agrees})
 
     async def _judged(self, task: Task, answer: str | None) -> bool:
@@ -348,7 +349,7 @@ class _Table:
 
 
 def probability(played: Trajectory) -> float:
-    """With which a policy has written all of an episode: exp of the sum of its recorded log-probs."""
+    """With which a policy has written all of an episode: exp of the sum of its recorded log-probs, NaN where they are not."""
     return math.exp(sum(sum(segment.logprobs) for segment in played.segments))
 
 
