@@ -349,7 +349,7 @@ class _Table:
 
 
 def probability(played: Trajectory) -> float:
-    """With which a policy has written all of an episode: exp of the sum of its recorded log-probs, NaN where they are not."""
+    """With which a policy has written all of an episode: exp of the sum of its log-probs, NaN where none are recorded."""
     return math.exp(sum(sum(segment.logprobs) for segment in played.segments))
 
 
