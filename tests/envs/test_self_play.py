@@ -5,9 +5,18 @@ from typing import Any
 
 import pytest
 
-from agentenv.core.types import Document, EndReason, Task, ToolStatus
-from agentenv.envs.local_search import information
-from agentenv.envs.proposals import FILTERS, Proposal, Rules, as_page, documents_shown, holds, refusal
+from agentenv.core.types import Document, EndReason, Passage, Task, ToolStatus
+from agentenv.envs.local_search import format_passages, information
+from agentenv.envs.proposals import (
+    FILTERS,
+    Proposal,
+    Rules,
+    as_documents,
+    as_page,
+    documents_shown,
+    holds,
+    refusal,
+)
 from agentenv.envs.self_play import RoleTurn, SearchProposer, SearchSolver, fields_of
 from agentenv.errors import ConfigurationError, DatasetError
 from agentenv.retrievers.fakes import InMemoryRetriever
@@ -76,6 +85,16 @@ def test_documents_are_taken_as_they_were_shown_once_each() -> None:
         as_page(["(Title: A) x", "(Title: B) y"])
         == "<information>Doc 1(Title: A) x\nDoc 2(Title: B) y</information>"
     )
+
+
+def test_passages_that_were_shown_are_a_corpus_again() -> None:
+    """Letter for letter, parentheses in a title and a word that was cut off included."""
+    passages = [
+        Passage("1", "Ada (guild)", "It is (was) based in Pob", 1.0),
+        Passage("2", "B", "One.\nTwo.", 0.5),
+    ]
+    shown = documents_shown([information(format_passages(passages))])
+    assert [(d.title, d.text) for d in as_documents(shown)] == [(p.title, p.text) for p in passages]
 
 
 def test_a_proposal_is_what_was_written_and_seen() -> None:
