@@ -103,7 +103,7 @@ def documents_shown(observations: Sequence[str]) -> tuple[str, ...]:
 
 
 def as_documents(passages: Sequence[str]) -> list[Document]:
-    """Passages as `documents_shown` gives them, as a corpus."""
+    """Passages as `documents_shown` gives them, as a corpus: ids count from 0, a passage without a title is left out."""
     parts = [re.fullmatch(r"(?s)\(Title: (.*?)\) (.*)", passage) for passage in passages]
     return [Document(str(i), part[1], part[2]) for i, part in enumerate(parts) if part]
 

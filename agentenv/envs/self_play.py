@@ -97,7 +97,13 @@ class SearchSolver(LocalSearch):
         return twin
 
     def posing(self, prompt: str | None, passages: Sequence[str] | None) -> Self:
-        """The same environment under another prompt, and over ``passages`` alone, ranked by common words; None keeps."""
+        """The same environment as a verifier plays it.
+
+        Args:
+            prompt: Opening message with ``{question}``; None keeps this environment's.
+            passages: All that its search finds, as `documents_shown` gives them, ranked by the words that they share with
+                the query; None keeps the corpus.
+        """
         twin = copy.copy(self)
         twin._prompt = prompt or self._prompt
         twin._retriever = self._retriever if passages is None else InMemoryRetriever(as_documents(passages))

@@ -1,4 +1,4 @@
-"""Retrievers for tests: one that needs no library and no index, and one that fails when told to."""
+"""A retriever for a handful of documents, which needs no library and no index, and one for tests that fails when told to."""
 
 import re
 from collections.abc import Collection, Iterable, Sequence

@@ -109,8 +109,6 @@ class SelfPlayStrategy:
             raise ConfigurationError(
                 "self_play needs 0 <= confidence < 1, and 0 for a verifier behind an address: its log-probs are not recorded"
             )
-        if self.verifier not in ("reads", "searches"):
-            raise UnknownName.among("way of verifying", self.verifier, ("reads", "searches"))
         _rules(self.rules, low)
 
     async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:

@@ -417,6 +417,8 @@ def test_what_cannot_be_played_is_one_sentence() -> None:
         get_strategy("self_play", {"players": {"critic": "tiny"}})
     with pytest.raises(UnknownName, match="move of the game 'ssp': 'prove'"):
         get_strategy("self_play", {"prompts": {"prove": "x"}})
+    with pytest.raises(ConfigurationError, match=r"verifier.*looks"):
+        get_strategy("self_play", {"verifier": "looks"})
     with pytest.raises(UnknownName, match="rule bound"):
         get_strategy("self_play", {"rules": {"min_word": 3}})
     with pytest.raises(ConfigurationError, match="least <= most searches"):

@@ -369,7 +369,7 @@ class Warden:
         gone = self._nodes.pop(name)
         gone.close()
         for other, node in self._nodes.items():
-            if name == node.parent or gone.parent in (other, node.parent):
+            if name == node.parent or gone.parent in (other, node.parent):  # child, parent or sibling
                 node.held = -1
         needed = {node.files for node in self._nodes.values()}
         for entry in os.listdir(self._vault):
