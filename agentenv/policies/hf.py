@@ -117,6 +117,8 @@ class HFPolicy:
 
         logging.disable_progress_bar()
         base, adapter = base_and_adapter(Path(path))
+        if not base.is_dir():  # the libraries would look for it on the network
+            raise CheckpointMismatch(f"{path} holds no model that can be loaded: there is no folder {base}")
         try:
             model, report = AutoModelForCausalLM.from_pretrained(
                 str(base), dtype=torch.float32, local_files_only=True, output_loading_info=True
