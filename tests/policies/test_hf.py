@@ -358,7 +358,7 @@ def test_a_folder_that_cannot_be_loaded_is_one_sentence(
 
 
 def test_no_folder_at_all(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointMismatch, match="there is no folder .*nowhere"):
+    with pytest.raises(CheckpointMismatch, match=r"there is no folder .*nowhere"):
         make_policy(f"hf:{tmp_path / 'nowhere'}")
 
 
