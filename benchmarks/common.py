@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
@@ -78,6 +79,16 @@ def fork() -> int:
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     return child
+
+
+def interval(values: Sequence[float]) -> dict[str, float | list[float]]:
+    """Mean and 95 % interval (Student's t); of one value no interval."""
+    if len(values) < 2:
+        return {"mean": fmean(values)}
+    from scipy.stats import t
+
+    half = float(t.ppf(0.975, len(values) - 1)) * stdev(values) / len(values) ** 0.5
+    return {"mean": fmean(values), "ci95": [fmean(values) - half, fmean(values) + half]}
 
 
 def finish(name: str, args: argparse.Namespace, figures: Mapping[str, Any], lines: Sequence[str]) -> None:

@@ -13,9 +13,8 @@ staleness 0, paired by seed. Results are written after every run.
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -25,7 +24,7 @@ from agentenv.trainers.config_files import load_config, parse_config
 from agentenv.trainers.folder import RunFolder
 from agentenv.trainers.grpo import train
 
-from common import arguments, finish, write  # type: ignore[import-not-found]  # isort: skip  # sibling scripts
+from common import arguments, finish, interval, write  # type: ignore[import-not-found]  # isort: skip  # sibling scripts
 from throughput import Clock  # type: ignore[import-not-found]  # isort: skip
 
 
@@ -53,16 +52,6 @@ def curve(config: TrainConfig) -> dict[str, Any]:
         "staleness_mean": fmean(line.get("staleness_mean", 0.0) for line in lines),
         "after": results["after"]["em"],
     }
-
-
-def interval(values: Sequence[float]) -> dict[str, float | list[float]]:
-    """Mean and 95 % interval (Student's t); of one value no interval."""
-    if len(values) < 2:
-        return {"mean": fmean(values)}
-    from scipy.stats import t
-
-    half = float(t.ppf(0.975, len(values) - 1)) * stdev(values) / len(values) ** 0.5
-    return {"mean": fmean(values), "ci95": [fmean(values) - half, fmean(values) + half]}
 
 
 def summary(curves: dict[int, list[dict[str, Any]]], window: int) -> dict[str, Any]:

@@ -12,15 +12,15 @@ from agentenv.policies.tiny import shipped_weights
 
 @dataclass(frozen=True)
 class Warmstart:
-    """Makes a small policy by supervised learning: the tiny one for search, or one for small programming tasks.
+    """Makes a small policy by supervised learning: the tiny one for search, one for programming tasks or one for a desktop.
 
     Example: agentenv warmstart --out runs/tiny
     """
 
     out: Path
     """Folder for weights, tokenizer and card; must not exist."""
-    env: Literal["search", "code"] = "search"
-    """What it learns: FictionalWorlds of the training split, or generated programming tasks, in which it errs often."""
+    env: Literal["search", "code", "desktop"] = "search"
+    """What it learns: FictionalWorlds of the training split, or, with many errors, programming tasks or DomSim's."""
     seed: int = 0
     """Seeds weights and worlds."""
     copying_steps: int | None = None
@@ -37,8 +37,10 @@ class Warmstart:
     """Starts from the shipped policy as it is: for search, steps on a crowd or on the roles of self-play are made."""
     reader: Path | None = None
     """Folder of a reader that an earlier call with --crowd-steps 0 made; only the crowd phase is run."""
+    imitate: str | None = None
+    """A preset or TOML file of a run: its policy learns what the expert of its environment does on its training tasks."""
     steps: int | None = None
-    """Optimiser steps of --env code."""
+    """Optimiser steps of --env code, --env desktop and --imitate."""
 
     def run(self) -> dict[str, Any]:
         """Trains and saves."""
@@ -51,14 +53,15 @@ class Warmstart:
 
         self.out.parent.mkdir(parents=True, exist_ok=True)
         with LiveDisplay("warmstart", log=self.out.parent / f"{self.out.name}.log") as display:
-            figures = (self._code if self.env == "code" else self._search)(display)
+            kinds = {"search": self._search, "code": self._code, "desktop": self._desktop}
+            figures = self._expert(display) if self.imitate else kinds[self.env](display)
         return figures | {"out": str(self.out)}
 
     def _check(self) -> None:
         if self.out.exists():
             raise ConfigurationError(f"{self.out} exists already; choose another --out")
         if self.from_shipped:
-            if self.env == "code" or self._given("copying_steps", "reader_steps", "reader"):
+            if self.env != "search" or self._given("copying_steps", "reader_steps", "reader"):
                 raise ConfigurationError("--from-shipped goes with --crowd-steps and --troupe-steps alone")
             if not self.crowd_steps and not self.troupe_steps:
                 raise ConfigurationError(
@@ -66,10 +69,15 @@ class Warmstart:
                 )
         if self.hops is not None and not 1 <= self.hops <= 4:
             raise ConfigurationError(f"--hops must be 1 to 4, not {self.hops}")
+        if self.imitate and (self.env != "search" or self.from_shipped or self.seed):
+            raise ConfigurationError(
+                "--imitate goes with --steps alone: the run names policy, environment and seed"
+            )
         search = self._given("copying_steps", "reader_steps", "crowd_steps", "reader", "troupe_steps", "hops")
-        if wrong := search if self.env == "code" else self._given("steps"):
+        if wrong := self._given("steps") if self.env == "search" and not self.imitate else search:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
-            raise ConfigurationError(f"{flags} does not go with --env {self.env}")
+            chosen = "--imitate" if self.imitate else f"--env {self.env}"
+            raise ConfigurationError(f"{flags} does not go with {chosen}")
 
     def _given(self, *names: str) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
@@ -92,15 +100,29 @@ class Warmstart:
         config = CodeWarmstartConfig(seed=self.seed, **self._given("steps"))
         return code_warmstart(config, display, self.out)
 
+    def _desktop(self, display: Any) -> dict[str, Any]:
+        from agentenv.trainers.desktop_warmstart import DesktopWarmstartConfig, desktop_warmstart
+
+        config = DesktopWarmstartConfig(seed=self.seed, **self._given("steps"))
+        return desktop_warmstart(config, display, self.out)
+
+    def _expert(self, display: Any) -> dict[str, Any]:
+        from agentenv.trainers.config_files import load_config
+        from agentenv.trainers.expert_warmstart import expert_warmstart
+
+        steps = 100 if self.steps is None else self.steps
+        return expert_warmstart(load_config(str(self.imitate)), display, self.out, steps=steps)
+
     def show(self, result: dict[str, Any], console: Console) -> None:
         """How well it does, cost, and where the policy is."""
-        if self.env == "code":
-            head = (
-                f"On unseen tasks: {result['greedy']:.3f} greedy, {result['sampled']:.3f} sampled, "
-                f"{result['first_tries_failed']:.0%} of the first tries failed"
-            )
-        else:
+        if self.imitate:
+            head = f"Shown: {result['demonstrations']:,} episodes of the expert"
+        elif self.env == "search":
             head = f"Read and copied right on unseen worlds: {result['reading_accuracy']:.3f}"
+        else:
+            head = f"On unseen tasks: {result['greedy']:.3f} greedy, {result['sampled']:.3f} sampled"
+            if "first_tries_failed" in result:
+                head += f", {result['first_tries_failed']:.0%} of the first tries failed"
         console.print(
             f"{head}\n{result['tokens']:,} tokens in {result['minutes']:.1f} minutes\nPolicy: {result['out']}",
             highlight=False,

@@ -248,6 +248,20 @@ def in_background(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
     return asyncio.run_coroutine_threadsafe(coroutine, _background)
 
 
+def _on_background() -> bool:
+    try:
+        return asyncio.get_running_loop() is _background
+    except RuntimeError:  # no loop runs here
+        return False
+
+
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Runs ``coroutine`` on the background event loop and waits for it, also from inside a running loop."""
+    """Runs ``coroutine`` on the background event loop and waits for it, also from inside a running loop.
+
+    Raises:
+        RuntimeError: called on the background loop itself, which would wait for itself for ever.
+    """
+    if _on_background():
+        coroutine.close()
+        raise RuntimeError("run_sync on the background loop would wait for itself: await the coroutine there")
     return in_background(coroutine).result()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentenv.core.env import run_sync
 from agentenv.core.grammar import earliest_block
 from agentenv.core.types import Info, Observation, Step
 from agentenv.envs.local_search import LocalSearch, SearchState
@@ -99,3 +100,14 @@ class JudgedSearch(LocalSearch):
         pairs = [(answer, page) for answer in self.state.task.answers]
         scores: Sequence[float] = await asyncio.to_thread(self._reranker.score, pairs)
         return max(scores) > self._threshold
+
+    def expert(self) -> Sequence[str] | None:
+        """As `LocalSearch`, with the verdict on each page in the action after it."""
+        (twin,) = self.fork()
+        actions: list[str] = []
+        for action in super().expert() or ():
+            useful = bool(twin.state.page) and run_sync(twin._is_useful(twin.state.page))
+            verdict = f"<judge>{'yes' if useful else 'no'}</judge>" if twin.state.page else ""
+            actions.append(verdict + action)
+            twin.step(action)
+        return actions

@@ -6,7 +6,7 @@ turn. After ``max_turns`` turns one last action is left, which must be an answer
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -265,15 +265,34 @@ class LocalSearch(AsyncEnv[SearchState]):
         return hashlib.sha256("\n".join([self.state.task.id, *seen]).encode()).hexdigest()[:16]
 
     def expert(self) -> Sequence[str] | None:
-        """One search a hop where the task carries its path, then the first accepted answer."""
+        """One search a hop where the task carries its path, then the first accepted answer.
+
+        Where ``queries`` names more than one a turn, those that do not wait for each other's answers go together.
+        """
         task = self.state.task
-        searches = [f"<search>{hop['query']}</search>" for hop in task.data.get("path", ())]
+        together = as_turns(task.data.get("path", ()), self._queries or 1)
+        searches = ["<search>" + "\n".join(queries) + "</search>" for queries in together]
         return (*searches[: self._max_turns], f"<answer>{task.answers[0]}</answer>")
 
     def render(self) -> str:
         """The question, what was searched and the answer so far."""
         state = self.state
         return f"{as_question(state.task.question)} [{len(state.retrieved)} queries] -> {state.answer}"
+
+
+def as_turns(path: Sequence[Mapping[str, Any]], most: int) -> list[list[str]]:
+    """The queries of a path of hops in turns of at most ``most``: one waits for an answer that stands in it."""
+    turns: list[list[str]] = []
+    known: list[str] = []  # answers of the present turn
+    for hop in path:
+        waits = any(answer in hop["query"] for answer in known)
+        if turns and not waits and len(turns[-1]) < most:
+            turns[-1].append(hop["query"])
+        else:
+            turns.append([hop["query"]])
+            known = []
+        known.append(hop["answer"])
+    return turns
 
 
 def on_small_world(

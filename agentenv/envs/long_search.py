@@ -4,6 +4,7 @@
 the part after it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,3 +113,20 @@ class LongSearch(LocalSearch):
             (document,) = await self._retriever.documents(urls=[address])
             return f"{document['title']}\n{document['text']}" if document else ""
         return "\n".join(p.text for p in self.state.found.values() if address in (p.id, p.title))
+
+    def expert(self) -> Sequence[str]:
+        """For each hop a search and, while its answer was not shown, the page of its document; then the answer."""
+        (twin,) = self.fork()
+        actions: list[str] = []
+        for hop in self.state.task.data.get("path", ()):
+            tried = [
+                f"<search>{hop['query']}</search>",
+                *[f"<access>{hop['document']}</access>"] * self._parts,
+            ]
+            for action in tried[: self._max_turns - len(actions)]:
+                step = twin.step(action)
+                actions.append(action)
+                shown = "".join(message.text for message in step.observation)
+                if hop["answer"] in shown or step.info["tool_results"][0].status is not ToolStatus.OK:
+                    break
+        return [*actions, f"<answer>{self.state.task.answers[0]}</answer>"]

@@ -8,14 +8,12 @@ what there is for rollback and reinforcement learning to find.
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any, Protocol
-
-import torch
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.env import Env
@@ -27,10 +25,10 @@ from agentenv.envs.code import STOP, TAGS
 from agentenv.evaluation.runner import play
 from agentenv.policies.card import EpisodeCard
 from agentenv.policies.hf import HFPolicy
-from agentenv.policies.tiny import build_model, build_tokenizer
 from agentenv.trainers.demonstrations import Demo, Piece, to_tokens
 from agentenv.trainers.denormals import flushed_denormals
-from agentenv.trainers.supervised import Batch, Display, Figures, fit, in_batches, write_policy
+from agentenv.trainers.small_policies import SmallPolicyConfig, imitation
+from agentenv.trainers.supervised import Display, Figures, Lesson, write_policy
 
 ENV = "agentenv/Code-v0"
 OPTIONS = {"stateful": False, "max_turns": 3, "observation_chars": 160, "prompt": "{question}"}
@@ -39,31 +37,11 @@ _SAMPLES = {"list": "[7, 2, 9, 4]", "word": "'banane'", "number": "17"}
 
 
 @dataclass(frozen=True)
-class CodeWarmstartConfig:
+class CodeWarmstartConfig(SmallPolicyConfig):
     """How the policy is made."""
 
-    seed: int = 0
-    """Seeds the weights, the tasks and the demonstrators."""
-    tasks: int = 1200
-    """Demonstrated tasks of the training split; they are gone through again and again."""
     difficulty: int = 1
     """Steps of a task before its last."""
-    steps: int = 900
-    """Optimiser steps."""
-    episodes: int = 32
-    """Demonstrations an optimiser step."""
-    layers: int = 3
-    """Layers of the model."""
-    heads: int = 3
-    """Heads of 32 a layer."""
-    matrix_rate: float = 0.02
-    """Peak step size of Muon."""
-    vector_rate: float = 3e-3
-    """Peak step size of AdamW."""
-    page_weight: float = 0.05
-    """Loss weight of what the policy reads against 1 for what it writes."""
-    judged: int = 100
-    """Tasks of the dev split on which it is judged at the end."""
 
 
 class Demonstrator(Protocol):
@@ -148,16 +126,14 @@ def code_warmstart(config: CodeWarmstartConfig, display: Display, out: Path) -> 
         SandboxFault: the sandbox failed.
     """
     began = time.perf_counter()
-    torch.manual_seed(config.seed)
     display.phase("demonstrations", config.tasks)
     demos = [demo for _, demo in demonstrations(config)]
     texts = ("\n".join(["user", *(piece.text for piece in demo), "assistant"]) for demo in demos)
-    tokenizer = build_tokenizer(texts, (*TAGS, "output"))
-    chat = InlineFormat(tokenizer)
-    policy = HFPolicy(build_model(tokenizer, layers=config.layers, heads=config.heads, inner=256), tokenizer)
-    display.phase("imitation", config.steps)
-    rows = [to_tokens(chat, demo) for demo in demos]
-    tokens = fit(policy, _lessons(rows, config), config.steps, 1.0, config, display)
+
+    def rows_of(tokenizer: Any) -> list[Lesson]:
+        return [to_tokens(InlineFormat(tokenizer), demo) for demo in demos]
+
+    policy, tokens = imitation(list(texts), (*TAGS, "output"), rows_of, config, display)
     figures: Figures = {"tokens": tokens} | judge(policy, config)
     figures["minutes"] = (time.perf_counter() - began) / 60
     episodes = EpisodeCard(env=ENV, prompt="{question}", max_turns=3, turn_tokens=80, context_tokens=512)
@@ -166,14 +142,6 @@ def code_warmstart(config: CodeWarmstartConfig, display: Display, out: Path) -> 
         policy, figures, episodes, _CARD.format(config=config, parameters=parameters, **figures), out
     )
     return figures
-
-
-def _lessons(
-    rows: Sequence[tuple[list[int], list[bool]]], config: CodeWarmstartConfig
-) -> Iterator[list[Batch]]:
-    rng = Random(config.seed + 1)
-    while True:
-        yield in_batches(rng.sample(rows, min(config.episodes, len(rows))), config.page_weight)
 
 
 def judge(policy: HFPolicy, config: CodeWarmstartConfig) -> dict[str, float]:

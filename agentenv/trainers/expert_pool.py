@@ -1,12 +1,13 @@
 """What the environment's expert does on the training tasks, written down as successes for the sampler ``dart``."""
 
+import asyncio
 import json
 from pathlib import Path
 
-from agentenv.core.env import run_sync
 from agentenv.core.rollout import Start
 from agentenv.core.trajectory import Trajectory, to_record
 from agentenv.evaluation.ground import Ground, open_ground
+from agentenv.policies.hf import HFPolicy
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.rescue import play_demonstration
 from agentenv.trainers.run import as_declared, chat_of, rollout_config, trained_policy
@@ -28,6 +29,20 @@ def record_expert(config: TrainConfig, path: Path) -> int:
     Raises:
         ConfigurationError: the environment has no expert for a task, or the configuration cannot be used.
     """
+    shown, _ = expert_episodes(config)
+    lines = "".join(json.dumps(to_record(trajectory)) + "\n" for trajectory in shown)
+    part = path.with_suffix(".part")
+    part.write_text(lines, encoding="utf-8")
+    part.replace(path)
+    return len(shown)
+
+
+def expert_episodes(config: TrainConfig) -> tuple[list[Trajectory], HFPolicy]:
+    """What the expert does on the training tasks of ``config``, where it succeeds, and the policy that spells it.
+
+    Raises:
+        ConfigurationError: the environment has no expert for a task, or the configuration cannot be used.
+    """
     config, policy = as_declared(config), trained_policy(config)
 
     def count(text: str) -> int:
@@ -36,14 +51,8 @@ def record_expert(config: TrainConfig, path: Path) -> int:
     ground = open_ground(config.train, config.search, config.env, count)
     settings = rollout_config(config, temperature=config.rollout.temperature)
     stage = Stage(policy, chat_of(config, policy), settings, policy.tokenizer.decode, name="expert")
-    shown = [
-        one for place in range(len(ground.source.tasks)) for one in run_sync(_play(ground, place, stage))
-    ]
-    lines = "".join(json.dumps(to_record(trajectory)) + "\n" for trajectory in shown)
-    part = path.with_suffix(".part")
-    part.write_text(lines, encoding="utf-8")
-    part.replace(path)
-    return len(shown)
+    places = range(len(ground.source.tasks))
+    return [one for place in places for one in asyncio.run(_play(ground, place, stage))], policy
 
 
 async def _play(ground: Ground, place: int, stage: Stage) -> list[Trajectory]:

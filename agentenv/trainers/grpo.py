@@ -182,7 +182,7 @@ def _finish(run: Run, before: dict[str, Any]) -> dict[str, Any]:
     for name, policy in trained.items():
         write_weights(policy.model, run.folder.path / name)
         policy.tokenizer.save_pretrained(run.folder.path / name)
-        write_card(run.folder.path / name, _card(run.config))
+        write_card(run.folder.path / name, episode_card(run.config))
     scorer = run.config.evaluation.scorers[0]
     history = run.folder.history()
     results = {
@@ -210,7 +210,8 @@ def _finish(run: Run, before: dict[str, Any]) -> dict[str, Any]:
     return results
 
 
-def _card(config: TrainConfig) -> EpisodeCard:
+def episode_card(config: TrainConfig) -> EpisodeCard:
+    """The form of the episodes of a run, as its policy's card has it."""
     options = {name: config.env.options[name] for name in _CARD_OPTIONS if name in config.env.options}
     rollout = config.rollout
     return EpisodeCard(
@@ -224,4 +225,5 @@ def _card(config: TrainConfig) -> EpisodeCard:
 
 def _headline(summary: dict[str, Any], scorer: str) -> dict[str, Any]:
     score = summary["scores"][scorer]
-    return {"em": score["mean"], "n": score["n"], "ci95": score["ci95"]}
+    cost = {"turns": summary.get("turns_per_question"), "searches": summary["searches_per_question"]}
+    return {"em": score["mean"], "n": score["n"], "ci95": score["ci95"]} | cost

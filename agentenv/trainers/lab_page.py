@@ -60,9 +60,17 @@ def _arm(experiment: Experiment, arm: str, runs: Sequence[Json], scores: Sequenc
         "after": _over_seeds([run["after"]["em"] for run in runs]),
         "dev_mean": _over_seeds([fmean(value for _, _, value in curve(run)) for run in runs]),
         "sampled_tokens": _over_seeds([float(curve(run)[-1][1]) for run in runs]),
+        "turns": _over_seeds([run["after"]["turns"] for run in runs if "turns" in run["after"]]),
+        "searches_per_right": _over_seeds([cost for run in runs if (cost := _price(run)) is not None]),
         "faults": sum(run["faults"] for run in runs),
         "stopped": sum("stopped" in run for run in runs),
     }
+
+
+def _price(run: Json) -> float | None:
+    """Searches for each right answer afterwards; None where nothing was searched or nothing right."""
+    after = run["after"]
+    return after["searches"] / after["em"] if after.get("searches") and after["em"] else None
 
 
 def _over_seeds(values: Sequence[float]) -> Json:
@@ -119,13 +127,19 @@ def page(name: str, experiment: Experiment, figures: Json, *, drawn: bool) -> st
 
 
 def _table(figures: Json) -> str:
-    head = "| arm | seeds | compared | before | after | mean of dev | sampled tokens |\n|---|---|---|---|---|---|---|"
+    columns = {
+        "compared": "measure", "before": "before", "after": "after", "mean of dev": "dev_mean",
+        "sampled tokens": "sampled_tokens", "turns": "turns", "searches a right answer": "searches_per_right",
+    }  # fmt: skip
+    arms = figures["arms"]
+    told = {title: key for title, key in columns.items() if any(row[key]["values"] for row in arms.values())}
     rows = [
-        f"| {arm} | {len(row['measure']['values'])} | {_cell(row['measure'])} | {_cell(row['before'])} | "
-        f"{_cell(row['after'])} | {_cell(row['dev_mean'])} | {_cell(row['sampled_tokens'])} |"
-        for arm, row in figures["arms"].items()
+        " | ".join([arm, str(len(row["measure"]["values"])), *(_cell(row[key]) for key in told.values())])
+        for arm, row in arms.items()
     ]
-    return "\n".join([head, *rows])
+    head = " | ".join(["arm", "seeds", *told])
+    rule = "---|" * (2 + len(told))
+    return "\n".join([f"| {head} |", f"|{rule}", *(f"| {row} |" for row in rows)])
 
 
 def _cell(found: Json) -> str:

@@ -3,7 +3,7 @@
 What it imitates is the expert of `SelfSearch`: thought, query, what is known about it, answer.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -17,7 +17,7 @@ from agentenv.policies.card import EpisodeCard, write_card
 from agentenv.policies.hf import HFPolicy
 from agentenv.trainers.demonstrations import Piece, to_tokens
 from agentenv.trainers.denormals import flushed_denormals
-from agentenv.trainers.supervised import Batch, Display, Lesson, fit, in_batches, write_folder
+from agentenv.trainers.supervised import Display, Lesson, drawn, fit, write_folder
 from agentenv.trainers.warmstart import WarmstartConfig
 
 
@@ -56,7 +56,8 @@ def memorise(
     torch.manual_seed(seed)
     lessons = [to_lesson(InlineFormat(policy.tokenizer), task) for task in tasks]
     display.phase("memory", steps)
-    tokens = fit(policy, _batches(lessons, episodes, Random(seed)), steps, rate, WarmstartConfig(), display)
+    asked = drawn(lessons, episodes, 0.0, Random(seed))
+    tokens = fit(policy, asked, steps, rate, WarmstartConfig(), display)
     card = EpisodeCard(prompt="{question}", turn_tokens=128, context_tokens=policy.context_tokens)
     write_folder(policy, out, lambda part: write_card(part, card))
     return tokens
@@ -69,8 +70,3 @@ def to_lesson(chat: InlineFormat, task: Task) -> Lesson:
     written = "".join(env.expert() or ())
     env.close()
     return to_tokens(chat, [Piece("question", task.question), Piece("own", written)])
-
-
-def _batches(lessons: Sequence[Lesson], episodes: int, rng: Random) -> Iterator[list[Batch]]:
-    while True:
-        yield in_batches(rng.choices(lessons, k=episodes), 0.0)

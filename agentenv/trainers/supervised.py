@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Any, Protocol
 
 import torch
@@ -58,6 +59,12 @@ def in_batches(lessons: Sequence[Lesson], page_weight: float) -> list[Batch]:
     rows = sorted(lessons, key=lambda row: len(row[0]))
     size = -(-len(rows) // _CHUNKS)
     return [_pad(rows[i : i + size], page_weight) for i in range(0, len(rows), size)]
+
+
+def drawn(lessons: Sequence[Lesson], episodes: int, page_weight: float, rng: Random) -> Iterator[list[Batch]]:
+    """Optimiser steps without end, each on ``episodes`` lessons drawn anew, or on all where there are fewer."""
+    while True:
+        yield in_batches(rng.sample(lessons, min(episodes, len(lessons))), page_weight)
 
 
 def _pad(rows: Sequence[Lesson], page_weight: float) -> Batch:

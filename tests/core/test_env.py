@@ -319,3 +319,11 @@ def test_run_sync_hands_on_exceptions() -> None:
 
     with pytest.raises(KeyError):
         run_sync(fail())
+
+
+def test_run_sync_does_not_wait_for_itself() -> None:
+    async def nested() -> None:
+        run_sync(asyncio.sleep(0))
+
+    with pytest.raises(RuntimeError, match="await the coroutine"):
+        run_sync(nested())

@@ -75,3 +75,13 @@ def test_a_page_judged_useless_leaves_the_context_and_the_verdict_is_paid() -> N
     assert "Norland" in text
     assert played.reward == pytest.approx(1.6)
     assert played.info["strategy"] == {"judge_dropped": 1}
+
+
+def test_the_expert_judges_each_page_in_the_action_after_it() -> None:
+    path = [{"query": "Ketterby", "answer": "a lighthouse"}, {"query": "Halvik", "answer": "cold Norland"}]
+    task = Task("q", "Where is Halvik?", ("cold Norland",), data={"path": path})
+    env = JudgedSearch(tasks=[task], retriever=InMemoryRetriever(DOCUMENTS), k=1)
+    env.reset(seed=0)
+    actions = env.expert()
+    assert actions == ["<search>Ketterby</search>", NO + "<search>Halvik</search>", YES + ANSWER]
+    assert [env.step(action).reward for action in actions] == pytest.approx([0.0, 0.3, 1.3])

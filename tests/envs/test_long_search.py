@@ -19,7 +19,8 @@ TASK = Task("q", "Where is Halvik?", ("Norland",))
 
 
 def begun(**options: Any) -> LongSearch:
-    env = LongSearch(tasks=[TASK], **({"retriever": InMemoryRetriever(DOCUMENTS)} | options))
+    given: dict[str, Any] = {"tasks": [TASK], "retriever": InMemoryRetriever(DOCUMENTS)} | options
+    env = LongSearch(**given)
     env.reset(seed=0)
     return env
 
@@ -114,3 +115,21 @@ def test_the_token_budget_ends_a_long_episode() -> None:
 def test_bounds_below_one_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="part_chars=0"):
         LongSearch(part_chars=0)
+
+
+def test_the_expert_opens_what_the_search_did_not_show() -> None:
+    path = [
+        {"query": "Halvik", "answer": "0012", "document": "d0"},
+        {"query": "Ketterby", "answer": "a lighthouse", "document": "d1"},
+    ]
+    task = Task("q", "Where is Halvik?", ("a lighthouse",), data={"path": path})
+    env = begun(tasks=[task], k=1, observation_tokens=90, part_chars=24, count_tokens=len)
+    actions = env.expert()
+    assert actions == [
+        "<search>Halvik</search>",
+        *["<access>d0</access>"] * 3,
+        "<search>Ketterby</search>",
+        "<answer>a lighthouse</answer>",
+    ]
+    assert env.state.parts == {}
+    assert [env.step(action).reward for action in actions][-1] == 1

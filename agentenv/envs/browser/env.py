@@ -34,7 +34,7 @@ from agentenv.envs.browser.page import Notes
 from agentenv.envs.browser.session import Seen, Session
 from agentenv.envs.browser.sites import Site, Validator, miniwob, miniwob_task, miniwob_tasks, page_of
 from agentenv.envs.gui.actions import STOP, Action, Kind, action_text, parse_reply
-from agentenv.envs.gui.observation import PROMPT, opening, show
+from agentenv.envs.gui.observation import PROMPT, ScreenFormat, opening
 from agentenv.envs.gui.scene import ScreenScene
 from agentenv.envs.gui.screen import Screen
 from agentenv.errors import ConfigurationError, DatasetError, EnvFault, SnapshotError, UnknownName
@@ -103,6 +103,7 @@ class Browser(AsyncEnv[BrowserState]):
         validator: Validator | None = None,
         tree: bool = True,
         pixels: bool = False,
+        places: bool = True,
         max_steps: int = 20,
         prompt: str = PROMPT,
         driver: Driver | None = None,
@@ -117,6 +118,7 @@ class Browser(AsyncEnv[BrowserState]):
             validator: Gives the reward of a page that gives none itself; asked after every action.
             tree: Whether the policy sees the UI tree.
             pixels: Whether it sees the screen's image.
+            places: Whether the UI tree says where each element is.
             max_steps: Actions before the episode is cut.
             prompt: Opening message; must hold ``{goal}``; ``{actions}`` and ``{example}`` are filled too.
             driver: The browser; None takes the one that all environments of this process share.
@@ -135,7 +137,7 @@ class Browser(AsyncEnv[BrowserState]):
         if not self._site.begin and validator is None:
             raise ConfigurationError("these pages give no reward themselves; pass a validator")
         self._tasks = tuple(miniwob_tasks() if tasks is None and site is None else tasks or ())
-        self._validator, self._tree, self._pixels = validator, tree, pixels
+        self._validator, self._format = validator, ScreenFormat(tree=tree, pixels=pixels, places=places)
         self._max_steps, self._prompt = max_steps, prompt
         self._driver = driver or shared_driver()
 
@@ -186,11 +188,11 @@ class Browser(AsyncEnv[BrowserState]):
         address, page_seed = page_of(self._site, task), int(task.data.get("seed", drawn_seed))
         if (state := self.__dict__.get("state")) is not None:
             state.session.drop()
-        session = Session(self._driver, self._site, images=self._pixels)
+        session = Session(self._driver, self._site, images=self._format.pixels)
         seen = await self._on_driver(session.open(address, page_seed))
         goal = task.question or seen.goal
         self.state = BrowserState(task, goal, page_seed, session, seen)
-        pointing = "id" if self._tree else "coordinate"
+        pointing = "id" if self._format.tree else "coordinate"
         before = opening(goal, KINDS, pointing, self._prompt)
         return (self._shown(before),), {"task_id": task.id, "goal": goal}
 
@@ -198,7 +200,7 @@ class Browser(AsyncEnv[BrowserState]):
         return await asyncio.wrap_future(self._driver.submit(coroutine))
 
     def _shown(self, before: str) -> Message:
-        return show(self.screen(), tree=self._tree, pixels=self._pixels, before=before)
+        return self._format.message(self.screen(), before)
 
     def screen(self) -> Screen:
         """What is on the screen, with pixels where the policy sees them."""

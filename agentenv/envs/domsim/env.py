@@ -7,18 +7,18 @@ what the task wants: an order that was also placed, a mail that was also deleted
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from agentenv.core.env import Env
-from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult, ToolStatus
+from agentenv.core.types import EndReason, Info, Observation, Step, Task, ToolResult, ToolStatus
 from agentenv.envs.domsim.desktop import KINDS
 from agentenv.envs.domsim.raster import draw, png
 from agentenv.envs.domsim.tasks import DESKTOP, TEMPLATES, Posed, generate_domsim_tasks, solve
 from agentenv.envs.domsim.widgets import Widget
 from agentenv.envs.domsim.world import View, World
 from agentenv.envs.gui.actions import STOP, Action, Kind, action_text, parse_reply
-from agentenv.envs.gui.observation import PROMPT, opening, show
+from agentenv.envs.gui.observation import PROMPT, ScreenFormat, opening
 from agentenv.envs.gui.scene import ScreenScene
 from agentenv.envs.gui.screen import Screen, pointed
 from agentenv.errors import ConfigurationError, DatasetError
@@ -40,6 +40,8 @@ class DomSimState:
     world: World
     view: View
     turns: int = 0
+    past: list[tuple[Screen, str]] = field(default_factory=list)
+    """Earlier screens with what was said on each, where contexts are built from them."""
 
 
 class DomSim(Env[DomSimState]):
@@ -54,7 +56,9 @@ class DomSim(Env[DomSimState]):
         tasks: Sequence[Task] | None = None,
         tree: bool = True,
         pixels: bool = False,
+        places: bool = True,
         pointing: Pointing = "id",
+        window: int | None = None,
         max_steps: int = 30,
         prompt: str = PROMPT,
         render_mode: str | None = None,
@@ -66,7 +70,10 @@ class DomSim(Env[DomSimState]):
                 template and a world for each episode.
             tree: Whether the policy sees the UI tree.
             pixels: Whether it sees the screen's image (extra ``gui``).
+            places: Whether the UI tree says where each element is.
             pointing: How the expert and the prompt's example point at things; a policy may always do both.
+            window: None shows a screen once and keeps it; a number makes every observation a whole context with that many of
+                the newest screens, as ``agentenv/SemiOnlineGUI-v0`` does.
             max_steps: Actions before the episode is cut.
             prompt: Opening message; must hold ``{goal}``; ``{actions}`` and ``{example}`` are filled too.
             render_mode: ``ansi``, ``rgb_array`` or None.
@@ -75,12 +82,15 @@ class DomSim(Env[DomSimState]):
             ConfigurationError: no ``{goal}`` in the prompt, neither tree nor pixels, or ids without a tree.
         """
         super().__init__(render_mode=render_mode)
-        if "{goal}" not in prompt or max_steps < 1:
-            raise ConfigurationError("the prompt template must hold {goal}, and max_steps be at least 1")
+        if "{goal}" not in prompt or max_steps < 1 or (window is not None and window < 1):
+            raise ConfigurationError(
+                "the prompt template must hold {goal}, and max_steps and window be at least 1"
+            )
         if not tree and (not pixels or pointing == "id"):
             raise ConfigurationError("without the tree, pixels are needed, and pointing must be 'coordinate'")
         self._tasks = tuple(tasks) if tasks is not None else None
-        self._tree, self._pixels, self._pointing = tree, pixels, pointing
+        self._format = ScreenFormat(tree=tree, pixels=pixels, places=places)
+        self._pointing, self._window = pointing, window
         self._max_steps, self._prompt = max_steps, prompt
 
     @classmethod
@@ -106,8 +116,7 @@ class DomSim(Env[DomSimState]):
         posed = Posed(task.data["template"], str(task.data["seed"]))
         world = posed.start.__deepcopy__({})
         self.state = DomSimState(posed, world, DESKTOP.view(world))
-        goal = opening(posed.goal, KINDS, self._pointing, self._prompt)
-        return (self._shown(goal),), {"task_id": task.id, "goal": posed.goal}
+        return self._shown(), {"task_id": task.id, "goal": posed.goal}
 
     def _drawn(self) -> Task:
         if self._tasks is not None:
@@ -118,13 +127,21 @@ class DomSim(Env[DomSimState]):
         seed = str(self.np_random.integers(WORLDS))
         return Task(f"{template}/{seed}", "", data={"template": template, "seed": seed})
 
-    def _shown(self, before: str) -> Message:
-        return show(self.screen(), tree=self._tree, pixels=self._pixels, before=before)
+    def _shown(self, told: str = "") -> Observation:
+        """What the policy sees now: what is new, or all of its context; ``told`` came of the last action."""
+        state, screen = self.state, self.screen()
+        before = f"\n{told}\n" if told else "\n"
+        if self._window is None and state.turns:
+            return (self._format.message(screen, before),)
+        goal = opening(state.posed.goal, KINDS, self._pointing, self._prompt)
+        if self._window is None:
+            return (self._format.message(screen, goal),)
+        return self._format.context(goal, state.past, screen, self._window, before if told else "")
 
     def screen(self) -> Screen:
         """What is on the screen, with pixels where the policy sees them."""
         screen = self.state.view.screen
-        return screen.with_image(png(screen)) if self._pixels else screen
+        return screen.with_image(png(screen)) if self._format.pixels else screen
 
     def step(self, action: str) -> Step:
         """Carries out the one action of ``action``.
@@ -136,6 +153,8 @@ class DomSim(Env[DomSimState]):
         state = self.state
         reply = parse_reply(action, KINDS)
         state.turns += 1
+        if self._window is not None:
+            state.past.append((self.screen(), action))
         if reply.action is not None and reply.action.kind is Kind.TERMINATE:
             done = reply.action.text == "success" and state.posed.achieved(state.world)
             return self.result((), reward=float(done), end=EndReason.SUBMITTED)
@@ -151,7 +170,7 @@ class DomSim(Env[DomSimState]):
         common: dict[str, Any] = {"valid": reply.action is not None, "tool_results": (result,)}
         if state.turns >= self._max_steps:
             return self.result((), end=EndReason.TURN_LIMIT, truncated=True, **common)
-        return self.result((self._shown(f"\n{wrong}\n" if wrong else "\n"),), **common)
+        return self.result(self._shown(wrong), **common)
 
     def anchor_key(self) -> str:
         """Task and world, the page and what stands in its form included; the way to it does not matter."""

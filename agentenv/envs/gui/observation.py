@@ -1,8 +1,9 @@
 """How a graphical environment speaks to a policy: the opening, and a screen as a message."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
-from agentenv.core.types import Message, Part
+from agentenv.core.types import Message, Observation, Part
 from agentenv.envs.gui.actions import GRAMMAR, Kind
 from agentenv.envs.gui.screen import Screen, image_part
 
@@ -41,20 +42,48 @@ def usage(kind: Kind) -> str:
     return f"{kind}({', '.join([*needed, *(f'[{name}]' for name in optional)])})"
 
 
-def show(screen: Screen, *, tree: bool, pixels: bool, before: str = "") -> Message:
-    """``screen`` as the user's message.
+@dataclass(frozen=True)
+class ScreenFormat:
+    """How screens are told to a policy."""
 
-    Args:
-        screen: What is to be seen.
-        tree: Whether the UI tree is part of it.
-        pixels: Whether the image is, resized as ``image_part`` does.
-        before: Text that stands first: a goal, or what came of the last action.
+    tree: bool = True
+    """Whether the UI tree is part of a message; where there is no image it always is."""
+    pixels: bool = False
+    """Whether the image is, resized as ``image_part`` does."""
+    places: bool = True
+    """Whether the UI tree says where each element is."""
 
-    Raises:
-        MissingExtra: ``pixels`` without pillow.
-        EnvFault: ``pixels`` of a screen whose image cannot be read.
-    """
-    text = f"{before}{screen.as_text() if tree else ''}\n"
-    if not pixels or screen.image is None:
-        return Message("user", text)
-    return Message("user", (Part("text", text), image_part(screen.image)))
+    def message(self, screen: Screen, before: str = "") -> Message:
+        """``screen`` as the user's message.
+
+        Args:
+            screen: What is to be seen.
+            before: Text that stands first: a goal, or what came of the last action.
+
+        Raises:
+            MissingExtra: pixels without pillow.
+            EnvFault: pixels of a screen whose image cannot be read.
+        """
+        text = f"{before}{screen.as_text(places=self.places) if self.tree or screen.image is None else ''}\n"
+        if not self.pixels or screen.image is None:
+            return Message("user", text)
+        return Message("user", (Part("text", text), image_part(screen.image)))
+
+    def context(
+        self, system: str, past: Sequence[tuple[Screen, str]], now: Screen, window: int, before: str = ""
+    ) -> Observation:
+        """All that a policy sees in one turn, as UI-S1 has it: the goal, its own history, the newest screens.
+
+        Args:
+            system: Opening text, with the goal.
+            past: Earlier screens, each with what was said on it.
+            now: The present screen.
+            window: Newest screens that are shown; of earlier ones it only says that there was one.
+            before: What came of the last action.
+        """
+        messages = [Message("system", system)]
+        hidden = len(past) + 1 - window
+        for index, (screen, said) in enumerate(past):
+            shown = Message("user", "[an earlier screen]\n") if index < hidden else self.message(screen)
+            messages += [shown, Message("assistant", said)]
+        return (*messages, self.message(now, before))

@@ -65,13 +65,14 @@ class Element(NamedTuple):
     states: tuple[str, ...] = ()
     """Of checked, selected, expanded, focused, disabled, in this order."""
 
-    def line(self) -> str:
-        """``[3] textbox "Name" = "Ann" (focused) at 120,40``: id, role, text, value, states, centre."""
+    def line(self, *, places: bool = True) -> str:
+        """``[3] textbox "Name" = "Ann" (focused) at 120,40``: id, role, text, value, states and, with ``places``, centre."""
         value = f" = {json.dumps(self.value, ensure_ascii=False)}" if self.value else ""
         states = f" ({', '.join(self.states)})" if self.states else ""
         x, y = self.box.centre
         text = json.dumps(self.text, ensure_ascii=False)
-        return f"[{self.id}] {self.role} {text}{value}{states} at {x:.0f},{y:.0f}"
+        place = f" at {x:.0f},{y:.0f}" if places else ""
+        return f"[{self.id}] {self.role} {text}{value}{states}{place}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,9 @@ class Screen:
     image: bytes | Path | None = None
     """A PNG, or the file of one; None where there are no pixels."""
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Screen":
+        return self
+
     def element(self, id: str) -> Element | None:
         """The element that actions call ``id``."""
         return next((element for element in self.elements or () if element.id == id), None)
@@ -96,9 +100,9 @@ class Screen:
         held = [element for element in self.elements or () if element.box.holds(point)]
         return min(reversed(held), key=lambda element: element.box.area, default=None)
 
-    def as_text(self) -> str:
+    def as_text(self, *, places: bool = True) -> str:
         """The UI tree, one element a line, under a head line."""
-        lines = [element.line() for element in self.elements or ()]
+        lines = [element.line(places=places) for element in self.elements or ()]
         return "\n".join([f"Screen {self.width}x{self.height}: {self.title}", *lines])
 
     def with_image(self, image: bytes | Path | None) -> "Screen":

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from agentenv.core.env import AsyncEnv
-from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult, ToolStatus
+from agentenv.core.types import EndReason, Info, Observation, Step, Task, ToolResult, ToolStatus
 from agentenv.data.splits import in_split
 from agentenv.envs.gui.actions import STOP, Kind, Reply, action_text, parse_reply
 from agentenv.envs.gui.matching import MatchResult, get_matcher
-from agentenv.envs.gui.observation import PROMPT, opening, show
+from agentenv.envs.gui.observation import PROMPT, ScreenFormat, opening
 from agentenv.envs.gui.recordings import RecordedStep, Recording, expert_action, load_recordings
 from agentenv.envs.gui.rewards import Weights, step_reward
 from agentenv.envs.gui.scene import ScreenScene
@@ -73,6 +73,7 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         kinds: Sequence[str] = tuple(Kind),
         by_id: bool = True,
         pixels: bool = False,
+        places: bool = True,
         window: int = 2,
         reveal_gold: bool = False,
         prompt: str = PROMPT,
@@ -92,6 +93,7 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
             kinds: The actions that are offered.
             by_id: Whether the prompt's example and patches point by element id, where a screen has a tree.
             pixels: Whether the policy sees images, resized (extra ``gui``).
+            places: Whether the UI tree says where each element is.
             window: Newest screens that stay in the context; the words of the history all do.
             reveal_gold: Whether ``info`` has the expert's action.
             prompt: System message; must hold ``{goal}``; ``{actions}`` and ``{example}`` are filled too.
@@ -113,7 +115,8 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         self._tasks = None if tasks is None else tuple(tasks)
         self._match, self._weights = get_matcher(matcher), weights
         self._patch, self._budget, self._thoughts = patch, patch_budget, thoughts
-        self._kinds, self._by_id, self._pixels, self._window = tuple(map(Kind, kinds)), by_id, pixels, window
+        self._kinds, self._by_id, self._window = tuple(map(Kind, kinds)), by_id, window
+        self._format = ScreenFormat(tree=not pixels, pixels=pixels, places=places)
         self._reveal_gold, self._prompt = reveal_gold, prompt
 
     @classmethod
@@ -254,20 +257,10 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         """System message, own history, newest screens: all that the policy sees."""
         state = self.state
         pointing = "id" if self._by_id else "coordinate"
-        messages = [Message("system", opening(state.recording.goal, self._kinds, pointing, self._prompt))]
-        now = len(state.history)
-        for index in range(now + 1):
-            step = state.recording.steps[index]
-            shown = step.screen.at_size(*step.shown)
-            if index > now - self._window:
-                messages.append(
-                    show(shown, tree=not self._pixels or shown.image is None, pixels=self._pixels)
-                )
-            else:
-                messages.append(Message("user", "[an earlier screen]\n"))
-            if index < now:
-                messages.append(Message("assistant", state.history[index].text))
-        return tuple(messages)
+        system = opening(state.recording.goal, self._kinds, pointing, self._prompt)
+        shown = [step.screen.at_size(*step.shown) for step in state.recording.steps[: len(state.history) + 1]]
+        past = [(screen, turn.text) for screen, turn in zip(shown, state.history, strict=False)]
+        return self._format.context(system, past, shown[-1], self._window)
 
     def expert(self) -> Sequence[str]:
         """The recorded actions, with their thoughts."""

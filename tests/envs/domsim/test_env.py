@@ -208,3 +208,28 @@ def test_tasks_that_cannot_be_posed() -> None:
         env.reset(options={"task": Task("t", "q")})
     with pytest.raises(UnknownName, match="mail-star"):
         env.reset(options={"task": task("mail-stars")})
+
+
+def test_whole_contexts_forget_old_screens_and_tell_what_went_wrong() -> None:
+    env = DomSim(window=2, places=False, prompt="{goal}\n")
+    opening, _ = env.reset(seed=0, options={"task": task("mail-star")})
+    assert [message.role for message in opening] == ["system", "user"]
+    assert " at " not in opening[1].text
+    script = env.expert()
+    env.step(script[0])
+    wrong = action_text(Action(Kind.CLICK, id="99"), "nothing")
+    shown = env.step(wrong).observation
+    assert [message.role for message in shown] == ["system", "user", "assistant", "user", "assistant", "user"]
+    assert shown[1].text == "[an earlier screen]\n"
+    assert [shown[2].text, shown[4].text] == [script[0], wrong]
+    told = env.state.past[-1][0].as_text(places=False)
+    assert shown[3].text == f"{told}\n"
+    assert shown[5].text.startswith("\nThere is nothing.\nScreen")
+
+
+def test_a_copy_keeps_its_own_past() -> None:
+    env = DomSim(window=1)
+    env.reset(seed=0, options={"task": task("mail-star")})
+    (twin,) = env.fork()
+    env.step(env.expert()[0])
+    assert (len(env.state.past), len(twin.state.past)) == (1, 0)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.envs.gui.actions import Action, Kind
-from agentenv.envs.gui.observation import opening, show, usage
+from agentenv.envs.gui.observation import ScreenFormat, opening, usage
 from agentenv.envs.gui.screen import Box, Element, Screen, from_json, image_part, pointed, resized, to_json
 from agentenv.errors import ConfigurationError, EnvFault
 
@@ -72,7 +72,7 @@ def test_an_image_becomes_a_resized_part(tmp_path: Path) -> None:
     image.new("RGB", (100, 50), "red").save(held, "PNG")
     part = image_part(held.getvalue())
     assert image.open(io.BytesIO(part.image)).size == (112, 56)
-    message = show(SCREEN.with_image(held.getvalue()), tree=False, pixels=True, before="look")
+    message = ScreenFormat(tree=False, pixels=True).message(SCREEN.with_image(held.getvalue()), "look")
     assert message.text == "look\n"
     (tmp_path / "bad.png").write_bytes(b"no image")
     for bad in (tmp_path / "bad.png", tmp_path / "none.png", b"no image"):

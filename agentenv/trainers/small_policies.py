@@ -1,0 +1,62 @@
+"""What the warm starts of small policies share: a model and a tokenizer of their own, imitating demonstrations."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import torch
+
+from agentenv.policies.hf import HFPolicy
+from agentenv.policies.tiny import build_model, build_tokenizer
+from agentenv.trainers.supervised import Display, Lesson, drawn, fit
+
+
+@dataclass(frozen=True)
+class SmallPolicyConfig:
+    """How a small policy is made from nothing."""
+
+    seed: int = 0
+    """Seeds the weights, the tasks and the demonstrators."""
+    tasks: int = 1200
+    """Demonstrated tasks of the training split; they are gone through again and again."""
+    steps: int = 900
+    """Optimiser steps."""
+    episodes: int = 32
+    """Demonstrations an optimiser step."""
+    layers: int = 3
+    """Layers of the model."""
+    heads: int = 3
+    """Heads of 32 a layer."""
+    matrix_rate: float = 0.02
+    """Peak step size of Muon."""
+    vector_rate: float = 3e-3
+    """Peak step size of AdamW."""
+    page_weight: float = 0.05
+    """Loss weight of what the policy reads against 1 for what it writes."""
+    judged: int = 100
+    """Tasks of the dev split on which it is judged at the end."""
+
+
+def imitation(
+    texts: Sequence[str],
+    tags: Sequence[str],
+    rows_of: Callable[[Any], Sequence[Lesson]],
+    config: SmallPolicyConfig,
+    display: Display,
+) -> tuple[HFPolicy, int]:
+    """A policy from nothing that imitates demonstrations, and the number of tokens that it saw.
+
+    Args:
+        texts: What the tokenizer is learned from.
+        tags: Names of tags that are one token each.
+        rows_of: From the tokenizer to the demonstrations as lessons.
+        config: Sizes and step sizes.
+        display: Who is told how far it is.
+    """
+    torch.manual_seed(config.seed)
+    tokenizer = build_tokenizer(texts, tags)
+    policy = HFPolicy(build_model(tokenizer, layers=config.layers, heads=config.heads, inner=256), tokenizer)
+    display.phase("imitation", config.steps)
+    steps = drawn(rows_of(tokenizer), config.episodes, config.page_weight, Random(config.seed + 1))
+    return policy, fit(policy, steps, config.steps, 1.0, config, display)
