@@ -70,6 +70,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--documents", type=int, default=1000, help="documents of the world that is played on"
     )
+    parser.add_argument(
+        "--searches", type=int, nargs=2, default=(1, 2), help="least and most searches of a proposer"
+    )
     parser.add_argument("--seeds", type=int, default=3, help="train: seeds of each arm, 2 to 5")
     parser.add_argument("--steps", type=int, default=40, help="train: optimiser steps of each run")
     parser.add_argument("--questions", type=int, default=16, help="train: games a step")
@@ -88,6 +91,7 @@ def preset(args: argparse.Namespace, **more: Any) -> TrainConfig:
         "threads": args.threads,
         "train.world.documents": args.documents,
         "search.encoder": "hash",
+        "rollout.strategy_options.searches": list(args.searches),
     } | more
     flags = [word for key, value in values.items() for word in (f"--{key}", str(value))]
     return override(load_config("self-play"), flags)

@@ -52,14 +52,19 @@ def config_of(values: Mapping[str, Any], place: str) -> TrainConfig:
         UnknownName: no such preset or key.
         ConfigurationError: a key or value is wrong.
     """
+    return parse_config(_on_its_base(values, place), place)
+
+
+def _on_its_base(values: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """``values`` in what they start from, which may itself start from a preset."""
     own = {key: value for key, value in values.items() if key != "base"}
     if "base" not in values:
-        return parse_config(own, place)
+        return own
     base = str(values["base"])
     if base not in presets():
         raise UnknownName.among(f"preset to be the base of {place}:", base, presets())
     _check_keys(own, TrainConfig().model_dump(), place)
-    return parse_config(merged(_read_toml(presets()[base]), own), place)
+    return merged(_on_its_base(_read_toml(presets()[base]), f"preset {base}"), own)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def astray(wanted: str, turn: int, slip_at: int, screen: Screen, rng: Random) ->
     return action_text(Action(Kind.CLICK, id=used.id), f"I use click on {used.role} {used.text!r}.")
 
 
-CROWD: Mapping[Demonstrator, float] = {careful: 0.40, hasty: 0.25, astray: 0.35}
+CROWD: Mapping[Demonstrator, float] = {careful: 0.50, hasty: 0.30, astray: 0.20}
 """Share of each demonstrator."""
 
 

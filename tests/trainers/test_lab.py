@@ -24,7 +24,7 @@ from agentenv.trainers.lab import (
     run_trial,
     score,
 )
-from agentenv.trainers.lab_page import figures_of, mean_curve, write_page
+from agentenv.trainers.lab_page import figures_of, mean_curve, page, write_page
 
 ARMS: dict[str, dict[str, Any]] = {"a": {}, "b": {"optimization": {"estimator": "dr_grpo"}}}
 WORLD = {"documents": 200, "questions": 4}
@@ -156,6 +156,20 @@ def test_the_page_says_what_was_found(tmp_path: Path) -> None:
     assert "10 runs are still missing" in text
     assert "a and b are not decided yet" in text
     assert not (tmp_path / "pages" / "none.svg").exists()
+
+
+def test_searches_and_turns_are_told_where_there_are_any() -> None:
+    pair = experiment(per_look=2, looks=1)
+    costs = [{"em": 0.5, "turns": 2.5, "searches": 1.5}, {"em": 0.0, "turns": 2.0, "searches": 1.0}]
+    runs = {"a": [result(0.0, [0.1]) | {"after": cost} for cost in costs], "b": [result(0.2, [0.1])]}
+    figures = figures_of("pair", pair, runs)
+    assert figures["arms"]["a"]["turns"]["mean"] == 2.25
+    assert figures["arms"]["a"]["searches_per_right"]["values"] == [3.0]  # the second found nothing right
+    assert figures["arms"]["b"]["turns"]["values"] == []
+    row = next(
+        line for line in page("pair", pair, figures, drawn=False).splitlines() if line.startswith("| a |")
+    )
+    assert row.endswith("| 2.250 [-0.927, 5.427] | 3.000 |")  # half = 12.706 * .3536 / sqrt(2)
 
 
 @pytest.fixture(scope="module")
