@@ -37,8 +37,8 @@ class Warmstart:
     """Starts from the shipped policy as it is: for search, steps on a crowd or on the roles of self-play are made."""
     reader: Path | None = None
     """Folder of a reader that an earlier call with --crowd-steps 0 made; only the crowd phase is run."""
-    imitate: str | None = None
-    """A preset or TOML file of a run: its policy learns what the expert of its environment does on its training tasks."""
+    imitate: tuple[str, ...] = ()
+    """Presets or TOML files of runs: the policy of the first learns what the experts of all do on their training tasks."""
     steps: int | None = None
     """Optimiser steps of --env code, --env desktop and --imitate."""
 
@@ -111,7 +111,7 @@ class Warmstart:
         from agentenv.trainers.expert_warmstart import expert_warmstart
 
         steps = 100 if self.steps is None else self.steps
-        return expert_warmstart(load_config(str(self.imitate)), display, self.out, steps=steps)
+        return expert_warmstart([load_config(name) for name in self.imitate], display, self.out, steps=steps)
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """How well it does, cost, and where the policy is."""

@@ -96,12 +96,13 @@ class ExtractivePolicy:
 
 
 def act(text: str) -> str:
-    """What to write after ``text``: a search with the question, or an answer where one was made."""
+    """What to write after ``text``: a search with the question, or an answer where one was made or pages are shown."""
     asked = _QUESTION.search(text)
     question = (asked[1] if asked else text.strip().splitlines()[0]).strip()
-    if f"<search>{question}</search>" not in text:
+    pages = pages_of(text)
+    if not pages and f"<search>{question}</search>" not in text:
         return f"<search>{question}</search>"
-    return f"<answer>{answer(question, pages_of(text))}</answer>"
+    return f"<answer>{answer(question, pages)}</answer>"
 
 
 def pages_of(text: str) -> list[Page]:

@@ -44,6 +44,8 @@ _USED = ("button", "listitem", "switch", "tab")
 class DesktopWarmstartConfig(SmallPolicyConfig):
     """How the policy is made."""
 
+    steps: int = 400
+    """Optimiser steps."""
     templates: Sequence[str] = TEMPLATES
     """Kinds of task."""
 

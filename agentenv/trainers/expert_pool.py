@@ -7,7 +7,6 @@ from pathlib import Path
 from agentenv.core.rollout import Start
 from agentenv.core.trajectory import Trajectory, to_record
 from agentenv.evaluation.ground import Ground, open_ground
-from agentenv.policies.hf import HFPolicy
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.rescue import play_demonstration
 from agentenv.trainers.run import as_declared, chat_of, rollout_config, trained_policy
@@ -29,7 +28,7 @@ def record_expert(config: TrainConfig, path: Path) -> int:
     Raises:
         ConfigurationError: the environment has no expert for a task, or the configuration cannot be used.
     """
-    shown, _ = expert_episodes(config)
+    shown = expert_episodes(config)
     lines = "".join(json.dumps(to_record(trajectory)) + "\n" for trajectory in shown)
     part = path.with_suffix(".part")
     part.write_text(lines, encoding="utf-8")
@@ -37,8 +36,8 @@ def record_expert(config: TrainConfig, path: Path) -> int:
     return len(shown)
 
 
-def expert_episodes(config: TrainConfig) -> tuple[list[Trajectory], HFPolicy]:
-    """What the expert does on the training tasks of ``config``, where it succeeds, and the policy that spells it.
+def expert_episodes(config: TrainConfig) -> list[Trajectory]:
+    """What the expert does on the training tasks of ``config``, where it succeeds, spelt by the policy's tokenizer.
 
     Raises:
         ConfigurationError: the environment has no expert for a task, or the configuration cannot be used.
@@ -52,7 +51,7 @@ def expert_episodes(config: TrainConfig) -> tuple[list[Trajectory], HFPolicy]:
     settings = rollout_config(config, temperature=config.rollout.temperature)
     stage = Stage(policy, chat_of(config, policy), settings, policy.tokenizer.decode, name="expert")
     places = range(len(ground.source.tasks))
-    return [one for place in places for one in asyncio.run(_play(ground, place, stage))], policy
+    return [one for place in places for one in asyncio.run(_play(ground, place, stage))]
 
 
 async def _play(ground: Ground, place: int, stage: Stage) -> list[Trajectory]:

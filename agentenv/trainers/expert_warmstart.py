@@ -1,10 +1,11 @@
-"""``agentenv warmstart --imitate RUN``: a policy learns to do as an environment's expert, so that it can be trained there.
+"""``agentenv warmstart --imitate RUN ...``: a policy learns to do as the experts of environments, to be trained there.
 
 It is supervised learning on what the expert does on the training tasks of a run, wherever it succeeds, spelt in the policy's
 tokens and seen as the policy will see it. Few steps leave a policy that knows how to act and errs often.
 """
 
 import time
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from random import Random
@@ -17,48 +18,72 @@ from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.denormals import flushed_denormals
 from agentenv.trainers.expert_pool import expert_episodes
 from agentenv.trainers.grpo import episode_card
-from agentenv.trainers.run import as_declared
+from agentenv.trainers.run import as_declared, trained_policy
 from agentenv.trainers.supervised import Display, Figures, Lesson, drawn, fit, write_policy
 from agentenv.trainers.warmstart import WarmstartConfig
 
 
 @flushed_denormals()
 def expert_warmstart(
-    config: TrainConfig, display: Display, out: Path, *, steps: int, episodes: int = 32, rate: float = 0.25
+    runs: Sequence[TrainConfig],
+    display: Display,
+    out: Path,
+    *,
+    steps: int,
+    episodes: int = 32,
+    rate: float = 0.25,
 ) -> Figures:
-    """Makes the policy, from the one that ``config`` names, and writes it to ``out``.
+    """Makes the policy, from the one that the first run names, and writes it to ``out``.
 
     Args:
-        config: The run whose training tasks are shown, and whose policy, environment and budgets count.
+        runs: Whose training tasks are shown; policy, environment and budgets of the first are those of the card.
         display: Who is told how far it is.
         out: Folder to write.
         steps: Optimiser steps.
-        episodes: Episodes a step.
+        episodes: Episodes a step, drawn from those of all runs.
         rate: Share of the tiny policy's peak step sizes.
 
     Returns:
         The figures of its card: episodes shown, tokens seen, minutes.
 
     Raises:
-        ConfigurationError: the environment has no expert, it succeeds nowhere, or the run cannot be configured so.
+        ConfigurationError: an environment has no expert, one succeeds nowhere, or a run cannot be configured so.
     """
     began = time.perf_counter()
-    torch.set_num_threads(config.threads)
-    torch.manual_seed(config.seed)
+    first = runs[0]
+    torch.set_num_threads(first.threads)
+    torch.manual_seed(first.seed)
     display.phase("demonstrations", 0)
-    played, policy = expert_episodes(config)
-    shown = [trajectory for trajectory in played if found_its_sources(trajectory)]
+    policy = trained_policy(first)
+    shown = [
+        episode
+        for config in runs
+        for episode in demonstrations(config.model_copy(update={"policy": first.policy}))
+    ]
     lessons = [lesson for trajectory in shown for lesson in lessons_of(trajectory)]
-    if not lessons:
-        raise ConfigurationError(f"the expert of {config.env.id} succeeds on no training task of this run")
     display.phase("imitation", steps)
-    asked = drawn(lessons, episodes, 0.0, Random(config.seed))
+    asked = drawn(lessons, episodes, 0.0, Random(first.seed))
     tokens = fit(policy, asked, steps, rate, WarmstartConfig(), display)
     minutes = (time.perf_counter() - began) / 60
     figures: Figures = {"demonstrations": len(shown), "tokens": tokens, "minutes": minutes}
-    text = _CARD.format(config=config, steps=steps, **figures)
-    write_policy(policy, figures, episode_card(as_declared(config)), text, out)
+    names = ", ".join(f"`{config.env.id}`" for config in runs)
+    text = _CARD.format(policy=first.policy, names=names, steps=steps, **figures)
+    write_policy(policy, figures, episode_card(as_declared(first)), text, out)
     return figures
+
+
+def demonstrations(config: TrainConfig) -> list[Trajectory]:
+    """The episodes of a run's expert that are worth imitating.
+
+    Raises:
+        ConfigurationError: there is none, or no expert.
+    """
+    shown = [trajectory for trajectory in expert_episodes(config) if found_its_sources(trajectory)]
+    if not shown:
+        raise ConfigurationError(
+            f"the expert of {config.env.id} succeeds on no training task of {config.name}"
+        )
+    return shown
 
 
 def found_its_sources(trajectory: Trajectory) -> bool:
@@ -90,6 +115,6 @@ def lessons_of(trajectory: Trajectory) -> list[Lesson]:
 _CARD = """\
 # A policy that imitated an expert
 
-From `{config.policy}` by {steps} supervised steps on {demonstrations} episodes of the expert of `{config.env.id}`
+From `{policy}` by {steps} supervised steps on {demonstrations} episodes of the expert of {names}
 (`agentenv warmstart --imitate`): {tokens:,} tokens in {minutes:.1f} minutes.
 """

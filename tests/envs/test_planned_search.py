@@ -84,9 +84,10 @@ def test_a_policy_is_a_generator() -> None:
 
 
 def test_the_default_generator_needs_no_model() -> None:
-    assert rewards("<search>Halvik lies</search>", READY, generator=make_generator("scripted:extractive"))[
-        -1
-    ] in (0.0, 1.0)
+    reader = make_generator("scripted:extractive")
+    assert rewards("<search>Halvik</search>", READY, generator=reader) == pytest.approx([0.15, 1.0])
+    assert rewards("<search>Ketterby</search>", READY, generator=reader) == pytest.approx([-0.05, 0.0])
+    assert rewards(READY, generator=reader) == [0.0]
     with pytest.raises(UnknownName, match="No policy 'gpt'"):
         make_generator("gpt")
     with pytest.raises(ConfigurationError, match="search_cost=-1"):

@@ -66,8 +66,8 @@ def test_each_row_is_a_lesson() -> None:
 
 
 def test_the_policy_comes_with_the_card_of_its_run(tmp_path: Path) -> None:
-    figures = expert_warmstart(run(), Silent(), tmp_path / "policy", steps=2, episodes=2)
-    assert 0 < figures["demonstrations"] <= 6
+    figures = expert_warmstart([run(), run(seed=1)], Silent(), tmp_path / "policy", steps=2, episodes=2)
+    assert 0 < figures["demonstrations"] <= 12
     assert figures["tokens"] > 0
     card = read_card(tmp_path / "policy")
     assert (card.env, card.prompt, card.turn_tokens) == ("agentenv/JudgedSearch-v0", "{question}", 32)
@@ -81,10 +81,12 @@ def test_the_policy_comes_with_the_card_of_its_run(tmp_path: Path) -> None:
 def test_an_expert_that_never_succeeds_teaches_nothing(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="succeeds on no training task"):
         expert_warmstart(
-            run(
-                env={"options": {"max_turns": 0, "scorer": "em_squad"}},
-                rollout={"context_tokens": 40, "turn_tokens": 1},
-            ),
+            [
+                run(
+                    env={"options": {"max_turns": 0, "scorer": "em_squad"}},
+                    rollout={"context_tokens": 40, "turn_tokens": 1},
+                )
+            ],
             Silent(),
             tmp_path / "policy",
             steps=1,
@@ -94,4 +96,6 @@ def test_an_expert_that_never_succeeds_teaches_nothing(tmp_path: Path) -> None:
 
 def test_an_environment_without_an_expert_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="has no expert"):
-        expert_warmstart(run(env={"id": "agentenv/PlannedSearch-v0"}), Silent(), tmp_path / "policy", steps=1)
+        expert_warmstart(
+            [run(env={"id": "agentenv/PlannedSearch-v0"})], Silent(), tmp_path / "policy", steps=1
+        )
