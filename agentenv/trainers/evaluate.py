@@ -10,11 +10,13 @@ from agentenv.core.rollout import RolloutConfig, Start, rollout
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.bounds import measure_bounds
-from agentenv.evaluation.ground import Ground, index_recall
+from agentenv.evaluation.ground import Ground, index_recall, open_ground
 from agentenv.evaluation.records import RESULTS, read_evaluation, write_evaluation
-from agentenv.evaluation.results import summarize
+from agentenv.evaluation.results import score_of, summarize
 from agentenv.evaluation.runner import play, to_record
-from agentenv.trainers.run import Run, rollout_config
+from agentenv.policies.spec import make_policy
+from agentenv.trainers.config import TrainConfig
+from agentenv.trainers.run import Run, as_declared, chat_of, rollout_config
 from agentenv.trainers.stage import Stage
 from agentenv.trainers.strategies import get_strategy, play_groups
 
@@ -125,3 +127,18 @@ def _summary(
 
 def _policy_name(run: Run) -> str:
     return f"{run.config.policy} at step {run.policy.version}"
+
+
+def score_under(config: TrainConfig) -> float:
+    """The mean score of the policy of ``config`` on its test tasks, greedy, by the first scorer; a fault scores 0."""
+    config = as_declared(config)
+    policy = make_policy(config.policy)
+
+    def count(text: str) -> int:
+        return len(policy.tokenizer.encode(text, add_special_tokens=False))
+
+    ground = open_ground(config.test, config.search, config.env, count)
+    greedy = rollout_config(config, temperature=0.0)
+    played = play(policy, chat_of(config, policy), ground.make_env, ground.source.tasks, greedy, name="test")
+    scores = [score_of(to_record(trajectory), config.evaluation.scorers[0]) for trajectory in played]
+    return sum(scores) / len(scores)

@@ -5,6 +5,7 @@ and one that is finished is never repeated. After each look of a group sequentia
 whose comparisons are all decided runs no more. A sitting may end anywhere.
 """
 
+import json
 import shutil
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -18,12 +19,14 @@ from pydantic import Field, ValidationError, model_validator
 
 from agentenv.data.sources import Frozen
 from agentenv.errors import ConfigurationError, UnknownName
-from agentenv.evaluation.records import RESULTS, read_json
+from agentenv.evaluation.records import RESULTS, read_json, write_atomically
 from agentenv.evaluation.report import METRICS, read_lines
 from agentenv.evaluation.sequential import Decision, Verdict, compare_sequentially
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.config_files import config_of, dump_config, merged
 
+TESTS = "tests.json"
+"""What ``Experiment.tests`` gave: of a result beside it, of the start in the folder of the experiment."""
 Json = dict[str, Any]
 Scores = Mapping[str, Sequence[float]]
 
@@ -58,6 +61,10 @@ class Experiment(Frozen):
     arms: dict[str, dict[str, Any]]
     """For each arm what it changes in ``base``."""
 
+    tests: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Conditions under which the start and every result are tested besides, on the test tasks: each by what it changes in
+    the run of the arm, such as another retriever or environment."""
+
     @model_validator(mode="after")
     def _comparable(self) -> Self:
         unknown = {name for family in self.families for name in family} - set(self.arms)
@@ -82,6 +89,15 @@ class Experiment(Frozen):
         """
         values = merged(self.base, self.arms[arm])
         return config_of(values | {"name": f"{arm}-{seed}", "seed": seed}, f"arm {arm}")
+
+    def tested(self, values: Mapping[str, Any], policy: str) -> Json:
+        """The score of ``policy`` under each of ``tests``, in a run of these ``values``."""
+        from agentenv.trainers.evaluate import score_under
+
+        conditions = {
+            name: merged(merged(values, changes), {"policy": policy}) for name, changes in self.tests.items()
+        }
+        return {name: score_under(config_of(changed, f"test {name}")) for name, changed in conditions.items()}
 
 
 def rollouts_of(config: TrainConfig) -> int:
@@ -127,11 +143,15 @@ def finished(experiment: Experiment, out: Path) -> dict[str, list[Json]]:
     """The finished runs of each arm by seed, from 0 up to the first that is missing: results and metrics."""
     most = experiment.per_look * experiment.looks
     runs: dict[str, list[Json]] = {}
+    needed = (RESULTS, TESTS) if experiment.tests else (RESULTS,)
     for arm in experiment.arms:
         folders = (Trial(arm, seed).folder(out) for seed in range(most))
-        done = takewhile(lambda folder: (folder / RESULTS).is_file(), folders)
+        done = takewhile(lambda folder: all((folder / name).is_file() for name in needed), folders)
         runs[arm] = [
-            read_json(folder / RESULTS) | {"metrics": read_lines(folder / METRICS)} for folder in done
+            read_json(folder / RESULTS)
+            | {"metrics": read_lines(folder / METRICS)}
+            | ({"tests": read_json(folder / TESTS)} if experiment.tests else {})
+            for folder in done
         ]
     return runs
 
@@ -213,5 +233,15 @@ def run_trial(experiment: Experiment, trial: Trial, out: Path, display: Any) -> 
     if begun.is_file() and begun.read_text(encoding="utf-8") != dump_config(config):
         raise ConfigurationError(f"{path} holds a run of another configuration: choose another --out")
     train(RunFolder.open(path) if begun.is_file() else RunFolder.create(path, config), display)
+    if experiment.tests:
+        if not (out / TESTS).is_file():
+            start = str(config_of(experiment.base, "base").policy)
+            _write(out / TESTS, experiment.tested(experiment.base, start))
+        values = merged(experiment.base, experiment.arms[trial.arm])
+        _write(path / TESTS, experiment.tested(values, f"hf:{path / 'policy'}"))
     for name in ("checkpoints", "policy", "policy-second", "league"):
         shutil.rmtree(path / name, ignore_errors=True)
+
+
+def _write(path: Path, figures: Json) -> None:
+    write_atomically(path, json.dumps(figures, indent=1) + "\n")

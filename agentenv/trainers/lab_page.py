@@ -7,10 +7,20 @@ from statistics import fmean, stdev
 from typing import Any
 
 from agentenv.evaluation.charts import Curve, comparison_chart
-from agentenv.evaluation.records import write_atomically
+from agentenv.evaluation.records import read_json, write_atomically
 from agentenv.evaluation.sequential import Decision, Verdict
 from agentenv.trainers.allocation import half_width
-from agentenv.trainers.lab import Experiment, Json, curve, decide, finished, pending, rollouts_of, score
+from agentenv.trainers.lab import (
+    TESTS,
+    Experiment,
+    Json,
+    curve,
+    decide,
+    finished,
+    pending,
+    rollouts_of,
+    score,
+)
 
 MEASURES = {
     "after": "score on the test tasks afterwards",
@@ -29,6 +39,8 @@ def write_page(name: str, experiment: Experiment, out: Path, pages: Path) -> Jso
     """
     runs = finished(experiment, out)
     figures = figures_of(name, experiment, runs)
+    if (out / TESTS).is_file():
+        figures["start"] = read_json(out / TESTS)
     pages.mkdir(parents=True, exist_ok=True)
     curves = [mean_curve(arm, of_arm) for arm, of_arm in runs.items() if of_arm]
     if curves:
@@ -62,6 +74,7 @@ def _arm(experiment: Experiment, arm: str, runs: Sequence[Json], scores: Sequenc
         "sampled_tokens": _over_seeds([float(curve(run)[-1][1]) for run in runs]),
         "turns": _over_seeds([run["after"]["turns"] for run in runs if "turns" in run["after"]]),
         "searches_per_right": _over_seeds([cost for run in runs if (cost := _price(run)) is not None]),
+        "tests": {test: _over_seeds([run["tests"][test] for run in runs]) for test in experiment.tests},
         "faults": sum(run["faults"] for run in runs),
         "stopped": sum("stopped" in run for run in runs),
     }
@@ -121,6 +134,7 @@ def page(name: str, experiment: Experiment, figures: Json, *, drawn: bool) -> st
         f"[{name}.json]({name}.json).",
         *([f"![dev scores by sampled tokens]({name}.svg)"] if drawn else []),
         _table(figures),
+        *([_tests(figures)] if experiment.tests else []),
         _verdicts(figures),
     ]
     return "\n\n".join(lines) + "\n"
@@ -140,6 +154,19 @@ def _table(figures: Json) -> str:
     head = " | ".join(["arm", "seeds", *told])
     rule = "---|" * (2 + len(told))
     return "\n".join([f"| {head} |", f"|{rule}", *(f"| {row} |" for row in rows)])
+
+
+def _tests(figures: Json) -> str:
+    """What every result scores under every condition."""
+    arms = figures["arms"]
+    names = list(next(iter(arms.values()))["tests"])
+    head = "| trained in, tested with | " + " | ".join(names) + " |\n|" + "---|" * (1 + len(names))
+    start = figures.get("start")
+    rows = [f"| nothing | {' | '.join(f'{start[name]:.3f}' for name in names)} |"] if start else []
+    rows += [
+        f"| {arm} | {' | '.join(_cell(row['tests'][name]) for name in names)} |" for arm, row in arms.items()
+    ]
+    return "\n".join([head, *rows])
 
 
 def _cell(found: Json) -> str:

@@ -8,10 +8,13 @@ import pytest
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory, Turn
 from agentenv.core.types import EndReason, Task, ToolResult, ToolStatus
 from agentenv.errors import ConfigurationError
+from agentenv.evaluation.ground import open_ground
 from agentenv.policies.card import read_card
+from agentenv.policies.fakes import random_policy
 from agentenv.policies.spec import make_policy
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.config_files import config_of, merged
+from agentenv.trainers.evaluate import score_under
 from agentenv.trainers.expert_warmstart import expert_warmstart, found_its_sources, lessons_of
 
 
@@ -99,3 +102,27 @@ def test_an_environment_without_an_expert_is_refused(tmp_path: Path) -> None:
         expert_warmstart(
             [run(env={"id": "agentenv/PlannedSearch-v0"})], Silent(), tmp_path / "policy", steps=1
         )
+
+
+def test_what_was_learned_by_heart_is_found_by_self_search(tmp_path: Path) -> None:
+    world = {"documents": 200, "questions": 2, "families": ["lookup"]}
+    small = {"limit": 2, "world": world}
+    given = run(
+        env={"id": "agentenv/SelfSearch-v0"},
+        rollout={"strategy": "self_search", "turn_tokens": 128},
+        train=small,
+        test=small | {"world": world | {"seed": 1, "split": "train"}},
+    )
+    questions = open_ground(given.train, given.search, given.env, len).source.tasks
+    told = [
+        question
+        for task in questions
+        for question in (task.question, *task.answers, task.data["path"][0]["query"])
+    ]
+    random_policy(
+        tmp_path / "small", ["user assistant What comes next? I know it.", *told], layers=2, width=48
+    )
+    given = given.model_copy(update={"policy": f"hf:{tmp_path / 'small'}"})
+    assert score_under(given) == 0
+    expert_warmstart([given], Silent(), tmp_path / "made", steps=80, episodes=4, rate=1.0)
+    assert score_under(given.model_copy(update={"policy": f"hf:{tmp_path / 'made'}"})) == 1

@@ -188,7 +188,8 @@ def small(name: str, policy: Path) -> Experiment:
     arms = {arm: merged(whole.arms[arm], SMALL) for arm in (names[0], names[-1])}
     base = merged(whole.base, {"policy": f"hf:{policy}"})
     changes = {"base": base, "arms": arms, "families": (), "per_look": 2, "looks": 1}
-    return Experiment(**(whole.model_dump() | changes))
+    text = json.dumps(whole.model_dump() | changes).replace("hf:runs/simulator", "grammar")
+    return Experiment(**json.loads(text.replace("hf:runs/tiny-self", f"hf:{policy}")))
 
 
 @pytest.mark.parametrize("name", experiments())
@@ -203,6 +204,10 @@ def test_every_experiment_in_seconds(name: str, policy: Path, tmp_path: Path) ->
         assert not (trial.folder(out) / "checkpoints").exists()
     figures = write_page(name, short, out, tmp_path)
     assert figures["missing_runs"] == 2
+    assert set(figures.get("start", ())) == set(short.tests)
+    assert all(
+        len(found["values"]) == 1 for row in figures["arms"].values() for found in row["tests"].values()
+    )
     assert all(row["faults"] == 0 for row in figures["arms"].values())
     assert (tmp_path / f"{name}.svg").read_text().startswith("<svg")
 
