@@ -124,7 +124,7 @@ def r_squared(pairs: list[tuple[float, float]]) -> float | None:
 
 def main() -> None:
     """Trains, judges and reports."""
-    parser = arguments(__doc__ or "", steps=40)
+    parser = arguments(__doc__ or "", steps=30)
     parser.add_argument("--seeds", type=int, default=5, help="runs of each way")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--batch", type=int, default=4, help="tasks a step, eight episodes each")

@@ -57,10 +57,10 @@ def test_ways_of_training(tmp_path: Path) -> None:
 
     small = DesktopWarmstartConfig(tasks=20, steps=1, episodes=4, layers=1, heads=1, judged=1)
     desktop_warmstart(small, Silent(), tmp_path / "policy")
-    words = f"--policy hf:{tmp_path / 'policy'} --runs {tmp_path / 'runs'} --seeds 2 --steps 1 --batch 1 --tests 2"
-    ways = ("offline", "semi-online-1", "online")
+    words = f"--policy hf:{tmp_path / 'policy'} --runs {tmp_path / 'runs'} --seeds 1 --steps 1 --batch 1 --tests 2"
+    ways = ("offline", "online")
     found = figures("gui_semi_online", tmp_path, *words.split(), "--ways", *ways)
     assert tuple(found["ways"]) == ways
-    assert len(found["checkpoints"]) == 1 + 2 * len(ways)
+    assert len(found["checkpoints"]) == 1 + len(ways)
     assert all(0 <= sop <= 1 and solved in (0.0, 0.5, 1.0) for sop, solved in found["checkpoints"])
     assert all(min(row["sampled_tokens"]) > 0 for row in found["ways"].values())
