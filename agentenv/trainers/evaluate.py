@@ -8,7 +8,7 @@ from typing import Any
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import RolloutConfig, Start, rollout
 from agentenv.core.trajectory import Trajectory
-from agentenv.errors import ConfigurationError
+from agentenv.errors import ConfigurationError, EnvFault
 from agentenv.evaluation.bounds import measure_bounds
 from agentenv.evaluation.ground import Ground, index_recall, open_ground
 from agentenv.evaluation.records import RESULTS, read_evaluation, write_evaluation
@@ -130,7 +130,13 @@ def _policy_name(run: Run) -> str:
 
 
 def score_under(config: TrainConfig) -> float:
-    """The mean score of the policy of ``config`` on its test tasks, greedy, by the first scorer; a fault scores 0."""
+    """The mean score of the policy of ``config`` on its test tasks, greedy, by the first scorer.
+
+    Episodes that a fault of ours ended are left out.
+
+    Raises:
+        EnvFault: none is left.
+    """
     config = as_declared(config)
     policy = make_policy(config.policy)
 
@@ -140,5 +146,7 @@ def score_under(config: TrainConfig) -> float:
     ground = open_ground(config.test, config.search, config.env, count)
     greedy = rollout_config(config, temperature=0.0)
     played = play(policy, chat_of(config, policy), ground.make_env, ground.source.tasks, greedy, name="test")
-    scores = [score_of(to_record(trajectory), config.evaluation.scorers[0]) for trajectory in played]
+    scores = [score_of(to_record(t), config.evaluation.scorers[0]) for t in played if t.valid]
+    if not scores:
+        raise EnvFault(f"none of {len(played)} test episodes could be played: {played[0].error}")
     return sum(scores) / len(scores)
