@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5, help="runs of each way")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--batch", type=int, default=4, help="tasks a step, eight episodes each")
-    parser.add_argument("--tests", type=int, default=100, help="unseen tasks")
+    parser.add_argument("--tests", type=int, default=60, help="unseen tasks")
     parser.add_argument("--runs", type=Path, required=True, help="folder of the runs, which are continued")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
