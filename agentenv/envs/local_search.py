@@ -291,7 +291,8 @@ def as_turns(path: Sequence[Mapping[str, Any]], most: int) -> list[list[str]]:
         else:
             turns.append([hop["query"]])
             known = []
-        known.append(hop["answer"])
+        if "answer" in hop:
+            known.append(hop["answer"])
     return turns
 
 

@@ -75,7 +75,7 @@ def summarize(
         "faults": len(records) - len(scored),
         **tables,
         "retrieval": {} if retriever is None else retrieval_recall(scored, k) | support(scored),
-        "turns_per_question": _mean(len(record["turns"]) for record in scored),
+        "turns_per_question": _mean(len(record.get("turns", ())) for record in scored),
         "searches_per_question": _mean(record["searches"] for record in scored),
         "answer_rate": _mean(record["prediction"] is not None for record in scored),
         "reward_mean": _mean(record["reward"] for record in scored if "reward" in record),

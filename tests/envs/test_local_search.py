@@ -23,7 +23,7 @@ from agentenv.core.types import (
     ToolStatus,
 )
 from agentenv.data.world import FictionalWorld, WorldConfig
-from agentenv.envs.local_search import CORRECTION, PROMPT, STOP, LocalSearch, as_question
+from agentenv.envs.local_search import CORRECTION, PROMPT, STOP, LocalSearch, as_question, as_turns
 from agentenv.errors import ConfigurationError, DatasetError, EnvFault, UnknownName
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever
@@ -322,3 +322,15 @@ def test_the_expert_scores_full_on_every_question_of_a_world() -> None:
         env.reset(seed=0, options={"task": task})
         step = [env.step(action) for action in env.expert() or ()][-1]
         assert (step.reward, step.terminated) == (1.0, True), task.question
+
+
+def test_queries_that_wait_for_no_answer_go_together() -> None:
+    hops = [
+        {"query": "Halvik year", "answer": "1200"},
+        {"query": "Ketterby year", "answer": "1300"},
+        {"query": "1300 events", "answer": "a fair"},
+        {"query": "Rome"},
+    ]
+    assert as_turns(hops, 1) == [["Halvik year"], ["Ketterby year"], ["1300 events"], ["Rome"]]
+    assert as_turns(hops, 8) == [["Halvik year", "Ketterby year"], ["1300 events", "Rome"]]
+    assert as_turns((), 8) == []
