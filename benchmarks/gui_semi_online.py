@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import arguments, finish, interval
+from common import Silent, arguments, finish, interval
 
 from agentenv.core.chat import TemplateFormat
 from agentenv.envs.domsim.env import DomSim
@@ -53,20 +53,6 @@ OFFLINE = [
     "--optimization.estimator_options.episode_weight",
     "0",
 ]
-
-
-class Silent:
-    """A display that shows warnings alone."""
-
-    def phase(self, name: str, total: int) -> None:
-        """Nothing."""
-
-    def advance(self, done: int, figures: dict[str, Any]) -> None:
-        """Nothing."""
-
-    def warn(self, sentence: str) -> None:
-        """Prints it."""
-        print(sentence)
 
 
 def config_of(args: argparse.Namespace, way: str, seed: int) -> TrainConfig:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import arguments, finish
+from common import Silent, arguments, finish
 from numpy.typing import NDArray
 
 from agentenv.core.chat import InlineFormat
@@ -36,20 +36,6 @@ from agentenv.trainers.run import rollout_config
 
 ARMS = ("real", "simulated", "constant", "mixed", "self")
 _RESAMPLES = 10_000
-
-
-class Silent:
-    """A display that shows warnings alone."""
-
-    def phase(self, name: str, total: int) -> None:
-        """Nothing."""
-
-    def advance(self, done: int, figures: dict[str, Any]) -> None:
-        """Nothing."""
-
-    def warn(self, sentence: str) -> None:
-        """Prints it."""
-        print(sentence)
 
 
 def words_of(arm: str, simulator: str) -> list[str]:

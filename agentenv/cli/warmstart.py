@@ -67,6 +67,8 @@ class Warmstart:
                 raise ConfigurationError(
                     "--from-shipped needs --crowd-steps or --troupe-steps: nothing else is made"
                 )
+        if self.steps is not None and self.steps < 1:
+            raise ConfigurationError(f"--steps must be at least 1, not {self.steps}")
         if self.hops is not None and not 1 <= self.hops <= 4:
             raise ConfigurationError(f"--hops must be 1 to 4, not {self.hops}")
         if self.imitate and (self.env != "search" or self.from_shipped or self.seed):

@@ -23,6 +23,7 @@ pytest.importorskip("torch", reason="the extra train is not installed")
         ({"hops": 5}, "--hops must be 1 to 4, not 5"),
         ({"env": "code", "hops": 3}, "--hops does not go with --env code"),
         ({"steps": 3}, "--steps does not go with --env search"),
+        ({"imitate": ("lab-search",), "steps": 0}, "--steps must be at least 1, not 0"),
         ({"imitate": ("lab-search",), "env": "code"}, "--imitate goes with --steps alone"),
         ({"imitate": ("lab-search",), "hops": 3}, "--hops does not go with --imitate"),
         ({"env": "desktop", "crowd_steps": 3}, "--crowd-steps does not go with --env desktop"),
