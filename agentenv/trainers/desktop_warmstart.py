@@ -1,9 +1,10 @@
 """``agentenv warmstart --env desktop``: a small policy for ``agentenv/DomSim-v0`` that errs often, by supervised learning.
 
-It imitates three demonstrators on tasks of the training split. One follows the expert; one says that it is done when it is
-not; one uses the wrong thing and then says that it is done. What they are shown is what the desktop showed them, as whole
-contexts, which is also how ``agentenv/SemiOnlineGUI-v0`` shows recordings: one policy can be trained on either and judged on
-both. What there is to find is when to stop, and what to use.
+First it follows the expert on tasks of the training split, until it finds and copies the names of things. Then it imitates a
+crowd: some follow the expert; most say that they are done in place of the last thing that there is to do; some use the wrong
+thing and then say that they are done. What they are shown is what the desktop showed them, as whole contexts, which is also
+how ``agentenv/SemiOnlineGUI-v0`` shows recordings: one policy can be trained on either and judged on both. What there is to
+find is when to stop, and what to use.
 """
 
 import time
@@ -23,7 +24,7 @@ from agentenv.evaluation.runner import play
 from agentenv.policies.card import EpisodeCard
 from agentenv.policies.hf import HFPolicy
 from agentenv.trainers.denormals import flushed_denormals
-from agentenv.trainers.small_policies import SmallPolicyConfig, imitation
+from agentenv.trainers.small_policies import SmallPolicyConfig, blank, imitate
 from agentenv.trainers.supervised import Display, Figures, Lesson, write_policy
 
 ENV = "agentenv/DomSim-v0"
@@ -44,8 +45,10 @@ _USED = ("button", "listitem", "switch", "tab")
 class DesktopWarmstartConfig(SmallPolicyConfig):
     """How the policy is made."""
 
-    steps: int = 400
-    """Optimiser steps."""
+    steps: int = 1000
+    """Optimiser steps, those on the crowd included."""
+    crowd_share: float = 0.1
+    """Share of the steps that are on the crowd, at a quarter of the step sizes."""
     templates: Sequence[str] = TEMPLATES
     """Kinds of task."""
 
@@ -57,52 +60,68 @@ class Demonstration(NamedTuple):
     actions: tuple[str, ...]
 
 
+class Moment(NamedTuple):
+    """A turn of an episode that the expert would play to its end."""
+
+    wanted: str
+    """What the expert writes."""
+    turn: int
+    last: int
+    """The turn of the last thing to do; in the one after it the expert says that it is done."""
+    slip: int
+    """The turn of a mistake, for who makes one."""
+    screen: Screen
+
+
 class Demonstrator(Protocol):
     """Gives the next action of an episode."""
 
-    def __call__(self, wanted: str, turn: int, slip_at: int, screen: Screen, rng: Random) -> str:
-        """What is written in ``turn``, where the expert writes ``wanted``; mistakes are made from ``slip_at`` on."""
+    def __call__(self, now: Moment, rng: Random) -> str:
+        """What is written."""
 
 
-def careful(wanted: str, turn: int, slip_at: int, screen: Screen, rng: Random) -> str:
+def careful(now: Moment, rng: Random) -> str:
     """Does as the expert."""
-    return wanted
+    return now.wanted
 
 
-def hasty(wanted: str, turn: int, slip_at: int, screen: Screen, rng: Random) -> str:
-    """Says too early that it is done."""
-    return wanted if turn < slip_at else _DONE
+def hasty(now: Moment, rng: Random) -> str:
+    """Says that it is done in place of the last thing to do."""
+    return now.wanted if now.turn < now.last else _DONE
 
 
-def astray(wanted: str, turn: int, slip_at: int, screen: Screen, rng: Random) -> str:
+def astray(now: Moment, rng: Random) -> str:
     """Uses something else once, and then says that it is done."""
-    if turn != slip_at:
-        return wanted if turn < slip_at else _DONE
-    offered = [element for element in screen.elements or () if element.role in _USED]
+    if now.turn != now.slip:
+        return now.wanted if now.turn < now.slip else _DONE
+    offered = [element for element in now.screen.elements or () if element.role in _USED]
     used = rng.choice(offered)
     return action_text(Action(Kind.CLICK, id=used.id), f"I use click on {used.role} {used.text!r}.")
 
 
-CROWD: Mapping[Demonstrator, float] = {careful: 0.50, hasty: 0.30, astray: 0.20}
-"""Share of each demonstrator."""
+CROWD: Mapping[Demonstrator, float] = {careful: 0.35, hasty: 0.45, astray: 0.20}
+"""Share of each demonstrator: who decides greedily is hasty."""
 
 
-def demonstrations(config: DesktopWarmstartConfig) -> list[tuple[Demonstrator, Demonstration]]:
-    """One episode a task."""
+def demonstrations(
+    crowd: Mapping[Demonstrator, float], config: DesktopWarmstartConfig
+) -> list[tuple[Demonstrator, Demonstration]]:
+    """One episode a task, each played by one of ``crowd``, drawn by its share."""
     rng, env = Random(config.seed), DomSim(**OPTIONS)
     tasks = DomSim.make_tasks(config.tasks, seed=config.seed, split="train", templates=config.templates)
-    who = rng.choices(list(CROWD), list(CROWD.values()), k=len(tasks))
+    who = rng.choices(list(crowd), list(crowd.values()), k=len(tasks))
     return [(one, _played(env, task, one, rng)) for one, task in zip(who, tasks, strict=True)]
 
 
 def _played(env: DomSim, task: Task, who: Demonstrator, rng: Random) -> Demonstration:
     context, _ = env.reset(seed=0, options={"task": task})
     script = env.expert()
-    slip_at = rng.randrange(len(script) - 1)
+    last = len(script) - 2
+    slip = rng.randint(0, last)
     contexts, actions = [], []
     for turn, wanted in enumerate(script):
         contexts.append(context)
-        actions.append(who(wanted, turn, slip_at, env.screen(), rng))
+        actions.append(who(Moment(wanted, turn, last, slip, env.screen()), rng))
         step = env.step(actions[-1])
         if step.terminated or step.truncated:
             break
@@ -128,21 +147,25 @@ def desktop_warmstart(config: DesktopWarmstartConfig, display: Display, out: Pat
     """Makes the policy and writes it to ``out``.
 
     Returns:
-        The figures of its card: tokens seen, minutes, and the share of unseen tasks that it solves, greedy and sampled.
+        The figures of its card: tokens seen, minutes, and the share of unseen tasks that it solves, ``greedy`` and
+        ``sampled``, and did greedily before it met the crowd, ``skill``.
     """
     began = time.perf_counter()
-    display.phase("demonstrations", config.tasks)
-    demos = [demo for _, demo in demonstrations(config)]
+    display.phase("demonstrations", 2 * config.tasks)
+    shown = [[demo for _, demo in demonstrations(who, config)] for who in ({careful: 1.0}, CROWD)]
     texts = [
         "\n".join(["user", *(m.text for m in demo.contexts[-1]), demo.actions[-1], "assistant"])
-        for demo in demos
+        for demo in shown[0]
     ]
-
-    def rows_of(tokenizer: Any) -> list[Lesson]:
-        return [lesson_of(demo, tokenizer) for demo in demos]
-
-    policy, tokens = imitation(texts, ("think", "action"), rows_of, config, display)
-    figures: Figures = {"tokens": tokens} | judge(policy, config)
+    policy = blank(texts, ("think", "action"), config)
+    taught, mixed = ([lesson_of(demo, policy.tokenizer) for demo in demos] for demos in shown)
+    crowd_steps = round(config.crowd_share * config.steps)
+    display.phase("following the expert", config.steps - crowd_steps)
+    tokens = imitate(policy, taught, config.steps - crowd_steps, config, display)
+    skill = judge(policy, config)["greedy"]
+    display.phase("imitating the crowd", crowd_steps)
+    tokens += imitate(policy, mixed, crowd_steps, config, display, rate=0.25)
+    figures: Figures = {"tokens": tokens, "skill": skill} | judge(policy, config)
     figures["minutes"] = (time.perf_counter() - began) / 60
     episodes = EpisodeCard(
         env=ENV, prompt=PROMPT, format="template", turn_tokens=TURN_TOKENS, context_tokens=CONTEXT_TOKENS
@@ -169,7 +192,7 @@ _CARD = """\
 
 A Qwen2 of {parameters:,} parameters ({config.layers} layers, {config.heads} heads of 32) with its own tokenizer. Made from
 nothing by `agentenv warmstart --env desktop --seed {config.seed}`: {tokens:,} tokens of demonstrations of the training
-split in {minutes:.0f} minutes. It errs on purpose: of {config.judged} unseen tasks it solves {greedy:.3f} greedy and
-{sampled:.3f} sampled. It knows `agentenv/DomSim-v0` as whole contexts without places (`window = 8`,
-`places = false`), these kinds of task, and nothing else: {kinds}.
+split in {minutes:.0f} minutes. Of {config.judged} unseen tasks it solved {skill:.3f} greedily before it met the crowd; now
+it errs on purpose, and solves {greedy:.3f} greedily and {sampled:.3f} sampled. It knows `agentenv/DomSim-v0` as whole
+contexts without places (`window = 8`, `places = false`), these kinds of task, and nothing else: {kinds}.
 """

@@ -1,9 +1,8 @@
 """What the warm starts of small policies share: a model and a tokenizer of their own, imitating demonstrations."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 import torch
 
@@ -38,25 +37,37 @@ class SmallPolicyConfig:
     """Tasks of the dev split on which it is judged at the end."""
 
 
-def imitation(
-    texts: Sequence[str],
-    tags: Sequence[str],
-    rows_of: Callable[[Any], Sequence[Lesson]],
-    config: SmallPolicyConfig,
-    display: Display,
-) -> tuple[HFPolicy, int]:
-    """A policy from nothing that imitates demonstrations, and the number of tokens that it saw.
+def blank(texts: Sequence[str], tags: Sequence[str], config: SmallPolicyConfig) -> HFPolicy:
+    """An untrained policy.
 
     Args:
         texts: What the tokenizer is learned from.
         tags: Names of tags that are one token each.
-        rows_of: From the tokenizer to the demonstrations as lessons.
-        config: Sizes and step sizes.
-        display: Who is told how far it is.
+        config: Sizes and the seed.
     """
     torch.manual_seed(config.seed)
     tokenizer = build_tokenizer(texts, tags)
-    policy = HFPolicy(build_model(tokenizer, layers=config.layers, heads=config.heads, inner=256), tokenizer)
-    display.phase("imitation", config.steps)
-    steps = drawn(rows_of(tokenizer), config.episodes, config.page_weight, Random(config.seed + 1))
-    return policy, fit(policy, steps, config.steps, 1.0, config, display)
+    return HFPolicy(build_model(tokenizer, layers=config.layers, heads=config.heads, inner=256), tokenizer)
+
+
+def imitate(
+    policy: HFPolicy,
+    lessons: Sequence[Lesson],
+    steps: int,
+    config: SmallPolicyConfig,
+    display: Display,
+    *,
+    rate: float = 1.0,
+) -> int:
+    """Supervised steps on demonstrations, gone through again and again; returns the number of tokens seen.
+
+    Args:
+        policy: Who learns.
+        lessons: What is shown.
+        steps: Optimiser steps.
+        config: Batch and step sizes.
+        display: Who is told how far it is.
+        rate: Share of the peak step sizes.
+    """
+    batches = drawn(lessons, config.episodes, config.page_weight, Random(config.seed + 1))
+    return fit(policy, batches, steps, rate, config, display)

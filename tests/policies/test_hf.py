@@ -310,6 +310,17 @@ def test_a_saved_policy_comes_back(folder: Path) -> None:
     assert not policy.model.training
 
 
+def test_a_loaded_tokenizer_cuts_text_as_the_built_one_did(tmp_path: Path) -> None:
+    text = "'Birthday gifts'.\n\n[12] it's 2021, e.g. ana.kaya@example.org (\"Zoë\")  \n"
+    built = build_tokenizer([text * 50])
+    qwen(vocabulary=len(built)).save_pretrained(tmp_path)
+    built.save_pretrained(tmp_path)
+    loaded = make_policy(f"hf:{tmp_path}").tokenizer
+    assert built.tokenize(text) == loaded.tokenize(text)
+    assert "2" in loaded.tokenize(text)  # digits stay apart
+    assert loaded.decode(loaded.encode(text)) == text
+
+
 def _truncate(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:1000])
