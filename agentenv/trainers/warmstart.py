@@ -2,11 +2,13 @@
 
 Four phases. *Copying* repeats pages of one document and answers questions about them. The *reader* answers questions about
 pages of a search and imitates careful demonstrators, until it reads, copies and chains names that it has never seen.
-*Polishing* gives it harder lessons, round after round. The *crowd* phase then mixes in careless demonstrators, so that the
+*Polishing* gives it harder lessons, round after round; the mean of the weights after each round goes on, which reads
+better than any of them. The *crowd* phase then mixes in careless demonstrators, so that the
 policy behaves badly while it still can do better; finding the good behaviour is left to reinforcement learning.
 """
 
 import asyncio
+import copy
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +17,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.types import Sampling
@@ -75,6 +78,8 @@ class WarmstartConfig:
     Polishing and the crowd count the policy's own alone."""
     polishing_distractors: float = 0.5
     """Share of nearly equal names in the worlds of polishing: the document of a similar name is what readers take last."""
+    judged: int = 3000
+    """Episodes of unseen worlds on which the reader is judged."""
 
 
 @flushed_denormals()
@@ -121,12 +126,22 @@ def _make_reader(config: WarmstartConfig, display: Display) -> tuple[HFPolicy, F
     steps = config.copying_steps + config.reader_steps
     display.phase("reader", steps)
     tokens = fit(policy, lessons, steps, 1.0, config, display)
+    rounds = []
     for number in range(config.polishing_rounds):
         display.phase(f"polishing {number + 1}", config.polishing_steps)
         harder = _polishing(config, chat, number)
         tokens += fit(_rounded(policy), harder, config.polishing_steps, 0.5, config, display)
-    accuracy = reading_accuracy(policy, chat, config)
+        rounds.append(copy.deepcopy(_rounded(policy).model.state_dict()))
+    if rounds:
+        policy.model.load_state_dict(mean_weights(rounds))
+        policy.updated()
+    accuracy = reading_accuracy(_rounded(policy), chat, config)
     return policy, {"tokens": tokens, "minutes": 0.0, "reading_accuracy": accuracy}
+
+
+def mean_weights(policies: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of several states of one model, tensor by tensor (stochastic weight averaging, Izmailov et al. 2018)."""
+    return {name: torch.stack([state[name] for state in policies]).mean(0) for name in policies[0]}
 
 
 def _rounded(policy: HFPolicy) -> HFPolicy:
@@ -200,13 +215,11 @@ def _batches(config: WarmstartConfig, chat: InlineFormat, demos: Sequence[Demo])
     return in_batches([to_tokens(chat, demo) for demo in demos], config.page_weight)
 
 
-def reading_accuracy(
-    policy: HFPolicy, chat: InlineFormat, config: WarmstartConfig, episodes: int = 400
-) -> float:
+def reading_accuracy(policy: HFPolicy, chat: InlineFormat, config: WarmstartConfig) -> float:
     """Share of right answers, greedy, given careful searches that found every document, in worlds never trained on."""
     worlds = WorldConfig(**{**vars(config.world), "split": "dev"})
     stock = demonstrate({careful: 1.0}, seed=30_000_000 + config.seed, worlds=worlds, k=config.k)
-    demos = [demo for batch in islice(stock, episodes // 30) for demo in batch][:episodes]
+    demos = [demo for batch in islice(stock, -(-config.judged // 30)) for demo in batch][: config.judged]
 
     async def answer(ids: list[int]) -> str:
         completion = await policy.generate(ids, Sampling(max_tokens=40, temperature=0.0, stop=STOP))
@@ -248,13 +261,13 @@ no text but that of FictionalWorlds of the training split was ever seen.
 |---|---|---|
 | copying | {config.copying_steps} | echoes of one page, and questions about it |
 | reader | {config.reader_steps} | questions about the page of a search, and careful episodes of one and two hops |
-| polishing | {config.polishing_rounds} x {config.polishing_steps} | harder: searches in a row, twins of names |
+| polishing | {config.polishing_rounds} x {config.polishing_steps} | harder: rows of searches, twins; mean of the rounds |
 | crowd | {config.crowd_steps} | careful {careful:.0%}, guessing {guessing:.0%}, hasty {hasty:.0%}, astray {astray:.0%} |
 | troupe | {config.troupe_steps} | proposers and verifiers of self-play, and some of the crowd |
 
-{tokens:,} tokens in {minutes:.0f} minutes. After the reader phase {reading_accuracy:.3f} of the answers were right on unseen
-worlds, greedy, given searches that had found every document. The crowd phase then makes it behave badly on purpose:
-reinforcement learning has to find the good behaviour again.
+{tokens:,} tokens in {minutes:.0f} minutes. After polishing {reading_accuracy:.3f} of {config.judged:,} answers were right
+on unseen worlds, greedy, given searches that had found every document. The crowd phase then makes it behave badly on
+purpose: reinforcement learning has to find the good behaviour again.
 
 It answers questions of the families lookup and bridge over FictionalWorlds and nothing else.
 """

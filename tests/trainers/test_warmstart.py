@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 import pytest
+import torch
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.env import run_sync
@@ -46,10 +47,12 @@ from agentenv.trainers.role_demonstrations import (
     proposing,
     verifying,
 )
-from agentenv.trainers.warmstart import WarmstartConfig, warmstart
+from agentenv.trainers.warmstart import WarmstartConfig, mean_weights, warmstart
 
 WORLD = WorldConfig(documents=200, questions=40, families=("lookup", "bridge"), split="train")
-TINY = WarmstartConfig(copying_steps=1, reader_steps=1, polishing_steps=1, crowd_steps=1, episodes=4)
+TINY = WarmstartConfig(
+    copying_steps=1, reader_steps=1, polishing_steps=1, crowd_steps=1, episodes=4, judged=40
+)
 
 
 class Silent:
@@ -153,6 +156,15 @@ def test_a_stored_reader_gives_the_same_policy_as_one_run(tmp_path: Path) -> Non
     assert read_card(tmp_path / "whole").prompt == "{question}"
     assert "crowd | 1 |" in (tmp_path / "whole" / "README.md").read_text()
     assert make_policy(f"hf:{tmp_path / 'whole'}").model.num_parameters() < 4_000_000
+
+
+def test_the_mean_of_weights_is_that_of_each_tensor() -> None:
+    first, second = (
+        {"a": torch.tensor([0.0, 4.0]), "b": torch.tensor(1.0)},
+        {"a": torch.tensor([2.0, 0.0]), "b": torch.tensor(2.0)},
+    )
+    mean = mean_weights([first, second])
+    assert (mean["a"].tolist(), mean["b"].item()) == ([1.0, 2.0], 1.5)
 
 
 def test_a_folder_that_is_no_reader_is_refused(tmp_path: Path) -> None:
