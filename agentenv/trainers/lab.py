@@ -40,10 +40,10 @@ class Experiment(Frozen):
     """What is claimed of it, by whom."""
     setup: str = ""
     """What a reader must know of how it is tried here."""
-    measure: Literal["after", "dev_mean", "steps_to", "tokens_to", "dev_at_tokens"] = "after"
-    """What the sequential test compares: the score on the test tasks afterwards; the mean of the dev scores; steps, or
-    sampled tokens, until a dev score reaches ``level`` (all of them where none does); the dev score after ``level``
-    sampled tokens."""
+    measure: Literal["after", "tested", "dev_mean", "steps_to", "tokens_to", "dev_at_tokens"] = "after"
+    """What the sequential test compares: the score on the test tasks afterwards, as the arm is rewarded, or under the first
+    of ``tests``, which is the same for all arms; the mean of the dev scores; steps, or sampled tokens, until a dev score
+    reaches ``level`` (all of them where none does); the dev score after ``level`` sampled tokens."""
     level: float = Field(0.0, ge=0)
     """See ``measure``."""
     per_look: int = Field(3, ge=2)
@@ -70,6 +70,8 @@ class Experiment(Frozen):
         unknown = {name for family in self.families for name in family} - set(self.arms)
         if len(self.arms) < 2 or unknown or any(len(family) < 2 for family in self.families):
             raise ValueError(f"needs two arms or more, in families too, and knows no {sorted(unknown)}")
+        if self.measure == "tested" and not self.tests:
+            raise ValueError("measure = 'tested' needs tests")
         budgets = {rollouts_of(self.run_of(arm, 0)) for arm in self.arms}
         if self.budget == "rollouts" and len(budgets) > 1:
             raise ValueError(f"arms must ask for equally many episodes, not {sorted(budgets)}")
@@ -174,6 +176,8 @@ def score(experiment: Experiment, run: Json) -> float:
     """What the test compares of a run; see ``Experiment.measure``."""
     if experiment.measure == "after":
         return float(run["after"]["em"])
+    if experiment.measure == "tested":
+        return float(run["tests"][next(iter(experiment.tests))])
     seen = curve(run)
     if experiment.measure == "dev_mean":
         return sum(value for _, _, value in seen) / len(seen)

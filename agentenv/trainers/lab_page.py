@@ -24,6 +24,7 @@ from agentenv.trainers.lab import (
 
 MEASURES = {
     "after": "score on the test tasks afterwards",
+    "tested": "score on the test tasks afterwards under the first test",
     "dev_mean": "mean of the dev scores over the run",
     "steps_to": "steps until a dev score reaches {level:g}",
     "tokens_to": "sampled tokens until a dev score reaches {level:g}",

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from agentenv.cli.main import main
 from agentenv.errors import ConfigurationError, UnknownName
@@ -70,6 +71,14 @@ def result(after: float, dev: list[float], tokens: int = 100, every: int = 2) ->
 def test_what_is_compared(measure: Any, level: float, value: float) -> None:
     run = result(0.9, [0.1, 0.5, 0.6])
     assert score(experiment(measure=measure, level=level), run) == pytest.approx(value)
+
+
+def test_arms_that_are_rewarded_otherwise_are_compared_under_one_test() -> None:
+    both = {"same": {"env": {"options": {"k": 2}}}, "other": {}}
+    run = result(0.9, []) | {"tests": {"same": 0.3, "other": 0.7}}
+    assert score(experiment(measure="tested", tests=both), run) == pytest.approx(0.3)
+    with pytest.raises(ValidationError, match="needs tests"):
+        experiment(measure="tested")
 
 
 def test_without_dev_scores_there_is_nothing_to_measure() -> None:
