@@ -1,7 +1,7 @@
 """``agentenv warmstart --env desktop``: a small policy for ``agentenv/DomSim-v0`` that errs often, by supervised learning.
 
 First it follows the expert on tasks of the training split, until it finds and copies the names of things. Then it imitates a
-crowd: some follow the expert; most say that they are done in place of the last thing that there is to do; some use the wrong
+crowd: some follow the expert; many say that they are done in place of the last thing that there is to do; some use the wrong
 thing and then say that they are done. What they are shown is what the desktop showed them, as whole contexts, which is also
 how ``agentenv/SemiOnlineGUI-v0`` shows recordings: one policy can be trained on either and judged on both. What there is to
 find is when to stop, and what to use.
