@@ -235,17 +235,20 @@ class LocalSearch(AsyncEnv[SearchState]):
         )
 
     def _information(self, body: str) -> str:
+        return information(self._fitting(body))
+
+    def _fitting(self, body: str) -> str:
+        """The longest run of leading words of ``body`` that fits into one observation."""
         room = self._observation_tokens
-        framed = information(body)
-        if self._count(framed) <= room:
-            return framed
+        if self._count(information(body)) <= room:
+            return body
         words = body.split(" ")
-        low, high = 0, len(words)  # the longest run of leading words that fits
+        low, high = 0, len(words)
         while low < high:
             middle = (low + high + 1) // 2
             fits = self._count(information(" ".join(words[:middle]))) <= room
             low, high = (middle, high) if fits else (low, middle - 1)
-        return information(" ".join(words[:low]))
+        return " ".join(words[:low])
 
     def _finish(self, action: str, block: Block) -> Step:
         return self._answer(block.content)

@@ -57,7 +57,7 @@ class LongSearch(LocalSearch):
         Args:
             max_turns: Turns before the last one, in which only an answer counts.
             k: Documents a query.
-            part_chars: Characters of a page that one turn shows.
+            part_chars: Most characters of a page that one turn shows; fewer where an observation holds fewer.
             parts: Most parts of a page; what comes after them is never shown.
             observation_tokens: Bound of one observation.
             prompt: Opening message; must hold ``{question}``.
@@ -94,16 +94,26 @@ class LongSearch(LocalSearch):
 
     def _access(self, address: str, page: str) -> tuple[str, ToolResult]:
         shown = self.state.parts.get(address, 0)
-        total = min(-(-len(page) // self._part_chars), self._parts)
-        if shown >= total:
-            why = "There is no page at" if not total else "Every part was shown of the page at"
+        parts = self._parts_of(address, page)
+        if shown >= len(parts):
+            why = "There is no page at" if not parts else "Every part was shown of the page at"
             return self._information(f"{why} {address!r}."), ToolResult(
-                "access", ToolStatus.ERROR, address, "UnknownPage" if not total else "EndOfPage"
+                "access", ToolStatus.ERROR, address, "UnknownPage" if not parts else "EndOfPage"
             )
         self.state.parts[address] = shown + 1
-        text = page[shown * self._part_chars : (shown + 1) * self._part_chars]
-        body = f"Part {shown + 1} of {total} of {address}:\n{text}"
+        body = _headed(shown + 1, len(parts), address) + parts[shown]
         return self._information(body), ToolResult("access", ToolStatus.OK, address)
+
+    def _parts_of(self, address: str, page: str) -> list[str]:
+        """The page in parts, each of which fits into one observation: nothing between two of them is lost."""
+        longest = _headed(self._parts, self._parts, address)
+        parts: list[str] = []
+        while page and len(parts) < self._parts:
+            chunk = page[: self._part_chars]
+            part = self._fitting(longest + chunk)[len(longest) :] or chunk
+            parts.append(part)
+            page = page[len(part) :].lstrip(" ")
+        return parts
 
     async def _page(self, address: str) -> str:
         """The page at an address: from the corpus or its server, where one is searched, else what searches showed."""
@@ -130,3 +140,7 @@ class LongSearch(LocalSearch):
                 if hop["answer"] in shown or step.info["tool_results"][0].status is not ToolStatus.OK:
                     break
         return [*actions, f"<answer>{self.state.task.answers[0]}</answer>"]
+
+
+def _headed(number: int, total: int, address: str) -> str:
+    return f"Part {number} of {total} of {address}:\n"

@@ -47,6 +47,18 @@ def test_a_page_is_read_part_by_part_and_ends() -> None:
     assert shown(env.step("<access>nowhere</access>")) == "There is no page at 'nowhere'."
 
 
+def test_a_part_that_an_observation_cannot_hold_goes_on_in_the_next_one() -> None:
+    """Of 60 characters 31 are the frame's and 21 at most the head's, so a part has two words of three letters."""
+    words = "one two six ten"
+    env = begun(
+        retriever=InMemoryRetriever([Document("d0", "Box", words)]), observation_tokens=60, count_tokens=len
+    )
+    parts = [shown(env.step("<access>d0</access>")) for _ in range(4)]
+    texts = [part.partition("\n")[2] for part in parts if part.startswith("Part ")]
+    assert texts == ["Box\none", "two six", "ten"]
+    assert parts[len(texts)].startswith("Every part was shown")
+
+
 def test_no_more_parts_than_allowed() -> None:
     env = begun(part_chars=10, parts=2)
     assert [shown(env.step("<access>d0</access>"))[:11] for _ in range(3)] == [
