@@ -67,7 +67,10 @@ def _displaced(history: Sequence[Metrics]) -> dict[str, str]:
 
 
 def _unearned(history: Sequence[Metrics]) -> dict[str, str]:
-    """A reward that rises without the score on the dev questions."""
+    """A reward that rises above the score on the dev questions, and without it.
+
+    What is sampled lags behind the greedy score: a reward that is still below it has only caught up.
+    """
     scored = [place for place, metrics in enumerate(history) if "em_dev" in metrics]
     if len(scored) < 2 or scored[-1] - scored[0] < _RECENT:
         return {}
@@ -76,7 +79,7 @@ def _unearned(history: Sequence[Metrics]) -> dict[str, str]:
         for i in (scored[0], scored[-1])
     )
     before, after = history[scored[0]]["em_dev"], history[scored[-1]]["em_dev"]
-    if last - first < 0.15 or after - before > 0.25 * (last - first):
+    if last - first < 0.15 or last <= after or after - before > 0.25 * (last - first):
         return {}
     return {
         "em_dev": f"reward rose from {first:.2f} to {last:.2f} and the dev score went from {before:.2f} to {after:.2f}: the "

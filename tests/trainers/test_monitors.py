@@ -80,3 +80,11 @@ def test_a_reward_without_a_score(reward: float, score: float, seen: bool) -> No
     assert warnings_of(steps) == {}  # one evaluation is none
     steps[-1] = {**steps[-1], "em_dev": score}
     assert set(warnings_of(steps)) == ({"em_dev"} if seen else set())
+
+
+@pytest.mark.parametrize(("reward", "seen"), [(0.84, False), (0.86, True)])
+def test_a_reward_that_catches_up_with_the_score_is_earned(reward: float, seen: bool) -> None:
+    """The greedy score stands at .85 from the start, what is sampled rises from .5."""
+    steps: list[Metrics] = [HEALTHY] * 4 + [{**HEALTHY, "em_dev": 0.85}]
+    steps += [*[{**HEALTHY, "reward_mean": reward}] * 4, {**HEALTHY, "reward_mean": reward, "em_dev": 0.85}]
+    assert set(warnings_of(steps)) == ({"em_dev"} if seen else set())
