@@ -89,7 +89,9 @@ class PolicyContract:
     def _known_text(self) -> tuple[int, Completion, str]:
         """A seed, what the policy writes under it, and a character from the second half of that."""
         for seed in range(6, 26):
-            free = _run(self.make().generate(self.prompts[0], Sampling(16, seed=seed), episode=self.episodes[0]))
+            free = _run(
+                self.make().generate(self.prompts[0], Sampling(16, seed=seed), episode=self.episodes[0])
+            )
             whole = [character for character in free.text[len(free.text) // 2 :] if character != "\ufffd"]
             if whole:
                 return seed, free, whole[0]
