@@ -2,7 +2,8 @@
 
 ``truth`` plays the same games without and with verification and asks the world's solver, which the game never sees, whether
 each accepted answer is one of the right ones, and the only one. ``train`` gives equal budgets to self-play and to the same
-game with a frozen proposer, from one warm start, and scores both on held-out questions before and after.
+game with a frozen proposer, from one warm start, and scores both on held-out questions before and after. In both the
+verifier stays the warm start: what is accepted then changes with what is proposed alone.
 """
 
 import argparse
@@ -38,6 +39,8 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
     "verified, one answer, sure": {"checks": ("verify", "compete")},
 }
 """What changes in the strategy's options; the last arm is the preset's own confidence."""
+FIXED = {"self-play": ("verifier",), "frozen proposer": ("verifier", "proposer")}
+"""The roles that the warm start plays to the end, by arm of ``train``."""
 T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 """Student's quantile by number of seeds."""
 
@@ -71,7 +74,7 @@ def main(words: Sequence[str] | None = None) -> None:
         "--documents", type=int, default=1000, help="documents of the world that is played on"
     )
     parser.add_argument(
-        "--searches", type=int, nargs=2, default=(1, 2), help="least and most searches of a proposer"
+        "--searches", type=int, nargs=2, default=(1, 1), help="least and most searches asked of a proposer"
     )
     parser.add_argument("--seeds", type=int, default=3, help="train: seeds of each arm, 2 to 5")
     parser.add_argument("--steps", type=int, default=40, help="train: optimiser steps of each run")
@@ -164,12 +167,13 @@ def compare(args: argparse.Namespace) -> None:
     folder = args.folder or Path(tempfile.mkdtemp(prefix="self-play-"))
     runs: dict[str, list[dict[str, Any]]] = {}
     for seed in range(args.seeds):
-        for name, players in (("self-play", "{}"), ("frozen proposer", f'{{ proposer = "{args.policy}" }}')):
+        for name, fixed in FIXED.items():
+            players = ", ".join(f'{role} = "{args.policy}"' for role in fixed)
             config = preset(
                 args,
                 **{
                     "seed": seed,
-                    "rollout.strategy_options.players": players,
+                    "rollout.strategy_options.players": f"{{ {players} }}",
                     "rollout.questions": args.questions,
                     "optimization.steps": args.steps,
                     "test.limit": args.limit,
@@ -188,7 +192,7 @@ def compare(args: argparse.Namespace) -> None:
     finish("self_play_train", args, {"runs": runs, "summary": summary(runs)}, lines)
 
 
-CURVES = ("valid_share", "solved_mean", "frame_entropy", "overlap", "sampled_tokens")
+CURVES = ("valid_share", "solved_mean", "searches_mean", "frame_entropy", "overlap", "sampled_tokens")
 
 
 def outcome(path: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.envs.local_search import LocalSearch, format_passages, information
 from agentenv.envs.proposals import Proposal, Rules, as_documents, documents_shown, refusal
 from agentenv.errors import ConfigurationError
+from agentenv.retrievers.bm25 import BM25Retriever
 from agentenv.retrievers.fakes import InMemoryRetriever
 
 PROPOSER_PROMPT = """\
@@ -101,12 +102,11 @@ class SearchSolver(LocalSearch):
 
         Args:
             prompt: Opening message with ``{question}``; None keeps this environment's.
-            passages: All that its search finds, as `documents_shown` gives them, ranked by the words that they share with
-                the query; None keeps the corpus.
+            passages: All that its search finds, as `documents_shown` gives them, ranked by BM25; None keeps the corpus.
         """
         twin = copy.copy(self)
         twin._prompt = prompt or self._prompt
-        twin._retriever = self._retriever if passages is None else InMemoryRetriever(as_documents(passages))
+        twin._retriever = self._retriever if passages is None else BM25Retriever.build(as_documents(passages))
         return twin
 
     async def found(self, query: str) -> tuple[str, ...]:

@@ -55,6 +55,7 @@ CURVES = {
     "valid_share": "games with an accepted question, share",
     "solved_mean": "accepted questions: mean share of attempts that succeed",
     "solved_sometimes": "accepted questions solved sometimes, share",
+    "searches_mean": "accepted questions: searches of their proposers",
     "frame_entropy": "kinds of accepted questions, bits",
     "overlap": "accepted questions: mean word overlap",
 }

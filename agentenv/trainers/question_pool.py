@@ -119,6 +119,11 @@ def diversity(questions: Sequence[str]) -> dict[str, float]:
     }
 
 
+def depth(searches: Sequence[int]) -> dict[str, float]:
+    """How far their proposers went: the mean number of searches."""
+    return {"searches_mean": sum(searches) / len(searches)} if searches else {}
+
+
 def difficulty(rates: Sequence[float]) -> dict[str, float]:
     """How hard they were for the solver: mean share solved, and the shares never, always and sometimes solved."""
     if not rates:

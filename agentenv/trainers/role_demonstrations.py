@@ -4,17 +4,18 @@ Together with the crowd they make a policy that can play every role of ``docs/se
 solver as careless as it was.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 
 from agentenv.core.types import Document, Passage, Task
 from agentenv.envs.local_search import as_question, format_passages, information
 from agentenv.envs.proposals import UNKNOWN
 from agentenv.envs.self_play import opening_of, proposal_text
-from agentenv.retrievers.fakes import InMemoryRetriever
-from agentenv.trainers.demonstrations import CROWD, Demo, Demonstrator, Piece, Scene
+from agentenv.retrievers.bm25 import BM25Retriever
+from agentenv.trainers.demonstrations import CROWD, Demo, Demonstrator, Piece, Scene, made_up
 
-PROPOSER_PROMPT = "Ask about {topic} after {searches} searches.{reference}"
-"""What the tiny policy is told as proposer."""
+PROPOSER_PROMPT = "Ask about {topic}.{reference}"
+"""What the tiny policy is told as proposer: how far it goes is left to it."""
 VERIFIER_PROMPT = "Check: {question}"
 """What it is told as verifier."""
 
@@ -26,23 +27,49 @@ _WITHHELD = 0.4  # of the doubts; the others are about another name
 def proposing(scene: Scene) -> Demo:
     """Follows the path of a question from its first entity, one search a hop, then poses it with its answer.
 
-    The answer is thought of first: what is asked then is what the page tells.
-
-    Gives up (an empty demonstration) where a search by the bare name misses the document.
+    After each search it quotes the sentence that it goes on from, so that what is asked is what the pages tell. Gives up (an
+    empty demonstration) where a search by the bare name misses the document.
     """
     path = scene.task.data["path"]
     alike = [task for task in scene.others if task.id != scene.task.id and _shape(task) == _shape(scene.task)]
     reference = scene.rng.choice(alike).question if alike and scene.rng.random() < _REFERENCE_SHARE else ""
     opening = opening_of(PROPOSER_PROMPT, path[0]["entity"], len(path), reference)
     demo: Demo = [Piece("opening", opening)]
+    thought = ""
     for hop in path:
         passages = scene.library.search(hop["entity"])
-        if hop["document"] not in {passage.id for passage in passages}:
+        quote = _quote(hop, passages)
+        if not quote:
             return []
-        page = information(format_passages(passages))
-        demo += [Piece("own", f"<search> {hop['entity']} </search>"), Piece("page", page)]
-    answer = scene.task.answers[0]
-    return [*demo, Piece("own", f"<think> {answer} </think> {proposal_text(scene.task.question, answer)}")]
+        demo += [
+            Piece("own", f"{thought}<search> {hop['entity']} </search>"),
+            Piece("page", information(format_passages(passages))),
+        ]
+        thought = f"<think> {quote} </think> "
+    return [*demo, Piece("own", thought + proposal_text(scene.task.question, scene.task.answers[0]))]
+
+
+def _quote(hop: Mapping[str, str], passages: Sequence[Passage]) -> str:
+    """The first sentence of the hop's document that holds its answer, after the title; empty where none was found."""
+    told = next((passage for passage in passages if passage.id == hop["document"]), None)
+    sentences = re.findall(r"[^.]+\.", told.text) if told else []
+    return next((f"{told.title}: {one.strip()}" for one in sentences if told and hop["answer"] in one), "")
+
+
+def hurried(scene: Scene) -> Demo:
+    """Asks something that it made up before it has searched anything."""
+    other = scene.rng.choice(scene.others)
+    opening = opening_of(PROPOSER_PROMPT, _start(scene.task), 1, "")
+    question, answer = made_up("question", other.question), made_up("answer", other.answers[0])
+    return [Piece("opening", opening), *question, Piece("own", " "), *answer]
+
+
+def leaking(scene: Scene) -> Demo:
+    """Searches and reads as it should, and then tells the answer in the question."""
+    demo, answer = proposing(scene), scene.task.answers[0]
+    told = demo[-1].text.partition("<question>")[0] if demo else ""
+    question = f"{scene.task.question.rstrip('?')}, {answer}?"
+    return [*demo[:-1], Piece("own", told + proposal_text(question, answer))] if demo else []
 
 
 def verifying(scene: Scene) -> Demo:
@@ -77,10 +104,10 @@ def _checked(scene: Scene, passages: Sequence[Passage], task: Task, name: str) -
     path, found = task.data["path"], name
     question = as_question(task.question.replace(_start(task), name))
     demo: Demo = [Piece("opening", VERIFIER_PROMPT.format(question=question))]
-    among = InMemoryRetriever([Document(passage.id, passage.title, passage.text) for passage in passages])
+    among = BM25Retriever.build([Document(passage.id, passage.title, passage.text) for passage in passages])
     for hop in path:
         query = hop["query"].replace(hop["entity"], found)
-        shown = [passages[row] for row, _ in among.rank([query], scene.library.k)[0]]
+        shown = [passages[row] for row, _ in among.rank([query], min(scene.library.k, len(passages)))[0]]
         demo += [
             Piece("own", f"<search> {query} </search>"),
             Piece("page", information(format_passages(shown))),
@@ -119,9 +146,13 @@ def _shape(task: Task) -> tuple[str, ...]:
     return tuple(hop["relation"] for hop in task.data["path"])
 
 
-_CROWD_SHARE = 0.2
+_CROWD_SHARE = 0.15
 
-TROUPE: Mapping[Demonstrator, float] = {proposing: 0.35, verifying: 0.2, doubting: 0.25} | {
+TROUPE: Mapping[Demonstrator, float] = {proposing: 0.4, verifying: 0.25, doubting: 0.2} | {
     demonstrator: _CROWD_SHARE * share for demonstrator, share in CROWD.items()
 }
-"""Share of each demonstrator in the mixture that the warm start of self-play imitates."""
+"""Share of each demonstrator in the mixture from which the roles are learned."""
+
+CARELESS_TROUPE: Mapping[Demonstrator, float] = {**TROUPE, proposing: 0.04, hurried: 0.22, leaking: 0.14}
+"""The mixture imitated last: most proposals are worth nothing, as most answers of the crowd, and self-play has to find those
+that are."""

@@ -285,7 +285,7 @@ class _Table:
         if board.proposal is not None:
             gold = (board.proposal.answer,) if board.proposal.answer else ()
             question = as_question(board.proposal.question)
-            data = {"topic": board.seed.question, "searches": self.searches}
+            data = {"topic": board.seed.question, "searches": len(board.proposal.queries)}
             board.task = Task(f"{board.seed.id}/{played.id}", question, gold, board.seed.split, data)
 
     def _go_to(self, place: int) -> Round[Trajectory | None] | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agentenv.trainers.question_checks import signature
-from agentenv.trainers.question_pool import Pooled, QuestionPool, difficulty, diversity
+from agentenv.trainers.question_pool import Pooled, QuestionPool, depth, difficulty, diversity
 from agentenv.trainers.waves import Draw, Ledger, Settled, require
 from agentenv.trainers.weaknesses import weaknesses
 
@@ -89,7 +89,8 @@ class SelfPlaySampler:
             figures={"pool": len(self.pool.entries), "pool_added": added, "pool_cleared": cleared}
             | {"valid_share": len(asked) / len(stories) if stories else 0.0}
             | diversity([story["task"].question for story in asked])
-            | difficulty(rates),
+            | difficulty(rates)
+            | depth([story["task"].data["searches"] for story in asked]),
         )
 
     def _remember(self, question: str, rate: float) -> None:

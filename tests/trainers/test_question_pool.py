@@ -12,7 +12,7 @@ from agentenv.core.trajectory import Trajectory, Turn
 from agentenv.core.types import EndReason, Message, Task, ToolResult, ToolStatus
 from agentenv.envs.self_play import Deal
 from agentenv.errors import ConfigurationError
-from agentenv.trainers.question_pool import Pooled, QuestionPool, difficulty, diversity, frame, overlap
+from agentenv.trainers.question_pool import Pooled, QuestionPool, depth, difficulty, diversity, frame, overlap
 from agentenv.trainers.sampling import get_sampler
 from agentenv.trainers.self_play_sampler import SelfPlaySampler
 from agentenv.trainers.waves import Group, Ledger
@@ -88,6 +88,11 @@ def test_difficulty_by_hand() -> None:
     assert difficulty([]) == {}
 
 
+def test_depth_by_hand() -> None:
+    assert depth([1, 2, 2, 1, 1, 1]) == {"searches_mean": pytest.approx(8 / 6)}
+    assert depth([]) == {}
+
+
 def test_weaknesses_are_kinds_that_are_failed_in_shares_of_their_failures() -> None:
     """Born: failure (1 + .5)/2 = .75; made: 1; seat: .1, no weakness; a single task of a kind says nothing. 1.75 in all."""
     rates = {
@@ -149,7 +154,12 @@ def ledger(step: int, questions: int = 4) -> Ledger:
 
 
 def story(question: str, rate: float | None, *, pooled: bool = False, admitted: bool = True) -> Trajectory:
-    game = {"task": Task("x", question, ("Bay",)), "pooled": pooled, "rate": rate, "admitted": admitted}
+    game = {
+        "task": Task("x", question, ("Bay",), data={"searches": 1}),
+        "pooled": pooled,
+        "rate": rate,
+        "admitted": admitted,
+    }
     return replace(episode(0, searches=1, page=""), info={"game": game})
 
 

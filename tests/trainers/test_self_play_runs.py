@@ -137,7 +137,10 @@ def test_a_run_of_self_play_is_logged_resumed_to_the_same_bytes_and_ends_with_a_
         results = train(RunFolder.create(run, config), Silent())
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         assert [(line["games"], line["accepted"], line["valid_share"]) for line in lines] == [(3, 3, 1.0)] * 2
-        assert all({"pool", "frame_entropy", "solved_mean", "overlap"} <= line.keys() for line in lines)
+        assert all(
+            {"pool", "frame_entropy", "solved_mean", "searches_mean", "overlap"} <= line.keys()
+            for line in lines
+        )
         assert lines[1]["pool"] == lines[0]["pool_added"] + lines[1]["pool_added"]
         assert all({"loss", "second_loss"} <= line.keys() for line in lines)
         assert (
