@@ -12,7 +12,7 @@ from agentenv.envs.local_search import as_question, format_passages, information
 from agentenv.envs.proposals import UNKNOWN
 from agentenv.envs.self_play import opening_of, proposal_text
 from agentenv.retrievers.bm25 import BM25Retriever
-from agentenv.trainers.demonstrations import CROWD, Demo, Demonstrator, Piece, Scene, made_up
+from agentenv.trainers.demonstrations import CROWD, Demo, Demonstrator, Piece, Scene
 
 PROPOSER_PROMPT = "Ask about {topic}.{reference}"
 """What the tiny policy is told as proposer: how far it goes is left to it."""
@@ -54,22 +54,6 @@ def _quote(hop: Mapping[str, str], passages: Sequence[Passage]) -> str:
     told = next((passage for passage in passages if passage.id == hop["document"]), None)
     sentences = re.findall(r"[^.]+\.", told.text) if told else []
     return next((f"{told.title}: {one.strip()}" for one in sentences if told and hop["answer"] in one), "")
-
-
-def hurried(scene: Scene) -> Demo:
-    """Asks something that it made up before it has searched anything."""
-    other = scene.rng.choice(scene.others)
-    opening = opening_of(PROPOSER_PROMPT, _start(scene.task), 1, "")
-    question, answer = made_up("question", other.question), made_up("answer", other.answers[0])
-    return [Piece("opening", opening), *question, Piece("own", " "), *answer]
-
-
-def leaking(scene: Scene) -> Demo:
-    """Searches and reads as it should, and then tells the answer in the question."""
-    demo, answer = proposing(scene), scene.task.answers[0]
-    told = demo[-1].text.partition("<question>")[0] if demo else ""
-    question = f"{scene.task.question.rstrip('?')}, {answer}?"
-    return [*demo[:-1], Piece("own", told + proposal_text(question, answer))] if demo else []
 
 
 def verifying(scene: Scene) -> Demo:
@@ -151,8 +135,4 @@ _CROWD_SHARE = 0.15
 TROUPE: Mapping[Demonstrator, float] = {proposing: 0.4, verifying: 0.25, doubting: 0.2} | {
     demonstrator: _CROWD_SHARE * share for demonstrator, share in CROWD.items()
 }
-"""Share of each demonstrator in the mixture from which the roles are learned."""
-
-CARELESS_TROUPE: Mapping[Demonstrator, float] = {**TROUPE, proposing: 0.04, hurried: 0.22, leaking: 0.14}
-"""The mixture imitated last: most proposals are worth nothing, as most answers of the crowd, and self-play has to find those
-that are."""
+"""Share of each demonstrator in the mixture that the warm start of self-play imitates."""

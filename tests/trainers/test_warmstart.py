@@ -29,7 +29,6 @@ from agentenv.policies.spec import make_policy
 from agentenv.retrievers.encoder import HashEncoder
 from agentenv.trainers.config_files import load_config
 from agentenv.trainers.demonstrations import (
-    Demonstrator,
     Library,
     Scene,
     astray,
@@ -45,8 +44,6 @@ from agentenv.trainers.role_demonstrations import (
     PROPOSER_PROMPT,
     VERIFIER_PROMPT,
     doubting,
-    hurried,
-    leaking,
     proposing,
     verifying,
 )
@@ -206,26 +203,6 @@ def test_the_proposing_demonstrator_plays_its_environment_letter_for_letter_and_
     raise AssertionError("no proposal of two hops among twelve")
 
 
-@pytest.mark.parametrize(("careless", "flaw"), [(hurried, "no_information"), (leaking, "leaked")])
-def test_a_careless_proposer_breaks_a_rule(careless: Demonstrator, flaw: str) -> None:
-    (scene, demo), *_ = [(scene, demo) for scene in scenes() if (demo := careless(scene))]
-    path = scene.task.data["path"]
-    topic = replace(scene.task, question=path[0]["entity"], answers=(), data={"searches": 1})
-    env = SearchProposer(
-        tasks=[topic], retriever=Shelf(scene.library), k=2, prompt=PROPOSER_PROMPT, observation_tokens=999
-    )
-    opening, _ = env.reset(seed=0, options={"task": topic})
-    assert demo[0].text.startswith(opening[0].text)
-    said = [""]
-    for piece in demo[1:]:
-        if piece.kind == "page" and "<information>" in piece.text:
-            said.append("")
-        else:
-            said[-1] += piece.text
-    steps = [env.step(action) for action in said]
-    assert (steps[-1].reward, steps[-1].info["refused"]) == (0.0, flaw)
-
-
 def test_the_verifying_demonstrator_plays_its_environment_letter_for_letter() -> None:
     seen = set()
     for scene in scenes():
@@ -263,10 +240,10 @@ def test_the_preset_asks_as_the_demonstrators_do() -> None:
 
 
 def test_the_roles_of_self_play_are_a_phase_of_their_own(tmp_path: Path) -> None:
-    """Without steps nothing is moved; with one the policy differs, and its habits are steps of their own."""
+    """Without steps nothing is moved; with one the policy differs."""
     from agentenv.policies.tiny import shipped_weights
 
-    still = replace(TINY, crowd_steps=0, troupe_steps=1, habit_steps=1)
+    still = replace(TINY, crowd_steps=0, troupe_steps=1)
     warmstart(still, Silent(), tmp_path / "troupe", reader=shipped_weights())
     shipped = (shipped_weights() / "model.safetensors").read_bytes()
     assert (tmp_path / "troupe" / "model.safetensors").read_bytes() != shipped
