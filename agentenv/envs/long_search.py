@@ -105,7 +105,7 @@ class LongSearch(LocalSearch):
         return self._information(body), ToolResult("access", ToolStatus.OK, address)
 
     def _parts_of(self, address: str, page: str) -> list[str]:
-        """The page in parts, each of which fits into one observation: nothing between two of them is lost."""
+        """The page in parts, nothing between them lost, each of which fits where an observation holds head and a word."""
         longest = _headed(self._parts, self._parts, address)
         parts: list[str] = []
         while page and len(parts) < self._parts:
