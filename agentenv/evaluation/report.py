@@ -31,7 +31,7 @@ from agentenv.evaluation.page import (
 from agentenv.evaluation.records import EPISODES, RESULTS, SUITE, Evaluation, read_evaluation, read_json
 from agentenv.evaluation.records import write_atomically as write
 from agentenv.evaluation.results import OUTCOME
-from agentenv.evaluation.tables import league_tables, tables
+from agentenv.evaluation.tables import league_tables, question_tables, tables
 
 Json = dict[str, Any]
 
@@ -100,7 +100,7 @@ def training_page(directory: Path) -> Page:
         warnings.append("The run is not finished: there is no results.json yet.")
     named = dict.fromkeys(("before", "after", *sides))
     levels = levels_of({name: results[name] for name in named if name in results})
-    config = directory / "config.toml"
+    config, questions = directory / "config.toml", directory / "questions.jsonl"
     page = Page(
         title=f"Training run {directory.resolve().name}",
         facts=facts_of(next(sides[name].results for name in ("after", "before") if name in sides))
@@ -111,7 +111,11 @@ def training_page(directory: Path) -> Page:
         cards=levels,
         warnings=[*warnings, *_training_warnings(lines), *fault_warnings(runs)],
         labels=[label for label, _ in runs],
-        tables=[*tables(runs, scorer), *league_tables(results.get("league"))],
+        tables=[
+            *tables(runs, scorer),
+            *league_tables(results.get("league")),
+            *question_tables(read_lines(questions) if questions.is_file() else []),
+        ],
         episodes=episodes_of(list(sides.values()), scorer),
         paired=paired,
         curves=_curves(lines),

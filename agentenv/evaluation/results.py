@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from agentenv.core.scorers import Scorer, get_scorer
+from agentenv.evaluation.capabilities import SEARCH_SKILLS, capability_report
 from agentenv.evaluation.diagnosis import costs, error_table, support
 from agentenv.evaluation.records import Record
 from agentenv.evaluation.statistics import estimate
@@ -81,6 +82,7 @@ def summarize(
         "reward_mean": _mean(record["reward"] for record in scored if "reward" in record),
         "end_reasons": dict(sorted(Counter(record["end_reason"] for record in records).items())),
         "errors": {"scorer": scorers[0], "correct": correct} if retriever is None else errors,
+        "capabilities": [] if retriever is None else capability_report(records, values, SEARCH_SKILLS),
         "tokens": costs(scored, correct, token_unit),
         "bounds": mark_below(bounds or {}, tables["scores"][scorers[0]]["mean"]),
         "settings": dict(settings or {}),

@@ -18,6 +18,7 @@ def tables(runs: Sequence[tuple[str, Json]], scorer: str) -> list[Json]:
         _table("By number of hops", runs, lambda results: _group_cells(results.get("by_hops", {}), scorer)),
         _table("Bounds", runs, lambda results: _bounds(results, scorer)),
         _table("Errors", runs, _errors, ("n", "share")),
+        _table("What failures lack", runs, _capabilities, ("n", "successes", "failures", "missing")),
         _table("Behaviour", runs, _behaviour, ("",)),
         _table("How episodes ended", runs, _ends, ("n", "share")),
     ]
@@ -35,6 +36,20 @@ def league_tables(league: Json | None) -> list[Json]:
     versions = league["versions"]
     title = "League: share of the row's questions that the column's solver solves"
     return [{"title": title, "groups": ["solver"], "span": len(versions), "head": versions, "rows": rows}]
+
+
+def question_tables(questions: Sequence[Json], most: int = 48) -> list[Json]:
+    """The last questions that self-play posed, one a row, the newest first."""
+    if not questions:
+        return []
+    keys = ("topic", "question", "answer", "searches", "outcome")
+    head = [*keys, "solved"]
+    rows = [
+        [f"step {row['step']}", *(str(row[key]) for key in keys), _blank(row.get("solve_rate"))]
+        for row in questions[: -most - 1 : -1]
+    ]
+    title = f"Questions of self-play: the last {len(rows)} of {len(questions)}"
+    return [{"title": title, "groups": [""], "span": len(head), "head": head, "rows": rows}]
 
 
 def _table(
@@ -106,6 +121,19 @@ def _errors(results: Json) -> dict[str, list[str]]:
         lucky = errors["correct_without_evidence"]
         rows["of the correct: without the evidence"] = [str(lucky), f"{lucky / total:.1%}"]
     return rows
+
+
+def _capabilities(results: Json) -> dict[str, list[str]]:
+    """Shares of the episodes that show a skill; where it is missing, what exercises it."""
+    return {
+        row["skill"]: [
+            str(row["episodes"]),
+            _blank(row["shown_in_successes"]),
+            _blank(row["shown_in_failures"]),
+            row["slice"] if row["missing"] else "",
+        ]
+        for row in results.get("capabilities", ())
+    }
 
 
 def suite_tables(parts: Mapping[str, Json], summary: Json, scorer: str) -> list[Json]:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -117,13 +117,24 @@ class RunFolder:
         if not any(self.path.iterdir()):
             self.path.rmdir()
 
-    def log(self, metrics: Mapping[str, Any], seconds: Mapping[str, float]) -> None:
-        """Appends one line to ``metrics.jsonl`` and one to ``timings.jsonl``."""
-        for name, values in (("metrics", metrics), ("timings", {"step": metrics["step"], **seconds})):
-            lines, line = self._read(name), json.dumps(values)
-            with (self.path / f"{name}.jsonl").open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
-            lines.append(json.loads(line))
+    def log(
+        self,
+        metrics: Mapping[str, Any],
+        seconds: Mapping[str, float],
+        questions: Iterable[Mapping[str, Any]] = (),
+    ) -> None:
+        """Appends a line to ``metrics.jsonl`` and to ``timings.jsonl``, and one for each question to ``questions.jsonl``."""
+        step = {"step": metrics["step"]}
+        self._append("metrics", metrics)
+        self._append("timings", step | dict(seconds))
+        for question in questions:
+            self._append("questions", step | dict(question))
+
+    def _append(self, name: str, values: Mapping[str, Any]) -> None:
+        lines, line = self._read(name), json.dumps(values)
+        with (self.path / f"{name}.jsonl").open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+        lines.append(json.loads(line))
 
     def history(self, name: str = "metrics") -> list[dict[str, Any]]:
         """The complete lines of a log so far."""
@@ -250,7 +261,9 @@ class RunFolder:
         return state
 
     def _cut_back(self, step: int) -> None:
-        for name in ("metrics", "timings"):
+        for name in ("metrics", "timings", "questions"):
+            if name == "questions" and not self.history(name):
+                continue  # no self-play: no such log
             kept = [line for line in self.history(name) if line["step"] <= step]
             path = self.path / f"{name}.jsonl"
             part = path.with_suffix(".part")

@@ -23,6 +23,7 @@ from agentenv.evaluation.records import RESULTS, read_json, write_results
 from agentenv.policies.card import EpisodeCard, write_card
 from agentenv.policies.export import write_model_card, write_weights
 from agentenv.trainers.advantages import get_estimator
+from agentenv.trainers.board import asked
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.denormals import flushed_denormals
 from agentenv.trainers.evaluate import evaluate_dev, evaluate_test
@@ -81,7 +82,7 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
             stopped = _watch(run, metrics)
             if config.trajectories_every and step % config.trajectories_every == 0:
                 folder.dump(step, [trajectory for group in batch.played for trajectory in group])
-            folder.log(metrics, clock.seconds())
+            folder.log(metrics, clock.seconds(), asked(batch.played))
             for tracker in run.trackers:
                 tracker.log(step, {name: v for name, v in metrics.items() if isinstance(v, int | float)})
             if config.league.every and step % config.league.every == 0:

@@ -16,6 +16,7 @@ from agentenv.errors import ConfigurationError
 from agentenv.evaluation.ground import Ground
 from agentenv.evaluation.runner import play
 from agentenv.policies.spec import make_policy
+from agentenv.trainers.board import stories
 from agentenv.trainers.run import Run, rollout_config
 from agentenv.trainers.self_play import SelfPlayStrategy
 from agentenv.trainers.stage import Stage
@@ -106,8 +107,7 @@ def accepted(
     finally:
         for start in (start for group in starts for start in group):
             start.env.close()
-    stories = [t.info["game"] for group in played for t in group if "game" in t.info]
-    return [story["task"] for story in stories if story["admitted"]]
+    return [story["task"] for story in stories(played) if story["admitted"]]
 
 
 def _solved(

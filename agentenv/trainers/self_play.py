@@ -274,6 +274,7 @@ class _Table:
         if flaw is None:
             return self._go_to(self.at + 1)
         board.counts[f"refused_{flaw}"] += 1
+        board.log(flaw)
         return self._refuse(flaw)
 
     def _take_proposal(self) -> None:
@@ -312,6 +313,8 @@ class _Table:
         """The episodes of the roles that are paid, with their rewards; who is not trained has no tokens there."""
         board = self.board
         board.counts["accepted"] += int(board.task is not None and not board.pooled)
+        if board.task is not None:
+            board.log("pooled" if board.pooled else "accepted")
         episodes = [(self._move("propose"), played) for played in board.refused]
         for move in self.moves:
             for place, played in enumerate(board.plays.get(move.name, ()) if move.reward else ()):
@@ -341,6 +344,7 @@ class _Table:
             "task": board.task,
             "pooled": board.pooled,
             "rate": rate,
+            "asked": board.asked,
             "admitted": not board.pooled and board.task is not None and ADMISSIONS[self.game.admit](board),
         }
         return replace(first, info=first.info | {"strategy": figures, "game": story})

@@ -1,9 +1,10 @@
 """The sampler of self-play: deals each game a spare question, a reference and what is known, and keeps the pool."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from agentenv.trainers.board import stories
 from agentenv.trainers.question_checks import signature
 from agentenv.trainers.question_pool import Pooled, QuestionPool, depth, difficulty, diversity
 from agentenv.trainers.waves import Draw, Ledger, Settled, require
@@ -69,10 +70,10 @@ class SelfPlaySampler:
 
     def settle(self, ledger: Ledger) -> Settled:
         """Takes the accepted questions in, and says how varied and how hard they were."""
-        stories = list(_stories(ledger))
-        asked = [story for story in stories if story["task"] is not None and not story["pooled"]]
+        games = stories(group.members for group in ledger.groups)
+        asked = [story for story in games if story["task"] is not None and not story["pooled"]]
         added = 0
-        for story in stories:
+        for story in games:
             if story["task"] is None or story["rate"] is None:
                 continue
             task = story["task"]
@@ -87,7 +88,7 @@ class SelfPlaySampler:
         return Settled(
             ledger.groups,
             figures={"pool": len(self.pool.entries), "pool_added": added, "pool_cleared": cleared}
-            | {"valid_share": len(asked) / len(stories) if stories else 0.0}
+            | {"valid_share": len(asked) / len(games) if games else 0.0}
             | diversity([story["task"].question for story in asked])
             | difficulty(rates)
             | depth([story["task"].data["searches"] for story in asked]),
@@ -109,9 +110,3 @@ class SelfPlaySampler:
             self.pool.load_state_dict(state["pool"])
             self.rates = dict(state["rates"])
             self.known = dict.fromkeys(state["known"])
-
-
-def _stories(ledger: Ledger) -> Iterator[dict[str, Any]]:
-    """What became of the question of each game of the step."""
-    for group in ledger.groups:
-        yield from (trajectory.info["game"] for trajectory in group.members if "game" in trajectory.info)

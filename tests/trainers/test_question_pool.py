@@ -1,4 +1,4 @@
-"""The pool, duplicates, frames, diversity, difficulty; weaknesses and the capability report; deals of the sampler."""
+"""The pool, duplicates, frames, diversity, difficulty; weaknesses; deals of the sampler."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ from agentenv.trainers.question_pool import Pooled, QuestionPool, depth, difficu
 from agentenv.trainers.sampling import get_sampler
 from agentenv.trainers.self_play_sampler import SelfPlaySampler
 from agentenv.trainers.waves import Group, Ledger
-from agentenv.trainers.weaknesses import SEARCH_SKILLS, capability_report, weaknesses
+from agentenv.trainers.weaknesses import weaknesses
 
 RNG = np.random.default_rng
 
@@ -115,37 +115,6 @@ def episode(
     turn = Turn("a", (Message("tool", page),), (ToolResult("search", ToolStatus.OK),))
     task = Task("t", "q?", ("Bay",), data={"hops": hops})
     return Trajectory(task, (), (turn,) * searches or (Turn("a"),), reward, end)
-
-
-def test_the_capability_report_names_what_failures_lack() -> None:
-    """Two hops: both successes search twice, both failures once, so chaining is missing by a gap of 1.
-
-    Every episode searches: no gap. One of two failures saw the answer, as both successes did: a gap of a half.
-    """
-    played = [
-        episode(1, searches=2, page="Bay", hops=2),
-        episode(1, searches=2, page="Bay", hops=2),
-        episode(0, searches=1, page="Bay", hops=2),
-        episode(0, searches=1, page="Moor", hops=2),
-    ]
-    report = {lack.skill: lack for lack in capability_report(played, SEARCH_SKILLS)}
-    chain = report["chains searches"]
-    assert (chain.tasks, chain.shown_in_successes, chain.shown_in_failures, chain.missing) == (
-        4,
-        1.0,
-        0.0,
-        True,
-    )
-    assert "two hops" in chain.slice
-    assert not report["searches"].missing
-    assert report["finds the answer"].missing
-    assert report["finds the answer"].shown_in_failures == 0.5
-    assert report["reads the answer off the page"].tasks == 3
-    first = capability_report(played, SEARCH_SKILLS)[0]
-    assert first.skill in ("chains searches", "reads the answer off the page")
-    assert not any(
-        lack.missing for lack in capability_report([replace(played[0], valid=False)], SEARCH_SKILLS)
-    )
 
 
 def ledger(step: int, questions: int = 4) -> Ledger:

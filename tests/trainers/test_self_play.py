@@ -273,12 +273,18 @@ def test_refused_proposals_are_asked_for_again_before_the_pool_is_drawn_on() -> 
     played = game(Troupe(script), attempts=3, penalty=-0.5)
     assert by_role(played) == {"proposer": [-0.5, -0.5, 0.5], "solver": [1.0, 1.0, 0.0, 0.0]}
     assert figures(played)["refused_leaked"] == 2
+    asked = played[0].info["game"]["asked"]
+    assert [(row["outcome"], row.get("solve_rate")) for row in asked] == [
+        ("leaked", None), ("leaked", None), ("accepted", 0.5),
+    ]  # fmt: skip
+    assert asked[0]["question"] == "Is Ada Guild in Pobra Bay?"
     counter["n"] = 0
     spare = ("What is the seat of Ada Guild?", "Pobra Bay")
     pooled = game(Troupe(script), attempts=2, deal={"spare": spare})
     assert by_role(pooled) == {"proposer": [0.0, 0.0], "solver": [1.0, 1.0, 0.0, 0.0]}
     assert (figures(pooled)["pooled"], figures(pooled)["accepted"]) == (1, 0)
     assert figures(pooled)["pooled_solve_rate"] == [0.5]
+    assert [row["outcome"] for row in pooled[0].info["game"]["asked"]] == ["leaked", "leaked", "pooled"]
     assert {t.task.id for t in pooled if t.info["role"] == "solver"} == {"topic-a/pool"}
 
 

@@ -4,6 +4,7 @@ Proposers are endpoints on this machine that ask what follows some words of a pa
 """
 
 import asyncio
+import html
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -151,16 +153,23 @@ def test_a_run_of_self_play_is_logged_resumed_to_the_same_bytes_and_ends_with_a_
         assert league["versions"] == ["start", "step-000002"]
         assert league["questions"] == [2, 2]
         assert all(0.0 <= share <= 1.0 for row in league["solved"] for share in row)
+        asked = [json.loads(line) for line in (run / "questions.jsonl").read_text().splitlines()]
+        assert [(row["step"], row["outcome"]) for row in asked] == [(1, "accepted")] * 3 + [
+            (2, "accepted")
+        ] * 3
+        assert fmean(row["solve_rate"] for row in asked[:3]) == pytest.approx(lines[0]["solved_mean"])
         page = write_report(run).read_text()
         assert "League: share" in page
+        assert "Questions of self-play: the last 6 of 6" in page
+        assert html.escape(asked[0]["question"]) in page
         assert "step-000002" in page
 
-        before = (run / "metrics.jsonl").read_bytes()
+        before = [(run / name).read_bytes() for name in ("metrics.jsonl", "questions.jsonl")]
         shutil.rmtree(run / "checkpoints" / "step-000002")
         shutil.rmtree(run / "evaluation" / "after")
         (run / "results.json").unlink()
         assert train(RunFolder.open(run), Silent())["league"] == league
-        assert (run / "metrics.jsonl").read_bytes() == before
+        assert [(run / name).read_bytes() for name in ("metrics.jsonl", "questions.jsonl")] == before
 
 
 def test_a_league_needs_a_game() -> None:

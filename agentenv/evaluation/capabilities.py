@@ -1,0 +1,118 @@
+"""Which skills a search agent's failures lack, and the slice of the environment that exercises each (after TRACE).
+
+Failures are compared with successes skill by skill, among the episodes whose question calls for the skill. Pure functions
+over records.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+from agentenv.core.types import EndReason, ToolStatus
+from agentenv.evaluation.diagnosis import answer_shown, cause_of
+from agentenv.evaluation.records import Record
+
+
+@dataclass(frozen=True)
+class Skill:
+    """Something that an episode shows or lacks, and the questions that exercise it."""
+
+    name: str
+    exercises: Callable[[Record], bool]
+    """Whether the question of an episode calls for it."""
+    shown: Callable[[Record], bool]
+    """Whether the episode shows it."""
+    slice: str
+    """How to get questions that exercise it, in words."""
+
+
+@dataclass(frozen=True)
+class Capability:
+    """How a skill stands."""
+
+    skill: str
+    slice: str
+    episodes: int
+    """That call for it."""
+    shown_in_successes: float | None
+    """Share of the successes among them that show it; None where there are none."""
+    shown_in_failures: float | None
+    missing: bool
+    """Shown less often in failures than in successes, by the margin; or never a success and hardly ever shown."""
+
+
+def capability_report(
+    records: Sequence[Record],
+    values: Sequence[float],
+    skills: Sequence[Skill],
+    *,
+    margin: float = 0.2,
+) -> list[dict[str, Any]]:
+    """The fields of a ``Capability`` for each skill, those with the widest gap first.
+
+    Args:
+        records: Episodes; faults say nothing.
+        values: Their scores.
+        skills: What to look for.
+        margin: Gap between the shares of successes and failures from which a skill counts as missing.
+    """
+    solved = [
+        (record, cause_of(record, value) == "correct")
+        for record, value in zip(records, values, strict=True)
+        if record["valid"]
+    ]
+    found = []
+    for skill in skills:
+        called = [(record, won) for record, won in solved if skill.exercises(record)]
+        good, bad = (
+            _share([skill.shown(record) for record, won in called if won is wanted])
+            for wanted in (True, False)
+        )
+        gap = (1.0 if good is None else good) - (1.0 if bad is None else bad)
+        missing = bool(called) and gap >= margin
+        found.append((gap, Capability(skill.name, skill.slice, len(called), good, bad, missing)))
+    return [asdict(one) for _, one in sorted(found, key=lambda pair: (-pair[0], pair[1].skill))]
+
+
+def _share(flags: Sequence[bool]) -> float | None:
+    return fmean(flags) if flags else None
+
+
+def _well_formed(record: Record) -> bool:
+    turns = record.get("turns", ())
+    results = [result for turn in turns for result in turn.get("tool_results", ())]
+    return all(turn.get("valid", True) for turn in turns) and all(
+        result.get("status", ToolStatus.OK.value) == ToolStatus.OK.value for result in results
+    )
+
+
+SEARCH_SKILLS = (
+    Skill("searches", lambda record: True, lambda record: record["searches"] > 0, "any question"),
+    Skill(
+        "chains searches",
+        lambda record: record.get("hops", 1) > 1,
+        lambda record: record["searches"] >= record["hops"],
+        "questions of two hops and more: agentenv world --hops 2-4",
+    ),
+    Skill(
+        "finds the answer",
+        lambda record: True,
+        answer_shown,
+        "questions whose names have twins: world distractors = 0.5",
+    ),
+    Skill(
+        "answers with what it was shown",
+        answer_shown,
+        lambda record: answer_shown({**record, "answers": [record["prediction"] or ""]}),
+        "questions with their passages shown: the drills of agentenv warmstart",
+    ),
+    Skill("writes valid actions", lambda record: True, _well_formed, "any question"),
+    Skill(
+        "answers in time",
+        lambda record: True,
+        lambda record: record["end_reason"] == EndReason.ANSWERED.value,
+        "fewer turns: max_turns",
+    ),
+)
+"""What an agent that searches has to be able to do."""

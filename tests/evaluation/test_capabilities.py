@@ -1,0 +1,87 @@
+"""What failures lack beside successes, counted by hand; and that a report shows it."""
+
+from typing import Any
+
+import pytest
+
+from agentenv.evaluation.capabilities import SEARCH_SKILLS, capability_report
+from agentenv.evaluation.records import Record
+from agentenv.evaluation.tables import tables
+
+
+def record(prediction: str | None, *, searches: int, page: str, hops: int = 2, **more: Any) -> Record:
+    turns = [{"action": "a", "observation": page, "valid": True}] * searches
+    return {
+        "id": "q", "question": "q?", "answers": ["Bay"], "prediction": prediction, "valid": True,
+        "end_reason": "answered", "searches": searches, "hops": hops, "turns": turns,
+    } | more  # type: ignore[return-value]  # fmt: skip
+
+
+PLAYED = [
+    record("Bay", searches=2, page="in Bay"),
+    record("Bay", searches=2, page="in Bay"),
+    record("Moor", searches=1, page="Moor, Bay"),
+    record("Fen", searches=1, page="in Moor"),
+    record(None, searches=0, page="", valid=False, end_reason="env_fault"),
+]
+VALUES = [1.0, 1.0, 0.0, 0.0, 0.0]
+
+
+def report(played: list[Record], values: list[float]) -> dict[str, Any]:
+    return {row["skill"]: row for row in capability_report(played, values, SEARCH_SKILLS)}
+
+
+def test_the_report_names_what_failures_lack() -> None:
+    """Two hops: both successes search twice, both failures once, so chaining is missing by a gap of 1.
+
+    Every episode searches: no gap. One of two failures was shown the answer, as both successes were: a gap of a half. The
+    three that were shown it all answer with something that they were shown. The fault says nothing.
+    """
+    found = report(PLAYED, VALUES)
+    chain = found["chains searches"]
+    assert chain == {
+        "skill": "chains searches", "episodes": 4, "shown_in_successes": 1.0, "shown_in_failures": 0.0,
+        "missing": True, "slice": "questions of two hops and more: agentenv world --hops 2-4",
+    }  # fmt: skip
+    assert not found["searches"]["missing"]
+    assert found["finds the answer"]["missing"]
+    assert found["finds the answer"]["shown_in_failures"] == 0.5
+    assert found["answers with what it was shown"]["episodes"] == 3
+    assert not found["answers with what it was shown"]["missing"]
+    assert next(iter(found)) == "chains searches"
+
+
+def test_a_skill_that_no_success_shows_is_missing_where_failures_hardly_show_it() -> None:
+    """No success to compare with counts as one that shows it: failures that never search lack searching."""
+    found = report([record(None, searches=0, page="", hops=1, end_reason="turn_limit")], [0.0])
+    assert found["searches"]["missing"]
+    assert found["searches"]["shown_in_successes"] is None
+    assert found["answers in time"]["missing"]
+    assert not found["chains searches"]["missing"]  # no question of two hops
+
+
+@pytest.mark.parametrize(
+    ("turn", "shown"),
+    [
+        ({"valid": False}, 0.0),
+        ({"tool_results": [{"name": "search", "status": "format_error"}]}, 0.0),
+        ({}, 1.0),
+    ],
+)
+def test_an_action_that_could_not_be_read_is_no_valid_one(turn: dict[str, Any], shown: float) -> None:
+    broken = record("Fen", searches=1, page="", turns=[{"action": "a", "observation": ""} | turn])
+    assert report([broken], [0.0])["writes valid actions"]["shown_in_failures"] == shown
+
+
+def test_the_report_page_names_the_slice_of_a_missing_skill_alone() -> None:
+    results = {"capabilities": capability_report(PLAYED, VALUES, SEARCH_SKILLS)}
+    (table,) = tables([("", results)], "em_squad")
+    rows = {row[0]: row[1:] for row in table["rows"]}
+    assert table["title"] == "What failures lack"
+    assert rows["chains searches"] == [
+        "4",
+        "1.000",
+        "0.000",
+        "questions of two hops and more: agentenv world --hops 2-4",
+    ]
+    assert rows["searches"] == ["4", "1.000", "1.000", ""]
