@@ -3,7 +3,8 @@
 ``truth`` plays the same games without and with verification and asks the world's solver, which the game never sees, whether
 each accepted answer is one of the right ones, and the only one. ``train`` gives equal budgets to self-play and to the same
 game with a frozen proposer, from one warm start, and scores both on held-out questions before and after. In both the
-verifier stays the warm start: what is accepted then changes with what is proposed alone.
+verifier stays the warm start: what is accepted then changes with what is proposed alone. The proposer has weights of its
+own, so that the solver learns from the same start in both arms; no question is played twice.
 """
 
 import argparse
@@ -32,13 +33,24 @@ from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.config_files import load_config, override
 from agentenv.trainers.stage import Stage
 
+PLAIN = {"rules": {}, "confidence": 0.0}
 ARMS: Mapping[str, Mapping[str, Any]] = {
-    "rules alone": {"checks": (), "confidence": 0.0},
-    "verified": {"checks": ("verify",), "confidence": 0.0},
-    "verified, one answer": {"checks": ("verify", "compete"), "confidence": 0.0},
-    "verified, one answer, sure": {"checks": ("verify", "compete")},
+    "rules alone": PLAIN | {"checks": ()},
+    "verified": PLAIN | {"checks": ("verify",)},
+    "verified, one answer": PLAIN | {"checks": ("verify", "compete")},
+    "quoting rules alone": {"checks": (), "confidence": 0.0},
+    "quoting, verified": {"checks": ("verify",), "confidence": 0.0},
+    "the preset": {},
 }
-"""What changes in the strategy's options; the last arm is the preset's own confidence."""
+"""What changes in the strategy's options: checks, the rule that thoughts are quotes, the verifier's least probability."""
+TRAIN: Mapping[str, Any] = {
+    "rollout.sampler_options.clear_every": 1,
+    "optimization.learning_rate": 3e-5,
+    "second.learning_rate": 1.5e-4,
+    "evaluation.every": 0,
+    "evaluation.bounds": "false",
+}
+"""Settings of both arms of ``train``."""
 FIXED = {"self-play": ("verifier",), "frozen proposer": ("verifier", "proposer")}
 """The roles that the warm start plays to the end, by arm of ``train``."""
 T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
@@ -76,9 +88,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--searches", type=int, nargs=2, default=(1, 1), help="least and most searches asked of a proposer"
     )
-    parser.add_argument("--seeds", type=int, default=3, help="train: seeds of each arm, 2 to 5")
-    parser.add_argument("--steps", type=int, default=40, help="train: optimiser steps of each run")
-    parser.add_argument("--questions", type=int, default=16, help="train: games a step")
+    parser.add_argument("--seeds", type=int, default=5, help="train: seeds of each arm, 2 to 5")
+    parser.add_argument("--steps", type=int, default=28, help="train: optimiser steps of each run")
+    parser.add_argument("--questions", type=int, default=24, help="train: games a step")
     parser.add_argument("--limit", type=int, default=400, help="train: held-out questions")
     parser.add_argument(
         "--folder", type=Path, help="train: where runs are kept; a temporary folder by default"
@@ -159,6 +171,21 @@ def arm(
     return {"true": share(true), "unique": share(unique), "counts": dict(sorted(counts.items()))}
 
 
+def arm_of_training(args: argparse.Namespace, seed: int, fixed: Sequence[str]) -> TrainConfig:
+    """One run in which the roles ``fixed`` are played by the warm start to the end."""
+    players = ", ".join(f'{role} = "{args.policy}"' for role in fixed)
+    more: dict[str, Any] = dict(TRAIN) | {
+        "seed": seed,
+        "rollout.strategy_options.players": f"{{ {players} }}",
+        "rollout.questions": args.questions,
+        "optimization.steps": args.steps,
+        "test.limit": args.limit,
+    }
+    if "proposer" not in fixed:
+        more["second.roles"] = ["proposer"]
+    return preset(args, **more)
+
+
 def compare(args: argparse.Namespace) -> None:
     """Equal budgets of self-play, with and without a proposer that learns."""
     from agentenv.trainers.folder import RunFolder
@@ -168,41 +195,45 @@ def compare(args: argparse.Namespace) -> None:
     runs: dict[str, list[dict[str, Any]]] = {}
     for seed in range(args.seeds):
         for name, fixed in FIXED.items():
-            players = ", ".join(f'{role} = "{args.policy}"' for role in fixed)
-            config = preset(
-                args,
-                **{
-                    "seed": seed,
-                    "rollout.strategy_options.players": f"{{ {players} }}",
-                    "rollout.questions": args.questions,
-                    "optimization.steps": args.steps,
-                    "test.limit": args.limit,
-                    "evaluation.every": 0,
-                    "evaluation.bounds": "false",
-                },
-            )
+            config = arm_of_training(args, seed, fixed)
             path = folder / f"{name.replace(' ', '-')}-{seed}"
             opened = (
                 RunFolder.open(path) if (path / "config.toml").exists() else RunFolder.create(path, config)
             )
             train(opened, Quiet())
-            runs.setdefault(name, []).append(outcome(path))
+            runs.setdefault(name, []).append(outcome(path, Solver(invent(config.train.world))))
             write("self_play_train", args, {"runs": runs, "summary": summary(runs)})
     lines = [f"{name}: {figures}" for name, figures in summary(runs).items()]
     finish("self_play_train", args, {"runs": runs, "summary": summary(runs)}, lines)
 
 
-CURVES = ("valid_share", "solved_mean", "searches_mean", "frame_entropy", "overlap", "sampled_tokens")
+CURVES = (
+    "accepted",
+    "valid_share",
+    "solved_mean",
+    "searches_mean",
+    "frame_entropy",
+    "overlap",
+    "sampled_tokens",
+)
 
 
-def outcome(path: Path) -> dict[str, Any]:
-    """What one run showed."""
+def outcome(path: Path, solver: Solver) -> dict[str, Any]:
+    """What one run showed: scores before and after, by hops too, its curves, and how many accepted pairs were true."""
     from agentenv.trainers.folder import RunFolder
 
-    results = read_json(path / "results.json")
-    lines = RunFolder.open(path).history()
-    curves = {name: [round(line[name], 4) for line in lines if name in line] for name in CURVES}
-    return {"before": results["before"], "after": results["after"], "curves": curves}
+    folder = RunFolder.open(path)
+    results, lines = read_json(path / "results.json"), folder.history()
+    curves = {name: [round(line[name], 4) if name in line else None for line in lines] for name in CURVES}
+    asked = [row for row in folder.history("questions") if row["outcome"] == "accepted"]
+    true = [verdict(solver, row["question"], row["answer"])[0] for row in asked]
+    hops = {
+        when: {hop: row["scores"]["em_squad"]["mean"] for hop, row in side["by_hops"].items()}
+        for when in ("before", "after")
+        for side in (read_json(path / "evaluation" / when / "results.json"),)
+    }
+    shown = {"before": results["before"], "after": results["after"], "em_by_hops": hops}
+    return shown | {"accepted_true": share(true), "curves": curves}
 
 
 class Quiet:

@@ -31,6 +31,8 @@ class Warmstart:
     """Optimiser steps on the mixed crowd; 0 stops at the reader."""
     troupe_steps: int | None = None
     """Optimiser steps on the roles of self-play, after all others; none where not given."""
+    habit_steps: int | None = None
+    """Optimiser steps on these roles with a proposer that is mostly careless, last of all; none where not given."""
     hops: int | None = None
     """Longest questions that are demonstrated; default: 2."""
     from_shipped: bool = False
@@ -62,10 +64,12 @@ class Warmstart:
             raise ConfigurationError(f"{self.out} exists already; choose another --out")
         if self.from_shipped:
             if self.env != "search" or self._given("copying_steps", "reader_steps", "reader"):
-                raise ConfigurationError("--from-shipped goes with --crowd-steps and --troupe-steps alone")
-            if not self.crowd_steps and not self.troupe_steps:
                 raise ConfigurationError(
-                    "--from-shipped needs --crowd-steps or --troupe-steps: nothing else is made"
+                    "--from-shipped goes with --crowd-steps, --troupe-steps and --habit-steps alone"
+                )
+            if not any((self.crowd_steps, self.troupe_steps, self.habit_steps)):
+                raise ConfigurationError(
+                    "--from-shipped needs --crowd-steps, --troupe-steps or --habit-steps: nothing else is made"
                 )
         if self.steps is not None and self.steps < 1:
             raise ConfigurationError(f"--steps must be at least 1, not {self.steps}")
@@ -75,7 +79,8 @@ class Warmstart:
             raise ConfigurationError(
                 "--imitate goes with --steps alone: the run names policy, environment and seed"
             )
-        search = self._given("copying_steps", "reader_steps", "crowd_steps", "reader", "troupe_steps", "hops")
+        phases = ("copying_steps", "reader_steps", "crowd_steps", "troupe_steps", "habit_steps")
+        search = self._given(*phases, "reader", "hops")
         if wrong := self._given("steps") if self.env == "search" and not self.imitate else search:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
             chosen = "--imitate" if self.imitate else f"--env {self.env}"
@@ -87,7 +92,7 @@ class Warmstart:
     def _search(self, display: Any) -> dict[str, Any]:
         from agentenv.trainers.warmstart import WarmstartConfig, warmstart
 
-        steps = self._given("copying_steps", "reader_steps", "crowd_steps", "troupe_steps")
+        steps = self._given("copying_steps", "reader_steps", "crowd_steps", "troupe_steps", "habit_steps")
         reader = self.reader
         if self.from_shipped:
             steps, reader = {"crowd_steps": 0} | steps, shipped_weights()

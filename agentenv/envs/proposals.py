@@ -27,6 +27,8 @@ class Proposal:
     """What was searched, in order."""
     documents: tuple[str, ...] = ()
     """The passages that were shown, letter for letter, each once, without their numbers."""
+    thoughts: tuple[str, ...] = ()
+    """What was thought before its actions, between ``<think>`` and ``</think>``."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Rules:
     """Fewest searches of an episode."""
     searched_answer: bool = False
     """Whether an answer that stands in a query is refused."""
+    quotes: bool = False
+    """Whether all thoughts, at least one, must be quotes of what was shown: ``TITLE: words of that document``."""
 
     def __post_init__(self) -> None:
         if min(self.min_chars, self.min_words, self.searches) < 0 or self.max_chars < self.min_chars:
@@ -72,6 +76,7 @@ FILTERS: Mapping[str, Filter] = {
     "searched_answer": lambda p, rules: (
         rules.searched_answer and any(holds(query, p.answer) for query in p.queries)
     ),
+    "misquoted": lambda p, rules: rules.quotes and not _quotes(p.thoughts, p.documents),
     "copied": lambda p, _: any(holds(document, p.question) for document in p.documents),
 }
 """The rules by name, in the order in which they are tried."""
@@ -80,6 +85,15 @@ FILTERS: Mapping[str, Filter] = {
 def refusal(proposal: Proposal, rules: Rules) -> str | None:
     """The name of the first rule that refuses ``proposal``; None where it keeps them all."""
     return next((name for name, refuses in FILTERS.items() if refuses(proposal, rules)), None)
+
+
+def _quotes(thoughts: Sequence[str], documents: Sequence[str]) -> bool:
+    """Whether there are thoughts, each of them the title of a document, a colon and words of it, letter for letter."""
+    shown = [(document.title, document.text) for document in as_documents(documents)]
+    return bool(thoughts) and all(
+        any(title == named and words and words in text for title, text in shown)
+        for named, _, words in (thought.partition(": ") for thought in thoughts)
+    )
 
 
 def holds(text: str, phrase: str) -> bool:

@@ -7,7 +7,7 @@ rewards keeping the rules of ``proposals.py``. ``RoleTurn`` is the one written t
 import copy
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any, ClassVar, Self
 
@@ -16,7 +16,7 @@ from agentenv.core.grammar import Block, earliest_block
 from agentenv.core.scorers import check_answers
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task
 from agentenv.data.world import FictionalWorld, WorldConfig
-from agentenv.envs.local_search import LocalSearch, format_passages, information
+from agentenv.envs.local_search import LocalSearch, SearchState, format_passages, information
 from agentenv.envs.proposals import Proposal, Rules, as_documents, documents_shown, refusal
 from agentenv.errors import ConfigurationError
 from agentenv.retrievers.bm25 import BM25Retriever
@@ -41,6 +41,7 @@ REFERENCE = "\nWanted is a question of this kind: {question}"
 GIVEN = "\nThe answer has to be: {answer}"
 _TAG_LIMIT = 10  # SSP: more opening or closing answer tags than this are spam
 _SPAM_FACTOR = 0.25
+_THOUGHT = re.compile(r"(?s)<think>(.*?)</think>")
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,14 @@ class SearchSolver(LocalSearch):
         return tuple(page[0] for page in pages if page)
 
 
+@dataclass
+class ProposerState(SearchState):
+    """All that changes within an episode."""
+
+    thoughts: list[str] = field(default_factory=list)
+    """What was thought before its actions."""
+
+
 class SearchProposer(LocalSearch):
     """Searches a corpus about a topic, the task's question, and hands in a question with its answer.
 
@@ -131,6 +140,7 @@ class SearchProposer(LocalSearch):
 
     final_tag: ClassVar[str] = "question"
     correction: ClassVar[str] = CORRECTION
+    state: ProposerState
 
     def __init__(
         self,
@@ -164,6 +174,20 @@ class SearchProposer(LocalSearch):
         self._opening_form = prompt
         self._rules = rules or Rules()
 
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """As ``LocalSearch.areset``."""
+        opening = await super().areset(seed=seed, options=options)
+        self.state = ProposerState(self.state.task, self.state.seed)
+        return opening
+
+    async def astep(self, action: str) -> Step:
+        """As ``LocalSearch.astep``; what is thought in ``action`` is kept for the proposal."""
+        self.check_running()
+        self.state.thoughts += [thought.strip() for thought in _THOUGHT.findall(action)]
+        return await super().astep(action)
+
     def _opening(self, task: Task) -> str:
         if task.answers:
             check_answers(task.answers)
@@ -175,7 +199,13 @@ class SearchProposer(LocalSearch):
         task = self.state.task
         own = earliest_block(action[block.end :], ("answer",))
         gold = task.answers[0] if task.answers else own.content if own else ""
-        proposal = Proposal(block.content, gold, tuple(self.state.queries), documents_shown(self.state.pages))
+        proposal = Proposal(
+            block.content,
+            gold,
+            tuple(self.state.queries),
+            documents_shown(self.state.pages),
+            tuple(self.state.thoughts),
+        )
         self.state.answer = block.content
         refused = refusal(proposal, self._rules)
         return self.result(

@@ -270,6 +270,8 @@ class SecondSettings(Frozen):
     """Roles of self-play that play with it, such as ``["proposer"]``; none trains one set for all."""
     policy: str = ""
     """Where it starts, with the tokens of the first; empty starts it where the first does."""
+    learning_rate: float | None = Field(None, gt=0)
+    """Step size of its own; None takes that of the first set."""
 
 
 class LeagueSettings(Frozen):

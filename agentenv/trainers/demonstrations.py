@@ -74,7 +74,7 @@ def _answer(text: str) -> Piece:
     return Piece("own", f"<answer> {text} </answer>")
 
 
-def _made_up(tag: str, text: str) -> Demo:
+def made_up(tag: str, text: str) -> Demo:
     """A search or an answer that nothing in sight tells: imitated is that it is made, not the name.
 
     To imitate names out of nowhere costs a policy the copying of those that stand there.
@@ -101,7 +101,7 @@ def guessing(scene: Scene) -> Demo:
     """Answers at once with something of the right kind that it made up."""
     last = scene.task.data["path"][-1]["relation"]
     alike = [t for t in scene.others if t.data["path"][-1]["relation"] == last and t.id != scene.task.id]
-    return [_question(scene), *_made_up("answer", scene.rng.choice(alike or scene.others).answers[0])]
+    return [_question(scene), *made_up("answer", scene.rng.choice(alike or scene.others).answers[0])]
 
 
 def hasty(scene: Scene) -> Demo:
@@ -116,7 +116,7 @@ def astray(scene: Scene) -> Demo:
     """Searches for the wrong thing and answers with what it happens to find."""
     query = scene.rng.choice(scene.others).data["path"][0]["query"]
     (_, page), passages = _search(scene, query)
-    return [_question(scene), *_made_up("search", query), page, _answer(scene.rng.choice(passages).title)]
+    return [_question(scene), *made_up("search", query), page, _answer(scene.rng.choice(passages).title)]
 
 
 CROWD: Mapping[Demonstrator, float] = {careful: 0.30, guessing: 0.20, hasty: 0.36, astray: 0.14}

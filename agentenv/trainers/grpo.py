@@ -108,16 +108,23 @@ def _played(run: Run, step: int) -> Batch:
 def _update(run: Run, step: int, groups: Sequence[list[Trajectory]]) -> dict[str, float]:
     """One update of each set of weights, on what it sampled."""
     mine, theirs = split(groups, run.second)
-    figures = _improve(run, step, mine, run.policy, run.learner)
+    rate = run.config.optimization.learning_rate
+    figures = _improve(run, step, mine, run.policy, run.learner, rate)
     run.rollouts.updated()
     if run.second is not None:
-        second = _improve(run, step, theirs, run.second.policy, run.second.learner)
+        rate = run.config.second.learning_rate or rate
+        second = _improve(run, step, theirs, run.second.policy, run.second.learner, rate)
         figures |= {f"second_{name}": value for name, value in second.items()}
     return figures
 
 
 def _improve(
-    run: Run, step: int, groups: Sequence[list[Trajectory]], policy: TrainedPolicy, learner: Learner
+    run: Run,
+    step: int,
+    groups: Sequence[list[Trajectory]],
+    policy: TrainedPolicy,
+    learner: Learner,
+    rate: float,
 ) -> dict[str, float]:
     """Credit, the optimiser steps of one batch, that on demonstrations, a new version of the policy."""
     settings = run.config.optimization
@@ -125,7 +132,7 @@ def _improve(
     rows, totals = _credited(run, groups, policy.version, keep_flat=learner.objective.keeps_flat)
     factor = guarded(run.folder.history(), run.config.monitor.factor) if run.config.monitor.guard else 1.0
     warmth = min(1.0, step / settings.warmup_steps) if settings.warmup_steps else 1.0
-    rate = settings.learning_rate * warmth * factor
+    rate *= warmth * factor
     learner.set_learning_rate(rate)
     if settings.updates > 1:
         rows = learner.with_proximal(rows)

@@ -12,7 +12,7 @@ from agentenv.envs.local_search import as_question, format_passages, information
 from agentenv.envs.proposals import UNKNOWN
 from agentenv.envs.self_play import opening_of, proposal_text
 from agentenv.retrievers.bm25 import BM25Retriever
-from agentenv.trainers.demonstrations import CROWD, Demo, Demonstrator, Piece, Scene
+from agentenv.trainers.demonstrations import CROWD, Demo, Demonstrator, Piece, Scene, made_up
 
 PROPOSER_PROMPT = "Ask about {topic}.{reference}"
 """What the tiny policy is told as proposer: how far it goes is left to it."""
@@ -47,6 +47,14 @@ def proposing(scene: Scene) -> Demo:
         ]
         thought = f"<think> {quote} </think> "
     return [*demo, Piece("own", thought + proposal_text(scene.task.question, scene.task.answers[0]))]
+
+
+def hurried(scene: Scene) -> Demo:
+    """Asks something that it made up before it has searched anything."""
+    other = scene.rng.choice(scene.others)
+    opening = opening_of(PROPOSER_PROMPT, _start(scene.task), 1, "")
+    question, answer = made_up("question", other.question), made_up("answer", other.answers[0])
+    return [Piece("opening", opening), *question, Piece("own", " "), *answer]
 
 
 def _quote(hop: Mapping[str, str], passages: Sequence[Passage]) -> str:
@@ -135,4 +143,8 @@ _CROWD_SHARE = 0.15
 TROUPE: Mapping[Demonstrator, float] = {proposing: 0.4, verifying: 0.25, doubting: 0.2} | {
     demonstrator: _CROWD_SHARE * share for demonstrator, share in CROWD.items()
 }
-"""Share of each demonstrator in the mixture that the warm start of self-play imitates."""
+"""Share of each demonstrator in the mixture from which the roles are learned."""
+
+CARELESS_TROUPE: Mapping[Demonstrator, float] = {**TROUPE, proposing: 0.07, hurried: 0.33}
+"""The mixture imitated last: most proposals are worth nothing, as most answers of the crowd, and self-play has to find those
+that are."""

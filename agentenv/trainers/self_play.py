@@ -69,7 +69,7 @@ class SelfPlayStrategy:
     """The proposer's reward: ``challenge`` (1 - s) or ``intermediate`` (4 s (1 - s))."""
     penalty: float = 0.0
     """Reward of a refused proposal (SSP: 0 in its script, -1 in its configuration)."""
-    rules: dict[str, int] = field(default_factory=dict)
+    rules: dict[str, int | bool] = field(default_factory=dict)
     """Bounds of the rules, by the names of the fields of ``Rules``; ``searches`` is that of the episode."""
     prompts: dict[str, str] = field(default_factory=dict)
     """Opening messages by move, in place of the game's own."""

@@ -39,7 +39,7 @@ from agentenv.trainers.demonstrations import (
     to_tokens,
 )
 from agentenv.trainers.denormals import flushed_denormals
-from agentenv.trainers.role_demonstrations import TROUPE
+from agentenv.trainers.role_demonstrations import CARELESS_TROUPE, TROUPE
 from agentenv.trainers.supervised import FIGURES, Batch, Display, Figures, fit, in_batches, write_policy
 
 _WORLD = WorldConfig(documents=200, questions=48, families=("lookup", "bridge"), split="train")
@@ -63,6 +63,8 @@ class WarmstartConfig:
     """Optimiser steps on the mixed crowd."""
     troupe_steps: int = 0
     """Optimiser steps on the roles of self-play, proposer and verifier, mixed with the crowd; 0 leaves a solver only."""
+    habit_steps: int = 0
+    """Optimiser steps on the same roles, after all others, with a proposer that is mostly careless."""
     episodes: int = 32
     """Demonstrations an optimiser step."""
     matrix_rate: float = 0.02
@@ -112,6 +114,10 @@ def warmstart(config: WarmstartConfig, display: Display, out: Path, *, reader: P
         display.phase("troupe", config.troupe_steps)
         troupe = _mixture(TROUPE, config, 90_000_000, InlineFormat(policy.tokenizer))
         figures["tokens"] += fit(_rounded(policy), troupe, config.troupe_steps, 0.3, config, display)
+    if config.habit_steps:
+        display.phase("habits", config.habit_steps)
+        habits = _mixture(CARELESS_TROUPE, config, 95_000_000, InlineFormat(policy.tokenizer))
+        figures["tokens"] += fit(_rounded(policy), habits, config.habit_steps, 0.1, config, display)
     figures["minutes"] += (time.perf_counter() - began) / 60
     save(policy, figures, config, out)
     return figures
@@ -264,6 +270,7 @@ no text but that of FictionalWorlds of the training split was ever seen.
 | polishing | {config.polishing_rounds} x {config.polishing_steps} | harder: rows of searches, twins; mean of the rounds |
 | crowd | {config.crowd_steps} | careful {careful:.0%}, guessing {guessing:.0%}, hasty {hasty:.0%}, astray {astray:.0%} |
 | troupe | {config.troupe_steps} | proposers and verifiers of self-play, and some of the crowd |
+| habits | {config.habit_steps} | the same, with proposers that mostly ask before they search |
 
 {tokens:,} tokens in {minutes:.0f} minutes. After polishing {reading_accuracy:.3f} of {config.judged:,} answers were right
 on unseen worlds, greedy, given searches that had found every document. The crowd phase then makes it behave badly on

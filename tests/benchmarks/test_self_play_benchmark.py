@@ -4,8 +4,10 @@ import importlib.util
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -53,25 +55,34 @@ def test_shares_and_intervals(script: ModuleType) -> None:
     assert table["self-play over frozen"]["gain"] == 0.25
 
 
-def test_it_runs_with_a_policy_that_cannot_propose(tmp_path: Path) -> None:
-    """The shipped policy has no roles: every game is refused, and no share is claimed."""
-    out = tmp_path / "truth.json"
-    words = [
-        "truth",
-        "--policy",
-        "tiny",
-        "--games",
-        "2",
-        "--documents",
-        "200",
-        "--threads",
-        "1",
-        "--out",
-        str(out),
-    ]
-    command = [sys.executable, str(ROOT / "benchmarks" / "self_play.py"), *words, "--json"]
+def run(tmp_path: Path, *words: str) -> dict[str, Any]:
+    """The result file of the benchmark as a user starts it, with the shipped policy."""
+    out = tmp_path / "result.json"
+    common = ("--policy", "tiny", "--documents", "200", "--threads", "1", "--out", str(out), "--json")
+    command = [sys.executable, str(ROOT / "benchmarks" / "self_play.py"), *words, *common]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    arms = json.loads(out.read_text())["arms"]
-    assert list(arms) == ["rules alone", "verified", "verified, one answer", "verified, one answer, sure"]
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+def test_it_runs_with_a_policy_that_cannot_propose(tmp_path: Path, script: ModuleType) -> None:
+    """The shipped policy has no roles: every game is refused, and no share is claimed."""
+    arms = run(tmp_path, "truth", "--games", "2")["arms"]
+    assert list(arms) == list(script.ARMS)
     assert all(arm["counts"]["games"] == 2 and arm["true"]["n"] <= 2 for arm in arms.values())
+
+
+def test_both_arms_are_trained_and_where_nothing_was_accepted_nothing_is_learned(tmp_path: Path) -> None:
+    small = ("--seeds", "2", "--steps", "1", "--questions", "2", "--limit", "4")
+    found = run(tmp_path, "train", *small, "--folder", str(tmp_path / "runs"))
+    assert {name: len(runs) for name, runs in found["runs"].items()} == {"self-play": 2, "frozen proposer": 2}
+    frozen = found["runs"]["frozen proposer"][0]
+    assert frozen["accepted_true"]["n"] == sum(frozen["curves"]["accepted"]) == 0
+    assert frozen["before"]["em"] == frozen["after"]["em"]
+    assert found["summary"]["self-play over frozen"]["gain"] == 0.0
+    learners = {
+        name: tomllib.loads((tmp_path / "runs" / name / "config.toml").read_text())["second"]["roles"]
+        for name in ("frozen-proposer-0", "self-play-1")
+    }
+    assert learners == {"frozen-proposer-0": [], "self-play-1": ["proposer"]}

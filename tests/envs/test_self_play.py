@@ -31,6 +31,7 @@ GOOD = Proposal(
     "Pobra Bay",
     ("Ada Guild",),
     ("(Title: Ada Guild) It is based in Pobra Bay.",),
+    ("Ada Guild: It is based in Pobra Bay.",),
 )
 BAD: dict[str, dict[str, Any]] = {
     "no_question": {"question": " "},
@@ -43,6 +44,7 @@ BAD: dict[str, dict[str, Any]] = {
     "few_searches": {"queries": ()},
     "repeated_search": {"queries": ("Ada Guild", "the ada guild")},
     "searched_answer": {"queries": ("Ada Guild", "Pobra Bay town")},
+    "misquoted": {"thoughts": ("Ada Guild: It is based in Kovim.",)},
     "copied": {"question": "it is based in", "answer": "Kovim"},
 }
 
@@ -53,9 +55,28 @@ def proposer(**options: Any) -> SearchProposer:
 
 @pytest.mark.parametrize("name", FILTERS)
 def test_each_rule_refuses_what_it_is_for_and_nothing_else_does(name: str) -> None:
-    rules = Rules(searched_answer=True)
+    rules = Rules(searched_answer=True, quotes=True)
     assert refusal(GOOD, rules) is None
     assert refusal(replace(GOOD, **BAD[name]), rules) == name
+
+
+@pytest.mark.parametrize(
+    ("thoughts", "flaw"),
+    [
+        ((), "misquoted"),  # nothing is quoted
+        (("Ada Guild: ",), "misquoted"),
+        (("It is based in Pobra Bay.",), "misquoted"),  # of which document?
+        (("Pobra Bay: It is based in Pobra Bay.",), "misquoted"),  # of another one
+        (("Ada Guild: It is based in Pobra Bay.", "Ada Guild: I like it."), "misquoted"),
+        (("Ada Guild: based in Pobra Bay",), None),
+    ],
+)
+def test_every_thought_must_stand_in_the_document_that_it_names(
+    thoughts: tuple[str, ...], flaw: str | None
+) -> None:
+    asked = replace(GOOD, thoughts=thoughts)
+    assert refusal(asked, Rules(quotes=True)) == flaw
+    assert refusal(asked, Rules()) is None
 
 
 def test_what_a_verifier_says_where_it_cannot_know_is_no_gold() -> None:

@@ -44,6 +44,7 @@ from agentenv.trainers.role_demonstrations import (
     PROPOSER_PROMPT,
     VERIFIER_PROMPT,
     doubting,
+    hurried,
     proposing,
     verifying,
 )
@@ -203,6 +204,19 @@ def test_the_proposing_demonstrator_plays_its_environment_letter_for_letter_and_
     raise AssertionError("no proposal of two hops among twelve")
 
 
+def test_a_hurried_proposer_asks_before_it_has_read_anything() -> None:
+    """Its words, what is made up included, are a whole proposal, which the rules refuse."""
+    (scene, demo), *_ = [(scene, demo) for scene in scenes() if (demo := hurried(scene))]
+    topic = replace(
+        scene.task, question=scene.task.data["path"][0]["entity"], answers=(), data={"searches": 1}
+    )
+    env = SearchProposer(tasks=[topic], retriever=Shelf(scene.library), k=2, prompt=PROPOSER_PROMPT)
+    opening, _ = env.reset(seed=0, options={"task": topic})
+    assert demo[0].text == opening[0].text
+    step = env.step("".join(piece.text for piece in demo[1:]))
+    assert (step.terminated, step.reward, step.info["refused"]) == (True, 0.0, "no_information")
+
+
 def test_the_verifying_demonstrator_plays_its_environment_letter_for_letter() -> None:
     seen = set()
     for scene in scenes():
@@ -240,7 +254,7 @@ def test_the_preset_asks_as_the_demonstrators_do() -> None:
 
 
 def test_the_roles_of_self_play_are_a_phase_of_their_own(tmp_path: Path) -> None:
-    """Without steps nothing is moved; with one the policy differs."""
+    """Without steps nothing is moved; with one the policy differs, and so it does after one of the habits."""
     from agentenv.policies.tiny import shipped_weights
 
     still = replace(TINY, crowd_steps=0, troupe_steps=1)
