@@ -262,4 +262,8 @@ def test_the_roles_of_self_play_are_a_phase_of_their_own(tmp_path: Path) -> None
     shipped = (shipped_weights() / "model.safetensors").read_bytes()
     assert (tmp_path / "troupe" / "model.safetensors").read_bytes() != shipped
     assert "| troupe | 1 |" in (tmp_path / "troupe" / "README.md").read_text()
+    last = replace(TINY, crowd_steps=0, habit_steps=1)
+    warmstart(last, Silent(), tmp_path / "careless", reader=tmp_path / "troupe")
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("troupe", "careless")]
+    assert weights[0] != weights[1]
     assert read_card(tmp_path / "troupe").prompt == "{question}"
