@@ -105,7 +105,7 @@ SEARCH_SKILLS = (
         "answers with what it was shown",
         answer_shown,
         lambda record: answer_shown({**record, "answers": [record["prediction"] or ""]}),
-        "questions with their passages shown: the drills of agentenv warmstart",
+        "questions with their passages shown",
     ),
     Skill("writes valid actions", lambda record: True, _well_formed, "any question"),
     Skill(

@@ -124,13 +124,13 @@ def _errors(results: Json) -> dict[str, list[str]]:
 
 
 def _capabilities(results: Json) -> dict[str, list[str]]:
-    """Shares of the episodes that show a skill; where it is missing, what exercises it."""
+    """Shares of the episodes that show a skill, each with what exercises it."""
     return {
-        row["skill"]: [
+        f"{row['skill']} (exercised by {row['slice']})": [
             str(row["episodes"]),
             _blank(row["shown_in_successes"]),
             _blank(row["shown_in_failures"]),
-            row["slice"] if row["missing"] else "",
+            "yes" if row["missing"] else "",
         ]
         for row in results.get("capabilities", ())
     }

@@ -73,15 +73,11 @@ def test_an_action_that_could_not_be_read_is_no_valid_one(turn: dict[str, Any], 
     assert report([broken], [0.0])["writes valid actions"]["shown_in_failures"] == shown
 
 
-def test_the_report_page_names_the_slice_of_a_missing_skill_alone() -> None:
+def test_the_report_page_says_what_is_missing_and_what_exercises_it() -> None:
     results = {"capabilities": capability_report(PLAYED, VALUES, SEARCH_SKILLS)}
     (table,) = tables([("", results)], "em_squad")
     rows = {row[0]: row[1:] for row in table["rows"]}
     assert table["title"] == "What failures lack"
-    assert rows["chains searches"] == [
-        "4",
-        "1.000",
-        "0.000",
-        "questions of two hops and more: agentenv world --hops 2-4",
-    ]
-    assert rows["searches"] == ["4", "1.000", "1.000", ""]
+    chain = "chains searches (exercised by questions of two hops and more: agentenv world --hops 2-4)"
+    assert rows[chain] == ["4", "1.000", "0.000", "yes"]
+    assert rows["searches (exercised by any question)"] == ["4", "1.000", "1.000", ""]
