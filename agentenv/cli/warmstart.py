@@ -38,7 +38,7 @@ class Warmstart:
     from_shipped: bool = False
     """Starts from the shipped policy as it is: for search, steps on a crowd or on the roles of self-play are made."""
     reader: Path | None = None
-    """Folder of a reader that an earlier call with --crowd-steps 0 made; only the crowd phase is run."""
+    """Folder of what an earlier call made, such as a reader with --crowd-steps 0; only the phases after it are run."""
     imitate: tuple[str, ...] = ()
     """Presets or TOML files of runs: the policy of the first learns what the experts of all do on their training tasks."""
     steps: int | None = None
