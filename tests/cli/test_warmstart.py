@@ -19,7 +19,10 @@ pytest.importorskip("torch", reason="the extra train is not installed")
             {"from_shipped": True, "reader_steps": 3, "troupe_steps": 1},
             "--crowd-steps, --troupe-steps and --habit-steps alone",
         ),
-        ({"from_shipped": True, "env": "code", "troupe_steps": 1}, "--crowd-steps, --troupe-steps and --habit-steps alone"),
+        (
+            {"from_shipped": True, "env": "code", "troupe_steps": 1},
+            "--crowd-steps, --troupe-steps and --habit-steps alone",
+        ),
         ({"hops": 5}, "--hops must be 1 to 4, not 5"),
         ({"env": "code", "hops": 3}, "--hops does not go with --env code"),
         ({"steps": 3}, "--steps does not go with --env search"),
