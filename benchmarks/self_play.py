@@ -255,12 +255,12 @@ def summary(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     """Exact match before and after by arm, and the differences over seeds with their intervals."""
     table: dict[str, Any] = {}
     for name, mine in runs.items():
-        gains = [run["after"]["em"] - run["before"]["em"] for run in mine]
-        table[name] = {"before": mine[0]["before"]["em"], "after": [run["after"]["em"] for run in mine]}
+        gains = [run["after"]["mean"] - run["before"]["mean"] for run in mine]
+        table[name] = {"before": mine[0]["before"]["mean"], "after": [run["after"]["mean"] for run in mine]}
         if len(gains) > 1:
             table[name] |= {"gain": fmean(gains), "ci95": t_interval(gains)}
     ours, frozen = runs.get("self-play", ()), runs.get("frozen proposer", ())
-    differences = [a["after"]["em"] - b["after"]["em"] for a, b in zip(ours, frozen, strict=False)]
+    differences = [a["after"]["mean"] - b["after"]["mean"] for a, b in zip(ours, frozen, strict=False)]
     if len(differences) > 1:
         table["self-play over frozen"] = {"gain": fmean(differences), "ci95": t_interval(differences)}
     return table

@@ -48,9 +48,9 @@ def curve(config: TrainConfig) -> dict[str, Any]:
     return {
         "seed": config.seed,
         "rewards": [line["reward_mean"] for line in lines],
-        "dev": [line[name] for line in lines for name in line if name.endswith("_dev")],
+        "dev": [line["dev_score"] for line in lines if "dev_score" in line],
         "staleness_mean": fmean(line.get("staleness_mean", 0.0) for line in lines),
-        "after": results["after"]["em"],
+        "after": results["after"]["mean"],
     }
 
 

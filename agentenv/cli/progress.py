@@ -23,7 +23,7 @@ _SHOWN = {
     "searches": "searches",
     "faults": "faults",
     "reward_mean": "reward",
-    "em_dev": "dev",
+    "dev_score": "dev",
     "entropy": "entropy",
     "zero_variance_share": "flat",
     "loss": "loss",

@@ -107,7 +107,7 @@ class Train:
                 console.print(f"  {name:<7}no score: every episode failed through a fault of ours")
                 continue
             low, high = score["ci95"]
-            console.print(f"  {name:<7}{score['em']:.3f}  [{low:.3f}, {high:.3f}]", highlight=False)
+            console.print(f"  {name:<7}{score['mean']:.3f}  [{low:.3f}, {high:.3f}]", highlight=False)
         for name, value in result["index_recall"].items():
             console.print(f"  index, bare question: {name:<12}{value:.3f}", highlight=False)
         out = result["out"]

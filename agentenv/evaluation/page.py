@@ -94,11 +94,11 @@ def facts_of(results: Json) -> list[tuple[str, str]]:
 
 
 def levels_of(scores: Mapping[str, Any], kind: str = "run") -> list[Level]:
-    """Scores as results files hold them: a number, or a dict with ``em`` or ``mean``; null is left out."""
+    """Scores as results files hold them: a number, or a dict with ``mean``, which older runs call ``em``; null is left out."""
     levels = []
     for name, value in scores.items():
         score = value if isinstance(value, dict) else {"mean": value}
-        mean, ci95 = score.get("em", score.get("mean")), score.get("ci95")
+        mean, ci95 = score.get("mean", score.get("em")), score.get("ci95")
         if mean is not None:
             interval = (ci95[0], ci95[1]) if ci95 else None
             levels.append(Level(name.replace("_", " "), float(mean), interval, score.get("n"), kind))

@@ -38,7 +38,7 @@ Json = dict[str, Any]
 METRICS = "metrics.jsonl"
 PAGE = "report.html"
 CURVES = {
-    "em_dev": "exact match on dev",
+    "dev_score": "{scorer} on dev",
     "reward_mean": "mean reward",
     "searches_per_episode": "searches per episode",
     "answer_rate": "share that answers",
@@ -118,7 +118,7 @@ def training_page(directory: Path) -> Page:
         ],
         episodes=episodes_of(list(sides.values()), scorer),
         paired=paired,
-        curves=_curves(lines),
+        curves=_curves(lines, scorer),
         seconds=_seconds(results, directory),
         config=config.read_text(encoding="utf-8") if config.is_file() else "",
     )
@@ -174,7 +174,7 @@ def read_lines(path: Path) -> list[Json]:
     return parsed
 
 
-def _curves(lines: Sequence[Json]) -> list[tuple[str, str, str]]:
+def _curves(lines: Sequence[Json], scorer: str) -> list[tuple[str, str, str]]:
     found = {key for line in lines for key, value in line.items() if _number(value)} - {"step"}
     order = [key for key in CURVES if key in found] + sorted(found - set(CURVES))
     curves = []
@@ -185,7 +185,8 @@ def _curves(lines: Sequence[Json]) -> list[tuple[str, str, str]]:
         bands = [row.get(f"{key}_ci95") for row in rows]
         band = tuple((b[0], b[1]) for b in bands if b) if all(bands) else ()
         curve = Curve(key, tuple(row["step"] for row in rows), tuple(row[key] for row in rows), band)
-        curves.append((CURVES.get(key, key.replace("_", " ")), f"{rows[-1][key]:.3g}", line_chart(curve)))
+        title = CURVES.get(key, key.replace("_", " ")).replace("{scorer}", scorer)
+        curves.append((title, f"{rows[-1][key]:.3g}", line_chart(curve)))
     return curves
 
 

@@ -55,7 +55,7 @@ def write_model_card(folder: Path, results: Mapping[str, Any], config: Mapping[s
             continue
         low, high = results[when]["ci95"]
         rows.append(
-            f"| {when} | {results[when]['em']:.3f} | [{low:.3f}, {high:.3f}] | {results[when]['n']} |"
+            f"| {when} | {results[when]['mean']:.3f} | [{low:.3f}, {high:.3f}] | {results[when]['n']} |"
         )
     algorithm, lora = config["optimization"], config["lora"]
     trained = "all weights"

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from statistics import stdev
+from statistics import pstdev, stdev
 from typing import Literal
 
 from agentenv.core.trajectory import Trajectory
@@ -66,8 +66,8 @@ class DynamicSampling(Stateless):
 
 
 def is_diverse(returns_G: Sequence[float], eta: float) -> bool:
-    """Whether returns spread by more than ``eta`` (unbiased deviation), as those of one episode do by definition."""
-    return len(returns_G) == 1 or (len(returns_G) > 1 and stdev(returns_G) > eta)
+    """Whether the population deviation of returns is above ``eta``; a single return counts as diverse (UI-S1)."""
+    return len(returns_G) == 1 or (len(returns_G) > 1 and pstdev(returns_G) > eta)
 
 
 @dataclass(kw_only=True)

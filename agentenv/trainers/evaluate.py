@@ -28,7 +28,7 @@ def evaluate_dev(run: Run) -> dict[str, Any]:
     scorer = run.config.evaluation.scorers[0]
     summary = _summary(run, run.dev, played)
     score = summary["scores"][scorer]
-    return {"em_dev": score["mean"], "em_dev_ci95": score["ci95"]}
+    return {"dev_score": score["mean"], "dev_score_ci95": score["ci95"]}
 
 
 def evaluate_test(run: Run, name: str) -> dict[str, Any]:

@@ -232,6 +232,7 @@ def episode_card(config: TrainConfig) -> EpisodeCard:
 
 
 def _headline(summary: dict[str, Any], scorer: str) -> dict[str, Any]:
+    """The first score of an evaluation under the name of its scorer, and what an episode costs."""
     score = summary["scores"][scorer]
     cost = {"turns": summary.get("turns_per_question"), "searches": summary["searches_per_question"]}
-    return {"em": score["mean"], "n": score["n"], "ci95": score["ci95"]} | cost
+    return {"scorer": scorer, "mean": score["mean"], "n": score["n"], "ci95": score["ci95"]} | cost

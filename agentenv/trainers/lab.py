@@ -166,7 +166,7 @@ def curve(run: Json) -> list[tuple[int, int, float]]:
     """
     spent = accumulate(int(line["sampled_tokens"] + line.get("pruned_tokens", 0)) for line in run["metrics"])
     lines = zip(run["metrics"], spent, strict=True)
-    seen = [(line["step"], used, line["em_dev"]) for line, used in lines if "em_dev" in line]
+    seen = [(line["step"], used, line["dev_score"]) for line, used in lines if "dev_score" in line]
     if not seen:
         raise ConfigurationError(f"run {run['name']!r} has no dev scores: set evaluation.every")
     return seen
@@ -175,7 +175,7 @@ def curve(run: Json) -> list[tuple[int, int, float]]:
 def score(experiment: Experiment, run: Json) -> float:
     """What the test compares of a run; see ``Experiment.measure``."""
     if experiment.measure == "after":
-        return float(run["after"]["em"])
+        return float(run["after"]["mean"])
     if experiment.measure == "tested":
         return float(run["tests"][next(iter(experiment.tests))])
     seen = curve(run)

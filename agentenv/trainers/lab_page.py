@@ -69,8 +69,8 @@ def _arm(experiment: Experiment, arm: str, runs: Sequence[Json], scores: Sequenc
     return {
         "rollouts": rollouts_of(experiment.run_of(arm, 0)),
         "measure": _over_seeds(scores),
-        "before": _over_seeds([run["before"]["em"] for run in runs]),
-        "after": _over_seeds([run["after"]["em"] for run in runs]),
+        "before": _over_seeds([run["before"]["mean"] for run in runs]),
+        "after": _over_seeds([run["after"]["mean"] for run in runs]),
         "dev_mean": _over_seeds([fmean(value for _, _, value in curve(run)) for run in runs]),
         "sampled_tokens": _over_seeds([float(curve(run)[-1][1]) for run in runs]),
         "turns": _over_seeds([run["after"]["turns"] for run in runs if "turns" in run["after"]]),
@@ -84,7 +84,7 @@ def _arm(experiment: Experiment, arm: str, runs: Sequence[Json], scores: Sequenc
 def _price(run: Json) -> float | None:
     """Searches for each right answer afterwards; None where nothing was searched or nothing right."""
     after = run["after"]
-    return after["searches"] / after["em"] if after.get("searches") and after["em"] else None
+    return after["searches"] / after["mean"] if after.get("searches") and after["mean"] else None
 
 
 def _over_seeds(values: Sequence[float]) -> Json:

@@ -71,18 +71,18 @@ def _unearned(history: Sequence[Metrics]) -> dict[str, str]:
 
     What is sampled lags behind the greedy score: a reward that is still below it has only caught up.
     """
-    scored = [place for place, metrics in enumerate(history) if "em_dev" in metrics]
+    scored = [place for place, metrics in enumerate(history) if "dev_score" in metrics]
     if len(scored) < 2 or scored[-1] - scored[0] < _RECENT:
         return {}
     first, last = (
         fmean(m["reward_mean"] for m in history[max(0, i + 1 - _RECENT) : i + 1])
         for i in (scored[0], scored[-1])
     )
-    before, after = history[scored[0]]["em_dev"], history[scored[-1]]["em_dev"]
+    before, after = history[scored[0]]["dev_score"], history[scored[-1]]["dev_score"]
     if last - first < 0.15 or last <= after or after - before > 0.25 * (last - first):
         return {}
     return {
-        "em_dev": f"reward rose from {first:.2f} to {last:.2f} and the dev score went from {before:.2f} to {after:.2f}: the "
+        "dev_score": f"reward rose from {first:.2f} to {last:.2f} and the dev score went from {before:.2f} to {after:.2f}: the "
         "reward pays for something else than right answers, such as form"
     }
 
@@ -102,5 +102,5 @@ WATCHED = ("entropy", "format_rate", "answer_rate", "response_tokens", "zero_var
 
 _RIGHT = "rewarded_logprob"
 
-COLLAPSES = ("entropy", "format_rate", "answer_rate", "reward_mean", _RIGHT, "em_dev")
+COLLAPSES = ("entropy", "format_rate", "answer_rate", "reward_mean", _RIGHT, "dev_score")
 """Signs upon which a guard acts; the others say that nothing is learned."""

@@ -48,8 +48,8 @@ def test_shares_and_intervals(script: ModuleType) -> None:
     assert script.share([])["share"] is None
     low, high = script.t_interval([0.1, 0.3])
     assert (low, high) == (pytest.approx(0.2 - 1.2706), pytest.approx(0.2 + 1.2706))
-    run = {"before": {"em": 0.25}, "after": {"em": 0.5}}
-    better = {"before": {"em": 0.25}, "after": {"em": 0.75}}
+    run = {"before": {"mean": 0.25}, "after": {"mean": 0.5}}
+    better = {"before": {"mean": 0.25}, "after": {"mean": 0.75}}
     table = script.summary({"self-play": [better, better], "frozen proposer": [run, run]})
     assert table["self-play"] == {"before": 0.25, "after": [0.75, 0.75], "gain": 0.5, "ci95": [0.5, 0.5]}
     assert table["self-play over frozen"]["gain"] == 0.25
@@ -79,7 +79,7 @@ def test_both_arms_are_trained_and_where_nothing_was_accepted_nothing_is_learned
     assert {name: len(runs) for name, runs in found["runs"].items()} == {"self-play": 2, "frozen proposer": 2}
     frozen = found["runs"]["frozen proposer"][0]
     assert frozen["accepted_true"]["n"] == sum(frozen["curves"]["accepted"]) == 0
-    assert frozen["before"]["em"] == frozen["after"]["em"]
+    assert frozen["before"]["mean"] == frozen["after"]["mean"]
     assert found["summary"]["self-play over frozen"]["gain"] == 0.0
     learners = {
         name: tomllib.loads((tmp_path / "runs" / name / "config.toml").read_text())["second"]["roles"]

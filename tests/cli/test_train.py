@@ -161,14 +161,14 @@ def test_a_run_folder_holds_everything(finished: Path) -> None:
         "run.log",
     }
     assert [line["step"] for line in metrics(finished)] == [1, 2, 3, 4]
-    assert [line["step"] for line in metrics(finished) if "em_dev" in line] == [2, 4]
+    assert [line["step"] for line in metrics(finished) if "dev_score" in line] == [2, 4]
     assert {p.name for p in (finished / "checkpoints").iterdir()} == {"step-000002", "step-000004"}
     assert len(list((finished / "trajectories").iterdir())) == STEPS
     read = results(finished)
     for when in ("before", "after"):
         assert read[when]["n"] == 8
         low, high = read[when]["ci95"]
-        assert 0 <= low <= read[when]["em"] <= high <= 1
+        assert 0 <= low <= read[when]["mean"] <= high <= 1
     assert set(read["bounds"]) == {"closed_book", "oracle", "oracle_paged", "expert"}
     assert read["bounds"]["expert"]["mean"] == 1
     assert set(read["index_recall"]) == {"recall@2", "recall@3", "recall@5", "recall@10", "all@5"}

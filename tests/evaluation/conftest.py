@@ -125,7 +125,7 @@ def write_training(directory: Path, *, questions: int = 40, steps: int = 30) -> 
         folder = directory / "evaluation" / name
         _write_run(folder, records, ("em_squad", "f1_squad", "em_cover"), policy=f"hf:{name}")
         score = json.loads((folder / "results.json").read_text())["scores"]["em_squad"]
-        results[name] = {"em": score["mean"], "n": score["n"], "ci95": score["ci95"], "scorer": "em_squad"}
+        results[name] = {"mean": score["mean"], "n": score["n"], "ci95": score["ci95"], "scorer": "em_squad"}
     lines = [_step(rng, step, steps) for step in range(1, steps + 1)]
     warning = {"step": steps // 2, "warning": "entropy fell below 0.05: the policy may be collapsing"}
     lines.insert(steps // 2, warning)
@@ -133,7 +133,7 @@ def write_training(directory: Path, *, questions: int = 40, steps: int = 30) -> 
     timing = '{"step": 1, "rollout_seconds": 2.1, "update_seconds": 0.9}\n'
     (directory / "timings.jsonl").write_text(timing * steps)
     (directory / "config.toml").write_text('preset = "quickstart"\nsteps = 100\n\n[grpo]\ngroup_size = 8\n')
-    oracle = {"em": 0.97, "n": questions, "ci95": [0.93, 0.99]}
+    oracle = {"mean": 0.97, "n": questions, "ci95": [0.93, 0.99]}
     results["bounds"] = {"closed_book": 0.01, "oracle": oracle, "expert": 1.0}
     results["seconds"] = {"training": 421.0, "index": 12.5, "evaluation": 61.2}
     (directory / "results.json").write_text(json.dumps(results))
@@ -156,6 +156,6 @@ def _step(rng: random.Random, step: int, steps: int) -> dict[str, Any]:
         "searches_per_episode": 0.9 + 0.7 * progress,
     }
     if step % max(1, steps // 6) == 0:
-        em = 0.45 + 0.45 * progress
-        line |= {"em_dev": em, "em_dev_ci95": [em - 0.05, min(1.0, em + 0.05)]}
+        score = 0.45 + 0.45 * progress
+        line |= {"dev_score": score, "dev_score_ci95": [score - 0.05, min(1.0, score + 0.05)]}
     return line

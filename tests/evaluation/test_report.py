@@ -53,17 +53,17 @@ def test_training_page_holds_before_after_bounds_curves_and_warnings(training_fo
     results = json.loads((training_folder / "results.json").read_text())
     for name in ("before", "after"):
         low, high = results[name]["ci95"]
-        assert f"{results[name]['em']:.3f}" in page.words
+        assert f"{results[name]['mean']:.3f}" in page.words
         assert f"95 % interval {low:.3f} to {high:.3f}" in page.words
         assert f"em_squad, n = {results[name]['n']}" in page.words
     assert "difference, same questions" in page.words
-    for text in ("closed book", "oracle", "expert", "McNemar p", "exact match on dev", "group_size = 8"):
+    for text in ("closed book", "oracle", "expert", "McNemar p", "em_squad on dev", "group_size = 8"):
         assert text in page.words
     assert "Step 15: entropy fell below 0.05" in page.words
     assert "1 training episode was masked" in page.words
     assert "rollout seconds" in page.words
     assert page.names.count("polyline") == 12  # one for each curve of the made-up run
-    assert page.names.count("polygon") == 1  # only em_dev has an interval
+    assert page.names.count("polygon") == 1  # only dev_score has an interval
 
 
 def test_a_warning_that_comes_again_is_one_line(training_folder: Path) -> None:

@@ -13,8 +13,8 @@ RESULTS = {
     "seed": 3,
     "steps": 20,
     "scorer": "em_squad",
-    "before": {"em": 0.25, "n": 400, "ci95": [0.2, 0.3]},
-    "after": {"em": 0.5, "n": 400, "ci95": [0.45, 0.55]},
+    "before": {"mean": 0.25, "n": 400, "ci95": [0.2, 0.3]},
+    "after": {"mean": 0.5, "n": 400, "ci95": [0.45, 0.55]},
     "faults": 2,
 }
 CONFIG = {

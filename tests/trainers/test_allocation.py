@@ -70,26 +70,29 @@ def test_dapo_stops_after_its_waves() -> None:
 
 
 def test_returns_are_diverse_beyond_eta_or_alone() -> None:
-    # deviation of 0 and 1 is 1 / sqrt 2, of 0 and 0.4 is 0.28
-    assert is_diverse([0, 1], 0.3)
-    assert not is_diverse([0, 0.4], 0.3)
+    # The population deviation of 0 and x is x / 2, the sample's would be x / sqrt 2.
+    assert is_diverse([0, 0.61], 0.3)
+    assert not is_diverse([0, 0.59], 0.3)
+    # One success of 16: sqrt(1/16 * 15/16) = .242, the sample's .25.
+    assert is_diverse([1] + [0] * 15, 0.24)
+    assert not is_diverse([1] + [0] * 15, 0.245)
     assert is_diverse([0.2], 0.3)
     assert not is_diverse([], 0.3)
 
 
 def test_ui_s1_compares_returns_of_first_turns() -> None:
-    """Outcomes 1 and 1; the returns from the first turn at gamma .5 are 1 and 0 + .5: deviation .35."""
+    """Outcomes 1 and 1; the returns from the first turn at gamma .5 are 1 and 0 + .5: population deviation .25."""
     ledger = ledger_of([1, 1], [1, 1], [0, 0])
     for member, rewards in zip(ledger.groups[1].members, ([1.0, 0.0], [0.0, 1.0]), strict=True):
         object.__setattr__(member, "turns", tuple(Turn("a", reward=r) for r in rewards))
-    kept = DiversityFilter().settle(ledger).trained
+    kept = DiversityFilter(eta=0.24).settle(ledger).trained
     assert [group.task for group in kept] == [1]
-    assert DiversityFilter(eta=0.36).settle(ledger).trained == []
-    # a first turn that did not match carries nothing on: 1 and 0
+    assert DiversityFilter(eta=0.26).settle(ledger).trained == []
+    # A first turn that did not match carries nothing on: the returns are 1 and 0, their deviation .5.
     broken = [replace(turn, valid=False) for turn in ledger.groups[1].members[1].turns]
     object.__setattr__(ledger.groups[1].members[1], "turns", tuple(broken))
     assert [
-        group.task for group in DiversityFilter(eta=0.6, segment_end="exclude").settle(ledger).trained
+        group.task for group in DiversityFilter(eta=0.49, segment_end="exclude").settle(ledger).trained
     ] == [1]
 
 
@@ -147,6 +150,10 @@ def test_refilling_moves_no_weight_between_tasks(sampler: TaskSampler, unbiased:
         # Standardised: S = 2 sqrt(3/16) = .866, n S = 6.93, peak 8: ceil(1.072 / .866) = 2.
         (0.25, "equal", "std", 2),
         (0.5, "equal", "none", 0),
+        # Above a half nothing is added, although 3/4 has the S of 1/4 and 5/8 that of 3/8.
+        (0.75, "equal", "none", 0),
+        (0.625, "equal", "none", 0),
+        (0.75, "equal", "std", 0),
         (0.875, "hardness", "none", 0),
         (1.0, "equal", "none", 0),
     ],

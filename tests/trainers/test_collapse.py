@@ -94,7 +94,7 @@ def drive(
         metrics: dict[str, Any] = {"step": step} | describe(groups)
         metrics["probability"] = policy.logprobs()[RIGHT].exp().item()
         if step % 5 == 0:  # the score on held-out questions: only the right answer counts
-            metrics["em_dev"] = metrics["probability"]
+            metrics["dev_score"] = metrics["probability"]
         metrics["signs"] = [s for s in warnings_of([*history, metrics]) if s in COLLAPSES]
         history.append(metrics)
     return history
@@ -144,9 +144,9 @@ def test_a_reward_for_form_is_seen() -> None:
     history = drive(independent([0.0] * ANSWERS), form, steps=40)
     assert history[-1]["reward_mean"] > 0.8
     assert history[-1]["probability"] < 0.1
-    step = first(history, "em_dev")
+    step = first(history, "dev_score")
     assert history[step - 1]["probability"] > history[-1]["probability"]
-    assert "pays for something else than right answers" in warnings_of(history)["em_dev"]
+    assert "pays for something else than right answers" in warnings_of(history)["dev_score"]
 
 
 def alike() -> FeaturePolicy:
@@ -192,4 +192,4 @@ def test_the_guard_slows_a_collapse_down(
 def test_the_guard_counts_each_kind_of_sign_once() -> None:
     assert guarded([], 0.1) == 1.0
     assert guarded([{"signs": ["entropy"]}, {}, {"signs": ["entropy"]}], 0.1) == 0.1
-    assert guarded([{"signs": ["entropy"]}, {"signs": ["em_dev", "entropy"]}], 0.1) == pytest.approx(0.01)
+    assert guarded([{"signs": ["entropy"]}, {"signs": ["dev_score", "entropy"]}], 0.1) == pytest.approx(0.01)

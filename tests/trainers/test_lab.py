@@ -50,8 +50,8 @@ def result(after: float, dev: list[float], tokens: int = 100, every: int = 2) ->
         {"step": s, "sampled_tokens": tokens} for s in range(1, every * len(dev) + 1)
     ]
     for i, value in enumerate(dev):
-        lines[every * (i + 1) - 1]["em_dev"] = value
-    outcome = {"name": "r", "before": {"em": 0.0}, "after": {"em": after}, "faults": 0}
+        lines[every * (i + 1) - 1]["dev_score"] = value
+    outcome = {"name": "r", "before": {"mean": 0.0}, "after": {"mean": after}, "faults": 0}
     return outcome | {"metrics": lines}
 
 
@@ -169,7 +169,7 @@ def test_the_page_says_what_was_found(tmp_path: Path) -> None:
 
 def test_searches_and_turns_are_told_where_there_are_any() -> None:
     pair = experiment(per_look=2, looks=1)
-    costs = [{"em": 0.5, "turns": 2.5, "searches": 1.5}, {"em": 0.0, "turns": 2.0, "searches": 1.0}]
+    costs = [{"mean": 0.5, "turns": 2.5, "searches": 1.5}, {"mean": 0.0, "turns": 2.0, "searches": 1.0}]
     runs = {"a": [result(0.0, [0.1]) | {"after": cost} for cost in costs], "b": [result(0.2, [0.1])]}
     figures = figures_of("pair", pair, runs)
     assert figures["arms"]["a"]["turns"]["mean"] == 2.25

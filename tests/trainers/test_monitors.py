@@ -75,16 +75,16 @@ def test_rewarded_episodes_become_unlikely(late: dict[str, float], seen: bool) -
 )
 def test_a_reward_without_a_score(reward: float, score: float, seen: bool) -> None:
     """From a reward of .5 and a dev score of .5: a rise of .4 wants at least .1 of score."""
-    steps: list[Metrics] = [HEALTHY] * 4 + [{**HEALTHY, "em_dev": 0.5}]
+    steps: list[Metrics] = [HEALTHY] * 4 + [{**HEALTHY, "dev_score": 0.5}]
     steps += [{**HEALTHY, "reward_mean": reward}] * 5
     assert warnings_of(steps) == {}  # one evaluation is none
-    steps[-1] = {**steps[-1], "em_dev": score}
-    assert set(warnings_of(steps)) == ({"em_dev"} if seen else set())
+    steps[-1] = {**steps[-1], "dev_score": score}
+    assert set(warnings_of(steps)) == ({"dev_score"} if seen else set())
 
 
 @pytest.mark.parametrize(("reward", "seen"), [(0.84, False), (0.86, True)])
 def test_a_reward_that_catches_up_with_the_score_is_earned(reward: float, seen: bool) -> None:
     """The greedy score stands at .85 from the start, what is sampled rises from .5."""
-    steps: list[Metrics] = [HEALTHY] * 4 + [{**HEALTHY, "em_dev": 0.85}]
-    steps += [*[{**HEALTHY, "reward_mean": reward}] * 4, {**HEALTHY, "reward_mean": reward, "em_dev": 0.85}]
-    assert set(warnings_of(steps)) == ({"em_dev"} if seen else set())
+    steps: list[Metrics] = [HEALTHY] * 4 + [{**HEALTHY, "dev_score": 0.85}]
+    steps += [*[{**HEALTHY, "reward_mean": reward}] * 4, {**HEALTHY, "reward_mean": reward, "dev_score": 0.85}]
+    assert set(warnings_of(steps)) == ({"dev_score"} if seen else set())
