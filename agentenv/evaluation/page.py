@@ -94,7 +94,7 @@ def facts_of(results: Json) -> list[tuple[str, str]]:
 
 
 def levels_of(scores: Mapping[str, Any], kind: str = "run") -> list[Level]:
-    """Scores as results files hold them: a number, or a dict with ``mean``, which older runs call ``em``; null is left out."""
+    """Scores as results files hold them: a number, or a dict with ``mean`` (``em`` in older runs); null is left out."""
     levels = []
     for name, value in scores.items():
         score = value if isinstance(value, dict) else {"mean": value}

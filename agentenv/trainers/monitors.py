@@ -82,8 +82,8 @@ def _unearned(history: Sequence[Metrics]) -> dict[str, str]:
     if last - first < 0.15 or last <= after or after - before > 0.25 * (last - first):
         return {}
     return {
-        "dev_score": f"reward rose from {first:.2f} to {last:.2f} and the dev score went from {before:.2f} to {after:.2f}: the "
-        "reward pays for something else than right answers, such as form"
+        "dev_score": f"reward rose from {first:.2f} to {last:.2f} and the dev score went from {before:.2f} to "
+        f"{after:.2f}: the reward pays for something else than right answers, such as form"
     }
 
 

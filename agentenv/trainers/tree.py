@@ -35,7 +35,8 @@ class TreeStrategy:
     """Plays ``roots`` episodes and forks them, as long as the group has lanes left: n starts give at most n leaves.
 
     A fork at turn t continues in as many environments from the state before t; no turn is executed twice. Each leaf is a
-    trajectory of its whole path with ``parent_id`` and ``fork_turn``, and a shared turn is trained in one of them: for the
+    trajectory of its whole path with ``parent_id`` and ``fork_turn``. A shared turn is trained in one of them, as is the
+    shared beginning of a turn that was forked at a token; the token at which it was forked is trained in none: for the
     estimators ``tree`` and ``sibling``. The lanes left are divided among the branches when a fork is made, so that nothing
     depends on which branch is faster; what a branch that ends early had left is not played.
     """
@@ -264,12 +265,15 @@ class _Grove:
 
 
 def _begin_turn(twig: _Branch, head: tuple[int, ...], completion: Completion, rival: Rival) -> None:
-    """Writes what ``twig`` has of its turn already: ``completion`` up to the rival's place, then the rival."""
+    """Writes what ``twig`` has of its turn already: ``completion`` up to the rival's place, then the rival.
+
+    None of it is trained here: the branch that sampled the first tokens trains them, and nobody sampled the rival.
+    """
     kept = completion.ids[: rival.place]
     logprobs = (*completion.logprobs[: rival.place], rival.logprob)
     turn, version = len(twig.record.turns), completion.version
     ids = (*kept, rival.token)
-    twig.record.add(SegmentKind.POLICY, ids, turn, logprobs=logprobs, version=version)
+    twig.record.add(SegmentKind.POLICY, ids, turn, logprobs=logprobs, version=version, trained=False)
     twig.head = (*head, *ids)
     twig.copied, twig.rival = len(twig.head), completion.ids[rival.place :]
 

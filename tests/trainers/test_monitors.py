@@ -86,5 +86,8 @@ def test_a_reward_without_a_score(reward: float, score: float, seen: bool) -> No
 def test_a_reward_that_catches_up_with_the_score_is_earned(reward: float, seen: bool) -> None:
     """The greedy score stands at .85 from the start, what is sampled rises from .5."""
     steps: list[Metrics] = [HEALTHY] * 4 + [{**HEALTHY, "dev_score": 0.85}]
-    steps += [*[{**HEALTHY, "reward_mean": reward}] * 4, {**HEALTHY, "reward_mean": reward, "dev_score": 0.85}]
+    steps += [
+        *[{**HEALTHY, "reward_mean": reward}] * 4,
+        {**HEALTHY, "reward_mean": reward, "dev_score": 0.85},
+    ]
     assert set(warnings_of(steps)) == ({"dev_score"} if seen else set())

@@ -139,10 +139,23 @@ def test_a_branch_goes_on_from_the_token_that_was_nearly_written() -> None:
     assert [s.turn for s in own] == [0, 1, 1]
     assert own[1].logprobs == pytest.approx([math.log(0.4)])
     assert {s.version for s in own} == {3}
-    assert [s.trained for s in own] == [False, True, True]  # the shared turn is the first leaf's
+    # The shared turn is trained in the first leaf, and the token of the fork was not sampled.
+    assert [s.trained for s in own] == [False, False, True]
     # "go" and "no" are the first leaf's; the branch sampled "es", with one token less to spend on the turn
     assert [t.info["strategy"]["sampled_tokens"] for t in (first, second)] == [4, 2]
     assert policy.asked == [20, 20, 19]
+
+
+def test_each_sampled_token_is_trained_once_and_a_forced_one_never() -> None:
+    """The first leaf samples "go" and "menu"; the branch copies "me", is given "y" in place of "n", and samples "es"."""
+
+    def long(text: str) -> str:
+        return "go" if "|" not in text else "es" if text.endswith("y") else "menu"
+
+    first, second = play(Wavering(long), alike=1.1, depth=1)
+    assert [first.info["said"], second.info["said"]] == [["go", "menu"], ["go", "meyes"]]
+    trained = [TOKENIZER.decode(t.ids[t.loss_mask].tolist()) for t in (first, second)]
+    assert trained == ["gomenu", "es"]
 
 
 def test_a_branch_that_writes_the_same_is_dropped_and_counted() -> None:
@@ -162,8 +175,10 @@ def test_branches_of_branches_hold_the_whole_turn() -> None:
         tail = text.rpartition("|")[2] if "|" in text else text[-3:]
         return "nn" if "|" in text and tail == "" else ("n" if tail == "y" else "" if "|" in text else "go")
 
-    said = [t.info["said"][1] for t in play(Wavering(lambda t: more(t) or "!"), lanes=4, depth=2, alike=1.1)]
-    assert said == ["nn", "yn", "yy!"]
+    leaves = play(Wavering(lambda t: more(t) or "!"), lanes=4, depth=2, alike=1.1)
+    assert [t.info["said"][1] for t in leaves] == ["nn", "yn", "yy!"]
+    second_turn = [t.ids[t.loss_mask & (t.turn_index == 1)].tolist() for t in leaves]
+    assert [TOKENIZER.decode(ids) for ids in second_turn] == ["nn", "n", "!"]
 
 
 def test_who_cannot_tell_is_refused() -> None:
