@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
+from agentenv.core.files import put_in_place
 from agentenv.errors import ConfigurationError
 
 ENVIRONMENT = '''\
@@ -109,7 +110,7 @@ class New:
         for path, text in texts.items():
             path.with_suffix(".tmp").write_text(text)
         for path in texts:
-            path.with_suffix(".tmp").rename(path)
+            put_in_place(path.with_suffix(".tmp"), path)
         return {
             "files": [str(path) for path in texts],
             "entry_point": f"{self.name}:{title}",

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from agentenv.core.files import write_text
 from agentenv.errors import CassetteMiss, ConfigurationError
 
 FORMAT = 1
@@ -58,9 +59,7 @@ class Cassette:
         try:
             if not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                part = path.with_name(f".{path.name}.part")
-                part.write_text(_text({"cassette": FORMAT, "about": about}) + "\n", encoding="utf-8")
-                part.replace(path)
+                write_text(path, _text({"cassette": FORMAT, "about": about}) + "\n")
             before, replies, complete = _read(path)
             if _text(before) != _text(about):
                 raise ConfigurationError(

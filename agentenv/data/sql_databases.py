@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
+from agentenv.core.files import put_in_place
 from agentenv.data.sql_domains import Column, Domain, Table
 from agentenv.data.world_config import Split
 from agentenv.data.world_names import Namer
@@ -40,7 +41,7 @@ def write_databases(domain: Domain, name: str, split: Split, folder: Path) -> tu
         draft.unlink(missing_ok=True)
         _fill(draft, domain, labels, random.Random(f"values {name} {copy}"))
         draft.chmod(0o444)
-        draft.replace(path)
+        put_in_place(draft, path)
         paths.append(path)
     return tuple(paths)
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from agentenv.core.files import sync, sync_folder
 from agentenv.core.types import Document, Task
 from agentenv.data.world_config import WorldConfig
 from agentenv.data.world_documents import write_documents
@@ -86,7 +87,9 @@ def write_world(config: WorldConfig, out: Path) -> dict[str, Any]:
         }
         (folder / "world.json").write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
         folder.chmod(0o755)  # a temporary folder is private to its owner
+        sync_folder(folder)
         folder.replace(out)
+        sync(out.parent)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

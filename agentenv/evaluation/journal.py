@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentenv.core.files import write_text
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
-from agentenv.evaluation.records import EPISODES, RESULTS, Record, lines_of, parse_record, write_atomically
+from agentenv.evaluation.records import EPISODES, RESULTS, Record, lines_of, parse_record
 
 CONFIG = "config.toml"
 TIMINGS = "timings.jsonl"
@@ -67,7 +68,7 @@ class Journal:
 
     def _rewrite(self, records: Iterable[Record]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path, lines_of(records))
+        write_text(self.path, lines_of(records))
 
 
 def claim(directory: Path, config: Mapping[str, Mapping[str, Any]], *, write: bool = False) -> None:
@@ -93,7 +94,7 @@ def claim(directory: Path, config: Mapping[str, Mapping[str, Any]], *, write: bo
         import tomli_w
 
         directory.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, tomli_w.dumps(plain))
+        write_text(path, tomli_w.dumps(plain))
 
 
 def _plain(table: Mapping[str, Any]) -> dict[str, Any]:

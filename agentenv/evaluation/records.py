@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Required, TypedDict
 
+from agentenv.core.files import write_text
 from agentenv.core.scorers import check_answers
 from agentenv.data.sealed import seal, unseal
 from agentenv.errors import ConfigurationError, DatasetError
@@ -200,7 +201,7 @@ def redacted(record: Record) -> Record:
 def write_evaluation(directory: Path, results: Mapping[str, Any], records: Iterable[Record]) -> None:
     """Writes both files; ``results.json`` comes last, so its presence means that the folder is complete."""
     directory.mkdir(parents=True, exist_ok=True)
-    write_atomically(directory / EPISODES, lines_of(records))
+    write_text(directory / EPISODES, lines_of(records))
     write_results(directory, results)
 
 
@@ -211,15 +212,4 @@ def lines_of(records: Iterable[Record]) -> str:
 
 def write_results(directory: Path, results: Mapping[str, Any]) -> None:
     """Writes or replaces ``results.json``."""
-    write_atomically(directory / RESULTS, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a sibling and renames it, so that nobody ever sees half a file."""
-    sibling = path.with_name(path.name + ".part")
-    try:
-        sibling.write_text(text, encoding="utf-8")
-        sibling.replace(path)
-    except OSError:
-        sibling.unlink(missing_ok=True)
-        raise
+    write_text(directory / RESULTS, json.dumps(results, indent=2, ensure_ascii=False) + "\n")

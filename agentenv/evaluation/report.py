@@ -11,6 +11,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from agentenv.core.files import write_text as write
 from agentenv.core.scorers import SCORERS
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.charts import Curve, line_chart
@@ -29,7 +30,6 @@ from agentenv.evaluation.page import (
     with_pictures,
 )
 from agentenv.evaluation.records import EPISODES, RESULTS, SUITE, Evaluation, read_evaluation, read_json
-from agentenv.evaluation.records import write_atomically as write
 from agentenv.evaluation.results import OUTCOME
 from agentenv.evaluation.tables import league_tables, question_tables, tables
 

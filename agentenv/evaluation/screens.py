@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentenv.core.files import write_bytes
 from agentenv.core.scene import Mark
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Message
@@ -75,9 +76,7 @@ def _keep(picture: bytes, kind: str, directory: Path) -> str:
     path = folder / f"{hashlib.sha256(picture).hexdigest()[:20]}.{kind}"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
-        part.write_bytes(picture)
-        part.replace(path)
+        write_bytes(path, picture)
     return path.name
 
 

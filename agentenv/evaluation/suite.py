@@ -20,12 +20,13 @@ from pathlib import Path
 from statistics import NormalDist, fmean
 from typing import Any, get_type_hints
 
+from agentenv.core.files import write_text
 from agentenv.data.code_sets import CODE_SETS
 from agentenv.data.datasets import SETS
 from agentenv.data.sources import OWN
 from agentenv.errors import AgentEnvError, ConfigurationError, UnknownName
 from agentenv.evaluation.benchmark import Benchmark, Display, run_benchmark
-from agentenv.evaluation.records import SUITE, read_evaluation, read_json, write_atomically
+from agentenv.evaluation.records import SUITE, read_evaluation, read_json
 from agentenv.evaluation.report import write_report
 from agentenv.evaluation.results import Json, clusters_of, measure_of, values_of
 from agentenv.evaluation.statistics import estimate, standard_error
@@ -143,7 +144,7 @@ def summarize_suite(out: Path, names: Sequence[str]) -> Json:
         },
         "faults": sum(part.results["faults"] for part in parts.values()),
     }
-    write_atomically(out / SUITE, json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+    write_text(out / SUITE, json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
     return summary
 
 

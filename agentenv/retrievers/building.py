@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from agentenv.core.files import sync, sync_folder, write_text
 from agentenv.errors import AgentEnvError, ConfigurationError
 from agentenv.retrievers.bm25 import BM25Retriever
 from agentenv.retrievers.corpus import Corpus, corpus_file, read_documents
@@ -151,9 +152,7 @@ class _Journal:
         return int(state["rows"]) if state["of"] == self._of else 0
 
     def write(self, rows: int) -> None:
-        part = self._path.with_suffix(".part")
-        part.write_text(json.dumps({"of": self._of, "rows": rows}), encoding="utf-8")
-        part.replace(self._path)
+        write_text(self._path, json.dumps({"of": self._of, "rows": rows}))
 
 
 def _fill(
@@ -201,7 +200,9 @@ def _site(out: Path) -> Iterator[tuple[Path, Path]]:
                 raise
             if out.exists():
                 out.rename(site / "old")
+            sync_folder(new)
             new.rename(out)
+            sync(out.parent)
             shutil.rmtree(site, ignore_errors=True)
     except OSError as error:
         kept = "; what is encoded is kept, run the same command again" if (work / JOURNAL).exists() else ""

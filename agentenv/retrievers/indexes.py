@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from agentenv.core.files import put_in_place
 from agentenv.errors import ConfigurationError, MissingExtra
 
 Vectors = NDArray[np.float32]
@@ -193,7 +194,7 @@ def write_index(index: Any, path: Path) -> None:
         with part.open("wb") as file:
             # Given a path, FAISS drops the error of a disk that fills up when it closes the file.
             load_faiss().write_index(index, load_faiss().PyCallbackIOWriter(file.write))
-        part.replace(path)
+        put_in_place(part, path)
     finally:
         part.unlink(missing_ok=True)
 

@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from agentenv.core.env import run_sync
+from agentenv.core.files import replacing
 from agentenv.core.protocols import Retriever
 from agentenv.core.scorers import get_scorer
 from agentenv.core.types import Passage, Task
@@ -102,11 +103,10 @@ def _page(passages: Sequence[Passage]) -> Page:
 def write_examples(path: Path, examples: Iterable[Example]) -> int:
     """Writes one JSON line an example; returns how many. The file appears when it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part, count = path.with_name(f".{path.name}.part"), 0
-    with part.open("w", encoding="utf-8") as file:
+    count = 0
+    with replacing(path) as part, part.open("w", encoding="utf-8") as file:
         for example in examples:
             count += file.write(json.dumps(asdict(example), ensure_ascii=False) + "\n") > 0
-    part.replace(path)
     return count
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from agentenv.core.files import sync, sync_folder
 from agentenv.errors import ConfigurationError, CorpusError, IndexMismatch
 from agentenv.retrievers import mapped_corpus
 from agentenv.retrievers.mapped_corpus import MappedCorpus
@@ -141,9 +142,11 @@ def new_folder(out: Path) -> Iterator[Path]:
         fresh = room / "new"
         fresh.mkdir()
         yield fresh
+        sync_folder(fresh)
         if out.exists():
             out.rename(room / "old")
         fresh.rename(out)
+        sync(out.parent)
     except OSError as error:
         raise ConfigurationError(f"{out} cannot be written: {error.strerror or error}.") from error
     finally:

@@ -4,6 +4,7 @@ import asyncio
 import json
 from pathlib import Path
 
+from agentenv.core.files import write_text
 from agentenv.core.rollout import Start
 from agentenv.core.trajectory import Trajectory, to_record
 from agentenv.evaluation.ground import Ground, open_ground
@@ -30,9 +31,7 @@ def record_expert(config: TrainConfig, path: Path) -> int:
     """
     shown = expert_episodes(config)
     lines = "".join(json.dumps(to_record(trajectory)) + "\n" for trajectory in shown)
-    part = path.with_suffix(".part")
-    part.write_text(lines, encoding="utf-8")
-    part.replace(path)
+    write_text(path, lines)
     return len(shown)
 
 

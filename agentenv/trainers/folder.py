@@ -6,10 +6,10 @@ back to its last checkpoint, so that the finished files equal those of a run tha
 
 import fcntl
 import gzip
-import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -18,6 +18,8 @@ from typing import Any, Protocol
 
 import torch
 
+from agentenv.core.digests import file_digests
+from agentenv.core.files import append_lines, discard_folder, new_folder, write_bytes, write_text
 from agentenv.core.trajectory import Trajectory, to_record
 from agentenv.errors import CheckpointMismatch, ConfigurationError
 from agentenv.policies.export import write_weights
@@ -66,9 +68,7 @@ class RunFolder:
                 f"{path} holds a run already: continue it with --resume {path}, or choose another --out"
             )
         path.mkdir(parents=True, exist_ok=True)
-        part = path / "config.part"
-        part.write_text(dump_config(config), encoding="utf-8")
-        part.replace(path / "config.toml")
+        write_text(path / "config.toml", dump_config(config))
         return cls(path, config)
 
     @classmethod
@@ -132,8 +132,7 @@ class RunFolder:
 
     def _append(self, name: str, values: Mapping[str, Any]) -> None:
         lines, line = self._read(name), json.dumps(values)
-        with (self.path / f"{name}.jsonl").open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        append_lines(self.path / f"{name}.jsonl", [line])
         lines.append(json.loads(line))
 
     def history(self, name: str = "metrics") -> list[dict[str, Any]]:
@@ -154,46 +153,35 @@ class RunFolder:
         folder.mkdir(exist_ok=True)
         text = "".join(json.dumps(to_record(trajectory)) + "\n" for trajectory in trajectories)
         path = folder / f"step-{step:06d}.jsonl.gz"
-        part = path.with_suffix(".part")
-        part.write_bytes(gzip.compress(text.encode(), compresslevel=3, mtime=0))
-        part.replace(path)
+        write_bytes(path, gzip.compress(text.encode(), compresslevel=3, mtime=0))
 
     def save_checkpoint(
         self, step: int, policy: TrainedPolicy, learner: Learner, parts: Mapping[str, Stateful]
     ) -> None:
         """Writes weights, tokenizer, optimiser and ``parts`` after ``step`` steps, then drops all but the newest two."""
         folder = self.path / "checkpoints"
-        part, final = folder / "part", folder / f"step-{step:06d}"
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        write_trained(policy.model, part)
-        policy.tokenizer.save_pretrained(part)
         state = {"step": step, "version": policy.version, "optimizer": learner.optimizer_state()}
         state["base"] = self._base
-        torch.save(state | {name: held.state_dict() for name, held in parts.items()}, part / "trainer.pt")
-        (part / _DIGESTS).write_text(json.dumps(_digests(part)), encoding="utf-8")
-        _remove(final)
-        part.rename(final)
+        with new_folder(folder / f"step-{step:06d}", replace=True) as part:
+            write_trained(policy.model, part)
+            policy.tokenizer.save_pretrained(part)
+            torch.save(state | {name: held.state_dict() for name, held in parts.items()}, part / "trainer.pt")
+            (part / _DIGESTS).write_text(json.dumps(_digests(part)), encoding="utf-8")
         for old in self._checkpoints()[:-_KEPT]:
-            _remove(old)
+            discard_folder(old)
 
     def keep_version(self, step: int, policy: TrainedPolicy) -> None:
         """Writes the weights after ``step`` steps to ``league/``, where they stay."""
-        final = self.path / "league" / f"step-{step:06d}"
-        part = final.with_suffix(".part")
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        write_weights(policy.model, part)
-        policy.tokenizer.save_pretrained(part)
-        shutil.rmtree(final, ignore_errors=True)
-        part.rename(final)
+        with new_folder(self.path / "league" / f"step-{step:06d}", replace=True) as part:
+            write_weights(policy.model, part)
+            policy.tokenizer.save_pretrained(part)
 
     def versions(self) -> list[Path]:
         """The folders of the kept versions, oldest first."""
         return sorted((self.path / "league").glob("step-[0-9]*[0-9]"))
 
     def _checkpoints(self) -> list[Path]:
-        return sorted((self.path / "checkpoints").glob("step-*"))
+        return sorted((self.path / "checkpoints").glob("step-" + "[0-9]" * 6))
 
     def resume(
         self,
@@ -266,9 +254,7 @@ class RunFolder:
                 continue  # no self-play: no such log
             kept = [line for line in self.history(name) if line["step"] <= step]
             path = self.path / f"{name}.jsonl"
-            part = path.with_suffix(".part")
-            part.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-            part.replace(path)
+            write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
             self._lines[name] = kept
         for path in (self.path / "trajectories").glob("step-*"):
             if int(path.name[5:11]) > step:
@@ -280,13 +266,8 @@ class RunFolder:
 
 def _digests(checkpoint: Path) -> dict[str, str]:
     """SHA-256 of each file of ``checkpoint`` but their list."""
-    paths = sorted(path for path in checkpoint.iterdir() if path.name != _DIGESTS)
-    return {path.name: _digest(path) for path in paths}
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    held = file_digests(checkpoint, whole=sys.maxsize)
+    return {name: digest for name, digest in held.items() if name != _DIGESTS}
 
 
 def _intact(checkpoint: Path) -> bool:
@@ -296,12 +277,3 @@ def _intact(checkpoint: Path) -> bool:
         return bool(wanted == _digests(checkpoint))
     except (OSError, ValueError):
         return False
-
-
-def _remove(checkpoint: Path) -> None:
-    """Removes it so that no half of it is ever left under its name."""
-    if checkpoint.exists():
-        going = checkpoint.with_name("old")
-        shutil.rmtree(going, ignore_errors=True)
-        checkpoint.rename(going)
-        shutil.rmtree(going)

@@ -17,9 +17,10 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from agentenv.core.files import write_text
 from agentenv.data.sources import Frozen
 from agentenv.errors import ConfigurationError, UnknownName
-from agentenv.evaluation.records import RESULTS, read_json, write_atomically
+from agentenv.evaluation.records import RESULTS, read_json
 from agentenv.evaluation.report import METRICS, read_lines
 from agentenv.evaluation.sequential import Decision, Verdict, compare_sequentially
 from agentenv.trainers.config import TrainConfig
@@ -248,4 +249,4 @@ def run_trial(experiment: Experiment, trial: Trial, out: Path, display: Any) -> 
 
 
 def _write(path: Path, figures: Json) -> None:
-    write_atomically(path, json.dumps(figures, indent=1) + "\n")
+    write_text(path, json.dumps(figures, indent=1) + "\n")

@@ -6,8 +6,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from agentenv.core.files import write_text
 from agentenv.evaluation.charts import Curve, comparison_chart
-from agentenv.evaluation.records import read_json, write_atomically
+from agentenv.evaluation.records import read_json
 from agentenv.evaluation.sequential import Decision, Verdict
 from agentenv.trainers.allocation import half_width
 from agentenv.trainers.lab import (
@@ -45,9 +46,9 @@ def write_page(name: str, experiment: Experiment, out: Path, pages: Path) -> Jso
     pages.mkdir(parents=True, exist_ok=True)
     curves = [mean_curve(arm, of_arm) for arm, of_arm in runs.items() if of_arm]
     if curves:
-        write_atomically(pages / f"{name}.svg", comparison_chart(curves, "sampled tokens; dev score") + "\n")
-    write_atomically(pages / f"{name}.json", json.dumps(figures, indent=1) + "\n")
-    write_atomically(pages / f"{name}.md", page(name, experiment, figures, drawn=bool(curves)))
+        write_text(pages / f"{name}.svg", comparison_chart(curves, "sampled tokens; dev score") + "\n")
+    write_text(pages / f"{name}.json", json.dumps(figures, indent=1) + "\n")
+    write_text(pages / f"{name}.md", page(name, experiment, figures, drawn=bool(curves)))
     return figures
 
 

@@ -9,7 +9,6 @@ Shapes: B episodes, T tokens.
 import copy
 import json
 import math
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 
+from agentenv.core.files import new_folder
 from agentenv.policies.card import EpisodeCard, write_card
 from agentenv.policies.hf import HFPolicy
 
@@ -154,10 +154,7 @@ def write_policy(policy: HFPolicy, figures: Figures, episodes: EpisodeCard, card
 
 def write_folder(policy: HFPolicy, out: Path, cards: Callable[[Path], None]) -> None:
     """Writes model (bfloat16), tokenizer and whatever ``cards`` adds to the folder, which appears when it is complete."""
-    part = out.with_name(out.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    copy.deepcopy(policy.model).to(torch.bfloat16).save_pretrained(part)
-    policy.tokenizer.save_pretrained(part)
-    cards(part)
-    part.replace(out)
+    with new_folder(out) as part:
+        copy.deepcopy(policy.model).to(torch.bfloat16).save_pretrained(part)
+        policy.tokenizer.save_pretrained(part)
+        cards(part)

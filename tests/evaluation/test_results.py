@@ -12,7 +12,6 @@ from agentenv.evaluation.records import (
     Record,
     read_evaluation,
     read_records,
-    write_atomically,
     write_evaluation,
 )
 from agentenv.evaluation.results import Json, retrieval_recall, summarize
@@ -137,10 +136,3 @@ def test_a_folder_without_results_is_refused_in_one_sentence(tmp_path: Path) -> 
     (tmp_path / "results.json").write_text("[1]")
     with pytest.raises(ConfigurationError, match="no JSON object"):
         read_evaluation(tmp_path)
-
-
-def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "results.json").mkdir()  # a rename onto a folder fails
-    with pytest.raises(OSError, match="results"):
-        write_atomically(tmp_path / "results.json", "{}")
-    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from agentenv.core.files import write_text
 from agentenv.core.types import Info, Observation, Step, Task
 from agentenv.envs.gui.actions import Action, parse_reply
 from agentenv.envs.gui.cards import card
@@ -91,7 +92,5 @@ def write_dataset(recordings: Sequence[Recording], folder: Path) -> dict[str, An
         )
     write_recordings(recordings, folder / "recordings.jsonl")
     told = card(recordings)
-    part = folder / "card.json.part"
-    part.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
-    part.replace(folder / "card.json")
+    write_text(folder / "card.json", json.dumps(told, indent=2) + "\n")
     return told

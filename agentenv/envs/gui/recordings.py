@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
+from agentenv.core.files import replacing
 from agentenv.core.types import Task
 from agentenv.data.dataset_files import Record, find_file, read_records
 from agentenv.envs.gui.actions import Action, Direction, Kind, Unreadable, action_from, action_members
@@ -195,11 +196,9 @@ def _check_direction(gold: Gold, semantics: Semantics, place: str) -> None:
 def write_recordings(recordings: Iterable[Recording], path: Path) -> None:
     """Writes the file that ``load_recordings(path, semantics="finger")`` reads back."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    with part.open("w", encoding="utf-8") as file:
+    with replacing(path) as part, part.open("w", encoding="utf-8") as file:
         for recording in recordings:
             file.write(json.dumps(recording_members(recording), ensure_ascii=False) + "\n")
-    part.replace(path)
 
 
 def recording_members(recording: Recording) -> dict[str, Any]:

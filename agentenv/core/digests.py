@@ -1,0 +1,79 @@
+"""Digests of content: two files, folders or values are the same where their digests are, whatever their names and dates.
+
+A file of up to ``WHOLE`` bytes is read whole. Of a larger one, which only indexes of many millions of vectors are, the size
+and ``WHOLE`` bytes in blocks spread evenly over it are read, the first and the last block among them: such a digest notices
+an index that was built anew, and not every single changed byte.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+WHOLE = 8 << 30
+_BLOCK = 1 << 20
+
+
+def file_digest(path: Path, *, whole: int = WHOLE) -> str:
+    """SHA-256 of a file's content, in hexadecimal digits.
+
+    Args:
+        path: The file.
+        whole: Bytes up to which a file is read whole.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        size = path.stat().st_size
+        if size <= whole:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.sha256(f"{size}\n".encode())
+        count = max(whole // _BLOCK, 2)
+        for number in range(count):
+            file.seek((size - _BLOCK) * number // (count - 1))
+            digest.update(file.read(_BLOCK))
+        return digest.hexdigest()
+
+
+def file_digests(folder: Path, *, whole: int = WHOLE) -> dict[str, str]:
+    """The digest of every file below ``folder`` by its relative path; hidden files and folders are left out."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    inner = {path.relative_to(folder): path for path in paths}
+    visible = {name: path for name, path in inner.items() if not any(p.startswith(".") for p in name.parts)}
+    return {name.as_posix(): file_digest(path, whole=whole) for name, path in sorted(visible.items())}
+
+
+def path_digest(path: Path, *, whole: int = WHOLE) -> str:
+    """One digest of a file's content, or of the names and contents of all files below a folder.
+
+    Raises:
+        OSError: it is neither, or cannot be read.
+    """
+    if path.is_dir():
+        return value_digest(file_digests(path, whole=whole))
+    return file_digest(path, whole=whole)
+
+
+def value_digest(value: Any) -> str:
+    """SHA-256 of a value: text, numbers, bytes, lists, mappings and data classes of these, equal ones in every process."""
+    text = json.dumps(value, default=_plain, sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """A value that JSON does not know as one that it does; of an unknown object no more than its type is known."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): held for key, held in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted(map(value_digest, value))
+    if isinstance(value, bytes):
+        return value.hex()
+    return str(value) if isinstance(value, Path) else f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+__all__ = ["WHOLE", "file_digest", "file_digests", "path_digest", "value_digest"]

@@ -1,0 +1,192 @@
+"""Output that is complete or absent: whatever the package renames into place is written through this module.
+
+A rename alone does not survive a power failure: the name can reach the disk before the bytes do, which leaves an empty file
+under a good name. So every file is flushed to the disk before it is renamed, and its folder after.
+"""
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+_PART = ".part"
+_OLD = ".old"
+_ERRNO = re.compile(
+    r"\(os error (\d+)\)"
+)  # how libraries written in Rust, such as safetensors, name an errno
+
+
+def sync(path: Path) -> None:
+    """Waits until the file or folder ``path`` is on the disk."""
+    place = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(place)
+    finally:
+        os.close(place)
+
+
+def sync_folder(folder: Path) -> None:
+    """Waits until every file below ``folder`` is on the disk, and the folders too."""
+    for inner in sorted(folder.rglob("*"), reverse=True):
+        if not inner.is_symlink():
+            sync(inner)
+    sync(folder)
+
+
+def put_in_place(part: Path, path: Path) -> None:
+    """Renames the finished file ``part`` to ``path``, replacing what stands there, and waits until both are on the disk."""
+    sync(part)
+    part.replace(path)
+    sync(path.parent)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields the path of a sibling to write; it becomes ``path`` when the block ends well, and vanishes otherwise.
+
+    Args:
+        path: The file; its folder exists.
+
+    Raises:
+        OSError: it cannot be written, because the disk is full for example; ``path`` is then what it was before.
+    """
+    part = path.with_name(path.name + _PART)
+    try:
+        with os_errors():
+            yield part
+        put_in_place(part, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes or replaces a file of UTF-8 text, whole or not at all."""
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Writes or replaces a file, whole or not at all."""
+    with replacing(path) as part:
+        part.write_bytes(content)
+
+
+def append_lines(path: Path, lines: Iterable[str]) -> None:
+    """Adds lines, each without its end of line, to a log, and waits until they are on the disk.
+
+    What a full disk left of them is taken back, so that the next line does not grow onto half of one.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    new = not path.exists()
+    with path.open("ab") as file:
+        before = file.tell()
+        try:
+            file.write("".join(f"{line}\n" for line in lines).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.truncate(path, before)
+            raise
+    if new:
+        sync(path.parent)
+
+
+@contextlib.contextmanager
+def new_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
+    """Yields an empty sibling folder to fill; it becomes ``path`` when the block ends well, and vanishes otherwise.
+
+    Args:
+        path: The folder.
+        replace: Whether whatever stands at ``path`` goes. It is moved aside before, because a folder cannot be renamed over
+            another; ``recover_folder`` brings it back where the process was killed between the two renames.
+
+    Raises:
+        OSError: it cannot be written, or is there already; ``path`` is then what it was before.
+    """
+    part = path.with_name(path.name + _PART)
+    if replace:
+        recover_folder(path)
+    elif path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    remove(part)
+    try:
+        part.mkdir(parents=True)
+        with os_errors():
+            yield part
+        sync_folder(part)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            remove(part)
+        raise
+    if path.exists():
+        path.rename(path.with_name(path.name + _OLD))
+    part.rename(path)
+    sync(path.parent)
+    remove(path.with_name(path.name + _OLD))
+
+
+def recover_folder(path: Path) -> None:
+    """Finishes a ``new_folder`` that was killed between its renames: the older folder comes back, or goes."""
+    old = path.with_name(path.name + _OLD)
+    if old.exists() and not path.exists():
+        old.rename(path)
+    else:
+        remove(old)
+
+
+def discard_folder(path: Path) -> None:
+    """Removes a folder so that no half of it is ever left under its name."""
+    if path.exists():
+        going = path.with_name(path.name + _OLD)
+        remove(going)
+        path.rename(going)
+        remove(going)
+
+
+def remove(path: Path) -> None:
+    """Removes a file, or a folder with all that is in it; nothing where there is neither."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def os_errors() -> Iterator[None]:
+    """Turns the error of a library that failed at a system call into the ``OSError`` that it stands for.
+
+    safetensors reports a full disk as an exception of its own, which would reach the user as a traceback.
+    """
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        if found := _ERRNO.search(str(error)):
+            number = int(found[1])
+            raise OSError(number, os.strerror(number)) from error
+        raise
+
+
+__all__ = [
+    "append_lines",
+    "discard_folder",
+    "new_folder",
+    "os_errors",
+    "put_in_place",
+    "recover_folder",
+    "remove",
+    "replacing",
+    "sync",
+    "sync_folder",
+    "write_bytes",
+    "write_text",
+]
