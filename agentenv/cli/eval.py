@@ -10,7 +10,9 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
+from agentenv.cli.grid import print_table
 from agentenv.errors import AgentEnvError, ConfigurationError
+from agentenv.evaluation.flat_tables import Column, Table
 
 
 @dataclass(frozen=True)
@@ -157,18 +159,23 @@ def _seconds(out: Path, results: dict[str, Any]) -> dict[str, float]:
 
 
 def _show_suite(result: dict[str, Any], console: Console) -> None:
+    """A table of the sets under the first scorer with their bounds, and the means over sets of every scorer."""
     scorer = next(iter(result["scores"]), "")
+    kinds = list(dict.fromkeys(kind for part in result["suite"].values() for kind in part["bounds"]))
+    rows = []
     for name, part in result["suite"].items():
-        own = scorer or next(iter(part["scores"]))
-        line = f"  {name:<20}{_score(part['scores'][own])}  n {part['n']:<6}"
-        bounds = "  ".join(
-            f"{kind} {bound['mean']:.3f}"
-            for kind, bound in part["bounds"].items()
-            if bound.get("mean") is not None
-        )
-        recall = part["index_recall"].get("recall@5")
-        found = "" if recall is None else f"  index recall@5 {recall:.3f}"
-        console.print(line + bounds + found, highlight=False)
+        score = part["scores"][scorer or next(iter(part["scores"]))]
+        bounds = [part["bounds"].get(kind, {}).get("mean") for kind in kinds]
+        ci95 = score["ci95"] and tuple(score["ci95"])
+        rows.append((name, part["n"], score["mean"], ci95, *bounds, part["index_recall"].get("recall@5")))
+    columns = (
+        Column("set"),
+        Column("n", "count"),
+        Column("score", "share", scorer or "first scorer"),
+        Column("ci95", "interval", "95 % interval"),
+        *(Column(kind, "share") for kind in (*kinds, "index recall@5")),
+    )
+    print_table(console, Table(f"{len(rows)} sets", columns, tuple(rows)))
     for scorer, means in result["scores"].items():
         for kind, n in (("macro", "sets"), ("micro", "n")):
             console.print(f"  {scorer} {kind:<8}{_score(means[kind])}  {n} {means[kind][n]}", highlight=False)

@@ -37,6 +37,7 @@ COMMANDS = {
     "train": Command("agentenv.cli.train:Train", "train a policy"),
     "eval": Command("agentenv.cli.eval:Eval", "evaluate a policy on a question set"),
     "compare": Command("agentenv.cli.compare:Compare", "paired tests of two evaluations"),
+    "export": Command("agentenv.cli.export:Export", "scores or differences as CSV, Markdown or LaTeX"),
     "seeds": Command("agentenv.cli.seeds:Seeds", "several seeds of one system or two: pass@k, enough seeds?"),
     "rescore": Command("agentenv.cli.rescore:Rescore", "other scorers on the same episodes"),
     "score": Command("agentenv.cli.score:ScoreFile", "official measures of a prediction file"),
@@ -47,9 +48,6 @@ COMMANDS = {
     "retriever query": Command("agentenv.cli.retriever:Query", "search an index"),
     "retriever plan": Command("agentenv.cli.retriever_plan:Plan", "which index fits a machine's memory"),
     "retriever adopt": Command("agentenv.cli.retriever:Adopt", "take over an index that was built elsewhere"),
-    "retriever check": Command(
-        "agentenv.cli.retriever:Check", "compare a saved retriever with its checksums"
-    ),
     "retriever serve": Command("agentenv.cli.retriever_serve:Serve", "answer searches over HTTP"),
     "simulator data": Command("agentenv.cli.simulator:Data", "pages of real searches, useful and noisy"),
     "simulator train": Command("agentenv.cli.simulator:Train", "fine-tune a model to play the search engine"),

@@ -1,0 +1,175 @@
+"""A flat table of values, and the same as CSV, Markdown or LaTeX.
+
+CSV holds every value at full precision, an interval as two columns. Markdown and LaTeX hold what a paper prints: three
+digits, an interval in one column, and a text that is the same in every row (the policy, say) once, in the caption.
+"""
+
+import csv
+import io
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from agentenv.errors import UnknownName
+
+Kind = Literal["text", "count", "share", "difference", "interval", "signed interval", "p"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column; the values of an ``interval`` are pairs, those of the other numbers are one number or None."""
+
+    name: str
+    kind: Kind = "text"
+    label: str = ""
+    """What people read above it, where that is not the name in words."""
+
+    @property
+    def heading(self) -> str:
+        """What people read above it."""
+        return self.label or self.name.replace("_", " ")
+
+    def shown(self, value: Any) -> str:
+        """A value as people read it; nothing where it was not measured."""
+        if value is None:
+            return ""
+        digits = {"count": ",", "share": ".3f", "difference": "+.3f", "p": ".2g"}
+        if self.kind in digits:
+            return format(value, digits[self.kind])
+        if self.kind == "text":
+            return str(value)
+        sign = "+" if self.kind == "signed interval" else ""
+        return f"[{value[0]:{sign}.3f}, {value[1]:{sign}.3f}]"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of values under named columns."""
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+    def cells(self) -> list[list[str]]:
+        """The rows as people read them."""
+        return [
+            [column.shown(value) for column, value in zip(self.columns, row, strict=True)]
+            for row in self.rows
+        ]
+
+    def readable(self) -> "Table":
+        """Without columns that hold nothing, and with texts that are the same in every row said in the title."""
+        title, kept = self.title, []
+        for place, column in enumerate(self.columns):
+            values = {row[place] for row in self.rows} - {None, ""}
+            if place and column.kind == "text" and len(values) == 1:
+                title = f"{title}, {column.heading} {values.pop()}"
+            elif values:
+                kept.append(place)
+        return Table(
+            title,
+            tuple(self.columns[place] for place in kept),
+            tuple(tuple(row[place] for place in kept) for row in self.rows),
+        )
+
+    def parts(self, name: str) -> "list[Table]":
+        """A table for each value of the text column ``name``, which is its title."""
+        place = [column.name for column in self.columns].index(name)
+        columns = self.columns[:place] + self.columns[place + 1 :]
+        groups: dict[str, list[tuple[Any, ...]]] = {}
+        for row in self.rows:
+            groups.setdefault(row[place], []).append(row[:place] + row[place + 1 :])
+        return [
+            replace(self, title=str(value), columns=columns, rows=tuple(rows))
+            for value, rows in groups.items()
+        ]
+
+
+def _csv(table: Table) -> str:
+    head = [
+        name
+        for column in table.columns
+        for name in (
+            (f"{column.name}_low", f"{column.name}_high") if "interval" in column.kind else (column.name,)
+        )
+    ]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(head)
+    for row in table.rows:
+        cells: list[Any] = []
+        for column, value in zip(table.columns, row, strict=True):
+            cells += (value or (None, None)) if "interval" in column.kind else [value]
+        writer.writerow(cells)
+    return out.getvalue()
+
+
+def _markdown(table: Table) -> str:
+    table = table.readable()
+    head = "| " + " | ".join(_piped(column.heading) for column in table.columns) + " |"
+    rule = "|" + "|".join("---" if column.kind == "text" else "---:" for column in table.columns) + "|"
+    rows = ["| " + " | ".join(map(_piped, cells)) + " |" for cells in table.cells()]
+    return "\n".join([_piped(table.title), "", head, rule, *rows]) + "\n"
+
+
+def _piped(text: str) -> str:
+    """A cell of Markdown: of one line, and shown as it is."""
+    plain = " ".join(text.split()).replace("\\", "\\\\")
+    return "".join(f"\\{letter}" if letter in "|*_`<" else letter for letter in plain)
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+} | {letter: f"\\{letter}" for letter in "&%$#_{}"}
+
+
+def _tex(text: str) -> str:
+    return "".join(_LATEX.get(letter, letter) for letter in " ".join(text.split()))
+
+
+def _latex(table: Table) -> str:
+    table = table.readable()
+    sides = "".join("l" if column.kind == "text" else "r" for column in table.columns)
+
+    def line(cells: Iterable[str]) -> str:
+        # An opening bracket after \\ or at the head of a row would be read as an argument of the command before it.
+        return (
+            " & ".join(f"{{{cell}}}" if cell.startswith("[") else cell for cell in map(_tex, cells)) + r" \\"
+        )
+
+    return "\n".join(
+        [
+            "% Needs \\usepackage{booktabs} in the preamble.",
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{_tex(table.title)}}}",
+            rf"\begin{{tabular}}{{{sides}}}",
+            r"\toprule",
+            line(column.heading for column in table.columns),
+            r"\midrule",
+            *map(line, table.cells()),
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+FORMATS: dict[str, Callable[[Table], str]] = {"csv": _csv, "markdown": _markdown, "latex": _latex}
+
+
+def as_text(table: Table, form: str) -> str:
+    """The table in one of `FORMATS`.
+
+    Raises:
+        UnknownName: no such format.
+    """
+    if form not in FORMATS:
+        raise UnknownName.among("format", form, FORMATS)
+    return FORMATS[form](table)
