@@ -45,6 +45,10 @@ class Serve:
     expert: bool = False
     """Whether callers may ask for the expert's actions, which hold the answers."""
 
+    client_tasks: bool = False
+    """Whether callers may write tasks themselves, with question and accepted answers; else they name tasks of the
+    environment by id. Entries of a task that name files are refused either way."""
+
     def run(self) -> dict[str, Any]:
         """Serves until it is told to stop; returns what was done."""
         from agentenv.retrievers.server import address_of, listen
@@ -62,7 +66,13 @@ class Serve:
             call_s=self.timeout,
             idle_s=self.idle,
         )
-        service = EnvService(self.env, limits, token=os.environ.get(TOKEN_VARIABLE), expert=self.expert)
+        service = EnvService(
+            self.env,
+            limits,
+            token=os.environ.get(TOKEN_VARIABLE),
+            expert=self.expert,
+            client_tasks=self.client_tasks,
+        )
         began = time.monotonic()
         with listen(self.host, self.port) as listening:
             address = address_of(listening)

@@ -8,7 +8,7 @@ the author.
 import asyncio
 import copy
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -57,6 +57,11 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
     scorers: ClassVar[tuple[str, ...]] = ("reward",)
     """Scorers that its episodes are evaluated by unless others are named, the headline first; ``reward`` is the sum of what
     the environment itself gave."""
+    client_data: ClassVar[Mapping[str, Any]] = {}
+    """What ``Task.data`` of a client of a server may hold, and the type of each entry. An entry must never name a file, an
+    address or a class, because whoever reaches the server may choose its value."""
+    client_options: ClassVar[Mapping[str, Any]] = {}
+    """Options of ``reset`` beside ``task`` that a client of a server may give, and their types, under the same rule."""
     state: StateT
 
     def __init__(self, *, render_mode: str | None = None) -> None:
@@ -81,6 +86,10 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
             EpisodeOver: the episode has ended or was never reset.
         """
         raise NotImplementedError
+
+    def held_tasks(self) -> Sequence[Task]:
+        """The tasks that it draws from, which clients may name by their ids; empty where it makes each one up."""
+        return ()
 
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -148,6 +148,10 @@ class Code(Env[CodeState]):
         """Small templated tasks; see `generate_code_tasks`."""
         return generate_code_tasks(n, seed=seed, steps=steps, tests=tests, split=split)
 
+    def held_tasks(self) -> Sequence[Task]:
+        """The tasks that it was given, or those of its default."""
+        return self._tasks
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:

@@ -8,7 +8,9 @@ turn. After ``max_turns`` turns one last action is left, which must be an answer
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Required
+
+from typing_extensions import TypedDict
 
 from agentenv.core.env import AsyncEnv
 from agentenv.core.grammar import Block, earliest_block
@@ -54,6 +56,17 @@ If I want to answer, I have to put the answer between <answer> and </answer>. Le
 """
 
 
+class Hop(TypedDict, total=False):
+    """One step on the way to an answer: what the expert searches, and what it finds there."""
+
+    query: Required[str]
+    answer: str
+    entity: str
+    relation: str
+    document: str
+    """Id of the document that holds the answer."""
+
+
 @dataclass
 class SearchState:
     """All that changes within an episode."""
@@ -83,6 +96,7 @@ class LocalSearch(AsyncEnv[SearchState]):
     call_markers: ClassVar[tuple[str, ...]] = ("<search>", "<read>")
     stop: ClassVar[tuple[str, ...]] = STOP
     scorers: ClassVar[tuple[str, ...]] = ("em_squad", "f1_squad")
+    client_data: ClassVar[Mapping[str, Any]] = {"path": tuple[Hop, ...]}
     final_tag: ClassVar[str] = "answer"
     """The block that ends the episode."""
     correction: ClassVar[str] = CORRECTION
@@ -146,6 +160,10 @@ class LocalSearch(AsyncEnv[SearchState]):
         self._prompt = prompt
         self._count = count_tokens or (lambda text: len(text.split()))
         self.tags: tuple[str, ...] = TAGS
+
+    def held_tasks(self) -> Sequence[Task]:
+        """The tasks that it was given, or those of its default."""
+        return self._tasks
 
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

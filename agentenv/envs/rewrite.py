@@ -4,7 +4,7 @@ One action: a thought, a newline, the rewritten question. It is searched, and th
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -64,6 +64,10 @@ class Rewrite(AsyncEnv[RewriteState]):
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}  # type: ignore[misc]
     reward_ceiling: ClassVar[float] = 2.0
+    client_data: ClassVar[Mapping[str, Any]] = {
+        "supporting_ids": tuple[str, ...],
+        "history": tuple[tuple[str, str], ...],
+    }
     stop: ClassVar[tuple[str, ...]] = ("</rewrite>",)
 
     def __init__(
@@ -97,6 +101,10 @@ class Rewrite(AsyncEnv[RewriteState]):
         self._retriever = make_retriever(retriever) if isinstance(retriever, str) else retriever
         self._depth = depth
         self._prompt = prompt
+
+    def held_tasks(self) -> Sequence[Task]:
+        """The tasks that it was given, or those of its default."""
+        return self._tasks
 
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

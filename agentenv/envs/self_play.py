@@ -140,6 +140,7 @@ class SearchProposer(LocalSearch):
 
     final_tag: ClassVar[str] = "question"
     correction: ClassVar[str] = CORRECTION
+    client_data: ClassVar[Mapping[str, Any]] = {"searches": int, "reference": str}
     state: ProposerState
 
     def __init__(

@@ -109,6 +109,10 @@ class Sql(Env[SqlState]):
         """Questions over invented databases; see `generate_sql_tasks`."""
         return generate_sql_tasks(n, seed=seed, split=split, levels=levels, databases=databases)  # type: ignore[arg-type]
 
+    def held_tasks(self) -> Sequence[Task]:
+        """The tasks that it was given, or those of its default."""
+        return self._tasks
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from agentenv.core.env import Env
 from agentenv.errors import ConfigurationError, MissingExtra
 from agentenv.retrievers.gate import Refusal
 from agentenv.retrievers.http import add_health_routes, body_within, json_response
@@ -57,7 +56,7 @@ def make_app(service: EnvService) -> Any:
 
     @app.get("/metadata")
     async def metadata(request: Request) -> Response:
-        return _told(service, request, lambda: describe(service.name, service.prototype))
+        return _told(service, request, lambda: describe(service))
 
     @app.get("/schema")
     async def schema(request: Request) -> Response:
@@ -78,17 +77,20 @@ def make_app(service: EnvService) -> Any:
     return app
 
 
-def describe(name: str, env: Env[Any]) -> dict[str, Any]:
-    """What an environment is, as ``/metadata`` says it; `RemoteEnv` reads it to be the same."""
+def describe(service: EnvService) -> dict[str, Any]:
+    """What an environment is and takes, as ``/metadata`` says it; `RemoteEnv` reads it to be the same."""
+    env = service.prototype
     return {
-        "name": name,
-        "description": " ".join((type(env).__doc__ or name).split("\n\n")[0].split()),
+        "name": service.name,
+        "description": " ".join((type(env).__doc__ or service.name).split("\n\n")[0].split()),
         "version": VERSION,
         "capability": env.capability.name.lower(),
         "reward_floor": env.reward_floor,
         "reward_ceiling": env.reward_ceiling,
         "no_expert": env.no_expert,
         "call_markers": list(env.call_markers),
+        "client_tasks": service.client_tasks,
+        "client_data": list(env.client_data),
         "tools": [tool.to_mcp() for tool in toolbox(env).values()],
     }
 

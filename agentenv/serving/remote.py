@@ -7,13 +7,13 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
 
 from agentenv.core.env import AsyncEnv
-from agentenv.core.types import Info, Observation, StateCapability, Step
+from agentenv.core.types import Info, Observation, StateCapability, Step, Task
 from agentenv.errors import ConfigurationError, EnvFault
 from agentenv.serving.link import CONNECT_S, Link, Patience, headers, reason
 from agentenv.serving.wire import VERSION, info_in, observation_in, options_out, step_in
@@ -70,7 +70,7 @@ class RemoteEnv(AsyncEnv[RemoteState]):
         fresh = before is None or before.link.broken
         link = Link(self.url, self._patience) if before is None or fresh else before.link
         try:
-            data = await link.ask("reset", "observation", seed=seed, options=options_out(options))
+            data = await link.ask("reset", "observation", seed=seed, options=self._sent(options))
             with _decoding(self.url):
                 opening = observation_in(data["observation"]), info_in(data["metadata"]["info"])
                 self.state = RemoteState(link, data["metadata"]["anchor_key"])
@@ -79,6 +79,19 @@ class RemoteEnv(AsyncEnv[RemoteState]):
                 await asyncio.to_thread(link.close)
             raise
         return opening
+
+    def _sent(self, options: dict[str, Any] | None) -> dict[str, Any] | None:
+        """``options`` as this server takes them: a whole task with the data that the environment reads, or its id.
+
+        The question goes with the id, so that a server whose task of that id is another one refuses.
+        """
+        if not isinstance(task := (options or {}).get("task"), Task):
+            return options_out(options)
+        sent: Any = {"id": task.id, "question": task.question}
+        if self.card.get("client_tasks"):
+            read = self.card["client_data"]
+            sent = replace(task, data={name: task.data[name] for name in read if name in task.data})
+        return options_out({**(options or {}), "task": sent})
 
     async def astep(self, action: str) -> Step:
         """Acts once.

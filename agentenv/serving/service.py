@@ -8,7 +8,7 @@ it is never stepped again, and its place is given back when it has been closed.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from agentenv.core.types import StateCapability
 from agentenv.errors import EnvFault
 from agentenv.retrievers.gate import READY, STOPPING, Gate, Refusal
 from agentenv.retrievers.telemetry import Meter
+from agentenv.serving.client_options import ClientOptions
 from agentenv.serving.session import Session
 from agentenv.serving.wire import VERSION
 
@@ -64,21 +65,30 @@ class EnvService(Gate):
         limits: bounds.
         token: what callers must send as bearer token; None lets everybody in.
         expert: whether callers may ask for the expert's actions, which hold the answers.
+        client_tasks: whether callers may write tasks themselves; else they name those that the environment holds.
     """
 
     def __init__(
-        self, name: str, limits: Limits | None = None, *, token: str | None = None, expert: bool = False
+        self,
+        name: str,
+        limits: Limits | None = None,
+        *,
+        token: str | None = None,
+        expert: bool = False,
+        client_tasks: bool = False,
     ) -> None:
         super().__init__(token)
         self.name = name
         self.limits = limits or Limits()
         self.expert = expert
+        self.client_tasks = client_tasks
         self.sessions: dict[str, Session] = {}
         """Sessions without a connection of their own, by id: MCP's, and forks that wait to be taken."""
         self.ending = asyncio.Event()
         """Set when the service stops; every conversation then ends after the answer under way."""
         self._make: Callable[[], Env[Any]] | None = None
         self._prototype: Env[Any] | None = None
+        self._client_options: ClientOptions | None = None
         self._places = asyncio.Semaphore(self.limits.sessions)
         self._waiting = 0
         self._retiring: set[asyncio.Task[None]] = set()
@@ -86,7 +96,9 @@ class EnvService(Gate):
 
     def open(self, make: Callable[[], Env[Any]]) -> None:
         """Makes the first environment, from which the others are forked where that can be, and lets callers in."""
-        self._prototype, self._make = make(), make
+        prototype = make()
+        self._client_options = ClientOptions(prototype, whole_tasks=self.client_tasks)
+        self._prototype, self._make = prototype, make
         self.ready()
 
     @property
@@ -99,6 +111,15 @@ class EnvService(Gate):
         if self._prototype is None:
             raise Refusal(503, f"The server is {self.state}; try again later.", "NotReady")
         return self._prototype
+
+    def options(self, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        """The options of ``reset`` that a caller sent, as the environment takes them.
+
+        Raises:
+            ConfigurationError: an option or a task that callers may not give, or a malformed one.
+        """
+        assert self._client_options is not None
+        return self._client_options.read(given)
 
     async def session(self) -> Session:
         """A session of a fresh environment, once there is a place.

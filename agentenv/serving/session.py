@@ -17,7 +17,6 @@ from agentenv.serving.wire import (
     ExtensionData,
     ResetData,
     opening_out,
-    options_in,
     plain,
     step_out,
 )
@@ -75,9 +74,10 @@ class Session:
         """Begins an episode.
 
         Raises:
+            ConfigurationError: an option or a task that callers may not give.
             Fault: the environment broke or missed the deadline.
         """
-        options = options_in(data.options)
+        options = self._service.options(data.options)
 
         async def work(env: Env[Any]) -> dict[str, Any]:
             observation, info = await env.areset(seed=data.seed, options=options)

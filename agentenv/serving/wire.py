@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Literal, NoReturn
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 import agentenv.errors
 from agentenv.core.types import (
@@ -29,6 +29,7 @@ from agentenv.core.types import (
     ToolStatus,
 )
 from agentenv.errors import AgentEnvError, ConfigurationError, EnvFault, Fault
+from agentenv.retrievers.wire import sentence
 
 VERSION = "v1"
 TOKEN_VARIABLE = "AGENTENV_SERVE_TOKEN"
@@ -56,7 +57,48 @@ class ResetData(BaseModel):
     episode_id: str | None = None
     """Name of the episode in ``state``; null makes one."""
     options: dict[str, Any] | None = None
-    """The environment's own; a ``task`` in it has ``id``, ``question``, ``answers``, ``split`` and ``data``."""
+    """What the client chooses: a ``task`` by its ``id``, or as a whole where the server takes whole tasks, with ``id``,
+    ``question``, ``answers``, ``split`` and ``data``; and what the environment lets clients set."""
+
+
+class TaskData(BaseModel):
+    """A task as it is sent."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    id: str = ""
+    """Empty takes the question."""
+    question: str
+    """What is asked."""
+    answers: tuple[str, ...] = ()
+    """Accepted answers; a single one may be given as text."""
+    split: str = ""
+    """The part of a data set that it is from."""
+    data: dict[str, Any] = {}
+    """Whatever else the environment needs."""
+
+    @field_validator("answers", mode="before")
+    @classmethod
+    def _as_list(cls, answers: Any) -> Any:
+        return (answers,) if isinstance(answers, str) else answers
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> "TaskData":
+        """The task in ``given``.
+
+        Raises:
+            ConfigurationError: it is malformed, or a text in it holds half a surrogate pair, which no tokenizer takes.
+        """
+        try:
+            json.dumps(given, ensure_ascii=False).encode()
+            task = cls.model_validate(given)
+        except ValidationError as error:
+            raise ConfigurationError(f"options.task: {sentence(error)}") from error
+        except UnicodeEncodeError as error:
+            raise ConfigurationError(
+                "options.task holds half a surrogate pair; send whole characters"
+            ) from error
+        return task.model_copy(update={"id": task.id or task.question})
 
 
 class ActionData(BaseModel):
@@ -232,23 +274,15 @@ def options_out(options: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def options_in(options: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Options of ``reset`` as an environment takes them: a ``task`` is a `Task`.
+    """Options of ``reset`` from a trusted sender, as an environment takes them: a ``task`` is a `Task`.
 
     Raises:
-        ConfigurationError: the task has other fields than a task has.
+        ConfigurationError: the task is malformed.
     """
     if options is None or not isinstance(given := options.get("task"), Mapping):
         return None if options is None else dict(options)
-    try:
-        answers = given.get("answers", ())
-        fields = {
-            "id": given.get("question"),
-            **given,
-            "answers": tuple([answers] if isinstance(answers, str) else answers),
-        }
-        return {**options, "task": Task(**fields)}
-    except TypeError as error:
-        raise ConfigurationError(f"options.task is no task: {error}") from error
+    task = TaskData.read(given)
+    return {**options, "task": Task(task.id, task.question, task.answers, task.split, task.data)}
 
 
 def error_out(error: Exception, code: str = EXECUTION_ERROR) -> dict[str, Any]:

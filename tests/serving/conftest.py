@@ -76,9 +76,16 @@ def serving() -> Serving:
 
     @contextmanager
     def serve(
-        make: Callable[[], Env[Any]], *, token: str | None = None, expert: bool = False, **limits: Any
+        make: Callable[[], Env[Any]],
+        *,
+        token: str | None = None,
+        expert: bool = False,
+        client_tasks: bool = False,
+        **limits: Any,
     ) -> Iterator[Served]:
-        service = EnvService("test/Env-v0", Limits(**limits), token=token, expert=expert)
+        service = EnvService(
+            "test/Env-v0", Limits(**limits), token=token, expert=expert, client_tasks=client_tasks
+        )
         service.open(make)
         with listen("127.0.0.1", 0) as listening:
             thread = threading.Thread(target=run, args=(service, make, listening), daemon=True)

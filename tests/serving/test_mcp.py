@@ -52,7 +52,7 @@ def text_of(result: dict[str, Any]) -> str:
 
 
 def test_an_episode_of_tool_calls(serving: Any) -> None:
-    with serving(Calculator) as served:
+    with serving(Calculator, client_tasks=True) as served:
         client = Client(served.url, '?seed=5&options={"task": {"question": "20 * 3", "answers": ["60"]}}')
         begun = client.begin()
         assert begun["protocolVersion"] == "2025-06-18"
@@ -69,7 +69,7 @@ def test_an_episode_of_tool_calls(serving: Any) -> None:
 
 
 def test_mistakes_of_the_policy_are_results_that_say_so(serving: Any) -> None:
-    with serving(Calculator) as served:
+    with serving(Calculator, client_tasks=True) as served:
         client = Client(served.url)
         client.begin()
         for name, arguments, said in (
@@ -195,7 +195,7 @@ def test_a_query_that_cannot_be_used_is_said(serving: Any, house: Any, query: st
 
 
 def test_mcp_inside_the_websocket_plays_its_episode(serving: Any) -> None:
-    with serving(Calculator) as served, served.call() as line:
+    with serving(Calculator, client_tasks=True) as served, served.call() as line:
         line.ask("reset", seed=1)
         listed = line.ask("mcp", jsonrpc="2.0", id=1, method="tools/list")
         assert listed["type"] == "mcp"

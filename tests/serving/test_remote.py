@@ -55,7 +55,7 @@ class Process:
 @pytest.fixture(scope="module")
 def calculator() -> Iterator[str]:
     """The address of a server of the calculator that hands out its expert."""
-    process = Process("agentenv/Calculator-v0", "--expert")
+    process = Process("agentenv/Calculator-v0", "--expert", "--client-tasks")
     try:
         yield process.url
     finally:

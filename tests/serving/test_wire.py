@@ -154,7 +154,7 @@ def test_a_task_travels() -> None:
         "task": Task("What?", "What?", ("a",))
     }
     assert (options_in(None), options_in({})) == (None, {})
-    with pytest.raises(ConfigurationError, match="no task"):
+    with pytest.raises(ConfigurationError, match="question"):
         options_in({"task": {"colour": "red"}})
 
 

@@ -169,6 +169,10 @@ class Browser(AsyncEnv[BrowserState]):
             for i, one in enumerate(seeds)
         )
 
+    def held_tasks(self) -> Sequence[Task]:
+        """The tasks that it was given, or those of its default."""
+        return self._tasks
+
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:

@@ -6,7 +6,7 @@ what the task wants: an order that was also placed, a mail that was also deleted
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -49,6 +49,7 @@ class DomSim(Env[DomSimState]):
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 2}  # type: ignore[misc]
     stop: ClassVar[tuple[str, ...]] = STOP
+    client_data: ClassVar[Mapping[str, Any]] = {"template": str, "seed": str | int}
 
     def __init__(
         self,
@@ -99,6 +100,10 @@ class DomSim(Env[DomSimState]):
     ) -> Sequence[Task]:
         """Tasks that the expert has proved; see `generate_domsim_tasks`."""
         return generate_domsim_tasks(n, seed=seed, split=split, templates=templates)
+
+    def held_tasks(self) -> Sequence[Task]:
+        """The tasks that it was given; none where it draws a world for each episode."""
+        return self._tasks or ()
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -10,7 +10,7 @@ that are trained; the failing turn itself is trained as it was sampled, with its
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -60,6 +60,7 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
     """Imitate on recorded screens; each turn earns format, type and exactness, and ``valid`` says whether it matched."""
 
     stop: ClassVar[tuple[str, ...]] = STOP
+    client_options: ClassVar[Mapping[str, Any]] = {"patch_budget": int}
 
     def __init__(
         self,
@@ -143,6 +144,12 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         held = [item for item in load_recordings(Path(recordings)) if in_split(item.id, split)]
         return [item.task(split) for item in held[:n]]
 
+    def held_tasks(self) -> Sequence[Task]:
+        """The recordings that it was given, or some of DomSim's expert, made at the first call."""
+        if self._tasks is None:
+            self._tasks = tuple(domsim_recordings(8, seed=0, split="train", templates=()))
+        return self._tasks
+
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
@@ -153,9 +160,8 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         """
         await super().areset(seed=seed)
         chosen = options or {}
-        if self._tasks is None:
-            self._tasks = tuple(domsim_recordings(8, seed=0, split="train", templates=()))
-        drawn = self._tasks[int(self.np_random.integers(len(self._tasks)))] if self._tasks else None
+        held = self.held_tasks()
+        drawn = held[int(self.np_random.integers(len(held)))] if held else None
         task: Task | None = chosen.get("task") or drawn
         if task is None or not isinstance(task.data.get("recording"), Recording):
             raise DatasetError(f"task {task.id if task else None!r} has no recording")

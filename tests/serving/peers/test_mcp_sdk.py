@@ -26,7 +26,7 @@ def test_an_episode_of_the_sdks_client(serving: Any) -> None:
             step = last.model_dump(by_alias=True)["_meta"]["agentenv/step"]
             assert (step["reward"], step["done"]) == (1.0, True)
 
-    with serving(Calculator) as served:
+    with serving(Calculator, client_tasks=True) as served:
         asyncio.run(scene(served.url))
         served.until_open(0)
 

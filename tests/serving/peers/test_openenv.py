@@ -18,7 +18,10 @@ TASK = {"task": {"question": "20 * 3", "answers": ["60"]}}
 
 
 def test_an_episode_of_the_generic_client(serving: Any) -> None:
-    with serving(Calculator) as served, openenv.GenericEnvClient(base_url=served.url) as client:
+    with (
+        serving(Calculator, client_tasks=True) as served,
+        openenv.GenericEnvClient(base_url=served.url) as client,
+    ):
         opening = client.reset(seed=3, episode_id="e", options=TASK)
         assert "what is 20 * 3?" in opening.observation["text"]
         assert (opening.reward, opening.done) == (None, False)
@@ -46,7 +49,7 @@ def test_a_session_each_and_a_full_house_is_said(serving: Any) -> None:
                 with pytest.raises(Exception, match="places are taken"):
                     await three.reset()
 
-    with serving(Calculator, sessions=2, wait_s=0.2) as served:
+    with serving(Calculator, client_tasks=True, sessions=2, wait_s=0.2) as served:
         asyncio.run(scene(served.url))
 
 
@@ -58,7 +61,7 @@ def test_a_fault_is_an_error_of_the_client(serving: Any, house: Any) -> None:
 
 
 def test_frames_are_openenvs_own(serving: Any) -> None:
-    with serving(Calculator) as served, served.call() as line:
+    with serving(Calculator, client_tasks=True) as served, served.call() as line:
         wire.WSObservationResponse.model_validate(line.ask("reset", seed=1))
         wire.WSObservationResponse.model_validate(line.ask("step", text=CALL))
         wire.WSStateResponse.model_validate(line.ask("state"))
@@ -70,7 +73,7 @@ def test_frames_are_openenvs_own(serving: Any) -> None:
 
 
 def test_health_and_schema_are_openenvs_own(serving: Any) -> None:
-    with serving(Calculator) as served:
+    with serving(Calculator, client_tasks=True) as served:
         schema = httpx.get(f"{served.url}/schema", timeout=60).json()
         wire.SchemaResponse.model_validate(schema)
         assert schema["action"]["required"] == ["text"]

@@ -122,7 +122,7 @@ def test_what_the_taskset_for_openenv_servers_sends_is_an_action_of_ours(serving
 
     from agentenv.serving.app import schemas
 
-    with serving(Calculator) as served, served.call() as line:
+    with serving(Calculator, client_tasks=True) as served, served.call() as line:
         line.ask("reset", options={"task": TASK})
         step = line.ask("step", **parse_action(reply, schemas()["action"]))["data"]
         assert (step["reward"], step["done"]) == {"60": (1.0, True), CALL: (0.0, False)}.get(
