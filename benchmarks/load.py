@@ -162,9 +162,10 @@ def ours(folder: Path, threads: int, *flags: str) -> list[str]:
     return [*serve, "--threads", str(threads), *flags]
 
 
-def reference(folder: Path, threads: int) -> list[str]:
+def reference(folder: Path, threads: int, *flags: str) -> list[str]:
     """The command line of the reference server, after Python."""
-    return [str(Path(__file__).with_name("reference_server.py")), str(folder), "--threads", str(threads)]
+    script = Path(__file__).with_name("reference_server.py")
+    return [str(script), str(folder), "--threads", str(threads), *flags]
 
 
 def retrieve(query: str, k: int) -> Ask:

@@ -49,7 +49,9 @@ class Reading(Env[ReadingState]):
 
 def questions(count: int, *, in_prompt: bool) -> list[Task]:
     """Two-hop questions with their gold passages: both in the prompt, or one as an observation after each turn."""
-    dials = WorldConfig(documents=200, questions=2 * count, hops=(2, 2), families=("bridge",))
+    dials = WorldConfig(
+        documents=max(200, 10 * count), questions=2 * count, hops=(2, 2), families=("bridge",)
+    )
     world = FictionalWorld.generate(dials)
     documents = {document.id: document for document in world.documents}
     tasks = []

@@ -2,7 +2,9 @@
 
 One request at a time goes through encoder and index, inside the handler; nothing is batched across requests, nothing is
 remembered, nothing is shared. The encoder, the index file and the threads are those of our server, and so are the HTTP
-parser and the event loop. Left out of the original, in its favour: the access log, and emptying a cache after each batch.
+parser and the event loop. Two settings are the reference's own: whether the handler is a plain function, which FastAPI
+runs in a pool of threads (Search-R1's way), or a coroutine, and how many threads search the index for one query. Left out of
+the original, in its favour: the access log, and emptying a cache after each batch.
 
     python benchmarks/reference_server.py FOLDER --threads 2
 """
@@ -24,7 +26,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1, help="threads of the encoder")
+    parser.add_argument("--search-threads", type=int, default=1, help="OpenMP threads of one search")
+    parser.add_argument("--handler", choices=("function", "coroutine"), default="function")
     args = parser.parse_args()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -39,7 +43,7 @@ def main() -> None:
     corpus = read_corpus(args.folder, card)
     encoder = make_encoder(card.encoder_spec)
     index = faiss.read_index(str(args.folder / INDEX_FILE))
-    faiss.omp_set_num_threads(args.threads)
+    faiss.omp_set_num_threads(args.search_threads)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(args.threads)
     app = FastAPI()
@@ -49,8 +53,8 @@ def main() -> None:
         topk: int | None = None
         return_scores: bool = False
 
-    @app.post("/retrieve")
-    async def retrieve(request: QueryRequest) -> dict[str, Any]:
+    def answer(request: QueryRequest) -> dict[str, Any]:
+        faiss.omp_set_num_threads(args.search_threads)  # the setting is one of each thread
         scores, rows = index.search(encoder.encode_queries(request.queries), request.topk or 3)
         result = []
         for found, places in zip(scores.tolist(), rows.tolist(), strict=True):
@@ -63,6 +67,11 @@ def main() -> None:
             else:
                 result.append(documents)
         return {"result": result}
+
+    async def answer_on_the_loop(request: QueryRequest) -> dict[str, Any]:
+        return answer(request)
+
+    app.post("/retrieve")(answer if args.handler == "function" else answer_on_the_loop)
 
     @app.get("/readyz")
     async def ready() -> dict[str, str]:

@@ -26,6 +26,8 @@ from agentenv.retrievers.encoder import Encoder, make_encoder
 
 K = 3
 BATCH = 64
+HANDLERS = ("function", "coroutine")
+"""How the reference answers a request: see ``reference_server.py``."""
 
 
 def main() -> None:
@@ -65,8 +67,20 @@ def main() -> None:
 
 
 def compare(ground: Ground, args: argparse.Namespace) -> dict[str, Any]:
-    """Both servers over one index, our memory off; their answers to the same questions must agree."""
-    theirs, their_answers = measure(reference(ground.folder, args.threads), distinct(ground), args)
+    """Both servers over one index, our memory off; their answers to the same questions must agree.
+
+    The reference is measured under each of its settings. Ours is compared with the setting that answers the most
+    queries a second, and its 99th percentile with the lowest one of any setting.
+    """
+    settings, their_answers = {}, {}
+    for handler, threads in itertools.product(HANDLERS, sorted({1, args.threads})):
+        flags = ["--handler", handler, "--search-threads", str(threads)]
+        command = reference(ground.folder, args.threads, *flags)
+        settings[" ".join(flags)], answers = measure(command, distinct(ground), args)
+        their_answers |= answers
+    best = max(settings, key=lambda name: float(settings[name]["queries_per_second"]))
+    theirs = settings[best] | {"setting": best}
+    lowest_p99 = min(row["p99_s"] for row in settings.values())
     mine, my_answers = measure(ours(ground.folder, args.threads, "--cache", "0"), distinct(ground), args)
     shared = their_answers.keys() & my_answers.keys()
     different = [query for query in shared if not same(their_answers[query], my_answers[query])]
@@ -74,9 +88,10 @@ def compare(ground: Ground, args: argparse.Namespace) -> dict[str, Any]:
         sys.exit(f"{len(different)} of {len(shared)} answers differ, such as that to {different[:1]}.")
     return {
         "reference": theirs,
+        "reference_settings": settings,
         "agentenv": mine,
         "times_the_queries_per_second": mine["queries_per_second"] / theirs["queries_per_second"],
-        "p99_share": mine["p99_s"] / theirs["p99_s"],
+        "p99_share": mine["p99_s"] / lowest_p99,
         "answers_compared": len(shared),
     }
 
@@ -190,7 +205,10 @@ def table(cases: dict[str, Any]) -> list[str]:
             if who in case:
                 row = case[who]
                 rate, p50, p99 = row["queries_per_second"], row["p50_s"], row["p99_s"]
-                lines.append(f"{name:<10}{who:<11}{rate:>9.1f} queries/s  p50 {p50:6.3f} s  p99 {p99:6.3f} s")
+                lines.append(
+                    f"{name:<10}{who:<11}{rate:>9.1f} queries/s  p50 {p50:6.3f} s  p99 {p99:6.3f} s"
+                    f"  {row.get('setting', '')}"
+                )
         ratios = {key: value for key, value in case.items() if isinstance(value, float)}
         ratios |= case.get("encoder_alone_queries_per_second", {})
         lines += [f"{name:<10}{key} {value:.3f}" for key, value in ratios.items()]

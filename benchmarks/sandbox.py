@@ -34,8 +34,8 @@ STATE = "held = bytearray(50 << 20)\nheld[::4096] = b'1' * len(held[::4096])"
 FILES = {f"data/{index}.bin": bytes(100_000) for index in range(10)}
 FULL = {f"data/{index}.bin": bytes(7_000_000) for index in range(2)}
 SMALL_FILES = "1 MB of files"
-WORK = "import sys; sys.path.append('/site'); import numpy; print(1)"
-"""What a warm run does, for an interpreter that is started for it."""
+PROGRAMS = {"print": "print(1)", "numpy": "import sys; sys.path.append('/site'); import numpy; print(1)"}
+"""The programs that every way of running a program is given: one that prints, and one that imports numpy first."""
 SETTLE_S = 0.02
 """After the eight forks of one row have been let go, their memory is still being freed; sustained runs include that."""
 Row = Callable[[], None]
@@ -81,10 +81,16 @@ def measure(executors: dict[str, JailExecutor], rounds: int) -> dict[str, Any]:
     with ExitStack() as stack:
         rows: dict[str, Row] = {}
         for backend, executor in executors.items():
-            rows[f"{backend}: warm run"] = lambda executor=executor: _ok(executor.run("print(1)"))
+            for program, source in PROGRAMS.items():
+                rows[f"{backend}: warm run, {program}"] = lambda executor=executor, source=source: _ok(
+                    executor.run(source)
+                )
             for name, session in stack.enter_context(sessions(executor)).items():
                 rows |= {f"{backend}: {row}": act for row, act in session_rows(name, session).items()}
-        slow = {"fresh python -c with numpy": fresh_python}
+        slow: dict[str, Row] = {
+            f"fresh python -c, {program}": lambda source=source: _quietly([sys.executable, "-c", source])
+            for program, source in PROGRAMS.items()
+        }
         if "docker" in executors:
             slow |= stack.enter_context(docker_rows())
         found: dict[str, list[float]] = {name: [] for name in (*rows, *slow)}
@@ -111,15 +117,16 @@ def claims(rows: dict[str, Any], backends: list[str]) -> dict[str, Any]:
             for name, row in rows.items()
             if name.startswith(f"{backend}: ") and "median_ms" in row
         }
-        claim(f"{backend}: warm run, ms", median["warm run"], WARM_RUN_MS[backend])
+        claim(f"{backend}: warm run, ms", median["warm run, print"], WARM_RUN_MS[backend])
         both = median[f"snapshot, {SMALL_FILES}"] + median[f"restore, {SMALL_FILES}"]
         claim(f"{backend}: snapshot and restore, ms", both, 10.0)
         rate = rows[f"{backend}: sustained runs"]["per_second"]
         claim(f"{backend}: runs a second", rate, 150.0, at_least=True)
         for name, times in {"docker run": 40.0, "docker exec": 10.0}.items():
-            if name in rows:
-                ratio = rows[name]["median_ms"] / median["warm run"]
-                claim(f"{backend}: times faster than {name}", ratio, times, at_least=True)
+            for program in PROGRAMS:
+                if f"{name}, {program}" in rows:
+                    ratio = rows[f"{name}, {program}"]["median_ms"] / median[f"warm run, {program}"]
+                    claim(f"{backend}: times faster than {name}, {program}", ratio, times, at_least=True)
     return found
 
 
@@ -179,29 +186,26 @@ def session_rows(name: str, session: Any) -> dict[str, Row]:
     }
 
 
-def fresh_python() -> None:
-    """What a sandbox without a fork server pays before its first line."""
-    _quietly([sys.executable, "-c", WORK])
-
-
 @contextmanager
 def docker_rows() -> Iterator[dict[str, Row]]:
-    """The same work by ``docker run``, and by ``docker exec`` in a container that is there already."""
+    """The same programs by ``docker run``, and by ``docker exec`` in a container that is there already."""
     program = shutil.which("docker")
     if program is None:
         yield {}
         return
-    python = ["/py/bin/python3", "-c", WORK]
+    python = ["/py/bin/python3", "-c"]
     run = [program, "run", "--rm", "--network", "none"]
     started = subprocess.run(
         [*run, "--detach", docker.IMAGE, "sleep", "infinity"], check=True, capture_output=True, text=True
     )
     name = started.stdout.strip()
     try:
-        yield {
-            "docker run": lambda: _quietly([*run, docker.IMAGE, *python]),
-            "docker exec": lambda: _quietly([program, "exec", name, *python]),
-        }
+        rows: dict[str, Row] = {}
+        for kind, command in {"run": [*run, docker.IMAGE], "exec": [program, "exec", name]}.items():
+            for work, source in PROGRAMS.items():
+                words = [*command, *python, source]
+                rows[f"docker {kind}, {work}"] = lambda words=words: _quietly(words)
+        yield rows
     finally:
         _quietly([program, "rm", "--force", name])
 

@@ -23,7 +23,6 @@ from agentenv.core.chat import InlineFormat
 from agentenv.evaluation.ground import EnvConfig, SearchConfig, open_ground
 from agentenv.evaluation.records import RESULTS
 from agentenv.evaluation.runner import play
-from agentenv.evaluation.statistics import estimate
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.spec import make_policy
 from agentenv.retrievers.simulated import TRAINING
@@ -105,10 +104,36 @@ def answered(config: TrainConfig, policy: HFPolicy, simulator: str) -> dict[str,
     return scores
 
 
+def resampled_means(
+    scores: NDArray[np.float64], draws: NDArray[np.int64], rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """Means of resamples of whole seeds and whole questions (the crossed bootstrap, Owen 2007, arXiv:0711.1365).
+
+    A resample of S seeds has (S - 1) / S of the variance of S new seeds, so the deviations of the seeds from their mean are
+    multiplied by sqrt(S / (S - 1)). One seed cannot be resampled: then the interval is over questions alone.
+
+    Args:
+        scores: float64[S, N], of S seeds on N questions.
+        draws: int64[R, N], the questions of each resample, which the arms of a comparison share.
+        rng: draws the seeds.
+
+    Returns:
+        float64[R].
+    """
+    seeds = len(scores)
+    mean = scores.mean(0)
+    spread = np.sqrt(seeds / (seeds - 1)) if seeds > 1 else 0.0
+    widened = mean + spread * (scores - mean)
+    chosen = rng.integers(seeds, size=(len(draws), seeds))
+    weights = np.stack([(chosen == seed).mean(1) for seed in range(seeds)])
+    by_seed = np.stack([row[draws].mean(1) for row in widened])
+    return np.asarray((weights * by_seed).sum(0))
+
+
 def recovered(
     arm: NDArray[np.float64], real: NDArray[np.float64], before: NDArray[np.float64], *, seed: int = 0
 ) -> dict[str, Any]:
-    """(arm - before) / (real - before) of the means, with the percentile interval over questions.
+    """(arm - before) / (real - before) of the means, with its 95 % interval over seeds and questions.
 
     Args:
         arm: float64[S, N], of S seeds on N questions.
@@ -119,14 +144,16 @@ def recovered(
     Returns:
         ``mean`` and ``ci95``; None where the real arm gains nothing.
     """
-    gains = np.stack([arm.mean(0) - before, real.mean(0) - before])
-    if gains[1].mean() <= 0:
+    gain = real.mean() - before.mean()
+    if gain <= 0:
         return {"mean": None, "ci95": None}
-    draws = np.random.default_rng(seed).integers(gains.shape[1], size=(_RESAMPLES, gains.shape[1]))
-    means = gains[:, draws].mean(-1)
-    shares = means[0][means[1] > 0] / means[1][means[1] > 0]
-    low, high = np.quantile(shares, [0.025, 0.975])
-    return {"mean": float(gains[0].mean() / gains[1].mean()), "ci95": [float(low), float(high)]}
+    rng = np.random.default_rng(seed)
+    draws = rng.integers(before.size, size=(_RESAMPLES, before.size))
+    start = before[draws].mean(1)
+    gains = [resampled_means(scores, draws, rng) - start for scores in (arm, real)]
+    positive = gains[1] > 0
+    low, high = np.quantile(gains[0][positive] / gains[1][positive], [0.025, 0.975])
+    return {"mean": float((arm.mean() - before.mean()) / gain), "ci95": [float(low), float(high)]}
 
 
 def main() -> None:
@@ -175,13 +202,16 @@ def main() -> None:
 
 
 def _cell(scores: NDArray[np.float64]) -> dict[str, Any]:
-    """Mean over seeds and questions with its interval over questions, and the mean of each seed."""
-    found = estimate(scores.mean(0))
+    """Mean over seeds and questions, its interval over both, the mean of each seed, and the scores float64[S, N]."""
+    rng = np.random.default_rng(0)
+    draws = rng.integers(scores.shape[1], size=(_RESAMPLES, scores.shape[1]))
+    low, high = np.quantile(resampled_means(scores, draws, rng), [0.025, 0.975])
     return {
-        "mean": found.mean,
-        "ci95": [found.low, found.high],
-        "n": found.n,
+        "mean": float(scores.mean()),
+        "ci95": [float(low), float(high)],
+        "n": scores.shape[1],
         "seeds": scores.mean(1).tolist(),
+        "scores": scores.tolist(),
     }
 
 

@@ -1,15 +1,19 @@
 """Seconds of one GRPO step, against TRL's GRPOTrainer on the same model, task, batch and number of sampled tokens.
 
-(a) one turn with the gold passages in the prompt; (b) three turns with a passage after each of the first two, TRL
-through ``rollout_func`` with its own generation. Both sides sample exactly ``--tokens`` tokens a turn: the end-of-turn
-token is one that the model cannot produce, and there are no stop strings.
+The comparison is a grid: tokens sampled in a turn; one turn with the gold passages in the prompt, or three turns with a
+passage after each of the first two; and a prompt that the episodes of a group share, or one of its own for each episode.
+TRL generates by itself where it can (one turn, shared prompts) and through ``rollout_func`` elsewhere. Both sides sample
+exactly ``--tokens`` tokens a turn: the end-of-turn token is one that the model cannot produce, and no text stops a turn.
+TRL gets the number of rows a pass that is fastest for it in each cell, out of ``--trl-batch``.
 
-    python benchmarks/trl_comparison.py --policy tiny --steps 7
+    python benchmarks/trl_comparison.py --policy tiny
 """
 
 import argparse
 import asyncio
+import dataclasses
 import importlib.util
+import itertools
 import statistics
 import sys
 import time
@@ -17,7 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from common import arguments, finish
+from common import arguments, finish, write
+from common import load as load_of_machine
 from reading import Reading, questions
 
 from agentenv.core.chat import InlineFormat
@@ -28,7 +33,6 @@ from agentenv.policies.spec import make_policy
 from agentenv.trainers.advantages import group_relative
 from agentenv.trainers.learner import Learner, Objective, rows_of
 
-_BAR = 1.5
 _LEARNING_RATE = 1e-5  # both sides
 _NEVER = "<|never|>"
 
@@ -39,9 +43,23 @@ class Setting:
 
     policy: str
     tasks: list[Task]
+    """One for each group where its episodes share a prompt, otherwise one for each episode."""
+    groups: int
     group_size: int
-    tokens: int  # sampled in each turn
-    steps: int  # warm-up included
+    tokens: int
+    """Sampled in each turn."""
+    steps: int
+    """Warm-up included."""
+
+    def task(self, group: int, member: int) -> Task:
+        """The task of one episode."""
+        shared = len(self.tasks) == self.groups
+        return self.tasks[group if shared else group * self.group_size + member]
+
+    @property
+    def own_prompts(self) -> bool:
+        """Whether every episode has a prompt of its own."""
+        return len(self.tasks) > self.groups
 
 
 @dataclass
@@ -82,8 +100,8 @@ def run_ours(setting: Setting) -> Measured:
     size, measured = setting.group_size, Measured([time.perf_counter()])
     for step in range(setting.steps):
         starts = [
-            Start(Reading(), task, seed=1000 * step + place * size + i, group_id=task.id)
-            for place, task in enumerate(setting.tasks)
+            Start(Reading(), setting.task(group, i), seed=1000 * step + group * size + i, group_id=str(group))
+            for group in range(setting.groups)
             for i in range(size)
         ]
         played = asyncio.run(rollout(starts, policy, chat, config, name=f"step-{step}"))
@@ -108,24 +126,48 @@ def run_trl(setting: Setting, batch: int) -> Measured:
     return measured
 
 
-def compare(args: argparse.Namespace, *, in_prompt: bool) -> dict[str, Any]:
-    """Both sides on one setting."""
-    tasks = questions(args.questions, in_prompt=in_prompt)
-    setting = Setting(args.policy, tasks, args.group, args.tokens, args.warmup + args.steps)
+def compare(args: argparse.Namespace, tokens: int, turns: int, *, own_prompts: bool) -> dict[str, Any]:
+    """Both sides on one cell of the grid."""
+    count = args.questions * args.group if own_prompts else args.questions
+    tasks = questions(count, in_prompt=turns == 1)
+    setting = Setting(args.policy, tasks, args.questions, args.group, tokens, args.warmup + args.steps)
     ours = run_ours(setting).summary(args.warmup)
-    trl = run_trl(setting, args.trl_batch).summary(args.warmup)
+    trials = {}
+    if len(args.trl_batch) > 1:
+        trial = dataclasses.replace(setting, steps=2)
+        trials = {str(batch): run_trl(trial, batch).summary(1)["median_seconds"] for batch in args.trl_batch}
+    batch = int(min(trials, key=lambda name: float(trials[name]))) if trials else args.trl_batch[0]
+    trl = run_trl(setting, batch).summary(args.warmup)
     if ours["tokens"] != trl["tokens"]:
         sys.exit(f"the two sides did different work: {ours['tokens']} against {trl['tokens']} tokens a step")
-    return {"agentenv": ours, "trl": trl, "ratio": trl["median_seconds"] / ours["median_seconds"]}
+    return {
+        "tokens_a_turn": tokens,
+        "turns": turns,
+        "prompts": "own" if own_prompts else "shared",
+        "agentenv": ours,
+        "trl": trl | {"rows_a_pass": batch, "trials_seconds": trials},
+        "ratio": trl["median_seconds"] / ours["median_seconds"],
+    }
 
 
 def main() -> None:
-    """Measures and reports."""
-    parser = arguments(__doc__ or "", steps=7)
-    parser.add_argument("--questions", type=int, default=16, help="questions a step")
-    parser.add_argument("--group", type=int, default=8, help="episodes a question")
-    parser.add_argument("--tokens", type=int, default=9, help="tokens sampled in each turn")
-    parser.add_argument("--trl-batch", type=int, default=128, help="rows that TRL puts through at once")
+    """Measures and reports; the result file is written after every cell."""
+    parser = arguments(__doc__ or "", steps=3)
+    parser.add_argument("--questions", type=int, default=16, help="groups a step")
+    parser.add_argument("--group", type=int, default=8, help="episodes a group")
+    parser.add_argument(
+        "--tokens", type=int, nargs="+", default=[9, 64, 256], help="tokens sampled in each turn"
+    )
+    parser.add_argument("--turns", type=int, nargs="+", default=[1, 3], choices=(1, 3))
+    parser.add_argument("--prompts", nargs="+", default=["shared", "own"], choices=("shared", "own"))
+    parser.add_argument(
+        "--trl-batch",
+        type=int,
+        nargs="+",
+        default=[128, 32],
+        help="rows that TRL puts through at once; the fastest counts",
+    )
+    parser.set_defaults(warmup=1)
     args = parser.parse_args()
     missing = [name for name in ("trl", "datasets") if importlib.util.find_spec(name) is None]
     if missing:
@@ -134,27 +176,22 @@ def main() -> None:
         )
     torch.set_num_threads(args.threads)
     torch.set_flush_denormal(True)
-    figures = {
-        "threads": args.threads,
-        "trl_batch": args.trl_batch,
-        "one_turn": compare(args, in_prompt=True),
-        "three_turns": compare(args, in_prompt=False),
-    }
-    figures["bar"] = {"one_turn": _BAR, "met": figures["one_turn"]["ratio"] >= _BAR}
-    finish("trl_comparison", args, figures, table(figures))
+    before, cells = load_of_machine(), []
+    for tokens, turns, prompts in itertools.product(args.tokens, args.turns, args.prompts):
+        cells.append(compare(args, tokens, turns, own_prompts=prompts == "own"))
+        print(line(cells[-1]), file=sys.stderr, flush=True)
+        figures = {**before, "threads": args.threads, "episodes": args.questions * args.group, "cells": cells}
+        write("trl_comparison", args, figures)
+    finish("trl_comparison", args, figures, [line(cell) for cell in cells])
 
 
-def table(figures: dict[str, Any]) -> list[str]:
-    """The comparison in words."""
-    lines = []
-    for name in ("one_turn", "three_turns"):
-        case = figures[name]
-        lines.append(f"{name}: {case['agentenv']['tokens']} tokens a step on both sides")
-        for side in ("agentenv", "trl"):
-            lines.append(f"  {side:<10}{case[side]['median_seconds']:8.3f} s a step")
-        lines.append(f"  {case['ratio']:.2f} times faster")
-    verdict = "met" if figures["bar"]["met"] else "missed"
-    return [*lines, f"at least {_BAR} times faster in one turn: {verdict}"]
+def line(cell: dict[str, Any]) -> str:
+    """One cell in one line."""
+    return (
+        f"{cell['tokens_a_turn']:>4} tokens a turn, {cell['turns']} turns, {cell['prompts']:<6} prompts: "
+        f"agentenv {cell['agentenv']['median_seconds']:7.2f} s, TRL {cell['trl']['median_seconds']:7.2f} s "
+        f"({cell['trl']['rows_a_pass']} rows a pass), {cell['ratio']:.2f} times"
+    )
 
 
 if __name__ == "__main__":

@@ -33,33 +33,42 @@ class _StepEnds(TrainerCallback):  # type: ignore[misc]
 def train(setting: Any, policy: HFPolicy, batch: int, measured: Any) -> None:
     """Trains for ``setting.steps`` steps and fills ``measured``."""
     tokenizer = policy.tokenizer
-    by_prompt = {_render(tokenizer, task): task for task in setting.tasks}
-    rows = len(setting.tasks) * setting.group_size
+    leaders = {_render(tokenizer, setting.task(group, 0)): group for group in range(setting.groups)}
+    rows = setting.groups * setting.group_size
     several = bool(setting.tasks[0].data["pages"])
+    plays = several or setting.own_prompts
+    episodes = [(group, member) for group in range(setting.groups) for member in range(setting.group_size)]
+    prompt_tokens = sum(
+        len(tokenizer.encode(_render(tokenizer, setting.task(*episode)), add_special_tokens=False))
+        for episode in episodes
+    )
 
     def reward(prompts: list[str], completion_ids: list[list[int]], **fields: Any) -> list[float]:
-        sampled = sum(sum(mask) for mask in fields["mask"]) if several else sum(map(len, completion_ids))
+        sampled = sum(sum(mask) for mask in fields["mask"]) if plays else sum(map(len, completion_ids))
         measured.tokens = {
             "episodes": len(prompts),
-            "prompt": sum(len(tokenizer.encode(text, add_special_tokens=False)) for text in by_prompt)
-            * setting.group_size,
+            "prompt": prompt_tokens,
             "sampled": sampled,
             "observed": sum(map(len, completion_ids)) - sampled,
         }
         return [draw_reward() for _ in prompts]
 
     def play(prompts: list[str], trainer: Any) -> dict[str, Any]:
-        return rollout(trainer, tokenizer, [by_prompt[text] for text in prompts], prompts)
+        # TRL repeats the prompt of each group for its members, in order.
+        tasks = [
+            setting.task(leaders[text], place % setting.group_size) for place, text in enumerate(prompts)
+        ]
+        return rollout(trainer, tokenizer, tasks)
 
     with tempfile.TemporaryDirectory() as place:
         trainer = GRPOTrainer(
             policy.model,
             reward_funcs=reward,
             args=configure(setting, Path(place), batch, rows),
-            train_dataset=datasets.Dataset.from_list([{"prompt": text} for text in by_prompt]),
+            train_dataset=datasets.Dataset.from_list([{"prompt": text} for text in leaders]),
             processing_class=tokenizer,
             callbacks=[_StepEnds(measured.ends)],
-            rollout_func=play if several else None,
+            rollout_func=play if plays else None,
         )
         with contextlib.redirect_stdout(sys.stderr):
             trainer.train()
@@ -100,11 +109,12 @@ def configure(setting: Any, place: Path, batch: int, rows: int) -> GRPOConfig:
     )
 
 
-def rollout(trainer: Any, tokenizer: Any, tasks: list[Task], prompts: list[str]) -> dict[str, Any]:
+def rollout(trainer: Any, tokenizer: Any, tasks: list[Task]) -> dict[str, Any]:
     """What a user of ``rollout_func`` writes: all episodes in step, ``generate`` on left-padded rows, ids appended."""
     envs = [Reading() for _ in tasks]
     for env, task in zip(envs, tasks, strict=True):
         env.reset(options={"task": task})
+    prompts = [_render(tokenizer, task) for task in tasks]
     prompt_ids = [tokenizer.encode(text, add_special_tokens=False) for text in prompts]
     ids: list[list[int]] = [[] for _ in tasks]
     mask: list[list[int]] = [[] for _ in tasks]

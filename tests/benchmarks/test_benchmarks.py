@@ -73,14 +73,17 @@ def test_throughput(policy: Path, tmp_path: Path) -> None:
 @pytest.mark.skipif(not HAS_TRL, reason="trl or datasets is not installed")
 def test_trl_comparison(policy: Path, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
-    words = ("--questions", "2", "--group", "2", "--tokens", "3", "--out", str(path))
-    figures = result(command("trl_comparison", policy, *words), path)
-    # 2 questions x 2 episodes x 3 tokens, once and in three turns
-    assert figures["one_turn"]["trl"]["tokens"]["sampled"] == 12
-    assert figures["three_turns"]["trl"]["tokens"]["sampled"] == 36
-    for case in (figures["one_turn"], figures["three_turns"]):
-        assert case["agentenv"]["tokens"] == case["trl"]["tokens"]
-        assert case["ratio"] == case["trl"]["median_seconds"] / case["agentenv"]["median_seconds"]
+    words = ("--questions", "2", "--group", "2", "--tokens", "3", "--steps", "1", "--out", str(path))
+    figures = result(command("trl_comparison", policy, *words, "--trl-batch", "4", "2"), path)
+    # 2 groups x 2 episodes x 3 tokens, once and in three turns
+    sampled = {
+        (cell["turns"], cell["prompts"]): cell["trl"]["tokens"]["sampled"] for cell in figures["cells"]
+    }
+    assert sampled == {(1, "shared"): 12, (1, "own"): 12, (3, "shared"): 36, (3, "own"): 36}
+    for cell in figures["cells"]:
+        assert cell["agentenv"]["tokens"] == cell["trl"]["tokens"]
+        assert cell["ratio"] == cell["trl"]["median_seconds"] / cell["agentenv"]["median_seconds"]
+        assert set(cell["trl"]["trials_seconds"]) == {"4", "2"}
 
 
 @pytest.mark.skipif(HAS_TRL, reason="trl is installed")
@@ -144,6 +147,9 @@ def test_retrieval_service(tmp_path: Path) -> None:
     cases = result(done, path)["cases"]
     assert set(cases) == {"passages", "repeats"}
     mine, theirs = cases["passages"]["agentenv"], cases["passages"]["reference"]
+    settings = cases["passages"]["reference_settings"]
+    assert len(settings) == 2  # two handlers, and one thread here
+    assert theirs["queries_per_second"] == max(row["queries_per_second"] for row in settings.values())
     ratio = mine["queries_per_second"] / theirs["queries_per_second"]
     assert cases["passages"]["times_the_queries_per_second"] == ratio
     assert cases["passages"]["answers_compared"] >= 1

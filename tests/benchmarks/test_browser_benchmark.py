@@ -23,6 +23,7 @@ def test_the_benchmark_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(out.read_text(encoding="utf-8"))
     assert found["resets"]["reset_ms"]["n"] == 8
+    assert found["resets"]["reset_and_preparation_ms"]["median"] >= found["resets"]["reset_ms"]["median"]
     assert found["pages"] == {"pages": 2, "failed": {}}
     assert found["experts"] == {"experts": 2, "seeds": 1, "always_reward_1": 2, "lost": {}}
     rows = found["memory"]["mib"]

@@ -50,8 +50,8 @@ def test_the_table_has_every_arm_under_every_condition(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def recovered(request: pytest.FixtureRequest) -> Any:
-    """The function of the script."""
+def script() -> Any:
+    """The script as a module."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
     try:
         spec = importlib.util.spec_from_file_location("sim2real", ROOT / "benchmarks" / "sim2real.py")
@@ -61,11 +61,12 @@ def recovered(request: pytest.FixtureRequest) -> Any:
         spec.loader.exec_module(module)
     finally:
         sys.path.remove(str(ROOT / "benchmarks"))
-    return module.recovered
+    return module
 
 
-def test_the_recovered_share_by_hand(recovered: Any) -> None:
+def test_the_recovered_share_by_hand(script: Any) -> None:
     """Means: before .2, real .7, arm .6 over two seeds: (.6 - .2) / (.7 - .2) = .8."""
+    recovered = script.recovered
     before = np.array([1.0] * 2 + [0.0] * 8)
     real = np.stack([np.array([1.0] * 7 + [0.0] * 3)] * 2)
     arm = np.stack([np.array([1.0] * 7 + [0.0] * 3), np.array([1.0] * 5 + [0.0] * 5)])
@@ -74,3 +75,18 @@ def test_the_recovered_share_by_hand(recovered: Any) -> None:
     assert share["ci95"][0] <= 0.8 <= share["ci95"][1]
     assert recovered(real, real, before)["mean"] == pytest.approx(1.0)
     assert recovered(arm, np.stack([before]), before)["mean"] is None
+
+
+def test_the_interval_of_a_mean_is_over_seeds_as_well(script: Any) -> None:
+    """Every question is scored .2 under one seed and .8 under the other, so that questions alone would have no spread.
+
+    The sample deviation of the two seeds is .3 sqrt(2), so their mean has a standard error of .3; the resamples have it too.
+    """
+    scores = np.stack([np.full(50, 0.2), np.full(50, 0.8)])
+    rng = np.random.default_rng(0)
+    draws = rng.integers(50, size=(20_000, 50))
+    means = script.resampled_means(scores, draws, rng)
+    assert means.mean() == pytest.approx(0.5, abs=0.01)
+    assert means.std() == pytest.approx(0.3, abs=0.01)
+    alone = script.resampled_means(scores[:1], draws, rng)
+    assert alone == pytest.approx(0.2)
