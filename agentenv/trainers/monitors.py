@@ -11,18 +11,22 @@ from typing import Any
 Metrics = Mapping[str, Any]
 
 _RECENT = 5  # steps that a sign must last before it is believed
+_MOST = 0.75  # of the episodes that earn the reward, before the questions count as learned
 
 
 def warnings_of(history: Sequence[Metrics]) -> dict[str, str]:
     """What looks wrong after the last step of ``history``, a sentence for each figure; nothing in the first steps.
 
-    A sign counts when the mean of the last five steps is out of bounds against the mean of the first five.
+    A sign counts when the mean of the last five steps is out of bounds against the mean of the first five. Low entropy and
+    groups of equal rewards are signs only while the questions are not learned (see `_learned`): a policy that has come to
+    answer most of them right is sure of its answers, and most groups are then equal because all of their members are right.
     """
     if len(history) < 2 * _RECENT:
         return {}
     first, last = _means(history[:_RECENT]), _means(history[-_RECENT:])
+    learned = _learned(first, last)
     found = {}
-    if last["entropy"] < 0.02:
+    if last["entropy"] < 0.02 and not learned:
         found["entropy"] = (
             f"entropy fell to {last['entropy']:.3f} nats: the policy repeats itself; lower the learning rate"
         )
@@ -41,7 +45,7 @@ def warnings_of(history: Sequence[Metrics]) -> dict[str, str]:
             f"responses grew from {first['response_tokens']:.0f} to {last['response_tokens']:.0f} tokens "
             "without more reward"
         )
-    if last["zero_variance_share"] > 0.9:
+    if last["zero_variance_share"] > 0.9 and not learned:
         found["zero_variance_share"] = (
             f"{last['zero_variance_share']:.0%} of the groups have equal rewards and teach nothing: "
             "the questions are too easy or too hard"
@@ -51,6 +55,16 @@ def warnings_of(history: Sequence[Metrics]) -> dict[str, str]:
             f"reward fell from {first['reward_mean']:.2f} to {last['reward_mean']:.2f}: lower the learning rate"
         )
     return found | _displaced(history) | _unearned(history)
+
+
+def _learned(first: Mapping[str, float], last: Mapping[str, float]) -> bool:
+    """Whether the reward has risen and most episodes earn it.
+
+    The share that earns it is m^2 / (m^2 + s^2) for the mean m and the standard deviation s of the rewards: the success rate
+    where a reward is 0 or some other number, whatever that number is.
+    """
+    mean, deviation = last["reward_mean"], last["reward_std"]
+    return 0 < mean > first["reward_mean"] and mean**2 >= _MOST * (mean**2 + deviation**2)
 
 
 def _displaced(history: Sequence[Metrics]) -> dict[str, str]:
@@ -97,7 +111,15 @@ def _means(history: Sequence[Metrics]) -> dict[str, float]:
     return {name: sum(m[name] for m in history) / len(history) for name in WATCHED}
 
 
-WATCHED = ("entropy", "format_rate", "answer_rate", "response_tokens", "zero_variance_share", "reward_mean")
+WATCHED = (
+    "entropy",
+    "format_rate",
+    "answer_rate",
+    "response_tokens",
+    "zero_variance_share",
+    "reward_mean",
+    "reward_std",
+)
 """Figures that a step must report for the monitors."""
 
 _RIGHT = "rewarded_logprob"

@@ -4,7 +4,7 @@ import pytest
 
 from agentenv.trainers.monitors import WATCHED, Metrics, warnings_of
 
-HEALTHY: Metrics = dict(zip(WATCHED, (0.8, 0.9, 0.8, 20.0, 0.4, 0.5), strict=True))
+HEALTHY: Metrics = dict(zip(WATCHED, (0.8, 0.9, 0.8, 20.0, 0.4, 0.5, 0.5), strict=True))
 
 
 def history(changes: Metrics, *, before: int = 5, after: int = 5) -> list[Metrics]:
@@ -41,6 +41,30 @@ def test_each_sign_is_one_warning(changes: dict[str, float], sentence: str) -> N
 )
 def test_a_healthy_run_is_left_alone(changes: dict[str, float]) -> None:
     assert warnings_of(history(changes, after=40)) == {}
+
+
+@pytest.mark.parametrize("scale", [1.0, 10.0])  # of a reward: what the best episode earns
+@pytest.mark.parametrize(
+    ("early", "late", "seen"),
+    [
+        (0.3, 0.85, False),  # learned: sure, and right
+        (0.3, 0.5, True),  # sure before the questions were learned
+        (0.9, 0.9, True),  # sure from the start: nothing is tried, nothing is learned
+        (0.9, 0.85, True),
+        (0.0, 0.0, True),  # sure, and wrong
+    ],
+)
+def test_certainty_is_a_sign_only_of_a_policy_that_has_not_learned(
+    scale: float, early: float, late: float, seen: bool
+) -> None:
+    """Rewards of 0 or ``scale``, a share of which is earned; entropy and varied groups are gone at the end."""
+
+    def step(share: float) -> dict[str, float]:
+        return {"reward_mean": scale * share, "reward_std": scale * (share * (1 - share)) ** 0.5}
+
+    sure = {"entropy": 0.01, "zero_variance_share": 0.95}
+    found = warnings_of([{**HEALTHY, **step(early)}] * 5 + [{**HEALTHY, **sure, **step(late)}] * 5)
+    assert set(found) == ({"entropy", "zero_variance_share"} if seen else set())
 
 
 def test_a_negative_reward_that_rises_is_no_fall() -> None:
