@@ -9,6 +9,7 @@
     │   ├── CheckpointMismatch                a checkpoint of another architecture or of another run
     │   └── ContextTooSmall                   a token budget that does not hold one turn
     ├── MissingExtra (ImportError)            an optional dependency is not installed; names the extra
+    ├── Diverged (ArithmeticError)            a loss, a gradient or weights in training are not finite; nothing is saved
     ├── EpisodeOver (RuntimeError)            step() after the end, or before reset()
     ├── SnapshotError (RuntimeError)          a part of the state could not be captured or brought back
     │   └── SnapshotRefused                   a live interpreter cannot be captured as it stands; says why
@@ -79,6 +80,10 @@ class MissingExtra(AgentEnvError, ImportError):
     def of(cls, module: str, extra: str) -> "MissingExtra":
         """The error for ``module``, which the extra ``extra`` installs."""
         return cls(f"{module} is not installed; run: pip install 'agentenv-suite[{extra}]'")
+
+
+class Diverged(AgentEnvError, ArithmeticError):
+    """A loss, a gradient or the weights of a model in training are not finite."""
 
 
 class EpisodeOver(AgentEnvError, RuntimeError):

@@ -1,6 +1,7 @@
 """The episode loop: policy and environment take turns, and every id is recorded as it was sampled or fed."""
 
 import asyncio
+import math
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -311,7 +312,10 @@ async def _generate(
         seed=record.start.seed * 1_000_003 + len(record.turns) + (attempt << 52),
     )
     generating = policy.generate(record.ids, sampling, episode=record.episode)
-    return await within(config.deadline_s, generating, PolicyFault("the policy"))
+    completion = await within(config.deadline_s, generating, PolicyFault("the policy"))
+    if completion.token_true and not all(map(math.isfinite, completion.logprobs)):
+        raise PolicyFault("the policy's log-probs are not finite: its weights have diverged or overflow")
+    return completion
 
 
 def _record_turn(

@@ -21,6 +21,7 @@ from agentenv.core.chat import cut_at_stop
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import CheckpointMismatch, ConfigurationError, ContextTooSmall, PolicyFault
 from agentenv.policies.lora import base_and_adapter, merged_into, take_over
+from agentenv.policies.soundness import first_not_finite, not_finite
 
 _COMPACT_BELOW = 0.5  # share of unfinished rows under which a decoding batch is cut down to them
 
@@ -109,7 +110,7 @@ class HFPolicy:
         """A policy from a local folder, weights in float32; a LoRA adapter's are added to those of its base.
 
         Raises:
-            CheckpointMismatch: the folder holds no model, or weights of another architecture.
+            CheckpointMismatch: the folder holds no model, weights of another architecture, or some that are not finite.
             MissingExtra: the folder holds an adapter, and peft is not installed.
         """
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -133,6 +134,8 @@ class HFPolicy:
                 f"the weights in {path} are of another architecture than its config: {odd}"
             )
         model = merged_into(model, adapter) if adapter else model
+        if (name := first_not_finite(model.state_dict().items())) is not None:
+            raise not_finite(path, name)
         return cls(model.eval(), tokenizer)
 
     async def generate(
@@ -141,7 +144,7 @@ class HFPolicy:
         """Samples one chunk after ``prompt_ids``.
 
         Raises:
-            PolicyFault: the model failed.
+            PolicyFault: the model failed, or its log-probs are not finite.
             ContextTooSmall: the prompt alone fills the context.
         """
         if len(prompt_ids) >= self.context_tokens:
@@ -149,9 +152,17 @@ class HFPolicy:
                 f"a prompt of {len(prompt_ids)} tokens fills the context of {self.context_tokens}"
             )
         try:
-            return await self._batcher.submit(_Request(list(prompt_ids), sampling, episode))
+            done = await self._batcher.submit(_Request(list(prompt_ids), sampling, episode))
         except Exception as error:
             raise PolicyFault(f"generation failed: {error}") from error
+        if done.finish is FinishReason.ABORT:
+            raise self._diverged()
+        return done
+
+    def _diverged(self) -> PolicyFault:
+        return PolicyFault(
+            f"the model's log-probs are not finite: its weights (version {self.version}) have diverged or overflow"
+        )
 
     def release(self, episode: str) -> None:
         """Drops the cache of ``episode``."""
@@ -180,12 +191,18 @@ class HFPolicy:
         self._cache.clear()
 
     async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
-        """Log-probability of every token of ``ids`` given the ones before it, at a temperature; the first is 0."""
+        """Log-probability of every token of ``ids`` given the ones before it, at a temperature; the first is 0.
+
+        Raises:
+            PolicyFault: they are not finite.
+        """
         with self._weights, torch.inference_mode():
             tokens = torch.tensor([list(ids)])
             logits = self.model(input_ids=tokens, use_cache=False).logits[0].float()
             logprobs = torch.log_softmax(logits / temperature, dim=-1)
             picked = logprobs[:-1].gather(-1, tokens[0, 1:, None])[:, 0]
+        if not bool(picked.isfinite().all()):
+            raise self._diverged()
         return [0.0, *picked.tolist()]
 
     def _batch(self, requests: list[_Request]) -> list[Completion]:
@@ -296,7 +313,7 @@ class HFPolicy:
 
     def _finish(self, row: "_Row") -> Completion:
         episode = row.request.episode
-        if episode is not None and row.kv is not None:
+        if episode is not None and row.kv is not None and row.finish is not FinishReason.ABORT:
             held = row.length - 1  # the last sampled token was never fed
             self._cache[episode] = _Cached((row.ids + row.sampled)[:held], row.kv[:, :, :, :held].clone())
         assert row.finish is not None
@@ -341,6 +358,9 @@ class _Row:
     def take(self, token: int, logprob: float) -> None:
         """Records one sampled token and decides whether the row is finished."""
         if self.finish is not None:
+            return
+        if not math.isfinite(logprob):
+            self.finish = FinishReason.ABORT
             return
         self.sampled.append(token)
         self.logprobs.append(logprob)

@@ -17,6 +17,7 @@ from agentenv.errors import CheckpointMismatch, ConfigurationError, ContextTooSm
 from agentenv.policies.engine import Engine, EngineConfig, Request, Sampled
 from agentenv.policies.export import write_weights
 from agentenv.policies.lora import base_and_adapter, take_over
+from agentenv.policies.soundness import refuse_not_finite
 from agentenv.policies.vllm_local import LocalEngine
 from agentenv.policies.vllm_remote import RemoteEngine
 
@@ -91,11 +92,13 @@ class VLLMPolicy:
 
         Raises:
             MissingExtra: vLLM or transformers is not installed.
-            CheckpointMismatch: the folder holds no model that can be loaded.
+            CheckpointMismatch: the folder holds no model that can be loaded, or weights that are not finite.
             PolicyFault: an engine did not come up, or a server does not answer.
         """
         config, path = config or EngineConfig(kind="vllm"), Path(folder)
         tokenizer, most = _read(path)
+        if model is None and not config.urls:  # one in training was checked when it was loaded
+            refuse_not_finite(path)
         context_tokens = min(most, context_tokens or most)
         engines: list[Callable[[], Coroutine[Any, Any, Engine]]]
         engines = [partial(RemoteEngine.open, url) for url in config.urls]

@@ -8,6 +8,7 @@ and sampling defaults, so it is not read.
 import contextlib
 import itertools
 import json
+import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -173,10 +174,11 @@ def sampled(
     """The sample with the version of each id; an engine that never got other weights calls its own ``default``.
 
     Raises:
-        PolicyFault: nothing was sampled.
+        PolicyFault: nothing was sampled, or its log-probs are not finite.
     """
     if not ids:
         raise PolicyFault("vLLM ended a request before its first token")
+    _require_finite(logprobs)
     versions = [0] * len(ids)
     for version, start, end in spans:
         versions[start:end] = [int(version) if version.isdecimal() else 0] * (end - start)
@@ -192,13 +194,23 @@ def tempered(
         ids: T tokens.
         positions: T - 1 tables of log-probs at temperature 1; for a temperature other than 1 of the whole vocabulary.
         temperature: log p_i / temperature is normalised anew.
+
+    Raises:
+        PolicyFault: one is not finite.
     """
     found = []
     for i, table in zip(ids[1:], positions, strict=True):
         scaled = np.fromiter(table.values(), np.float64) / temperature
-        rest = 0.0 if temperature == 1.0 else float(np.logaddexp.reduce(scaled))
+        with np.errstate(invalid="ignore"):  # of NaN, which is refused below
+            rest = 0.0 if temperature == 1.0 else float(np.logaddexp.reduce(scaled))
         found.append(table[i] / temperature - rest)
+    _require_finite(found)
     return tuple(found)
+
+
+def _require_finite(logprobs: Sequence[float]) -> None:
+    if not all(map(math.isfinite, logprobs)):
+        raise PolicyFault("vLLM gave log-probs that are not finite: its weights have diverged or overflow")
 
 
 def _rank(adapter: Path) -> int:

@@ -12,6 +12,8 @@ from agentenv.trainers.games import get_game
 from agentenv.trainers.sampling import Gated, TaskSampler, get_sampler
 from agentenv.trainers.strategies import get_strategy
 
+_LARGEST_RATE = 1e30  # beyond, Adam's own numbers leave the range of float32
+
 
 class RolloutSettings(Frozen):
     """How episodes are sampled in training."""
@@ -87,7 +89,7 @@ class OptimizationConfig(Frozen):
 
     steps: int = Field(100, ge=1)
     """Optimiser steps; one for each batch of rollouts."""
-    learning_rate: float = Field(1e-4, gt=0)
+    learning_rate: float = Field(1e-4, gt=0, le=_LARGEST_RATE)
     """Adam step size, constant after the warm-up."""
     warmup_steps: int = Field(0, ge=0)
     """Steps of linear warm-up; 0 starts at full size."""
@@ -117,7 +119,7 @@ class OptimizationConfig(Frozen):
     the two by version (AReaL). None is ``recompute`` in asynchronous training (decoupled PPO) and ``sampler`` otherwise."""
     correction: CorrectionSettings = CorrectionSettings()
     """Weights for tokens that other weights sampled; with ``proximal`` other than ``sampler`` (decoupled PPO)."""
-    supervised_rate: float = Field(1e-5, gt=0)
+    supervised_rate: float = Field(1e-5, gt=0, le=_LARGEST_RATE)
     """Step size of a step of its own on the demonstrations that a strategy added (ReLIFT), after that on the episodes."""
     kl_coefficient: float = Field(0.0, ge=0)
     """Weight of the penalty towards the initial policy; 0 keeps no reference model."""
@@ -270,7 +272,7 @@ class SecondSettings(Frozen):
     """Roles of self-play that play with it, such as ``["proposer"]``; none trains one set for all."""
     policy: str = ""
     """Where it starts, with the tokens of the first; empty starts it where the first does."""
-    learning_rate: float | None = Field(None, gt=0)
+    learning_rate: float | None = Field(None, gt=0, le=_LARGEST_RATE)
     """Step size of its own; None takes that of the first set."""
 
 

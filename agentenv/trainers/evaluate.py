@@ -8,7 +8,7 @@ from typing import Any
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import RolloutConfig, Start, rollout
 from agentenv.core.trajectory import Trajectory
-from agentenv.errors import ConfigurationError, EnvFault
+from agentenv.errors import ConfigurationError, EnvFault, Fault
 from agentenv.evaluation.bounds import measure_bounds
 from agentenv.evaluation.ground import Ground, index_recall, open_ground
 from agentenv.evaluation.records import RESULTS, read_evaluation, write_evaluation
@@ -22,9 +22,12 @@ from agentenv.trainers.strategies import get_strategy, play_groups
 
 
 def evaluate_dev(run: Run) -> dict[str, Any]:
-    """Score and interval of the present policy on the dev questions."""
+    """Score and interval of the present policy on the dev questions; nothing but a warning where none could be played."""
     config = rollout_config(run.config, temperature=0.0)
     played = play(run.policy, run.chat, run.dev.make_env, run.dev.source.tasks, config, name="dev")
+    if not any(trajectory.valid for trajectory in played):
+        run.display.warn(f"there is no dev score: {_none_played(played)}")
+        return {}
     scorer = run.config.evaluation.scorers[0]
     summary = _summary(run, run.dev, played)
     score = summary["scores"][scorer]
@@ -35,6 +38,9 @@ def evaluate_test(run: Run, name: str) -> dict[str, Any]:
     """The full evaluation on the test questions, kept under ``evaluation/NAME``; done once, also by a resumed run.
 
     Where a strategy is asked for, it is made once more with it and kept under ``evaluation/NAME-STRATEGY``.
+
+    Raises:
+        Fault: every episode failed through a fault of ours; nothing is kept.
     """
     plain = _evaluated(run, name, "plain")
     if run.config.evaluation.strategy != "plain":
@@ -63,6 +69,8 @@ def _evaluated(run: Run, name: str, strategy: str) -> dict[str, Any]:
         progress=lambda done: run.display.advance(done, {}),
         roll=rollout if strategy == "plain" else partial(_roll, run),
     )
+    if not any(trajectory.valid for trajectory in played):
+        raise Fault(f"the evaluation {name!r} has no score: {_none_played(played)}")
     scorer = run.config.evaluation.scorers[0]
     bounds = None
     if run.config.evaluation.bounds and strategy == "plain":
@@ -71,6 +79,11 @@ def _evaluated(run: Run, name: str, strategy: str) -> dict[str, Any]:
     write_evaluation(directory, summary, [to_record(trajectory, directory) for trajectory in played])
     run.seconds[f"evaluation_{name}"] = time.perf_counter() - began
     return summary
+
+
+def _none_played(played: Sequence[Trajectory]) -> str:
+    """Why an evaluation without a valid episode has no score."""
+    return f"each of {len(played)} episodes failed through a fault of ours ({played[0].error.strip().splitlines()[-1]})"
 
 
 async def _roll(
@@ -148,5 +161,5 @@ def score_under(config: TrainConfig) -> float:
     played = play(policy, chat_of(config, policy), ground.make_env, ground.source.tasks, greedy, name="test")
     scores = [score_of(to_record(t), config.evaluation.scorers[0]) for t in played if t.valid]
     if not scores:
-        raise EnvFault(f"none of {len(played)} test episodes could be played: {played[0].error}")
+        raise EnvFault(_none_played(played))
     return sum(scores) / len(scores)

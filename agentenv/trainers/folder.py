@@ -25,6 +25,7 @@ from agentenv.errors import CheckpointMismatch, ConfigurationError
 from agentenv.policies.export import write_weights
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.lora import read_trained, take_over, weights_digest, write_trained
+from agentenv.policies.soundness import first_not_finite, not_finite, refuse_diverged
 from agentenv.policies.spec import policy_folder
 from agentenv.policies.vllm import VLLMPolicy
 from agentenv.trainers.config import TrainConfig
@@ -158,20 +159,30 @@ class RunFolder:
     def save_checkpoint(
         self, step: int, policy: TrainedPolicy, learner: Learner, parts: Mapping[str, Stateful]
     ) -> None:
-        """Writes weights, tokenizer, optimiser and ``parts`` after ``step`` steps, then drops all but the newest two."""
+        """Writes weights, tokenizer, optimiser and ``parts`` after ``step`` steps, then drops all but the newest two.
+
+        Raises:
+            Diverged: the weights, or the logits that they give, are not finite; nothing is written or dropped.
+        """
+        refuse_diverged(policy.model, f"the weights after step {step}")
         folder = self.path / "checkpoints"
         state = {"step": step, "version": policy.version, "optimizer": learner.optimizer_state()}
-        state["base"] = self._base
+        state |= {"base": self._base} | {name: held.state_dict() for name, held in parts.items()}
         with new_folder(folder / f"step-{step:06d}", replace=True) as part:
             write_trained(policy.model, part)
             policy.tokenizer.save_pretrained(part)
-            torch.save(state | {name: held.state_dict() for name, held in parts.items()}, part / "trainer.pt")
+            torch.save(state, part / "trainer.pt")
             (part / _DIGESTS).write_text(json.dumps(_digests(part)), encoding="utf-8")
         for old in self._checkpoints()[:-_KEPT]:
             discard_folder(old)
 
     def keep_version(self, step: int, policy: TrainedPolicy) -> None:
-        """Writes the weights after ``step`` steps to ``league/``, where they stay."""
+        """Writes the weights after ``step`` steps to ``league/``, where they stay.
+
+        Raises:
+            Diverged: the weights, or the logits that they give, are not finite; nothing is written.
+        """
+        refuse_diverged(policy.model, f"the weights after step {step}")
         with new_folder(self.path / "league" / f"step-{step:06d}", replace=True) as part:
             write_weights(policy.model, part)
             policy.tokenizer.save_pretrained(part)
@@ -179,6 +190,10 @@ class RunFolder:
     def versions(self) -> list[Path]:
         """The folders of the kept versions, oldest first."""
         return sorted((self.path / "league").glob("step-[0-9]*[0-9]"))
+
+    def last_checkpoint(self) -> Path | None:
+        """The newest checkpoint; None where there is none."""
+        return next(reversed(self._checkpoints()), None)
 
     def _checkpoints(self) -> list[Path]:
         return sorted((self.path / "checkpoints").glob("step-" + "[0-9]" * 6))
@@ -234,8 +249,10 @@ class RunFolder:
             raise CheckpointMismatch(
                 f"the adapter in {checkpoint} was trained on other weights than {self.config.policy} holds now"
             )
+        weights = read_trained(checkpoint)
+        if (name := first_not_finite(weights.items())) is not None:
+            raise not_finite(checkpoint, name)
         try:
-            weights = read_trained(checkpoint)
             odd = set(learner.load(weights, state["optimizer"]))
             if policy.model is not learner.model:
                 take_over(policy.model, weights)

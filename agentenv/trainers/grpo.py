@@ -13,12 +13,12 @@ What is left out of the published algorithm, and why:
 """
 
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from agentenv.core.trajectory import Origin, Trajectory
-from agentenv.errors import Fault
+from agentenv.errors import Diverged, Fault
 from agentenv.evaluation.records import RESULTS, read_json, write_results
 from agentenv.policies.card import EpisodeCard, write_card
 from agentenv.policies.export import write_model_card, write_weights
@@ -52,9 +52,11 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
     Raises:
         AgentEnvError: the configuration cannot be used.
         Fault: every episode of a step failed through a fault of ours, or no worker is left; a checkpoint is.
+        Diverged: a loss, a gradient or the weights are not finite; the last checkpoint is from before that.
     """
     with ExitStack() as stack:
         stack.enter_context(folder.claimed())
+        stack.enter_context(_advised(folder))
         run = set_up(folder, display)
         stack.callback(run.close)
         config = folder.config
@@ -95,8 +97,27 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
         return _finish(run, before)
 
 
+@contextmanager
+def _advised(folder: RunFolder) -> Iterator[None]:
+    """In it a training that diverges says what is left of it and what to try."""
+    try:
+        yield
+    except Diverged as error:
+        rate, last = folder.config.optimization.learning_rate, folder.last_checkpoint()
+        left = f"{last} is the last checkpoint from before" if last else "no checkpoint was written before"
+        raise Diverged(
+            f"the training has diverged: {error}; {left}. Lower optimization.learning_rate, which is {rate:g}, or "
+            "optimization.max_grad_norm"
+        ) from error
+
+
 def _played(run: Run, step: int) -> Batch:
-    """The episodes of a step; where that fails through a fault of ours, all that was learned so far is kept."""
+    """The episodes of a step; where that fails through a fault of ours, all that was learned so far is kept.
+
+    Raises:
+        Fault: as ``Rollouts.batch``.
+        Diverged: that was because the weights have diverged, and there is nothing to keep.
+    """
     try:
         return run.rollouts.batch(step)
     except Fault:
@@ -106,7 +127,18 @@ def _played(run: Run, step: int) -> Batch:
 
 
 def _update(run: Run, step: int, groups: Sequence[list[Trajectory]]) -> dict[str, float]:
-    """One update of each set of weights, on what it sampled."""
+    """One update of each set of weights, on what it sampled.
+
+    Raises:
+        Diverged: a loss or a gradient is not finite.
+    """
+    try:
+        return _updated(run, step, groups)
+    except Diverged as error:
+        raise Diverged(f"in step {step} {error}") from error
+
+
+def _updated(run: Run, step: int, groups: Sequence[list[Trajectory]]) -> dict[str, float]:
     mine, theirs = split(groups, run.second)
     rate = run.config.optimization.learning_rate
     figures = _improve(run, step, mine, run.policy, run.learner, rate)

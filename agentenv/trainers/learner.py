@@ -4,6 +4,7 @@ Shapes: B rows of one micro-batch, T tokens, N trained tokens of the micro-batch
 predicted from position t - 1.
 """
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from agentenv.core.trajectory import Trajectory
-from agentenv.errors import ConfigurationError
+from agentenv.errors import ConfigurationError, Diverged
 from agentenv.policies.lora import take_over, trained_state, without_adapters
 from agentenv.trainers.losses import (
     KL,
@@ -240,12 +241,17 @@ class Learner:
         Returns:
             Figures of the step: loss, grad_norm, clip_fraction, approx_kl, trained_tokens, padding_share (of the tokens that
             forward passes read), and those of the correction.
+
+        Raises:
+            Diverged: a log-prob, the loss or the norm of the gradient is not finite; the weights stay as they are.
         """
         self.optimizer.zero_grad(set_to_none=True)
         figures = self.accumulate(rows, tokens, sequences, update=update)
         began = time.perf_counter()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        if not math.isfinite(norm.item()):
+            raise Diverged(f"the norm of the gradient is {norm.item()}")
         base = self.objective.correction.ess_base
         scale = 1.0 if base is None else learning_rate_scale(figures["effective_sample"], base=base)
         rates = [group["lr"] for group in self.optimizer.param_groups]
@@ -263,7 +269,11 @@ class Learner:
         *,
         update: int = 0,
     ) -> dict[str, float]:
-        """Adds the gradient of the loss of ``rows`` to the parameters; the denominator is global over micro-batches."""
+        """Adds the gradient of the loss of ``rows`` to the parameters; the denominator is global over micro-batches.
+
+        Raises:
+            Diverged: a log-prob or the loss is not finite; in every process, whichever had it.
+        """
         goal = self.objective
         trained = sum(int(row.mask.sum()) for row in rows)
         below = denominator(
@@ -272,7 +282,7 @@ class Learner:
             sequences=len(rows) if sequences is None else sequences,
             length=goal.length,
         )
-        empty = dict.fromkeys(("loss", "clip_fraction", "approx_kl", "padding", "passed"), 0.0)
+        empty = dict.fromkeys(("loss", "clip_fraction", "approx_kl", "padding", "passed", "not_finite"), 0.0)
         sums: dict[str, float] = defaultdict(float, empty)
         ratios: list[Tensor] = []
         for batch, counts in self._dealt(micro_batches(rows, goal.micro_tokens, goal.padding)):
@@ -290,6 +300,10 @@ class Learner:
                     sums[name] += value / max(trained, 1)
             self.compute_seconds += time.perf_counter() - began
         sums, ratios = self._together(sums, ratios)
+        if sums.pop("not_finite"):
+            raise Diverged("the model's log-probs of trained tokens are not finite")
+        if not math.isfinite(sums["loss"]):
+            raise Diverged(f"the loss is {sums['loss']}")
         if goal.correction.ess_base is not None:
             sums["effective_sample"] = effective_sample_ratio(torch.cat(ratios) if ratios else torch.empty(0))
         share = sums.pop("padding") / max(sums.pop("passed"), 1.0)
@@ -329,6 +343,7 @@ class Learner:
         figures = {
             "clip_fraction": clipped.sum().item(),
             "approx_kl": (proximal - detached).sum().item(),
+            "not_finite": float((~detached.isfinite()).sum()),  # a bounded ratio would hide an infinite one
         }
         if goal.correction.weighs or goal.correction.foreign == "weight":
             weights = self._weights(packed, proximal, ratios)

@@ -5,6 +5,7 @@ The known ways in which GRPO loses a search agent: the likelihood of what it doe
 """
 
 from collections.abc import Mapping, Sequence
+from math import isfinite, nan
 from statistics import fmean
 from typing import Any
 
@@ -17,12 +18,14 @@ _MOST = 0.75  # of the episodes that earn the reward, before the questions count
 def warnings_of(history: Sequence[Metrics]) -> dict[str, str]:
     """What looks wrong after the last step of ``history``, a sentence for each figure; nothing in the first steps.
 
-    A sign counts when the mean of the last five steps is out of bounds against the mean of the first five. Low entropy and
-    groups of equal rewards are signs only while the questions are not learned (see `_learned`): a policy that has come to
-    answer most of them right is sure of its answers, and most groups are then equal because all of their members are right.
+    A sign counts when the mean of the last five steps is out of bounds against the mean of the first five; a figure that is
+    no finite number counts at once. Low entropy and groups of equal rewards are signs only while the questions are not
+    learned (see `_learned`): a policy that has come to answer most of them right is sure of its answers, and most groups are
+    then equal because all of their members are right.
     """
+    lost = _not_finite(history[-1]) if history else {}
     if len(history) < 2 * _RECENT:
-        return {}
+        return lost
     first, last = _means(history[:_RECENT]), _means(history[-_RECENT:])
     learned = _learned(first, last)
     found = {}
@@ -54,7 +57,16 @@ def warnings_of(history: Sequence[Metrics]) -> dict[str, str]:
         found["reward_mean"] = (
             f"reward fell from {first['reward_mean']:.2f} to {last['reward_mean']:.2f}: lower the learning rate"
         )
-    return found | _displaced(history) | _unearned(history)
+    return found | _displaced(history) | _unearned(history) | lost
+
+
+def _not_finite(metrics: Metrics) -> dict[str, str]:
+    """A sentence for each figure of a step that is NaN or infinite."""
+    return {
+        name: f"{name} is {metrics[name]}: the policy computes numbers that are not finite; lower the learning rate"
+        for name in (*WATCHED, *_COMPUTED)
+        if name in metrics and not isfinite(metrics[name])
+    }
 
 
 def _learned(first: Mapping[str, float], last: Mapping[str, float]) -> bool:
@@ -108,7 +120,9 @@ def guarded(history: Sequence[Metrics], factor: float) -> float:
 
 
 def _means(history: Sequence[Metrics]) -> dict[str, float]:
-    return {name: sum(m[name] for m in history) / len(history) for name in WATCHED}
+    """Over the steps in which the figure is a number; NaN, which no bound is compared with, where there is none."""
+    numbers = {name: [m[name] for m in history if isfinite(m[name])] for name in WATCHED}
+    return {name: sum(found) / len(found) if found else nan for name, found in numbers.items()}
 
 
 WATCHED = (
@@ -123,6 +137,7 @@ WATCHED = (
 """Figures that a step must report for the monitors."""
 
 _RIGHT = "rewarded_logprob"
+_COMPUTED = ("loss", "grad_norm", "policy_entropy", _RIGHT)
 
-COLLAPSES = ("entropy", "format_rate", "answer_rate", "reward_mean", _RIGHT, "dev_score")
+COLLAPSES = ("entropy", "format_rate", "answer_rate", "reward_mean", "loss", "grad_norm", _RIGHT, "dev_score")
 """Signs upon which a guard acts; the others say that nothing is learned."""

@@ -7,6 +7,7 @@ from typing import Any
 from agentenv.core.trajectory import Trajectory
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.lora import take_over, trained_state
+from agentenv.policies.soundness import refuse_diverged
 from agentenv.trainers.learner import Learner
 
 
@@ -23,7 +24,12 @@ class Second:
         return trajectory.info.get("role") in self.roles
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, optimiser and version, for the checkpoint."""
+        """Weights, optimiser and version, for the checkpoint.
+
+        Raises:
+            Diverged: the weights, or the logits that they give, are not finite.
+        """
+        refuse_diverged(self.policy.model, "the second set of weights")
         return {
             "weights": trained_state(self.policy.model),
             "optimizer": self.learner.optimizer.state_dict(),

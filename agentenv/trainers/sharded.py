@@ -7,6 +7,7 @@ step, so that they come out the same whatever the number of processes.
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -17,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from agentenv.errors import Diverged
 from agentenv.policies.lora import trained_state
 from agentenv.trainers.learner import Learner, Objective, token_logprobs
 from agentenv.trainers.packing import Packed
@@ -97,7 +99,8 @@ class ShardedLearner(Learner):
             if order[0] is None:
                 break
             name, args, kwargs = order[0]
-            getattr(self, name)(*args, **kwargs)
+            with suppress(Diverged):  # every process raises it at once, and the first one tells
+                getattr(self, name)(*args, **kwargs)
         dist.destroy_process_group()
 
     def dismiss(self) -> None:

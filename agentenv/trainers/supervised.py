@@ -20,8 +20,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 
 from agentenv.core.files import new_folder
+from agentenv.errors import Diverged
 from agentenv.policies.card import EpisodeCard, write_card
 from agentenv.policies.hf import HFPolicy
+from agentenv.policies.soundness import refuse_diverged
 
 Batch = tuple[Tensor, Tensor]
 Lesson = tuple[list[int], list[bool]]
@@ -86,7 +88,11 @@ def fit(
     config: Rates,
     display: Display,
 ) -> int:
-    """Supervised steps with warm-up and cosine decay; returns the number of tokens seen."""
+    """Supervised steps with warm-up and cosine decay; returns the number of tokens seen.
+
+    Raises:
+        Diverged: the loss or the norm of a gradient is not finite; the weights are those before that step.
+    """
     model = policy.model.train()
     optimizers = _optimizers(model, config)
     seen = 0
@@ -97,7 +103,12 @@ def fit(
                 group["lr"] = peak * scale * _schedule(step, steps)
         total = sum(weights.sum() for _, weights in chunks)
         loss = sum(_weighted_loss(model, ids, weights, total) for ids, weights in chunks)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if not math.isfinite(loss) or not math.isfinite(norm.item()):
+            raise Diverged(
+                f"in supervised step {step + 1} the loss is {loss} and the norm of the gradient {norm.item()}: nothing is "
+                "written; lower the step sizes"
+            )
         for optimizer, _ in optimizers:
             optimizer.step()
         seen += sum(int((weights > 0).sum()) for _, weights in chunks)
@@ -153,8 +164,14 @@ def write_policy(policy: HFPolicy, figures: Figures, episodes: EpisodeCard, card
 
 
 def write_folder(policy: HFPolicy, out: Path, cards: Callable[[Path], None]) -> None:
-    """Writes model (bfloat16), tokenizer and whatever ``cards`` adds to the folder, which appears when it is complete."""
+    """Writes model (bfloat16), tokenizer and whatever ``cards`` adds to the folder, which appears when it is complete.
+
+    Raises:
+        Diverged: the weights, or the logits that they give, are not finite.
+    """
+    held = copy.deepcopy(policy.model).to(torch.bfloat16)
+    refuse_diverged(held, "the trained weights, of which nothing is written,")
     with new_folder(out) as part:
-        copy.deepcopy(policy.model).to(torch.bfloat16).save_pretrained(part)
+        held.save_pretrained(part)
         policy.tokenizer.save_pretrained(part)
         cards(part)

@@ -1,6 +1,7 @@
 """The episode loop: exact ids, rows, budgets, faults, deadlines, determinism, many episodes at once."""
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -257,6 +258,28 @@ def test_an_engine_that_fails_is_a_fault_of_the_policy() -> None:
     (t,) = run(scripted("one"), [Echo()])
     assert (t.valid, t.end_reason, t.reward) == (False, EndReason.POLICY_FAULT, 0.0)
     assert t.error.startswith("PolicyFault: the script")
+
+
+class DivergedPolicy(IdPolicy):
+    """Its third log-prob is no finite number."""
+
+    lost = math.nan
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
+    ) -> Completion:
+        done = await super().generate(prompt_ids, sampling, episode=episode)
+        return replace(done, logprobs=(*done.logprobs[:2], self.lost, *done.logprobs[3:]))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_log_probs_that_are_not_finite_are_a_fault_of_the_policy(value: float) -> None:
+    policy = DivergedPolicy(ByteTokenizer(), b"bye")
+    policy.lost = value
+    (t,) = run(policy, [Echo()])
+    assert (t.valid, t.end_reason, t.reward) == (False, EndReason.POLICY_FAULT, 0.0)
+    assert "not finite" in t.error
+    assert t.response_tokens == 0
 
 
 def test_one_fault_leaves_the_other_episodes_alone() -> None:

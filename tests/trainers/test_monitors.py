@@ -78,6 +78,25 @@ def test_one_bad_step_and_a_short_history_are_not_believed() -> None:
     assert warnings_of(history({"entropy": 0.0}, before=4)) == {}
 
 
+@pytest.mark.parametrize("figure", [*WATCHED, "loss", "grad_norm", "rewarded_logprob"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_figure_that_is_no_finite_number_is_a_sign_at_once(figure: str, value: float) -> None:
+    broken = {**HEALTHY, figure: value}
+    assert set(warnings_of([HEALTHY, broken])) == {figure}
+    assert set(warnings_of([*[HEALTHY] * 12, broken])) == {figure}
+
+
+def test_the_other_signs_are_seen_beside_and_after_it() -> None:
+    """A step of NaN hides neither a fall of another figure nor, later on, one of its own."""
+    broken = {**HEALTHY, "entropy": float("nan")}
+    fallen = {**HEALTHY, "entropy": 0.01}
+    assert set(warnings_of([*[HEALTHY] * 5, *[{**broken, "reward_mean": 0.2}] * 5])) == {
+        "entropy",
+        "reward_mean",
+    }
+    assert set(warnings_of([broken, *[HEALTHY] * 5, *[fallen] * 5])) == {"entropy"}
+
+
 def test_signs_add_up() -> None:
     found = warnings_of(history({"entropy": 0.0, "reward_mean": 0.0, "answer_rate": 0.0}))
     assert set(found) == {"entropy", "answer_rate", "reward_mean"}
