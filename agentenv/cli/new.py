@@ -13,49 +13,62 @@ from agentenv.core.files import put_in_place
 from agentenv.errors import ConfigurationError
 
 ENVIRONMENT = '''\
-"""{title}: guess a digit; replace the game by your own."""
+"""{title}: guess a number; replace the game by your own."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
-from agentenv import EndReason, Env, Info, Message, Observation, Step
+from agentenv import EndReason, Env, Info, Message, Observation, Step, Task
+from agentenv.data.splits import in_split
 
-TRIES = 3
+QUESTION = "Guess a number from 0 to 9999; every guess is answered by whether the number is higher or lower."
+TRIES = 20
 
 
 @dataclass
 class {title}State:
     """All that changes within an episode; snapshot, restore and fork follow from it."""
 
-    secret: str
+    secret: int
     tries: int = 0
 
 
 class {title}(Env[{title}State]):
-    """Reward 1 for the secret digit within three tries."""
+    """Reward 1 for the secret number within twenty tries."""
+
+    @classmethod
+    def make_tasks(cls, n: int, *, seed: int = 0, split: str = "train") -> Sequence[Task]:
+        """Numbers; each belongs to one split only."""
+        drawn = Random(seed).choices([n for n in range(10_000) if in_split(str(n), split)], k=n)
+        return [Task(f"{{split}}-{{i}}", QUESTION, (str(secret),), split) for i, secret in enumerate(drawn)]
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        """Draws a digit by the seed."""
+        """Poses the task in ``options``, or a number drawn by the seed; ``task_id`` says which."""
         super().reset(seed=seed)
-        self.state = {title}State(secret=str(self.np_random.integers(10)))
-        return (Message("user", f"Guess a digit from 0 to 9; you have {{TRIES}} tries."),), {{}}
+        secret = str(self.np_random.integers(10_000))
+        task = (options or {{}}).get("task") or Task(secret, QUESTION, (secret,))
+        self.state = {title}State(secret=int(task.answers[0]))
+        return (Message("user", task.question),), {{"task_id": task.id}}
 
     def step(self, action: str) -> Step:
         """Compares the guess with the secret."""
         self.check_running()
         self.state.tries += 1
-        if action.strip() == self.state.secret:
+        guess = int(action) if action.strip().isdecimal() else -1
+        if guess == self.state.secret:
             return self.result((), reward=1.0, end=EndReason.ANSWERED)
         if self.state.tries == TRIES:
             return self.result((), end=EndReason.TURN_LIMIT, truncated=True)
-        return self.result((Message("user", "No. Guess again."),), valid=action.strip().isdigit())
+        hint = "Higher." if guess < self.state.secret else "Lower."
+        return self.result((Message("user", hint),), valid=guess >= 0)
 
     def expert(self) -> Sequence[str]:
         """The secret."""
-        return (self.state.secret,)
+        return (str(self.state.secret),)
 
     def render(self) -> str:
         """The number of tries so far."""

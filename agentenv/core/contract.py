@@ -19,6 +19,7 @@ import numpy as np
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 from gymnasium.utils.passive_env_checker import env_render_passive_checker
 
+from agentenv.core.contract_tasks import check_splits, check_task
 from agentenv.core.env import Env
 from agentenv.core.scene import Mark
 from agentenv.core.types import EndReason, StateCapability, Step, ToolResult
@@ -350,6 +351,8 @@ CHECKS: dict[str, Callable[[MakeEnv], str | None]] = {
     "observations": check_observations,
     "info": check_info,
     "episode_over": check_episode_over,
+    "task": check_task,
+    "splits": check_splits,
     "scene": check_scene,
     "expert": check_expert,
     "floors": check_floors,

@@ -27,16 +27,21 @@ T = TypeVar("T")
 class Env(gymnasium.Env[Observation, str], Generic[StateT]):
     """Base of every environment; override ``reset`` and ``step``, or for network input/output ``AsyncEnv``.
 
+    ``reset`` poses ``options["task"]`` where one is given, and its ``info["task_id"]`` is the id of the task it posed: an
+    episode whose id is another one is a failure of the environment, not a score.
+
     Example:
         ```python
         class Guess(Env[GuessState]):
             def reset(self, *, seed=None, options=None):
                 super().reset(seed=seed)
-                self.state = GuessState(secret=int(self.np_random.integers(10)))
-                return (Message("user", "Guess a digit."),), {}
+                secret = str(self.np_random.integers(10))
+                task = (options or {}).get("task") or Task(secret, "Guess a digit.", (secret,))
+                self.state = GuessState(secret=task.answers[0])
+                return (Message("user", task.question),), {"task_id": task.id}
 
             def step(self, action):
-                right = action.strip() == str(self.state.secret)
+                right = action.strip() == self.state.secret
                 return self.result((), reward=float(right), end=EndReason.ANSWERED)
         ```
     """

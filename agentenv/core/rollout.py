@@ -15,7 +15,7 @@ from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.scene import Scene
 from agentenv.core.snapshot import Snapshot
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory, Turn
-from agentenv.core.types import Completion, EndReason, Observation, Sampling, Step, Task
+from agentenv.core.types import Completion, EndReason, Info, Observation, Sampling, Step, Task
 from agentenv.errors import (
     ConfigurationError,
     ContextTooSmall,
@@ -151,7 +151,8 @@ async def open_episode(start: Start, chat: ChatFormat, config: RolloutConfig, *,
     record = Record(start, episode)
     reset = start.env.areset(seed=start.seed, options={"task": start.task})
     try:
-        opening, _ = await within(config.deadline_s, reset, EnvFault("the environment's reset"))
+        opening, info = await within(config.deadline_s, reset, EnvFault("the environment's reset"))
+        check_posed(start.task, info)
     except ConfigurationError:
         raise
     except Exception as error:
@@ -165,6 +166,21 @@ async def open_episode(start: Start, chat: ChatFormat, config: RolloutConfig, *,
             f"{config.context_tokens}: raise it"
         )
     return record
+
+
+def check_posed(task: Task, info: Info) -> None:
+    """Looks whether ``reset`` posed ``task``: an episode of another one would be scored under the wrong name.
+
+    Raises:
+        EnvFault: ``info["task_id"]`` is not the id of the task.
+    """
+    posed = info.get("task_id")
+    if posed != task.id:
+        said = "gave no info['task_id']" if posed is None else f"posed task {posed!r}"
+        raise EnvFault(
+            f"task {task.id!r} was to be posed, but the environment's reset {said}: "
+            "it has to pose options['task'] and to give that task's id as info['task_id']"
+        )
 
 
 async def play(record: Record, policy: Policy, chat: ChatFormat, config: RolloutConfig) -> Trajectory:
@@ -423,6 +439,7 @@ __all__ = [
     "Start",
     "act",
     "capture",
+    "check_posed",
     "fork",
     "observe",
     "open_episode",

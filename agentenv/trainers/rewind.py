@@ -3,7 +3,7 @@
 import hashlib
 from dataclasses import dataclass, field
 
-from agentenv.core.rollout import Record, RolloutConfig, Start, capture, rewind, within
+from agentenv.core.rollout import Record, RolloutConfig, Start, capture, check_posed, rewind, within
 from agentenv.core.snapshot import Snapshot
 from agentenv.core.types import EndReason, Observation, StateCapability
 from agentenv.errors import ConfigurationError, EnvFault, ReplayDivergence
@@ -54,7 +54,8 @@ class Rewinder:
     async def _replay(self, record: Record) -> None:
         env, deadline = self.start.env, self.config.deadline_s
         resetting = env.areset(seed=self.start.seed, options={"task": self.start.task})
-        shown, _ = await within(deadline, resetting, EnvFault("the environment's reset"))
+        shown, info = await within(deadline, resetting, EnvFault("the environment's reset"))
+        check_posed(self.start.task, info)
         _compare("the opening", shown, record.prompt)
         for number, turn in enumerate(record.turns):
             step = await within(deadline, env.astep(turn.action), EnvFault("the environment's step"))

@@ -25,7 +25,7 @@ def test_a_good_environment(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "agentenv/Calculator-v0"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines[:-1]] == [["ok", name] for name in CHECKS]
-    assert lines[-1] == "agentenv/Calculator-v0: 0 of 14 checks failed"
+    assert lines[-1] == "agentenv/Calculator-v0: 0 of 16 checks failed"
 
 
 def test_json_has_a_row_for_each_check(capsys: pytest.CaptureFixture[str]) -> None:

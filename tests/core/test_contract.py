@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import pytest
@@ -10,8 +10,8 @@ import pytest
 from agentenv.core.contract import CHECKS, CheckResult, EnvContract, check_env, run_check
 from agentenv.core.env import Env
 from agentenv.core.scene import Mark, Scene
-from agentenv.core.types import EndReason, Info, Message, Observation, StateCapability, Step
-from agentenv.errors import EnvFault
+from agentenv.core.types import EndReason, Info, Message, Observation, StateCapability, Step, Task
+from agentenv.errors import ConfigurationError, EnvFault
 
 
 @dataclass
@@ -23,12 +23,20 @@ class State:
 class Guess(Env[State]):
     """Two guesses at a digit, and every guess is repeated."""
 
+    @classmethod
+    def make_tasks(cls, n: int, *, seed: int = 0, split: str = "train") -> Sequence[Task]:
+        digits = {"train": "012345", "dev": "67", "test": "89"}[split]
+        drawn = random.Random(seed).choices(digits, k=n)
+        return [Task(f"{split}-{seed}-{i}", "Guess.", (digit,), split) for i, digit in enumerate(drawn)]
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
         super().reset(seed=seed)
-        self.state = State(str(self.np_random.integers(10)))
-        return (Message("user", "Guess."),), {}
+        drawn = str(self.np_random.integers(10))
+        task = (options or {}).get("task") or Task(drawn, "Guess.", (drawn,))
+        self.state = State(task.answers[0])
+        return (Message("user", "Guess."),), {"task_id": task.id}
 
     def step(self, action: str) -> Step:
         self.check_running()
@@ -61,7 +69,7 @@ class ForgetsSeed(Guess):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        return super().reset(seed=None)
+        return super().reset(seed=None, options=options)
 
 
 class GlobalRandom(Guess):
@@ -77,7 +85,7 @@ class OutsideState(Guess):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
         self.heard: list[str] = []
-        return super().reset(seed=seed)
+        return super().reset(seed=seed, options=options)
 
     def step(self, action: str) -> Step:
         step = super().step(action)
@@ -92,8 +100,8 @@ class ReusedObservation(Guess):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        super().reset(seed=seed)
-        return self.seen, {}
+        _, info = super().reset(seed=seed, options=options)
+        return self.seen, info
 
     def step(self, action: str) -> Step:
         return super().step(action)._replace(observation=self.seen)
@@ -202,9 +210,102 @@ class Down(Guess):
         raise EnvFault("the sandbox is down")
 
 
+Opening = tuple[Observation, Info]
+
+
+class IgnoresTask(Guess):
+    """Poses what the seed draws, whatever is asked for, and says so."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
+        return super().reset(seed=seed)
+
+
+class IgnoresTaskAndLies(Guess):
+    """The same, under the name of the task that was asked for."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
+        opening, info = super().reset(seed=seed)
+        return opening, info | {"task_id": options["task"].id if options else "x"}
+
+
+class SaysNothing(Guess):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
+        return super().reset(seed=seed, options=options)[0], {}
+
+
+class KeepsFirstTask(Guess):
+    """Poses for ever what it was given first."""
+
+    first: dict[str, Any] | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
+        self.first = self.first or options
+        return super().reset(seed=seed, options=self.first)
+
+
+class RemembersLastTask(Guess):
+    """Without a task, poses the one before."""
+
+    last: dict[str, Any] | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
+        self.last = options or self.last
+        return super().reset(seed=seed, options=self.last)
+
+
+class IgnoresTaskAsync(Guess):
+    async def areset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
+        return self.reset(seed=seed)
+
+
+class IgnoresWrittenTask(IgnoresTask):
+    """Makes no tasks of its own and shows none."""
+
+    @classmethod
+    def make_tasks(cls, n: int, *, seed: int = 0, split: str = "train") -> Sequence[Task]:
+        raise ConfigurationError("it makes none")
+
+
+class SharesTasks(Guess):
+    """The same tasks for every split, under other names."""
+
+    @classmethod
+    def make_tasks(cls, n: int, *, seed: int = 0, split: str = "train") -> Sequence[Task]:
+        made = Guess.make_tasks(n, seed=seed)
+        return [replace(task, id=f"{split}-{i}", split=split) for i, task in enumerate(made)]
+
+
+class SharesTasksInDisguise(SharesTasks):
+    """The same with something in ``data`` that tells them apart."""
+
+    @classmethod
+    def make_tasks(cls, n: int, *, seed: int = 0, split: str = "train") -> Sequence[Task]:
+        made = super().make_tasks(n, seed=seed, split=split)
+        return [replace(task, data={"of": f"{split} {i}"}) for i, task in enumerate(made)]
+
+
+class DrawsTasksAnew(Guess):
+    drawn = 0
+
+    @classmethod
+    def make_tasks(cls, n: int, *, seed: int = 0, split: str = "train") -> Sequence[Task]:
+        DrawsTasksAnew.drawn += 1
+        return super().make_tasks(n, seed=seed + DrawsTasksAnew.drawn, split=split)
+
+
 @pytest.mark.parametrize(
     ("make", "name", "words"),
     [
+        (IgnoresTask, "task", "'train-0-0'"),
+        (IgnoresTaskAndLies, "task", "the same episode"),
+        (SaysNothing, "task", "task_id None"),
+        (KeepsFirstTask, "task", "task_id 'train-0-0'"),
+        (RemembersLastTask, "task", "seed 0"),
+        (IgnoresTaskAsync, "task", "areset()"),
+        (IgnoresWrittenTask, "task", "'check-0'"),
+        (SharesTasks, "splits", "'train' and 'dev'"),
+        (SharesTasksInDisguise, "splits", "'train' and 'dev'"),
+        (DrawsTasksAnew, "splits", "asked again"),
         (ForgetsSeed, "determinism", "seed 0"),
         (GlobalRandom, "determinism", "self.np_random"),
         (OutsideState, "restore", "restored before turn"),
@@ -252,6 +353,20 @@ def test_what_does_not_apply_is_skipped_with_its_reason() -> None:
     assert results["restore"] == CheckResult("restore", "skipped", "the declared capability is none")
     assert results["expert"] == CheckResult("expert", "skipped", "nobody knows the digit")
     assert all(result.status != "failed" for result in results.values())
+
+
+class OnlyItsOwn(IgnoresWrittenTask):
+    """Knows its tasks by a table and refuses others."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
+        if options and "number" not in options["task"].data:
+            raise ConfigurationError("no such task")
+        return super().reset(seed=seed)
+
+
+def test_tasks_that_cannot_be_checked_are_skipped() -> None:
+    assert run_check("task", OnlyItsOwn).status == "skipped"
+    assert run_check("splits", OnlyItsOwn).status == "skipped"
 
 
 def test_the_mix_in_fails_and_skips_as_the_checks_do() -> None:

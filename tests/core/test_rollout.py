@@ -54,7 +54,7 @@ class Echo(AsyncEnv[EchoState]):
         await super().areset(seed=seed)
         self.before("reset")
         self.state = EchoState()
-        return (Message("user", "Hi"),), {}
+        return (Message("user", "Hi"),), {"task_id": options["task"].id} if options else {}
 
     async def astep(self, action: str) -> Step:
         self.check_running()

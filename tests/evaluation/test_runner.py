@@ -98,6 +98,32 @@ def test_faults_are_counted_and_are_no_score() -> None:
     assert all("told to fail" in t.error for t in played if not t.valid)
 
 
+class PosesItsOwn(LocalSearch):
+    """Ignores the task that is asked for and poses one whose answer anybody knows; says so, or nothing, or a lie."""
+
+    says: str | None = "own"
+
+    async def areset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        own = Task("own", "What is 1 + 1?", ("2",))
+        opening, _ = await super().areset(seed=seed, options={"task": own})
+        return opening, {} if self.says is None else {"task_id": self.says}
+
+
+@pytest.mark.parametrize("says", ["own", None])
+def test_an_episode_of_another_task_is_a_fault_and_no_score(says: str | None) -> None:
+    def make() -> LocalSearch:
+        env = PosesItsOwn(tasks=TASKS, retriever=RETRIEVER)
+        env.says = says
+        return env
+
+    played = play(scripted([["<answer>2</answer>"]] * 3), CHAT, make, TASKS[:3], CONFIG)
+    summary = em([to_record(t) for t in played])
+    assert (summary["n"], summary["faults"], summary["scores"]["em_squad"]["mean"]) == (0, 3, None)
+    assert all(
+        t.end_reason is EndReason.ENV_FAULT and repr(TASKS[i].id) in t.error for i, t in enumerate(played)
+    )
+
+
 def test_a_question_without_answers_is_the_user_s_mistake_and_no_fault() -> None:
     with pytest.raises(DatasetError, match="'empty' has no answers"):
         play(scripted([["<answer>x</answer>"]]), CHAT, environment, [Task("empty", "Who?")], CONFIG)

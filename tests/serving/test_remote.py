@@ -199,7 +199,7 @@ class Stuck(Env):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.state = None
-        return (Message("user", "Try."),), {}
+        return (Message("user", "Try."),), {"task_id": options["task"].id} if options else {}
 
     def step(self, action):
         threading.Event().wait()

@@ -41,7 +41,7 @@ class Listener(Env[Heard]):
     ) -> tuple[Observation, Info]:
         super().reset(seed=seed)
         self.state = Heard()
-        return (Message("user", self.opening),), {}
+        return (Message("user", self.opening),), {"task_id": options["task"].id} if options else {}
 
     def step(self, action: str) -> Step:
         self.check_running()

@@ -44,7 +44,7 @@ class Even(AsyncEnv[EvenState]):
     ) -> tuple[Observation, Info]:
         await super().areset(seed=seed)
         self.state = EvenState()
-        return (Message("user", f"Number {seed}"),), {}
+        return (Message("user", f"Number {seed}"),), {"task_id": options["task"].id} if options else {}
 
     async def astep(self, action: str) -> Step:
         self.check_running()

@@ -70,7 +70,7 @@ class Counting(AsyncEnv[Count]):
         self.state = Count()
         if self.task.id == "broken":
             raise ConfigurationError("this task cannot be posed")
-        return (Message("user", self.task.question),), {}
+        return (Message("user", self.task.question),), {"task_id": options["task"].id} if options else {}
 
     async def astep(self, action: str) -> Step:
         self.state.turns += 1

@@ -202,7 +202,7 @@ class Moody(AsyncEnv[MoodyState]):
         await super().areset(seed=seed)
         await self.dawdle()
         self.state = MoodyState()
-        return (Message("user", "Go"),), {}
+        return (Message("user", "Go"),), {"task_id": options["task"].id} if options else {}
 
     async def astep(self, action: str) -> Step:
         await self.dawdle()

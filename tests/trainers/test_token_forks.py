@@ -71,7 +71,7 @@ class Echo(Env[Said]):
     ) -> tuple[Observation, Info]:
         super().reset(seed=seed)
         self.state = Said()
-        return (Message("user", "?"),), {}
+        return (Message("user", "?"),), {"task_id": options["task"].id} if options else {}
 
     def step(self, action: str) -> Step:
         self.state.words.append(action)

@@ -66,7 +66,7 @@ class Walk(AsyncEnv[WalkState]):
     ) -> tuple[Observation, Info]:
         await super().areset(seed=seed)
         self.state = WalkState()
-        return (Message("user", "Go"),), {}
+        return (Message("user", "Go"),), {"task_id": options["task"].id} if options else {}
 
     async def astep(self, action: str) -> Step:
         self.check_running()
