@@ -143,12 +143,14 @@ def _run(executor: Executor, solution: str, body: str, name: str) -> list[CallTe
     result = executor.run(
         f"{solution}\n{RECORDER}\n{body}", calls=[Call("_records")], limits=LIMITS, domain=DOMAIN
     )
-    if len(result.returned) != 1 or "v" not in result.returned[0]:
-        said = (
-            result.returned[0].get("e", "") if result.returned else result.stderr.strip().rpartition("\n")[2]
-        )
-        raise _Odd(f"its tests cannot be recorded: {said or result.status}")
-    rows = plain.load(result.returned[0]["v"])
+    try:
+        document = plain.decode(result.returned[0]) if result.returned else {}
+        if "v" not in document:
+            said = document.get("e", "") or result.stderr.strip().rpartition("\n")[2]
+            raise _Odd(f"its tests cannot be recorded: {said or result.status}")
+        rows = plain.load(document["v"])
+    except plain.NotPlain as reason:
+        raise _Odd(f"its tests cannot be recorded: {reason}") from reason
     if not rows:
         raise _Odd("no assert in it compares a call")
     return [

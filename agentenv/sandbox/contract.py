@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from agentenv.errors import SandboxFault, SnapshotError
+from agentenv.sandbox.jail import plain
 from agentenv.sandbox.types import Call, ExecStatus, Executor, Session
 
 
@@ -110,7 +111,8 @@ class ExecutorContract:
         with self.executor() as executor:
             code = "def f(x): return (x, {1: [x]})\nclass C:\n    def m(self, x): return {x}"
             calls = [Call("f", (2,)), Call("f"), Call("C.m", ("a",)), Call("missing")]
-            first, second, third, fourth = executor.run(code, calls=calls).returned
+            answers = executor.run(code, calls=calls).returned
+            first, second, third, fourth = map(plain.decode, answers)
             assert first == {"v": {"t": [2, {"d": [[1, {"l": [2]}]]}]}}
             assert second["e"].startswith("TypeError")
             assert third == {"v": {"s": ["a"]}}

@@ -2,7 +2,6 @@
 
 import base64
 import dataclasses
-import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -74,7 +73,7 @@ class JailExecutor:
             "op": "run",
             "code": code,
             "stdin": base64.b64encode(stdin.encode("utf-8", "surrogatepass")).decode(),
-            "files": packed(files),
+            "files": packed(files, limits),
             "collect": checked(collect),
             "calls": None if calls is None else [_packed_call(call) for call in calls],
             "limits": dataclasses.asdict(limits),
@@ -85,7 +84,7 @@ class JailExecutor:
             try:
                 with self._pool.slot() as queued:
                     answer = self._ask(domain, order, limits.wall_s + SLACK_S)
-                return result_of(answer, queued)
+                return result_of(answer, queued, len(calls or ()))
             except (JailDied, SandboxFault) as error:
                 faults.append(str(error))
         return ExecResult(ExecStatus.SANDBOX_ERROR, fault="; ".join(dict.fromkeys(faults)))
@@ -122,7 +121,9 @@ class JailExecutor:
             SandboxFault: it could not be started.
         """
         limits = limits or self._limits
-        life = Life(self._pool, lambda: self._pool.jail(domain), limits, packed(files), snapshots == "fork")
+        life = Life(
+            self._pool, lambda: self._pool.jail(domain), limits, packed(files, limits), snapshots == "fork"
+        )
         return JailSession(life)
 
     def warm(self) -> None:
@@ -149,13 +150,21 @@ class JailExecutor:
         self.close()
 
 
-def packed(files: Mapping[str, bytes] | None) -> dict[str, str]:
+def packed(files: Mapping[str, bytes] | None, limits: Limits) -> dict[str, str]:
     """Files as they cross the wall.
 
     Raises:
-        ConfigurationError: a name that is no relative path.
+        ConfigurationError: a name that is no relative path, one that is a file and a folder, or more than the disk holds.
     """
-    checked(files or {})
+    names = checked(files or {})
+    folders = {name[:end] for name in names for end, letter in enumerate(name) if letter == "/"}
+    if both := sorted(folders.intersection(names)):
+        raise ConfigurationError(f"{both[0]!r} cannot be a file and a folder")
+    size = sum(map(len, (files or {}).values()))
+    if size > limits.disk_mb << 20:
+        raise ConfigurationError(
+            f"the files have {size} bytes, and disk_mb={limits.disk_mb} MiB is the limit"
+        )
     return {name: base64.b64encode(content).decode() for name, content in (files or {}).items()}
 
 
@@ -180,18 +189,23 @@ def _packed_call(call: Call) -> list[Any]:
         raise ConfigurationError(f"the arguments of {call.function} cannot be sent: {reason}") from None
 
 
-def result_of(answer: dict[str, Any], queued: float = 0.0) -> ExecResult:
-    """The typed result of what a warden said."""
-    error = answer.get("error")
-    same = ("value", "exit_code", "signal", "refused", "wall_s", "cpu_s", "memory_mb")
+def result_of(answer: dict[str, Any], queued: float = 0.0, calls: int = 0) -> ExecResult:
+    """The typed result of what a warden said, for a program that was asked for ``calls`` calls.
+
+    Much of it is the program's own word: its texts come out as text that can be encoded.
+    """
+    error, value = answer.get("error"), answer.get("value")
+    same = ("exit_code", "signal", "wall_s", "cpu_s", "memory_mb")
     return ExecResult(
         ExecStatus(answer["status"]),
-        answer["stdout"],
-        answer["stderr"],
+        encodable(answer["stdout"]),
+        encodable(answer["stderr"]),
+        value=None if value is None else encodable(value),
         truncated=answer["truncated"],
-        error=ProgramError(error["type"], error["message"], error["line"]) if error else None,
-        returned=_returned(answer.get("returned", "")),
+        error=error and ProgramError(encodable(error["type"]), encodable(error["message"]), error["line"]),
+        returned=tuple(answer.get("returned", "").split("\n", calls)[:-1]),
         files={name: base64.b64decode(content) for name, content in answer["files"].items()},
+        refused={name: encodable(reason) for name, reason in answer["refused"].items()},
         state_lost=not answer.get("alive", True),
         lost_snapshots=len(answer.get("lost", ())),
         queue_s=queued,
@@ -199,12 +213,6 @@ def result_of(answer: dict[str, Any], queued: float = 0.0) -> ExecResult:
     )
 
 
-def _returned(text: str) -> tuple[Any, ...]:
-    """The documents that a program wrote for its calls; what is none ends the list."""
-    documents = []
-    for line in text.splitlines():
-        try:
-            documents.append(json.loads(line))
-        except (ValueError, RecursionError):
-            break
-    return tuple(documents)
+def encodable(text: str) -> str:
+    """``text`` with an escape in the place of every lone surrogate, which no tokenizer and no file takes."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
 from agentenv.errors import SandboxFault, SnapshotError
-from agentenv.sandbox.jail import plain
+from agentenv.sandbox.jail import frames, plain
 from agentenv.sandbox.jail.worker import answer_call, report, split_cell
 from agentenv.sandbox.types import Call, ExecResult, ExecStatus, ExecutorInfo, Limits, ProgramError
 
@@ -140,7 +140,7 @@ class FakeSession:
             value=value,
             error=error,
             exit_code=code_given,
-            returned=tuple(returned),
+            returned=tuple(frames.encode(document).decode() for document in returned),
             files={name: content for name, content in asked.items() if content is not None},
             refused={name: "missing" for name, content in asked.items() if content is None},
         )

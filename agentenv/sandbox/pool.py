@@ -13,11 +13,42 @@ from agentenv.sandbox.jails import Jail
 WAIT_S = 60.0
 
 
+class Slots:
+    """The right to run one of a few programs at a time, for as many as wait.
+
+    Who waits is refused only when nobody has come to an end for too long, which no program can bring about: each has a
+    deadline of its own. A long queue of slow programs is no failure.
+    """
+
+    def __init__(self, count: int, wait_s: float) -> None:
+        """``count`` programs at a time; ``wait_s`` seconds without an end of one are too long."""
+        self._free = threading.BoundedSemaphore(count)
+        self._wait_s, self._moved = wait_s, time.monotonic()
+
+    def take(self) -> bool:
+        """Waits for the right; False where it could not be had."""
+        began = time.monotonic()
+        while (left := max(began, self._moved) + self._wait_s - time.monotonic()) > 0:
+            if self._free.acquire(timeout=left):
+                self.moved()
+                return True
+        return False
+
+    def moved(self) -> None:
+        """Says that a program came to an end, or began."""
+        self._moved = time.monotonic()
+
+    def give(self) -> None:
+        """Hands the right on."""
+        self.moved()
+        self._free.release()
+
+
 class Pool:
     """Hands out jails.
 
     A jail is unassigned until a trust domain first asks for it and serves that domain alone ever after. At most
-    ``slots`` programs run at a time; who waits is charged queue time and, after ``wait_s``, refused.
+    ``slots`` programs run at a time; who waits is charged queue time and refused where none ends for ``wait_s``.
     """
 
     def __init__(
@@ -36,10 +67,10 @@ class Pool:
             size: Jails that a domain may have at a time, and that are kept in reserve.
             slots: Programs that run at a time; None is one for each processor.
             quota: Jails at a time, over all domains.
-            wait_s: Seconds that a caller waits for a slot or a jail.
+            wait_s: Seconds that a caller waits for a jail; for a slot, as long as programs come to an end so often.
         """
         self._start, self._size, self._quota, self._wait_s = start, size, quota, wait_s
-        self._slots = threading.BoundedSemaphore(slots or len(os.sched_getaffinity(0)))
+        self._slots = Slots(slots or len(os.sched_getaffinity(0)), wait_s)
         self._lock = threading.Lock()
         self._reserve: list[Future[Jail]] = []
         self._domains: dict[str, list[Future[Jail]]] = {}
@@ -56,7 +87,10 @@ class Pool:
             self._reserve.append(self._starter.submit(self._boot))
 
     def _boot(self) -> Jail:
-        jail = self._start()
+        try:
+            jail = self._start()
+        except OSError as error:  # no room for a temporary file, no descriptor, no process
+            raise SandboxFault(f"a jail cannot be started: {error}") from error
         jail.await_ready()
         return jail
 
@@ -68,12 +102,14 @@ class Pool:
             SandboxFault: none became free in time.
         """
         began = time.monotonic()
-        if not self._slots.acquire(timeout=self._wait_s):
-            raise SandboxFault(f"no processor became free for a program within {self._wait_s:.0f} s")
+        if not self._slots.take():
+            raise SandboxFault(
+                f"no processor became free for a program: none came to an end within {self._wait_s:g} s"
+            )
         try:
             yield time.monotonic() - began
         finally:
-            self._slots.release()
+            self._slots.give()
 
     def jail(self, domain: str) -> Jail:
         """A live jail of ``domain``, in turn.

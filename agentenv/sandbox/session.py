@@ -145,12 +145,12 @@ class Life:
                 victim = thin(live)
                 if victim is None:
                     break
-                self._drop(victim)
+                self.drop(victim)
 
     def _live(self) -> list[Snapshot]:
         return [one for one in self._snapshots if one.node is not None]
 
-    def _drop(self, snapshot: Snapshot) -> None:
+    def drop(self, snapshot: Snapshot) -> None:
         """Ends the interpreter behind a snapshot, which can be rebuilt."""
         if snapshot.node is not None and self._channel is not None:
             self.ask({"op": "kill", "nodes": [snapshot.node]})
@@ -162,7 +162,7 @@ class Life:
             if snapshot in self._snapshots:
                 self._snapshots.remove(snapshot)
                 try:
-                    self._drop(snapshot)
+                    self.drop(snapshot)
                 except SandboxFault:
                     snapshot.node = None
 
@@ -234,7 +234,7 @@ class JailSession:
         order = {
             "op": "cell",
             "code": code,
-            "files": packed(files),
+            "files": packed(files, self._life.limits),
             "collect": checked(collect),
             "wall_s": wall_s or self._life.limits.wall_s,
             "variables": variables,
@@ -307,10 +307,13 @@ class JailSession:
 
     def _enter(self, snapshot: Snapshot) -> None:
         """Goes on from ``snapshot``, which is built again where its interpreter is gone."""
+        if snapshot.node is not None:
+            try:
+                self._node, _ = self._life.child_of(snapshot.node)
+            except SnapshotRefused:  # its program left a timer or something else in it that ended it since
+                self._life.drop(snapshot)
         if snapshot.node is None:
             self._rebuild(snapshot)
-        else:
-            self._node, _ = self._life.child_of(snapshot.node)
         self._point = snapshot.point
 
     def _rebuild(self, snapshot: Snapshot) -> None:

@@ -16,7 +16,6 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.parse
 from dataclasses import dataclass
@@ -25,12 +24,13 @@ from typing import Any, Self
 
 from agentenv.core.types import ToolStatus
 from agentenv.errors import ConfigurationError, SandboxFault
+from agentenv.sandbox.pool import Slots
 
 WORKER = Path(__file__).with_name("sql_worker.py")
 MAX_QUERY = 10_000
 """Characters of a query: what always fits the pipe to a worker."""
 GRACE_S = 60.0
-"""Seconds by the clock, beyond ten times the deadline, for a free worker and for its reply."""
+"""Seconds by the clock, beyond ten times the deadline, for a reply, and for any worker to come free."""
 END_S = 0.5
 """Seconds that a worker has to end by itself, once its input is closed."""
 
@@ -85,7 +85,7 @@ class SqlReader:
             )
         self._cpu_s, self._memory_mb = cpu_s, memory_mb
         self._wall_s = 10 * cpu_s + GRACE_S
-        self._free = threading.BoundedSemaphore(workers)
+        self._slots = Slots(workers, self._wall_s)
         self._idle: list[_Worker] = []
         self._ids = itertools.count()
 
@@ -104,8 +104,8 @@ class SqlReader:
         if len(query) > MAX_QUERY:
             text = f"the query has {len(query)} characters, {MAX_QUERY} at most"
             return SqlResult(ToolStatus.ERROR, error_class="TooLong", message=text)
-        if not self._free.acquire(timeout=self._wall_s):
-            raise SandboxFault(f"no SQL worker came free within {self._wall_s:g} s")
+        if not self._slots.take():
+            raise SandboxFault(f"no SQL worker came to an end within {self._wall_s:g} s")
         try:
             uri = f"file:{urllib.parse.quote(str(Path(database).absolute()))}?mode=ro&immutable=1"
             order = {"uri": uri, "query": query, "rows": rows, "bytes": size, "cpu_s": self._cpu_s}
@@ -113,7 +113,7 @@ class SqlReader:
             # A worker may have died of something else; a query that ends two of them did it itself.
             return self._ask(order) if result.error_class == "Crash" else result
         finally:
-            self._free.release()
+            self._slots.give()
 
     def _ask(self, order: dict[str, Any]) -> SqlResult:
         """Sends ``order`` to a worker; one that does not answer, or answers something else, is ended."""

@@ -77,7 +77,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             return {"error": "NoQuery", "message": "there is no SELECT in it"}
         rows, more = _fetch(cursor, request["rows"], request["bytes"])
         return {"columns": [column[0] for column in cursor.description], "rows": rows, "more": more}
-    except (sqlite3.Error, sqlite3.Warning, ValueError, MemoryError, OverflowError) as error:
+    except Exception as error:  # whatever a query brings about is its own failure
         return _failure(error, refused)
     finally:
         connection.close()
@@ -135,7 +135,7 @@ def _failure(error: Exception, refused: list[str]) -> dict[str, Any]:
         return {"error": "NotAllowed", "message": refused[0]}
     if name == "SQLITE_INTERRUPT":
         return {"error": "Timeout", "message": "the query took too long"}
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or name == "SQLITE_IOERR_NOMEM":
         return {"error": "OutOfMemory", "message": "the query needed too much memory"}
     if name.startswith(BROKEN):
         return {"fault": text}

@@ -74,7 +74,9 @@ class ExecResult:
     exit_code: int | None = None
     signal: int | None = None
     truncated: bool = False  # the middle of stdout or stderr is missing
-    returned: tuple[Any, ...] = ()  # one document for each call that was answered
+    returned: tuple[
+        str, ...
+    ] = ()  # a line for each call that was answered, as the program wrote it: see ``plain.decode``
     files: Mapping[str, bytes] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)  # asked files that did not cross the wall: why
     state_lost: bool = False  # the interpreter died; the next cell starts a new one
@@ -142,12 +144,14 @@ class Session(Protocol):
 
         Args:
             code: The cell; where it ends in an expression, its value is shown.
-            files: Written below the working folder before.
+            files: Written below the working folder before. What an earlier cell put in their way is a result of status
+                ``error``, without the cell.
             collect: Relative paths to read after.
             wall_s: Seconds; None takes the session's limit.
             variables: Whether stderr shows the variables on the line of an uncaught exception.
 
         Raises:
+            ConfigurationError: a path that is not relative, or more files than the disk holds.
             SandboxFault: the session is closed. A sandbox that breaks is a result of status ``sandbox_error``.
         """
 

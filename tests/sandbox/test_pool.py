@@ -1,6 +1,7 @@
 """The pool and the jails: trust domains, quotas, back-pressure, dead jails, dead owners."""
 
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ from agentenv.errors import ConfigurationError, SandboxFault, UnknownName
 from agentenv.sandbox import labels
 from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.jails import Channel, JailDied
-from agentenv.sandbox.pool import Pool
+from agentenv.sandbox.pool import Pool, Slots
 from agentenv.sandbox.spec import make_executor
 from agentenv.sandbox.types import ExecStatus, Limits
 
@@ -93,6 +94,31 @@ def test_who_waits_too_long_for_a_slot_is_refused(jails: list[FakeJail]) -> None
         pass
     with made.slot() as waited:
         assert waited < 0.05
+    made.close()
+
+
+def test_who_waits_while_others_come_to_an_end_is_not_refused() -> None:
+    """A queue of programs that all use up their time is no failure of the sandbox, however long it is."""
+    slots = Slots(1, 0.5)
+    assert slots.take()
+    waited: list[bool] = []
+    waiting = threading.Thread(target=lambda: waited.append(slots.take()))
+    waiting.start()
+    for _ in range(4):
+        time.sleep(0.2)
+        slots.moved()
+    slots.give()
+    waiting.join(5)
+    assert waited == [True]
+
+
+def test_a_machine_without_room_for_a_jail_is_a_typed_fault() -> None:
+    def start() -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device", "/tmp/x")
+
+    made = Pool(start, size=1)
+    with pytest.raises(SandboxFault, match="No space left"):
+        made.jail("a")
     made.close()
 
 

@@ -16,6 +16,8 @@ from agentenv.sandbox.jail.output import Bounded
 from agentenv.sandbox.jail.watch import MIB, Watch, resident
 
 RETURN_LIMIT = 8 * MIB
+MOST_COLLECTED = 128 * MIB
+"""Bytes of collected files: what fits one message with room to spare."""
 FAR = 1 << 20
 RETURNED, ORDER, READY = 3, 4, 5
 """Descriptors of a waiting process, beside its three streams."""
@@ -44,12 +46,18 @@ def make_box(root: str, files: dict[str, str]) -> str:
     return f"{root}/work"
 
 
-def collect(folder: str, names: list[str], limit: int) -> tuple[dict[str, str], dict[str, str]]:
-    """The asked files as base64, and for those that do not cross the wall the reason."""
+def collect(folder: str, names: list[str], limits: dict[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+    """The asked files as base64, and for those that do not cross the wall the reason.
+
+    Together they are at most as large as the disk: files with holes could be much more.
+    """
     found, refused = {}, {}
+    room = min(limits["disk_mb"] * MIB, MOST_COLLECTED)
     for name in names:
         try:
-            found[name] = base64.b64encode(trees.read(folder, name, limit)).decode()
+            content = trees.read(folder, name, min(limits["file_mb"] * MIB, room))
+            found[name] = base64.b64encode(content).decode()
+            room -= len(content)
         except trees.Refused as reason:
             refused[name] = str(reason)
     return found, refused
@@ -153,7 +161,7 @@ def run_once(request: dict[str, Any], setup: dict[str, Any], process: Waiting) -
     watch.drain_rest()
     for fd in (handle, *process.streams):
         os.close(fd)
-    files, refused = collect(folder, request["collect"], limits["file_mb"] * MIB)
+    files, refused = collect(folder, request["collect"], limits)
     return {
         **classify(verdict, state, usage.ru_utime + usage.ru_stime, limits),
         "stdout": out.text,
@@ -170,7 +178,9 @@ def run_once(request: dict[str, Any], setup: dict[str, Any], process: Waiting) -
 
 def rehearse() -> None:
     """Goes through a run's steps with nothing: memory shared by a fork is copied at the first touch, which then is past."""
-    limits = json.loads(frames.encode({"memory_mb": 1, "output_bytes": 1, "hard_output_bytes": 1}))
+    limits = json.loads(
+        frames.encode({"memory_mb": 1, "output_bytes": 1, "hard_output_bytes": 1, "disk_mb": 1, "file_mb": 1})
+    )
     reading, writing = pipe()
     os.close(writing)
     record = bounded(limits)
@@ -181,7 +191,7 @@ def rehearse() -> None:
     os.close(reading)
     classify("ready", 0, 0.0, limits)
     base64.b64decode(record.text)
-    collect("/", [], 0)
+    collect("/", [], limits)
 
 
 def bounded(limits: dict[str, Any]) -> Bounded:

@@ -4,9 +4,17 @@
 builtin objects, so comparing what it returns calls no method of the program's.
 """
 
+import json
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 MAX_ITEMS = 200_000
+MARKS = '"[{:,'
+MAX_MARKS = 12 * MAX_ITEMS
+"""Characters of ``MARKS`` outside of texts: no document of ``dump`` has more, and each costs memory to decode."""
+CROWD = 64
+"""Different values of one hash that a set or dict may have: beyond, filling it takes the square of their number."""
 _ATOMS = (type(None), bool, int, str)
 
 
@@ -61,6 +69,45 @@ def _dump_rare(value: Any, room: list[int]) -> Any:
     raise NotPlain(f"{type(value).__name__} is no builtin type")
 
 
+def decode(line: str) -> Any:
+    """The document that a program's process wrote, where it is not larger than any that ``dump`` writes.
+
+    Raises:
+        NotPlain: it is larger, or not JSON.
+    """
+    if _marks(line) > MAX_MARKS:
+        bare = line.replace("\\\\", "").replace('\\"', "")
+        if bare.count('"') > MAX_MARKS or _marks('""'.join(bare.split('"')[::2])) > MAX_MARKS:
+            raise NotPlain(f"more than {MAX_ITEMS} items")
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise NotPlain(f"no JSON: {error}") from error
+
+
+def _marks(text: str) -> int:
+    return sum(map(text.count, MARKS))
+
+
+def apart(values: Sequence[Any]) -> Sequence[Any]:
+    """``values``, which can be put into a set in time.
+
+    Raises:
+        NotPlain: many different ones of them have the same hash, which no honest program gives.
+    """
+    if len(values) <= CROWD:
+        return values
+    crowded = {code for code, count in Counter(map(hash, values)).items() if count > CROWD}
+    rivals: dict[int, list[Any]] = {code: [] for code in crowded}
+    for value in values if crowded else ():
+        known = rivals.get(hash(value))
+        if known is not None and value not in known:
+            known.append(value)
+            if len(known) > CROWD:
+                raise NotPlain(f"more than {CROWD} values of one hash")
+    return values
+
+
 def load(document: Any) -> Any:
     """The value that ``document`` stands for.
 
@@ -74,8 +121,12 @@ def load(document: Any) -> Any:
     ((tag, body),) = document.items()
     try:
         return _LOADERS[tag](body)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise NotPlain(f"no document of a plain value: {error}") from error
+
+
+def _dict(keys: list[Any], items: list[Any]) -> dict[Any, Any]:
+    return dict(zip(apart(keys), items, strict=True))
 
 
 _LOADERS: dict[str, Any] = {
@@ -83,9 +134,9 @@ _LOADERS: dict[str, Any] = {
     "f": float,
     "l": lambda body: [load(item) for item in body],
     "t": lambda body: tuple(load(item) for item in body),
-    "d": lambda body: {load(key): load(item) for key, item in body},
-    "s": lambda body: {load(item) for item in body},
-    "z": lambda body: frozenset(load(item) for item in body),
+    "d": lambda body: _dict([load(key) for key, _ in body], [load(item) for _, item in body]),
+    "s": lambda body: set(apart([load(item) for item in body])),
+    "z": lambda body: frozenset(apart([load(item) for item in body])),
     "b": bytes.fromhex,
     "c": lambda body: complex(float.fromhex(body[0]), float.fromhex(body[1])),
     "r": lambda body: range(*body),

@@ -4,6 +4,9 @@ Every interpreter is a *node*. A node that has forked is frozen: it waits for th
 more, which makes it a snapshot. A session goes on in the child, so that the program of a session never has its snapshots
 among its own children. Nodes take turns: the files in the box belong to one of them, those of the others stand in
 the vault, and between cells every process of the program is stopped.
+
+Whatever a program does to its interpreter or its files ends at most its own interpreter, which is a result like any other.
+A fault is only what has its cause outside of the box.
 """
 
 import base64
@@ -17,17 +20,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from agentenv.sandbox.jail import confine, frames, trees
+from agentenv.sandbox.jail import answers, confine, frames, trees
 from agentenv.sandbox.jail.judge import Judge
 from agentenv.sandbox.jail.once import await_confined, become, bounded, collect, make_box, pipe
 from agentenv.sandbox.jail.watch import MIB, Watch, processes, resident, share, stat_of
 from agentenv.sandbox.jail.worker import Interpreter
 
-REPLY_LIMIT = 1 << 20
 FORK_S = 5.0
 GRACE_S = 0.5
-READ_S = 5.0
-NEEDS_NODE = ("cell", "fork", "files")
 
 
 @dataclass
@@ -66,10 +66,13 @@ class Warden:
         for folder in (self._box, self._vault):
             os.makedirs(folder, exist_ok=True)
         self._nodes: dict[int, Node] = {}
+        self._died: set[int] = set()
+        """Interpreters that their own program ended while another one ran, or whose files could not be kept."""
         self._judge = Judge(self._node_pids)
         self._listeners: dict[int, Callable[[int], None]] = {}
         self._in_box = -1
         self._work = f"{self._box}/work"
+        self._room = self._limits["disk_mb"] * MIB
         self._baseline = resident(os.getpid())
         self._open(first)
         frames.reply(self._host, first, {})
@@ -93,14 +96,22 @@ class Warden:
         while True:
             order = json.loads(frames.receive(self._host))
             try:
-                if order["op"] in NEEDS_NODE and order["node"] not in self._nodes:
-                    raise RuntimeError(f"interpreter {order['node']} is gone")
                 answer = operations[order["op"]](order)
             except trees.Refused as reason:
                 answer = {"refused_input": str(reason)}
-            except (OSError, RuntimeError) as error:
+            except Exception as error:
                 answer = {"fault": f"{type(error).__name__}: {error}"}
             frames.reply(self._host, order, answer)
+
+    def _living(self, name: int) -> Node | None:
+        """A node, None where its program ended it.
+
+        Raises:
+            RuntimeError: there never was one of this name.
+        """
+        if name not in self._nodes and name not in self._died:
+            raise RuntimeError(f"interpreter {name} is gone")
+        return self._nodes.get(name)
 
     def _node_pids(self) -> set[int]:
         return {node.pid for node in self._nodes.values()}
@@ -115,7 +126,7 @@ class Warden:
 
     def _start(self, name: int) -> None:
         (out, out_end), (err, err_end) = pipe(), pipe()
-        link, other = _link()
+        link, other = answers.link()
         ready = os.pipe()
         null = os.open(os.devnull, os.O_RDONLY)
         pid = os.fork()
@@ -152,10 +163,18 @@ class Warden:
 
     def _cell(self, order: dict[str, Any]) -> dict[str, Any]:
         """Runs a cell in a node; a node that dies of it is gone."""
-        node = self._nodes[order["node"]]
-        self._bring_files(order["node"])
-        for name, content in order["files"].items():
-            trees.write(self._work, name, base64.b64decode(content))
+        name = order["node"]
+        node = self._living(name)
+        if node is None or not self._bring_files(name):
+            return {**answers.NOTHING_RAN, "status": "killed", "alive": False, "lost": self._lost(name)}
+        try:
+            for path, content in order["files"].items():
+                trees.write(self._work, path, base64.b64decode(content))
+        except trees.Refused as reason:  # the box was empty once: its program is in the way
+            return {**answers.NOTHING_RAN, **answers.unwritten(str(reason)), "lost": self._lost(name)}
+        return self._run_cell(node, order)
+
+    def _run_cell(self, node: Node, order: dict[str, Any]) -> dict[str, Any]:
         records = {node.out: bounded(self._limits), node.err: bounded(self._limits)}
         watch = Watch(self._limits, records)
         watch.baseline, watch.members = self._baseline, self._moving
@@ -167,9 +186,9 @@ class Warden:
         watch.drain_rest()
         self._settle(order["node"], answer is None)
         out, err = records.values()
-        found, refused = collect(self._work, order["collect"], self._limits["file_mb"] * MIB)
+        found, refused = collect(self._work, order["collect"], self._limits)
         return {
-            **_outcome(verdict, answer),
+            **answers.outcome(verdict, answer),
             "stdout": out.text,
             "stderr": err.text,
             "truncated": out.truncated or err.truncated,
@@ -187,7 +206,7 @@ class Warden:
         """Sends the cell and waits; at a limit first asks by SIGINT, then kills. The answer is None after a death."""
         ask = {"op": "cell", "code": order["code"], "folder": node.folder, "variables": order["variables"]}
         try:
-            frames.send(node.link, frames.encode(ask))
+            answers.hand_over(node.link, frames.encode(ask), started + order["wall_s"])
             verdict = watch.until(node.link.fileno(), started + order["wall_s"])
             if verdict == "oom":
                 return verdict, None
@@ -197,8 +216,8 @@ class Warden:
                     record.forgive()
                 if watch.until(node.link.fileno(), time.monotonic() + GRACE_S) != "ready":
                     return verdict, None
-            answer = _read_answer(node.link)
-        except (frames.Closed, TimeoutError, ProcessLookupError):
+            answer = answers.read_answer(node.link)
+        except (frames.Closed, OSError):  # a deadline passed, or the process is gone
             return "killed", None
         node.folder = answer["folder"]
         return verdict, answer
@@ -243,20 +262,22 @@ class Warden:
         gone = [name for name, node in self._nodes.items() if name != runner and stat_of(node.pid)[2] in "ZX"]
         for name in gone:
             self._remove(name)
+        self._died.update(gone)
         return gone
 
     def _fork(self, order: dict[str, Any]) -> dict[str, Any]:
         """Freezes a node, unless it is frozen, and lets a child go on from it under a new name."""
-        node, name = self._nodes[order["node"]], order["child"]
-        first = not node.frozen
+        node, name = self._living(order["node"]), order["child"]
+        first = node is not None and not node.frozen
+        if node is None or (first and not self._bring_files(order["node"])):
+            return {"refused": "the program ended the interpreter"}
         if first:
-            self._bring_files(order["node"])
             if reason := self._unsound(node):
                 return {"refused": reason}
             try:
-                node.copied = trees.copy(self._box, f"{self._vault}/{order['node']}")
+                node.copied = self._save(order["node"])
             except OSError as error:
-                trees.clear(f"{self._vault}/{order['node']}")
+                trees.remove(f"{self._vault}/{order['node']}")
                 return {"refused": f"its files cannot be copied: {error.strerror}"}
         _signal(node.pid, signal.SIGCONT)
         child = self._split(node)
@@ -293,7 +314,11 @@ class Warden:
         others = [pid for pid in self._judge.lineage_of(node.pid) if pid != node.pid]
         if others:
             return f"the program has {len(others)} child processes"
-        for fd in os.listdir(f"/proc/{node.pid}/fd"):
+        try:
+            held = os.listdir(f"/proc/{node.pid}/fd")
+        except OSError as error:  # it hides them, or has died
+            return f"the program's open files cannot be seen: {error.strerror}"
+        for fd in held:
             try:
                 goal = os.readlink(f"/proc/{node.pid}/fd/{fd}")
             except OSError:
@@ -305,7 +330,7 @@ class Warden:
     def _split(self, node: Node) -> tuple[socket.socket, int, int, int] | None:
         """A forked child of ``node``: link, pid and streams; None where it does not come."""
         (out, out_end), (err, err_end) = pipe(), pipe()
-        link, other = _link()
+        link, other = answers.link()
         link.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         try:
             frames.send(node.link, b'{"op":"fork"}', (other.fileno(), out_end, err_end))
@@ -334,27 +359,52 @@ class Warden:
             return None
         link.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
         pid: int = struct.unpack("=iII", ancillary[0][2][:12])[0]
-        return pid
+        return None if pid in self._node_pids() else pid  # a program may greet in its child's place
 
-    def _bring_files(self, name: int) -> None:
-        """Puts a node's files into the box, after saving those of the node that has them there."""
-        if self._in_box == name:
-            return
-        self._put_away()
-        source = f"{self._vault}/{self._nodes[name].files}"
-        trees.copy(source, self._box)
-        self._in_box = name
+    def _bring_files(self, name: int) -> bool:
+        """Puts a node's files into the box, after saving those of the node that has them there.
+
+        False where they do not fit any more, by the doing of its program: the node is gone then.
+        """
+        if self._in_box != name:
+            self._put_away()
+            try:
+                trees.copy(f"{self._vault}/{self._nodes[name].files}", self._box, self._room)
+            except OSError:
+                trees.clear(self._box)
+                self._lose(name)
+                return False
+            self._in_box = name
+        return True
 
     def _put_away(self) -> None:
-        """Empties the box, after saving what a living interpreter has in it."""
-        owner = self._nodes.get(self._in_box)
+        """Empties the box, after saving what a living interpreter has in it; one whose files cannot be kept is ended."""
+        name, self._in_box = self._in_box, -1
+        owner = self._nodes.get(name)
         if owner is not None and not owner.frozen:
-            target = f"{self._vault}/{self._in_box}"
-            if os.path.isdir(target):
-                trees.clear(target)
-            trees.copy(self._box, target)
-            owner.files = self._in_box
+            try:
+                self._save(name)
+                owner.files = name
+            except OSError:
+                self._lose(name)
         trees.clear(self._box)
+
+    def _save(self, name: int) -> int:
+        """Copies what is in the box into the vault, as a node's files; returns their bytes.
+
+        Raises:
+            OSError: they cannot be copied.
+        """
+        target = f"{self._vault}/{name}"
+        trees.remove(target)
+        return trees.copy(self._box, target, self._room)
+
+    def _lose(self, name: int) -> None:
+        """Ends a node for what its program did."""
+        self._signal_all(self._nodes[name], signal.SIGKILL)
+        self._remove(name)
+        self._died.add(name)
+        self._reap()
 
     def _kill(self, order: dict[str, Any]) -> dict[str, Any]:
         """Ends nodes; trees that nobody needs any more go with them."""
@@ -374,13 +424,16 @@ class Warden:
         needed = {node.files for node in self._nodes.values()}
         for entry in os.listdir(self._vault):
             if int(entry) not in needed:
-                trees.clear(f"{self._vault}/{entry}")
-                os.rmdir(f"{self._vault}/{entry}")
+                trees.remove(f"{self._vault}/{entry}")
 
     def _files(self, order: dict[str, Any]) -> dict[str, Any]:
         """Reads files of a node without running anything."""
-        self._bring_files(order["node"])
-        found, refused = collect(self._work, order["collect"], self._limits["file_mb"] * MIB)
+        if self._living(order["node"]) is None or not self._bring_files(order["node"]):
+            return {
+                "files": {},
+                "refused": dict.fromkeys(order["collect"], "the program ended the interpreter"),
+            }
+        found, refused = collect(self._work, order["collect"], self._limits)
         return {"files": found, "refused": refused}
 
 
@@ -390,51 +443,3 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
     except ProcessLookupError:
         pass
-
-
-def _link() -> tuple[socket.socket, socket.socket]:
-    ours, theirs = socket.socketpair()
-    return ours, theirs
-
-
-def _read_answer(link: socket.socket) -> dict[str, Any]:
-    """What the interpreter says of its cell, checked field by field.
-
-    Raises:
-        Closed: it is gone, or said what no interpreter of ours says.
-    """
-    try:
-        answer = json.loads(frames.receive(link, REPLY_LIMIT, time.monotonic() + READ_S))
-        value, error = answer["value"], answer["error"]
-        sound = isinstance(answer["ok"], bool) and isinstance(value, str | None)
-        sound = sound and all(isinstance(answer[name], str) for name in ("folder", "digest"))
-        if error is not None:
-            error = {
-                "type": str(error["type"])[:200],
-                "message": str(error["message"])[:2000],
-                "line": int(error["line"]),
-            }
-    except (ValueError, KeyError, TypeError, RecursionError) as bad:
-        raise frames.Closed from bad
-    if not sound:
-        raise frames.Closed
-    return {
-        "ok": answer["ok"],
-        "value": value,
-        "error": error,
-        "folder": answer["folder"],
-        "digest": answer["digest"],
-    }
-
-
-def _outcome(verdict: str, answer: dict[str, Any] | None) -> dict[str, Any]:
-    """Status, value and error of a cell."""
-    if answer is None:
-        return {"status": verdict, "value": None, "error": None, "digest": ""}
-    kept = {name: answer[name] for name in ("value", "error", "digest")}
-    if verdict != "ready":
-        return {"status": verdict, **kept}
-    if not answer["ok"]:
-        memory = (answer["error"] or {}).get("type") == "MemoryError"
-        return {"status": "oom" if memory else "error", **kept}
-    return {"status": "ok", **kept}

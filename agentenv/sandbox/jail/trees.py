@@ -1,8 +1,11 @@
 """Workspaces: writing given files, collecting asked ones, copying whole trees; no link is ever followed."""
 
+import errno
+import itertools
 import os
-import shutil
 import stat
+from collections.abc import Callable
+from dataclasses import dataclass
 
 
 class Refused(Exception):
@@ -87,64 +90,204 @@ def read(root: str, name: str, limit: int) -> bytes:
         return stream.read(limit)
 
 
-def copy(source: str, target: str) -> int:
-    """Copies folders, regular files and links as they are; returns the bytes of the files."""
-    total = 0
-    os.makedirs(target, exist_ok=True)
-    with os.scandir(source) as entries:
-        for entry in entries:
-            goal = f"{target}/{entry.name}"
-            if entry.is_symlink():
-                os.symlink(os.readlink(entry.path), goal)
-            elif entry.is_dir(follow_symlinks=False):
-                total += copy(entry.path, goal)
-            elif entry.is_file(follow_symlinks=False):
-                total += _copy_file(entry, goal)
-    found = os.stat(source)
-    os.chmod(target, stat.S_IMODE(found.st_mode) | stat.S_IRWXU)
-    os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
-    return total
+@dataclass
+class _Level:
+    """One folder on the way down a tree that is being copied."""
+
+    source: tuple[int, int]
+    target: tuple[int, int]
+    """Device and number of both folders: ``..`` must lead back to them."""
+    found: os.stat_result
+    """What the source was like before."""
+    name: str
+    left: list[str]
+    """Folders in it that are still to be copied."""
 
 
-def _copy_file(entry: os.DirEntry[str], goal: str) -> int:
-    """Copies data and holes of one file."""
-    found = entry.stat(follow_symlinks=False)
-    if not found.st_mode & stat.S_IRUSR:
-        os.chmod(entry.path, 0o600)
-    with open(entry.path, "rb") as source, open(goal, "wb") as target:
-        at, end = 0, found.st_size
+class _Copy:
+    """Copies one tree; where it stands is a pair of descriptors, so neither its depth nor its paths have a limit."""
+
+    def __init__(self, room: int) -> None:
+        self._room, self._total = room, 0
+        self._way: list[_Level] = []
+        self._source = self._target = -1
+
+    def run(self, source: str, target: str) -> int:
+        """Copies everything; returns the bytes of the files."""
+        try:
+            self._descend(source, target, None)
+            while self._way:
+                level = self._way[-1]
+                if level.left:
+                    name = level.left.pop()
+                    os.mkdir(name, 0o700, dir_fd=self._target)
+                    self._descend(name, name, level)
+                else:
+                    self._ascend()
+        finally:
+            for fd in {self._source, self._target} - {-1}:
+                os.close(fd)
+        return self._total
+
+    def _descend(self, source: str, target: str, above: _Level | None) -> None:
+        """Goes into a folder and copies what is in it but for its folders."""
+        given = (None, None) if above is None else (self._source, self._target)
+        found = os.stat(source, dir_fd=given[0], follow_symlinks=False)
+        self._replace(_enter(source, given[0], found), _enter(target, given[1]))
+        left = []
+        with os.scandir(self._source) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    os.symlink(os.readlink(entry.name, dir_fd=self._source), entry.name, dir_fd=self._target)
+                elif entry.is_dir(follow_symlinks=False):
+                    left.append(entry.name)
+                elif entry.is_file(follow_symlinks=False):
+                    self._file(entry)
+        self._way.append(_Level(_identity(self._source), _identity(self._target), found, source, left))
+
+    def _ascend(self) -> None:
+        """Gives the folder the mode and the times of its source and goes back to the one above."""
+        level = self._way.pop()
+        source, target = self._source, self._target
+        if self._way:
+            above = self._way[-1]
+            up = (_above(source, above.source), _above(target, above.target))
+        else:
+            up = (-1, -1)
+        self._source, self._target = up
+        try:
+            mode = stat.S_IMODE(level.found.st_mode)
+            os.fchmod(source, mode)
+            os.fchmod(target, mode)
+            os.utime(target, ns=(level.found.st_atime_ns, level.found.st_mtime_ns))
+        finally:
+            os.close(source)
+            os.close(target)
+
+    def _replace(self, source: int, target: int) -> None:
+        for fd in {self._source, self._target} - {-1}:
+            os.close(fd)
+        self._source, self._target = source, target
+
+    def _file(self, entry: os.DirEntry[str]) -> None:
+        """Copies data and holes of one file."""
+        found = entry.stat(follow_symlinks=False)
+        mode = stat.S_IMODE(found.st_mode)
+        if not mode & stat.S_IRUSR:
+            os.chmod(entry.name, mode | stat.S_IRUSR, dir_fd=self._source)
+        reading = os.open(entry.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._source)
+        try:
+            os.fchmod(reading, mode)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            writing = os.open(entry.name, flags, 0o600, dir_fd=self._target)
+            try:
+                self._data(reading, writing, found.st_size)
+                os.fchmod(writing, mode)
+                os.utime(writing, ns=(found.st_atime_ns, found.st_mtime_ns))
+            finally:
+                os.close(writing)
+        finally:
+            os.close(reading)
+        self._total += found.st_size
+
+    def _data(self, reading: int, writing: int, end: int) -> None:
+        at = 0
         while at < end:
             try:
-                at = os.lseek(source.fileno(), at, os.SEEK_DATA)
+                at = os.lseek(reading, at, os.SEEK_DATA)
             except OSError:  # only a hole is left
                 break
-            hole = os.lseek(source.fileno(), at, os.SEEK_HOLE)
-            os.lseek(target.fileno(), at, os.SEEK_SET)
+            hole = os.lseek(reading, at, os.SEEK_HOLE)
+            self._room -= hole - at
+            if self._room < 0:
+                raise OSError(errno.ENOSPC, "they are larger than the disk, for files have several names")
+            os.lseek(writing, at, os.SEEK_SET)
             while at < hole:
-                at += os.sendfile(target.fileno(), source.fileno(), at, hole - at)
-        os.ftruncate(target.fileno(), end)
-    os.chmod(goal, stat.S_IMODE(found.st_mode))
-    os.utime(goal, ns=(found.st_atime_ns, found.st_mtime_ns))
-    return found.st_size
+                sent = os.sendfile(writing, reading, at, hole - at)
+                if not sent:
+                    raise OSError(errno.EBUSY, "a file was cut while it was copied")
+                at += sent
+        os.ftruncate(writing, end)
+
+
+def copy(source: str, target: str, room: int = 1 << 62) -> int:
+    """Copies folders, regular files and links as they are; returns the bytes of the files.
+
+    Whatever a program made is copied: folders of any depth, and those that their owner may not read.
+
+    Args:
+        source: Folder to copy.
+        target: Where to; it may exist and must then hold nothing of the same name.
+        room: Bytes of data at most. A file of many names would otherwise become many files.
+
+    Raises:
+        OSError: there is no room, or the tree changed meanwhile.
+    """
+    os.makedirs(target, exist_ok=True)
+    return _Copy(room).run(source, target)
+
+
+def _enter(name: str, parent: int | None, found: os.stat_result | None = None) -> int:
+    """A descriptor of a folder, made readable and writable for its owner where it is not."""
+    found = found or os.stat(name, dir_fd=parent, follow_symlinks=False)
+    if found.st_mode & stat.S_IRWXU != stat.S_IRWXU and stat.S_ISDIR(found.st_mode):
+        os.chmod(name, stat.S_IMODE(found.st_mode) | stat.S_IRWXU, dir_fd=parent)
+    return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+
+
+def _identity(folder: int) -> tuple[int, int]:
+    found = os.fstat(folder)
+    return found.st_dev, found.st_ino
+
+
+def _above(folder: int, wanted: tuple[int, int]) -> int:
+    """The folder around an open one, if it is still the one that was left."""
+    above = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    if _identity(above) != wanted:
+        os.close(above)
+        raise OSError(errno.EBUSY, "a folder was moved while it was copied")
+    return above
 
 
 def clear(root: str) -> None:
-    """Empties a folder."""
-    with os.scandir(root) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                os.chmod(entry.path, 0o700)
-                shutil.rmtree(entry.path, onerror=_make_removable)
-            else:
-                os.unlink(entry.path)
+    """Empties a folder.
+
+    Folders in folders are first moved to the top under names that nobody can know, so that depth never counts.
+    """
+    top = _enter(root, None)
+    secret, numbers = os.urandom(16).hex(), itertools.count()
+    try:
+        waiting = _empty(top, lambda name: name)
+        while waiting:
+            name = waiting.pop()
+            inner = _enter(name, top)
+            try:
+                waiting += _empty(inner, lambda _: f"{secret}-{next(numbers)}", top)
+            finally:
+                os.close(inner)
+            os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
 
 
-def _make_removable(remove: object, path: str, _: object) -> None:
-    """For ``rmtree``: a folder without the write bit is ours all the same."""
-    parent = os.path.dirname(path)
-    os.chmod(parent, 0o700)
-    if os.path.isdir(path) and not os.path.islink(path):
-        os.chmod(path, 0o700)
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        os.unlink(path)
+def _empty(folder: int, renamed: Callable[[str], str], top: int | None = None) -> list[str]:
+    """Removes what is no folder and moves the folders to ``top``, where that is another; returns their new names."""
+    with os.scandir(folder) as entries:
+        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    moved = []
+    for name, is_folder in found:
+        if not is_folder:
+            os.unlink(name, dir_fd=folder)
+            continue
+        moved.append(renamed(name))
+        if top is not None:
+            os.close(_enter(name, folder))  # a folder that its owner may not write cannot be moved
+            os.rename(name, moved[-1], src_dir_fd=folder, dst_dir_fd=top)
+    return moved
+
+
+def remove(root: str) -> None:
+    """Removes a folder with all that is in it; one that is gone already is none."""
+    if os.path.isdir(root):
+        clear(root)
+        os.rmdir(root)
