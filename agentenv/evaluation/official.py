@@ -173,7 +173,7 @@ def _wiki(golds: Sequence[Record], predictions: Sequence[Record], source: Path) 
 def _accepted(gold: Record, key: str, aliases: Aliases) -> list[list[Triple]]:
     """The accepted forms of each gold triple: subject and object under all their names."""
     triples = _triples(gold.value("evidences"), key)
-    ids = _triples(gold.fields.get("evidences_id") or [("", "", "")] * len(triples), key)
+    ids = _triples(gold.fields.get("evidences_id") or [["", "", ""]] * len(triples), key)
     return [
         [
             (first, relation, last)
@@ -228,7 +228,7 @@ def _musique_row(gold: Record, row: Record, full: bool) -> _Answered:
     aliases = gold.fields.get("answer_aliases") or ()
     wanted = [p.value("idx") for p in gold.items("paragraphs") if p.value("is_supporting")]
     answer = musique_answer(_text(row.value("predicted_answer"), row.place), [gold.gold("answer"), *aliases])
-    support = musique_support(row.value("predicted_support_idxs"), wanted).f1
+    support = musique_support(_numbers(row, "predicted_support_idxs"), wanted).f1
     return _Answered(gold.id("id"), True, right, (*answer, support))
 
 
@@ -253,6 +253,13 @@ def _musique_twins(rows: Sequence[_Answered], source: Path) -> dict[str, float]:
 def _flag(row: Record, name: str) -> bool:
     if not isinstance(value := row.value(name), bool):
         raise DatasetError(f"{row.place}: {name} must be true or false, not {value!r}.")
+    return value
+
+
+def _numbers(row: Record, name: str) -> list[int]:
+    value = row.value(name)
+    if not isinstance(value, list) or not all(type(number) is int for number in value):
+        raise DatasetError(f"{row.place}: {name} must be a list of paragraph numbers, not {value!r}.")
     return value
 
 
@@ -318,7 +325,7 @@ def _facts(value: Any, key: str) -> list[Fact]:
 
 def _triples(value: Any, key: str) -> list[Triple]:
     if not isinstance(value, list) or not all(
-        len(t) == 3 and all(isinstance(x, str) for x in t) for t in value
+        isinstance(triple, list) and list(map(type, triple)) == [str, str, str] for triple in value
     ):
         raise DatasetError(f"The evidence of {key} must be triples of text.")
     return [tuple(triple) for triple in value]

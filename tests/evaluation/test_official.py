@@ -248,6 +248,72 @@ def test_files_of_another_layout_are_refused(tmp_path: Path, content: Any, sente
         score_file("hotpotqa", hotpot_gold(tmp_path), write(tmp_path / "pred.json", content))
 
 
+WIKI = {
+    "_id": "w",
+    "question": "q",
+    "answer": "United States",
+    "supporting_facts": [["Ann", 0]],
+    "evidences": [["Ann", "country", "United States"], ["Bob", "country", "Chad"]],
+}
+
+
+@pytest.mark.parametrize(
+    "evidence", [1, [1], ["abc"], [["Ann", "country"]], [["Ann", "country", 1]], {"a": 1}]
+)
+def test_evidence_that_is_no_triples_is_refused(tmp_path: Path, evidence: Any) -> None:
+    gold = write(tmp_path / "2wiki_dev_1.json", [WIKI])
+    content = {"answer": {}, "sp": {}, "evidence": {"w": evidence}}
+    with pytest.raises(DatasetError) as caught:
+        score_file("2wiki", gold, write(tmp_path / "pred.json", content))
+    assert "w" in str(caught.value)
+
+
+@pytest.mark.parametrize("numbers", [1, None, "1", ["1"], [[1]], [True], {"1": 2}])
+def test_support_that_is_no_paragraph_numbers_is_refused(tmp_path: Path, numbers: Any) -> None:
+    row = {"id": "m", "question": "q", "answer": "NYC", "paragraphs": [{"idx": 0, "is_supporting": True}]}
+    gold = write(tmp_path / "musique_ans_v1.0_dev.jsonl", [row])
+    line = {"id": "m", "predicted_answer": "NYC", "predicted_support_idxs": numbers}
+    with pytest.raises(DatasetError) as caught:
+        score_file("musique", gold, write(tmp_path / "pred.jsonl", [line]))
+    assert repr(numbers) in str(caught.value)
+
+
+def test_a_2wiki_file_divides_by_all_golds_and_each_part_may_be_missing(tmp_path: Path) -> None:
+    """Of two golds one is answered and has one of its two triples: P = 1, R = 1/2, F1 = 2/3. Nothing is joint."""
+    gold = write(tmp_path / "2wiki_dev_1.json", [WIKI, {**WIKI, "_id": "v"}])
+    evidence = {"w": [["ann", "country", "united states."]]}
+    predictions = write(tmp_path / "pred.json", {"answer": {"w": "Chad"}, "sp": {}, "evidence": evidence})
+    found = score_file("2wiki", gold, predictions)
+    assert found["missing"] == {"answer": 1, "sp": 2, "evidence": 1}
+    scores = found["scores"]
+    assert (scores["em"], scores["sp_f1"], scores["joint_f1"]) == (0.0, 0.0, 0.0)
+    assert scores["evi_prec"] == pytest.approx(1 / 2)
+    assert scores["evi_recall"] == pytest.approx(1 / 4)
+    assert scores["evi_f1"] == pytest.approx(2 / 3 / 2)
+
+
+def test_the_subject_of_a_triple_has_its_own_aliases(tmp_path: Path) -> None:
+    row = {**WIKI, "evidences": [["Ann", "country", "Chad"]], "evidences_id": [["Q1", "country", "Q2"]]}
+    gold = write(tmp_path / "2wiki_dev_1.json", [row])
+    names = [{"Q_id": "Q1", "aliases": ["Annie"]}, {"Q_id": "Q2", "aliases": ["Tchad"]}]
+    filled = [json.dumps({"demonyms": [], **name}) + "\n" for name in names]
+    (tmp_path / "id_aliases.json").write_text("".join(filled))
+    for triple, right in {("Annie", "Tchad"): 1.0, ("Tchad", "Annie"): 0.0, ("Annie", "Annie"): 0.0}.items():
+        evidence = {"w": [[triple[0], "country", triple[1]]]}
+        predictions = write(tmp_path / "pred.json", {"answer": {}, "sp": {}, "evidence": evidence})
+        assert score_file("2wiki", gold, predictions)["scores"]["evi_em"] == right
+
+
+def test_empty_sides_of_musique() -> None:
+    """Two empty sides agree fully; with one empty side nothing agrees."""
+    assert musique_support([], []) == (1.0, 1.0, 0.0, 0.0)
+    assert musique_support([], [1])[:2] == (0.0, 0.0)
+    assert musique_support([1], [])[:2] == (0.0, 0.0)
+    assert musique_answer("the", ["a"]) == (1.0, 1.0)
+    assert musique_answer("the", ["Rome"]) == (0.0, 0.0)
+    assert musique_answer("Rome", ["the"]) == (0.0, 0.0)
+
+
 def test_a_set_without_measures_of_its_own_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="hotpotqa"):
         score_file("hotpot", None, tmp_path / "x.json")

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agentenv.core.trajectory import Trajectory, Turn
+from agentenv.core.trajectory import Origin, Trajectory, Turn
 from agentenv.core.types import EndReason, Task
+from agentenv.errors import ConfigurationError
 from agentenv.trainers.allocation import (
     DifficultyAdaptive,
     DiversityFilter,
@@ -248,3 +249,71 @@ def test_xrpo_spends_the_rest_in_equal_rounds() -> None:
     assert sizes(sampler.draw(ledger)) == [(1, 4)]
     assert sampler.draw(ledger_of(*pairs, waves=3)) == []
     assert sampler.settle(ledger).figures == {"largest_group": 6}
+
+
+def test_the_confidence_level_reaches_every_half_width() -> None:
+    """Deviation 1/2 at a level of .5: t(3) = .76489, t(4) = .74070; h(4) = .19122, h(5) = .16562."""
+    assert priority(0.5, 4, 16, exploration=0.0, level=0.5) == pytest.approx(0.19122 - 0.16562, abs=1e-4)
+    # At .95 the pair is widest by far; at a level near 0 every interval is narrow and the bonus levels the sizes.
+    assert uncertainty_allocation([0.5, 0.0], [3, 2], 1, exploration=0.1) == [1, 0]
+    assert uncertainty_allocation([0.5, 0.0], [3, 2], 1, exploration=0.1, level=1e-6) == [0, 1]
+    ledger = ledger_of([1, 0, 1], [0, 0], questions=2, size=3)
+    wide, narrow = (UncertaintyAllocation(rounds=1, level=level).draw(ledger) for level in (0.95, 1e-6))
+    assert sizes(wide) == [(0, 1)]
+    assert sizes(narrow) == [(1, 1)]
+
+
+def test_equal_priorities_go_to_the_first_group() -> None:
+    assert uncertainty_allocation([0.5, 0.5, 0.5], [4, 4, 4], 1, exploration=0.1) == [1, 0, 0]
+
+
+def test_a_single_outcome_has_no_deviation() -> None:
+    """One outcome is of unknown spread and is played again first, whatever its value."""
+    draws = UncertaintyAllocation(rounds=1).draw(ledger_of([1], [1, 0], questions=2, size=2))
+    assert sizes(draws) == [(0, 1)]
+
+
+def test_the_first_look_is_as_large_as_asked() -> None:
+    assert sizes(UncertaintyAllocation(first=3).draw(ledger_of(waves=0))) == [(None, 3)] * 4
+    assert sizes(DifficultyAdaptive(first=3).draw(ledger_of(waves=0))) == [(None, 3)] * 4
+
+
+def test_xrpo_trains_every_group() -> None:
+    ledger = ledger_of([0, 0], [1, 0])
+    assert UncertaintyAllocation().settle(ledger).trained == ledger.groups
+
+
+def test_episodes_that_failed_or_were_guided_are_in_no_diversity() -> None:
+    """Returns 1 and 0 differ; without the second episode one return is left, which counts as diverse by itself."""
+    plain = ledger_of([1, 0], questions=1, size=2).groups[0]
+    alike = ledger_of([1, 1, 0], questions=1, size=3).groups[0]
+    assert DiversityFilter().keeps(plain)
+    for lost in ({"valid": False}, {"origin": Origin.RETRY, "parent_id": "another"}):
+        members = [*alike.members[:2], replace(alike.members[2], **lost)]
+        assert not DiversityFilter().keeps(Group(0, 0, members))
+
+
+@pytest.mark.parametrize(
+    ("sampler", "option", "accepted", "refused"),
+    [
+        (DynamicSampling, "keep", (1e-9, 1.0), (0.0, -0.5, 1.01)),
+        (DynamicSampling, "max_waves", (0, 1), (-1,)),
+        (DiversityFilter, "eta", (0.0, 2.0), (-0.01,)),
+        (DifficultyAdaptive, "first", (0, 2), (1, -1)),
+        (DifficultyAdaptive, "cap", (0, 1), (-1,)),
+        (UncertaintyAllocation, "first", (0, 2), (1, -1)),
+        (UncertaintyAllocation, "rounds", (1, 2), (0,)),
+        (UncertaintyAllocation, "exploration", (0.0, 3.0), (-0.01,)),
+        (UncertaintyAllocation, "level", (0.01, 0.99), (0.0, 1.0, 1.5)),
+    ],
+)
+def test_options_have_bounds(
+    sampler: type[TaskSampler], option: str, accepted: Sequence[float], refused: Sequence[float]
+) -> None:
+    for value in accepted:
+        assert getattr(sampler(**{option: value}), option) == value
+    for value in refused:
+        with pytest.raises(ConfigurationError) as caught:
+            sampler(**{option: value})
+        assert repr(option) in str(caught.value)
+        assert str(value) in str(caught.value)

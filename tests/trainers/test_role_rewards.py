@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import EndReason, Task
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.advantages import get_estimator
+from agentenv.trainers.board import Board
 from agentenv.trainers.games import GAMES, Game, Move
 from agentenv.trainers.question_checks import CHECKS
 from agentenv.trainers.role_rewards import (
@@ -72,6 +74,19 @@ def test_the_table_of_multi_agent_evolve() -> None:
     assert mae_proposer(0.7, 0.4, 1.0) == pytest.approx(0.7)
     assert mae_proposer(0.6, 0.4, 1.0) == pytest.approx(1.6 / 3)
     assert mae_solver(0.8, 1.0) == pytest.approx(0.9)
+    assert mae_solver(0.8, 0.5) == pytest.approx(0.65)
+
+
+@pytest.mark.parametrize("name", CHALLENGES)
+def test_a_proposer_is_paid_by_the_solve_rate_of_its_question(name: str) -> None:
+    """One of four attempts succeeds: 1 - 1/4, and 4 (1/4) (3/4)."""
+    board = Board(Task("t", "q"))
+    assert REWARDS[name](board, "propose", 0) is None
+    one = Trajectory(Task("t", "q"), (), (), 1.0, EndReason.ANSWERED)
+    tries = [replace(one, info={"success": success}) for success in (True, False, False, False)]
+    board.plays["solve"] = tries
+    assert board.solve_rate == 0.25
+    assert REWARDS[name](board, "propose", 0) == pytest.approx(0.75)
 
 
 def test_each_role_is_compared_with_itself(episode: Callable[..., Trajectory]) -> None:

@@ -150,3 +150,26 @@ def test_a_curriculum_that_makes_no_sense() -> None:
         Curriculum(noise=((1, 2.0),))
     with pytest.raises(ConfigurationError, match="allows 0 hops in step 1 and the easiest task has 1"):
         Curriculum(hops=((1, 0),)).draw(ledger_of({}))
+
+
+def test_noise_may_be_all_or_nothing() -> None:
+    ledger = ledger_of({})
+    for share in (0.0, 1.0):
+        assert {draw.noise for draw in Curriculum(noise=((1, share),)).draw(ledger)} == {share}
+
+
+def test_a_curriculum_draws_groups_of_the_usual_size_and_trains_all() -> None:
+    ledger = ledger_of({0: [1.0, 0.0]})
+    draws = Curriculum().draw(ledger)
+    assert {draw.rollouts for draw in draws} == {ledger.group_size}
+    assert Curriculum().settle(ledger).trained == ledger.groups
+
+
+def test_a_pool_as_large_as_the_step_is_drawn_without_repeats() -> None:
+    """Four questions of the tasks with one hop: where exactly four are left, each is drawn once."""
+    ledger = ledger_of({})
+    ledger.questions = sum(task.data["hops"] == 1 for task in ledger.tasks)
+    drawn = [draw.task for draw in Curriculum(hops=((1, 1),)).draw(ledger)]
+    assert len(set(drawn)) == len(drawn) == ledger.questions
+    ledger.questions += 1
+    assert len(Curriculum(hops=((1, 1),)).draw(ledger)) == ledger.questions

@@ -48,6 +48,23 @@ def test_the_longest_row_counts(turns: Turns) -> None:
     assert shape_rewards([split], limit=6, overlong_buffer=2)[0].reward == pytest.approx(0.5)
 
 
+def test_the_size_of_the_length_penalty_is_an_option(turns: Turns) -> None:
+    """Seven tokens of at most eight, a buffer of two: half of .4."""
+    (shaped,) = shape_rewards([turns([0.25, 1.0])], limit=8, overlong_buffer=2, overlong_factor=0.4)
+    assert shaped.reward == pytest.approx(1.25 - 0.2)
+
+
+def test_an_episode_without_tokens_pays_nothing_for_its_length(turns: Turns) -> None:
+    empty = replace(turns([1.0]), segments=())
+    assert shape_rewards([empty], limit=1, overlong_buffer=1)[0].reward == empty.reward
+    assert shape_rewards([empty], limit=1, overlong_buffer=1)[0] is empty
+
+
+def test_an_answer_is_free_of_charge_by_default(turns: Turns) -> None:
+    silent = turns([0.0], end_reason=EndReason.TURN_LIMIT)
+    assert shape_rewards([silent], limit=9)[0] is silent
+
+
 def test_silence_is_worse_than_a_wrong_answer(turns: Turns) -> None:
     ends = (EndReason.ANSWERED, EndReason.SUBMITTED, EndReason.TURN_LIMIT, EndReason.TOKEN_LIMIT)
     group = [turns([0.0], end_reason=end) for end in ends]

@@ -160,6 +160,28 @@ def test_a_tree_weighted_by_the_policy(turns: Turns) -> None:
     assert by_turn("tree", group, fusion="softmax")[0][0] == pytest.approx(0.5**0.5, abs=1e-6)
 
 
+def test_a_turn_weighs_what_it_alone_was_written_with(turns: Turns) -> None:
+    """The first turns differ in their log-probs and the second ones do not: behind a's first turn the mean of 4 and 0."""
+    group = [
+        turns([0.0, 4.0], id="a", logprobs=[-1.0, -2.0]),
+        turns([0.0, 0.0], id="c", logprobs=[-7.0, -2.0], parent_id="a", fork_turn=1),
+        turns([1.0], id="b"),
+    ]
+    found = by_turn("tree", group, normalise="leaves", fusion="softmax")
+    assert found[0][0] == pytest.approx((2 - 5 / 3) / (13 / 3) ** 0.5, abs=1e-6)
+
+
+def test_very_unlikely_turns_are_weighed_all_the_same(turns: Turns) -> None:
+    """Log-probs of -1,000 and -1,000 - log 3: weights 3/4 and 1/4, though the exponential of either is 0 in float64."""
+    group = [
+        turns([0.0, 4.0], id="a", logprobs=[0.0, -1000.0]),
+        turns([0.0, 0.0], id="c", logprobs=[0.0, -1000.0 - float(np.log(3.0))], parent_id="a", fork_turn=1),
+        turns([1.0], id="b"),
+    ]
+    found = by_turn("tree", group, normalise="leaves", fusion="softmax")
+    assert found[0][0] == pytest.approx((3 - 5 / 3) / (13 / 3) ** 0.5, abs=1e-4)
+
+
 def test_a_depth_without_spread_gives_zero(turns: Turns) -> None:
     group = [turns([0.0, 1.0]), turns([0.0, 1.0 + 1e-7]), turns([5.0])]
     found = by_turn("tree", group)
