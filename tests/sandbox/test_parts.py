@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from agentenv.sandbox.jail import frames, plain, trees
 from agentenv.sandbox.jail.judge import Judge
 from agentenv.sandbox.jail.output import Bounded
 from agentenv.sandbox.jail.worker import digest
-from agentenv.sandbox.types import ExecResult
+from agentenv.sandbox.types import ExecResult, ExecStatus
 
 atoms = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
 keys = st.integers() | st.text() | st.tuples(st.integers(), st.text())
@@ -179,6 +180,67 @@ def test_grading_counts_each_test() -> None:
     assert (found.passed, found.all_passed, found.fraction) == (4, False, 4 / 7)
 
 
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [
+        (ExecStatus.OK, Outcome.PASSED),
+        (ExecStatus.ERROR, Outcome.ERROR),
+        (ExecStatus.KILLED, Outcome.ERROR),
+        (ExecStatus.TIMEOUT, Outcome.TIMEOUT),
+        (ExecStatus.OOM, Outcome.LIMIT),
+        (ExecStatus.OUTPUT_LIMIT, Outcome.LIMIT),
+    ],
+)
+def test_the_right_output_counts_only_of_a_run_that_went_well(status: ExecStatus, outcome: Outcome) -> None:
+    class Ended(FakeExecutor):
+        def run(self, code: str, **options: Any) -> ExecResult:
+            return ExecResult(status, "23\n", "trouble")
+
+    found = grade(Ended(), "", [StdioTest("", "23")])
+    assert found.outcomes == (outcome,)
+    assert found.stderr == ("" if outcome is Outcome.PASSED else "trouble")
+
+
+@pytest.mark.parametrize("ending", ["raise ValueError", "import sys; sys.exit(3)"])
+def test_the_right_output_of_a_program_that_failed_is_no_pass(ending: str) -> None:
+    tests: list[Test] = [StdioTest("", "23"), StdioTest("", "24")]
+    assert grade(FakeExecutor(), f"print(23)\n{ending}", tests).outcomes == (Outcome.ERROR,) * 2
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"v": 4, "x": 1},
+        {"v": 4, "e": ""},
+        {"v": 4, "": None},
+        {"V": 4},
+        {"e": "4"},
+        {"x": 4},
+        {},
+        {"v": {"v": 4}},
+        [["v", 4]],
+        "v",
+        4,
+        None,
+    ],
+)
+def test_only_a_document_with_a_value_and_nothing_else_is_a_verdict(document: Any) -> None:
+    assert judge_call(CallTest("f", (), 4), {"v": 4}) is Outcome.PASSED
+    assert judge_call(CallTest("f", (), 4), document) is Outcome.ERROR
+
+
+def test_a_value_is_wrong_and_not_an_error_where_the_run_failed_after_it() -> None:
+    """What was answered before a program died is judged by its value."""
+
+    class Died(FakeExecutor):
+        def run(self, code: str, **options: Any) -> ExecResult:
+            whole = super().run(code, **options)
+            return replace(whole, status=ExecStatus.TIMEOUT, returned=whole.returned[:2])
+
+    found = grade(Died(), "def f(x): return x", [CallTest("f", (n,), 1) for n in (1, 2, 3)])
+    assert found.outcomes == (Outcome.PASSED, Outcome.WRONG, Outcome.TIMEOUT)
+
+
 def test_grading_compares_text() -> None:
     program = "print(int(input()) / 3)"
     tests = [StdioTest("1\n", "0.333", "float", 1e-2), StdioTest("3\n", "1.0"), StdioTest("x\n", "1.0")]
@@ -257,10 +319,8 @@ class Dying(FakeExecutor):
     """Answers one call a run, then dies."""
 
     def run(self, code: str, **options: Any) -> ExecResult:
-        import dataclasses
-
         whole = super().run(code, **options)
-        return dataclasses.replace(whole, returned=whole.returned[:1])
+        return replace(whole, returned=whole.returned[:1])
 
 
 def test_calls_after_a_death_run_again_but_not_for_ever() -> None:
