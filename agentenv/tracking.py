@@ -1,12 +1,14 @@
 """Experiment trackers behind one protocol: TensorBoard, Weights & Biases and MLflow, each an optional extra.
 
-A tracker is named as every other part is, ``kind:rest``: ``tensorboard:DIR``, ``wandb:PROJECT``,
-``mlflow:EXPERIMENT``. Keys and server addresses come from the environment variables of each service
-(``WANDB_API_KEY``, ``WANDB_MODE``, ``MLFLOW_TRACKING_URI``) and never from a config, so that no run folder
-can leak them. Trackers are copies for people: the record of a run is its own ``metrics.jsonl``.
+``tensorboard`` writes into a folder of the run itself, so that no two runs share one (``tensorboard --logdir runs`` shows
+all of them); ``wandb:PROJECT`` and ``mlflow:EXPERIMENT`` open a run there under the name of the run's folder. Keys and
+server addresses come from the environment variables of each service (``WANDB_API_KEY``, ``WANDB_MODE``,
+``MLFLOW_TRACKING_URI``) and never from a config, so that no run folder can leak them. Trackers are copies for people: the
+record of a run is its own ``metrics.jsonl``.
 """
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
@@ -24,21 +26,22 @@ class Tracker(Protocol):
 
 
 class TensorBoardTracker:
-    """Event files in a folder, for ``tensorboard --logdir``.
+    """Event files in the folder ``tensorboard`` of a run, for ``tensorboard --logdir``.
 
     Args:
-        folder: where the event file goes; made where absent.
+        rest: nothing.
+        run: the folder of the run.
 
     Raises:
         MissingExtra: tensorboard or torch is not installed.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, rest: str, run: Path) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise MissingExtra.of("tensorboard", "train,tensorboard") from error
-        self._writer: Any = SummaryWriter(folder)
+        self._writer: Any = SummaryWriter(str(run / "tensorboard"))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Adds one scalar a metric."""
@@ -57,12 +60,12 @@ class WandbTracker:
         MissingExtra: wandb is not installed.
     """
 
-    def __init__(self, project: str) -> None:
+    def __init__(self, project: str, run: Path) -> None:
         try:
             import wandb
         except ImportError as error:
             raise MissingExtra.of("wandb", "wandb") from error
-        self._run: Any = wandb.init(project=project)
+        self._run: Any = wandb.init(project=project, name=run.resolve().name)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Logs all metrics of a step together."""
@@ -80,7 +83,7 @@ class MlflowTracker:
         MissingExtra: mlflow is not installed.
     """
 
-    def __init__(self, experiment: str) -> None:
+    def __init__(self, experiment: str, run: Path) -> None:
         try:
             import mlflow
         except ImportError as error:
@@ -89,7 +92,8 @@ class MlflowTracker:
         self._client: Any = mlflow.MlflowClient()
         found = self._client.get_experiment_by_name(experiment)
         experiment_id = found.experiment_id if found else self._client.create_experiment(experiment)
-        self._run_id: str = self._client.create_run(experiment_id).info.run_id
+        created = self._client.create_run(experiment_id, run_name=run.resolve().name)
+        self._run_id: str = created.info.run_id
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Logs one value a metric."""
@@ -101,24 +105,45 @@ class MlflowTracker:
         self._client.set_terminated(self._run_id)
 
 
-TRACKERS: dict[str, Callable[[str], Tracker]] = {
+TRACKERS: dict[str, Callable[[str, Path], Tracker]] = {
     "tensorboard": TensorBoardTracker,
     "wandb": WandbTracker,
     "mlflow": MlflowTracker,
 }
+_PLACES = {"wandb": "PROJECT", "mlflow": "EXPERIMENT"}  # what those take after the colon
 
 
-def make_tracker(spec: str) -> Tracker:
-    """Opens the tracker that ``spec``, such as ``tensorboard:runs/tb``, names.
+def check_tracker(spec: str) -> None:
+    """Refuses a spec that names no tracker; opens nothing.
 
     Raises:
         UnknownName: no such kind; carries the nearest.
-        ConfigurationError: nothing stands after the colon.
-        MissingExtra: the kind's package is not installed.
+        ConfigurationError: nothing stands after the colon where something must, or something where nothing may.
     """
     kind, _, rest = spec.partition(":")
     if kind not in TRACKERS:
         raise UnknownName.among("tracker", kind, TRACKERS)
-    if not rest:
-        raise ConfigurationError(f"The tracker {spec!r} does not say where; write {kind}:NAME.")
-    return TRACKERS[kind](rest)
+    if kind in _PLACES and not rest:
+        raise ConfigurationError(f"The tracker {spec!r} does not say where; write {kind}:{_PLACES[kind]}.")
+    if kind not in _PLACES and rest:
+        raise ConfigurationError(
+            f"The tracker {kind!r} takes nothing after its name, not {rest!r}: it writes into the folder {kind!r} of the "
+            "run, so that no two runs share one; `tensorboard --logdir` over the folder of all runs shows them together."
+        )
+
+
+def make_tracker(spec: str, run: Path) -> Tracker:
+    """Opens the tracker that ``spec``, such as ``wandb:PROJECT``, names.
+
+    Args:
+        spec: as `check_tracker` accepts it.
+        run: the folder of the run.
+
+    Raises:
+        UnknownName: no such kind; carries the nearest.
+        ConfigurationError: what stands after the colon cannot be used.
+        MissingExtra: the kind's package is not installed.
+    """
+    check_tracker(spec)
+    kind, _, rest = spec.partition(":")
+    return TRACKERS[kind](rest, run)

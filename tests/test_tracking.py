@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
-from agentenv.tracking import TRACKERS, Tracker, make_tracker
+from agentenv.tracking import TRACKERS, Tracker, check_tracker, make_tracker
 
 
 def absent(module: str) -> bool:
@@ -17,14 +17,14 @@ def absent(module: str) -> bool:
 
 @pytest.mark.skipif(absent("tensorboard") or absent("torch"), reason="tensorboard is not installed")
 def test_tensorboard_holds_every_value_under_its_step(tmp_path: Path) -> None:
-    tracker = make_tracker(f"tensorboard:{tmp_path}")
+    tracker = make_tracker("tensorboard", tmp_path)
     assert isinstance(tracker, Tracker)
     tracker.log(1, {"em": 0.25, "loss": 2.0})
     tracker.log(5, {"em": 0.5})
     tracker.close()
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events: Any = EventAccumulator(str(tmp_path))
+    events: Any = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("em")] == [(1, 0.25), (5, 0.5)]
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 2.0)]
@@ -35,7 +35,7 @@ def test_mlflow_holds_every_value_under_its_step(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     import mlflow
 
-    tracker = make_tracker("mlflow:trial")
+    tracker = make_tracker("mlflow:trial", tmp_path)
     tracker.log(3, {"em": 0.5})
     tracker.close()
     client: Any = mlflow.MlflowClient()
@@ -50,7 +50,7 @@ def test_mlflow_holds_every_value_under_its_step(tmp_path: Path, monkeypatch: py
 def test_wandb_writes_an_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.chdir(tmp_path)
-    tracker = make_tracker("wandb:trial")
+    tracker = make_tracker("wandb:trial", tmp_path)
     tracker.log(3, {"em": 0.5})
     tracker.close()
     assert list(tmp_path.rglob("*.wandb"))
@@ -58,18 +58,27 @@ def test_wandb_writes_an_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_an_unknown_kind_names_the_nearest() -> None:
     with pytest.raises(UnknownName, match=r"No tracker 'tensorbord'. Did you mean 'tensorboard'"):
-        make_tracker("tensorbord:x")
+        check_tracker("tensorbord")
 
 
 @pytest.mark.parametrize("spec", ["wandb", "wandb:"])
 def test_a_tracker_must_say_where(spec: str) -> None:
-    with pytest.raises(ConfigurationError, match="write wandb:NAME"):
-        make_tracker(spec)
+    with pytest.raises(ConfigurationError, match="write wandb:PROJECT"):
+        check_tracker(spec)
+
+
+def test_no_two_runs_share_a_folder_of_events() -> None:
+    """A folder of one's own choice was shared by every run of a preset, whose curves then lay over one another."""
+    with pytest.raises(ConfigurationError, match="runs/tb"):
+        check_tracker("tensorboard:runs/tb")
+    check_tracker("tensorboard")
 
 
 @pytest.mark.parametrize("kind", sorted(TRACKERS))
-def test_an_absent_package_names_its_extra(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absent_package_names_its_extra(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = {"tensorboard": "torch.utils.tensorboard"}.get(kind, kind)
     monkeypatch.setitem(sys.modules, module, None)  # so that importing it raises ImportError
     with pytest.raises(MissingExtra, match=rf"agentenv-suite\[.*{kind}"):
-        make_tracker(f"{kind}:x")
+        make_tracker(kind if kind == "tensorboard" else f"{kind}:x", tmp_path)

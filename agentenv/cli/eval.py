@@ -1,6 +1,5 @@
 """``agentenv eval``: one benchmark, or a suite of several."""
 
-import tomllib
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import tyro
 from rich.console import Console
 
 from agentenv.cli.grid import print_table
+from agentenv.core.values import read_value
 from agentenv.errors import AgentEnvError, ConfigurationError
 from agentenv.evaluation.flat_tables import Column, Table
 
@@ -109,7 +109,7 @@ class Eval:
 
 
 def read_options(pairs: Sequence[str]) -> dict[str, Any]:
-    """``KEY=VALUE`` pairs; a value that is no TOML is a word.
+    """``KEY=VALUE`` pairs as values by key.
 
     Raises:
         ConfigurationError: a pair without ``=``.
@@ -119,10 +119,7 @@ def read_options(pairs: Sequence[str]) -> dict[str, Any]:
         key, equals, value = pair.partition("=")
         if not (key and equals):
             raise ConfigurationError(f"--option {pair!r} must be KEY=VALUE")
-        try:
-            options[key] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            options[key] = value
+        options[key] = read_value(value)
     return options
 
 

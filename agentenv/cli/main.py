@@ -13,9 +13,9 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast, get_type_hints
 
-from agentenv.cli.leaving import leave
+from agentenv.cli.switches import plain_switches
 from agentenv.errors import AgentEnvError, UnknownName
 
 USAGE, FAILURE, INTERRUPTED = 2, 1, 130  # exit codes; 130 is 128 + SIGINT, as shells report it
@@ -73,23 +73,13 @@ class Runnable(Protocol):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns the exit code: 0, 1 (failed), 2 (wrong usage) or 130 (interrupted).
-
-    Without ``argv`` it runs the words of the command line, and the process then ends whatever threads are left in it.
-    """
+    """Runs one command and returns the exit code: 0, 1 (failed), 2 (wrong usage) or 130 (interrupted)."""
     words = list(sys.argv[1:] if argv is None else argv)
-    code = FAILURE
     try:
-        code = _dispatch([word for word in words if word != "--json"], "--json" in words)
+        return _dispatch([word for word in words if word != "--json"], "--json" in words)
     except BrokenPipeError:  # the reader of our output went away, as `| head` does: nobody to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except SystemExit as leaving:
-        code = leaving.code if isinstance(leaving.code, int) else FAILURE
-        raise
-    finally:
-        if argv is None:
-            leave(code)
-    return code
+        return FAILURE
 
 
 def _dispatch(words: list[str], as_json: bool) -> int:
@@ -142,7 +132,8 @@ def help_text(names: Sequence[str]) -> str:
         "Multi-turn environments for language-model agents, and a GRPO trainer that can rewind them.\n\n"
         f"{rows}\n\n"
         "agentenv COMMAND --help shows the flags with an example, --json prints one JSON document and\n"
-        "nothing else, agentenv --version prints the version. A first run: agentenv train laptop-search"
+        "nothing else, agentenv --version prints the version. A switch is written --NAME, --no-NAME or\n"
+        "--NAME true|false, in every command. A first run: agentenv train laptop-search"
     )
 
 
@@ -185,7 +176,9 @@ def _parse(name: str, cls: type, argv: list[str]) -> Runnable:
     import tyro
 
     # tyro's own reading of the docstring drops the example.
-    return cast(Runnable, tyro.cli(cls, args=argv, prog=f"agentenv {name}", description=inspect.getdoc(cls)))
+    switches = {name for name, hint in get_type_hints(cls).items() if hint is bool}
+    words = plain_switches(argv, switches)
+    return cast(Runnable, tyro.cli(cls, args=words, prog=f"agentenv {name}", description=inspect.getdoc(cls)))
 
 
 def _version() -> str:

@@ -3,11 +3,14 @@
 import logging
 import sys
 import time
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -32,9 +35,16 @@ _PLAIN_EVERY_S = 30.0  # without a terminal: seconds between two lines
 
 
 class LiveDisplay:
-    """A progress bar on a terminal, an occasional line elsewhere; always on stderr, and in full in a log file."""
+    """A progress bar on a terminal, an occasional line elsewhere; always on stderr, and in full in a log file.
 
-    def __init__(self, title: str, *, log: Path) -> None:
+    Args:
+        title: of the work.
+        log: the log file.
+        clock: seconds that only ever grow.
+    """
+
+    def __init__(self, title: str, *, log: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._console = Console(file=sys.stderr)
         self._live = self._console.is_terminal
         self._progress = Progress(
@@ -53,7 +63,8 @@ class LiveDisplay:
         self._log.propagate = False
         self._log_path = log
         self._task: TaskID | None = None
-        self._name, self._total, self._said = "", 0, 0.0
+        self._name, self._total, self._began, self._said = "", 0, 0.0, 0.0
+        self._first: tuple[int, float] | None = None  # units done, and when, at the first report of the phase
         self._latest: dict[str, float] = {}
 
     def __enter__(self) -> Self:
@@ -76,10 +87,13 @@ class LiveDisplay:
     def phase(self, name: str, total: int) -> None:
         """A phase of ``total`` units begins; 0 units show no bar of their own."""
         self._log.info("%s", name)
-        self._name, self._total, self._latest, self._said = name, total, {}, time.monotonic()
+        self._name, self._total, self._latest, self._first = name, total, {}, None
+        self._began = self._said = self._clock()
         if self._task is not None:
             self._progress.remove_task(self._task)
         self._task = self._progress.add_task(name, total=total or None, figures="")
+        if not self._live:
+            self._say(f"{self._title}: {name}" + (f", {total} in all" if total else ""))
 
     def advance(self, done: int, figures: dict[str, Any]) -> None:
         """So many units are done; figures that are not given keep their last value."""
@@ -91,12 +105,36 @@ class LiveDisplay:
         self._log.info("%s %d/%d %s", self._name, done, self._total, line)
         if self._task is not None:
             self._progress.update(self._task, completed=done, figures=line)
-        now = time.monotonic()
+        now = self._clock()
+        self._first = self._first or (done, now)
         if not self._live and (now - self._said > _PLAIN_EVERY_S or done == self._total):
             self._said = now
-            self._console.print(f"{self._title}: {self._name} {done}/{self._total} {line}", highlight=False)
+            of = f"{done}/{self._total}" if self._total else str(done)
+            self._say(f"{self._title}: {self._name} {of}, {self._times(done, now)}  {line}".rstrip())
+
+    def _times(self, done: int, now: float) -> str:
+        """How long the phase has taken, and how long the rest will at the pace since its first report.
+
+        What was done before that report may come from an earlier process, so it says nothing about the pace.
+        """
+        spent = f"{_minutes(now - self._began)} spent"
+        left = self._total - done
+        if self._first is None or left <= 0 or done <= self._first[0]:
+            return spent
+        pace = (now - self._first[1]) / (done - self._first[0])
+        return f"{spent}, about {_minutes(pace * left)} left"
+
+    def _say(self, line: str) -> None:
+        """One line of a log, whatever the width of the terminal would be."""
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def warn(self, sentence: str) -> None:
         """Shows a warning above the bar."""
         self._log.warning("%s", sentence)
-        self._console.print(f"[yellow]warning:[/yellow] {sentence}", highlight=False)
+        self._console.print(
+            f"[yellow]warning:[/yellow] {escape(sentence)}", highlight=False, soft_wrap=not self._live
+        )
+
+
+def _minutes(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))

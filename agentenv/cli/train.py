@@ -1,6 +1,7 @@
 """``agentenv train``: a training run from a preset or TOML file, with dotted overrides."""
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,10 @@ from typing import Any
 import tyro
 from rich.console import Console
 
+from agentenv.cli.switches import plain_switches
+from agentenv.data.sources import WORLD
 from agentenv.errors import AgentEnvError, ConfigurationError, MissingExtra
+from agentenv.evaluation.ground import EnvConfig
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.config_files import load_config, override, presets, resume_config
 
@@ -47,9 +51,10 @@ class Train:
         parser = argparse.ArgumentParser(prog="agentenv train", add_help=False, allow_abbrev=False)
         parser.add_argument("--out", type=Path)
         parser.add_argument("--resume", type=Path)
-        parser.add_argument("--plan", action="store_true")
+        parser.add_argument("--plan", action=argparse.BooleanOptionalAction, default=False)
         parser.add_argument("--cluster")
         # argparse would take the value of an override for the preset: only a leading word can be it.
+        argv = plain_switches(argv, ["plan"])
         named = bool(argv) and not argv[0].startswith("-")
         known, overrides = parser.parse_known_args(argv[named:])
         if known.cluster is not None:
@@ -111,14 +116,38 @@ class Train:
         for name, value in result["index_recall"].items():
             console.print(f"  index, bare question: {name:<12}{value:.3f}", highlight=False)
         out = result["out"]
-        console.print(
-            f"\nNumbers: {out}/results.json\nReport:  {result['report']}\nPolicy:  {result['policy']}\n\nNext:\n"
-            f"  agentenv compare {out}/evaluation/before {out}/evaluation/after",
-            highlight=False,
-        )
-        if result["index_recall"]:  # a search run: the policy can be asked about another world
+        lines = [
+            f"\nNumbers: {out}/results.json",
+            f"Report:  {result['report']}",
+            f"Policy:  {result['policy']}",
+        ]
+        for line in (*lines, "\nNext:", *(f"  {command}" for command in next_commands(self.config, out))):
             console.print(
-                f"  agentenv world --seed 77 --documents 2000 --hops 1-2 --out {out}/world\n"
-                f"  agentenv eval --dataset fictional --data {out}/world --policy hf:{out}/policy --out {out}/world-eval",
-                highlight=False,
-            )
+                line, highlight=False, markup=False, soft_wrap=True
+            )  # a command is copied as one line
+
+
+def next_commands(config: TrainConfig, out: str) -> list[str]:
+    """What to do with a finished run: compare before with after, then ask the policy about tasks like its test tasks.
+
+    Args:
+        config: of the run.
+        out: its folder.
+    """
+    folder = shlex.quote(out)
+    commands = [f"agentenv compare {folder}/evaluation/before {folder}/evaluation/after"]
+    test, asked = config.test, f"--policy hf:{folder}/policy --out {folder}/eval"
+    if test.dataset == WORLD:
+        world = f"--documents {test.world.documents} --hops {test.world.hops[0]}-{test.world.hops[1]}"
+        commands.append(f"agentenv world --seed {test.world.seed + 1000} {world} --out {folder}/world")
+        return [*commands, f"agentenv eval --dataset fictional --data {folder}/world {asked}"]
+    flags = {
+        "dataset": test.dataset,
+        "data": test.data,
+        "split": test.split,
+        "env": "" if config.env.id == EnvConfig().id else config.env.id,
+        "retriever": config.search.retriever,
+        "corpus": config.search.corpus,
+    }
+    given = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in flags.items() if value)
+    return [*commands, f"agentenv eval {given} {asked}"]

@@ -7,7 +7,7 @@ same benchmark on the same folder goes on where it stopped; the files are those 
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -165,8 +165,22 @@ def _open(benchmark: Benchmark, player: Player, display: Display) -> Ground:
         SearchConfig(retriever=benchmark.retriever, corpus=benchmark.corpus),
         EnvConfig(id=benchmark.env, options=_options(benchmark, player.card)),
         player.count,
-        progress=lambda done, total: display.advance(done, {}),
+        progress=_indexing(display),
     )
+
+
+def _indexing(display: Display) -> Callable[[int, int], None]:
+    """Shows the passages that are encoded as a phase of their own, whose length is known once the first are."""
+    total = 0
+
+    def progress(done: int, passages: int) -> None:
+        nonlocal total
+        if total != passages:
+            total = passages
+            display.phase("index", total)
+        display.advance(done, {})
+
+    return progress
 
 
 def _options(benchmark: Benchmark, card: EpisodeCard) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from agentenv.core.env import Env, run_sync
 from agentenv.core.protocols import Retriever
@@ -24,7 +24,7 @@ from agentenv.errors import ConfigurationError
 from agentenv.retrievers.corpus import Corpus, as_corpus, load_corpus
 from agentenv.retrievers.metrics import all_at_k, recall_at_k
 from agentenv.retrievers.simulated import check_gold
-from agentenv.retrievers.spec import make_retriever
+from agentenv.retrievers.spec import check_retriever, make_retriever
 from agentenv.trainers.options import bind_options
 
 BM25 = "bm25"
@@ -42,6 +42,17 @@ class EnvConfig(Frozen):
     """Keyword arguments of the environment, such as ``k`` and ``max_turns``."""
 
 
+def known_retriever(spec: str) -> str:
+    """``spec``, refused where it names no kind of retriever; nothing is opened.
+
+    Raises:
+        UnknownName: no such kind; carries the nearest.
+    """
+    if spec and spec != BM25:
+        check_retriever(spec)
+    return spec
+
+
 class SearchConfig(Frozen):
     """What the environment searches."""
 
@@ -53,6 +64,11 @@ class SearchConfig(Frozen):
     """Kind of FAISS index that is built."""
     encoder: str = "minilm"
     """Encoder of the index that is built."""
+
+    @field_validator("retriever")
+    @classmethod
+    def _known_retriever(cls, retriever: str) -> str:
+        return known_retriever(retriever)
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,7 @@ def training_page(directory: Path) -> Page:
         warnings.append("The run is not finished: there is no results.json yet.")
     named = dict.fromkeys(("before", "after", *sides))
     levels = levels_of({name: results[name] for name in named if name in results})
+    curves, constants = _curves(lines, scorer)
     config, questions = directory / "config.toml", directory / "questions.jsonl"
     page = Page(
         title=f"Training run {directory.resolve().name}",
@@ -118,7 +119,8 @@ def training_page(directory: Path) -> Page:
         ],
         episodes=episodes_of(list(sides.values()), scorer),
         paired=paired,
-        curves=_curves(lines, scorer),
+        curves=curves,
+        constants=constants,
         seconds=_seconds(results, directory),
         config=config.read_text(encoding="utf-8") if config.is_file() else "",
     )
@@ -174,20 +176,25 @@ def read_lines(path: Path) -> list[Json]:
     return parsed
 
 
-def _curves(lines: Sequence[Json], scorer: str) -> list[tuple[str, str, str]]:
+def _curves(lines: Sequence[Json], scorer: str) -> tuple[list[tuple[str, str, str]], list[tuple[str, str]]]:
+    """The curves of a run: title, last value and chart of each that moves, title and value of each that never does."""
     found = {key for line in lines for key, value in line.items() if _number(value)} - {"step"}
     order = [key for key in CURVES if key in found] + sorted(found - set(CURVES))
-    curves = []
+    curves, constants = [], []
     for key in order:
         rows = [line for line in lines if _number(line.get(key)) and "step" in line]
         if len(rows) < 2:
             continue
+        title = CURVES.get(key, key.replace("_", " ")).replace("{scorer}", scorer)
+        last = f"{rows[-1][key]:.3g}"
+        if len({row[key] for row in rows}) == 1:
+            constants.append((title, last))
+            continue
         bands = [row.get(f"{key}_ci95") for row in rows]
         band = tuple((b[0], b[1]) for b in bands if b) if all(bands) else ()
         curve = Curve(key, tuple(row["step"] for row in rows), tuple(row[key] for row in rows), band)
-        title = CURVES.get(key, key.replace("_", " ")).replace("{scorer}", scorer)
-        curves.append((title, f"{rows[-1][key]:.3g}", line_chart(curve)))
-    return curves
+        curves.append((title, last, line_chart(curve)))
+    return curves, constants
 
 
 def _number(value: Any) -> bool:

@@ -43,11 +43,22 @@ def make_retriever(spec: str) -> Retriever:
         IndexMismatch: encoder or corpus are not those that the index was built with.
         RetrieverFault: a server does not answer.
     """
+    check_retriever(spec)
     kind, _, rest = spec.partition(":")
-    makers = OTHERS | {name: _of_folder(name) for name in LOADERS}
-    if kind not in makers:
-        raise UnknownName.among("retriever", kind, makers)
-    return makers[kind](rest)
+    return (OTHERS | {name: _of_folder(name) for name in LOADERS})[kind](rest)
+
+
+def check_retriever(spec: str) -> None:
+    """Refuses a spec that names no kind of retriever, also one within another; opens nothing.
+
+    Raises:
+        UnknownName: no such kind; carries the nearest.
+    """
+    kind, _, rest = spec.partition(":")
+    if kind not in (known := (*OTHERS, *LOADERS)):
+        raise UnknownName.among("retriever", kind, known)
+    if kind in ("rerank", "cassette") and "@" in rest:
+        check_retriever(rest.partition("@")[2])
 
 
 def open_retriever(folder: Path) -> Retriever:

@@ -33,12 +33,10 @@ class Session:
     Args:
         service: whose bounds hold, and where the place goes back to.
         env: nobody else's.
-        client: address of its caller.
     """
 
-    def __init__(self, service: "EnvService", env: Env[Any], client: str = "") -> None:
+    def __init__(self, service: "EnvService", env: Env[Any]) -> None:
         self.id = uuid.uuid4().hex
-        self.client = client
         self.expires = time.monotonic() + service.limits.claim_s
         """When the housekeeper may end it, in monotonic seconds, if it is kept without a connection."""
         self.opening = ""
@@ -135,7 +133,7 @@ class Session:
     def end(self) -> None:
         """Ends the session: the call under way is given up, the environment closed, the place given back."""
         if self._env is not None:
-            self._service.retire(partial(_close, self._env, self._snapshots), self._call, self.client)
+            self._service.retire(partial(_close, self._env, self._snapshots), self._call)
             self._env = None
 
     async def _run(self, what: str, work: Callable[[Env[Any]], Coroutine[Any, Any, T]]) -> T:
@@ -187,7 +185,7 @@ class Session:
     async def _fork(self, _: str) -> dict[str, Any]:
         async def work(env: Env[Any]) -> dict[str, Any]:
             (twin,) = await asyncio.to_thread(env.fork)
-            session = await self._service.adopt(twin, self.client)
+            session = await self._service.adopt(twin)
             session._episode, session._steps = self._episode, self._steps
             return {"id": session.id}
 

@@ -5,8 +5,10 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from agentenv.data.sources import Frozen, SourceConfig
-from agentenv.evaluation.ground import EnvConfig, SearchConfig
+from agentenv.evaluation.ground import EnvConfig, SearchConfig, known_retriever
+from agentenv.evaluation.results import measure_of
 from agentenv.policies.engine import EngineConfig
+from agentenv.tracking import check_tracker
 from agentenv.trainers.advantages import get_estimator
 from agentenv.trainers.games import get_game
 from agentenv.trainers.sampling import Gated, TaskSampler, get_sampler
@@ -233,6 +235,8 @@ class EvaluationSettings(Frozen):
     @model_validator(mode="after")
     def _known(self) -> Self:
         get_strategy(self.strategy, self.strategy_options)
+        for scorer in self.scorers:
+            measure_of(scorer)
         return self
 
 
@@ -244,6 +248,11 @@ class SimulationSettings(Frozen):
     real: tuple[float, float] = (0.0, 0.0)
     """Share of the training episodes that search ``search`` all the same, at the first step and at the last; linear in
     between."""
+
+    @field_validator("retriever")
+    @classmethod
+    def _known_retriever(cls, retriever: str) -> str:
+        return known_retriever(retriever)
 
     @field_validator("real")
     @classmethod
@@ -336,7 +345,14 @@ class TrainConfig(Frozen):
     trajectories_every: int = Field(10, ge=0)
     """Steps between two dumps of all trajectories of a step; 0 keeps none."""
     tracker: str = ""
-    """``tensorboard:DIR``, ``wandb:PROJECT`` or ``mlflow:EXPERIMENT``; empty tracks nowhere else."""
+    """``tensorboard`` (in the run's folder), ``wandb:PROJECT`` or ``mlflow:EXPERIMENT``; empty tracks nowhere else."""
+
+    @field_validator("tracker")
+    @classmethod
+    def _known_tracker(cls, tracker: str) -> str:
+        if tracker:
+            check_tracker(tracker)
+        return tracker
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from agentenv.core.values import read_value
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.trainers.config import TrainConfig
 
@@ -127,7 +128,7 @@ def override(base: TrainConfig, words: Sequence[str]) -> TrainConfig:
     Args:
         base: Where values that are not named come from.
         words: Each key after ``--``, dotted, followed by its value in TOML; text needs no
-            quotes, a list is several words.
+            quotes, a list is several words, and a switch may stand without a value (see `_switched`).
 
     Raises:
         UnknownName: no such key; carries the nearest.
@@ -142,7 +143,9 @@ def override(base: TrainConfig, words: Sequence[str]) -> TrainConfig:
                 table[name] = {}  # what stands there is no table; the checks below say so
             table = table[name]
         before = table.get(key)
-        after = given if isinstance(before, str) else [_value(word) for word in given]
+        if not given:
+            key, given = _switched(flag, key, table)
+        after: list[Any] = list(given) if isinstance(before, str) else [read_value(word) for word in given]
         listed = len(after) > 1 or (isinstance(before, list) and not isinstance(after[0], list))
         table[key] = after if listed else after[0]
     return parse_config(values, "the command line")
@@ -156,17 +159,17 @@ def _flags(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     for begin, end in pairwise([*starts, len(words)]):
         flag, _, joined = words[begin].partition("=")
         given = [*([joined] if joined else []), *words[begin + 1 : end]]
-        if not given:
-            raise ConfigurationError(f"{flag} needs a value")
         yield flag, given
 
 
-def _value(word: str) -> Any:
-    """``word`` as a TOML value where it is one, and as text where it is not."""
-    try:
-        return tomllib.loads(f"value = {word.lower() if word in ('True', 'False') else word}")["value"]
-    except tomllib.TOMLDecodeError:
-        return word
+def _switched(flag: str, key: str, table: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """Key and value of a flag without a value: ``--evaluation.bounds`` is true, ``--evaluation.no-bounds`` false."""
+    plain = key.removeprefix("no_")
+    if isinstance(table.get(key), bool):
+        return key, ["true"]
+    if plain != key and isinstance(table.get(plain), bool):
+        return plain, ["false"]
+    raise ConfigurationError(f"{flag} needs a value")
 
 
 def dump_config(config: TrainConfig) -> str:

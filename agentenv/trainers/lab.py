@@ -73,6 +73,9 @@ class Experiment(Frozen):
             raise ValueError(f"needs two arms or more, in families too, and knows no {sorted(unknown)}")
         if self.measure == "tested" and not self.tests:
             raise ValueError("measure = 'tested' needs tests")
+        for arm in self.arms:  # a misspelt name would be found after the training otherwise
+            for name, values in self._conditions(merged(self.base, self.arms[arm])).items():
+                config_of(values, f"test {name} of arm {arm}")
         budgets = {rollouts_of(self.run_of(arm, 0)) for arm in self.arms}
         if self.budget == "rollouts" and len(budgets) > 1:
             raise ValueError(f"arms must ask for equally many episodes, not {sorted(budgets)}")
@@ -97,10 +100,12 @@ class Experiment(Frozen):
         """The score of ``policy`` under each of ``tests``, in a run of these ``values``."""
         from agentenv.trainers.evaluate import score_under
 
-        conditions = {
-            name: merged(merged(values, changes), {"policy": policy}) for name, changes in self.tests.items()
-        }
+        conditions = self._conditions(merged(values, {"policy": policy}))
         return {name: score_under(config_of(changed, f"test {name}")) for name, changed in conditions.items()}
+
+    def _conditions(self, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Each of ``tests`` as the values of a run."""
+        return {name: merged(values, changes) for name, changes in self.tests.items()}
 
 
 def rollouts_of(config: TrainConfig) -> int:

@@ -14,7 +14,6 @@ from agentenv.core.rollout import (
     act,
     capture,
     observe,
-    release,
     rewind,
     sample,
 )
@@ -102,7 +101,7 @@ class _Episode:
                 self._observe(self.record, observation)
         finally:
             if snapshot is not None:
-                await release(snapshot, config)
+                snapshot.release()
 
     def _is_taken_back(self) -> bool:
         turn = self.record.turns[-1]
@@ -127,7 +126,7 @@ class _Episode:
             self._observe(self.record, error_of(self.record.turns[-1], failures=self.how.retries + 1))
         finally:
             if kept is not None:
-                await release(kept, config)
+                kept.release()
 
     async def _try_again(self, clean: Record, snapshot: Snapshot, attempt: int) -> bool:
         """One correction of the failed turn; whether the turn is settled."""

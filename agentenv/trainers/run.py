@@ -163,7 +163,9 @@ def _assembled(folder: RunFolder, display: Display, policy: TrainedPolicy, crew:
         train=train,
         dev=_open(config.dev, config, policy, display),
         test=_open(config.test, config, policy, display),
-        trackers=[make_tracker(config.tracker)] if config.tracker else [],  # last: nothing after it can fail
+        trackers=[make_tracker(config.tracker, folder.path)]
+        if config.tracker
+        else [],  # last: nothing after it can fail
     )
 
 

@@ -9,7 +9,6 @@ from statistics import fmean
 from typing import Any, Literal
 
 from agentenv.core.env import Env
-from agentenv.core.lifetimes import close_envs, close_quickly, masked
 from agentenv.core.rollout import (
     Record,
     Start,
@@ -18,7 +17,6 @@ from agentenv.core.rollout import (
     fork,
     observe,
     open_episode,
-    release,
     rewind,
     sample,
 )
@@ -88,7 +86,8 @@ class TreeStrategy:
         except ExceptionGroup as several:  # they are of one kind: bad input; the first says it
             raise several.exceptions[0] from None
         finally:
-            await close_quickly(grove.forked, stage.config.deadline_s)
+            for env in grove.forked:
+                env.close()
         return trained_once(grove.harvest(), keep=self.keep)
 
 
@@ -157,9 +156,7 @@ class _Grove:
             await self._grow(branch, tasks)
         env = branch.record.start.env
         self.forked = [other for other in self.forked if other is not env]
-        (flaw,) = await close_envs([env], self.stage.config.deadline_s)
-        if branch.lanes.start in self.leaves:
-            self.leaves[branch.lanes.start] = masked(self.leaves[branch.lanes.start], flaw)
+        env.close()
 
     async def _grow(self, branch: _Branch, tasks: asyncio.TaskGroup) -> None:
         try:
@@ -197,7 +194,7 @@ class _Grove:
                 observe(record, self.stage.chat, observation, config.context_tokens)
         finally:
             if snapshot is not None:
-                await release(snapshot, config)
+                snapshot.release()
 
     def _drops(self, branch: _Branch, completion: Completion) -> bool:
         """Whether the branch is dropped for the turn that it has just written."""
@@ -264,7 +261,7 @@ class _Grove:
             if record.ended is None:
                 await rewind(record, kept, config)
         finally:
-            await release(kept, config)
+            kept.release()
 
 
 def _begin_turn(twig: _Branch, head: tuple[int, ...], completion: Completion, rival: Rival) -> None:

@@ -5,9 +5,11 @@ The model is a random Qwen2 of width 16 that has learned for a second to answer 
 
 import errno
 import gzip
+import importlib
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -17,12 +19,15 @@ from typing import Any
 
 import pytest
 import torch
+import tyro
 
-from agentenv.cli.main import main
+from agentenv.cli.main import COMMANDS, main
+from agentenv.cli.train import next_commands
 from agentenv.core.chat import InlineFormat
 from agentenv.core.types import Message
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.policies.fakes import random_policy
+from agentenv.trainers.config_files import load_config, override
 
 WORLD = {"documents": 200, "questions": 24, "families": ("yes_no",), "hops": (2, 2)}
 STEPS = 4
@@ -522,3 +527,32 @@ def test_a_plan_needs_no_folder(toml: Path, tmp_path: Path, capsys: pytest.Captu
     assert plan["episodes_per_step"] == 12
     assert plan["training_minutes"] >= 0
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted", "not_wanted"),
+    [
+        ([], ["world --seed 1003 ", "--dataset fictional"], []),
+        (
+            ["--test.dataset", "hotpotqa", "--test.data", "my data/x", "--search.retriever", "bm25"],
+            ["--dataset hotpotqa --data 'my data/x' --retriever bm25 "],
+            ["world", "fictional"],
+        ),
+        (
+            ["--env.id", "agentenv/SQL-v0", "--test.dataset", "env"],
+            ["--dataset env --env agentenv/SQL-v0 "],
+            ["world"],
+        ),
+    ],
+)
+def test_what_to_do_next_fits_the_run(words: list[str], wanted: list[str], not_wanted: list[str]) -> None:
+    commands = next_commands(override(load_config("laptop-search"), words), "runs/my run")
+    text = "\n".join(commands)
+    assert [part for part in wanted if part not in text] == []
+    assert [part for part in not_wanted if part in text] == []
+    for command in commands:
+        program, name, *argv = shlex.split(command)
+        assert program == "agentenv"
+        assert any(word.startswith("runs/my run") or word.startswith("hf:runs/my run") for word in argv)
+        module, _, cls = COMMANDS[name].target.partition(":")
+        tyro.cli(getattr(importlib.import_module(module), cls), args=argv)  # its flags exist

@@ -104,6 +104,16 @@ def test_a_broken_line_within_the_metrics_is_refused(training_folder: Path) -> N
     assert not (training_folder / "report.html").exists()
 
 
+def test_a_figure_that_never_changes_is_said_and_not_drawn(tmp_path: Path) -> None:
+    lines = [
+        {"step": step, "reward_mean": step / 10, "clip_fraction": 0.25, "waves": 1} for step in (1, 2, 3)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = Tags(write_report(tmp_path))
+    assert page.names.count("polyline") == 1
+    assert "clip fraction 0.25; waves 1." in page.words
+
+
 def test_values_that_cannot_be_drawn_are_left_out(tmp_path: Path) -> None:
     rows = [{"step": 1, "kl": float("nan"), "note": "x", "ok": True}, {"step": 2, "kl": 0.1, "loss": 1.0}]
     rows += [{"step": 3, "kl": 0.2, "loss": None}]

@@ -136,3 +136,19 @@ def test_an_unknown_preset_names_the_nearest() -> None:
 
 def test_the_defaults_are_a_configuration() -> None:
     assert TrainConfig().rollout.turn_tokens < TrainConfig().rollout.context_tokens
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["--evaluation.scorers", "em_squad", "em_squat"], "em_squat"),
+        (["--tracker", "tensorbord"], "tensorbord"),
+        (["--search.retriever", "fais:x"], "fais"),
+        (["--search.retriever", "cassette:x@fais:y"], "fais"),
+        (["--simulation.retriever", "simulatd:hf:x"], "simulatd"),
+    ],
+)
+def test_a_name_is_checked_when_the_configuration_is_read(words: list[str], name: str) -> None:
+    """Not after the first evaluation, nor after an index was built."""
+    with pytest.raises(ConfigurationError, match=name):
+        override(load_config("laptop-search"), words)

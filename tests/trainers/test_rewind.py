@@ -59,10 +59,7 @@ class Replayed(Listener):
 
     def step(self, action: str) -> Step:
         step = super().step(action + self.noise)
-        over = self.state.text == self.end_at
-        return step._replace(
-            terminated=over, info=step.info | ({"end_reason": EndReason.ANSWERED} if over else {})
-        )
+        return step._replace(terminated=self.state.text == self.end_at)
 
     def snapshot(self) -> Snapshot:
         raise AssertionError("an environment of the level replay is never captured")
@@ -124,7 +121,7 @@ def test_the_environment_goes_back_to_the_beginning_of_any_turn(env: Listener) -
             assert await lane.back_to(turn) is None
             assert env.state.text == "abc"[:turn]
             assert env.step("x").info["turn"] == turn + 1
-        await lane.rewinder.release()
+        lane.rewinder.release()
 
     asyncio.run(scenario())
 
@@ -180,7 +177,7 @@ def test_released_snapshots_are_gone() -> None:
     lane = Lane(Listener())
     asyncio.run(lane.play())
     taken = [*lane.rewinder._snapshots]
-    asyncio.run(lane.rewinder.release())
+    lane.rewinder.release()
     assert [snapshot is not None and snapshot.released for snapshot in taken] == [True] * 3
 
 

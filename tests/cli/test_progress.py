@@ -1,0 +1,76 @@
+"""Covers what is said of a long piece of work where there is no terminal: how far, how fast, how long still."""
+
+from pathlib import Path
+
+import pytest
+
+from agentenv.cli.progress import LiveDisplay
+
+
+class Clock:
+    """Seconds that the test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_a_pipe_is_told_how_long_the_rest_will_take(
+    tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A resumed run stands at 40 of 100; ten more take 100 s, so the other 50 will take 500 s."""
+    with LiveDisplay("run", log=tmp_path / "run.log", clock=clock) as display:
+        display.phase("training", 100)
+        display.advance(40, {})
+        clock.now += 100
+        display.advance(50, {"reward_mean": 0.5})
+    *_, line = capsys.readouterr().err.splitlines()
+    assert "training 50/100" in line
+    assert "0:01:40 spent" in line
+    assert "0:08:20 left" in line
+    assert line.endswith("reward 0.500")
+
+
+def test_each_phase_has_a_pace_of_its_own(
+    tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with LiveDisplay("run", log=tmp_path / "run.log", clock=clock) as display:
+        for seconds in (1000.0, 40.0):
+            display.phase("evaluation", 10)
+            display.advance(0, {})
+            clock.now += seconds
+            display.advance(5, {})
+    lines = [line for line in capsys.readouterr().err.splitlines() if "5/10" in line]
+    assert [line.partition("about ")[2] for line in lines] == ["0:16:40 left", "0:00:40 left"]
+
+
+@pytest.mark.parametrize(("total", "done"), [(0, 7), (10, 10), (10, 3)])
+def test_nothing_is_foretold_where_nothing_is_known(
+    tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str], total: int, done: int
+) -> None:
+    """Of a phase without a length, at its end, and at its first report."""
+    with LiveDisplay("run", log=tmp_path / "run.log", clock=clock) as display:
+        display.phase("index", total)
+        clock.now += 60
+        display.advance(done, {})
+    *_, line = capsys.readouterr().err.splitlines()
+    assert "0:01:00 spent" in line
+    assert "left" not in line
+
+
+def test_a_line_is_never_broken_and_a_warning_is_no_markup(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with LiveDisplay("run", log=tmp_path / "run.log") as display:
+        display.phase("x" * 200, 1)
+        display.warn("[red]" + "y" * 200 + "[/oops]")
+    first, second = capsys.readouterr().err.splitlines()
+    assert "x" * 200 in first
+    assert second == "warning: [red]" + "y" * 200 + "[/oops]"

@@ -1,0 +1,73 @@
+"""Covers the spelling of switches, which is the same for the flags of every command and for the settings of a training."""
+
+import importlib
+from typing import Any, get_type_hints
+
+import pytest
+
+from agentenv.cli.eval import read_options
+from agentenv.cli.main import COMMANDS, _parse
+from agentenv.cli.switches import plain_switches
+from agentenv.cli.train import Train
+from agentenv.errors import ConfigurationError
+from agentenv.trainers.config_files import load_config, override
+
+ON = (["--SWITCH"], ["--SWITCH", "true"], ["--SWITCH", "True"], ["--SWITCH=TRUE"])
+OFF = (["--no-SWITCH"], ["--SWITCH", "false"], ["--SWITCH", "False"], ["--SWITCH=FALSE"])
+NEEDED = {"eval": ["--out", "x"], "rescore": ["x"], "warmstart": ["--out", "x"], "serve": ["x"]}
+
+
+def _class(command: str) -> Any:
+    module, _, name = COMMANDS[command].target.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+SWITCHES = [
+    (command, name)
+    for command in COMMANDS
+    if not hasattr(_class(command), "parse")
+    for name, hint in get_type_hints(_class(command)).items()
+    if hint is bool
+]
+
+
+def test_the_commands_have_switches() -> None:
+    assert {"eval", "rescore", "warmstart", "serve"} <= {command for command, _ in SWITCHES}
+
+
+@pytest.mark.parametrize(("command", "name"), SWITCHES)
+def test_every_switch_of_every_command_has_every_spelling(command: str, name: str) -> None:
+    for flag in {name, name.replace("_", "-")}:
+        for spellings, wanted in ((ON, True), (OFF, False)):
+            for words in spellings:
+                argv = [*NEEDED[command], *(word.replace("SWITCH", flag) for word in words)]
+                assert getattr(_parse(command, _class(command), argv), name) is wanted, argv
+
+
+def test_settings_of_a_training_have_them_too() -> None:
+    base = load_config("laptop-search")
+    for words in (["--evaluation.bounds"], *([f"--evaluation.bounds{w}"] for w in ("=true", "=True"))):
+        assert override(base, words).evaluation.bounds is True
+    for word in ("false", "False", "FALSE"):
+        assert override(base, ["--evaluation.bounds", word]).evaluation.bounds is False
+    assert override(base, ["--evaluation.no-bounds", "--seed", "3"]).evaluation.bounds is False
+    assert override(base, ["--env.options.flag", "False"]).env.options["flag"] is False
+    for words in (["--seed"], ["--no-seed"], ["--evaluation.no-bound"]):
+        with pytest.raises(ConfigurationError, match=words[0]):
+            override(base, words)
+
+
+def test_so_does_the_plan() -> None:
+    assert [Train.parse(["laptop-search", *words]).plan for words in (["--plan"], ["--plan", "True"])] == [
+        True
+    ] * 2
+    assert not Train.parse(["laptop-search", "--plan=false"]).plan
+
+
+def test_an_option_of_an_environment_that_says_false_is_not_a_text_that_counts_as_true() -> None:
+    assert read_options(["a=False", "b=true", "c=3", "d=x"]) == {"a": False, "b": True, "c": 3, "d": "x"}
+
+
+def test_a_word_after_another_flag_stays_a_word() -> None:
+    words = ["--out", "true", "false", "--name=true", "--bounds", "runs/x", "--bounds=maybe"]
+    assert plain_switches(words, ["bounds"]) == words
