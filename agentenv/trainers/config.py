@@ -40,12 +40,12 @@ class RolloutSettings(Frozen):
     strategy: str = "plain"
     """Name of the rollout strategy: how the episodes of a question become its group."""
     strategy_options: dict[str, Any] = Field(default_factory=dict)
-    """Its options by name; ``docs/rollouts.md`` lists them."""
+    """Its options by name; ``docs/rollouts.md`` in the repository lists them."""
     sampler: str = "uniform"
     """Name of the task sampler: which questions are played and how often, within ``questions`` times ``group_size``
     episodes a step."""
     sampler_options: dict[str, Any] = Field(default_factory=dict)
-    """Its options by name; ``docs/sampling.md`` lists them."""
+    """Its options by name; ``docs/sampling.md`` in the repository lists them."""
 
     @model_validator(mode="after")
     def _known(self) -> Self:
@@ -104,11 +104,11 @@ class OptimizationConfig(Frozen):
     estimator: str = "group_relative"
     """Name of the advantage estimator."""
     estimator_options: dict[str, Any] = Field(default_factory=dict)
-    """Its options by name; ``docs/credit.md`` lists them."""
+    """Its options by name; ``docs/credit.md`` in the repository lists them."""
     objective: str = "ppo_clip"
     """Name of the loss."""
     objective_options: dict[str, Any] = Field(default_factory=dict)
-    """Its options by name; ``docs/credit.md`` lists them."""
+    """Its options by name; ``docs/credit.md`` in the repository lists them."""
     clip_low: float | None = Field(None, ge=0)
     """How far the ratio may fall below 1; None takes the objective's own bound (0.2 for ``ppo_clip``)."""
     clip_high: float | None = Field(None, ge=0)
