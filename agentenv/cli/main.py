@@ -49,6 +49,9 @@ COMMANDS = {
     "retriever query": Command("agentenv.cli.retriever:Query", "search an index"),
     "retriever plan": Command("agentenv.cli.retriever_plan:Plan", "which index fits a machine's memory"),
     "retriever adopt": Command("agentenv.cli.retriever:Adopt", "take over an index that was built elsewhere"),
+    "retriever check": Command(
+        "agentenv.cli.retriever:Check", "compare a saved retriever with its checksums"
+    ),
     "retriever serve": Command("agentenv.cli.retriever_serve:Serve", "answer searches over HTTP"),
     "simulator data": Command("agentenv.cli.simulator:Data", "pages of real searches, useful and noisy"),
     "simulator train": Command("agentenv.cli.simulator:Train", "fine-tune a model to play the search engine"),

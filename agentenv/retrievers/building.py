@@ -4,15 +4,18 @@ Texts and vectors pass through in parts: only the index itself, and less than 64
 Three passes, each of which a second call with the same arguments does not repeat where it need not:
 
 1. the corpus is copied, and hashed: read again every time, because its hash says whether the rest may be kept;
-2. passages are encoded into a file, whose finished rows are in a journal;
-3. the index is trained and filled; now and then it is written down as far as it is.
+2. passages are encoded into a file, whose finished parts are in a journal, each with its checksum;
+3. the index is trained and filled; now and then it is written down as far as it is, with its checksum.
+
+What an interrupted build left is compared with its checksums first: a file system that was not shut down properly may have
+lost or damaged the end of a file. Parts from the first wrong one on are encoded again; a damaged index is filled again.
 
 A build that was taken up gives the same vectors as one that was not, because parts are cut at the same rows. The index
 is the same file too, except for a graph (HNSW) that was taken up in its third pass: its levels are drawn anew.
 """
 
 import fcntl
-import json
+import hashlib
 import os
 import shutil
 import time
@@ -24,9 +27,10 @@ from typing import Any
 
 import numpy as np
 
-from agentenv.core.files import sync, sync_folder, write_text
+from agentenv.core.files import sync, sync_folder
 from agentenv.errors import AgentEnvError, ConfigurationError
 from agentenv.retrievers.bm25 import BM25Retriever
+from agentenv.retrievers.build_journal import Journal, Part, UnfinishedIndex, intact_parts
 from agentenv.retrievers.corpus import Corpus, corpus_file, read_documents
 from agentenv.retrievers.encoder import Encoder
 from agentenv.retrievers.faiss import ENCODE_ROWS, INDEX_FILE, LAYOUT, dense_card, encode_documents
@@ -38,7 +42,6 @@ from agentenv.retrievers.indexes import (
     default_spec,
     faiss_threads,
     new_index,
-    read_index,
     refuse_untrainable,
     train,
     write_index,
@@ -49,7 +52,7 @@ from agentenv.retrievers.storage import Card, refuse_foreign, write_card
 Report = Callable[[str, int, int], None]
 """Called with the name of the pass, rows done and rows in all; 0 in all is unknown."""
 
-JOURNAL = "journal.json"
+JOURNAL = "journal.jsonl"
 _REPORT_ROWS = 10_000
 _CHECKPOINT_S = 600.0  # between two writings of an unfinished index
 
@@ -61,7 +64,9 @@ class Built:
     rows: int
     spec: str
     resumed_rows: int
-    """Passages whose vectors an interrupted build had left."""
+    """Passages whose vectors an interrupted build had left undamaged."""
+    damaged_rows: int = 0
+    """Passages whose vectors it had left damaged; they were encoded again."""
 
 
 def build_folder(
@@ -99,16 +104,18 @@ def build_folder(
         chosen = default_spec(len(corpus), encoder.dim) if spec == AUTO else spec
         refuse_untrainable(chosen, len(corpus))
         of = [corpus.fingerprint, encoder.id, encoder.dim, LAYOUT]
-        vectors, resumed = _encode(corpus, encoder, work, _Journal(work / JOURNAL, of), report)
-        filled = _Journal(work / "index.json", [chosen, *of])
+        journal = Journal(work / JOURNAL, of)
+        left = journal.rows
+        vectors, resumed = _encode(corpus, encoder, work, journal, report)
+        unfinished = UnfinishedIndex(work / "index.partial", [chosen, *of])
         with faiss_threads(1):
-            index = _fill(vectors, chosen, work / "index.partial", filled, report, checkpoint_s)
+            index = _fill(vectors, chosen, unfinished, report, checkpoint_s)
         write_index(index, target / INDEX_FILE)
         write_card(target, dense_card(corpus, encoder, chosen))
         if hybrid:
             BM25Retriever.build(corpus).save(new / BM25_FOLDER)
             write_card(new, Card(kind="hybrid", rows=len(corpus), corpus=corpus.fingerprint))
-    return Built(len(corpus), chosen, resumed)
+    return Built(len(corpus), chosen, resumed, left - resumed)
 
 
 def _read(path: Path, report: Report) -> Iterator[Any]:
@@ -121,45 +128,36 @@ def _read(path: Path, report: Report) -> Iterator[Any]:
 
 
 def _encode(
-    corpus: Corpus, encoder: Encoder, work: Path, journal: "_Journal", report: Report
+    corpus: Corpus, encoder: Encoder, work: Path, journal: Journal, report: Report
 ) -> tuple[Vectors, int]:
-    """The vectors of all passages, mapped from their file, and how many of them were there already."""
-    path, resumed = work / "vectors.f32", journal.rows()
-    with path.open("r+b" if resumed else "wb") as file:
+    """The vectors of all passages, mapped from their file, and how many of them were there already and intact."""
+    path = work / "vectors.f32"
+
+    def checked(rows: int, of: int) -> None:
+        report("checking", rows, of)
+
+    with path.open("r+b" if path.exists() else "w+b") as file:
+        journal.keep(intact_parts(file, journal.parts, encoder.dim * 4, checked))
+        resumed = journal.rows
         file.truncate(resumed * encoder.dim * 4)
         file.seek(0, os.SEEK_END)
         report("encoding", resumed, len(corpus))
         for start in range(resumed, len(corpus), ENCODE_ROWS):
             chunk = corpus[start : start + ENCODE_ROWS]
-            file.write(encode_documents(encoder, chunk).astype(np.float32).tobytes())
+            encoded = encode_documents(encoder, chunk).astype(np.float32).tobytes()
+            file.write(encoded)
             file.flush()
             os.fsync(file.fileno())
-            journal.write(start + len(chunk))
+            journal.add(Part(start + len(chunk), hashlib.sha256(encoded).hexdigest()))
             report("encoding", start + len(chunk), len(corpus))
     return np.memmap(path, dtype=np.float32, mode="r", shape=(len(corpus), encoder.dim)), resumed
 
 
-class _Journal:
-    """How many rows of what are safely on the disk."""
-
-    def __init__(self, path: Path, of: list[Any]) -> None:
-        self._path, self._of = path, of
-
-    def rows(self) -> int:
-        if not self._path.is_file():
-            return 0
-        state = json.loads(self._path.read_text(encoding="utf-8"))
-        return int(state["rows"]) if state["of"] == self._of else 0
-
-    def write(self, rows: int) -> None:
-        write_text(self._path, json.dumps({"of": self._of, "rows": rows}))
-
-
 def _fill(
-    vectors: Vectors, spec: str, path: Path, journal: _Journal, report: Report, checkpoint_s: float
+    vectors: Vectors, spec: str, unfinished: UnfinishedIndex, report: Report, checkpoint_s: float
 ) -> Any:
     """An index over all vectors, from where an earlier call left it."""
-    index = read_index(path, mapped=False) if journal.rows() else new_index(spec, vectors.shape[1])
+    index = unfinished.read() or new_index(spec, vectors.shape[1])
     report("indexing", index.ntotal, len(vectors))
     train(index, vectors, spec)
     written = time.monotonic()
@@ -168,8 +166,7 @@ def _fill(
         nonlocal written
         report("indexing", rows, len(vectors))
         if time.monotonic() - written >= checkpoint_s:
-            write_index(index, path)
-            journal.write(rows)
+            unfinished.write(index)
             written = time.monotonic()
 
     add_rest(index, vectors, added)

@@ -6,12 +6,14 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from agentenv.core.files import sync, sync_folder
 from agentenv.errors import ConfigurationError, CorpusError, IndexMismatch
 from agentenv.retrievers import mapped_corpus
+from agentenv.retrievers.checksums import FileSums, file_sums, verify_files
 from agentenv.retrievers.mapped_corpus import MappedCorpus
 
 CARD_FILE = "retriever.json"
@@ -55,6 +57,9 @@ class Card:
     """Whether vectors have length 1."""
     faiss: str = ""
     """Version that wrote the index; empty without one."""
+    files: dict[str, FileSums] = field(default_factory=dict)
+    """Size and checksums of every file in the folder but this card and the corpus, which has its own above; `write_card`
+    fills them in. Empty for a hybrid, whose parts have cards of their own, and for what was saved before there were any."""
 
 
 def read_card(folder: Path, kind: str | None = None) -> Card:
@@ -71,11 +76,18 @@ def read_card(folder: Path, kind: str | None = None) -> Card:
     if not path.is_file():
         raise ConfigurationError(f"{folder} holds no retriever; make one with `agentenv retriever build`.")
     try:
-        card = Card(**json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        digest = values.pop("digest", None)
+        card = Card(**values)
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigurationError(
             f"{path} is not a retriever's card ({error}); build the retriever again."
         ) from error
+    if digest is not None and digest != _digest_of(values):
+        raise ConfigurationError(
+            f"{path} was changed or damaged after it was written (only encoder_spec may be edited); "
+            f"build the retriever again."
+        )
     if kind is not None and card.kind != kind:
         raise ConfigurationError(
             f"{folder} holds a {card.kind} retriever, not {kind}; write '{card.kind}:{folder}'."
@@ -84,12 +96,15 @@ def read_card(folder: Path, kind: str | None = None) -> Card:
 
 
 def read_corpus(folder: Path, card: Card) -> MappedCorpus:
-    """The corpus in ``folder``, mapped. Its file is read once to compare it with the card.
+    """The corpus in ``folder``, mapped, after the files of the folder were compared with the card.
+
+    The corpus is read whole for that, the other files as `verify_files` says.
 
     Raises:
         CorpusError: it cannot be read.
-        IndexMismatch: it is not the one that the card was written for.
+        IndexMismatch: it is not the one that the card was written for, or another file is damaged.
     """
+    verify_files(folder, card.files)
     try:
         with (folder / CORPUS_FILE).open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
@@ -108,8 +123,47 @@ def read_corpus(folder: Path, card: Card) -> MappedCorpus:
 
 
 def write_card(folder: Path, card: Card) -> None:
-    """Writes ``retriever.json``."""
-    (folder / CARD_FILE).write_text(json.dumps(asdict(card), indent=2) + "\n", encoding="utf-8")
+    """Writes ``retriever.json`` with the checksums of the files in ``folder``, all of which are there already."""
+    own = {} if _parts_of(folder) else file_sums(folder, skip=(CARD_FILE, CORPUS_FILE))
+    values = asdict(card) | {"files": own}
+    text = json.dumps(values | {"digest": _digest_of(values)}, indent=2) + "\n"
+    (folder / CARD_FILE).write_text(text, encoding="utf-8")
+
+
+def check_folder(folder: Path) -> tuple[int, int]:
+    """Reads every byte of a saved retriever, or of the two parts of a hybrid, and compares it with the card.
+
+    Returns:
+        How many files there are, and how many bytes were read.
+
+    Raises:
+        ConfigurationError: there is no retriever, or it was saved without checksums.
+        CorpusError: the corpus cannot be read.
+        IndexMismatch: a file is not what was written.
+    """
+    card = read_card(folder)
+    parts = [check_folder(part.parent) for part in _parts_of(folder)]
+    if parts:
+        return sum(files for files, _ in parts), sum(read for _, read in parts)
+    if not card.files:
+        raise ConfigurationError(
+            f"{folder} was saved by a version that recorded no checksums; build the retriever again to have them."
+        )
+    verify_files(folder, card.files, whole=True)
+    read_corpus(folder, card)
+    sizes = [(folder / CORPUS_FILE).stat().st_size, *(sums["bytes"] for sums in card.files.values())]
+    return len(sizes), sum(sizes)
+
+
+def _parts_of(folder: Path) -> list[Path]:
+    """The cards of the retrievers inside this one."""
+    return sorted(folder.glob(f"*/{CARD_FILE}"))
+
+
+def _digest_of(values: dict[str, Any]) -> str:
+    """Of a card without the place of its encoder, which may move: the encoder's own id is compared at opening."""
+    fixed = {name: value for name, value in values.items() if name != "encoder_spec"}
+    return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
 
 
 def refuse_foreign(out: Path) -> None:

@@ -1,8 +1,10 @@
-"""A retrieval service in a thread of the test's process, on a real socket."""
+"""A retrieval service in a thread of the test's process, on a real socket, and retrievers saved without checksums."""
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -36,3 +38,16 @@ def serving() -> Serving:
         assert not thread.is_alive()
 
     return serve
+
+
+@pytest.fixture
+def forget_checksums() -> Callable[[Path], None]:
+    """Takes the checksums out of a saved retriever's card: it is then as it was saved before there were any."""
+
+    def forget(folder: Path) -> None:
+        path = folder / "retriever.json"
+        card = json.loads(path.read_text())
+        del card["files"], card["digest"]
+        path.write_text(json.dumps(card))
+
+    return forget

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -77,9 +78,12 @@ def test_saved_and_loaded_answer_alike_and_silently(
     assert capfd.readouterr() == ("", "")
 
 
-def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
+def test_what_does_not_belong_together_is_refused(
+    tmp_path: Path, forget_checksums: Callable[[Path], None]
+) -> None:
     BM25Retriever.build(DOCUMENTS).save(tmp_path / "three")
     BM25Retriever.build(DOCUMENTS[:2]).save(tmp_path / "two")
+    forget_checksums(tmp_path / "three")
     shutil.copytree(tmp_path / "two" / INDEX_FOLDER, tmp_path / "three" / INDEX_FOLDER, dirs_exist_ok=True)
     with pytest.raises(IndexMismatch, match="holds 2 rows, not 3"):
         BM25Retriever.load(tmp_path / "three")

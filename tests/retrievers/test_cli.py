@@ -2,13 +2,14 @@
 
 import io
 import json
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 import tyro
 from rich.console import Console
 
-from agentenv.cli.retriever import Adopt, Build, Command, Query
+from agentenv.cli.retriever import Adopt, Build, Check, Command, Query
 from agentenv.errors import AgentEnvError, ConfigurationError, CorpusError, UnknownName
 from agentenv.retrievers.building import JOURNAL
 from agentenv.retrievers.corpus import load_corpus
@@ -31,8 +32,8 @@ def corpus(tmp_path: Path) -> Path:
     return path
 
 
-def parse(*args: str) -> Build | Query | Adopt:
-    command: Build | Query | Adopt = tyro.cli(Command, args=list(args))
+def parse(*args: str) -> Build | Query | Adopt | Check:
+    command: Build | Query | Adopt | Check = tyro.cli(Command, args=list(args))
     return command
 
 
@@ -43,6 +44,7 @@ def test_command_lines_parse() -> None:
     assert parse("query", "d", "who?", "-k", "3") == Query(Path("d"), "who?", 3)
     assert parse("query", "d", "who?").k == 5  # type: ignore[union-attr]
     assert parse("build", "c.jsonl", "--out", "d") == Build(Path("c.jsonl"), Path("d"), "auto", "minilm")
+    assert parse("check", "d") == Check(Path("d"))
     assert parse("adopt", "e5.index", "w.jsonl", "--encoder", "e5:p", "--out", "d") == Adopt(
         Path("e5.index"), Path("w.jsonl"), Path("d"), "e5:p"
     )
@@ -58,9 +60,8 @@ def test_the_index_is_chosen_by_size_and_an_interrupted_build_is_taken_up(tmp_pa
     corpus = load_corpus(tmp_path)
     vectors = HashEncoder().encode_passages([document.text for document in corpus[:1024]])
     (work / "vectors.f32").write_bytes(vectors.tobytes() + b"half a row")
-    (work / JOURNAL).write_text(
-        json.dumps({"of": [corpus.fingerprint, "hash:512", 512, LAYOUT], "rows": 1024})
-    )
+    journal = [[corpus.fingerprint, "hash:512", 512, LAYOUT], [1024, sha256(vectors.tobytes()).hexdigest()]]
+    (work / JOURNAL).write_text("".join(json.dumps(line) + "\n" for line in journal))
     console = Console(width=100, file=io.StringIO(), record=True)
     again = Build(tmp_path, tmp_path / "next", encoder="hash")
     again.show(again.run(), console)

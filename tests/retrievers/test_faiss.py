@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -179,14 +179,20 @@ def test_another_corpus_is_refused(saved: Path) -> None:
         load(saved)
 
 
-def test_an_index_of_another_size_is_refused(saved: Path, tmp_path: Path) -> None:
+def test_an_index_of_another_size_is_refused(
+    saved: Path, tmp_path: Path, forget_checksums: Callable[[Path], None]
+) -> None:
+    forget_checksums(saved)
     FaissRetriever.build(DOCUMENTS[:9], HashEncoder(dim=64)).save(tmp_path / "small")
     shutil.copy(tmp_path / "small" / module.INDEX_FILE, saved / module.INDEX_FILE)
     with pytest.raises(IndexMismatch, match="holds 9 vectors of 64 dimensions, not 50 of 64"):
         load(saved)
 
 
-def test_damaged_and_foreign_folders_are_refused(saved: Path, tmp_path: Path) -> None:
+def test_damaged_and_foreign_folders_are_refused(
+    saved: Path, tmp_path: Path, forget_checksums: Callable[[Path], None]
+) -> None:
+    forget_checksums(saved)
     with pytest.raises(ConfigurationError, match="holds no retriever; make one with"):
         load(tmp_path)
     (saved / module.INDEX_FILE).write_bytes(b"junk")

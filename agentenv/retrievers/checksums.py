@@ -1,0 +1,121 @@
+"""Checksums of the files of a saved retriever, taken block by block.
+
+A file has one SHA-256 for every `BLOCK_BYTES`. An index of ordinary size is read whole when it is opened, at about a
+second a gigabyte. Reading a larger one would take minutes although it is only mapped into memory, so its sizes, its first
+and last blocks and some blocks drawn anew at every opening are compared; ``agentenv retriever check`` reads everything.
+"""
+
+import hashlib
+import os
+import random
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple, TypedDict
+
+from agentenv.errors import IndexMismatch
+
+BLOCK_BYTES = 64 << 20
+WHOLE_BYTES = 4 << 30  # folders up to this size are read whole at every opening
+SAMPLED_BLOCKS = 16
+_PIECE_BYTES = 1 << 20  # read at a time
+_THREADS = 4  # hashing releases the interpreter's lock
+
+
+class FileSums(TypedDict):
+    """What a card records of one file."""
+
+    bytes: int
+    sha256: list[str]  # of each block, in order
+
+
+class _Block(NamedTuple):
+    path: Path
+    number: int
+
+
+def file_sums(folder: Path, skip: Iterable[str] = ()) -> dict[str, FileSums]:
+    """The checksums of all files below ``folder``, by their path in it.
+
+    Args:
+        folder: links in it are followed to the file they name.
+        skip: paths in ``folder`` that are left out.
+    """
+    left_out = {Path(name) for name in skip}
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {
+        path.relative_to(folder).as_posix(): FileSums(
+            bytes=path.stat().st_size, sha256=_digests(_blocks(path, path.stat().st_size))
+        )
+        for path in paths
+        if path.relative_to(folder) not in left_out
+    }
+
+
+def verify_files(folder: Path, recorded: Mapping[str, FileSums], *, whole: bool = False) -> None:
+    """Compares the files of ``folder`` with what was recorded of them.
+
+    Args:
+        folder: of the saved retriever.
+        recorded: sizes and checksums by path in the folder; empty for a retriever that was saved without any.
+        whole: reads every block however large the files are.
+
+    Raises:
+        IndexMismatch: a file is missing, cannot be read, or is not what was written.
+    """
+    blocks: list[_Block] = []
+    for name, sums in recorded.items():
+        path = folder / name
+        try:
+            found = path.stat().st_size
+        except OSError as error:
+            raise IndexMismatch(_damaged(path, f"cannot be read: {error.strerror}")) from error
+        if found != sums["bytes"]:
+            raise IndexMismatch(_damaged(path, f"has {found:,} bytes and was written with {sums['bytes']:,}"))
+        blocks += _blocks(path, found)
+    if not whole and sum(sums["bytes"] for sums in recorded.values()) > WHOLE_BYTES:
+        blocks = _sample(blocks)
+    try:
+        digests = _digests(blocks)
+    except OSError as error:
+        raise IndexMismatch(
+            f"{folder} cannot be read: {error.strerror}; build the retriever again."
+        ) from error
+    for block, digest in zip(blocks, digests, strict=True):
+        if recorded[block.path.relative_to(folder).as_posix()]["sha256"][block.number] != digest:
+            first = block.number * BLOCK_BYTES
+            last = min(first + BLOCK_BYTES, block.path.stat().st_size)
+            raise IndexMismatch(
+                _damaged(block.path, f"is not what was written (bytes {first:,} to {last:,} differ)")
+            )
+
+
+def _damaged(path: Path, how: str) -> str:
+    return f"{path} {how}: it was damaged or replaced; build the retriever again."
+
+
+def _blocks(path: Path, size: int) -> list[_Block]:
+    return [_Block(path, number) for number in range(-(-size // BLOCK_BYTES))]
+
+
+def _sample(blocks: list[_Block]) -> list[_Block]:
+    """The ends of every file and some other blocks, drawn without touching the global generator."""
+    last = {block.path: block for block in blocks}
+    ends = [block for block in blocks if block.number == 0 or block is last[block.path]]
+    others = [block for block in blocks if block.number != 0 and block is not last[block.path]]
+    return ends + random.Random().sample(others, min(SAMPLED_BLOCKS, len(others)))
+
+
+def _digests(blocks: Iterable[_Block]) -> list[str]:
+    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
+        return list(pool.map(_digest, blocks))
+
+
+def _digest(block: _Block) -> str:
+    found, left = hashlib.sha256(), BLOCK_BYTES
+    with block.path.open("rb") as file:
+        file.seek(block.number * BLOCK_BYTES)
+        while left and (piece := file.read(min(left, _PIECE_BYTES))):
+            found.update(piece)
+            left -= len(piece)
+    return found.hexdigest()
