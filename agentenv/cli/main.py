@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, cast, get_type_hints
 
+from agentenv.cli.leaving import leave
 from agentenv.cli.switches import plain_switches
 from agentenv.errors import AgentEnvError, UnknownName
 
@@ -76,13 +77,23 @@ class Runnable(Protocol):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns the exit code: 0, 1 (failed), 2 (wrong usage) or 130 (interrupted)."""
+    """Runs one command and returns the exit code: 0, 1 (failed), 2 (wrong usage) or 130 (interrupted).
+
+    Without ``argv`` it runs the words of the command line, and the process then ends whatever threads are left in it.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
+    code = FAILURE
     try:
-        return _dispatch([word for word in words if word != "--json"], "--json" in words)
+        code = _dispatch([word for word in words if word != "--json"], "--json" in words)
     except BrokenPipeError:  # the reader of our output went away, as `| head` does: nobody to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILURE
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else FAILURE
+        raise
+    finally:
+        if argv is None:
+            leave(code)
+    return code
 
 
 def _dispatch(words: list[str], as_json: bool) -> int:

@@ -17,13 +17,14 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
+from agentenv.core.deadlines import Hold, hold_current
+from agentenv.core.threads import DaemonThreads
 from agentenv.errors import ConfigurationError
 
 _GLANCE_S = 0.001  # between two looks at who has come
@@ -41,6 +42,8 @@ class _Waiter(Generic[In, Out]):
     item: In
     answer: "asyncio.Future[Out]"
     index: int
+    hold: Hold | None = None
+    """In a lockstep: on the deadline of whoever asks, until the batch begins."""
 
 
 @dataclass(slots=True)
@@ -89,7 +92,7 @@ class Batcher(Generic[In, Out]):
         self._run = run
         self._timeout_s = timeout_s
         # Not the shared pool: OpenMP keeps one team of workers for every thread that calls it.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batcher")
+        self._thread = DaemonThreads(1, "batcher", replaces=False)
         self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue[In, Out]] = WeakKeyDictionary()
 
     async def submit(self, item: In) -> Out:
@@ -102,10 +105,14 @@ class Batcher(Generic[In, Out]):
             TimeoutError: the batch took longer than ``timeout_s``.
         """
         loop = asyncio.get_running_loop()
-        waiter = _Waiter[In, Out](item, loop.create_future(), episode_index.get())
         seat = _seat.get()
         if seat is not None and seat.live:
-            return await seat.lockstep.wait(seat, self, waiter)
+            waiting = seat.lockstep.wait(seat, self, item)
+            if seat.lockstep.loop is loop:
+                return await waiting
+            # An environment runs on another loop than its episode.
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(waiting, seat.lockstep.loop))
+        waiter = _Waiter[In, Out](item, loop.create_future(), episode_index.get())
         queue = self._queues.setdefault(loop, _Queue())
         queue.waiters.append(waiter)
         if queue.task is None:
@@ -144,6 +151,9 @@ class Batcher(Generic[In, Out]):
         if not waiters:
             return
         items = [waiter.item for waiter in waiters]
+        for waiter in waiters:
+            if waiter.hold is not None:
+                waiter.hold.end()
         try:
             async with asyncio.timeout(self._timeout_s):
                 results = await asyncio.get_running_loop().run_in_executor(self._thread, self._run, items)
@@ -189,6 +199,8 @@ class Lockstep:
     """
 
     def __init__(self) -> None:
+        self.loop: asyncio.AbstractEventLoop
+        """Of the episodes; that of the first one to enter."""
         self._seats: list[_Seat] = []
         self._round: asyncio.Task[None] | None = None
 
@@ -203,6 +215,7 @@ class Lockstep:
             raise ConfigurationError(
                 f"Episode {index} is already live; give every live episode its own index."
             )
+        self.loop = asyncio.get_running_loop()
         seat = _Seat(self, index)
         self._seats.append(seat)
         index_token, seat_token = episode_index.set(index), _seat.set(seat)
@@ -215,18 +228,24 @@ class Lockstep:
             self._seats.remove(seat)
             self._check_soon()
 
-    async def wait(self, seat: _Seat, batcher: Batcher[In, Out], waiter: _Waiter[In, Out]) -> Out:
-        """Waits in ``seat`` for the round that answers ``waiter``; called by `Batcher.submit`."""
+    async def wait(self, seat: _Seat, batcher: Batcher[In, Out], item: In) -> Out:
+        """Waits in ``seat`` for the round that answers ``item``; called by `Batcher.submit`.
+
+        The wait for the other episodes is not counted in the deadline of whoever asks, the batch itself is.
+        """
         if seat.request is not None:
             raise RuntimeError(
                 f"Episode {seat.index} awaits two batchers at once; await one after the other."
             )
+        waiter = _Waiter[In, Out](item, self.loop.create_future(), seat.index, hold_current())
         seat.request = (batcher, waiter)
         self._check_soon()
         try:
             return await waiter.answer
         finally:
             seat.request = None
+            assert waiter.hold is not None
+            waiter.hold.end()
 
     def _check_soon(self) -> None:
         # Not at once: episodes that start in this turn of the loop have yet to take their seats.

@@ -3,122 +3,21 @@
 import asyncio
 import math
 import time
-import traceback
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, TypeVar
 
+from agentenv.core.acting import act, capture, check_posed, fork, opening_of, release, rewind, stepped
 from agentenv.core.batching import Lockstep
-from agentenv.core.env import Env
+from agentenv.core.deadlines import within
+from agentenv.core.episodes import Record, RolloutConfig, Start, mended
 from agentenv.core.protocols import ChatFormat, Policy
-from agentenv.core.scene import Scene
-from agentenv.core.snapshot import Snapshot
-from agentenv.core.trajectory import Segment, SegmentKind, Trajectory, Turn
-from agentenv.core.types import Completion, EndReason, Info, Observation, Sampling, Step, Task
-from agentenv.errors import (
-    ConfigurationError,
-    ContextTooSmall,
-    EnvFault,
-    Fault,
-    PolicyFault,
-    SnapshotRefused,
-)
+from agentenv.core.trajectory import SegmentKind, Trajectory
+from agentenv.core.types import Completion, EndReason, Observation, Sampling
+from agentenv.errors import ConfigurationError, ContextTooSmall, PolicyFault
 
 T = TypeVar("T")
-
-_STEP_INFO = ("turn", "tool_results", "valid", "end_reason")
-
-
-@dataclass(frozen=True)
-class RolloutConfig:
-    """Budgets and sampling of an episode."""
-
-    context_tokens: int = 4096
-    """Tokens that prompt, actions and observations of one row may take together."""
-    turn_tokens: int = 500
-    """Tokens that the policy may sample in one turn."""
-    temperature: float = 1.0
-    """0 is greedy."""
-    top_p: float = 1.0
-    """1 keeps the whole distribution."""
-    stop: tuple[str, ...] = ()
-    """Strings that end a turn and stay part of it."""
-    deadline_s: float = 600.0
-    """Seconds that one call of policy or environment may take, waiting for other episodes included."""
-    deterministic: bool = True
-    """Batches are formed by episode index, never by arrival, so that equal seeds give equal files."""
-
-
-@dataclass(frozen=True)
-class Start:
-    """One episode to run: an environment of its own, what it is about, and its seed."""
-
-    env: Env[Any]
-    task: Task
-    seed: int
-    group_id: str = ""
-    gate: Callable[["Record"], bool] | None = None
-    """Asked after each turn whether the episode goes on; one that does not ends as ``aborted``, which is not trained."""
-
-
-@dataclass
-class Record:
-    """An episode under way: everything needed to go on, or to close it as a ``Trajectory``."""
-
-    start: Start
-    episode: str
-    prompt: Observation = ()
-    ids: list[int] = field(default_factory=list)
-    """The present row."""
-    row: int = 0
-    segments: list[Segment] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
-    policy_seconds: float = 0.0
-    """Seconds that the last sample took."""
-    ended: Trajectory | None = None
-    """The finished trajectory, once the episode is over."""
-
-    @property
-    def reward(self) -> float:
-        """Sum of the rewards so far."""
-        return sum(turn.reward for turn in self.turns)
-
-    def copy(self) -> "Record":
-        """The episode as it stands, to come back to; the environment is not copied."""
-        return replace(self, ids=[*self.ids], segments=[*self.segments], turns=[*self.turns])
-
-    def add(self, kind: SegmentKind, ids: Sequence[int], turn: int, **extra: Any) -> None:
-        """Appends ids to the present row; nothing is recorded for no ids."""
-        if ids:
-            self.segments.append(Segment(kind, tuple(ids), turn, row=self.row, **extra))
-            self.ids.extend(ids)
-
-    def reopen(self, ids: Sequence[int], turn: int) -> None:
-        """Opens a new row on ``ids``, which did not extend the present one."""
-        self.row += 1
-        self.ids = []
-        self.add(SegmentKind.PROMPT, ids, turn)
-
-    def close(self, reward: float, end: EndReason, info: dict[str, Any], error: str = "") -> None:
-        """Ends the episode."""
-        self.ended = Trajectory(
-            task=self.start.task,
-            segments=tuple(self.segments),
-            turns=tuple(self.turns),
-            reward=0.0 if end.is_fault else reward,
-            end_reason=end,
-            prompt=self.prompt,
-            valid=not end.is_fault,
-            error=error,
-            group_id=self.start.group_id,
-            id=self.episode,
-            info={key: value for key, value in info.items() if key not in _STEP_INFO},
-        )
-
-    def fail(self, end: EndReason, error: Exception) -> None:
-        """Ends the episode through a fault of ours."""
-        self.close(0.0, end, {}, _describe(error))
 
 
 async def run_episode(
@@ -149,38 +48,20 @@ async def open_episode(start: Start, chat: ChatFormat, config: RolloutConfig, *,
         ConfigurationError: the environment cannot pose this task, or the format cannot render it.
     """
     record = Record(start, episode)
-    reset = start.env.areset(seed=start.seed, options={"task": start.task})
     try:
-        opening, info = await within(config.deadline_s, reset, EnvFault("the environment's reset"))
-        check_posed(start.task, info)
+        record.prompt = await opening_of(start, config)
+        record.add(SegmentKind.PROMPT, chat.prompt(record.prompt), 0)
     except ConfigurationError:
         raise
     except Exception as error:
         record.fail(EndReason.ENV_FAULT, error)
         return record
-    record.prompt = opening
-    record.add(SegmentKind.PROMPT, chat.prompt(opening), 0)
     if len(record.ids) >= config.context_tokens:
         raise ContextTooSmall(
             f"the prompt of task {start.task.id!r} takes {len(record.ids)} tokens and context_tokens is "
             f"{config.context_tokens}: raise it"
         )
     return record
-
-
-def check_posed(task: Task, info: Info) -> None:
-    """Looks whether ``reset`` posed ``task``: an episode of another one would be scored under the wrong name.
-
-    Raises:
-        EnvFault: ``info["task_id"]`` is not the id of the task.
-    """
-    posed = info.get("task_id")
-    if posed != task.id:
-        said = "gave no info['task_id']" if posed is None else f"posed task {posed!r}"
-        raise EnvFault(
-            f"task {task.id!r} was to be posed, but the environment's reset {said}: "
-            "it has to pose options['task'] and to give that task's id as info['task_id']"
-        )
 
 
 async def play(record: Record, policy: Policy, chat: ChatFormat, config: RolloutConfig) -> Trajectory:
@@ -237,7 +118,8 @@ async def sample(
         return None
     record.policy_seconds = time.perf_counter() - began
     _record_sample(record, completion)
-    return completion
+    # An endpoint can send lone surrogates; an environment that repeats them would be blamed for them.
+    return completion if completion.text.isascii() else replace(completion, text=mended(completion.text))
 
 
 def _record_sample(record: Record, completion: Completion) -> None:
@@ -254,67 +136,6 @@ def _record_sample(record: Record, completion: Completion) -> None:
             version=version,
             token_true=completion.token_true,
         )
-
-
-async def act(record: Record, action: str, config: RolloutConfig) -> Observation | None:
-    """The environment acts on ``action``, whose ids stand in ``record``; the turn is appended.
-
-    Returns:
-        What is new, for ``observe``; None where the action ended the episode.
-    """
-    env = record.start.env
-    began = time.perf_counter()
-    try:
-        key, scene = env.anchor_key(), env.scene()
-        step = await within(config.deadline_s, env.astep(action), EnvFault("the environment's step"))
-    except Exception as error:
-        record.fail(EndReason.ENV_FAULT, error)
-        return None
-    _record_turn(record, action, step, key, scene, time.perf_counter() - began)
-    if step.terminated or step.truncated:
-        record.close(record.reward, step.info["end_reason"], step.info)
-        return None
-    return step.observation
-
-
-async def capture(record: Record, config: RolloutConfig) -> Snapshot | None:
-    """The environment's present state, for ``rewind``; whoever asks releases it.
-
-    None where it cannot be captured as it stands (a live interpreter with threads), and where that failed and ended the
-    episode.
-    """
-    taking = asyncio.to_thread(record.start.env.snapshot)
-    try:
-        return await within(config.deadline_s, taking, EnvFault("the environment's snapshot"))
-    except SnapshotRefused:
-        return None
-    except Exception as error:
-        record.fail(EndReason.ENV_FAULT, error)
-        return None
-
-
-async def rewind(record: Record, snapshot: Snapshot, config: RolloutConfig) -> None:
-    """Takes the environment back to ``snapshot``; a failure ends the episode."""
-    going = asyncio.to_thread(record.start.env.restore, snapshot)
-    try:
-        await within(config.deadline_s, going, EnvFault("the environment's restore"))
-    except Exception as error:
-        record.fail(EndReason.ENV_FAULT, error)
-
-
-async def fork(record: Record, n: int, config: RolloutConfig) -> list[Env[Any]]:
-    """``n`` environments in the present state of that of ``record``; whoever asks closes them.
-
-    None at all where it cannot be captured as it stands, and where that failed and ended the episode.
-    """
-    forking = asyncio.to_thread(record.start.env.fork, n)
-    try:
-        return await within(config.deadline_s, forking, EnvFault("the environment's fork"))
-    except SnapshotRefused:
-        return []
-    except Exception as error:
-        record.fail(EndReason.ENV_FAULT, error)
-        return []
 
 
 async def _generate(
@@ -334,31 +155,25 @@ async def _generate(
     return completion
 
 
-def _record_turn(
-    record: Record, action: str, step: Step, key: str | None, scene: Scene | None, env_seconds: float
-) -> None:
-    record.turns.append(
-        Turn(
-            action=action,
-            observation=step.observation,
-            tool_results=step.info["tool_results"],
-            reward=step.reward,
-            valid=step.info["valid"],
-            anchor_key=key,
-            policy_seconds=record.policy_seconds,
-            env_seconds=env_seconds,
-            scene=scene,
-        )
-    )
-
-
 def observe(record: Record, chat: ChatFormat, observation: Observation, limit: int) -> None:
     """Appends the observation; opens a new row where the format did not extend what stands there.
 
     An observation that begins with a system message is a whole context: the policy goes on from that and from nothing
     before it. An observation that would overflow the row stays out of it: the next turn has no room and the episode
-    ends.
+    ends. One that the format cannot render ends the episode as a fault of the environment.
+
+    Raises:
+        ConfigurationError: the format can render no observation at all.
     """
+    try:
+        _append(record, chat, observation, limit)
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        record.fail(EndReason.ENV_FAULT, error)
+
+
+def _append(record: Record, chat: ChatFormat, observation: Observation, limit: int) -> None:
     turn = len(record.turns) - 1
     glue = chat.closing(record.ids)
     held = [*record.ids, *glue]
@@ -371,24 +186,6 @@ def observe(record: Record, chat: ChatFormat, observation: Observation, limit: i
     else:
         record.add(SegmentKind.GLUE, glue, turn)
         record.add(SegmentKind.ENV, extended[len(held) :], turn)
-
-
-async def within(seconds: float, work: Awaitable[T], fault: Fault) -> T:
-    """The result of ``work``, or ``fault``, which names who was waited for."""
-    limit = asyncio.timeout(seconds)
-    try:
-        async with limit:
-            return await work
-    except TimeoutError as error:
-        if limit.expired():
-            raise type(fault)(f"{fault} took longer than {seconds} s") from error
-        raise
-
-
-def _describe(error: Exception) -> str:
-    if isinstance(error, Fault):
-        return f"{type(error).__name__}: {error}"
-    return "".join(traceback.format_exception(error))
 
 
 async def rollout(
@@ -443,12 +240,14 @@ __all__ = [
     "fork",
     "observe",
     "open_episode",
+    "opening_of",
     "play",
+    "release",
     "rewind",
     "rollout",
     "run_episode",
     "sample",
+    "stepped",
     "take_turn",
     "together",
-    "within",
 ]

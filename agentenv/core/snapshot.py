@@ -111,6 +111,11 @@ class Snapshot:
         return copy.deepcopy(self._value, {id(slot): resource for resource, slot, _ in self._handles})
 
     @property
+    def holds_resources(self) -> bool:
+        """Whether freeing it is work of the environment's resources, and not of Python alone."""
+        return bool(self._handles)
+
+    @property
     def released(self) -> bool:
         """Whether ``release`` was called, or the capture failed."""
         return not hasattr(self, "_value")

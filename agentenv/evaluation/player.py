@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.chat import InlineFormat, TemplateFormat
+from agentenv.core.lifetimes import reason_of
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import RolloutConfig
 from agentenv.core.trajectory import Trajectory
@@ -100,7 +101,8 @@ class Player:
         if self.policy is not None:
             return self
         size = self.batch if self.lockstep else 1
-        policy = expert_policy(ground.make_env, ground.source.tasks, size, seed=seed, name=name)
+        tasks, seconds = ground.source.tasks, self.config.deadline_s
+        policy = expert_policy(ground.make_env, tasks, size, seconds, seed=seed, name=name)
         return replace(self, policy=policy, tokenizer=policy.tokenizer)
 
 
@@ -233,10 +235,9 @@ async def _one_by_one(
 def _or_stop(played: Sequence[Trajectory]) -> Sequence[Trajectory]:
     if any(trajectory.valid for trajectory in played):
         return played
-    reason = played[0].error.strip().splitlines()[-1]
     raise Fault(
-        f"each of {len(played)} episodes failed through a fault of ours ({reason}); what was finished before is kept: "
-        "the same command goes on from there"
+        f"each of {len(played)} episodes failed through a fault of ours ({reason_of(played[0])}); what was finished before "
+        "is kept: the same command goes on from there"
     )
 
 

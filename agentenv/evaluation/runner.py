@@ -5,12 +5,12 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from agentenv.core.chat import InlineFormat
-from agentenv.core.env import Env
+from agentenv.core.env_calls import call_plain
+from agentenv.core.lifetimes import MakeEnv, close_envs, close_quickly, make_envs, masked
 from agentenv.core.protocols import ChatFormat, Policy
-from agentenv.core.rollout import RolloutConfig, Start, rollout
+from agentenv.core.rollout import RolloutConfig, Start, opening_of, rollout
 from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.core.types import Task, ToolResult
 from agentenv.errors import ConfigurationError
@@ -18,11 +18,10 @@ from agentenv.evaluation.records import Record, ToolRecord
 from agentenv.evaluation.screens import keep_scenes
 from agentenv.policies.scripted import ScriptedPolicy
 
-MakeEnv = Callable[[], Env[Any]]
-
 Roll = Callable[..., Awaitable[list[Trajectory]]]
 """Plays episodes: called as ``rollout`` is."""
 
+_ROOM = 1 << 20  # tokens of a context for policies whose tokens are bytes
 _BATCH = 128  # episodes at a time: bounds the memory of caches, and shows progress
 
 
@@ -77,12 +76,16 @@ async def play_batch(
 
     Ids and seeds depend on the place alone, so a batch that is played again gives the same episodes.
     """
-    starts = [Start(make_env(), task, seed + begin + i) for i, task in enumerate(tasks)]
+    envs = await make_envs([make_env] * len(tasks), config.deadline_s)
+    posed = enumerate(zip(envs, tasks, strict=True))
+    starts = [Start(env, task, seed + begin + i) for i, (env, task) in posed]
     try:
-        return await roll(starts, policy, chat, config, name=f"{name}-{begin}")
-    finally:
-        for start in starts:
-            start.env.close()
+        played = await roll(starts, policy, chat, config, name=f"{name}-{begin}")
+    except BaseException:
+        await close_quickly(envs, config.deadline_s)
+        raise
+    flaws = await close_envs(envs, config.deadline_s)
+    return [masked(trajectory, flaw) for trajectory, flaw in zip(played, flaws, strict=True)]
 
 
 def play_expert(
@@ -93,36 +96,64 @@ def play_expert(
     Raises:
         ConfigurationError: the environment has no expert for a task.
     """
-    policy = expert_policy(make_env, tasks, _BATCH, seed=seed, name="expert")
+    policy = expert_policy(make_env, tasks, _BATCH, config.deadline_s, seed=seed, name="expert")
     return play(
         policy, InlineFormat(policy.tokenizer), make_env, tasks, roomy(config), seed=seed, name="expert"
     )
 
 
 def expert_policy(
-    make_env: MakeEnv, tasks: Sequence[Task], batch: int, *, seed: int, name: str
+    make_env: MakeEnv, tasks: Sequence[Task], batch: int, seconds: float, *, seed: int, name: str
 ) -> ScriptedPolicy:
     """The scripts of the environment's own expert, for tasks played ``batch`` at a time under ``name``.
 
+    A task for which the environment failed has no script: its episode is masked.
+
+    Args:
+        make_env: Makes a fresh environment.
+        tasks: The questions.
+        batch: Episodes at a time.
+        seconds: That one call of the environment may take.
+        seed: Of the episodes.
+        name: Prefix of their ids.
+
     Raises:
-        ConfigurationError: the environment has no expert for a task.
+        ConfigurationError: the environment has no expert for a task, or cannot pose it.
     """
-    scripts: dict[str, Sequence[str]] = {}
-    for index, task in enumerate(tasks):
-        env = make_env()
-        env.reset(seed=seed + index, options={"task": task})
-        actions = env.expert()
-        env.close()
-        if actions is None:
-            raise ConfigurationError(f"{type(env).__name__} has no expert for task {task.id!r}")
-        begin = index - index % batch
-        scripts[f"{name}-{begin}-{index - begin}"] = actions
-    return ScriptedPolicy(scripts)
+
+    async def written() -> dict[str, Sequence[str]]:
+        scripts: dict[str, Sequence[str]] = {}
+        for index, task in enumerate(tasks):
+            actions = await _script(make_env, task, seed + index, seconds)
+            begin = index - index % batch
+            if actions is not None:
+                scripts[f"{name}-{begin}-{index - begin}"] = actions
+        return scripts
+
+    return ScriptedPolicy(asyncio.run(written()))
+
+
+async def _script(make_env: MakeEnv, task: Task, seed: int, seconds: float) -> Sequence[str] | None:
+    """What the expert does on ``task``; None where the environment failed."""
+    (env,) = await make_envs([make_env], seconds)
+    config = RolloutConfig(deadline_s=seconds, context_tokens=_ROOM)
+    try:
+        await opening_of(Start(env, task, seed), config)
+        actions = await call_plain("the environment's expert", seconds, env.expert)
+    except ConfigurationError:
+        raise
+    except Exception:
+        return None
+    finally:
+        await close_quickly([env], seconds)
+    if actions is None:
+        raise ConfigurationError(f"{type(env).__name__} has no expert for task {task.id!r}")
+    return actions
 
 
 def roomy(config: RolloutConfig) -> RolloutConfig:
     """The same loop with room for policies whose tokens are bytes."""
-    return replace(config, context_tokens=1 << 20, turn_tokens=1 << 16)
+    return replace(config, context_tokens=_ROOM, turn_tokens=1 << 16)
 
 
 def to_record(trajectory: Trajectory, directory: Path | None = None) -> Record:

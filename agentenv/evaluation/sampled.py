@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from agentenv.core.lifetimes import MakeEnv
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import RolloutConfig
 from agentenv.core.scorers import Scorer, get_scorer
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
-from agentenv.evaluation.runner import MakeEnv, play
+from agentenv.evaluation.runner import play
 from agentenv.evaluation.statistics import estimate, pass_at_k
 
 

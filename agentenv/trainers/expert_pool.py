@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from agentenv.core.files import write_text
+from agentenv.core.lifetimes import close_quickly, make_envs
 from agentenv.core.rollout import Start
 from agentenv.core.trajectory import Trajectory, to_record
 from agentenv.evaluation.ground import Ground, open_ground
@@ -54,8 +55,10 @@ def expert_episodes(config: TrainConfig) -> list[Trajectory]:
 
 
 async def _play(ground: Ground, place: int, stage: Stage) -> list[Trajectory]:
-    env = ground.make_env()
+    seconds = stage.config.deadline_s
+    (env,) = await make_envs([ground.make_env], seconds)
     try:
-        return await play_demonstration(Start(env, ground.source.tasks[place], seed=place), stage)
+        shown = await play_demonstration(Start(env, ground.source.tasks[place], seed=place), stage)
     finally:
-        env.close()
+        await close_quickly([env], seconds)
+    return [trajectory for trajectory in shown if trajectory.valid]

@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from agentenv.core.lifetimes import close_quickly, make_envs
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import RolloutConfig, Start
+from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.ground import Ground
@@ -94,19 +96,23 @@ def accepted(
     """The questions of ``version`` that pass every check, one game a topic."""
     lanes = strategy.votes
     topics = ground.source.tasks[:games]
-    starts = [
-        [
-            Start(ground.make_env(), topic, seed + lanes * number + lane, f"game-{number}")
-            for lane in range(lanes)
-        ]
-        for number, topic in enumerate(topics)
-    ]
     stage = Stage(version.policy, version.chat, config, version.decode, name=f"league-{version.name}")
-    try:
-        played = asyncio.run(play_groups(starts, strategy, stage))
-    finally:
-        for start in (start for group in starts for start in group):
-            start.env.close()
+
+    async def games_of() -> list[list[Trajectory]]:
+        envs = await make_envs([ground.make_env] * (lanes * len(topics)), config.deadline_s)
+        starts = [
+            [
+                Start(envs[lanes * number + lane], topic, seed + lanes * number + lane, f"game-{number}")
+                for lane in range(lanes)
+            ]
+            for number, topic in enumerate(topics)
+        ]
+        try:
+            return await play_groups(starts, strategy, stage)
+        finally:
+            await close_quickly(envs, config.deadline_s)
+
+    played = asyncio.run(games_of())
     return [story["task"] for story in stories(played) if story["admitted"]]
 
 

@@ -3,12 +3,13 @@
 import asyncio
 import sys
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
 from agentenv.core.batching import Lockstep
+from agentenv.core.lifetimes import close_envs, close_quickly, make_envs, masked
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import Record, RolloutConfig, Start
 from agentenv.core.trajectory import Trajectory
@@ -67,7 +68,7 @@ class Player:
             ContextTooSmall: a prompt leaves no room for one turn.
             ConfigurationError: what the strategy or the environment cannot do.
         """
-        starts = self._starts(pending)
+        starts = await self._starts(pending)
         stage = Stage(
             pending.policy,
             self._chat,
@@ -79,10 +80,14 @@ class Player:
             others=self._others,
             worker=partial(self._worker, pending),
         )
+        envs, seconds = [start.env for start in starts], self.settings.deadline_s
         try:
             members = await self._strategy.play(starts, stage)
-        finally:
-            await asyncio.to_thread(_close, starts)
+        except BaseException:
+            await close_quickly(envs, seconds)
+            raise
+        flaws = await close_envs(envs, seconds)
+        members = with_flaws(members, {stage.episode(i): flaw for i, flaw in enumerate(flaws) if flaw})
         if self.config.optimization.correction.foreign == "rescore":
             heat = self.settings.temperature
             members = [await _rescored(member, pending.policy, heat) for member in members]
@@ -95,7 +100,7 @@ class Player:
             pending.born = self.policy.version if pending.born is None else pending.born
             yield
 
-    def _starts(self, pending: Pending) -> list[Start]:
+    async def _starts(self, pending: Pending) -> list[Start]:
         draw, group = pending.draw, pending.group
         name = f"{self.config.seed}/{group.step}/{group.first}"
         group_id = str(uuid.uuid5(uuid.NAMESPACE_OID, name))
@@ -106,7 +111,9 @@ class Player:
             retriever = LossyRetriever(retriever or self._ground.searched, draw.noise)
         ground = self._ground.varied(retriever=retriever, **draw.env)
         task = self._ground.source.tasks[group.task]
-        return [Start(ground.make_env(), task, seed, group_id, self._gate) for seed in pending.seeds]
+        envs = await make_envs([ground.make_env] * len(pending.seeds), self.settings.deadline_s)
+        seeded = zip(envs, pending.seeds, strict=True)
+        return [Start(env, task, seed, group_id, self._gate) for env, seed in seeded]
 
 
 async def _rescored(member: Trajectory, policy: Policy, temperature: float) -> Trajectory:
@@ -118,6 +125,19 @@ async def _rescored(member: Trajectory, policy: Policy, temperature: float) -> T
         return replace(member, valid=False, reward=0.0, end_reason=EndReason.POLICY_FAULT, error=said)
 
 
-def _close(starts: Iterable[Start]) -> None:
-    for start in starts:
-        start.env.close()
+def with_flaws(members: Sequence[Trajectory], flaws: Mapping[str, str]) -> list[Trajectory]:
+    """``members``, masked where their environment could not be closed.
+
+    Args:
+        members: Of one group.
+        flaws: What went wrong, by the id of the episode that the lane of the environment is named after.
+    """
+    parents = {member.id: member.parent_id for member in members}
+
+    def flaw(id: str | None) -> str:
+        if id is None:
+            return ""
+        own = (text for name, text in flaws.items() if id == name or id.startswith(f"{name}-"))
+        return next(own, "") or flaw(parents.get(id))
+
+    return [masked(member, flaw(member.id) or flaw(member.parent_id)) for member in members]

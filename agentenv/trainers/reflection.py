@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
+from agentenv.core.deadlines import within
 from agentenv.core.protocols import ChatFormat, Policy
-from agentenv.core.rollout import Record, Start, within
+from agentenv.core.rollout import Record, Start
 from agentenv.core.trajectory import Origin, Segment, SegmentKind, Trajectory, Turn
 from agentenv.core.types import EndReason, Message, Observation, Sampling
 from agentenv.errors import ContextTooSmall, PolicyFault

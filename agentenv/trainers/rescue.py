@@ -9,16 +9,20 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from agentenv.core.rollout import Start, open_episode, play, run_episode, together
+from agentenv.core.env_calls import call_plain
+from agentenv.core.rollout import Record, RolloutConfig, Start, open_episode, play, run_episode, together
 from agentenv.core.trajectory import Origin, SegmentKind, Trajectory
+from agentenv.core.types import EndReason
 from agentenv.errors import ConfigurationError, ContextTooSmall
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.trainers.guidance import guide, unguided
 from agentenv.trainers.reflection import episode_log, failed_reflection, validate_report
 from agentenv.trainers.reflectors import check_reflector, make_reflector
 from agentenv.trainers.stage import Round, Stage, in_rounds
+
+T = TypeVar("T")
 
 Played = list[Trajectory]
 OUTCOME = "outcome"
@@ -186,7 +190,7 @@ async def play_hinted(
     """
     episode = f"{parent}-{name}"
     record = await open_episode(start, stage.chat, stage.config, episode=episode)
-    text = hint(start) if record.ended is None else ""
+    text = await _asked(record, stage.config, partial(hint, start)) or ""
     if record.ended is None and not text:
         return []
     added = guide(record, stage.chat, text) if text else 0
@@ -215,7 +219,8 @@ async def play_demonstration(start: Start, stage: Stage) -> Played:
     if tokenizer is None:
         raise ConfigurationError(f"{type(stage.policy).__name__} has no tokenizer to spell demonstrations in")
     record = await open_episode(start, stage.chat, stage.config, episode=episode)
-    script = ScriptedPolicy({episode: expert_actions(start)} if record.ended is None else {}, tokenizer)
+    actions = await _asked(record, stage.config, partial(expert_actions, start))
+    script = ScriptedPolicy({} if actions is None else {episode: actions}, tokenizer)
     shown = await play(record, script, stage.chat, stage.config)
     if shown.valid and shown.reward < start.env.reward_ceiling:
         return []
@@ -232,6 +237,23 @@ async def play_demonstration(start: Start, stage: Stage) -> Played:
             info=shown.info | {"strategy": {"demonstrations": 1, "sampled_tokens": 0}},
         )
     ]
+
+
+async def _asked(record: Record, config: RolloutConfig, ask: Callable[[], T]) -> T | None:
+    """What the environment's expert says; None where the episode has ended, or ended because that failed.
+
+    Raises:
+        ConfigurationError: there is no expert for the task.
+    """
+    if record.ended is not None:
+        return None
+    try:
+        return await call_plain("the environment's expert", config.deadline_s, ask)
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        record.fail(EndReason.ENV_FAULT, error)
+        return None
 
 
 def is_lost(played: Played, start: Start) -> bool:

@@ -76,7 +76,7 @@ class ReflectRetryStrategy:
                 return await self._improve(base, again, rewinder, stage, reflector)
             finally:
                 stage.policy.release(episode)
-                rewinder.release()
+                await rewinder.release()
 
     async def _improve(
         self, base: Trajectory, again: Start, rewinder: Rewinder, stage: Stage, reflector: Reflector

@@ -3,10 +3,10 @@
 import hashlib
 from dataclasses import dataclass, field
 
-from agentenv.core.rollout import Record, RolloutConfig, Start, capture, check_posed, rewind, within
+from agentenv.core.rollout import Record, RolloutConfig, Start, capture, opening_of, release, rewind, stepped
 from agentenv.core.snapshot import Snapshot
 from agentenv.core.types import EndReason, Observation, StateCapability
-from agentenv.errors import ConfigurationError, EnvFault, ReplayDivergence
+from agentenv.errors import ConfigurationError, ReplayDivergence
 
 
 @dataclass
@@ -52,23 +52,19 @@ class Rewinder:
             record.fail(EndReason.ENV_FAULT, error)
 
     async def _replay(self, record: Record) -> None:
-        env, deadline = self.start.env, self.config.deadline_s
-        resetting = env.areset(seed=self.start.seed, options={"task": self.start.task})
-        shown, info = await within(deadline, resetting, EnvFault("the environment's reset"))
-        check_posed(self.start.task, info)
-        _compare("the opening", shown, record.prompt)
+        _compare("the opening", await opening_of(self.start, self.config), record.prompt)
         for number, turn in enumerate(record.turns):
-            step = await within(deadline, env.astep(turn.action), EnvFault("the environment's step"))
+            step, _ = await stepped(self.start.env, turn.action, self.config)
             _compare(f"turn {number}", step.observation, turn.observation)
             if step.terminated or step.truncated:
                 raise ReplayDivergence(f"turn {number} ended the replay and not the record")
 
-    def release(self) -> None:
+    async def release(self) -> None:
         """Frees every snapshot."""
-        for snapshot in self._snapshots:
+        snapshots, self._snapshots = self._snapshots, []
+        for snapshot in snapshots:
             if snapshot is not None:
-                snapshot.release()
-        self._snapshots.clear()
+                await release(snapshot, self.config)
 
 
 def observation_hash(observation: Observation) -> str:

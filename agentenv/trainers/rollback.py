@@ -14,6 +14,7 @@ from agentenv.core.rollout import (
     act,
     capture,
     observe,
+    release,
     rewind,
     sample,
 )
@@ -101,7 +102,7 @@ class _Episode:
                 self._observe(self.record, observation)
         finally:
             if snapshot is not None:
-                snapshot.release()
+                await release(snapshot, config)
 
     def _is_taken_back(self) -> bool:
         turn = self.record.turns[-1]
@@ -126,7 +127,7 @@ class _Episode:
             self._observe(self.record, error_of(self.record.turns[-1], failures=self.how.retries + 1))
         finally:
             if kept is not None:
-                kept.release()
+                await release(kept, config)
 
     async def _try_again(self, clean: Record, snapshot: Snapshot, attempt: int) -> bool:
         """One correction of the failed turn; whether the turn is settled."""

@@ -18,6 +18,8 @@ import numpy as np
 
 from agentenv.core.background import BackgroundLoop
 from agentenv.core.batching import Lockstep
+from agentenv.core.env_calls import abandoned
+from agentenv.core.lifetimes import reasons_of
 from agentenv.core.protocols import ChatFormat
 from agentenv.core.rollout import RolloutConfig
 from agentenv.core.trajectory import Trajectory
@@ -116,9 +118,10 @@ class Rollouts:
         batch = collect(self._sampler, ledger, self._wave)
         played = [trajectory for group in batch.played for trajectory in group]
         if not any(trajectory.valid for trajectory in played):
-            reason = f"; the first: {played[0].error}" if played else ""
-            raise Fault(f"every episode of step {step} failed through a fault of ours{reason}")
+            raise Fault(f"every episode of step {step} failed through a fault of ours: {reasons_of(played)}")
         figures = batch.figures | (self._figures(played) if self.staleness else {})
+        if hung := abandoned():
+            figures["hung_calls"] = hung
         return replace(
             batch,
             played=by_group(played),

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from agentenv.core.env import Env
+from agentenv.core.lifetimes import close_envs, close_quickly, masked
 from agentenv.core.rollout import (
     Record,
     Start,
@@ -17,6 +18,7 @@ from agentenv.core.rollout import (
     fork,
     observe,
     open_episode,
+    release,
     rewind,
     sample,
 )
@@ -86,8 +88,7 @@ class TreeStrategy:
         except ExceptionGroup as several:  # they are of one kind: bad input; the first says it
             raise several.exceptions[0] from None
         finally:
-            for env in grove.forked:
-                env.close()
+            await close_quickly(grove.forked, stage.config.deadline_s)
         return trained_once(grove.harvest(), keep=self.keep)
 
 
@@ -156,7 +157,9 @@ class _Grove:
             await self._grow(branch, tasks)
         env = branch.record.start.env
         self.forked = [other for other in self.forked if other is not env]
-        env.close()
+        (flaw,) = await close_envs([env], self.stage.config.deadline_s)
+        if branch.lanes.start in self.leaves:
+            self.leaves[branch.lanes.start] = masked(self.leaves[branch.lanes.start], flaw)
 
     async def _grow(self, branch: _Branch, tasks: asyncio.TaskGroup) -> None:
         try:
@@ -194,7 +197,7 @@ class _Grove:
                 observe(record, self.stage.chat, observation, config.context_tokens)
         finally:
             if snapshot is not None:
-                snapshot.release()
+                await release(snapshot, config)
 
     def _drops(self, branch: _Branch, completion: Completion) -> bool:
         """Whether the branch is dropped for the turn that it has just written."""
@@ -261,7 +264,7 @@ class _Grove:
             if record.ended is None:
                 await rewind(record, kept, config)
         finally:
-            kept.release()
+            await release(kept, config)
 
 
 def _begin_turn(twig: _Branch, head: tuple[int, ...], completion: Completion, rival: Rival) -> None:

@@ -59,7 +59,10 @@ class Replayed(Listener):
 
     def step(self, action: str) -> Step:
         step = super().step(action + self.noise)
-        return step._replace(terminated=self.state.text == self.end_at)
+        over = self.state.text == self.end_at
+        return step._replace(
+            terminated=over, info=step.info | ({"end_reason": EndReason.ANSWERED} if over else {})
+        )
 
     def snapshot(self) -> Snapshot:
         raise AssertionError("an environment of the level replay is never captured")
@@ -121,7 +124,7 @@ def test_the_environment_goes_back_to_the_beginning_of_any_turn(env: Listener) -
             assert await lane.back_to(turn) is None
             assert env.state.text == "abc"[:turn]
             assert env.step("x").info["turn"] == turn + 1
-        lane.rewinder.release()
+        await lane.rewinder.release()
 
     asyncio.run(scenario())
 
@@ -177,7 +180,7 @@ def test_released_snapshots_are_gone() -> None:
     lane = Lane(Listener())
     asyncio.run(lane.play())
     taken = [*lane.rewinder._snapshots]
-    lane.rewinder.release()
+    asyncio.run(lane.rewinder.release())
     assert [snapshot is not None and snapshot.released for snapshot in taken] == [True] * 3
 
 

@@ -1,0 +1,45 @@
+"""The end of a process in which somebody's thread may hang: it is not waited for without a limit."""
+
+import atexit
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from agentenv.core.env_calls import none_runs
+from agentenv.core.threads import settled
+
+_SETTLE_S = 10.0  # for calls that run
+_END_S = 20.0  # for the interpreter to end by itself
+_PATIENCE_S = 20.0  # for what was registered to run at the end
+
+
+def leave(code: int) -> None:
+    """Sees to it that this process ends with ``code``, whatever its threads do; does not return where one hangs.
+
+    The interpreter waits for every thread that is no daemon, and an environment may have started one that never ends. What
+    was registered with ``atexit`` (sandboxes, servers) is run in any case, with a deadline of its own.
+    """
+    if settled(_SETTLE_S) and none_runs():
+        threading.Thread(target=_end, args=(_END_S, code), name="agentenv-leave", daemon=True).start()
+    else:
+        _end(0.0, code)
+
+
+def _end(seconds: float, code: int) -> None:
+    time.sleep(seconds)
+    ending = threading.Thread(target=_quietly, args=(atexit._run_exitfuncs,), daemon=True)
+    ending.start()
+    ending.join(_PATIENCE_S)
+    for stream in (sys.stdout, sys.stderr):
+        _quietly(stream.flush)
+    os._exit(code)
+
+
+def _quietly(work: Callable[[], object]) -> None:
+    """Runs ``work``; there is nobody left who could be told what it raises."""
+    try:
+        work()
+    except BaseException:
+        return

@@ -1,0 +1,152 @@
+"""What an episode asks of its environment: each call with a deadline, and what it gives checked before it is recorded."""
+
+import time
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from agentenv.core.env import Env
+from agentenv.core.env_calls import call, call_plain
+from agentenv.core.episodes import Record, RolloutConfig, Start, mended
+from agentenv.core.returns import checked_key, checked_opening, checked_step, most_chars
+from agentenv.core.scene import Scene
+from agentenv.core.snapshot import Snapshot
+from agentenv.core.trajectory import Turn
+from agentenv.core.types import EndReason, Info, Observation, Step, Task
+from agentenv.errors import EnvFault, SnapshotRefused
+
+
+def check_posed(task: Task, info: Info) -> None:
+    """Looks whether ``reset`` posed ``task``: an episode of another one would be scored under the wrong name.
+
+    Raises:
+        EnvFault: ``info["task_id"]`` is not the id of the task.
+    """
+    posed = info.get("task_id")
+    if posed != task.id:
+        said = "gave no info['task_id']" if posed is None else f"posed task {posed!r}"
+        raise EnvFault(
+            f"task {task.id!r} was to be posed, but the environment's reset {said}: "
+            "it has to pose options['task'] and to give that task's id as info['task_id']"
+        )
+
+
+async def opening_of(start: Start, config: RolloutConfig) -> Observation:
+    """Resets the environment to the task of ``start``.
+
+    Raises:
+        Exception: the environment failed, was late, posed another task, or showed what cannot be used.
+    """
+    what, options = "the environment's reset", {"task": start.task}
+    resetting = partial(start.env.areset, seed=start.seed, options=options)
+    given = await call(what, config.deadline_s, resetting)
+    opening, info = checked_opening(given, most_chars(config.context_tokens))
+    check_posed(start.task, info)
+    return opening
+
+
+async def act(record: Record, action: str, config: RolloutConfig) -> Observation | None:
+    """The environment acts on ``action``, whose ids stand in ``record``; the turn is appended.
+
+    Returns:
+        What is new, for ``observe``; None where the action ended the episode.
+    """
+    env, what = record.start.env, "the environment's step"
+    most = most_chars(config.context_tokens)
+
+    async def stepping() -> tuple[Any, Any, Any]:
+        key, scene = env.anchor_key(), env.scene()
+        return key, scene, await env.astep(action)
+
+    began = time.perf_counter()
+    try:
+        found, scene, given = await call(what, config.deadline_s, stepping)
+        key, (step, size) = checked_key(found), checked_step(given, most)
+    except Exception as error:
+        record.fail(EndReason.ENV_FAULT, error)
+        return None
+    _record_turn(record, action, step, key, scene, time.perf_counter() - began)
+    if step.terminated or step.truncated:
+        end = step.info["end_reason"]
+        said = mended(str(step.info.get("error", ""))) if end.is_fault else ""
+        record.close(record.reward, end, step.info, said)
+    elif size > most:  # no context holds it, so there is no need to encode it
+        record.close(record.reward, EndReason.TOKEN_LIMIT, step.info | {"observation_chars": size})
+    return None if record.ended else step.observation
+
+
+async def stepped(env: Env[Any], action: str, config: RolloutConfig) -> tuple[Step, int]:
+    """What ``action`` leads to, outside of any record, and the characters that its observation had.
+
+    Raises:
+        Exception: the environment failed, was late, or gave what cannot be used.
+    """
+    given = await call("the environment's step", config.deadline_s, partial(env.astep, action))
+    return checked_step(given, most_chars(config.context_tokens))
+
+
+async def capture(record: Record, config: RolloutConfig) -> Snapshot | None:
+    """The environment's present state, for ``rewind``; whoever asks releases it.
+
+    None where it cannot be captured as it stands (a live interpreter with threads), and where that failed and ended the
+    episode.
+    """
+    taking = record.start.env.snapshot
+    try:
+        return await call_plain("the environment's snapshot", config.deadline_s, taking)
+    except SnapshotRefused:
+        return None
+    except Exception as error:
+        record.fail(EndReason.ENV_FAULT, error)
+        return None
+
+
+async def release(snapshot: Snapshot, config: RolloutConfig) -> None:
+    """Frees a snapshot. One that cannot be freed is left to the environment's ``close``."""
+    if not snapshot.holds_resources:
+        snapshot.release()
+        return
+    with suppress(Exception):
+        await call_plain("the environment's release of a snapshot", config.deadline_s, snapshot.release)
+
+
+async def rewind(record: Record, snapshot: Snapshot, config: RolloutConfig) -> None:
+    """Takes the environment back to ``snapshot``; a failure ends the episode."""
+    going = partial(record.start.env.restore, snapshot)
+    try:
+        await call_plain("the environment's restore", config.deadline_s, going)
+    except Exception as error:
+        record.fail(EndReason.ENV_FAULT, error)
+
+
+async def fork(record: Record, n: int, config: RolloutConfig) -> list[Env[Any]]:
+    """``n`` environments in the present state of that of ``record``; whoever asks closes them.
+
+    None at all where it cannot be captured as it stands, and where that failed and ended the episode.
+    """
+    forking = partial(record.start.env.fork, n)
+    try:
+        return await call_plain("the environment's fork", config.deadline_s, forking)
+    except SnapshotRefused:
+        return []
+    except Exception as error:
+        record.fail(EndReason.ENV_FAULT, error)
+        return []
+
+
+def _record_turn(
+    record: Record, action: str, step: Step, key: str | None, scene: Scene | None, env_seconds: float
+) -> None:
+    record.turns.append(
+        Turn(
+            action=action,
+            observation=step.observation,
+            tool_results=step.info["tool_results"],
+            reward=step.reward,
+            valid=step.info["valid"],
+            anchor_key=key,
+            policy_seconds=record.policy_seconds,
+            env_seconds=env_seconds,
+            scene=scene,
+        )
+    )

@@ -1,0 +1,144 @@
+"""Deadlines that count only the time for which the one who is waited for is responsible.
+
+An episode in a lockstep waits for all the others before its batch runs, and a call of an environment may wait for a free
+thread. Neither is the doing of the policy or environment that is called, so a `Deadline` is held in the meantime. Otherwise
+one environment that hangs would let every other episode fail with it, under a wrong name.
+"""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Awaitable
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+from agentenv.errors import Fault
+
+T = TypeVar("T")
+
+_SHORTEST_S = 0.02  # between two looks at a deadline that is held with next to nothing left
+_PARTING_S = 1.0  # for a coroutine that was given up to end
+
+
+class Deadline:
+    """Seconds that a call may take. It may be held and go on from any thread; whoever holds it holds those around it."""
+
+    def __init__(self, seconds: float, around: "Deadline | None" = None) -> None:
+        """The time begins now.
+
+        Args:
+            seconds: That the call may take.
+            around: The deadline of the call that makes this one.
+        """
+        self.seconds = seconds
+        self._around = around
+        self._lock = threading.Lock()
+        self._used = 0.0
+        self._since = time.monotonic()
+        self._holds = 0
+
+    def left(self) -> float:
+        """Seconds that are left; while it is held they stay the same."""
+        with self._lock:
+            running = 0.0 if self._holds else time.monotonic() - self._since
+            return self.seconds - self._used - running
+
+    def hold(self) -> "Hold":
+        """Stops the time until the hold is ended."""
+        return Hold(self)
+
+    def _stop(self) -> None:
+        with self._lock:
+            if not self._holds:
+                self._used += time.monotonic() - self._since
+            self._holds += 1
+        if self._around is not None:
+            self._around._stop()
+
+    def _go_on(self) -> None:
+        with self._lock:
+            self._holds -= 1
+            if not self._holds:
+                self._since = time.monotonic()
+        if self._around is not None:
+            self._around._go_on()
+
+
+class Hold:
+    """One reason why the time of a deadline stands still; ending it a second time does nothing."""
+
+    def __init__(self, deadline: Deadline | None) -> None:
+        self._held = [] if deadline is None else [deadline]  # popped by one thread only
+        if deadline is not None:
+            deadline._stop()
+
+    def end(self) -> None:
+        """Lets the time go on where there is no other hold."""
+        with contextlib.suppress(IndexError):
+            self._held.pop()._go_on()
+
+
+_current: ContextVar[Deadline | None] = ContextVar("_current", default=None)
+
+
+def hold_current() -> Hold:
+    """Holds the deadline of the call that runs here, if there is one."""
+    return Hold(_current.get())
+
+
+async def within(seconds: float, work: Awaitable[T], fault: Fault) -> T:
+    """The result of ``work``, which runs in a task of its own.
+
+    Whatever is no ``Exception`` (``SystemExit``, a cancellation that nobody here asked for) is raised as ``fault`` too: it
+    is meant for the whole process and must not get there from inside one episode. Work that does not end when it is
+    cancelled is left behind.
+
+    Args:
+        seconds: That it may take, holds left out.
+        work: An awaitable.
+        fault: Names who is waited for; its kind is that of the error.
+
+    Raises:
+        Fault: of the kind of ``fault``: the work took too long, or ended in a way that is no error of its own.
+        Exception: what the work raised.
+    """
+    deadline = Deadline(seconds, _current.get())
+    token = _current.set(deadline)
+    try:
+        task = asyncio.ensure_future(guarded(work, fault))
+    finally:
+        _current.reset(token)
+    try:
+        while not task.done() and (left := deadline.left()) > 0:
+            await asyncio.wait({task}, timeout=max(left, _SHORTEST_S))
+    except BaseException:
+        task.cancel()
+        raise
+    if task.done():
+        return task.result()
+    task.cancel()
+    task.add_done_callback(_forget)
+    await asyncio.wait({task}, timeout=_PARTING_S)
+    raise type(fault)(f"{fault} took longer than {seconds:g} s")
+
+
+async def guarded(work: Awaitable[T], fault: Fault) -> T:
+    """The result of ``work``, with whatever is no ``Exception`` turned into one of the kind of ``fault``."""
+    try:
+        return await work
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise type(fault)(f"{fault} raised CancelledError, and nobody had cancelled it") from error
+    except Exception:
+        raise
+    except BaseException as error:
+        raise type(fault)(f"{fault} raised {type(error).__name__}: {error}") from error
+
+
+def _forget(task: "asyncio.Future[Any]") -> None:
+    """Takes note of what a task that was given up raised, so that nobody prints it."""
+    with contextlib.suppress(asyncio.CancelledError):
+        task.exception()

@@ -1,0 +1,291 @@
+"""Calling environments so that none of them can stop a run: on loops and threads of their own, each call with a deadline.
+
+Code of an environment never runs on the event loop of the run. Coroutines run on a loop in a thread beside it, all of them
+on one, so that environments may share clients and locks. A coroutine that blocks that loop (``time.sleep`` where
+``await asyncio.sleep`` was meant) keeps it to itself: calls that have not begun are made on another loop. Plain functions
+run in daemon threads, and one that hangs is replaced.
+"""
+
+import asyncio
+import contextlib
+import contextvars
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+from agentenv.core.deadlines import Hold, guarded, hold_current, within
+from agentenv.core.threads import MOST_ABANDONED, DaemonThreads
+from agentenv.errors import EnvFault
+
+T = TypeVar("T")
+
+_BLOCKED_S = 10.0  # for which a loop may run one piece of code before calls that wait are made elsewhere
+_CLOSE_S = 5.0  # for a loop to end
+_LOOP_THREAD = "agentenv-env-loop"
+_GLANCE_S = 0.001  # between two looks at whether it has
+
+
+class _SharedThreads(DaemonThreads):
+    """Threads of the process; a loop that ends does not end them."""
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Does nothing."""
+
+
+THREADS = _SharedThreads(min(32, (os.cpu_count() or 1) + 4), "agentenv-env")
+"""Runs what an environment does in plain functions, as many at a time as the standard library's own pool."""
+
+
+def abandoned() -> int:
+    """Calls of environments in this process that were given up and have not returned."""
+    hosts = list(_hosts.values())
+    return THREADS.abandoned + sum(loop.abandoned for host in hosts for loop in host.loops)
+
+
+def none_runs() -> bool:
+    """Whether no loop of environments runs any more, in this process: each ends with the run that it was made for."""
+    return not any(thread.name == _LOOP_THREAD for thread in threading.enumerate())
+
+
+async def call(what: str, seconds: float, work: Callable[[], Awaitable[T]]) -> T:
+    """The result of the coroutine that ``work`` makes, on the loop of the environments.
+
+    Args:
+        what: Names the call in errors, such as ``the environment's step``.
+        seconds: That it may take from its beginning; waiting for other episodes of a lockstep or for a thread is left out.
+        work: Is called there too; what it does before its first wait blocks the loop.
+
+    Raises:
+        EnvFault: it took too long, or raised what is no ``Exception``.
+        Exception: what it raised.
+    """
+    home = asyncio.get_running_loop()
+    if home in _env_loops:  # an environment that plays another one
+        return await within(seconds, _made(work), EnvFault(what))
+    if home not in _hosts:
+        _hosts[home] = _Host(home)
+    order = _Order(what, work, seconds, home)
+    try:
+        return await within(seconds, _hosts[home].run(order), EnvFault(what))
+    except EnvFault as error:
+        if (culprit := order.held_up_by()) is not None:
+            raise EnvFault(f"{error}: {culprit}") from error
+        raise
+
+
+async def call_plain(what: str, seconds: float, function: Callable[[], T]) -> T:
+    """The result of a plain function, in a thread; as `call` otherwise."""
+
+    async def work() -> T:
+        run = contextvars.copy_context().run
+        return await asyncio.get_running_loop().run_in_executor(THREADS, lambda: run(function))
+
+    return await within(seconds, work(), EnvFault(what))
+
+
+async def _made(work: Callable[[], Awaitable[T]]) -> T:
+    return await work()
+
+
+class _Order:
+    """One call for a loop of environments, from the moment when it is asked for."""
+
+    def __init__(
+        self, what: str, work: Callable[[], Awaitable[Any]], seconds: float, home: asyncio.AbstractEventLoop
+    ) -> None:
+        self.what, self.work, self.seconds = what, work, seconds
+        self.answer: asyncio.Future[Any] = home.create_future()
+        self.given_up = False
+        self.posted = 0.0
+        self.context = contextvars.Context()
+        self.hold = Hold(None)
+        self.loop: _EnvLoop | None = None
+        self.task: asyncio.Task[Any] | None = None
+
+    def held_up_by(self) -> str | None:
+        """What keeps it from going on, where that is a call that blocks the loop."""
+        running = self.loop.running() if self.loop is not None else None
+        if running is None:
+            return None
+        if running is self:
+            return "it blocks its event loop; await, or use asyncio.to_thread"
+        return (
+            f"{running.what} of another episode blocks the event loop; await there, or use asyncio.to_thread"
+        )
+
+
+class _EnvLoop:
+    """An event loop in a daemon thread."""
+
+    def __init__(self, home: asyncio.AbstractEventLoop) -> None:
+        self.inbox: deque[_Order] = deque()
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_default_executor(THREADS)
+        self.blocked = False
+        """Whether what it had not begun was taken away from it, and it has not gone on since."""
+        self._home = home
+        self._orders: dict[asyncio.Task[Any], _Order] = {}
+        self._done: list[tuple[_Order, asyncio.Task[Any]]] = []
+        self._ends = False
+        _env_loops.add(self.loop)
+        self.thread = threading.Thread(target=self._run, name=_LOOP_THREAD, daemon=True)
+        self.thread.start()
+
+    @property
+    def abandoned(self) -> int:
+        """Calls that were given up and have not returned."""
+        return sum(order.given_up for order in list(self._orders.values()))
+
+    def post(self, orders: list[_Order]) -> None:
+        """Lets the loop begin ``orders`` in one of its turns."""
+        self.inbox.extend(orders)
+        self.loop.call_soon_threadsafe(self._take)
+
+    def cancel(self, order: _Order) -> None:
+        """Cancels a call that has begun."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self.loop.call_soon_threadsafe(lambda: order.task and order.task.cancel())
+
+    def retire(self) -> list[_Order]:
+        """Takes away what has not begun; the loop goes on with the rest if it ever can."""
+        self.blocked = True
+        self.loop.call_soon_threadsafe(lambda: setattr(self, "blocked", False))
+        return list(_drained(self.inbox))
+
+    def running(self) -> _Order | None:
+        """The call whose code runs at this moment, from any thread."""
+        task = asyncio.current_task(self.loop)
+        return self._orders.get(task) if task is not None else None
+
+    def end(self) -> None:
+        """Cancels what is under way and ends the thread, as soon as its code lets it."""
+        self._ends = True
+        self.loop.call_soon_threadsafe(self.loop.stop)
+
+    def _take(self) -> None:
+        for order in _drained(self.inbox):
+            order.loop = self
+            order.hold.end()
+            if not order.given_up:
+                work = guarded(_made(order.work), EnvFault(order.what))
+                order.task = self.loop.create_task(work, context=order.context)
+                self._orders[order.task] = order
+                order.task.add_done_callback(self._finish)
+
+    def _finish(self, task: "asyncio.Task[Any]") -> None:
+        if not self._done:
+            self.loop.call_soon(self._deliver)  # answers of one turn arrive in one turn
+        self._done.append((self._orders.pop(task), task))
+
+    def _deliver(self) -> None:
+        done, self._done = self._done, []
+        with contextlib.suppress(RuntimeError):  # the run's loop is closed
+            self._home.call_soon_threadsafe(_answer, done)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        while not self._ends:
+            # A task that an environment started may raise SystemExit through the loop; the others go on.
+            with contextlib.suppress(BaseException):
+                self.loop.run_forever()
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        with contextlib.suppress(BaseException):
+            self.loop.run_until_complete(_settled(tasks))
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
+
+
+def _answer(done: "list[tuple[_Order, asyncio.Task[Any]]]") -> None:
+    """Gives those who wait what their calls came to; runs on their loop."""
+    for order, task in done:
+        error = EnvFault(f"{order.what} was cancelled") if task.cancelled() else task.exception()
+        if order.answer.done():
+            continue
+        if error is not None:
+            order.answer.set_exception(error)
+        else:
+            order.answer.set_result(task.result())
+
+
+async def _settled(tasks: "set[asyncio.Task[Any]]") -> None:
+    if tasks:
+        await asyncio.wait(tasks, timeout=_CLOSE_S)
+
+
+def _drained(inbox: deque[_Order]) -> Iterator[_Order]:
+    """What is in ``inbox``; two threads may share it out."""
+    with contextlib.suppress(IndexError):
+        while True:
+            yield inbox.popleft()
+
+
+class _Host:
+    """The loops of the environments that one run calls; they live as long as the run's own loop."""
+
+    def __init__(self, home: asyncio.AbstractEventLoop) -> None:
+        self.loops = [_EnvLoop(home)]
+        self._home = home
+        self._outbox: list[_Order] = []
+        self._keeper = self._keep()  # the run's loop closes it when it shuts down its asynchronous generators
+        with contextlib.suppress(StopIteration):
+            self._keeper.__anext__().send(None)
+
+    async def run(self, order: _Order) -> Any:
+        """The result of ``order``; cancelling this cancels it there."""
+        order.context, order.hold = contextvars.copy_context(), hold_current()
+        self._send([order])
+        try:
+            return await order.answer
+        finally:
+            order.given_up = not order.answer.done() or order.answer.cancelled()
+            order.hold.end()
+            if order.given_up and order.loop is not None:
+                order.loop.cancel(order)
+
+    def _send(self, orders: Iterable[_Order]) -> None:
+        if not self._outbox:
+            self._home.call_soon(self._flush)  # orders of one turn begin in one turn: they share batches
+        self._outbox += orders
+
+    def _flush(self) -> None:
+        orders, self._outbox = self._outbox, []
+        if sum(loop.blocked for loop in self.loops) >= MOST_ABANDONED:
+            for order in orders:
+                if not order.answer.done():
+                    order.answer.set_exception(EnvFault(f"{MOST_ABANDONED} event loops are blocked already"))
+            return
+        loop, patience = self.loops[-1], min(_BLOCKED_S, *(order.seconds for order in orders))
+        for order in orders:
+            order.posted = time.monotonic()
+        loop.post(orders)
+        self._home.call_later(patience, self._look, loop, patience)
+
+    def _look(self, loop: _EnvLoop, patience: float) -> None:
+        """Makes the calls elsewhere that ``loop`` has not begun for so long."""
+        oldest = min((order.posted for order in list(loop.inbox)), default=math.inf)
+        if loop is self.loops[-1] and oldest <= time.monotonic() - patience:
+            self.loops.append(_EnvLoop(self._home))
+            self._send(loop.retire())
+
+    async def _keep(self) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            _hosts.pop(self._home, None)
+            for loop in self.loops:
+                loop.end()
+            threads = [loop.thread for loop in self.loops if loop.running() is None]
+            deadline = time.monotonic() + _CLOSE_S
+            while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
+                await asyncio.sleep(_GLANCE_S)
+
+
+_hosts: dict[asyncio.AbstractEventLoop, _Host] = {}
+_env_loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()

@@ -1,0 +1,213 @@
+"""What an environment gave back, checked once, before anything is recorded, encoded, averaged or written.
+
+A value that later code could not use ends the episode that it belongs to, by an `EnvFault` that names it. Sizes are bounded
+first: text that no context could hold is cut, and is not encoded.
+"""
+
+import reprlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, get_args
+
+from agentenv.core.types import (
+    EndReason,
+    Info,
+    Message,
+    Observation,
+    Part,
+    Role,
+    Step,
+    ToolResult,
+    ToolStatus,
+)
+from agentenv.errors import EnvFault
+
+TOKEN_CHARS = 128
+"""Characters that one token stands for at most, as runs of spaces do in common vocabularies."""
+_MOST_CHARS = 8_000_000
+_MOST_REWARD = 1e15
+"""Beyond it the squares of rewards are no numbers of 32 bits any more."""
+_RESERVED = frozenset({"strategy", "game"})
+"""Entries of a trajectory's info that rollout strategies write."""
+
+
+def most_chars(context_tokens: int) -> int:
+    """Characters of an observation that could fit a context of so many tokens."""
+    return min(TOKEN_CHARS * context_tokens, _MOST_CHARS)
+
+
+def checked_opening(given: Any, most: int) -> tuple[Observation, Info]:
+    """What ``reset`` returned.
+
+    Args:
+        given: The value.
+        most: Characters that the observation may have.
+
+    Raises:
+        EnvFault: it is no observation that can be shown, with an info.
+    """
+    what = "the environment's reset"
+    if not (isinstance(given, tuple) and len(given) == 2):
+        raise EnvFault(f"{what} returned {_shown(given)}; it must be an observation and an info")
+    observation, size = _observation(given[0], what, most)
+    if not size and not any(_images(message) for message in observation):
+        raise EnvFault(f"{what} shows nothing: it gave the observation {_shown(given[0])}")
+    if size > most:
+        raise EnvFault(f"{what} shows {size} characters, and {most} is the most that the context could hold")
+    return observation, _info(given[1], what)
+
+
+def checked_step(given: Any, most: int) -> tuple[Step, int]:
+    """What ``step`` returned, with plain numbers and every text cut to ``most`` characters.
+
+    Returns:
+        The step, and the characters that its observation had.
+
+    Raises:
+        EnvFault: a part of it cannot be used; names the part.
+    """
+    what = "the environment's step"
+    if not (isinstance(given, tuple) and len(given) == 5):
+        raise EnvFault(f"{what} returned {_shown(given)}; it must be what self.result() gives")
+    observation, reward, terminated, truncated, info = given
+    ended = _flag(terminated, f"{what}: terminated"), _flag(truncated, f"{what}: truncated")
+    shown, size = _observation(observation, what, most)
+    entries = _step_info(_info(info, what), any(ended), what, most)
+    return Step(shown, _reward(reward, what), *ended, entries), size
+
+
+def checked_key(given: Any) -> str | None:
+    """What ``anchor_key`` returned.
+
+    Raises:
+        EnvFault: it is neither text nor None.
+    """
+    return None if given is None else _text(given, "the environment's anchor_key")
+
+
+def _observation(given: Any, what: str, most: int) -> tuple[Observation, int]:
+    """The messages, as text cut to ``most`` characters where they have more, and the characters that they had."""
+    if not isinstance(given, tuple | list):
+        raise EnvFault(f"{what} gave the observation {_shown(given)}; it must be a tuple of Message")
+    for message in given:
+        _check_form(message, what)
+    observation, size = tuple(given), sum(len(message.text) for message in given)
+    if size > most:
+        observation = _cut(observation, most)
+    for text in (message.text for message in observation):
+        _text(text, f"{what}: an observation")
+    return observation, size
+
+
+def _check_form(message: Any, what: str) -> None:
+    if not isinstance(message, Message):
+        raise EnvFault(f"{what} gave {_shown(message)} in an observation; it must hold Message alone")
+    if message.role not in get_args(Role):
+        roles = ", ".join(get_args(Role))
+        raise EnvFault(f"{what} gave a message of the role {_shown(message.role)}; it must be one of {roles}")
+    content = message.content
+    parts = isinstance(content, tuple) and all(isinstance(part, Part) for part in content)
+    if not (isinstance(content, str) or (parts and all(isinstance(part.text, str) for part in content))):
+        raise EnvFault(f"{what} gave a message of {_shown(content)}; it must be text or a tuple of Part")
+
+
+def _cut(observation: Observation, most: int) -> Observation:
+    kept: list[Message] = []
+    for message in observation:
+        kept.append(Message(message.role, message.text[:most]))
+        most -= len(kept[-1].text)
+    return tuple(kept)
+
+
+def _images(message: Message) -> bool:
+    return not isinstance(message.content, str) and any(part.image for part in message.content)
+
+
+def _text(given: Any, where: str) -> str:
+    if not isinstance(given, str):
+        raise EnvFault(f"{where} is {_shown(given)}; it must be text")
+    try:
+        given.encode()
+    except UnicodeEncodeError as error:
+        raise EnvFault(
+            f"{where} holds the lone surrogate {given[error.start]!r} at character {error.start}, which no tokenizer takes"
+        ) from None
+    return given
+
+
+def _reward(given: Any, what: str) -> float:
+    plain = given.item() if getattr(given, "shape", None) in ((), (1,)) else given  # of NumPy or a tensor
+    try:
+        good = isinstance(plain, bool | int | float) and abs(float(plain)) <= _MOST_REWARD
+    except OverflowError:
+        good = False
+    if not good:
+        raise EnvFault(f"{what} gave the reward {_shown(given)}; it must be a number within {_MOST_REWARD:g}")
+    return plain if type(plain) in (int, float) else float(plain)
+
+
+def _flag(given: Any, where: str) -> bool:
+    plain = given.item() if getattr(given, "shape", None) == () else given
+    if not isinstance(plain, bool):
+        raise EnvFault(f"{where} is {_shown(given)}; it must be True or False")
+    return plain
+
+
+def _info(given: Any, what: str) -> Info:
+    if not isinstance(given, dict):
+        raise EnvFault(f"{what} gave the info {_shown(given)}; it must be a dict")
+    return given
+
+
+def _step_info(info: Info, over: bool, what: str, most: int) -> Info:
+    """``info`` with the entries that records are made of in their types."""
+    if taken := _RESERVED & info.keys():
+        raise EnvFault(
+            f"{what} gave info[{min(taken)!r}], which rollout strategies write; give it another name"
+        )
+    results = info.get("tool_results")
+    if not isinstance(results, tuple | list):
+        raise EnvFault(f"{what} gave info['tool_results'] {_shown(results)}; build steps with self.result()")
+    found = info | {
+        "tool_results": tuple(_result(result, what, most) for result in results),
+        "valid": _flag(info.get("valid"), f"{what}: info['valid']"),
+    }
+    if over:
+        found["end_reason"] = _end(info.get("end_reason"), what)
+    if info.get("answer") is not None:
+        found["answer"] = _text(str(info["answer"]), f"{what}: info['answer']")[:most]
+    if "solved" in info:
+        found["solved"] = _flag(info["solved"], f"{what}: info['solved']")
+    return found
+
+
+def _end(given: Any, what: str) -> EndReason:
+    try:
+        return EndReason(given)
+    except ValueError:
+        raise EnvFault(
+            f"{what} ended with info['end_reason'] {_shown(given)}; it must be an EndReason"
+        ) from None
+
+
+def _result(given: Any, what: str, most: int) -> ToolResult:
+    where = f"{what}: a tool result"
+    if not isinstance(given, ToolResult) or not isinstance(given.status, ToolStatus):
+        raise EnvFault(f"{where} is {_shown(given)}; it must be a ToolResult")
+    for name in ("name", "text", "error_class"):
+        _text(getattr(given, name), f"{where}: {name}")
+    ids = given.data.get("ids", ()) if isinstance(given.data, Mapping) else None
+    rankings = ids if isinstance(ids, Sequence) and not isinstance(ids, str) else (None,)
+    if not all(isinstance(ranking, Sequence) and not isinstance(ranking, str) for ranking in rankings):
+        raise EnvFault(f"{where} has the data {_shown(given.data)}; its 'ids' must be a list for each query")
+    for one in (one for ranking in rankings for one in ranking or ()):
+        _text(one, f"{where}: an id")
+    return given if len(given.text) <= most else replace(given, text=given.text[:most])
+
+
+def _shown(value: Any) -> str:
+    """A short form of any value, also of one whose ``repr`` fails."""
+    try:
+        return reprlib.repr(value)
+    except Exception:
+        return f"an object of the class {type(value).__name__}"
