@@ -40,6 +40,8 @@ class Serve:
     """Port; 0 takes a free one."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 lets other machines in."""
+    allow_host: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")] = ()
+    """Names under which callers may reach this server, beside its addresses, localhost and the machine's name; * is any."""
     shards: Annotated[tuple[str, ...], tyro.conf.arg(metavar="URL ...")] = ()
     """Addresses of servers that hold one block of rows each, in the order of the rows; instead of folders."""
     threads: int = 1
@@ -67,7 +69,7 @@ class Serve:
         with listen(self.host, self.port) as listening:
             address = address_of(listening)
             print(f"serving {', '.join(self._names())} at {address}", file=sys.stderr, flush=True)
-            run(service, load, listening)
+            run(service, load, listening, self.allow_host)
         return {
             "address": address,
             "corpora": self._names(),

@@ -32,10 +32,14 @@ class Serve:
     """Port; 0 takes a free one."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 lets other machines in."""
+    allow_host: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")] = ()
+    """Names under which callers may reach this server, beside its addresses, localhost and the machine's name; * is any."""
     set: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE ...")] = ()
     """Arguments of the environment; the value as in TOML or JSON, or a bare word."""
     sessions: int = 64
     """Environments at a time."""
+    per_client: int | None = None
+    """Environments at a time of one client, by its address; default: as many as there are."""
     wait: float = 10.0
     """Seconds that a caller waits for a place when all are taken."""
     timeout: float = 120.0
@@ -56,11 +60,15 @@ class Serve:
         from agentenv.serving.service import EnvService, Limits
         from agentenv.serving.wire import TOKEN_VARIABLE
 
-        if self.sessions < 1 or min(self.wait, self.timeout, self.idle) <= 0:
-            raise ConfigurationError("--sessions is at least 1; --wait, --timeout and --idle are above 0.")
+        bound = self.sessions if self.per_client is None else self.per_client
+        if min(self.sessions, bound) < 1 or min(self.wait, self.timeout, self.idle) <= 0:
+            raise ConfigurationError(
+                "--sessions and --per-client are at least 1; --wait, --timeout and --idle are above 0."
+            )
         make = factory_of(self.env, **dict(_argument(one) for one in self.set))
         limits = Limits(
             sessions=self.sessions,
+            per_client=self.per_client,
             waiting=self.sessions,
             wait_s=self.wait,
             call_s=self.timeout,
@@ -77,7 +85,7 @@ class Serve:
         with listen(self.host, self.port) as listening:
             address = address_of(listening)
             print(f"serving {self.env} at {address}", file=sys.stderr, flush=True)
-            run(service, lambda: self._made(make), listening)
+            run(service, lambda: self._made(make), listening, self.allow_host)
         if left_behind():
             print("an environment never returned from a call; it is left behind", file=sys.stderr, flush=True)
             os._exit(1)  # Python would wait for its thread for ever

@@ -1,9 +1,10 @@
 """``agentenv simulator data``, ``train`` and ``serve``: a language model that plays the search engine."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -136,6 +137,8 @@ class Train:
 class Serve:
     """Answers chat requests with a local model, in OpenAI's format.
 
+    Where the environment variable AGENTENV_SERVE_TOKEN is set, callers must send it as their API key.
+
     Example: agentenv simulator serve runs/simulator --port 6001
     """
 
@@ -145,23 +148,22 @@ class Serve:
     """Port; 0 takes a free one."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 lets other machines in."""
+    allow_host: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")] = ()
+    """Names under which callers may reach this server, beside its addresses, localhost and the machine's name; * is any."""
 
     def run(self) -> dict[str, Any]:
         """Serves until it is told to stop."""
         from agentenv.policies.chat_server import make_chat_app
         from agentenv.policies.spec import make_policy
-        from agentenv.retrievers.server import address_of, listen
+        from agentenv.retrievers.gate import SERVE_TOKEN_VARIABLE, Gate
+        from agentenv.retrievers.server import address_of, listen, run_app
 
-        try:
-            import uvicorn
-        except ModuleNotFoundError as error:
-            raise MissingExtra.of("uvicorn", "serve") from error
-        app = make_chat_app(make_policy(f"hf:{self.folder}"), self.folder.name)
+        gate = Gate(os.environ.get(SERVE_TOKEN_VARIABLE))
+        app = make_chat_app(make_policy(f"hf:{self.folder}"), self.folder.name, gate)
         with listen(self.host, self.port) as listening:
             address = f"{address_of(listening)}/v1"
             Console(stderr=True).print(f"{self.folder.name} answers at {address}", highlight=False)
-            settings: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False}
-            uvicorn.Server(uvicorn.Config(app, **settings)).run(sockets=[listening])
+            run_app(app, gate, gate.ready, listening, self.allow_host)
         return {"address": address}
 
     def show(self, result: dict[str, Any], console: Console) -> None:

@@ -1,7 +1,7 @@
 """A local model behind an OpenAI-compatible chat endpoint, for simulators and for clients of other libraries."""
 
 import time
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -9,8 +9,15 @@ from agentenv.core.chat import InlineFormat
 from agentenv.core.protocols import Policy
 from agentenv.core.types import FinishReason, Message, Role, Sampling
 from agentenv.errors import ContextTooSmall, MissingExtra
+from agentenv.retrievers.gate import Gate, Refusal
+from agentenv.retrievers.http import body_within
+from agentenv.retrievers.wire import sentence
 
-_OVERLOADED, _BAD_REQUEST = 503, 400
+_OVERLOADED, _TOO_MANY, _BAD_REQUEST = 503, 429, 400
+_BODY_BYTES, _BODY_S = 2**20, 10.0
+_AT_ONCE = 64  # requests that wait for the model or are computed; their caches are held in memory
+MOST_TOKENS = 4_096
+"""Tokens of one reply."""
 
 
 class ServedPolicy(Policy, Protocol):
@@ -31,12 +38,12 @@ class ChatRequest(BaseModel):
 
     messages: list[ChatMessage] = Field(min_length=1)
     model: str = ""
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
-    temperature: float = Field(1.0, ge=0)
+    max_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
+    temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
     top_p: float = Field(1.0, gt=0, le=1)
-    stop: str | list[str] | None = None
-    seed: int | None = None
+    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    seed: int | None = Field(None, ge=0, lt=2**63)
 
     @property
     def sampling(self) -> Sampling:
@@ -72,8 +79,13 @@ async def chat_completion(policy: ServedPolicy, name: str, request: ChatRequest)
     return {"object": "chat.completion", "model": name, "choices": [choice], "usage": usage}
 
 
-def make_chat_app(policy: ServedPolicy, name: str) -> Any:
+def make_chat_app(policy: ServedPolicy, name: str, gate: Gate | None = None) -> Any:
     """The FastAPI application: POST /v1/chat/completions, GET /v1/models and /health.
+
+    Args:
+        policy: answers.
+        name: of the model.
+        gate: lets callers in; None lets everybody in.
 
     Raises:
         MissingExtra: FastAPI is not installed.
@@ -84,19 +96,32 @@ def make_chat_app(policy: ServedPolicy, name: str) -> Any:
     except ModuleNotFoundError as error:
         raise MissingExtra.of("fastapi", "serve") from error
     app = FastAPI(title="agentenv chat")
+    if gate is None:
+        gate = Gate()
+        gate.ready()
 
     @app.post("/v1/chat/completions")
     async def complete(request: Request) -> JSONResponse:
+        gate.active += 1
         try:
-            asked = ChatRequest.model_validate_json(await request.body())
+            gate.admit(request.headers.get("authorization", ""))
+            if gate.active > _AT_ONCE:
+                raise Refusal(
+                    _TOO_MANY, f"{_AT_ONCE} requests are being answered; try again.", "rate_limited"
+                )
+            asked = ChatRequest.model_validate_json(await body_within(request, _BODY_BYTES, _BODY_S))
             return JSONResponse(await chat_completion(policy, name, asked))
+        except Refusal as error:
+            return refused(error.status, str(error), error.kind)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            return refused(_BAD_REQUEST, f"{'.'.join(map(str, first['loc']))}: {first['msg']}", "bad_request")
+            return refused(_BAD_REQUEST, sentence(error), "bad_request")
         except ContextTooSmall as error:
             return refused(_BAD_REQUEST, str(error), "context_length_exceeded")
         except Exception as error:
             return refused(_OVERLOADED, f"{type(error).__name__}: {error}", "model_failed")
+        finally:
+            gate.active -= 1
+            gate.answered += 1
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

@@ -6,6 +6,8 @@ from typing import Any
 
 from agentenv.errors import AgentEnvError
 
+SERVE_TOKEN_VARIABLE = "AGENTENV_SERVE_TOKEN"
+"""Environment variable with the bearer token that a server of environments or of a model shares with its callers."""
 STARTING, READY, STOPPING = "starting", "ready", "stopping"
 
 

@@ -2,14 +2,16 @@
 
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
 from typing import Any
 
 from agentenv.core.protocols import Retriever
 from agentenv.errors import ConfigurationError, MissingExtra
 from agentenv.retrievers.app import make_app
+from agentenv.retrievers.connections import ConnectionLimits, bounded_protocol
 from agentenv.retrievers.gate import STOPPING, Gate
+from agentenv.retrievers.hosts import HostCheck
 from agentenv.retrievers.service import Service
 
 GRACE_S = 35.0  # for what was accepted before the stop; a request's own deadline is shorter
@@ -40,23 +42,36 @@ def address_of(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def run(service: Service, load: Callable[[], Mapping[str, Retriever]], listening: socket.socket) -> None:
+def run(
+    service: Service,
+    load: Callable[[], Mapping[str, Retriever]],
+    listening: socket.socket,
+    hosts: Iterable[str] = (),
+) -> None:
     """Serves corpora until SIGTERM or SIGINT; then new requests get 503 and those that were taken are answered.
 
     Args:
         service: not open yet.
         load: opens the retrievers, in a thread.
         listening: from `listen`.
+        hosts: names that callers may use for this server, beside those that `HostCheck` knows.
 
     Raises:
         AgentEnvError: ``load`` failed; the server has stopped.
         MissingExtra: FastAPI or uvicorn is not installed.
     """
-    run_app(make_app(service), service, lambda: service.open(load()), listening)
+    run_app(make_app(service), service, lambda: service.open(load()), listening, hosts)
 
 
 def run_app(
-    app: Any, gate: Gate, begin: Callable[[], None], listening: socket.socket, **options: Any
+    app: Any,
+    gate: Gate,
+    begin: Callable[[], None],
+    listening: socket.socket,
+    hosts: Iterable[str] = (),
+    *,
+    connections: ConnectionLimits | None = None,
+    **options: Any,
 ) -> None:
     """Serves ``app`` until SIGTERM or SIGINT; stops once what ``gate`` had taken is answered.
 
@@ -65,6 +80,8 @@ def run_app(
         gate: what lets callers into it; not ready yet.
         begin: makes it ready, in a thread.
         listening: from `listen`.
+        hosts: names that callers may use for this server, beside those that `HostCheck` knows.
+        connections: bounds; None takes the defaults.
         options: of uvicorn, beside those that every service of ours runs with.
 
     Raises:
@@ -102,9 +119,10 @@ def run_app(
         "timeout_graceful_shutdown": int(GRACE_S),
         "ws": "none",
         "server_header": False,
+        "http": bounded_protocol(connections or ConnectionLimits()),
     }
     # A daemon: a stop does not wait for an index to be loaded.
     threading.Thread(target=open_gate, name="loading", daemon=True).start()
-    Server(uvicorn.Config(app, **(config | options))).run(sockets=[listening])
+    Server(uvicorn.Config(HostCheck(app, hosts), **(config | options))).run(sockets=[listening])
     if failures:
         raise failures[0]

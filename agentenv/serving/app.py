@@ -11,10 +11,10 @@ from agentenv.errors import ConfigurationError, MissingExtra
 from agentenv.retrievers.gate import Refusal
 from agentenv.retrievers.http import add_health_routes, body_within, json_response
 from agentenv.retrievers.wire import sentence
-from agentenv.serving.conversation import Conversation
+from agentenv.serving.conversation import Conversation, host_of
 from agentenv.serving.mcp import PARSE_ERROR, SERVER_ERROR, answer, complaint, failure, is_notification
+from agentenv.serving.mcp_sessions import McpSession
 from agentenv.serving.service import EnvService
-from agentenv.serving.session import Session
 from agentenv.serving.toolbox import toolbox
 from agentenv.serving.wire import VERSION, ActionData, ObservationData, ResetData, error_out, read_json
 
@@ -69,7 +69,7 @@ def make_app(service: EnvService) -> Any:
     @app.delete("/mcp")
     async def end_mcp(request: Request) -> Response:
         def end() -> dict[str, Any]:
-            service.claim(request.headers.get(SESSION_HEADER, "")).end()
+            service.mcp.end(request.headers.get(SESSION_HEADER, ""))
             return {}
 
         return _told(service, request, end)
@@ -117,10 +117,8 @@ def _admit(service: EnvService, asking: "HTTPConnection") -> None:
     """Lets a caller in.
 
     Raises:
-        Refusal: a web page asks, the token is missing, or the service is not ready.
+        Refusal: the token is missing, or the service is not ready.
     """
-    if "origin" in asking.headers:  # any page that somebody has open may call an address on this machine
-        raise Refusal(403, "Browsers are not served: this request carries an Origin.", "Browser")
     service.admit(asking.headers.get("authorization", ""))
 
 
@@ -173,26 +171,17 @@ async def _mcp(service: EnvService, request: "Request") -> "Response":
     return json_response(reply, 200, headers={SESSION_HEADER: session.id})
 
 
-async def _session_of(service: EnvService, request: "Request", method: str) -> Session:
+async def _session_of(service: EnvService, request: "Request", method: str) -> McpSession:
     """The session of a request; ``initialize`` begins one, with seed and options from the query of the address.
 
     Raises:
-        Refusal: there is no such session, or no place for another one.
+        Refusal: there is no such session, or no place to begin another one.
         ConfigurationError: the query holds no seed and options that can be used.
         Fault: the environment broke.
     """
     if method != "initialize":
-        if (id := request.headers.get(SESSION_HEADER, "")) not in service.sessions:
-            raise Refusal(404, f"There is no session {id!r}; begin one with initialize.", "UnknownSession")
-        return service.sessions[id]
-    asked = _reset_of(request.query_params)
-    session = await service.session()
-    try:
-        await session.reset(asked)
-    except BaseException:
-        session.end()
-        raise
-    return service.keep(session)
+        return service.mcp.find(request.headers.get(SESSION_HEADER, ""))
+    return await service.mcp.begin(_reset_of(request.query_params), host_of(request))
 
 
 def _reset_of(query: Mapping[str, str]) -> ResetData:

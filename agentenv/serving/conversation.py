@@ -32,6 +32,7 @@ from agentenv.serving.wire import (
 )
 
 if TYPE_CHECKING:
+    from starlette.requests import HTTPConnection
     from starlette.websockets import WebSocket
 
 T = TypeVar("T")
@@ -40,6 +41,11 @@ TYPES = ("reset", "step", "state", "mcp", "close", "agentenv")
 GOING_AWAY, TRY_AGAIN, TOO_MUCH, BROKEN = 1001, 1013, 1008, 1011  # codes of RFC 6455 and IANA's registry
 
 _log = logging.getLogger(__name__)
+
+
+def host_of(asking: "HTTPConnection") -> str:
+    """The address of a caller, without its port; empty where there is none."""
+    return asking.client.host if asking.client else ""
 
 
 class _Gone(Exception):
@@ -105,7 +111,7 @@ class Conversation:
 
     async def _talk(self) -> None:
         try:
-            self._session = await self._unless_gone(self._service.session())
+            self._session = await self._unless_gone(self._service.session(host_of(self._socket)))
         except Exception as error:
             code = CAPACITY_REACHED if isinstance(error, Refusal) else FACTORY_ERROR
             await self._send("error", error_out(error, code))

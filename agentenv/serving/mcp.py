@@ -16,12 +16,16 @@ from pydantic import BaseModel, ValidationError
 from agentenv.core.env import Env
 from agentenv.core.types import Step, ToolStatus
 from agentenv.errors import AgentEnvError, ConfigurationError, EpisodeOver, Fault
+from agentenv.retrievers.gate import Refusal
 from agentenv.retrievers.wire import sentence
 from agentenv.serving.toolbox import instructions, play, shown, toolbox
 from agentenv.serving.wire import VERSION, ResetData, error_out
 
 if TYPE_CHECKING:
+    from agentenv.serving.mcp_sessions import McpSession
     from agentenv.serving.session import Session
+
+    Played = Session | McpSession
 
 REVISIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 PARSE_ERROR, INVALID_REQUEST, NO_METHOD, INVALID_PARAMS, SERVER_ERROR = -32700, -32600, -32601, -32602, -32000
@@ -66,7 +70,7 @@ def _is_request(message: Any) -> bool:
     )
 
 
-async def answer(session: "Session", message: Any) -> dict[str, Any] | None:
+async def answer(session: "Played", message: Any) -> dict[str, Any] | None:
     """The answer to one message; None to a notification."""
     if is_notification(message):
         return None
@@ -88,7 +92,7 @@ async def answer(session: "Session", message: Any) -> dict[str, Any] | None:
         return failure(id, SERVER_ERROR, said["message"], {"kind": said["kind"], "fault": said["fault"]})
 
 
-async def _initialize(session: "Session", params: dict[str, Any]) -> dict[str, Any]:
+async def _initialize(session: "Played", params: dict[str, Any]) -> dict[str, Any]:
     wanted = params.get("protocolVersion")
     return {
         "protocolVersion": wanted if wanted in REVISIONS else REVISIONS[-1],
@@ -98,19 +102,19 @@ async def _initialize(session: "Session", params: dict[str, Any]) -> dict[str, A
     }
 
 
-async def _ping(session: "Session", params: dict[str, Any]) -> dict[str, Any]:
+async def _ping(session: "Played", params: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-async def _list(session: "Session", params: dict[str, Any]) -> dict[str, Any]:
+async def _list(session: "Played", params: dict[str, Any]) -> dict[str, Any]:
     return {"tools": [tool.to_mcp() for tool in toolbox(session.env).values()]}
 
 
-async def _reset(session: "Session", params: dict[str, Any]) -> dict[str, Any]:
+async def _reset(session: "Played", params: dict[str, Any]) -> dict[str, Any]:
     return await session.reset(ResetData.model_validate(params))
 
 
-async def _call(session: "Session", params: dict[str, Any]) -> dict[str, Any]:
+async def _call(session: "Played", params: dict[str, Any]) -> dict[str, Any]:
     call = Call.model_validate(params)
     steps: list[Step] = []
 
@@ -122,7 +126,7 @@ async def _call(session: "Session", params: dict[str, Any]) -> dict[str, Any]:
         reply = await session.act(action)
     except EpisodeOver as error:
         return _content(f"{error}", wrong=True)
-    except Fault:
+    except (Fault, Refusal):  # there was no place for the episode, which is nothing that the policy did
         raise
     except AgentEnvError as error:  # the call itself was wrong: the policy is told and may try again
         return _content(f"{error}", wrong=True)
@@ -135,7 +139,7 @@ def _content(text: str, *, wrong: bool) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": text}], "isError": wrong}
 
 
-METHODS: dict[str, Callable[["Session", dict[str, Any]], Awaitable[dict[str, Any]]]] = {
+METHODS: dict[str, Callable[["Played", dict[str, Any]], Awaitable[dict[str, Any]]]] = {
     "initialize": _initialize,
     "ping": _ping,
     "tools/list": _list,

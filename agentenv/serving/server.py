@@ -3,11 +3,12 @@
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from agentenv.core.env import Env
 from agentenv.errors import MissingExtra
+from agentenv.retrievers.connections import ConnectionLimits
 from agentenv.retrievers.server import run_app
 from agentenv.serving.app import make_app
 from agentenv.serving.service import THREADS, EnvService
@@ -16,13 +17,21 @@ _PING_S = 20.0  # a machine that went away without a word is found out after two
 _MOMENT_S = 2.0
 
 
-def run(service: EnvService, make: Callable[[], Env[Any]], listening: socket.socket) -> None:
+def run(
+    service: EnvService,
+    make: Callable[[], Env[Any]],
+    listening: socket.socket,
+    hosts: Iterable[str] = (),
+    connections: ConnectionLimits | None = None,
+) -> None:
     """Serves environments until SIGTERM or SIGINT; then every session ends after the answer under way.
 
     Args:
         service: not open yet.
         make: makes an environment, the same each time; the first one in a thread.
         listening: from `agentenv.retrievers.server.listen`.
+        hosts: names that callers may use for this server, beside those that `HostCheck` knows.
+        connections: bounds; None takes the defaults.
 
     Raises:
         AgentEnvError: the first environment could not be made; the server has stopped.
@@ -37,6 +46,8 @@ def run(service: EnvService, make: Callable[[], Env[Any]], listening: socket.soc
         service,
         lambda: service.open(make),
         listening,
+        hosts,
+        connections=connections,
         ws="websockets-sansio",
         ws_max_size=service.limits.message_bytes,
         ws_ping_interval=_PING_S,

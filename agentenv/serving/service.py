@@ -8,6 +8,7 @@ it is never stepped again, and its place is given back when it has been closed.
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from agentenv.errors import EnvFault
 from agentenv.retrievers.gate import READY, STOPPING, Gate, Refusal
 from agentenv.retrievers.telemetry import Meter
 from agentenv.serving.client_options import ClientOptions
+from agentenv.serving.mcp_sessions import McpSessions
 from agentenv.serving.session import Session
 from agentenv.serving.wire import VERSION
 
@@ -37,6 +39,8 @@ class Limits:
 
     sessions: int = 64
     """Environments at a time; forks that nobody has taken yet count."""
+    per_client: int | None = None
+    """Environments at a time of one client, by its address; None bounds only all clients together."""
     waiting: int = 64
     """Callers that may wait for a place; more are refused at once."""
     wait_s: float = 10.0
@@ -46,7 +50,11 @@ class Limits:
     idle_s: float = 900.0
     """Between two messages of a session."""
     claim_s: float = 60.0
-    """For a fork to be taken by a connection of its own."""
+    """For a fork to be taken by a connection of its own, and for an MCP session to be used for the first time."""
+    unused: int = 256
+    """MCP sessions that were begun and not used; beyond it the oldest ends. They hold no places."""
+    yield_s: float = 30.0
+    """How long an MCP session must be idle to be ended for another one, where they hold half of all places."""
     send_s: float = 30.0
     """For a caller to take an answer."""
     message_bytes: int = 4 * 2**20
@@ -83,7 +91,8 @@ class EnvService(Gate):
         self.expert = expert
         self.client_tasks = client_tasks
         self.sessions: dict[str, Session] = {}
-        """Sessions without a connection of their own, by id: MCP's, and forks that wait to be taken."""
+        """Forks that wait to be taken by a connection of their own, by id."""
+        self.mcp = McpSessions(self)
         self.ending = asyncio.Event()
         """Set when the service stops; every conversation then ends after the answer under way."""
         self._make: Callable[[], Env[Any]] | None = None
@@ -91,6 +100,8 @@ class EnvService(Gate):
         self._client_options: ClientOptions | None = None
         self._places = asyncio.Semaphore(self.limits.sessions)
         self._waiting = 0
+        self._held: Counter[str] = Counter()
+        """Places that each client holds or waits for."""
         self._retiring: set[asyncio.Task[None]] = set()
         self.meter = EnvMeter(self)
 
@@ -121,33 +132,33 @@ class EnvService(Gate):
         assert self._client_options is not None
         return self._client_options.read(given)
 
-    async def session(self) -> Session:
-        """A session of a fresh environment, once there is a place.
+    async def session(self, client: str = "") -> Session:
+        """A session of a fresh environment for the caller at the address ``client``, once there is a place.
 
         Raises:
-            Refusal: no place came free in time, or too many wait already.
+            Refusal: no place came free in time, too many wait already, or the client holds all that it may.
             EnvFault: the environment was not made in time.
         """
-        await self._take_place()
+        await self._take_place(client)
         making = asyncio.ensure_future(asyncio.to_thread(self._fresh))
         try:
-            return Session(self, await self.finished(making, "making the environment"))
+            return Session(self, await self.finished(making, "making the environment"), client)
         except BaseException:
-            self.retire(lambda: _close_made(making), making)
+            self.retire(lambda: _close_made(making), making, client)
             raise
 
-    async def adopt(self, env: Env[Any]) -> Session:
+    async def adopt(self, env: Env[Any], client: str) -> Session:
         """A session of an environment that is there already, kept by id until somebody takes it.
 
         Raises:
             Refusal: no place came free in time; the environment has been closed.
         """
         try:
-            await self._take_place()
+            await self._take_place(client)
         except BaseException:
             await asyncio.to_thread(env.close)
             raise
-        return self.keep(Session(self, env))
+        return self.keep(Session(self, env, client))
 
     def keep(self, session: Session) -> Session:
         """Holds a session that has no connection; the housekeeper ends it when it is not used."""
@@ -175,9 +186,9 @@ class EnvService(Gate):
             raise EnvFault(f"{what} took longer than {self.limits.call_s:g} s")
         return call.result()
 
-    def retire(self, close: Callable[[], None], call: asyncio.Future[Any] | None) -> None:
+    def retire(self, close: Callable[[], None], call: asyncio.Future[Any] | None, client: str) -> None:
         """Closes an environment beside everything else, once the call in it is over, and gives its place back."""
-        task = asyncio.get_running_loop().create_task(self._close(close, call))
+        task = asyncio.get_running_loop().create_task(self._close(close, call, client))
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
 
@@ -186,7 +197,7 @@ class EnvService(Gate):
         if self._retiring:
             await asyncio.wait(self._retiring, timeout=seconds)
 
-    async def _close(self, close: Callable[[], None], call: asyncio.Future[Any] | None) -> None:
+    async def _close(self, close: Callable[[], None], call: asyncio.Future[Any] | None, client: str) -> None:
         try:
             if call is not None:
                 await asyncio.wait({call}, timeout=_RETIRE_S)
@@ -195,7 +206,7 @@ class EnvService(Gate):
             with contextlib.suppress(Exception):  # one that cannot be closed has no place any more either
                 await asyncio.wait_for(asyncio.to_thread(close), _RETIRE_S)
         finally:
-            self._give_place()
+            self._give_place(client)
 
     async def housekeeping(self) -> None:
         """Ends sessions that nobody uses any more, and all of them when the service stops; runs until cancelled."""
@@ -210,6 +221,7 @@ class EnvService(Gate):
                 if session.over or (expired and not session.busy):
                     del self.sessions[id]
                     session.end()
+            self.mcp.tidy(stopping=stopping)
             await asyncio.sleep(_ROUND_S)
 
     def health(self) -> dict[str, Any]:
@@ -224,22 +236,35 @@ class EnvService(Gate):
             return self.prototype.fork()[0]
         return self._make()
 
-    async def _take_place(self) -> None:
+    async def _take_place(self, client: str) -> None:
+        most = self.limits.per_client
+        if most is not None and self._held[client] >= most:
+            raise Refusal(
+                503,
+                f"This client holds {self._held[client]} places already, and no more than {most}.",
+                "Full",
+            )
         if self._places.locked() and self._waiting >= self.limits.waiting:
             raise self._full(f"{self._waiting} callers wait already")
         self._waiting += 1
+        self._held[client] += 1
         try:
             async with asyncio.timeout(self.limits.wait_s):
                 await self._places.acquire()
-        except TimeoutError as error:
+        except BaseException as error:
+            self._held[client] -= 1
+            if not isinstance(error, TimeoutError):
+                raise
             raise self._full(f"none came free within {self.limits.wait_s:g} s") from error
         finally:
             self._waiting -= 1
         self.active += 1
         self.answered += 1
 
-    def _give_place(self) -> None:
+    def _give_place(self, client: str) -> None:
         self.active -= 1
+        self._held[client] -= 1
+        self._held += Counter()  # without the clients that hold none
         self._places.release()
 
     def _full(self, why: str) -> Refusal:

@@ -33,10 +33,12 @@ class Session:
     Args:
         service: whose bounds hold, and where the place goes back to.
         env: nobody else's.
+        client: address of its caller.
     """
 
-    def __init__(self, service: "EnvService", env: Env[Any]) -> None:
+    def __init__(self, service: "EnvService", env: Env[Any], client: str = "") -> None:
         self.id = uuid.uuid4().hex
+        self.client = client
         self.expires = time.monotonic() + service.limits.claim_s
         """When the housekeeper may end it, in monotonic seconds, if it is kept without a connection."""
         self.opening = ""
@@ -133,7 +135,7 @@ class Session:
     def end(self) -> None:
         """Ends the session: the call under way is given up, the environment closed, the place given back."""
         if self._env is not None:
-            self._service.retire(partial(_close, self._env, self._snapshots), self._call)
+            self._service.retire(partial(_close, self._env, self._snapshots), self._call, self.client)
             self._env = None
 
     async def _run(self, what: str, work: Callable[[Env[Any]], Coroutine[Any, Any, T]]) -> T:
@@ -185,7 +187,7 @@ class Session:
     async def _fork(self, _: str) -> dict[str, Any]:
         async def work(env: Env[Any]) -> dict[str, Any]:
             (twin,) = await asyncio.to_thread(env.fork)
-            session = await self._service.adopt(twin)
+            session = await self._service.adopt(twin, self.client)
             session._episode, session._steps = self._episode, self._steps
             return {"id": session.id}
 

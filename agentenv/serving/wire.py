@@ -29,10 +29,11 @@ from agentenv.core.types import (
     ToolStatus,
 )
 from agentenv.errors import AgentEnvError, ConfigurationError, EnvFault, Fault
+from agentenv.retrievers.gate import SERVE_TOKEN_VARIABLE
 from agentenv.retrievers.wire import sentence
 
 VERSION = "v1"
-TOKEN_VARIABLE = "AGENTENV_SERVE_TOKEN"
+TOKEN_VARIABLE = SERVE_TOKEN_VARIABLE
 """Environment variable with the bearer token that server and client share."""
 
 INVALID_JSON, UNKNOWN_TYPE, VALIDATION_ERROR = "INVALID_JSON", "UNKNOWN_TYPE", "VALIDATION_ERROR"

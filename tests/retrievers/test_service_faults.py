@@ -250,7 +250,9 @@ def test_a_slow_client_holds_nobody_up(serving: Any) -> None:
     with serving({"echo": Echo()}, body_s=0.5) as url:
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=WAIT_S) as slow:
-            slow.sendall(b'POST /v1/search HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"queries"')
+            slow.sendall(
+                b'POST /v1/search HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{"queries"'
+            )
             assert post(url, queries=["quick"]).json()["results"][0][0]["id"] == "quick"
             answer = b""
             while chunk := slow.recv(4096):
@@ -263,7 +265,7 @@ def test_a_client_that_leaves_or_never_reads_holds_nobody_up(serving: Any) -> No
     with serving({"echo": Echo()}) as url:
         host, port = url.removeprefix("http://").split(":")
         body = json.dumps({"queries": ["x" * 1000 + str(n) for n in range(3000)]}).encode()
-        head = f"POST /v1/search HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        head = f"POST /v1/search HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n".encode()
         with socket.create_connection((host, int(port)), timeout=WAIT_S) as deaf:
             deaf.sendall(head + body)
             with socket.create_connection((host, int(port)), timeout=WAIT_S) as leaver:

@@ -237,7 +237,7 @@ def test_who_does_not_take_the_answers_is_let_go(serving: Any, house: Any) -> No
         raw.setsockopt(sockets.SOL_SOCKET, sockets.SO_RCVBUF, 4096)
         key = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"
         raw.sendall(
-            f"GET /ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n{key}\r\n".encode()
+            f"GET /ws HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n{key}\r\n".encode()
         )
         assert raw.recv(4096).startswith(b"HTTP/1.1 101")
         for text in ('{"type": "reset"}', *['{"type": "step", "data": {"text": "long"}}'] * 2):

@@ -1,5 +1,8 @@
 """Environments as MCP tools: the JSON-RPC on the wire, the session, and what a policy's mistake and our fault look like."""
 
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -7,7 +10,7 @@ import pytest
 
 from agentenv.core.tools import ToolEnv, tool
 from agentenv.core.types import EndReason, Message, Step
-from agentenv.envs.calculator import Calculator
+from agentenv.envs.calculator import Calculator, evaluate
 from agentenv.errors import ConfigurationError, RetrieverFault
 from agentenv.serving.toolbox import as_action, toolbox
 
@@ -175,6 +178,7 @@ def test_sessions_end_when_told_when_idle_and_when_there_is_no_place(serving: An
     with serving(lambda: house, sessions=1, wait_s=0.2) as served:
         client, other = Client(served.url), Client(served.url)
         client.begin()
+        client.call("act", text="a")
         assert "places are taken" in other.ask("initialize")["error"]["message"]
         assert httpx.delete(client.url, headers=client.headers, timeout=WAIT_S).status_code == 200
         assert httpx.delete(client.url, headers=client.headers, timeout=WAIT_S).status_code == 404
@@ -183,8 +187,82 @@ def test_sessions_end_when_told_when_idle_and_when_there_is_no_place(serving: An
     with serving(lambda: house, idle_s=0.3) as served:
         client = Client(served.url)
         client.begin()
+        client.call("act", text="a")
         served.until_open(0)
         assert client.ask("ping")["error"]["data"]["kind"] == "UnknownSession"
+
+
+def test_a_session_that_is_begun_and_not_used_holds_no_place(serving: Any, house: Any) -> None:
+    with serving(lambda: house, sessions=4, wait_s=0.2, unused=6) as served, served.call() as line:
+        clients = [Client(served.url) for _ in range(12)]
+        for client in clients:
+            client.begin()
+            client.ask("tools/list")
+            client.ask("ping")
+        served.until_open(1)  # the connection's own
+        assert line.ask("reset")["type"] == "observation"
+        assert clients[0].ask("ping")["error"]["data"]["kind"] == "UnknownSession"  # the oldest went
+        assert text_of(clients[-1].call("act", text="a")) == "a after 0"
+
+
+def test_sessions_without_a_connection_leave_half_of_the_places(serving: Any, house: Any) -> None:
+    with serving(lambda: house, sessions=4, wait_s=0.2) as served:
+        clients = [Client(served.url) for _ in range(6)]
+        for client in clients:
+            client.begin()
+        played = [client.ask("tools/call", name="act", arguments={"text": "a"}) for client in clients]
+        assert ["result" in answer for answer in played] == [True, True, False, False, False, False]
+        assert {answer["error"]["data"]["kind"] for answer in played[2:]} == {"Full"}
+        with served.call() as line, served.call() as other:
+            assert line.ask("reset")["type"] == other.ask("reset")["type"] == "observation"
+
+
+def test_who_begins_sessions_at_once_and_uses_them_at_once_takes_no_more(serving: Any, house: Any) -> None:
+    with (
+        serving(lambda: house, sessions=8, wait_s=WAIT_S) as served,
+        ThreadPoolExecutor(16) as pool,
+    ):
+        clients = [Client(served.url) for _ in range(16)]
+        replies = list(pool.map(lambda client: client.ask("initialize"), clients))
+        begun = [client for client, reply in zip(clients, replies, strict=True) if "result" in reply]
+        used = list(pool.map(lambda c: c.ask("tools/call", name="act", arguments={"text": "a"}), begun))
+        assert 1 <= sum("result" in answer for answer in used) <= 4
+        with served.call() as line:
+            assert line.ask("reset")["type"] == "observation"
+
+
+def test_a_session_that_is_idle_gives_way_to_one_that_is_used(serving: Any, house: Any) -> None:
+    with serving(lambda: house, sessions=2, yield_s=0.2) as served:
+        left, fresh = Client(served.url), Client(served.url)
+        for client in (left, fresh):
+            client.begin()
+        left.call("act", text="a")
+        time.sleep(0.3)
+        assert text_of(fresh.call("act", text="b")) == "b after 0"
+        assert left.ask("ping")["error"]["data"]["kind"] == "UnknownSession"
+
+
+def test_the_episode_at_the_first_use_is_the_one_that_was_announced(serving: Any) -> None:
+    with serving(Calculator) as served:
+        for query in ("", "?seed=9"):
+            client = Client(served.url, query)
+            question = re.search(r"what is (.*)\?", client.begin()["instructions"])
+            assert question is not None
+            right = client.call("submit", answer=str(evaluate(question[1])))
+            assert right["_meta"]["agentenv/step"]["reward"] == 1.0
+
+
+def test_one_client_holds_no_more_places_than_it_may(serving: Any, house: Any) -> None:
+    with serving(lambda: house, sessions=8, per_client=2, wait_s=0.2) as served:
+        with served.call() as line, served.call() as other:
+            line.ask("reset")
+            other.ask("reset")
+            with served.call() as third:
+                assert third.answer()["data"]["code"] == "CAPACITY_REACHED"
+            assert line.ask("agentenv", verb="fork")["data"]["code"] == "CAPACITY_REACHED"
+        served.until_open(0)
+        with served.call() as line:
+            assert line.ask("reset")["type"] == "observation"
 
 
 @pytest.mark.parametrize("query", ["?seed=x", "?options={", "?options=[]"])

@@ -1,0 +1,156 @@
+"""HTTP connections with bounds that uvicorn does not have: on the time and the size of headers, on idle and on slow peers.
+
+Uvicorn's parser takes headers of any length for any time, and a peer that takes no answers keeps its connection for ever. A
+request here has a deadline for its headers from the first byte (or from the opening of the connection), and everything in it
+that is not the body is bounded.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from agentenv.errors import MissingExtra
+
+_OTHER_FILES = 256  # descriptors that the process needs beside its connections: indexes, sandboxes, libraries
+_LINGER_S = 5.0  # for the last bytes of an answer to leave, once a connection is being closed
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """Bounds of one connection, and of their number."""
+
+    headers_s: float = 10.0
+    """For the headers of a request to arrive, from the opening of the connection or from the request's first byte."""
+    headers_bytes: int = 64 * 2**10
+    """Length of a request without its body: its line, headers, framing of chunks and trailers."""
+    write_s: float = 30.0
+    """For a peer to take something of an answer that waits to be sent."""
+    connections: int = 8_192
+    """Open at a time; further ones are closed at once. It is lowered to what the system's bound on open files allows."""
+
+
+def most_connections(wanted: int) -> int:
+    """``wanted``, or as many as the process may open files for; its soft limit is raised towards the hard one for that."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # a system without such limits
+        return wanted
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    room = needed if soft == resource.RLIM_INFINITY else soft
+    return max(1, min(wanted, room - _OTHER_FILES))
+
+
+@cache
+def bounded_protocol(limits: ConnectionLimits) -> type[asyncio.Protocol]:
+    """The class of connections that keep ``limits``, for uvicorn's setting ``http``.
+
+    Raises:
+        MissingExtra: uvicorn or httptools is not installed.
+    """
+    try:
+        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of(error.name or "uvicorn", "serve") from error
+    most = most_connections(limits.connections)
+
+    class BoundedProtocol(HttpToolsProtocol):
+        """Uvicorn's connection with the bounds of this module."""
+
+        _waiting: asyncio.TimerHandle | None = None
+        _writing: asyncio.TimerHandle | None = None
+        _inside = False  # between the first byte of a request and its last
+        _taken = _body = 0  # bytes of this request, and of its body alone
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            if len(self.connections) > most:
+                transport.abort()
+            else:
+                self._await_headers()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop("_waiting")
+            self._stop("_writing")
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            if self._waiting is None and (self.cycle is None or self.cycle.response_complete):
+                self._await_headers()  # of the next request, or the rest of one that was answered early
+            super().data_received(data)
+            if self.transport.is_closing() or self.transport.get_protocol() is not self:
+                return  # refused, or a WebSocket by now, whose own protocol has bounds
+            self._taken = self._taken + len(data) if self._inside else 0
+            if self._taken - self._body > limits.headers_bytes + self._body // 8:
+                self._refuse()
+
+        def on_message_begin(self) -> None:
+            self._inside, self._taken, self._body = True, 0, 0
+            super().on_message_begin()
+
+        def on_headers_complete(self) -> None:
+            self._stop("_waiting")
+            super().on_headers_complete()
+
+        def on_body(self, body: bytes) -> None:
+            self._body += len(body)
+            super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            self._inside = False
+            super().on_message_complete()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self.transport.is_closing():  # once the answer has left, if the peer takes it
+                self.loop.call_later(limits.write_s, self.transport.abort)
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._stop("_writing")
+            self._writing = self.loop.call_later(limits.write_s, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            self._stop("_writing")
+            super().resume_writing()
+
+        def timeout_keep_alive_handler(self) -> None:
+            super().timeout_keep_alive_handler()
+            self._abort_soon()
+
+        def _await_headers(self) -> None:
+            self._waiting = self.loop.call_later(limits.headers_s, self._late)
+
+        def _late(self) -> None:
+            """The headers did not come in time. A peer that sent nothing at all is owed no answer."""
+            self._waiting = None
+            if self._taken or self._inside:
+                self._answer(b"408 Request Timeout")
+            self.transport.close()
+            self._abort_soon()
+
+        def _refuse(self) -> None:
+            self._answer(b"431 Request Header Fields Too Large")
+            self.transport.close()
+            self._abort_soon()
+
+        def _answer(self, status: bytes) -> None:
+            if self.cycle is None or self.cycle.response_complete:
+                self.transport.write(
+                    b"HTTP/1.1 " + status + b"\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+                )
+
+        def _abort_soon(self) -> None:
+            self.loop.call_later(_LINGER_S, self.transport.abort)
+
+        def _stop(self, name: str) -> None:
+            timer: Any = getattr(self, name)
+            if timer is not None:
+                timer.cancel()
+                setattr(self, name, None)
+
+    return BoundedProtocol

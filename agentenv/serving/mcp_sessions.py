@@ -1,0 +1,211 @@
+"""Sessions of MCP over HTTP, which have no connection whose end would show that their caller has left.
+
+A session that was begun and not used holds no place: its environment is made and reset for the first call of a tool, with
+the seed and the options of ``initialize``. Sessions that hold one may take half of all places; where these are taken, the
+one that has been idle for longest gives way once it has been idle for a while.
+"""
+
+import asyncio
+import secrets
+import time
+import uuid
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from agentenv.core.env import Env
+from agentenv.core.types import Step
+from agentenv.errors import EnvFault
+from agentenv.retrievers.gate import Refusal
+from agentenv.serving.session import Session
+from agentenv.serving.wire import ActionData, ResetData
+
+if TYPE_CHECKING:
+    from agentenv.serving.service import EnvService
+
+_SEEDS = 2**31
+
+
+class McpSession:
+    """What one MCP client plays.
+
+    Args:
+        service: whose bounds hold.
+        asked: seed and options of the episode; without a seed one is drawn, so that it is the same episode at its first use.
+        client: address of its caller.
+    """
+
+    def __init__(self, service: "EnvService", asked: ResetData, client: str = "") -> None:
+        self.id = uuid.uuid4().hex
+        self.opening = ""
+        """The text of the first observation of the present episode."""
+        self.over = False
+        self.client = client
+        self._service = service
+        self._asked = asked.model_copy(
+            update={"seed": secrets.randbelow(_SEEDS) if asked.seed is None else asked.seed}
+        )
+        self._session: Session | None = None
+        self._turn = asyncio.Lock()
+        self._used = time.monotonic()
+
+    @property
+    def env(self) -> Env[Any]:
+        """The environment, or one like it before the first use."""
+        return self._service.prototype if self._session is None else self._session.env
+
+    @property
+    def held(self) -> bool:
+        """Whether it holds a place."""
+        return self._session is not None and not self._session.over
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is under way or waits for another one."""
+        return self._turn.locked()
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since its last call ended."""
+        return 0.0 if self.busy else time.monotonic() - self._used
+
+    async def begin(self) -> None:
+        """Finds out how the episode opens, in an environment that is closed again.
+
+        Raises:
+            Refusal: no place came free in time.
+            ConfigurationError: an option that callers may not give.
+            Fault: the environment broke.
+        """
+        session = await self._service.session(self.client)
+        try:
+            await session.reset(self._asked)
+            self.opening = session.opening
+        finally:
+            session.end()
+
+    async def reset(self, data: ResetData) -> dict[str, Any]:
+        """Begins another episode; as `Session.reset`."""
+        async with self._turn:
+            return await self._reset(data)
+
+    async def step(self, data: ActionData) -> dict[str, Any]:
+        """As `Session.step`."""
+        return await self.act(lambda env: env.astep(data.text))
+
+    async def act(self, action: Callable[[Env[Any]], Coroutine[Any, Any, Step]]) -> dict[str, Any]:
+        """As `Session.act`; the first time, the episode begins before."""
+        async with self._turn:
+            if self._session is None:
+                await self._reset(self._asked)
+            assert self._session is not None
+            try:
+                return await self._session.act(action)
+            finally:
+                self.over = self.over or self._session.over
+                self._used = time.monotonic()
+
+    def end(self) -> None:
+        """Ends it; its environment is closed and its place given back."""
+        self.over = True
+        if self._session is not None:
+            self._session.end()
+
+    async def _reset(self, data: ResetData) -> dict[str, Any]:
+        if self.over:
+            raise EnvFault("this session has ended; open another one")
+        session = self._session or await self._service.mcp.place(self.client)
+        if self.over:  # it was ended while it waited for its place
+            session.end()
+            raise EnvFault("this session has ended; open another one")
+        self._session = session
+        try:
+            reply = await session.reset(data)
+        finally:
+            self.over = self.over or session.over
+            self._used = time.monotonic()
+        self.opening = session.opening
+        return reply
+
+
+class McpSessions:
+    """The MCP sessions of a service, within its bounds.
+
+    Args:
+        service: whose places they take.
+    """
+
+    def __init__(self, service: "EnvService") -> None:
+        self._service = service
+        self._sessions: dict[str, McpSession] = {}
+        self._beginning = self._taking = 0
+
+    async def begin(self, asked: ResetData, client: str = "") -> McpSession:
+        """A session that holds no place yet. Of those too many that nobody has used, the oldest goes.
+
+        Raises:
+            Refusal: no place came free in time, or many sessions are being begun.
+            ConfigurationError: an option that callers may not give.
+            Fault: the environment broke.
+        """
+        if self._beginning >= max(1, self._service.limits.sessions // 4):
+            raise Refusal(503, f"{self._beginning} sessions are being begun; try again.", "Full")
+        session = McpSession(self._service, asked, client)
+        self._beginning += 1
+        try:
+            await session.begin()
+        finally:
+            self._beginning -= 1
+        self._sessions[session.id] = session
+        unused = [one for one in self._sessions.values() if not one.held and not one.busy]
+        for old in unused[: max(0, len(unused) - self._service.limits.unused)]:
+            self.end(old.id)
+        return session
+
+    def find(self, id: str) -> McpSession:
+        """The session of that id.
+
+        Raises:
+            Refusal: there is none, or its time is over.
+        """
+        if id not in self._sessions:
+            raise Refusal(
+                404, f"There is no session {id[:60]!r}; begin one with initialize.", "UnknownSession"
+            )
+        return self._sessions[id]
+
+    def end(self, id: str) -> None:
+        """Ends a session.
+
+        Raises:
+            Refusal: there is none.
+        """
+        session = self.find(id)
+        del self._sessions[id]
+        session.end()
+
+    async def place(self, client: str) -> Session:
+        """A place for the first use of a session of ``client``.
+
+        Raises:
+            Refusal: the places for sessions without a connection are taken, and none of these has been idle for long.
+        """
+        limits = self._service.limits
+        holding = sorted((one for one in self._sessions.values() if one.held), key=lambda one: -one.idle_s)
+        if len(holding) + self._taking >= max(1, limits.sessions // 2):
+            if not holding or holding[0].idle_s < limits.yield_s:
+                said = "All places for sessions without a connection are taken; try again."
+                raise Refusal(503, said, "Full")
+            self.end(holding[0].id)
+        self._taking += 1
+        try:
+            return await self._service.session(client)
+        finally:
+            self._taking -= 1
+
+    def tidy(self, *, stopping: bool) -> None:
+        """Ends sessions that are over or were not used for too long; all of them where the service stops."""
+        limits = self._service.limits
+        for session in list(self._sessions.values()):
+            late = session.idle_s > (limits.idle_s if session.held else min(limits.claim_s, limits.idle_s))
+            if session.over or (stopping and not session.busy) or late:
+                self.end(session.id)
