@@ -11,15 +11,18 @@ import importlib.metadata
 import inspect
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, cast, get_type_hints
 
 from agentenv.cli.leaving import leave
 from agentenv.cli.switches import plain_switches
+from agentenv.core.signals import Interrupted
 from agentenv.errors import AgentEnvError, UnknownName
 
-USAGE, FAILURE, INTERRUPTED = 2, 1, 130  # exit codes; 130 is 128 + SIGINT, as shells report it
+USAGE, FAILURE, SIGNALLED = 2, 1, 128  # exit codes; the number of a signal is added, as shells report it
+INTERRUPTED = SIGNALLED + signal.SIGINT
 
 
 class Command(NamedTuple):
@@ -77,7 +80,7 @@ class Runnable(Protocol):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns the exit code: 0, 1 (failed), 2 (wrong usage) or 130 (interrupted).
+    """Runs one command and returns the exit code: 0, 1 (failed), 2 (wrong usage), 130 or 143 (interrupted).
 
     Without ``argv`` it runs the words of the command line, and the process then ends whatever threads are left in it.
     """
@@ -113,6 +116,8 @@ def _dispatch(words: list[str], as_json: bool) -> int:
         return _run(name, rest, as_json)
     except AgentEnvError as error:
         return _fail(f"agentenv {name}", error, as_json, FAILURE)
+    except Interrupted as error:
+        return _fail(f"agentenv {name}", error, as_json, SIGNALLED + error.signal)
     except KeyboardInterrupt:
         return _fail(f"agentenv {name}", KeyboardInterrupt("interrupted"), as_json, INTERRUPTED)
 

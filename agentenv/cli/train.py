@@ -12,7 +12,7 @@ from rich.console import Console
 
 from agentenv.cli.switches import plain_switches
 from agentenv.data.sources import WORLD
-from agentenv.errors import AgentEnvError, ConfigurationError, MissingExtra
+from agentenv.errors import ConfigurationError, MissingExtra
 from agentenv.evaluation.ground import EnvConfig
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.config_files import load_config, override, presets, resume_config
@@ -24,11 +24,15 @@ _DEFAULT = "laptop-search"
 class Train:
     """Trains a policy and evaluates it before and after.
 
-    Usage: agentenv train [PRESET or FILE.toml] [--out DIR] [--resume DIR] [--plan] [--cluster ADDRESS] [--key.path VALUE]
+    Usage: agentenv train [PRESET or FILE.toml] [--out DIR] [--plan] [--cluster ADDRESS] [--key.path VALUE]
+           agentenv train --resume DIR [--key.path VALUE]
+
+    Steps, learning rates, intervals, workers and the like may change on --resume; anything else is refused.
 
     Examples:
         agentenv train laptop-search --out runs/first --optimization.steps 60
         agentenv train --resume runs/first
+        agentenv train --resume runs/first --optimization.steps 120
         agentenv train laptop-search --cluster local --cluster.workers 2 --out runs/apart
     """
 
@@ -60,11 +64,12 @@ class Train:
         if known.cluster is not None:
             overrides += ["--cluster.address", known.cluster]
         if known.resume is not None:
-            if named or overrides or known.out:
+            if named or known.out or known.plan:
                 raise ConfigurationError(
-                    "--resume takes everything from the run's own config.toml; give nothing else"
+                    "--resume takes the run's own config.toml; give nothing else but keys to change"
                 )
-            return cls(resume_config(known.resume), known.resume, resume=True)
+            config = override(resume_config(known.resume), overrides)
+            return cls(config, known.resume, resume=True)
         config = override(load_config(argv[0] if named else _DEFAULT), overrides)
         return cls(config, known.out or Path("runs") / config.name, plan=known.plan)
 
@@ -86,14 +91,9 @@ class Train:
         if not leads():
             follow(self.config)
             raise SystemExit(0)  # the first process has the results
-        folder = RunFolder.open(self.out) if self.resume else RunFolder.create(self.out, self.config)
-        try:
-            with LiveDisplay(self.config.name, log=self.out / "run.log") as display:
-                results = train(folder, display)
-        except (AgentEnvError, OSError):
-            if not self.resume:  # what was there before may be another process's
-                folder.discard_unless_begun()
-            raise
+        folder = (RunFolder.open if self.resume else RunFolder.create)(self.out, self.config)
+        with LiveDisplay(self.config.name, log=self.out / "run.log") as display:
+            results = train(folder, display)
         from agentenv.evaluation.report import write_report
 
         report = write_report(self.out)

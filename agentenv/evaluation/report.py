@@ -37,6 +37,7 @@ Json = dict[str, Any]
 
 METRICS = "metrics.jsonl"
 PAGE = "report.html"
+CHANGES = "changes.jsonl"
 CURVES = {
     "dev_score": "{scorer} on dev",
     "reward_mean": "mean reward",
@@ -102,6 +103,8 @@ def training_page(directory: Path) -> Page:
     levels = levels_of({name: results[name] for name in named if name in results})
     curves, constants = _curves(lines, scorer)
     config, questions = directory / "config.toml", directory / "questions.jsonl"
+    changes = read_lines(directory / CHANGES) if (directory / CHANGES).is_file() else []
+    warnings += [_change(**change) for change in changes]
     page = Page(
         title=f"Training run {directory.resolve().name}",
         facts=facts_of(next(sides[name].results for name in ("after", "before") if name in sides))
@@ -125,6 +128,11 @@ def training_page(directory: Path) -> Page:
         config=config.read_text(encoding="utf-8") if config.is_file() else "",
     )
     return with_pictures(page, list(sides.values()))
+
+
+def _change(after_step: int, key: str, old: Any, new: Any) -> str:
+    """One line of what ``train --resume`` was told to change."""
+    return f"The run went on after step {after_step} with {key} = {new!r} in place of {old!r}."
 
 
 def _sides(folder: Path) -> list[str]:

@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agentenv.core.digests import file_digests, value_digest
 from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
+from agentenv.policies.lora import base_and_adapter
 from agentenv.policies.tiny import shipped_weights
 
 if TYPE_CHECKING:
@@ -91,6 +93,22 @@ def make_engine_policy(spec: str) -> "VLLMPolicy":
     _, _, urls = spec.partition("@")
     config = EngineConfig(kind="vllm", urls=tuple(urls.split(",")) if urls else ())
     return VLLMPolicy.load(policy_folder(spec), config)
+
+
+def policy_digest(spec: str) -> str:
+    """A digest of the weights, the tokenizer and the cards that ``spec`` names, of the base too where it is an adapter.
+
+    Texts for people (``*.md``) do not count.
+
+    Raises:
+        UnknownName: no such kind of policy, or one without a folder.
+        CheckpointMismatch: an adapter that names no base.
+    """
+    base, adapter = base_and_adapter(policy_folder(spec))
+    held = [file_digests(folder) for folder in (base, adapter) if folder is not None]
+    return value_digest(
+        [{name: digest for name, digest in files.items() if not name.endswith(".md")} for files in held]
+    )
 
 
 def policy_folder(spec: str) -> Path:

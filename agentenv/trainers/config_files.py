@@ -12,7 +12,9 @@ from pydantic import ValidationError
 from agentenv.core.values import read_value
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.trainers.config import TrainConfig
+from agentenv.trainers.identity import IDENTITY, Identity
 
+CONFIG = "config.toml"
 _FREE_TABLES = (
     "env.options",
     "train.options",
@@ -71,8 +73,10 @@ def _on_its_base(values: Mapping[str, Any], place: str) -> dict[str, Any]:
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} is no TOML: {error}.") from error
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from error
 
 
 def merged(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,14 +89,34 @@ def merged(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]
 
 
 def resume_config(folder: Path) -> TrainConfig:
-    """The configuration of the run in ``folder``.
+    """The configuration of the run in ``folder``, or what it was begun with where ``config.toml`` is gone.
 
     Raises:
-        ConfigurationError: it holds no run.
+        ConfigurationError: it holds no run, or a configuration that is empty, incomplete or unreadable.
     """
-    if not (folder / "config.toml").is_file():
-        raise ConfigurationError(f"{folder} holds no run to resume: it has no config.toml")
-    return load_config(str(folder / "config.toml"))
+    path, held = folder / CONFIG, Identity.of_run(folder)
+    if not path.exists() and held is not None:
+        return config_of(held.nested(), str(folder / IDENTITY))
+    if not path.is_file():
+        raise ConfigurationError(f"{folder} holds no run to resume: it has no {CONFIG}")
+    values = _read_toml(path)
+    way_out = f"remove it, and --resume writes it again from {IDENTITY}" if held else "put it back"
+    if not values:
+        raise ConfigurationError(f"{path} is empty: {way_out}")
+    if held is not None and (missing := _missing(held.nested(), values)):
+        raise ConfigurationError(f"{path} is incomplete, it lacks {missing}: {way_out}")
+    return config_of(values, str(path))
+
+
+def _missing(wanted: Mapping[str, Any], values: Mapping[str, Any], above: str = "") -> str:
+    """The first key of ``wanted`` that ``values`` has not; empty where it has all. Options of a table are not looked at."""
+    for key, value in wanted.items():
+        if key not in values:
+            return above + key
+        below = values[key] if isinstance(value, Mapping) and above + key not in _FREE_TABLES else None
+        if isinstance(below, Mapping) and (missing := _missing(value, below, f"{above}{key}.")):
+            return missing
+    return ""
 
 
 def parse_config(values: dict[str, Any], place: str) -> TrainConfig:

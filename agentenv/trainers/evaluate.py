@@ -51,8 +51,12 @@ def evaluate_test(run: Run, name: str) -> dict[str, Any]:
 def _evaluated(run: Run, name: str, strategy: str) -> dict[str, Any]:
     directory = run.folder.path / "evaluation" / name
     if (directory / RESULTS).exists():
-        results = read_evaluation(directory).results
-        if results["policy"] == _policy_name(run):  # not so where the run went on after it
+        try:
+            results = read_evaluation(directory).results
+        except ConfigurationError as error:
+            run.display.warn(f"the evaluation {name} is damaged and is made again: {error}")
+            results = {}
+        if results.get("policy") == _policy_name(run):  # not so where the run went on after it
             return results
     began = time.perf_counter()
     tasks = run.test.source.tasks

@@ -8,10 +8,11 @@ import fcntl
 import gzip
 import json
 import os
-import shutil
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,9 +20,19 @@ from typing import Any, Protocol
 import torch
 
 from agentenv.core.digests import file_digests
-from agentenv.core.files import append_lines, discard_folder, new_folder, write_bytes, write_text
+from agentenv.core.files import (
+    append_lines,
+    discard_folder,
+    new_folder,
+    recover_folder,
+    remove,
+    write_bytes,
+    write_text,
+)
 from agentenv.core.trajectory import Trajectory, to_record
 from agentenv.errors import CheckpointMismatch, ConfigurationError
+from agentenv.evaluation.records import RESULTS, read_evaluation, read_json
+from agentenv.evaluation.report import CHANGES
 from agentenv.policies.export import write_weights
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.lora import read_trained, take_over, weights_digest, write_trained
@@ -29,10 +40,14 @@ from agentenv.policies.soundness import first_not_finite, not_finite, refuse_div
 from agentenv.policies.spec import policy_folder
 from agentenv.policies.vllm import VLLMPolicy
 from agentenv.trainers.config import TrainConfig
-from agentenv.trainers.config_files import dump_config, resume_config
+from agentenv.trainers.config_files import CONFIG, dump_config, resume_config
+from agentenv.trainers.identity import IDENTITY, Change, Identity, flat, refuse_changes, refuse_other_contents
 from agentenv.trainers.learner import Learner
+from agentenv.trainers.logs import RunLogs
 
 _DIGESTS = "sha256.json"
+_FOLDERS = ("checkpoints", "trajectories", "league", "evaluation", "policy", "policy-second")
+_STEP = re.compile(r"step-\d{6,}(\.jsonl\.gz)?")
 TrainedPolicy = HFPolicy | VLLMPolicy
 """What samples in training and holds the model that is trained."""
 
@@ -52,34 +67,48 @@ class Stateful(Protocol):
 class RunFolder:
     """The files of one run."""
 
-    def __init__(self, path: Path, config: TrainConfig) -> None:
+    def __init__(self, path: Path, config: TrainConfig, *, fresh: bool = False) -> None:
         self.path = path
         self.config = config
-        self._lines: dict[str, list[dict[str, Any]]] = {}  # of the logs, as they stand on disk
+        self.fresh = fresh
+        """Whether this process has made it."""
+        self.logs = RunLogs(path)
+        self._identity = Identity(flat(config), {})
+        self._changes: list[Change] = []
+        self._newest: Path | None = None
+        self._looked = False
 
     @classmethod
     def create(cls, path: Path, config: TrainConfig) -> "RunFolder":
         """Starts a folder.
 
         Raises:
-            ConfigurationError: it holds a run already.
+            ConfigurationError: it holds a run already, or files of one.
         """
-        if (path / "config.toml").exists():
-            raise ConfigurationError(
-                f"{path} holds a run already: continue it with --resume {path}, or choose another --out"
-            )
+        made = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
-        write_text(path / "config.toml", dump_config(config))
-        return cls(path, config)
+        try:
+            with _alone(path):  # two processes may be told the same folder at once
+                _refuse_run(path)
+                write_text(path / CONFIG, dump_config(config))
+        except OSError:
+            if made:
+                path.rmdir()
+            raise
+        return cls(path, config, fresh=True)
 
     @classmethod
-    def open(cls, path: Path) -> "RunFolder":
+    def open(cls, path: Path, config: TrainConfig | None = None) -> "RunFolder":
         """Opens the folder of an earlier run.
 
+        Args:
+            path: The folder.
+            config: What it is to go on with; None takes what stands there.
+
         Raises:
-            ConfigurationError: it holds no run.
+            ConfigurationError: it holds no run, or a configuration that is empty or incomplete.
         """
-        return cls(path, resume_config(path))
+        return cls(path, resume_config(path) if config is None else config)
 
     @cached_property
     def _base(self) -> str | None:
@@ -97,26 +126,69 @@ class RunFolder:
         Raises:
             ConfigurationError: another process runs in it.
         """
-        place = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigurationError(
-                f"another process trains in {self.path}; wait for it, or choose another --out"
-            ) from error
-        else:
+        with _alone(self.path):
             yield
-        finally:
-            os.close(place)
 
     def discard_unless_begun(self) -> None:
-        """Removes the files of a run that failed before its first evaluation was written."""
+        """Removes the files of a run that failed before its first evaluation was written; for whoever has claimed it."""
         if (self.path / "evaluation").exists() or (self.path / "metrics.jsonl").exists():
             return
-        for name in ("config.toml", "run.log"):
+        for name in (CONFIG, IDENTITY, "run.log"):
             (self.path / name).unlink(missing_ok=True)
         if not any(self.path.iterdir()):
             self.path.rmdir()
+
+    def compare_config(self, warn: Callable[[str], None]) -> None:
+        """Looks whether the run may go on with its configuration.
+
+        Raises:
+            ConfigurationError: something has changed that may not change within a run, or lies where it does not belong.
+            CheckpointMismatch: all checkpoints are damaged.
+        """
+        for name in _FOLDERS:
+            if (self.path / name).exists() and not (self.path / name).is_dir():
+                raise ConfigurationError(
+                    f"{self.path / name} is no folder, and one of the run belongs there: move it away"
+                )
+        mine, checkpoint = Identity.read(self.path / IDENTITY), self._find(warn)
+        kept = Identity.read(checkpoint / IDENTITY) if checkpoint else None
+        held = mine or kept
+        if held is None:
+            if self.logs.lines("metrics"):
+                warn(f"{self.path} has no {IDENTITY}: what has changed since the run began cannot be noticed")
+            return
+        if mine is None:
+            warn(f"{self.path / IDENTITY} was missing or damaged; it is restored from {checkpoint}")
+        if self._newest and _step_of(self._newest) > self.config.optimization.steps:
+            raise ConfigurationError(
+                f"{self.path} has made {_step_of(self._newest)} steps already, and optimization.steps = "
+                f"{self.config.optimization.steps} is below that: raise it"
+            )
+        self._changes = refuse_changes(held, self.config, self.path)
+        if kept is not None:
+            refuse_changes(kept, self.config, self.path)
+        if not (self.path / CONFIG).exists():
+            warn(f"{self.path / CONFIG} was missing; it is written again from {IDENTITY}")
+        self._identity = replace(held, config=flat(self.config))
+
+    def compare_contents(self, contents: Mapping[str, str]) -> None:
+        """Looks whether the run's questions, corpora and starting policies are those that it began with.
+
+        What the run is made of is then kept, and what has changed in its configuration is written down.
+
+        Raises:
+            ConfigurationError: one of them has another content.
+        """
+        held = self._identity.contents
+        refuse_other_contents(held, contents, self.path)
+        step = _step_of(self._newest) if self._newest else 0
+        for change in self._changes:
+            append_lines(self.path / CHANGES, [json.dumps({"after_step": step} | change._asdict())])
+        if self._changes or not (self.path / CONFIG).exists():
+            write_text(self.path / CONFIG, dump_config(self.config))
+        self._identity = Identity(flat(self.config), {**contents, **held})
+        write_text(self.path / IDENTITY, self._identity.text())
+        self._changes = []
 
     def log(
         self,
@@ -126,27 +198,14 @@ class RunFolder:
     ) -> None:
         """Appends a line to ``metrics.jsonl`` and to ``timings.jsonl``, and one for each question to ``questions.jsonl``."""
         step = {"step": metrics["step"]}
-        self._append("metrics", metrics)
-        self._append("timings", step | dict(seconds))
+        self.logs.append("metrics", metrics)
+        self.logs.append("timings", step | dict(seconds))
         for question in questions:
-            self._append("questions", step | dict(question))
-
-    def _append(self, name: str, values: Mapping[str, Any]) -> None:
-        lines, line = self._read(name), json.dumps(values)
-        append_lines(self.path / f"{name}.jsonl", [line])
-        lines.append(json.loads(line))
+            self.logs.append("questions", step | dict(question))
 
     def history(self, name: str = "metrics") -> list[dict[str, Any]]:
         """The complete lines of a log so far."""
-        return [*self._read(name)]
-
-    def _read(self, name: str) -> list[dict[str, Any]]:
-        """The lines of a log, read from disk once."""
-        path = self.path / f"{name}.jsonl"
-        if name not in self._lines:
-            lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-            self._lines[name] = [json.loads(line) for line in lines if line.endswith("\n")]
-        return self._lines[name]
+        return [*self.logs.lines(name)]
 
     def dump(self, step: int, trajectories: Sequence[Trajectory]) -> None:
         """Writes all trajectories of a step; equal trajectories give equal bytes."""
@@ -171,8 +230,11 @@ class RunFolder:
         with new_folder(folder / f"step-{step:06d}", replace=True) as part:
             write_trained(policy.model, part)
             policy.tokenizer.save_pretrained(part)
-            torch.save(state, part / "trainer.pt")
+            _save(state, part / "trainer.pt")
+            self.logs.keep(part)
+            (part / IDENTITY).write_text(self._identity.text(), encoding="utf-8")
             (part / _DIGESTS).write_text(json.dumps(_digests(part)), encoding="utf-8")
+        self._newest = folder / f"step-{step:06d}"
         for old in self._checkpoints()[:-_KEPT]:
             discard_folder(old)
 
@@ -187,16 +249,32 @@ class RunFolder:
             write_weights(policy.model, part)
             policy.tokenizer.save_pretrained(part)
 
+    def results(self, warn: Callable[[str], None]) -> dict[str, Any] | None:
+        """What the finished run has found; None where there is no such file, or it or the trained policy is damaged."""
+        path = self.path / RESULTS
+        if not path.exists():
+            return None
+        try:
+            held = read_json(path)
+            read_evaluation(self.path / "evaluation" / "after")
+        except ConfigurationError as error:
+            warn(f"{error} It is made again.")
+            return None
+        if not any((self.path / "policy").glob("*.safetensors")):
+            warn(f"{self.path / 'policy'} holds no weights; it is written again from the last checkpoint")
+            return None
+        return held
+
     def versions(self) -> list[Path]:
         """The folders of the kept versions, oldest first."""
-        return sorted((self.path / "league").glob("step-[0-9]*[0-9]"))
+        return [path for path in _of_steps(self.path / "league") if path.is_dir()]
 
     def last_checkpoint(self) -> Path | None:
         """The newest checkpoint; None where there is none."""
         return next(reversed(self._checkpoints()), None)
 
     def _checkpoints(self) -> list[Path]:
-        return sorted((self.path / "checkpoints").glob("step-" + "[0-9]" * 6))
+        return [path for path in _of_steps(self.path / "checkpoints") if path.is_dir()]
 
     def resume(
         self,
@@ -219,19 +297,27 @@ class RunFolder:
         Raises:
             CheckpointMismatch: the checkpoint is of another architecture, or all of them are damaged.
         """
-        checkpoint = self._newest_intact(warn)
+        checkpoint = self._find(warn)
         step = 0
         if checkpoint is not None:
             state = self._load(checkpoint, policy, learner)
             step = state["step"]
             policy.resumed(state["version"])
-        self._cut_back(step)
+        self._cut_back(step, warn)
         if checkpoint is not None:
             for name, part in parts.items():
                 part.load_state_dict(state.get(name, {}))
         return step
 
+    def _find(self, warn: Callable[[str], None]) -> Path | None:
+        """The newest intact checkpoint; looked for once."""
+        if not self._looked:
+            self._newest, self._looked = self._newest_intact(warn), True
+        return self._newest
+
     def _newest_intact(self, warn: Callable[[str], None]) -> Path | None:
+        for old in (self.path / "checkpoints").glob("step-*.old"):
+            recover_folder(old.with_suffix(""))  # killed while it was replaced
         checkpoints = self._checkpoints()
         for checkpoint in reversed(checkpoints):
             if _intact(checkpoint):
@@ -265,20 +351,55 @@ class RunFolder:
             raise CheckpointMismatch(f"{checkpoint} is of another architecture than {self.config.policy}")
         return state
 
-    def _cut_back(self, step: int) -> None:
-        for name in ("metrics", "timings", "questions"):
-            if name == "questions" and not self.history(name):
-                continue  # no self-play: no such log
-            kept = [line for line in self.history(name) if line["step"] <= step]
-            path = self.path / f"{name}.jsonl"
-            write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
-            self._lines[name] = kept
-        for path in (self.path / "trajectories").glob("step-*"):
-            if int(path.name[5:11]) > step:
-                path.unlink()
-        for path in (self.path / "league").glob("step-*"):
-            if int(path.name[5:11]) > step:
-                shutil.rmtree(path)
+    def _cut_back(self, step: int, warn: Callable[[str], None]) -> None:
+        self.logs.restore(step, self._newest, warn)
+        for name in ("trajectories", "league"):
+            for path in _of_steps(self.path / name):
+                if _step_of(path) > step:
+                    remove(path)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    place = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ConfigurationError(
+            f"another process trains in {path}; wait for it, or choose another --out"
+        ) from error
+    else:
+        yield
+    finally:
+        os.close(place)
+
+
+def _refuse_run(path: Path) -> None:
+    if (path / CONFIG).exists():
+        raise ConfigurationError(
+            f"{path} holds a run already: continue it with --resume {path}, or choose another --out"
+        )
+    for name in (*_FOLDERS, IDENTITY, "metrics.jsonl"):
+        if (path / name).exists():
+            raise ConfigurationError(
+                f"{path} holds {name} of a run whose {CONFIG} is gone: continue it with --resume {path}, or choose another "
+                "--out"
+            )
+
+
+def _of_steps(folder: Path) -> list[Path]:
+    """What lies in ``folder`` under the name of a step, in the order of the steps; other names are somebody else's."""
+    return sorted((path for path in folder.glob("step-*") if _STEP.fullmatch(path.name)), key=_step_of)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.partition(".")[0].removeprefix("step-"))
+
+
+def _save(state: dict[str, Any], path: Path) -> None:
+    """Writes what ``torch.load`` reads. Given a path, torch reports a full disk as an error that does not say so."""
+    with path.open("wb") as file:
+        torch.save(state, file)
 
 
 def _digests(checkpoint: Path) -> dict[str, str]:

@@ -17,8 +17,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from agentenv.core.files import new_folder
+from agentenv.core.signals import Interrupted, Interruptible
 from agentenv.core.trajectory import Origin, Trajectory
-from agentenv.errors import Diverged, Fault
+from agentenv.errors import AgentEnvError, Diverged, Fault
 from agentenv.evaluation.records import RESULTS, read_json, write_results
 from agentenv.policies.card import EpisodeCard, write_card
 from agentenv.policies.export import write_model_card, write_weights
@@ -33,7 +35,7 @@ from agentenv.trainers.league import league_of
 from agentenv.trainers.learner import Learner, Row, rows_of
 from agentenv.trainers.metrics import describe
 from agentenv.trainers.monitors import COLLAPSES, guarded, warnings_of
-from agentenv.trainers.run import Clock, Display, Run, set_up
+from agentenv.trainers.run import Clock, Display, Run, contents_of, set_up
 from agentenv.trainers.sampling import Batch
 from agentenv.trainers.second import split
 from agentenv.trainers.shaping import novelty_bonus, shape_rewards
@@ -53,48 +55,67 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
         AgentEnvError: the configuration cannot be used.
         Fault: every episode of a step failed through a fault of ours, or no worker is left; a checkpoint is.
         Diverged: a loss, a gradient or the weights are not finite; the last checkpoint is from before that.
+        Interrupted: SIGINT or SIGTERM came; episodes under way are given up, and what was learned is in a checkpoint.
     """
+    with folder.claimed(), Interruptible("this step is finished first; a second signal ends at once") as stop:
+        try:
+            return _train(folder, display, stop)
+        except Interrupted as error:
+            said = f"; what is learned is kept, go on with: agentenv train --resume {folder.path}"
+            raise Interrupted(error.signal, said) from error
+        except (AgentEnvError, OSError):
+            if folder.fresh:
+                folder.discard_unless_begun()
+            raise
+
+
+def _train(folder: RunFolder, display: Display, stop: Interruptible) -> dict[str, Any]:
+    folder.compare_config(display.warn)
     with ExitStack() as stack:
-        stack.enter_context(folder.claimed())
         stack.enter_context(_advised(folder))
         run = set_up(folder, display)
         stack.callback(run.close)
-        config = folder.config
+        folder.compare_contents(contents_of(run))
         before = evaluate_test(run, "before")
+        stop.check()
         done = folder.resume(run.policy, run.learner, run.parts, display.warn)
         stopped = any("stopped" in line for line in folder.history())
-        if (stopped or done == config.optimization.steps) and (folder.path / RESULTS).exists():
-            return read_json(folder.path / RESULTS)
-        earlier = sum(line[lap] for line in folder.history("timings") for lap in _LAPS)
-        began = time.perf_counter()
-        display.phase("training", config.optimization.steps)
-        for step in range(done + 1, config.optimization.steps + 1):
-            if stopped:
-                break
+        if (stopped or done == folder.config.optimization.steps) and (held := folder.results(display.warn)):
+            return held
+        _steps(run, done, stop, stopped=stopped)
+        run.rollouts.close()
+        return _finish(run, before)
+
+
+def _steps(run: Run, done: int, stop: Interruptible, *, stopped: bool) -> None:
+    """The steps after ``done``; ``stopped`` says that the guard has ended the training."""
+    folder, config = run.folder, run.folder.config
+    earlier = sum(line.get(lap, 0.0) for line in folder.history("timings") for lap in _LAPS)
+    began = time.perf_counter()
+    run.display.phase("training", config.optimization.steps)
+    for step in range(done + 1, config.optimization.steps + 1):
+        if stopped:
+            break
+        with stop.finishing():
             clock = Clock(run)
-            batch = _played(run, step)
+            batch = _played(run, step, stop)
             clock.lap("rollout")
-            metrics = (
-                {"step": step} | _update(run, step, batch.trained) | describe(batch.played) | batch.figures
-            )
+            metrics = {"step": step} | _update(run, step, batch.trained)
+            metrics |= describe(batch.played) | batch.figures
             clock.lap("update")
             if config.evaluation.every and step % config.evaluation.every == 0:
                 metrics |= evaluate_dev(run)
             clock.lap("evaluation")
             stopped = _watch(run, metrics)
-            if config.trajectories_every and step % config.trajectories_every == 0:
-                folder.dump(step, [trajectory for group in batch.played for trajectory in group])
-            folder.log(metrics, clock.seconds(), asked(batch.played))
-            for tracker in run.trackers:
-                tracker.log(step, {name: v for name, v in metrics.items() if isinstance(v, int | float)})
+            _keep(run, step, batch, metrics, clock)
             if config.league.every and step % config.league.every == 0:
                 folder.keep_version(step, run.policy)
-            if step % config.checkpoint_every == 0 or step == config.optimization.steps or stopped:
+            due = step % config.checkpoint_every == 0 or step == config.optimization.steps
+            if due or stopped or stop.asked:
                 folder.save_checkpoint(step, run.policy, run.learner, run.parts)
-            display.advance(step, metrics)
-        run.rollouts.close()
-        run.seconds["training"] = earlier + time.perf_counter() - began
-        return _finish(run, before)
+            run.display.advance(step, metrics)
+        stop.check()
+    run.seconds["training"] = earlier + time.perf_counter() - began
 
 
 @contextmanager
@@ -111,16 +132,27 @@ def _advised(folder: RunFolder) -> Iterator[None]:
         ) from error
 
 
-def _played(run: Run, step: int) -> Batch:
-    """The episodes of a step; where that fails through a fault of ours, all that was learned so far is kept.
+def _keep(run: Run, step: int, batch: Batch, metrics: dict[str, Any], clock: Clock) -> None:
+    """Writes down what a step was, where the configuration asks for it with all its episodes."""
+    every = run.config.trajectories_every
+    if every and step % every == 0:
+        run.folder.dump(step, [trajectory for group in batch.played for trajectory in group])
+    run.folder.log(metrics, clock.seconds(), asked(batch.played))
+    for tracker in run.trackers:
+        tracker.log(step, {name: v for name, v in metrics.items() if isinstance(v, int | float)})
+
+
+def _played(run: Run, step: int, stop: Interruptible) -> Batch:
+    """The episodes of a step; where they fail through a fault of ours or are given up, all that was learned is kept.
 
     Raises:
         Fault: as ``Rollouts.batch``.
+        Interrupted: likewise.
         Diverged: that was because the weights have diverged, and there is nothing to keep.
     """
     try:
-        return run.rollouts.batch(step)
-    except Fault:
+        return run.rollouts.batch(step, stop.at_once)
+    except (Fault, Interrupted):
         if step > 1:
             run.folder.save_checkpoint(step - 1, run.policy, run.learner, run.parts)
         raise
@@ -220,9 +252,10 @@ def _finish(run: Run, before: dict[str, Any]) -> dict[str, Any]:
     after = evaluate_test(run, "after")
     trained = {"policy": run.policy} | ({"policy-second": run.second.policy} if run.second else {})
     for name, policy in trained.items():
-        write_weights(policy.model, run.folder.path / name)
-        policy.tokenizer.save_pretrained(run.folder.path / name)
-        write_card(run.folder.path / name, episode_card(run.config))
+        with new_folder(run.folder.path / name, replace=True) as part:
+            write_weights(policy.model, part)
+            policy.tokenizer.save_pretrained(part)
+            write_card(part, episode_card(run.config))
     scorer = run.config.evaluation.scorers[0]
     history = run.folder.history()
     results = {

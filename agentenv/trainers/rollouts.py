@@ -10,6 +10,7 @@ token keeps the version of those that sampled it (partial rollouts; APRIL, Zhou 
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import accumulate, chain
 from typing import Any
@@ -22,6 +23,7 @@ from agentenv.core.env_calls import abandoned
 from agentenv.core.lifetimes import reasons_of
 from agentenv.core.protocols import ChatFormat
 from agentenv.core.rollout import RolloutConfig
+from agentenv.core.signals import Interrupted
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import Fault
 from agentenv.evaluation.ground import Ground
@@ -78,14 +80,19 @@ class Rollouts:
         self._opened: dict[int, tuple[Ledger, int]] = {}  # with the groups of their first wave
         self._last = 0  # the last step that was opened
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int, waiting: Callable[[], AbstractContextManager[None]] = nullcontext) -> Batch:
         """The groups to train in ``step``; with a staleness of 0 they are played now.
 
         Draws and seeds depend on the step and on what the sampler has learned, which checkpoints hold: a resumed run
         repeats them.
 
+        Args:
+            step: The number of the step.
+            waiting: Within this block nothing is done but wait for episodes; it may raise ``Interrupted``.
+
         Raises:
             Fault: every episode failed through a fault of ours.
+            Interrupted: ``waiting`` was; what was drawn is not lost.
             ConfigurationError: what a strategy, the environment or the sampler cannot do.
         """
         self.updated()
@@ -96,8 +103,9 @@ class Rollouts:
         drawn = _plain(*self._opened[step])
         pending, learned = [*self._pending], self._sampler.state_dict()
         try:
-            return self._batch(step, counts)
-        except Fault:  # what is drawn is not lost: a checkpoint made now begins the step again
+            with waiting():
+                return self._batch(step, counts)
+        except (Fault, Interrupted):  # what is drawn is not lost: a checkpoint made now begins the step again
             self._sampler.load_state_dict(learned)
             self._pending, self._opened[step] = pending, self._reopened(step, drawn)
             raise

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 
 from agentenv.core.chat import InlineFormat, TemplateFormat
+from agentenv.core.digests import value_digest
 from agentenv.core.protocols import ChatFormat
 from agentenv.core.registry import env_class
 from agentenv.core.rollout import RolloutConfig
@@ -20,7 +21,7 @@ from agentenv.evaluation.ground import EnvConfig, Ground, SearchConfig, open_gro
 from agentenv.policies.card import read_card
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.lora import adapt, is_adapted
-from agentenv.policies.spec import make_policy, policy_folder
+from agentenv.policies.spec import make_policy, policy_digest, policy_folder
 from agentenv.policies.vllm import VLLMPolicy
 from agentenv.retrievers.mixed import MixedRetriever
 from agentenv.tracking import Tracker, make_tracker
@@ -29,6 +30,7 @@ from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.crew import Crew
 from agentenv.trainers.denormals import flushed_denormals
 from agentenv.trainers.folder import RunFolder, Stateful, TrainedPolicy
+from agentenv.trainers.identity import named_files
 from agentenv.trainers.learner import Correction, Learner, Objective, checkpoint_layers
 from agentenv.trainers.losses import get_objective
 from agentenv.trainers.player import Player
@@ -106,6 +108,18 @@ def set_up(folder: RunFolder, display: Display) -> Run:
         opened.pop_all()
     run.seconds["preparation"] = time.perf_counter() - began
     return run
+
+
+def contents_of(run: Run) -> dict[str, str]:
+    """Digests of what the configuration of ``run`` names: questions, passages, files of options, starting weights."""
+    config = run.folder.config
+    specs = {"policy": config.policy, "second.policy": config.second.policy}
+    contents = {f"weights of {key}": policy_digest(spec) for key, spec in specs.items() if spec}
+    for name, ground in {"train": run.train, "dev": run.dev, "test": run.test}.items():
+        contents[f"questions of {name}"] = value_digest(ground.source.tasks)
+        if ground.retriever is not None:
+            contents[f"passages searched in {name}"] = ground.retriever.info().fingerprint
+    return contents | named_files(config)
 
 
 def open_policy(config: TrainConfig) -> TrainedPolicy:

@@ -155,6 +155,7 @@ def test_a_run_folder_holds_everything(finished: Path) -> None:
     names = {path.name for path in finished.iterdir()}
     assert names == {
         "config.toml",
+        "identity.json",
         "metrics.jsonl",
         "timings.jsonl",
         "trajectories",
@@ -456,14 +457,14 @@ def test_what_can_be_resumed(
     before = contents(finished)
     assert "holds a run already" in sentence(["train", str(toml), "--out", str(finished)], capsys)
     assert contents(finished) == before
-    said = sentence(["train", "--resume", str(finished), "--seed", "3"], capsys)
-    assert "--resume takes everything" in said
+    said = sentence(["train", str(toml), "--resume", str(finished)], capsys)
+    assert "--resume takes the run's own config.toml" in said
 
 
 def test_a_checkpoint_of_another_architecture(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The run's starting policy is exchanged for a wider one; its logs stay as they are."""
+    """The starting policy of a run without an identity is exchanged for a wider one; its logs stay as they are."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     out, other = tmp_path / "run", tmp_path / "other"
@@ -478,6 +479,13 @@ def test_a_checkpoint_of_another_architecture(
         f'policy = "hf:{other}"' if ln.startswith("policy") else ln for ln in path.read_text().splitlines()
     ]
     path.write_text("\n".join(lines))
+    assert "weights of policy" in sentence(["train", "--resume", str(out)], capsys)
+    (out / "identity.json").unlink()
+    for checkpoint in (out / "checkpoints").iterdir():  # as an earlier version wrote them
+        (checkpoint / "identity.json").unlink()
+        digests = json.loads((checkpoint / "sha256.json").read_text())
+        del digests["identity.json"]
+        (checkpoint / "sha256.json").write_text(json.dumps(digests))
     assert "of another architecture" in sentence(["train", "--resume", str(out)], capsys)
     assert (out / "metrics.jsonl").read_bytes() == (finished / "metrics.jsonl").read_bytes()
     assert path.exists()

@@ -96,10 +96,10 @@ def test_a_step_that_fails_leaves_a_checkpoint_of_those_before(
     folder = RunFolder.create(tmp_path / "run", config().model_copy(update={"checkpoint_every": STEPS}))
     batch = Rollouts.batch
 
-    def until_the_third(self: Rollouts, step: int) -> Batch:
+    def until_the_third(self: Rollouts, step: int, *waiting: Any) -> Batch:
         if step == 3:
             raise Fault("no worker is left")
-        return batch(self, step)
+        return batch(self, step, *waiting)
 
     with monkeypatch.context() as patched:
         patched.setattr(Rollouts, "batch", until_the_third)

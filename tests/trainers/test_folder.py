@@ -1,5 +1,6 @@
-"""Run folders: a damaged checkpoint is passed over and named, one run at a time, what checkpoints hold comes back."""
+"""Run folders: damaged checkpoints and logs, stray files, one run at a time, what checkpoints hold comes back."""
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import torch
 
 from agentenv.errors import CheckpointMismatch, ConfigurationError
 from agentenv.trainers.config import TrainConfig
-from agentenv.trainers.folder import RunFolder
+from agentenv.trainers.folder import RunFolder, _digests
 from agentenv.trainers.learner import Learner, Objective
 
 
@@ -121,3 +122,140 @@ def test_one_run_at_a_time(made: tuple[RunFolder, Any, Learner, Counter]) -> Non
         pass
     with folder.claimed():
         pass  # given back
+
+
+LOGS = ("metrics.jsonl", "timings.jsonl")
+
+
+def break_a_line(path: Path) -> None:
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text(lines[0] + "{broken\n" + "".join(lines[2:]))
+
+
+def leave_out_a_line(path: Path) -> None:
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+
+
+def write_nonsense(path: Path) -> None:
+    path.write_bytes(b"\xff\xfe\x00[1]\n17\nnull\n")
+
+
+@pytest.mark.parametrize("name", LOGS)
+@pytest.mark.parametrize(
+    "damage",
+    [break_a_line, leave_out_a_line, write_nonsense, cut_short, Path.unlink, lambda p: p.write_text("")],
+)
+def test_a_damaged_log_comes_back_from_the_checkpoint(
+    made: tuple[RunFolder, Any, Learner, Counter], name: str, damage: Callable[[Path], Any]
+) -> None:
+    folder, policy, learner, part = made
+    whole = (folder.path / name).read_bytes()
+    damage(folder.path / name)
+    said: list[str] = []
+    again = RunFolder.open(folder.path)
+    assert again.resume(policy, learner, {"part": part}, said.append) == 3
+    assert (folder.path / name).read_bytes() == whole
+    assert [line["step"] for line in again.history()] == [1, 2, 3]
+    assert len(said) == 1
+    assert name in said[0]
+
+
+def test_a_damaged_log_without_a_copy_keeps_what_is_readable(
+    made: tuple[RunFolder, Any, Learner, Counter],
+) -> None:
+    """Checkpoints of earlier versions have no copies of the logs."""
+    folder, policy, learner, part = made
+    for checkpoint in (folder.path / "checkpoints").iterdir():
+        for name in LOGS:
+            (checkpoint / name).unlink()
+        (checkpoint / "sha256.json").write_text(json.dumps(_digests(checkpoint)))
+    break_a_line(folder.path / "metrics.jsonl")
+    said: list[str] = []
+    again = RunFolder.open(folder.path)
+    assert again.resume(policy, learner, {"part": part}, said.append) == 3
+    assert [line["step"] for line in again.history()] == [1, 3]
+    assert len(said) == 1
+
+
+def test_stray_files_are_left_alone(made: tuple[RunFolder, Any, Learner, Counter]) -> None:
+    folder, policy, learner, part = made
+    strays = [
+        folder.path / room / name
+        for room in ("checkpoints", "trajectories", "league")
+        for name in ("step-note.txt", "step-", "step-000001x", "step-000009.bak", "notes")
+    ]
+    strays.append(folder.path / "checkpoints" / "step-000007")  # a file under the name of a checkpoint
+    for path in strays:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    again = RunFolder.open(folder.path)
+    assert again.resume(policy, learner, {"part": part}) == 3
+    again.save_checkpoint(4, policy, learner, {"part": part})
+    assert {path.read_text() for path in strays} == {"mine"}
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "trajectories", "league", "evaluation"])
+def test_a_file_where_a_folder_belongs_is_named(tmp_path: Path, name: str) -> None:
+    folder = RunFolder.create(tmp_path / "run", TrainConfig())
+    (folder.path / name).write_text("no folder")
+    with pytest.raises(ConfigurationError, match=f"{name} is no folder"):
+        folder.compare_config(lambda said: None)
+
+
+def test_a_folder_where_a_log_belongs_is_named(made: tuple[RunFolder, Any, Learner, Counter]) -> None:
+    folder, policy, learner, part = made
+    (folder.path / "metrics.jsonl").unlink()
+    (folder.path / "metrics.jsonl").mkdir()
+    with pytest.raises(ConfigurationError, match=r"metrics\.jsonl is a folder"):
+        RunFolder.open(folder.path).resume(policy, learner, {"part": part})
+
+
+def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(
+    made: tuple[RunFolder, Any, Learner, Counter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Safetensors says in words of its own that the disk is full."""
+    folder, policy, learner, part = made
+
+    def full(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("agentenv.trainers.folder.write_trained", full)
+    with pytest.raises(OSError, match="No space left"):
+        folder.save_checkpoint(4, policy, learner, {"part": part})
+    assert {path.name for path in (folder.path / "checkpoints").iterdir()} == {"step-000002", "step-000003"}
+    assert RunFolder.open(folder.path).resume(policy, learner, {"part": part}) == 3
+
+
+def test_a_checkpoint_that_was_being_replaced_when_the_process_died_comes_back(
+    made: tuple[RunFolder, Any, Learner, Counter],
+) -> None:
+    folder, policy, learner, part = made
+    last = folder.path / "checkpoints" / "step-000003"
+    last.rename(last.with_name("step-000003.old"))
+    assert RunFolder.open(folder.path).resume(policy, learner, {"part": part}) == 3
+
+
+def test_whoever_loses_a_folder_leaves_the_files_of_whoever_has_it(tmp_path: Path) -> None:
+    """Both have looked before either of them wrote."""
+    path = tmp_path / "run"
+    first = RunFolder.create(path, TrainConfig(name="first"))
+    with first.claimed():
+        before = (path / "config.toml").read_bytes()
+        (path / "config.toml").unlink()  # as the second one saw it
+        with pytest.raises(ConfigurationError, match="another process trains in"):
+            RunFolder.create(path, TrainConfig(name="second"))
+        assert not (path / "config.toml").exists()
+        (path / "config.toml").write_bytes(before)
+        with pytest.raises(ConfigurationError, match=r"holds a run already|another process"):
+            RunFolder.create(path, TrainConfig(name="second"))
+    assert (path / "config.toml").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints", "evaluation", "identity.json"])
+def test_nothing_is_begun_on_what_another_run_has_left(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / name).touch()
+    with pytest.raises(ConfigurationError, match=name):
+        RunFolder.create(path, TrainConfig())
+    assert [one.name for one in path.iterdir()] == [name]

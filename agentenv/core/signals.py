@@ -1,0 +1,96 @@
+"""SIGINT and SIGTERM: a long piece of work ends in order at the first one and at once at the second."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Self
+
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal asked the work to end; ``signal`` is its number."""
+
+    def __init__(self, number: int, said: str = "") -> None:
+        name = signal.Signals(number).name
+        super().__init__(f"interrupted by {name}{said}")
+        self.signal = number
+
+
+class Interruptible:
+    """A block in which the first SIGINT or SIGTERM raises ``Interrupted``, or waits where the block says ``finishing``.
+
+    The second signal of either kind ends the process at once, as if nobody had taken care of it. In another thread than the
+    main one, which gets no signals, the block changes nothing.
+    """
+
+    def __init__(self, notice: str) -> None:
+        """Prepares.
+
+        Args:
+            notice: Printed to stderr when a signal has to wait for what the block is finishing.
+        """
+        self._notice = notice
+        self.asked = 0
+        """The number of the signal that has asked for the end; 0 is none."""
+        self._waits = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._ask) for number in _STOPPING}
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        for other in _STOPPING:
+            signal.signal(other, signal.SIG_DFL)
+        self.asked = number
+        if not self._waits:
+            raise Interrupted(number)
+        os.write(
+            2, f"{signal.Signals(number).name}: {self._notice}\n".encode()
+        )  # print() may be under way already
+
+    def check(self) -> None:
+        """Ends the work here if a signal has asked for it.
+
+        Raises:
+            Interrupted: a signal has.
+        """
+        if self.asked:
+            raise Interrupted(self.asked)
+
+    @contextmanager
+    def finishing(self) -> Iterator[None]:
+        """A part of the block that is not to be torn: a signal waits until ``check`` is called."""
+        with self._waiting(True):
+            yield
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """A part of what is being finished that may be given up all the same.
+
+        Raises:
+            Interrupted: a signal came before or during it.
+        """
+        with self._waiting(False):
+            self.check()
+            yield
+
+    @contextmanager
+    def _waiting(self, value: bool) -> Iterator[None]:
+        before, self._waits = self._waits, value
+        try:
+            yield
+        finally:
+            self._waits = before
+
+
+__all__ = ["Interrupted", "Interruptible"]

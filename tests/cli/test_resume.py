@@ -1,0 +1,329 @@
+"""``agentenv train --resume``: what may change within a run, what may not, and what a signal or a lost race leaves."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentenv.cli.main import main
+from agentenv.data.world import FictionalWorld, WorldConfig, write_world
+from agentenv.evaluation.ground import _load
+from agentenv.policies.fakes import random_policy
+from agentenv.trainers.config_files import load_config
+
+WORLD: dict[str, Any] = {"documents": 200, "questions": 12, "families": ("lookup",), "hops": (1, 1)}
+
+CONFIG = """
+policy = "hf:{folder}/policy"
+threads = 1
+checkpoint_every = 1
+trajectories_every = 1
+[env.options]
+k = 1
+max_turns = 1
+observation_tokens = 40
+prompt = "{{question}}"
+[search]
+encoder = "hash"
+[train]
+dataset = "fictional"
+data = "{folder}/train"
+[dev]
+limit = 2
+dataset = "fictional"
+data = "{folder}/dev"
+[test]
+limit = 2
+dataset = "fictional"
+data = "{folder}/test"
+[rollout]
+questions = 2
+group_size = 2
+turn_tokens = 8
+context_tokens = 200
+[optimization]
+steps = 2
+[evaluation]
+every = 0
+bounds = false
+"""
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three worlds, a policy, and the configuration of a run over them."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("start")
+    for seed, split in enumerate(("train", "dev", "test")):
+        write_world(WorldConfig(seed=seed, **{**WORLD, "split": split}), folder / split)
+    world = FictionalWorld.generate(WorldConfig(seed=0, split="train", **WORLD))
+    random_policy(folder / "policy", [task.question for task in world.questions])
+    (folder / "run.toml").write_text(CONFIG.format(folder=folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps."""
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    assert main(["train", str(start / "run.toml"), "--out", str(out), "--json"]) == 0
+    return out
+
+
+@pytest.fixture
+def stopped(finished: Path, tmp_path: Path) -> Path:
+    """The same run as if it had been stopped after its last step."""
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    (out / "results.json").unlink()
+    return out
+
+
+def said(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 1) -> str:
+    """The last line on stderr of a command that ends with ``code``."""
+    capsys.readouterr()
+    assert main(argv) == code
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    return err.rstrip("\n").rpartition("\n")[2]
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key"),
+    [
+        ("group_size = 2", "group_size = 4", "rollout.group_size"),
+        ("seed = 0", "seed = 5", "seed"),
+        ('estimator = "group_relative"', 'estimator = "leave_one_out"', "optimization.estimator"),
+        ("max_turns = 1", "max_turns = 2", "env.options.max_turns"),
+    ],
+)
+@pytest.mark.parametrize("kept", ["identity.json", "checkpoint"])
+def test_an_edited_configuration_is_refused_by_the_name_of_the_key(
+    stopped: Path, old: str, new: str, key: str, kept: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where a checkpoint alone says what the run was."""
+    before = (stopped / "metrics.jsonl").read_bytes()
+    text = (stopped / "config.toml").read_text()
+    (stopped / "config.toml").write_text(text.replace(old, new, 1))
+    if kept == "checkpoint":
+        (stopped / "identity.json").unlink()
+    last = said(["train", "--resume", str(stopped)], capsys)
+    assert key in last
+    assert old.rpartition("= ")[2].strip('"') in last
+    assert new.rpartition("= ")[2].strip('"') in last
+    assert (stopped / "metrics.jsonl").read_bytes() == before
+    assert not (stopped / "results.json").exists()
+
+
+def test_another_test_set_is_refused(stopped: Path, start: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the key where it is a key, by its content where the key stays."""
+    edit(stopped / "config.toml", f'data = "{start}/test"', f'data = "{start}/dev"')
+    assert "in test have another content" in said(["train", "--resume", str(stopped)], capsys)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("test/questions.jsonl", "questions of test"),
+        ("train/questions.jsonl", "questions of train"),
+        ("dev/corpus.jsonl", "passages searched in dev"),
+        ("policy/model.safetensors", "weights of policy"),
+        ("policy/tokenizer_config.json", "weights of policy"),
+    ],
+)
+def test_content_that_changed_is_refused(
+    start: Path, finished: Path, tmp_path: Path, name: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that was moved with its data goes on, and refuses data that is not the same."""
+    data, run = tmp_path / "start", tmp_path / "run"
+    shutil.copytree(start, data)
+    shutil.copytree(finished, run)
+    edit(run / "config.toml", str(start), str(data))
+    assert main(["train", "--resume", str(run)]) == 0
+    path = data / name
+    content = path.read_bytes()
+    _load.cache_clear()  # of corpora that this process has read
+    path.write_bytes(
+        content[:-1] + bytes([content[-1] ^ 1])
+        if name.endswith("safetensors")
+        else content.replace(b'"question": "', b'"question": "So ').replace(b'"text": "', b'"text": "So ')
+        if name.endswith("jsonl")
+        else content + b"\n"
+    )
+    for unfinished in (False, True):
+        if unfinished:
+            (run / "results.json").unlink()
+        assert message in said(["train", "--resume", str(run)], capsys)
+
+
+def test_safe_keys_change_and_the_change_is_kept(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--optimization.steps", "3", "--optimization.learning_rate", "0.5"]
+    assert main(["train", "--resume", str(stopped), *words, "--json"]) == 0
+    lines = [json.loads(line) for line in (stopped / "metrics.jsonl").read_text().splitlines()]
+    assert [line["learning_rate"] for line in lines] == [1e-4, 1e-4, 0.5]
+    assert load_config(str(stopped / "config.toml")).optimization.steps == 3
+    changes = [json.loads(line) for line in (stopped / "changes.jsonl").read_text().splitlines()]
+    assert changes == [
+        {"after_step": 2, "key": "optimization.learning_rate", "old": 1e-4, "new": 0.5},
+        {"after_step": 2, "key": "optimization.steps", "old": 2, "new": 3},
+    ]
+    page = (stopped / "report.html").read_text()
+    assert "after step 2 with optimization.learning_rate = 0.5 in place of 0.0001" in page
+    assert main(["train", "--resume", str(stopped), "--json"]) == 0
+    assert len((stopped / "changes.jsonl").read_text().splitlines()) == 2
+    assert "optimization.steps = 2" in said(
+        ["train", "--resume", str(stopped), "--optimization.steps", "2"], capsys
+    )
+
+
+def empty(path: Path) -> None:
+    path.write_text("")
+
+
+def halve(path: Path) -> None:
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[: len(lines) // 2]))
+
+
+@pytest.mark.parametrize("damage", [empty, halve, lambda path: path.write_bytes(b"\xff\x00")])
+def test_a_damaged_configuration_is_never_the_default_one(
+    stopped: Path, damage: Callable[[Path], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And removing it brings it back."""
+    before = (stopped / "config.toml").read_bytes()
+    damage(stopped / "config.toml")
+    assert "config.toml" in said(["train", "--resume", str(stopped)], capsys)
+    assert not (stopped / "results.json").exists()
+    (stopped / "config.toml").unlink()
+    assert main(["train", "--resume", str(stopped)]) == 0
+    assert "config.toml was missing" in capsys.readouterr().err
+    assert (stopped / "config.toml").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "evaluation/before/results.json",
+        "evaluation/before/episodes.jsonl",
+        "evaluation/after/results.json",
+        "policy/model.safetensors",
+        "results.json",
+        "identity.json",
+    ],
+)
+def test_what_can_be_made_again_is(finished: Path, tmp_path: Path, name: str) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    whole = (out / name).read_bytes()
+    (out / name).unlink() if name.startswith("policy") else (out / name).write_bytes(whole[:40])
+    assert main(["train", "--resume", str(out)]) == 0
+    if name == "results.json":
+        mine, theirs = json.loads((out / name).read_bytes()), json.loads(whole)
+        assert {**mine, "seconds": 0} == {**theirs, "seconds": 0}
+    else:
+        assert (out / name).read_bytes() == whole
+
+
+def test_of_two_that_begin_in_one_folder_one_trains_and_one_says_so(start: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    argv = ["train", str(start / "run.toml"), "--out", str(out)]
+    program = f"import sys; from agentenv.cli.main import main; sys.exit(main({argv!r}))"
+    both = [
+        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    errors = [process.communicate(timeout=120)[1].decode() for process in both]
+    assert sorted(process.returncode for process in both) == [0, 1]
+    loser = errors[[process.returncode for process in both].index(1)]
+    assert "another process trains" in loser or "holds a run already" in loser
+    assert load_config(str(out / "config.toml")).optimization.steps == 2
+    assert (out / "results.json").exists()
+
+
+SIGNALLED = """
+import os, signal, sys
+from agentenv.cli.main import main
+from agentenv.trainers.learner import Learner
+from agentenv.trainers.rollouts import Rollouts
+
+place, number = sys.argv[1], getattr(signal, sys.argv[2])
+owner, name = {"rollout": (Rollouts, "_take"), "update": (Learner, "step")}[place]
+calls, inner = [], getattr(owner, name)
+
+def signals_in_step_3(self, *args, **kwargs):
+    calls.append(1)
+    if len(calls) == 3:
+        os.kill(os.getpid(), number)
+    return inner(self, *args, **kwargs)
+
+setattr(owner, name, signals_in_step_3)
+sys.exit(main(sys.argv[3:]))
+"""
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(("place", "learned"), [("rollout", 2), ("update", 3)])
+def test_a_signal_ends_a_run_in_order(
+    start: Path, tmp_path: Path, place: str, learned: int, number: str
+) -> None:
+    """Episodes under way are given up, an update is finished; nothing that was learned is lost, and the run goes on."""
+    out = tmp_path / "out"
+    argv = ["train", str(start / "run.toml"), "--optimization.steps", "4", "--checkpoint_every", "4"]
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED, place, number, *argv, "--out", str(out)],
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert done.returncode == 128 + getattr(signal, number), done.stderr
+    assert f"--resume {out}" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in (out / "checkpoints").iterdir()] == [f"step-{learned:06d}"]
+    assert main(["train", "--resume", str(out)]) == 0
+    whole = tmp_path / "whole"
+    assert main([*argv, "--out", str(whole)]) == 0
+    for name in ("metrics.jsonl", "policy/model.safetensors", "evaluation/after/results.json"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+def test_a_second_signal_ends_at_once(start: Path, tmp_path: Path) -> None:
+    """The update of the first step never ends."""
+    program = """
+import sys, time
+from agentenv.cli.main import main
+from agentenv.trainers.learner import Learner
+Learner.step = lambda *_, **__: print("begun", flush=True) or time.sleep(600)
+sys.exit(main(sys.argv[1:]))
+"""
+    argv = ["train", str(start / "run.toml"), "--out", str(tmp_path / "out")]
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begun\n"
+        process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 30
+        while "SIGTERM" not in str(os.read(process.stderr.fileno(), 10_000)):  # type: ignore[union-attr]
+            assert time.monotonic() < deadline
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == -signal.SIGTERM
+    finally:
+        process.kill()
+        process.communicate()
