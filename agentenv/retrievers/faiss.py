@@ -29,7 +29,8 @@ from agentenv.retrievers.storage import Card, new_folder, read_card, read_corpus
 INDEX_FILE = "index.faiss"
 METRIC = "inner_product"
 LAYOUT = "{title}. {text}"
-"""How a passage is encoded: a sentence encoder reads the title as a sentence of its own (`benchmarks/index_recall.py`)."""
+"""How a passage is encoded: a sentence encoder reads the title as a sentence of its own
+(`benchmarks/index_recall.py` in the repository measures it)."""
 
 ENCODE_ROWS = 1024  # passages encoded between two reports of progress
 _SPARE = 8  # candidates fetched beyond k, among which ties at the edge are settled

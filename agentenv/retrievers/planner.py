@@ -17,8 +17,8 @@ _ROW_BYTES = 24  # of the tables of a corpus
 MEASURED_ROWS, MEASURED_DIM = 1_000_000, 384
 HOW = (
     "memory: arithmetic, checked against files in the tests; plus 1 GiB for the process with its encoder",
-    "times: one thread of an AMD EPYC at 1,000,000 x 384 (benchmarks/results/index_million.json), scaled by vectors x "
-    "dimensions, a graph by log(vectors) x dimensions; caches that no longer suffice make large indexes slower",
+    "times: one thread of an AMD EPYC at 1,000,000 x 384 (in the repository: benchmarks/results/index_million.json), scaled "
+    "by vectors x dimensions, a graph by log(vectors) x dimensions; caches that no longer suffice make large indexes slower",
     "overlap@10 with Flat: measured there on clustered vectors with queries near them; yours will differ",
 )
 
