@@ -38,11 +38,16 @@ def make_app(service: Service) -> Any:
         path: str, model: type[Body], answer: Callable[[Body, str | None], Awaitable[dict[str, Any]]]
     ) -> None:
         async def endpoint(request: Request) -> Response:
-            async def work() -> dict[str, Any]:
-                body = await _body_of(service, request, model)
-                return await answer(body, request.path_params.get("corpus"))
+            claimed = 0
 
-            return await _guarded(service, request, work)
+            async def work() -> dict[str, Any]:
+                nonlocal claimed
+                body = await _body_of(service, request, model)
+                corpus = request.path_params.get("corpus")
+                claimed = service.claim(body, corpus)  # type: ignore[arg-type]
+                return await answer(body, corpus)
+
+            return await _guarded(service, request, work, lambda: service.release(claimed))
 
         schema = {"requestBody": {"content": {"application/json": {"schema": model.model_json_schema()}}}}
         router.add_api_route(
@@ -83,9 +88,12 @@ def as_refusal(error: Exception) -> Refusal:
 
 
 async def _guarded(
-    service: Service, request: "Request", work: Callable[[], Awaitable[dict[str, Any]]]
+    service: Service,
+    request: "Request",
+    work: Callable[[], Awaitable[dict[str, Any]]],
+    sent: Callable[[], None] | None = None,
 ) -> "Response":
-    """Lets a caller in, does the work and gives every failure its status and its sentence."""
+    """Lets a caller in, does the work and gives every failure its status and its sentence; ``sent`` is called in the end."""
     began, route = time.perf_counter(), request.scope["route"].path.removeprefix("/corpora/{corpus}")
     service.active += 1
     try:
@@ -98,7 +106,8 @@ async def _guarded(
         service.active -= 1
         service.answered += 1
     service.telemetry.request(route, status, time.perf_counter() - began)
-    return json_response(reply, status, closing=status in (408, 413) or service.state == STOPPING)
+    closing = status in (408, 413) or service.state == STOPPING
+    return json_response(reply, status, closing=closing, sent=sent)
 
 
 async def _body_of(service: Service, request: "Request", model: type[Body]) -> Body:

@@ -19,6 +19,8 @@ from agentenv.retrievers.remote import Found
 _CHUNK = (
     256  # queries of one request that are in one batch, so that a huge request leaves room for the others
 )
+_REPLY_CHARS = 4_096  # a remembered reply has so much room on average: a query and three passages of a thousand characters
+_PASSAGE_CHARS = 256  # what a passage takes in memory beside its text
 _EMPTY: "Reply" = ([], ())
 
 Reply = tuple[list[Passage], tuple[str, ...]]
@@ -40,12 +42,16 @@ class Tally(Protocol):
 class Memory:
     """The replies that were used last, by (index, k, normalised query); shared by all desks of a server.
 
+    It is bounded in characters too: a reply may hold a thousand passages, and a query 32,768 characters.
+
     Args:
         size: most replies kept; 0 keeps none.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self.chars = 0
+        """Characters of all queries and passages that are kept."""
         self._replies: OrderedDict[Key, Reply] = OrderedDict()
 
     def __len__(self) -> int:
@@ -60,9 +66,17 @@ class Memory:
 
     def put(self, key: Key, reply: Reply) -> None:
         """Keeps a reply; the one unused for longest goes."""
+        if (old := self._replies.pop(key, None)) is not None:
+            self.chars -= _chars(key, old)
         self._replies[key] = reply
-        if len(self._replies) > self.size:
-            self._replies.popitem(last=False)
+        self.chars += _chars(key, reply)
+        while len(self._replies) > self.size or self.chars > self.size * _REPLY_CHARS:
+            self.chars -= _chars(*self._replies.popitem(last=False))
+
+
+def _chars(key: Key, reply: Reply) -> int:
+    query = key[-1] if isinstance(key[-1], str) else ""
+    return len(query) + sum(_PASSAGE_CHARS + len(passage.title) + len(passage.text) for passage in reply[0])
 
 
 @dataclass(eq=False)

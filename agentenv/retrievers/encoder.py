@@ -21,6 +21,7 @@ from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
 
 Vectors = NDArray[np.float32]
 
+_REMEMBERED_CHARS = 1_024  # of a text whose vector is kept: the text is kept with it
 _TOKENS_PER_FORWARD = 1024  # keeps the activations of one forward pass in the processor's cache
 
 
@@ -262,7 +263,7 @@ class HashEncoder:
 class CachedQueries:
     """Query vectors of an encoder, the last ``size`` distinct texts remembered; for one thread at a time.
 
-    The episodes of one group ask the same questions again and again.
+    The episodes of one group ask the same questions again and again. Long texts are not remembered.
     """
 
     def __init__(self, encoder: Encoder, size: int = 100_000) -> None:
@@ -276,7 +277,7 @@ class CachedQueries:
         missing = [text for text in dict.fromkeys(texts) if text not in known]
         if missing:
             known |= zip(missing, self._encoder.encode_queries(missing), strict=True)
-        self._vectors |= known
+        self._vectors |= {text: vector for text, vector in known.items() if len(text) <= _REMEMBERED_CHARS}
         for text in list(self._vectors)[: max(0, len(self._vectors) - self._size)]:
             del self._vectors[text]
         return np.stack([known[text] for text in texts])

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from agentenv.retrievers.gate import READY, Gate, Refusal
@@ -70,15 +71,43 @@ async def _read(request: "Request", limit: int) -> bytes:
 
 
 def json_response(
-    reply: Any, status: int, *, closing: bool = False, headers: Mapping[str, str] | None = None
+    reply: Any,
+    status: int,
+    *,
+    closing: bool = False,
+    headers: Mapping[str, str] | None = None,
+    sent: Callable[[], None] | None = None,
 ) -> "Response":
-    """``reply`` as JSON; ``closing`` ends the connection, and a refusal for want of room says when to come back."""
+    """``reply`` as JSON; ``closing`` ends the connection, and a refusal for want of room says when to come back.
+
+    ``sent`` is called once the answer has been handed to the system, or the caller has left.
+    """
     import orjson
-    from starlette.responses import Response
 
     headers = dict(headers or {})
     if closing:
         headers["Connection"] = "close"
     if status in (429, 503):
         headers["Retry-After"] = "1"
-    return Response(orjson.dumps(reply), status, headers, "application/json")
+    answer: Response = _answer_class()(orjson.dumps(reply), status, headers, "application/json")
+    answer.sent = sent  # type: ignore[attr-defined]
+    return answer
+
+
+@cache
+def _answer_class() -> Any:
+    from starlette.responses import Response
+
+    class Answer(Response):
+        """An answer that says when it has been sent."""
+
+        sent: Callable[[], None] | None = None
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            try:
+                await super().__call__(scope, receive, send)
+            finally:
+                if self.sent is not None:
+                    self.sent()
+
+    return Answer

@@ -14,6 +14,7 @@ from agentenv.retrievers.calls import Caller, Patience, Request
 
 TOKEN_VARIABLE = "AGENTENV_RETRIEVER_TOKEN"
 """Environment variable with the bearer token that server and client share."""
+_PASSAGES = 32_768  # that one request asks for; more go in several requests, one after the other
 
 
 class Found(NamedTuple):
@@ -96,6 +97,15 @@ class RemoteRetriever:
         if self._card is None:
             self._card = await self._caller.call(Request("GET", "/v1/info"))
         wanted = [_wanted(query, text, self._card) for query, text in zip(queries, texts, strict=True)]
+        most = max(1, _PASSAGES // k)  # a server bounds what one request may ask for
+        parts = [
+            await self._ask(wanted[n : n + most], k, partial=partial) for n in range(0, len(wanted), most)
+        ]
+        missing = dict.fromkeys(shard for part in parts for shard in part.missing)
+        return Found([passages for part in parts for passages in part.passages], tuple(missing))
+
+    async def _ask(self, wanted: list[Any], k: int, *, partial: bool) -> Found:
+        assert self._card is not None
         body = {"queries": wanted, "k": k, "partial": partial}
         reply = await self._caller.call(Request("POST", "/v1/search", body))
         if (index := self._field(reply, "index", str)) != self._card["fingerprint"]:
@@ -103,7 +113,7 @@ class RemoteRetriever:
                 f"{self.url} now serves index {index[:12]}, not {self._card['fingerprint'][:12]} as before; "
                 f"start again, so that no run mixes the two."
             )
-        results = self._of_length(self._field(reply, "results", list), len(texts))
+        results = self._of_length(self._field(reply, "results", list), len(wanted))
         try:
             passages = [[Passage(**fields) for fields in found] for found in results]
         except TypeError as error:

@@ -34,7 +34,16 @@ class Limits:
     queue: int = 16_384
     """Queries of one corpus that may wait or be under way; one request can hold no more."""
     cache: int = 20_000
-    """Replies remembered; 0 remembers none."""
+    """Replies remembered; 0 remembers none. Each may hold as much text as three long passages do; larger ones take the room
+    of several."""
+    passages: int = 65_536
+    """Passages that one request may ask for, its queries times k."""
+    passages_at_once: int = 262_144
+    """Passages of all requests that are under way, until their answers have been sent."""
+    documents: int = 1_024
+    """Documents and pages that one request may open."""
+    text_chars: int = 64 * 2**20
+    """Length of the opened documents of one request together."""
     timeout_s: float = 30.0
     """From a request's last byte to its answer."""
     body_s: float = 10.0
@@ -59,6 +68,8 @@ class Service(Gate):
         super().__init__(token)
         self.limits = limits or Limits()
         self.desks: dict[str, Desk] = {}
+        self.wanted = 0
+        """Passages of all requests under way."""
         self._memory = Memory(self.limits.cache)
         self._pages: dict[str, Pages] = {}
         self.telemetry = Telemetry(self)
@@ -75,6 +86,32 @@ class Service(Gate):
             if hasattr(retriever, "corpus"):
                 self._pages[name] = Pages(retriever.corpus)
         self.ready()
+
+    def claim(self, body: RetrieveRequest | SearchRequest | AccessRequest, corpus: str | None) -> int:
+        """Counts what ``body`` asks for as under way and returns it; whoever claims gives it back to `release`.
+
+        Raises:
+            Refusal: it asks for more than one request may, or too much is under way.
+            UnknownName: no such corpus.
+        """
+        if isinstance(body, AccessRequest):
+            return 0
+        k = body.k if isinstance(body, SearchRequest) else body.topk or DEFAULT_K
+        if k > self.limits.most_k:
+            raise Refusal(422, f"k is {k}; this server gives at most {self.limits.most_k}.", "BadRequest")
+        wanted = len(body.queries) * min(k, self._desk(body.corpus or corpus).info.documents or k)
+        most = self.limits.passages
+        if wanted > most:
+            said = f"{len(body.queries)} queries with k = {k} are more than {most} passages; send several requests."
+            raise Refusal(413, said, "TooLarge")
+        if self.wanted + wanted > self.limits.passages_at_once:
+            raise Refusal(429, f"{self.wanted} passages are under way already; try again later.", "QueueFull")
+        self.wanted += wanted
+        return wanted
+
+    def release(self, wanted: int) -> None:
+        """Gives back what `claim` counted."""
+        self.wanted -= wanted
 
     async def retrieve(self, body: RetrieveRequest, corpus: str | None) -> dict[str, Any]:
         """Search-R1's route."""
@@ -101,21 +138,27 @@ class Service(Gate):
     async def access(self, body: AccessRequest, corpus: str | None) -> dict[str, Any]:
         """Whole documents by id and by address; null for one that is not there."""
         desk = self._desk(body.corpus or corpus)
-        if len(body.ids) + len(body.urls) > self.limits.queue:
-            raise Refusal(413, f"At most {self.limits.queue} documents a request.", "TooLarge")
+        if len(body.ids) + len(body.urls) > self.limits.documents:
+            raise Refusal(413, f"At most {self.limits.documents} documents a request.", "TooLarge")
         if hasattr(desk.retriever, "documents"):
             return {"result": await desk.retriever.documents(body.ids, body.urls)}
         if desk.name not in self._pages:
             raise Refusal(404, f"{desk.name} is a {desk.info.name} retriever and holds no documents to open.")
         pages = self._pages[desk.name]
         # In a thread: the first address makes the table of all titles.
-        found = await asyncio.to_thread(
-            lambda: (
-                [(pages.by_id(one), None) for one in body.ids]
-                + [(pages.by_url(one), one) for one in body.urls]
-            )
-        )
-        return {"result": [accessed(documents, url) for documents, url in found]}
+        return {"result": await asyncio.to_thread(self._opened, pages, body)}
+
+    def _opened(self, pages: Pages, body: AccessRequest) -> list[dict[str, Any] | None]:
+        result: list[dict[str, Any] | None] = []
+        room = self.limits.text_chars
+        for ask, url in [*((one, None) for one in body.ids), *((one, one) for one in body.urls)]:
+            documents = pages.by_id(ask) if url is None else pages.by_url(url)
+            room -= sum(len(document.text) for document in documents)
+            if room < 0:
+                said = f"These documents have more than {self.limits.text_chars} characters; ask for fewer."
+                raise Refusal(413, said, "TooLarge")
+            result.append(accessed(documents, url))
+        return result
 
     def info(self, corpus: str | None) -> dict[str, Any]:
         """The card of one corpus."""
@@ -139,8 +182,6 @@ class Service(Gate):
     async def _search(
         self, desk: Desk, queries: list[Any], k: int, partial: bool, timeout_s: float | None = None
     ) -> Found:
-        if k > self.limits.most_k:
-            raise Refusal(422, f"k is {k}; this server gives at most {self.limits.most_k}.", "BadRequest")
         if len(queries) > self.limits.queue:
             raise Refusal(
                 413, f"{len(queries)} queries; at most {self.limits.queue} fit into one request.", "TooLarge"

@@ -37,6 +37,13 @@ class CountingEncoder(HashEncoder):
         return super().encode_queries(texts)
 
 
+def test_long_texts_are_encoded_and_not_remembered() -> None:
+    cached = CachedQueries(HashEncoder())
+    texts = ["short", "long " * 1_000]
+    assert (cached.encode(texts) == HashEncoder().encode_queries(texts)).all()
+    assert list(cached._vectors) == ["short"]
+
+
 def test_hash_encoder_gives_the_same_unit_vectors_every_time() -> None:
     vectors = HashEncoder(dim=64).encode_passages(TEXTS)
     assert vectors.shape == (4, 64)

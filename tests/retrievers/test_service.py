@@ -229,7 +229,7 @@ def test_characters_of_every_plane_travel_unchanged() -> None:
 
 
 def test_too_much_is_refused_by_name() -> None:
-    wire = Wire(queue=5, body_bytes=2_000, query_chars=100)
+    wire = Wire(queue=5, body_bytes=2_000, query_chars=100, documents=5)
     status, reply = wire.post("/v1/search", {"queries": ["a"] * 6})
     assert (status, reply["error"]) == (413, "6 queries; at most 5 fit into one request.")
     status, reply = wire.post("/v1/search", {"queries": ["a" * 101]})

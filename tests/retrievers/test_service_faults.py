@@ -21,6 +21,7 @@ import pytest
 from agentenv.core.types import Document, Passage, Query, RetrieverInfo
 from agentenv.errors import RetrieverFault
 from agentenv.retrievers.calls import Patience
+from agentenv.retrievers.desk import Memory
 from agentenv.retrievers.encoder import HashEncoder, Vectors
 from agentenv.retrievers.fakes import InMemoryRetriever
 from agentenv.retrievers.remote import RemoteRetriever
@@ -289,6 +290,96 @@ def test_ten_thousand_queries_in_one_request_come_back_in_order(serving: Any) ->
         answers = asyncio.run(RemoteRetriever(url, patience=Patience(timeout_s=WAIT_S)).search(queries, 3))
         assert [found[0].id for found in answers] == queries
         assert post(url, queries=["q"] * 20_000).status_code == 413
+
+
+class Plenty(Echo):
+    """A large corpus of long passages."""
+
+    def info(self) -> RetrieverInfo:
+        return RetrieverInfo("plenty", 10**6, "plenty")
+
+
+@pytest.mark.parametrize("route", ["/retrieve", "/v1/search"])
+@pytest.mark.parametrize(("queries", "k"), [(16_384, 500), (66, 1_000), (16_384, 5), (700, 100)])
+def test_the_work_of_one_request_is_bounded(serving: Any, route: str, queries: int, k: int) -> None:
+    with serving({"plenty": Plenty()}) as url:
+        name = "topk" if route == "/retrieve" else "k"
+        body = {"queries": ["q"] * queries, name: k}
+        refused = httpx.post(url + route, json=body, timeout=WAIT_S)
+        assert (refused.status_code, refused.json()["kind"]) == (413, "TooLarge")
+        assert f"{queries} queries with k = {k}" in refused.json()["error"]
+        body["queries"] = ["q"] * (65_536 // k)
+        assert httpx.post(url + route, json=body, timeout=WAIT_S).status_code == 200
+
+
+def test_the_work_of_all_requests_together_is_bounded_and_given_back(serving: Any) -> None:
+    plenty = Plenty()
+    plenty.opened.clear()
+    with serving({"plenty": plenty}, passages_at_once=100) as url, ThreadPoolExecutor() as pool:
+        first = pool.submit(post, url, queries=["a", "b"], k=45)
+        deadline = time.monotonic() + WAIT_S
+        while 'agentenv_queue{corpus="plenty"} 2.0' not in httpx.get(f"{url}/metrics", timeout=WAIT_S).text:
+            assert time.monotonic() < deadline
+        refused = post(url, queries=["c"], k=11)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        with pytest.raises(httpx.TimeoutException):  # a client that leaves
+            httpx.post(f"{url}/v1/search", json={"queries": ["d"], "k": 10}, timeout=0.2)
+        plenty.opened.set()
+        assert first.result(WAIT_S).status_code == 200
+        for bad in (
+            {"queries": ["e"], "k": 101},
+            {"queries": ["f"], "k": 0},
+            {"queries": ["g"], "corpus": "x"},
+        ):
+            assert post(url, **bad).status_code in (404, 422, 429)
+        while (
+            post(url, queries=["h"], k=100).status_code != 200
+        ):  # all is given back, whoever left or was refused
+            assert time.monotonic() < deadline
+
+
+def test_what_is_remembered_is_bounded_in_characters() -> None:
+    memory = Memory(10)
+    for n in range(200):
+        memory.put(("index", 3, f"{n}"), ([Passage(f"{n}", "t", "x" * 9_000, 1.0)], ()))
+        memory.put(("index", 3, "again"), ([Passage(f"{n}", "t", "x" * (n % 7), 1.0)], ()))
+        memory.put(("index", 3, f"{n}" + "q" * 3_000), ([], ()))
+        assert 0 < memory.chars <= 10 * 4_096
+        assert 0 < len(memory) <= 10
+    memory.put(("index", 1_000, "huge"), ([Passage("p", "t", "x" * 10**6, 1.0)], ()))
+    assert (len(memory), memory.chars) == (0, 0)
+
+
+def test_opening_documents_is_bounded(serving: Any) -> None:
+    chunks = [Document(f"d{n}", "One page", "x" * 1_000) for n in range(100)]
+    with serving({"memory": InMemoryRetriever(chunks)}, documents=50, text_chars=250_000) as url:
+
+        def access(**body: Any) -> int:
+            return httpx.post(f"{url}/access", json=body, timeout=WAIT_S).status_code
+
+        assert access(ids=["d1"] * 50) == 200
+        assert access(ids=["d1"] * 51) == access(ids=["d1"] * 26, urls=["d1"] * 25) == 413
+        page = "http://x/wiki/One_page"
+        assert access(urls=[page] * 2) == 200
+        assert access(urls=[page] * 3) == access(ids=["d1"] * 40, urls=[page, page, page]) == 413
+
+
+def test_a_client_asks_for_much_in_several_requests() -> None:
+    asked: list[int] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/info":
+            return httpx.Response(200, json={"fingerprint": "f"})
+        queries = json.loads(request.content)["queries"]
+        asked.append(len(queries))
+        found = [[{"id": query, "title": "", "text": "", "score": 1.0}] for query in queries]
+        return httpx.Response(200, json={"index": "f", "results": found, "missing": []})
+
+    retriever = RemoteRetriever("http://x", transport=httpx.MockTransport(answer))
+    queries = [f"q{n}" for n in range(1_000)]
+    found = asyncio.run(retriever.search(queries, 100))
+    assert [passages[0].id for passages in found] == queries
+    assert asked == [327, 327, 327, 19]
 
 
 def test_odd_http_is_refused(serving: Any) -> None:
