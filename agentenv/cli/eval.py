@@ -195,10 +195,13 @@ def _show(result: dict[str, Any], console: Console) -> None:
     )
     for scorer, score in result["scores"].items():
         line(f"{scorer:<12}{_score(score)}")
-    if result["retriever"] is not None:
-        for kind, value in (result["retrieval"] | {"searches": result["searches_per_question"]}).items():
+    searches = result["searches_per_question"]
+    if result["retrieval"]:
+        for kind, value in (result["retrieval"] | {"searches": searches}).items():
             if isinstance(value, float):
                 line(f"{kind:<24}{value:.3f}")
+    if result["retriever"] is not None and searches is None and result["n"]:
+        line("searches and what they found: not measured, because no tool said which documents it found")
     for kind, value in result["index_recall"].items():
         line(f"index, bare question: {kind:<12}{value:.3f}")
     if (share := result["answer_in_corpus"]["share"]) is not None:

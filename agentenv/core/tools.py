@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from agentenv.core.env import AsyncEnv, StateT
+from agentenv.core.tool_results import as_result, returns_passages
 from agentenv.core.types import EndReason, Message, Step, ToolResult, ToolStatus
 from agentenv.errors import ConfigurationError, Fault, UnknownName
 
@@ -39,6 +40,8 @@ class Tool:
     """Whether the function is a method, to be called on an environment."""
     timeout_s: float | None = None
     """Seconds that one call may take; None is no limit."""
+    finds: bool = False
+    """Whether it returns passages, so that an empty list of them is a search that found nothing."""
     _model: Any = field(default=None, repr=False, compare=False)
 
     @classmethod
@@ -75,7 +78,8 @@ class Tool:
         config = pydantic.ConfigDict(extra="forbid")
         model: Any = pydantic.create_model(name, __config__=config, **fields)
         schema = _untitled(model.model_json_schema())
-        return cls(name, description, schema, function, takes_self, timeout_s, model)
+        finds = returns_passages(hints.get("return"))
+        return cls(name, description, schema, function, takes_self, timeout_s, finds, model)
 
     def to_openai(self) -> dict[str, Any]:
         """The form of OpenAI's chat completions, which chat templates and verl take as well."""
@@ -106,11 +110,12 @@ class Tool:
             owner: The environment, where the function is a method.
 
         Returns:
-            ``ok`` with the returned value (JSON unless a string), ``format_error`` for arguments that do not
-            fit, ``error`` with the exception's class for one that the function raised, or ``timeout``.
+            ``ok`` with the returned value as `as_result` reads it, ``format_error`` for arguments that do not
+            fit, ``error`` with the exception's class for one that the function raised, or ``timeout``; or what the
+            function itself returned as a ``ToolResult``.
 
         Raises:
-            Fault: the function said that the failure is ours.
+            Fault: the function said that the failure is ours, or returned what no tool may return.
         """
         import pydantic
 
@@ -131,8 +136,7 @@ class Tool:
                 return ToolResult(self.name, ToolStatus.TIMEOUT, text, "TimeoutError")
             kind = type(error).__name__
             return ToolResult(self.name, ToolStatus.ERROR, f"{kind}: {error}", kind)
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        return ToolResult(self.name, ToolStatus.OK, text)
+        return as_result(self.name, value, finds=self.finds)
 
     async def _run(self, owner: tuple[object, ...], values: dict[str, Any]) -> Any:
         if inspect.iscoroutinefunction(self.function):

@@ -7,7 +7,7 @@ turn. After ``max_turns`` turns one last action is left, which must be an answer
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Required
 
 from typing_extensions import TypedDict
@@ -16,6 +16,7 @@ from agentenv.core.env import AsyncEnv
 from agentenv.core.grammar import Block, earliest_block
 from agentenv.core.protocols import Retriever
 from agentenv.core.scorers import Scorer, get_scorer
+from agentenv.core.tool_results import passage_lines
 from agentenv.core.types import (
     EndReason,
     Info,
@@ -348,10 +349,7 @@ def information(body: str) -> str:
 
 def format_passages(passages: Sequence[Passage], words: int | None = None) -> str:
     """One line a passage, numbered from 1: ``Doc 1(Title: t) text``."""
-    return "".join(
-        f"Doc {i}(Title: {p.title}) {' '.join(p.text.split(' ')[:words])}\n"
-        for i, p in enumerate(passages, 1)
-    )
+    return passage_lines(replace(p, text=" ".join(p.text.split(" ")[:words])) for p in passages)
 
 
 def _lines(content: str) -> list[str]:

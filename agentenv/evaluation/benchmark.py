@@ -237,11 +237,11 @@ class _Tally:
     def __call__(self, records: Sequence[Record]) -> dict[str, Any]:
         valid = [record for record in records if record["valid"]]
         self._values += [score_of(record, self._scorer) for record in valid]
-        self._searches += [record["searches"] for record in valid]
+        self._searches += [record["searches"] for record in valid if record["searches"] is not None]
         self._faults += len(records) - len(valid)
         if not self._values:
             return {"faults": self._faults}
-        searches = {"searches": fmean(self._searches)} if self._searched else {}
+        searches = {"searches": fmean(self._searches)} if self._searched and self._searches else {}
         return {"score": fmean(self._values)} | searches | {"faults": self._faults}
 
 

@@ -88,11 +88,11 @@ def _well_formed(record: Record) -> bool:
 
 
 SEARCH_SKILLS = (
-    Skill("searches", lambda record: True, lambda record: record["searches"] > 0, "any question"),
+    Skill("searches", lambda record: True, lambda record: (record["searches"] or 0) > 0, "any question"),
     Skill(
         "chains searches",
         lambda record: record.get("hops", 1) > 1,
-        lambda record: record["searches"] >= record["hops"],
+        lambda record: (record["searches"] or 0) >= record["hops"],
         "questions of two hops and more: agentenv world --hops 2-4",
     ),
     Skill(

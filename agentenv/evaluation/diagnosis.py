@@ -8,6 +8,9 @@ Pure functions over records. The causes, each episode having one:
 - ``gave_up``: no answer after well-formed actions, or an empty one;
 - ``fault``: ours.
 
+Where tools answered and none of them said which documents it found, it is unknown what an episode was shown: wrong answers
+are ``unsolved`` without a cause, and whatever would be counted from the documents is left out.
+
 What a question needs are its supporting documents where the set names them, otherwise a passage that holds an accepted
 answer. "Yes" and "no" cannot be looked up: without supporting documents any passage counts as enough for them.
 """
@@ -25,6 +28,7 @@ from agentenv.evaluation.records import Record
 Json = dict[str, Any]
 
 CAUSES = ("retrieval_miss", "read_miss", "format", "gave_up", "fault")
+UNSOLVED = "unsolved"
 CORRECT = (
     0.5  # a value of the headline scorer from which an answer counts as right; 0/1 scorers are as they are
 )
@@ -33,7 +37,7 @@ _UNSEARCHABLE = frozenset({"yes", "no", ""})
 
 
 def cause_of(record: Record, value: float) -> str:
-    """``correct``, or one of ``CAUSES``.
+    """``correct``, one of ``CAUSES``, or ``unsolved`` where the cause cannot be known.
 
     Args:
         record: an episode.
@@ -49,7 +53,24 @@ def cause_of(record: Record, value: float) -> str:
         return "format" if broken and earliest_block(turns[-1]["action"], TAGS) is None else "gave_up"
     if not squad(record["prediction"]):
         return "gave_up"
+    if record["searches"] is None:
+        return UNSOLVED
     return "read_miss" if evidence_found(record) else "retrieval_miss"
+
+
+def known_searches(records: Sequence[Record]) -> list[Record]:
+    """``records``, in which an episode that named no documents did not search, where others of the same run name theirs."""
+    if not any(record.get("retrieved_ids") for record in records):
+        return list(records)
+    return [
+        {**record, "searches": 0, "retrieved_ids": []} if record["searches"] is None else record
+        for record in records
+    ]
+
+
+def measured(records: Iterable[Record]) -> bool:
+    """Whether it is known of every episode what its searches found; episodes that failed say nothing."""
+    return all(record["searches"] is not None for record in records if record["valid"])
 
 
 def error_table(records: Sequence[Record], values: Sequence[float], scorer: str) -> Json:
@@ -92,22 +113,29 @@ def answer_shown(record: Record) -> bool:
 def support(scored: Sequence[Record]) -> Json:
     """Evidence over whole episodes.
 
+    Where it is not known what the searches found, only what stands in the observations is counted.
+
     Returns:
         ``support_recall``, the mean share of the supporting documents that any search of the episode returned, and
         ``all_support``, the share of questions with all of them, null where the set names none; ``answer_shown``, the
         share of the ``answer_shown_n`` questions with an answer that can be looked up that saw one.
     """
+    lookups = [record for record in scored if _searchable(record["answers"])]
+    shown: Json = {
+        "answer_shown": _mean([answer_shown(record) for record in lookups]),
+        "answer_shown_n": len(lookups),
+    }
+    if not measured(scored):
+        return shown
     known = [record for record in scored if record.get("supporting_ids")]
     shares = [
         len(set(record["supporting_ids"]) & _seen(record)) / len(set(record["supporting_ids"]))
         for record in known
     ]
-    lookups = [record for record in scored if _searchable(record["answers"])]
     return {
         "support_recall": _mean(shares),
         "all_support": _mean([share == 1 for share in shares]),
-        "answer_shown": _mean([answer_shown(record) for record in lookups]),
-        "answer_shown_n": len(lookups),
+        **shown,
     }
 
 

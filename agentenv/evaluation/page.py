@@ -12,7 +12,7 @@ from typing import Any
 from agentenv.core.scorers import SCORERS
 from agentenv.errors import MissingExtra
 from agentenv.evaluation.charts import Level, level_chart
-from agentenv.evaluation.diagnosis import cause_of
+from agentenv.evaluation.diagnosis import UNSOLVED, cause_of
 from agentenv.evaluation.records import Evaluation, Record, redacted
 from agentenv.evaluation.results import OUTCOME
 from agentenv.evaluation.screens import pictures_of
@@ -159,7 +159,7 @@ def _episode(record: Record, scorer: str) -> Json:
         score = SCORERS[scorer](record["prediction"], record["answers"]).value
     cause = cause_of(record, score)
     if scorer == OUTCOME and cause not in ("correct", "fault"):
-        cause = "unsolved"  # the other causes are those of wrong answers
+        cause = UNSOLVED  # the other causes are those of wrong answers
     record = redacted(record)
     return {
         "prediction": record["prediction"],

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentenv.core.scorers import Scorer, get_scorer
 from agentenv.evaluation.capabilities import SEARCH_SKILLS, capability_report
-from agentenv.evaluation.diagnosis import costs, error_table, support
+from agentenv.evaluation.diagnosis import costs, error_table, known_searches, measured, support
 from agentenv.evaluation.records import Record
 from agentenv.evaluation.statistics import estimate
 
@@ -49,8 +49,8 @@ def summarize(
         dataset: name of the question set.
         split: its split.
         policy: the policy's ``kind:rest``.
-        retriever: the retriever's ``kind:rest``; None where nothing is searched, which leaves out what is found and why
-            answers are wrong.
+        retriever: the retriever's ``kind:rest``; None where the environment takes none. What is found and why answers are
+            wrong is left out where nothing was searched, and where no tool said which documents it found.
         k: passages a search returns; the k of recall@k.
         seed: seed of the sampling and of the bootstrap.
         bounds: what closed book, oracle passages and the scripted expert score on the same questions.
@@ -61,10 +61,12 @@ def summarize(
         UnknownName: a scorer that does not exist.
         DatasetError: golds that cannot be scored.
     """
+    records = known_searches(records)
     scored = [record for record in records if record["valid"]]
     values = [score_of(record, scorers[0]) for record in records]
-    errors = error_table(records, values, scorers[0])
-    correct = errors["correct"]
+    correct = (errors := error_table(records, values, scorers[0]))["correct"]
+    searched = retriever is not None or any(record.get("retrieved_ids") for record in records)
+    explained = searched and measured(scored)
     tables = score_tables(scored, scorers, seed=seed)
     return {
         "dataset": dataset,
@@ -75,14 +77,11 @@ def summarize(
         "n": len(scored),
         "faults": len(records) - len(scored),
         **tables,
-        "retrieval": {} if retriever is None else retrieval_recall(scored, k) | support(scored),
-        "turns_per_question": _mean(len(record.get("turns", ())) for record in scored),
-        "searches_per_question": _mean(record["searches"] for record in scored),
-        "answer_rate": _mean(record["prediction"] is not None for record in scored),
-        "reward_mean": _mean(record["reward"] for record in scored if "reward" in record),
+        "retrieval": _retrieval(scored, k) if searched else {},
+        **_behaviour(scored),
         "end_reasons": dict(sorted(Counter(record["end_reason"] for record in records).items())),
-        "errors": {"scorer": scorers[0], "correct": correct} if retriever is None else errors,
-        "capabilities": [] if retriever is None else capability_report(records, values, SEARCH_SKILLS),
+        "errors": errors if explained else {"scorer": scorers[0], "correct": correct},
+        "capabilities": capability_report(records, values, SEARCH_SKILLS) if explained else [],
         "tokens": costs(scored, correct, token_unit),
         "bounds": mark_below(bounds or {}, tables["scores"][scorers[0]]["mean"]),
         "settings": dict(settings or {}),
@@ -111,6 +110,20 @@ def score_tables(scored: Sequence[Record], scorers: Sequence[str], *, seed: int 
         "by_family": _grouped(scored, scorers, seed, lambda record: record.get("family")),
         "by_hops": _grouped(scored, scorers, seed, lambda record: record.get("hops")),
     }
+
+
+def _behaviour(scored: Sequence[Record]) -> Json:
+    searches = _mean(record["searches"] or 0 for record in scored) if measured(scored) else None
+    return {
+        "turns_per_question": _mean(len(record.get("turns", ())) for record in scored),
+        "searches_per_question": searches,
+        "answer_rate": _mean(record["prediction"] is not None for record in scored),
+        "reward_mean": _mean(record["reward"] for record in scored if "reward" in record),
+    }
+
+
+def _retrieval(scored: Sequence[Record], k: int) -> Json:
+    return (retrieval_recall(scored, k) if measured(scored) else {}) | support(scored)
 
 
 def retrieval_recall(scored: Sequence[Record], k: int) -> Json:

@@ -11,6 +11,7 @@ from agentenv.core.env_calls import call_plain
 from agentenv.core.lifetimes import MakeEnv, close_envs, close_quickly, make_envs, masked
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import RolloutConfig, Start, opening_of, rollout
+from agentenv.core.tool_results import searches_of
 from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.core.types import Task, ToolResult
 from agentenv.errors import ConfigurationError
@@ -165,8 +166,7 @@ def to_record(trajectory: Trajectory, directory: Path | None = None) -> Record:
             set. None leaves them out.
     """
     task = trajectory.task
-    searches = [r for turn in trajectory.turns for r in turn.tool_results if r.name == "search"]
-    retrieved = [list(ids) for result in searches for ids in result.data.get("ids", ())]
+    retrieved = searches_of(result for turn in trajectory.turns for result in turn.tool_results)
     tokens: Counter[tuple[int, SegmentKind]] = Counter()
     for segment in trajectory.segments:
         tokens[segment.turn, segment.kind] += len(segment.ids)
@@ -177,8 +177,8 @@ def to_record(trajectory: Trajectory, directory: Path | None = None) -> Record:
         "prediction": trajectory.info.get("answer"),
         "valid": trajectory.valid,
         "end_reason": str(trajectory.end_reason),
-        "searches": len(retrieved),
-        "retrieved_ids": retrieved,
+        "searches": None if retrieved is None else len(retrieved),
+        **({} if retrieved is None else {"retrieved_ids": retrieved}),  # type: ignore[typeddict-item]
         "prompt": "\n".join(message.text for message in trajectory.prompt),
         "turns": [
             {

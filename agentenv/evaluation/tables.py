@@ -85,7 +85,8 @@ def _group_cells(groups: Json, scorer: str) -> dict[str, list[str]]:
 
 
 def _behaviour(results: Json) -> dict[str, list[str]]:
-    asked = () if results.get("retriever") is None else ("searches_per_question", "answer_rate")
+    searched = results.get("retriever") is not None or results.get("retrieval")
+    asked = ("searches_per_question", "answer_rate") if searched else ()
     keys = (*asked, "reward_mean")
     values = {key.replace("_", " "): results.get(key) for key in keys}
     recall = results.get("retrieval", {})
@@ -150,8 +151,8 @@ def suite_tables(parts: Mapping[str, Json], summary: Json, scorer: str) -> list[
     rows = []
     for name, results in parts.items():
         found, tokens = results["retrieval"], results["tokens"]
-        shares = [found["support_recall"], found["all_support"], results["answer_in_corpus"]["share"]]
-        shares += [found["answer_shown"], results["searches_per_question"]]
+        shares = [found.get("support_recall"), found.get("all_support"), results["answer_in_corpus"]["share"]]
+        shares += [found.get("answer_shown"), results["searches_per_question"] if found else None]
         spent = tokens["total_per_correct"]
         cells = _cells(results["scores"].get(scorer, {})) + [
             _mean(results["bounds"].get(b, {})) for b in bounds
@@ -191,8 +192,12 @@ def _scorers_table(parts: Mapping[str, Json], summary: Json) -> Json:
 
 def _errors_table(parts: Mapping[str, Json]) -> Json:
     causes = ("correct", *CAUSES, "correct_without_evidence")
-    rows = [[name, *(str(results["errors"][cause]) for cause in causes)] for name, results in parts.items()]
-    rows.append(["all", *(str(sum(r["errors"][cause] for r in parts.values())) for cause in causes)])
+    rows = [
+        [name, *(str(results["errors"].get(cause, "")) for cause in causes)]
+        for name, results in parts.items()
+    ]
+    sums = {cause: [r["errors"][cause] for r in parts.values() if cause in r["errors"]] for cause in causes}
+    rows.append(["all", *(str(sum(sums[cause])) if sums[cause] else "" for cause in causes)])
     head = [cause.replace("_", " ") for cause in causes]
     return {"title": "Errors", "groups": [""], "span": len(head), "head": head, "rows": rows}
 

@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from statistics import fmean, pstdev
 
+from agentenv.core.tool_results import is_search, searches_of
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason
 from agentenv.trainers.advantages import is_flat
@@ -40,16 +41,22 @@ def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
             "answer_rate": fmean(t.end_reason in ANSWERS for t in valid),
             "response_tokens": fmean(t.response_tokens for t in valid),
             "episode_tokens": fmean(len(t.ids) for t in valid),
-            "searches_per_episode": fmean(
-                sum(result.name == "search" for turn in t.turns for result in turn.tool_results)
-                for t in valid
-            ),
             "extra_rows": sum(len(t.row_slices) - 1 for t in valid),
         }
+        | _searches(valid)
         | ({"rewarded_logprob": fmean(right)} if right else {})
         | _strategy_figures(played)
         | {f"end_{reason}": ends[f"end_{reason}"] for reason in EndReason if ends[f"end_{reason}"]}
     )
+
+
+def _searches(valid: Sequence[Trajectory]) -> dict[str, float]:
+    """Calls a search an episode; nothing where tools answered and none of them said that it had searched."""
+    results = [[result for turn in t.turns for result in turn.tool_results] for t in valid]
+    calls = [sum(is_search(result) for result in one) for one in results]
+    if not any(calls) and any(searches_of(one) is None for one in results):
+        return {}
+    return {"searches_per_episode": fmean(calls)}
 
 
 def _own_logprobs(trajectory: Trajectory) -> list[float]:

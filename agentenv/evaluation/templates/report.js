@@ -193,9 +193,9 @@ function viewer(data) {
     const found = new Set(run.retrieved.flat());
     const tokens = run.tokens || {};
     const asked = scorer !== "reward" || run.prediction !== null;
-    const facts = [run.end.replaceAll("_", " "), ...(asked ? [run.searches + (run.searches === 1 ? " search" : " searches")] : []),
+    const facts = [run.end.replaceAll("_", " "), ...(asked && run.searches !== null ? [run.searches + (run.searches === 1 ? " search" : " searches")] : []),
       ...(scorer === "reward" ? [] : [scorer + " " + fixed(run.score)]), "reward " + fixed(run.reward)];
-    if (e.supporting.length)
+    if (e.supporting.length && run.searches !== null)
       facts.push(e.supporting.filter((id) => found.has(id)).length + " of " + e.supporting.length + " supporting documents found");
     if (tokens.total) facts.push(tokens.policy + " " + unit + " written, " + tokens.total + " in all");
     const seen = run.turns.some((one) => one.scene);

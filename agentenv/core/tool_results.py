@@ -1,0 +1,87 @@
+"""What a tool may return, and which results of tools are searches.
+
+A tool returns text, a JSON value, a whole `ToolResult`, or what it found: passages or documents, in order, or one such list
+for each of its queries. What was found is recorded with its ids, so that an evaluation can say how often an episode searched
+and whether that found what the question needs.
+"""
+
+import json
+import typing
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from agentenv.core.types import Document, Passage, ToolResult, ToolStatus
+from agentenv.errors import EnvFault
+
+_READING = "read"  # shows again in full what a search had found
+
+
+def as_result(name: str, value: Any, *, finds: bool = False) -> ToolResult:
+    """The result of the tool ``name`` from what its function returned.
+
+    Args:
+        name: of the tool.
+        value: what the function returned.
+        finds: whether its annotation says that it returns passages, so that an empty list is a search without a hit.
+
+    Raises:
+        EnvFault: the value is nothing that a tool may return.
+    """
+    if isinstance(value, ToolResult):
+        return replace(value, name=name)
+    if isinstance(value, str):
+        return ToolResult(name, ToolStatus.OK, value)
+    if (rankings := _rankings(value, finds)) is not None:
+        ids = [[one.id for one in ranking] for ranking in rankings]
+        text = "".join(map(passage_lines, rankings)) or "Nothing was found."
+        return ToolResult(name, ToolStatus.OK, text, data={"ids": ids})
+    try:
+        return ToolResult(name, ToolStatus.OK, json.dumps(value, ensure_ascii=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        kind = type(value).__name__
+        raise EnvFault(
+            f"tool {name!r} returned a {kind}; return text, JSON, passages or a ToolResult"
+        ) from error
+
+
+def returns_passages(annotation: Any) -> bool:
+    """Whether the annotation of what a function returns names passages or documents."""
+    inner = typing.get_args(annotation)
+    return annotation in (Passage, Document) or any(map(returns_passages, inner))
+
+
+def passage_lines(passages: Iterable[Passage | Document]) -> str:
+    """One line a passage, numbered from 1: ``Doc 1(Title: t) text``."""
+    return "".join(f"Doc {i}(Title: {p.title}) {p.text}\n" for i, p in enumerate(passages, 1))
+
+
+def is_search(result: ToolResult) -> bool:
+    """Whether a result is that of a search: it names what was found, or its tool is called ``search``."""
+    return result.name == "search" or ("ids" in result.data and result.name != _READING)
+
+
+def searches_of(results: Iterable[ToolResult]) -> list[list[str]] | None:
+    """What the searches among the results of an episode returned: the ids for each query, best first.
+
+    None where that is unknown: tools answered, and none of them said which documents it found.
+    """
+    done = [result for result in results if result.status is ToolStatus.OK]
+    searches = [result for result in done if "ids" in result.data and is_search(result)]
+    if done and not any("ids" in result.data for result in done):
+        return None
+    return [list(ids) for result in searches for ids in result.data["ids"]]
+
+
+def _rankings(value: Any, finds: bool) -> Sequence[Sequence[Passage | Document]] | None:
+    if isinstance(value, Passage | Document):
+        return [[value]]
+    if not isinstance(value, list | tuple) or not (value or finds):
+        return None
+    if all(isinstance(one, Passage | Document) for one in value):
+        return [value]
+    if all(
+        isinstance(one, list | tuple) and all(isinstance(p, Passage | Document) for p in one) for one in value
+    ):
+        return value if finds or any(value) else None
+    return None
