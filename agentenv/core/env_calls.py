@@ -13,8 +13,7 @@ import math
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -24,7 +23,7 @@ from agentenv.errors import EnvFault
 
 T = TypeVar("T")
 
-_BLOCKED_S = 10.0  # for which a loop may run one piece of code before calls that wait are made elsewhere
+_BLOCKED_S = 5.0  # for which a loop may run one piece of code before calls that wait are made elsewhere
 _CLOSE_S = 5.0  # for a loop to end
 _LOOP_THREAD = "agentenv-env-loop"
 _GLANCE_S = 0.001  # between two looks at whether it has
@@ -101,11 +100,22 @@ class _Order:
         self.what, self.work, self.seconds = what, work, seconds
         self.answer: asyncio.Future[Any] = home.create_future()
         self.given_up = False
-        self.posted = 0.0
         self.context = contextvars.Context()
         self.hold = Hold(None)
         self.loop: _EnvLoop | None = None
+        """Where it has begun."""
         self.task: asyncio.Task[Any] | None = None
+        self._claim = threading.Lock()
+
+    def begins(self, loop: "_EnvLoop") -> bool:
+        """Whether it begins on ``loop`` now: it was not given up, and no other loop was first."""
+        with self._claim:
+            if self.given_up or self.loop is not None:
+                return False
+            self.loop = loop
+        self.task = asyncio.current_task()
+        self.hold.end()
+        return True
 
     def held_up_by(self) -> str | None:
         """What keeps it from going on, where that is a call that blocks the loop."""
@@ -123,14 +133,15 @@ class _EnvLoop:
     """An event loop in a daemon thread."""
 
     def __init__(self, home: asyncio.AbstractEventLoop) -> None:
-        self.inbox: deque[_Order] = deque()
+        self.posted: dict[_Order, float] = {}
+        """Calls that have not begun, with the times at which they were posted."""
         self.loop = asyncio.new_event_loop()
         self.loop.set_default_executor(THREADS)
         self.blocked = False
         """Whether what it had not begun was taken away from it, and it has not gone on since."""
         self._home = home
         self._orders: dict[asyncio.Task[Any], _Order] = {}
-        self._done: list[tuple[_Order, asyncio.Task[Any]]] = []
+        self._done: list[tuple[_Order, Any, Exception | None]] = []
         self._ends = False
         _env_loops.add(self.loop)
         self.thread = threading.Thread(target=self._run, name=_LOOP_THREAD, daemon=True)
@@ -143,8 +154,8 @@ class _EnvLoop:
 
     def post(self, orders: list[_Order]) -> None:
         """Lets the loop begin ``orders`` in one of its turns."""
-        self.inbox.extend(orders)
-        self.loop.call_soon_threadsafe(self._take)
+        self.posted |= dict.fromkeys(orders, time.monotonic())
+        self.loop.call_soon_threadsafe(self._take, orders)
 
     def cancel(self, order: _Order) -> None:
         """Cancels a call that has begun."""
@@ -155,7 +166,8 @@ class _EnvLoop:
         """Takes away what has not begun; the loop goes on with the rest if it ever can."""
         self.blocked = True
         self.loop.call_soon_threadsafe(lambda: setattr(self, "blocked", False))
-        return list(_drained(self.inbox))
+        orders, self.posted = list(self.posted), {}
+        return orders
 
     def running(self) -> _Order | None:
         """The call whose code runs at this moment, from any thread."""
@@ -167,25 +179,42 @@ class _EnvLoop:
         self._ends = True
         self.loop.call_soon_threadsafe(self.loop.stop)
 
-    def _take(self) -> None:
-        for order in _drained(self.inbox):
-            order.loop = self
-            order.hold.end()
-            if not order.given_up:
-                work = guarded(_made(order.work), EnvFault(order.what))
-                order.task = self.loop.create_task(work, context=order.context)
-                self._orders[order.task] = order
-                order.task.add_done_callback(self._finish)
+    def _take(self, orders: list[_Order]) -> None:
+        for order in orders:
+            self.loop.create_task(self._carry_out(order), context=order.context)
 
-    def _finish(self, task: "asyncio.Task[Any]") -> None:
+    async def _carry_out(self, order: _Order) -> None:
+        self.posted.pop(order, None)
+        task = asyncio.current_task()
+        if task is None or not order.begins(self):
+            return
+        self._orders[task] = order
+        result, error = None, None
+        try:
+            result = await guarded(order.work(), EnvFault(order.what))
+        except asyncio.CancelledError:
+            error = EnvFault(f"{order.what} was cancelled")
+        except Exception as raised:
+            error = raised
+        del self._orders[task]
         if not self._done:
             self.loop.call_soon(self._deliver)  # answers of one turn arrive in one turn
-        self._done.append((self._orders.pop(task), task))
+        self._done.append((order, result, error))
 
     def _deliver(self) -> None:
-        done, self._done = self._done, []
         with contextlib.suppress(RuntimeError):  # the run's loop is closed
-            self._home.call_soon_threadsafe(_answer, done)
+            self._home.call_soon_threadsafe(self.answer)
+
+    def answer(self) -> None:
+        """Gives those who wait what their calls came to; runs on their loop."""
+        done, self._done = self._done, []
+        for order, result, error in done:
+            if order.answer.done():
+                continue
+            if error is not None:
+                order.answer.set_exception(error)
+            else:
+                order.answer.set_result(result)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
@@ -193,37 +222,14 @@ class _EnvLoop:
             # A task that an environment started may raise SystemExit through the loop; the others go on.
             with contextlib.suppress(BaseException):
                 self.loop.run_forever()
-        tasks = asyncio.all_tasks(self.loop)
-        for task in tasks:
-            task.cancel()
+        while tasks := asyncio.all_tasks(self.loop):  # one that ignores its cancellation keeps this daemon thread
+            for task in tasks:
+                task.cancel()
+            with contextlib.suppress(BaseException):
+                self.loop.run_until_complete(asyncio.wait(tasks, timeout=_CLOSE_S))
         with contextlib.suppress(BaseException):
-            self.loop.run_until_complete(_settled(tasks))
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()
-
-
-def _answer(done: "list[tuple[_Order, asyncio.Task[Any]]]") -> None:
-    """Gives those who wait what their calls came to; runs on their loop."""
-    for order, task in done:
-        error = EnvFault(f"{order.what} was cancelled") if task.cancelled() else task.exception()
-        if order.answer.done():
-            continue
-        if error is not None:
-            order.answer.set_exception(error)
-        else:
-            order.answer.set_result(task.result())
-
-
-async def _settled(tasks: "set[asyncio.Task[Any]]") -> None:
-    if tasks:
-        await asyncio.wait(tasks, timeout=_CLOSE_S)
-
-
-def _drained(inbox: deque[_Order]) -> Iterator[_Order]:
-    """What is in ``inbox``; two threads may share it out."""
-    with contextlib.suppress(IndexError):
-        while True:
-            yield inbox.popleft()
 
 
 class _Host:
@@ -261,15 +267,14 @@ class _Host:
                 if not order.answer.done():
                     order.answer.set_exception(EnvFault(f"{MOST_ABANDONED} event loops are blocked already"))
             return
-        loop, patience = self.loops[-1], min(_BLOCKED_S, *(order.seconds for order in orders))
-        for order in orders:
-            order.posted = time.monotonic()
+        loop, patience = self.loops[-1], min(_BLOCKED_S, *(order.seconds / 2 for order in orders))
         loop.post(orders)
         self._home.call_later(patience, self._look, loop, patience)
 
     def _look(self, loop: _EnvLoop, patience: float) -> None:
-        """Makes the calls elsewhere that ``loop`` has not begun for so long."""
-        oldest = min((order.posted for order in list(loop.inbox)), default=math.inf)
+        """Makes the calls elsewhere that ``loop`` has not begun for so long, and takes the answers that it keeps back."""
+        loop.answer()
+        oldest = min(list(loop.posted.values()), default=math.inf)
         if loop is self.loops[-1] and oldest <= time.monotonic() - patience:
             self.loops.append(_EnvLoop(self._home))
             self._send(loop.retire())
