@@ -222,7 +222,8 @@ class _EnvLoop:
             # A task that an environment started may raise SystemExit through the loop; the others go on.
             with contextlib.suppress(BaseException):
                 self.loop.run_forever()
-        while tasks := asyncio.all_tasks(self.loop):  # one that ignores its cancellation keeps this daemon thread
+        # A task that ignores its cancellation keeps this daemon thread.
+        while tasks := asyncio.all_tasks(self.loop):
             for task in tasks:
                 task.cancel()
             with contextlib.suppress(BaseException):
