@@ -189,7 +189,8 @@ class _EnvLoop:
         if task is None or not order.begins(self):
             return
         self._orders[task] = order
-        result, error = None, None
+        result: Any = None
+        error: Exception | None = None
         try:
             result = await guarded(order.work(), EnvFault(order.what))
         except asyncio.CancelledError:

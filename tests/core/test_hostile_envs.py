@@ -91,7 +91,7 @@ class Game:
         self.do("close")
 
 
-class Plain(Game, Env[State]):  # type: ignore[misc]
+class Plain(Game, Env[State]):
     """The game in plain functions."""
 
     def __init__(self, do: Do = nothing) -> None:
@@ -108,7 +108,7 @@ class Plain(Game, Env[State]):  # type: ignore[misc]
         return self.act()
 
 
-class Awaiting(Game, AsyncEnv[State]):  # type: ignore[misc]
+class Awaiting(Game, AsyncEnv[State]):
     """The game in coroutines; they block their loop where ``do`` does."""
 
     def __init__(self, do: Do = nothing) -> None:
@@ -234,11 +234,11 @@ class Giving(Plain):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
         good = super().reset(seed=seed, options=options)
-        return self.given(good) if self.where == "reset" else good  # type: ignore[no-any-return]
+        return self.given(good) if self.where == "reset" else good
 
     def step(self, action: str) -> Step:
         good = super().step(action)
-        return self.given(good) if self.where == "step" else good  # type: ignore[no-any-return]
+        return self.given(good) if self.where == "step" else good
 
 
 def field(**values: Any) -> Callable[[Step], Step]:
