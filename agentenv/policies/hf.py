@@ -20,6 +20,7 @@ from agentenv.core.batching import Batcher
 from agentenv.core.chat import cut_at_stop
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import CheckpointMismatch, ConfigurationError, ContextTooSmall, PolicyFault
+from agentenv.policies.forward import RowCache, require_support, step, text_config
 from agentenv.policies.lora import base_and_adapter, merged_into, take_over
 from agentenv.policies.soundness import first_not_finite, not_finite
 
@@ -41,28 +42,6 @@ class _Request:
     episode: str | None
 
 
-class _RowCache:
-    """A key/value cache whose rows stand at different lengths; has what transformers models ask of a cache."""
-
-    def __init__(self, kv: Tensor) -> None:
-        self.kv = kv  # [L, 2, B, H, S, D]
-        self.rows = torch.arange(kv.shape[2])[:, None]
-        self.positions = torch.zeros((kv.shape[2], 1), dtype=torch.long)  # [B, Q], set before each forward
-
-    def update(
-        self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Writes keys and values [B, H, Q, D] at ``positions`` and returns those of all positions."""
-        layer = self.kv[layer_idx]
-        layer[0][self.rows, :, self.positions] = keys.transpose(1, 2)
-        layer[1][self.rows, :, self.positions] = values.transpose(1, 2)
-        return layer[0], layer[1]
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Length that the model may assume when no positions are given; they always are."""
-        return 0
-
-
 class HFPolicy:
     """Samples from ``model`` with ``tokenizer``; the model may be trained in place between rollouts.
 
@@ -78,20 +57,17 @@ class HFPolicy:
         """Wraps a model.
 
         Args:
-            model: A transformers causal language model with full attention.
+            model: A transformers causal language model.
             tokenizer: Its tokenizer.
             context_tokens: Longest sequence; None takes the model's own limit.
 
         Raises:
-            ConfigurationError: the model attends to a sliding window.
+            ConfigurationError: models of this type cannot be sampled from here; see ``require_support``.
         """
-        if "sliding_attention" in (getattr(model.config, "layer_types", None) or ()):
-            raise ConfigurationError(
-                f"{model.config.model_type} attends to a sliding window; use full attention"
-            )
         self.model = model
         self.tokenizer = tokenizer
-        self.context_tokens = context_tokens or int(model.config.max_position_embeddings)
+        self.context_tokens = context_tokens or _longest(model)
+        self._shape = require_support(model, self.context_tokens)
         self.version = 0
         self.forward_seconds = 0.0
         """Seconds spent in the model's forward passes so far."""
@@ -102,7 +78,7 @@ class HFPolicy:
         )  # held by whoever reads them for a batch, and by whoever exchanges them
         self._batcher: Batcher[_Request, Completion] = Batcher(self._batch, rank=1)
         # A model may have more rows than its tokenizer has tokens; untrained, it samples them.
-        spare = max(int(model.config.vocab_size) - len(tokenizer), 0)
+        spare = max(int(text_config(model).vocab_size) - len(tokenizer), 0)
         self._pieces = [tokenizer.decode([i]) for i in range(len(tokenizer))] + [""] * spare
 
     @classmethod
@@ -237,7 +213,7 @@ class HFPolicy:
                 for place, i in enumerate(alive):
                     if rows[i].finish is not None:
                         rows[i].kv = cache.kv[:, :, place]
-                cache = _RowCache(cache.kv[:, :, places].contiguous())
+                cache = RowCache(cache.kv[:, :, places].contiguous())
                 alive = [alive[place] for place in places]
                 chosen = chosen[places]
             logits = self._forward(cache, chosen[:, None], [[rows[i].length - 1] for i in alive])
@@ -245,7 +221,7 @@ class HFPolicy:
             rows[i].kv = cache.kv[:, :, place]
         return [self._finish(row) for row in rows]
 
-    def _prefill(self, rows: "list[_Row]") -> tuple[_RowCache, Tensor]:
+    def _prefill(self, rows: "list[_Row]") -> tuple[RowCache, Tensor]:
         """Feeds what each row's cache lacks; rows with equal prompts and no cache are fed once."""
         first: dict[tuple[int, ...], int] = {}
         unique: list[int] = []
@@ -259,7 +235,7 @@ class HFPolicy:
         fed = [rows[i] for i in unique]
         width = max(len(row.ids) - row.start for row in fed)
         size = max(max(row.start + width, row.length + row.sampling.max_tokens) for row in rows)
-        cache = _RowCache(self._stack(fed, size))
+        cache = RowCache(self._stack(fed, size))
         ids = torch.zeros((len(fed), width), dtype=torch.long)
         for place, row in enumerate(fed):
             ids[place, : len(row.ids) - row.start] = torch.tensor(row.ids[row.start :])
@@ -267,16 +243,12 @@ class HFPolicy:
         last = torch.tensor([len(row.ids) - row.start - 1 for row in fed])
         logits = self._forward(cache, ids, positions, last)
         if len(fed) < len(rows):
-            cache = _RowCache(cache.kv[:, :, source].contiguous())
+            cache = RowCache(cache.kv[:, :, source].contiguous())
             logits = logits[source]
         return cache, logits
 
     def _stack(self, rows: "list[_Row]", size: int) -> Tensor:
-        config = self.model.config
-        heads = config.num_key_value_heads
-        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        shape = (config.num_hidden_layers, 2, len(rows), heads, size, width)
-        kv = self._cleared(shape)
+        kv = self._cleared((self._shape.layers, 2, len(rows), self._shape.heads, size, self._shape.width))
         for place, row in enumerate(rows):
             if row.cached is not None:
                 kv[:, :, place, :, : row.start] = row.cached.kv[..., : row.start, :]
@@ -290,24 +262,11 @@ class HFPolicy:
         return self._memory[:count].view(shape).zero_()
 
     def _forward(
-        self, cache: _RowCache, ids: Tensor, positions: list[list[int]], last: Tensor | None = None
+        self, cache: RowCache, ids: Tensor, positions: list[list[int]], last: Tensor | None = None
     ) -> Tensor:
         """Feeds ids [B, Q] at positions [B, Q]; logits [B, V] after each row's token ``last``, the final one if None."""
-        cache.positions = torch.tensor(positions)
-        seen = int(cache.positions.max()) + 1
-        view = _RowCache(cache.kv[:, :, :, :, :seen])
-        view.positions = cache.positions
-        mask = torch.arange(seen) <= cache.positions[:, None, :, None]  # [B, 1, Q, seen]
         began = time.perf_counter()
-        hidden = self.model.get_decoder()(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=cache.positions,
-            past_key_values=view,
-            use_cache=True,
-        ).last_hidden_state
-        picked = hidden[:, -1] if last is None else hidden[torch.arange(len(ids)), last]
-        logits: Tensor = self.model.get_output_embeddings()(picked).float()
+        logits = step(self.model, cache, ids, torch.tensor(positions), last).float()
         self.forward_seconds += time.perf_counter() - began
         return logits
 
@@ -372,6 +331,21 @@ class _Row:
             self.finish, self.text = FinishReason.STOP, cut[1]
         elif len(self.sampled) == self.limit:
             self.finish, self.text = FinishReason.LENGTH, self._decode(self.sampled)
+
+
+def _longest(model: Any) -> int:
+    """Tokens that the model can read.
+
+    Raises:
+        ConfigurationError: its configuration does not say.
+    """
+    longest = getattr(text_config(model), "max_position_embeddings", None)
+    if longest is None:
+        raise ConfigurationError(
+            f"the configuration of this {model.config.model_type!r} does not say how many tokens it reads: add "
+            "max_position_embeddings to its config.json"
+        )
+    return int(longest)
 
 
 def _common_prefix(cached: list[int], ids: list[int]) -> int:

@@ -44,7 +44,9 @@ def refuse_diverged(model: Any, what: str) -> None:
     if (name := first_not_finite(state.items())) is not None:
         raise Diverged(f"{what} hold numbers that are not finite ({name})")
     device = next(model.parameters()).device
-    ids = torch.arange(min(_PROBE_TOKENS, int(model.config.vocab_size)), device=device)[None]
+    ids = torch.arange(
+        min(_PROBE_TOKENS, int(model.config.get_text_config(decoder=True).vocab_size)), device=device
+    )[None]
     with torch.no_grad():
         logits = model(input_ids=ids, use_cache=False).logits
     if not bool(logits.float().logsumexp(-1).isfinite().all()):

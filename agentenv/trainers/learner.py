@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigurationError, Diverged
+from agentenv.policies.forward import attention, logits_at
 from agentenv.policies.lora import take_over, trained_state, without_adapters
 from agentenv.trainers.losses import (
     KL,
@@ -417,11 +418,11 @@ def token_logprobs(
         temperature: Logits are divided by it.
         entropy: Whether it is wanted.
     """
-    shared = (
-        {} if packed.attends is None else {"attention_mask": packed.attends, "position_ids": packed.positions}
-    )
-    hidden = model.get_decoder()(input_ids=packed.ids, use_cache=False, **shared).last_hidden_state
-    logits = model.get_output_embeddings()(hidden[packed.strips, packed.before])
+    shared: dict[str, Any] = {}
+    if packed.attends is not None and packed.positions is not None:
+        masks = attention(model, packed.attends, packed.positions, packed.positions)
+        shared = {"attention_mask": masks, "position_ids": packed.positions}
+    logits = logits_at(model, packed.ids, packed.strips, packed.before, use_cache=False, **shared)
     scores = logits if logits.dtype == torch.float64 else logits.float()
     logprobs_NV = torch.log_softmax(scores / temperature, dim=-1)
     taken = logprobs_NV.gather(-1, packed.targets[:, None])[:, 0]

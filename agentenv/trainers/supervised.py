@@ -22,6 +22,7 @@ from torch.nn.functional import cross_entropy, pad
 from agentenv.core.files import new_folder
 from agentenv.errors import Diverged
 from agentenv.policies.card import EpisodeCard, write_card
+from agentenv.policies.forward import logits_at
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.soundness import refuse_diverged
 
@@ -136,8 +137,7 @@ def _weighted_loss(model: Any, ids: Tensor, weights: Tensor, total: Tensor | int
     """
     counted = weights[:, 1:] > 0
     with torch.autocast("cpu", torch.bfloat16):
-        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
-        logits = model.lm_head(hidden[:, :-1][counted])
+        logits = logits_at(model, ids, *counted.nonzero(as_tuple=True), use_cache=False)
     losses = cross_entropy(logits.float(), ids[:, 1:][counted], reduction="none")
     loss = (losses * weights[:, 1:][counted]).sum() / total
     loss.backward()  # type: ignore[no-untyped-call]

@@ -31,16 +31,13 @@ class TablePolicy(nn.Module):
                 torch.randn(2, self.histories, generator=torch.Generator().manual_seed(seed))
             )
 
-    def get_decoder(self) -> Callable[..., Any]:
-        def decode(input_ids: Tensor, use_cache: bool) -> Any:
-            numbers, number = [], torch.ones(len(input_ids), dtype=torch.long)
-            for column in input_ids.T:
-                number = (2 * number + column) % self.histories  # padding may run over
-                numbers.append(number)
-            hidden = nn.functional.one_hot(torch.stack(numbers, 1), self.histories).double()
-            return SimpleNamespace(last_hidden_state=hidden)
-
-        return decode
+    def forward(self, input_ids: Tensor, use_cache: bool) -> Any:
+        numbers, number = [], torch.ones(len(input_ids), dtype=torch.long)
+        for column in input_ids.T:
+            number = (2 * number + column) % self.histories  # padding may run over
+            numbers.append(number)
+        hidden = nn.functional.one_hot(torch.stack(numbers, 1), self.histories).double()
+        return SimpleNamespace(logits=self.head(hidden))
 
     def get_output_embeddings(self) -> nn.Linear:
         return self.head

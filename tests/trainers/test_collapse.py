@@ -34,14 +34,11 @@ class FeaturePolicy(nn.Module):
         self.state = nn.Parameter(torch.tensor(state, dtype=torch.float64))
         self.features = features.double()
 
-    def get_decoder(self) -> Callable[..., Any]:
-        def decode(input_ids: Tensor, use_cache: bool) -> Any:
-            return SimpleNamespace(last_hidden_state=self.state.expand(*input_ids.shape, -1))
+    def forward(self, input_ids: Tensor, use_cache: bool) -> Any:
+        return SimpleNamespace(logits=self.state.expand(*input_ids.shape, -1) @ self.features.T)
 
-        return decode
-
-    def get_output_embeddings(self) -> Callable[[Tensor], Tensor]:
-        return lambda hidden: hidden @ self.features.T
+    def get_output_embeddings(self) -> nn.Module:
+        return nn.Identity()
 
     def logprobs(self) -> Tensor:
         return torch.log_softmax(self.features @ self.state, 0).detach()

@@ -360,8 +360,7 @@ def published(model: Any, rows: Sequence[Row], tokens: int) -> tuple[float, Tens
     model.zero_grad()
     total = 0.0
     for packed in micro_batches(rows, 8192):
-        hidden = model.get_decoder()(input_ids=packed.ids, use_cache=False).last_hidden_state
-        scores = model.get_output_embeddings()(hidden[packed.strips, packed.before])
+        scores = model(input_ids=packed.ids, use_cache=False).logits[packed.strips, packed.before]
         logprobs = torch.log_softmax(scores / 1.0, dim=-1).gather(-1, packed.targets[:, None])[:, 0]
         own = logprobs.detach()
         old, credit = torch.where(packed.mismatch, own, packed.old.to(own.dtype)), packed.advantages

@@ -1,0 +1,301 @@
+"""One forward pass of any causal language model, as the sampler and the learner both need it.
+
+The pass is the model's own ``forward``, so that whatever it does to its logits (scaling, soft-capping) is done here as well.
+Attention masks are ours: rows of one batch stand at different lengths, and rows of one prompt share it. A model that then
+computes something else than its ``forward`` does on the plain sequence is refused when it is loaded.
+
+Shapes: B rows, Q tokens that are fed, K positions that they may look at, N picked places, V vocabulary, L layers, H heads of
+keys and values, D size of a head.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from agentenv.errors import ConfigurationError
+from agentenv.policies.lora import is_adapted
+
+Attention = Tensor | Mapping[str, Tensor]
+"""[B, 1, Q, K], bool or what is added to scores, or one such mask for each kind of layer."""
+
+_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-2}  # nats; halves of a number are rounded by far more
+_ROUNDED = 0.5
+_PROBE_WINDOW = 3
+_OTHER_WINDOWS = (
+    "attention_window_size",
+    "index_block_size",
+    "keep_window_size",
+    "local_attention",
+    "sliding_window_size",
+    "window_size",
+)
+"""What configurations call windows that are applied within the layers, where the masks that they are given do not reach."""
+
+
+class CacheShape(NamedTuple):
+    """What a model keeps of a token: keys and values of one size in every layer."""
+
+    layers: int
+    heads: int
+    width: int
+
+
+class RowCache:
+    """A key/value cache whose rows stand at different lengths; has what transformers models ask of a cache."""
+
+    def __init__(self, kv: Tensor) -> None:
+        self.kv = kv  # [L, 2, B, H, K, D]
+        self.rows = torch.arange(kv.shape[2])[:, None]
+        self.positions = torch.zeros((kv.shape[2], 1), dtype=torch.long)  # [B, Q], set before each forward
+
+    def update(
+        self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Writes keys and values [B, H, Q, D] at ``positions`` and returns those of all positions."""
+        layer = self.kv[layer_idx]
+        layer[0][self.rows, :, self.positions] = keys.transpose(1, 2)
+        layer[1][self.rows, :, self.positions] = values.transpose(1, 2)
+        return layer[0], layer[1]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Length that the model may assume when no positions are given; they always are."""
+        return 0
+
+
+class _Witness:
+    """A cache that keeps nothing but the shapes that it is given."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, tuple[torch.Size, torch.Size]] = {}
+
+    def update(
+        self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        self.seen[layer_idx] = keys.shape, values.shape
+        return keys, values
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+
+def logits_at(model: Any, ids: Tensor, rows: Tensor, places: Tensor, **inputs: Any) -> Tensor:
+    """Logits [N, V] of ``model.forward`` after the tokens at ``places`` of ``rows``; no others are computed.
+
+    Args:
+        model: A transformers causal language model, with adapters or without.
+        ids: int64[B, T], what is fed.
+        rows: int64[N].
+        places: int64[N], of the tokens in what is fed.
+        inputs: What else ``forward`` takes.
+    """
+    base = model.get_base_model() if is_adapted(model) else model
+    calls = 0
+
+    def pick(_: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        nonlocal calls
+        calls += 1
+        return (args[0][rows, places][None], *args[1:])
+
+    hook = base.get_output_embeddings().register_forward_pre_hook(pick)
+    try:  # not through ``__call__``, whose hooks gather the weights of a sharded model and have run
+        logits: Tensor = base.forward(input_ids=ids, **inputs).logits
+    finally:
+        hook.remove()
+    return logits[0] if calls else logits[rows, places]
+
+
+def attention(model: Any, visible: Tensor, queries: Tensor, keys: Tensor) -> Attention:
+    """The masks of the layers of ``model``: what is visible, within the window of each kind of layer.
+
+    Args:
+        model: Whose configuration says which layers look how far.
+        visible: bool[B, 1, Q, K].
+        queries: int64[B, Q], positions of the tokens that are fed.
+        keys: int64[B or 1, K], positions of what they may look at.
+    """
+    config = text_config(model)
+    kinds = dict.fromkeys(getattr(config, "layer_types", None) or ())
+    if not kinds:
+        kinds = {"sliding_attention" if getattr(config, "sliding_window", None) else "full_attention": None}
+    masks = {kind: _as_taken(model, visible & _reach(config, kind, queries, keys)) for kind in kinds}
+    return next(iter(masks.values())) if len(masks) == 1 else masks
+
+
+def _as_taken(model: Any, mask: Tensor) -> Tensor:
+    """The mask as the model's attention takes it: bool, or what is added to the scores where it is computed step by step."""
+    if text_config(model)._attn_implementation != "eager":
+        return mask
+    return torch.zeros(mask.shape, dtype=model.dtype).masked_fill(~mask, torch.finfo(model.dtype).min)
+
+
+def _reach(config: Any, kind: str, queries: Tensor, keys: Tensor) -> Tensor:
+    """bool[B, 1, Q, K]: which positions a layer of this kind may look at at all."""
+    far, near = queries[:, None, :, None], keys[:, None, None, :]
+    if kind == "sliding_attention" and config.sliding_window:
+        return far - near < int(config.sliding_window)
+    if kind == "chunked_attention" and config.attention_chunk_size:
+        size = int(config.attention_chunk_size)
+        return far // size == near // size
+    return torch.ones((), dtype=torch.bool)
+
+
+def text_config(model: Any) -> Any:
+    """The part of the model's configuration that is about text."""
+    return model.config.get_text_config(decoder=True)
+
+
+@torch.no_grad()
+def require_support(model: Any, context_tokens: int) -> CacheShape:
+    """What ``model`` keeps of a token, once it has been seen to compute here what its ``forward`` does on six tokens.
+
+    Args:
+        model: A transformers causal language model.
+        context_tokens: Longest sequence that will be asked for.
+
+    Raises:
+        ConfigurationError: it cannot be sampled from or trained here; says why.
+    """
+    for window in _OTHER_WINDOWS:
+        size = getattr(text_config(model), window, None)
+        if isinstance(size, int) and 0 < size < context_tokens:
+            raise _refusal(
+                model, f"of {context_tokens} tokens they read {window}={size} in a way that is not known here"
+            )
+    try:
+        with _narrow(text_config(model)):
+            shape = _cache_shape(model)
+            gap = _largest_gap(model, shape)
+    except _Unsupported as error:
+        raise _refusal(model, str(error)) from error
+    except Exception as error:  # each architecture fails in a way of its own
+        reason = f"{type(error).__name__} {error}".partition("\n")[0][:160]
+        raise _refusal(
+            model, f"a forward pass with positions, attention mask and cache of our own failed ({reason})"
+        ) from error
+    if gap > _TOLERANCE.get(model.dtype, _ROUNDED):
+        raise _refusal(
+            model,
+            f"their log-probs would be wrong by {gap:.2g} nats, as they do not follow the positions and masks that they are "
+            "given",
+        )
+    return shape
+
+
+class _Unsupported(Exception):
+    """Why a model cannot be used."""
+
+
+def _refusal(model: Any, reason: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"models of the type {model.config.model_type!r} can be neither sampled from nor trained here: {reason}. vllm:PATH "
+        "may evaluate them"
+    )
+
+
+@contextmanager
+def _narrow(config: Any) -> Iterator[None]:
+    """In it windows are so narrow that the few tokens of the probe reach beyond them."""
+    names = [name for name in ("sliding_window", "attention_chunk_size") if getattr(config, name, None)]
+    held = {name: getattr(config, name) for name in names}
+    try:
+        for name in names:
+            setattr(config, name, _PROBE_WINDOW)
+        yield
+    finally:
+        for name, value in held.items():
+            setattr(config, name, value)
+
+
+def _cache_shape(model: Any) -> CacheShape:
+    witness = _Witness()
+    positions = torch.arange(2)[None]
+    visible = torch.ones((1, 1, 2, 2), dtype=torch.bool).tril()
+    model.forward(
+        input_ids=_probe(model)[None, :2],
+        attention_mask=attention(model, visible, positions, positions),
+        position_ids=positions,
+        past_key_values=witness,
+        use_cache=True,
+    )
+    shapes = {shape for pair in witness.seen.values() for shape in pair}
+    layers = len(witness.seen)
+    if len(shapes) != 1 or set(witness.seen) != set(range(layers)):
+        raise _Unsupported(
+            "they keep something else of a token than keys and values of one size in every layer"
+        )
+    _, heads, _, width = shapes.pop()
+    if layers < int(text_config(model).num_hidden_layers):
+        raise _Unsupported(
+            f"only {layers} of their {text_config(model).num_hidden_layers} layers keep keys and values"
+        )
+    return CacheShape(layers, heads, width)
+
+
+def _largest_gap(model: Any, shape: CacheShape) -> float:
+    """Largest distance in log-prob from a plain pass: of rows of two lengths with a cache, and of rows that share a prompt.
+
+    0 where the plain pass itself is not finite, which is seen elsewhere.
+    """
+    ids = _probe(model)
+    plain = torch.log_softmax(model.forward(input_ids=ids[None], use_cache=False).logits[0].float(), -1)
+    if not bool(plain.isfinite().all()):
+        return 0.0
+    kv = torch.zeros((shape.layers, 2, 2, shape.heads, 6, shape.width), dtype=model.dtype)
+    fed = torch.stack([ids[:4], torch.cat([ids[:2], ids[:2]])])  # the second row is two tokens and padding
+    cached = [
+        step(model, RowCache(kv[..., :4, :]), fed, torch.arange(4).expand(2, 4), torch.tensor([3, 1])),
+        step(model, RowCache(kv), ids[[4, 2]][:, None], torch.tensor([[4], [2]])),
+        step(model, RowCache(kv), ids[[2, 3]][:, None], torch.tensor([[2], [3]])),  # the first row is rewound
+    ]
+    wanted = plain[[3, 1, 4, 2, 2, 3]]
+    shared = _shared(model, ids)
+    gaps = [torch.log_softmax(torch.cat(cached).float(), -1) - wanted, shared - plain[[3, 3]]]
+    return max(_span(gap) for gap in gaps)
+
+
+def _span(gap: Tensor) -> float:
+    return float(gap.abs().max()) if bool(gap.isfinite().all()) else float("inf")
+
+
+def _shared(model: Any, ids: Tensor) -> Tensor:
+    """Log-probs [2, V] after two equal tails of two tokens that share a prompt of two."""
+    positions = torch.tensor([[0, 1, 2, 3, 2, 3]])
+    owners = torch.tensor([[-1, -1, 0, 0, 1, 1]])
+    visible = ((owners[:, None, :] == -1) | (owners[:, None, :] == owners[:, :, None])).tril()[:, None]
+    logits = logits_at(
+        model,
+        ids[[0, 1, 2, 3, 2, 3]][None],
+        torch.tensor([0, 0]),
+        torch.tensor([3, 5]),
+        attention_mask=attention(model, visible, positions, positions),
+        position_ids=positions,
+        use_cache=False,
+    )
+    return torch.log_softmax(logits.float(), -1)
+
+
+def _probe(model: Any) -> Tensor:
+    """Six ids, int64[6], that no tokenizer gives a meaning of its own."""
+    return torch.tensor([7, 11, 3, 9, 5, 12]) % int(text_config(model).vocab_size)
+
+
+def step(model: Any, cache: RowCache, ids: Tensor, positions: Tensor, last: Tensor | None = None) -> Tensor:
+    """Feeds ids [B, Q] at positions [B, Q]; logits [B, V] after each row's token ``last``, the final one if None."""
+    seen = int(positions.max()) + 1
+    view = RowCache(cache.kv[:, :, :, :, :seen])
+    view.positions = positions
+    visible = torch.arange(seen) <= positions[:, None, :, None]
+    rows = torch.arange(len(ids))
+    return logits_at(
+        model,
+        ids,
+        rows,
+        torch.full_like(rows, ids.shape[1] - 1) if last is None else last,
+        attention_mask=attention(model, visible, positions, torch.arange(seen)[None]),
+        position_ids=positions,
+        past_key_values=view,
+        use_cache=True,
+    )
