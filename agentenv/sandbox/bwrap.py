@@ -39,14 +39,14 @@ FLAGS = [
     *(
         "--unshare-user",
         "--unshare-all",
-        "--disable-userns",
         "--die-with-parent",
         "--new-session",
         "--as-pid-1",
     ),
     *("--clearenv", "--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETPCAP"),
 ]
-"""The two capabilities are the zygote's own; every program loses them before its first line."""
+"""The two capabilities are the jail's own; every program loses them before its first line. Each enters a user namespace of
+its own, so that its processes are counted apart, and can make no other: ``--disable-userns`` would forbid the first too."""
 
 
 @functools.cache

@@ -232,8 +232,8 @@ class Jail:
             self.close()
             raise SandboxFault(f"a jail did not start within {timeout_s:.0f} s") from None
 
-    def channel(self) -> Channel:
-        """A new warden, which begins with the first order.
+    def channel(self, *, session: bool = False) -> Channel:
+        """A new warden, which begins with the first order: that of a run, or of a session.
 
         Raises:
             JailDied: the jail is gone.
@@ -241,7 +241,7 @@ class Jail:
         with self._lock:
             if self.closed:
                 raise JailDied("the jail is gone")
-            number = next(self._numbers)
+            number = next(self._numbers) | (frames.SESSION if session else 0)
             self._channels[number] = Channel(self, number)
             return self._channels[number]
 

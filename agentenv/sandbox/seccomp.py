@@ -30,6 +30,7 @@ ZYGOTE_CLONE, ZYGOTE_UNSHARE = (
     0x20000000,
     0x00020000,
 )  # a PID namespace for a child, a mount namespace for itself
+CLONE_PARENT = 0x00008000
 
 ALLOWED = """
     access chdir chmod chown close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2 fadvise64
@@ -136,11 +137,17 @@ def _compile(lib: Any, *, session: bool) -> bytes:
     deny("prctl", lib.Arg(0, lib.EQ, PR_SET_MM))
     for family in set(range(64)) - set(FAMILIES):
         deny("socket", lib.Arg(0, lib.EQ, family))
+    beside = lib.Arg(0, lib.MASKED_EQ, CLONE_PARENT, CLONE_PARENT)
     if session:
+        made.add_rule(
+            lib.NOTIFY, "clone", beside
+        )  # the warden lets an interpreter fork so when it is told to
         for name in SIGNALS:
             made.add_rule(lib.NOTIFY, name)
         for name in ("pidfd_open", "pidfd_send_signal"):
             made.add_rule(lib.ERRNO(errno.ENOSYS), name)
+    else:
+        deny("clone", beside)
     with tempfile.TemporaryFile() as stream:
         made.export_bpf(stream)
         stream.seek(0)

@@ -87,7 +87,7 @@ class Life:
             }
             if self._channel is None:
                 try:
-                    self._channel = self._jail().channel()
+                    self._channel = self._jail().channel(session=True)
                 except JailDied as error:
                     raise SandboxFault(f"a session cannot be started: {error}") from error
             self.ask(order)

@@ -15,7 +15,7 @@ import pytest
 
 from agentenv.sandbox import docker, labels
 from agentenv.sandbox.executor import JailExecutor
-from agentenv.sandbox.jail.zygote import SPARES
+from agentenv.sandbox.jail.router import SPARES
 from agentenv.sandbox.spec import make_executor, unavailable
 from agentenv.sandbox.types import Limits
 
@@ -97,8 +97,11 @@ def tree(backend: str = "") -> set[int]:
 
 
 def at_rest(backend: str) -> int:
-    """The fewest processes once all jails have made ready what they keep: wardens, each with the process of a run."""
-    spares, parents = 2 * SPARES, {}
+    """The fewest processes once all jails have made ready what they keep.
+
+    Each has a fork template and some wardens, each of these with the process of a run.
+    """
+    spares, parents = 1 + 2 * SPARES, {}
     for pid, owner in labels.jails().items():
         with suppress(OSError):
             stat = (Path("/proc") / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")

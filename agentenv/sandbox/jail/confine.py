@@ -66,22 +66,14 @@ def part() -> None:
     kernel.mount("proc", "/proc", "proc", flags, "subset=pid")
 
 
-def corner(setup: dict[str, Any]) -> dict[str, Any]:
-    """What is a warden's own: where the jail has many uids, one for its program.
-
-    ``neighbours`` are the processes of that uid that do not count against the run, None where nobody knows.
-    """
-    if not setup["isolated"]:
-        return {"uid": 0, "neighbours": None}
-    if not setup["own_uids"]:
-        return {"uid": 0, "neighbours": sum(name.isdigit() for name in os.listdir("/proc"))}
+def draw_uid(setup: dict[str, Any]) -> int:
+    """A uid for the program of a new warden where the jail has many; 0 where it has one."""
+    if not setup["isolated"] or not setup["own_uids"]:
+        return 0
     with open("/proc/self/uid_map") as stream:
         mapped = max(int(start) + int(count) for start, _, count in map(str.split, stream))
     first = min(FIRST_UID, mapped // 2)
-    return {
-        "uid": first + int.from_bytes(os.urandom(4)) % min(UIDS, mapped - first),
-        "neighbours": 0,
-    }
+    return first + int.from_bytes(os.urandom(4)) % min(UIDS, mapped - first)
 
 
 def furnish(uid: int) -> None:
@@ -106,30 +98,28 @@ def _owned_by(uid: int) -> str:
 def act_as(uid: int) -> None:
     """Lets a warden write and signal as its program's uid, which has no such right over the warden; 0 leaves it as it is.
 
-    Its real uid stays that of the zygote, so a forked child can take the capabilities up again with ``act_as_zygote``.
+    Its real uid stays that of the jail's first process.
     """
     if uid:
         os.setegid(uid)
         os.seteuid(uid)
 
 
-def act_as_zygote(uid: int) -> None:
-    """Undoes ``act_as``, in a process that is about to confine itself."""
-    if uid:
-        os.seteuid(0)
-        os.setegid(0)
-
-
-def close_vault() -> None:
-    """Leaves a session's process in a mount namespace that has no vault."""
-    kernel.unshare(kernel.CLONE_NEWNS)
-    kernel.call("umount2", b"/vault", kernel.MNT_DETACH)
-
-
-def limit(limits: dict[str, Any], neighbours: int | None, *, session: bool) -> None:
-    """Sets the limits of this process and all that it starts; a session's processor time has no end."""
+def address_space() -> int:
+    """Bytes of address space that this process has taken."""
     with open("/proc/self/statm") as stream:
-        size = int(stream.read().split()[0]) * PAGE
+        return int(stream.read().split()[0]) * PAGE
+
+
+def limit(limits: dict[str, Any], size: int, *, isolated: bool, session: bool) -> None:
+    """Sets the limits of this process and all that it starts; a session's processor time has no end.
+
+    Args:
+        limits: Those of the order.
+        size: What ``address_space`` gave before there was a program.
+        isolated: Whether no process outside the run counts against its number of processes.
+        session: Whether there is a cell after the next.
+    """
     bounds = {
         resource.RLIMIT_AS: size + limits["memory_mb"] * MIB,
         resource.RLIMIT_FSIZE: limits["file_mb"] * MIB,
@@ -138,8 +128,8 @@ def limit(limits: dict[str, Any], neighbours: int | None, *, session: bool) -> N
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
     }
-    if neighbours is not None:
-        bounds[resource.RLIMIT_NPROC] = limits["processes"] + neighbours
+    if isolated:
+        bounds[resource.RLIMIT_NPROC] = limits["processes"]
     for kind, value in bounds.items():
         resource.setrlimit(kind, (value, value))
     if not session:
@@ -147,23 +137,61 @@ def limit(limits: dict[str, Any], neighbours: int | None, *, session: bool) -> N
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
 
 
-def renounce(setup: dict[str, Any], *, listener: bool = False) -> int:
-    """Gives up identity, capabilities and dangerous calls; returns the listener's descriptor, or -1.
+def renounce(setup: dict[str, Any], *, session: bool = False) -> None:
+    """Gives up identity and capabilities; a session's process loses sight of every other one too.
 
-    The bounding set is empty since the zygote began: nothing that is executed brings a capability back.
+    The bounding set is empty since the jail began: nothing that is executed brings a capability back.
     """
     if not setup["isolated"]:
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-        return -1
+        return
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # or else its own files in /proc are not its own
+    score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+    os.write(score, OOM_FIRST)
+    os.close(score)
+    own = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY)
+    if session:
+        _leave_proc()
     if uid := setup["uid"]:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
+    else:
+        _enter_user_namespace(own)
+    os.close(own)
     kernel.drop_capabilities()
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
-    score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-    os.write(score, OOM_FIRST)
-    os.close(score)
-    program = base64.b64decode(setup["filters"]["session" if listener else "run"])
-    descriptor = kernel.install_filter(program, listener=listener)
-    return descriptor if listener else -1
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # a change of uid took it away
+
+
+def _leave_proc() -> None:
+    """A mount namespace without ``/proc``: there a process could reach the memory of others of the same uid.
+
+    Raises:
+        OSError: it cannot be left.
+    """
+    kernel.unshare(kernel.CLONE_NEWNS)
+    while os.path.ismount("/proc"):  # one lies over the other
+        kernel.call("umount2", b"/proc", kernel.MNT_DETACH)
+
+
+def _enter_user_namespace(own: int) -> None:
+    """A user namespace of one's own with one's own uid in it: the kernel counts the processes of each apart.
+
+    ``own`` is this process's folder in ``/proc``, which may not be mounted any more.
+    """
+    uid, gid = os.getuid(), os.getgid()
+    kernel.unshare(kernel.CLONE_NEWUSER)
+    for name, text in {"setgroups": "deny", "uid_map": f"{uid} {uid} 1", "gid_map": f"{gid} {gid} 1"}.items():
+        fd = os.open(name, os.O_WRONLY, dir_fd=own)
+        os.write(fd, text.encode())
+        os.close(fd)
+    kernel.drop_bounding_set()  # a new namespace begins with all of it
+
+
+def forbid_calls(setup: dict[str, Any], *, session: bool = False) -> int:
+    """Gives up dangerous calls; returns a session's descriptor of those that wait for the warden's word, or -1."""
+    if not setup["isolated"]:
+        return -1
+    program = base64.b64decode(setup["filters"]["session" if session else "run"])
+    descriptor = kernel.install_filter(program, listener=session)
+    return descriptor if session else -1

@@ -15,6 +15,8 @@ from typing import Any
 LENGTH = struct.Struct(">I")
 HEAD = struct.Struct(">IQ")  # length of the body, channel
 MAX_BODY = 1 << 28
+SESSION = 1 << 63
+"""Set in the number of a channel whose orders are a session's: the jail must know before it reads one."""
 
 
 class Closed(Exception):

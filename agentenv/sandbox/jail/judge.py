@@ -2,10 +2,12 @@
 
 import os
 import platform
+import signal
 from collections.abc import Callable
 
 from agentenv.sandbox.jail import kernel
-from agentenv.sandbox.jail.watch import processes, stat_of
+from agentenv.sandbox.jail.kernel import CLONE, CLONE_PARENT
+from agentenv.sandbox.jail.watch import group_of, processes, stat_of
 
 # tgkill and rt_tgsigqueueinfo name the process first and the thread second; tkill names a thread.
 SIGNAL_CALLS = {
@@ -23,8 +25,11 @@ class Judge:
     in registers, so nothing can be exchanged between the decision and the call.
     """
 
-    def __init__(self, node_pids: Callable[[], set[int]]) -> None:
-        self._node_pids = node_pids
+    def __init__(self, node_pids: Callable[[], set[int]], template: int) -> None:
+        """``node_pids`` gives the interpreters at this moment, ``template`` is the process that they are children of."""
+        self._node_pids, self._template = node_pids, template
+        self.forking = 0
+        """The interpreter that may fork a sibling of itself, once."""
 
     def answer(self, listener: int) -> None:
         """Decides the next waiting call."""
@@ -35,17 +40,24 @@ class Judge:
 
     def allows(self, caller: int, number: int, arguments: tuple[int, ...]) -> bool:
         """Whether ``caller`` may make this call."""
+        if number == CLONE[platform.machine()]:
+            may = caller == self.forking and arguments[0] == CLONE_PARENT | signal.SIGCHLD
+            self.forking = 0
+            return may
         target = arguments[0] & 0xFFFFFFFF
         if target >= 1 << 31:
             target -= 1 << 32
         if NAMES.get(number) == "tkill" and os.path.isdir(f"/proc/{caller}/task/{target}"):
             return True
-        if target == 0:  # the caller's own process group; every interpreter leads one of its own
-            return True
         if target == -1:
             return False
         owner = self.owner(caller)
-        return owner is not None and owner == self.owner(abs(target))
+        if owner is None:
+            return False
+        if target > 0:
+            return owner == self.owner(target)
+        group = -target or group_of(caller)
+        return {self.owner(pid) for pid in processes() if group_of(pid) == group} <= {owner}
 
     def owner(self, pid: int) -> int | None:
         """The interpreter among whose descendants, itself included, ``pid`` is."""
@@ -62,6 +74,7 @@ class Judge:
         """The processes of one interpreter's program, itself included."""
         return [pid for pid in processes() if pid != 1 and self.owner(pid) == node]
 
-    def strays(self) -> list[int]:
-        """Processes that belong to no interpreter any more: they detached themselves, or theirs died."""
-        return [pid for pid in processes() if pid != 1 and self.owner(pid) is None]
+    def strays(self, live: set[int]) -> list[int]:
+        """Processes that belong to no interpreter that runs: they detached themselves, or theirs died or is frozen."""
+        known = self._node_pids() | live | {1, self._template}
+        return [pid for pid in processes() if pid not in known and self.owner(pid) not in live]

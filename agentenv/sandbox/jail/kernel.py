@@ -11,7 +11,8 @@ import signal
 import struct
 from typing import NamedTuple
 
-CLONE_NEWNS, CLONE_NEWPID = 0x00020000, 0x20000000
+CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x00020000, 0x10000000, 0x20000000, 0x40000000
+CLONE_PARENT = 0x00008000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
@@ -45,10 +46,10 @@ def unshare(flags: int) -> None:
 
 
 def fork_into(flags: int) -> int:
-    """``fork`` of a process with one thread, whose child is in new namespaces; 0 in the child.
+    """``fork`` of a process with one thread, with the ``flags`` of ``clone(2)``; 0 in the child.
 
-    ``unshare`` would not do: this process could never return to its own PID namespace for the next child. Nor is Python told
-    of the fork, as ``os.fork`` would: the child is the same but for its number, and may fork with ``os.fork`` in turn.
+    ``unshare`` would not do for a namespace: this process could never return to its own for the next child. Nor is Python
+    told of the fork, as ``os.fork`` would: the child is the same but for its number, and may fork with ``os.fork`` in turn.
     """
     pid: int = ctypes.PyDLL(None).syscall(CLONE[platform.machine()], flags | signal.SIGCHLD, 0, 0, 0, 0)
     if pid < 0:

@@ -116,13 +116,6 @@ def await_program(setup: dict[str, Any]) -> Waiting:
     return Waiting(pid, stdin, order[1], ready[0], tuple(end for end, _ in pipes))
 
 
-def dismiss(process: Waiting) -> None:
-    """Ends a process that is not needed."""
-    for fd in (process.stdin, process.order, process.ready, *process.streams):
-        os.close(fd)
-    os.waitpid(process.pid, 0)
-
-
 def hand_over(process: Waiting, request: dict[str, Any]) -> None:
     """Gives the process its standard input and its program, with which it begins."""
     frames.write_all(process.stdin, base64.b64decode(request["stdin"]))
@@ -215,7 +208,9 @@ def _become_program(setup: dict[str, Any], fds: list[int]) -> NoReturn:
     try:
         os.setsid()
         become(fds)
+        size = confine.address_space()
         confine.renounce(setup)
+        confine.forbid_calls(setup)
         folder = f"{setup['root']}/work"
         main = worker.prepare(folder, ["main.py"])
         compile(json.loads('{"code": "print(1)"}')["code"], "main.py", "exec")  # a rehearsal here too
@@ -225,7 +220,7 @@ def _become_program(setup: dict[str, Any], fds: list[int]) -> NoReturn:
             os._exit(0)
         request = json.loads(order)
         os.chdir(folder)
-        confine.limit(request["limits"], setup["neighbours"], session=False)
+        confine.limit(request["limits"], size, isolated=setup["isolated"], session=False)
     except BaseException as error:
         os.write(READY, f"a run cannot be confined: {error!r}".encode())
         os._exit(1)

@@ -1,12 +1,15 @@
 """The warden of one session: interpreters that keep their state, snapshots of them, forks, and their files.
 
 Every interpreter is a *node*. A node that has forked is frozen: it waits for the next order to fork and runs nothing any
-more, which makes it a snapshot. A session goes on in the child, so that the program of a session never has its snapshots
-among its own children. Nodes take turns: the files in the box belong to one of them, those of the others stand in
-the vault, and between cells every process of the program is stopped.
+more, which makes it a snapshot. A session goes on in the fork. All nodes are children of the session's template, so that no
+program has its snapshots among its children and none learns how another ended. Nodes take turns: the files in the box belong
+to one of them, those of the others stand in the vault, and between cells every process of the program is stopped.
 
 Whatever a program does to its interpreter or its files ends at most its own interpreter, which is a result like any other.
 A fault is only what has its cause outside of the box.
+
+A frozen node still runs its program's Python while it forks, and the program may have changed all of that. So it sees no
+later files while it does, and the outcome is checked from here before anything else may run.
 """
 
 import base64
@@ -18,13 +21,13 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from agentenv.sandbox.jail import answers, confine, frames, trees
+from agentenv.sandbox.jail import answers, frames, session_template, sharing, trees
 from agentenv.sandbox.jail.judge import Judge
-from agentenv.sandbox.jail.once import await_confined, become, bounded, collect, make_box, pipe
+from agentenv.sandbox.jail.once import await_confined, bounded, collect, make_box, pipe
+from agentenv.sandbox.jail.session_template import SessionTemplate
 from agentenv.sandbox.jail.watch import MIB, Watch, processes, resident, share, stat_of
-from agentenv.sandbox.jail.worker import Interpreter
 
 FORK_S = 5.0
 GRACE_S = 0.5
@@ -38,19 +41,24 @@ class Node:
     pid: int
     out: int
     err: int
+    own: frozenset[str]
+    """What its descriptors are: standard streams and link."""
     files: int
     """The node whose tree in the vault holds this one's files, where they are not in the box."""
     folder: str
     parent: int = -1
     frozen: bool = False
+    changed: bool = True
+    """Whether its files may differ from those in the vault."""
     copied: int = 0
     """Bytes of its files in the vault."""
     held: int = -1
     """Bytes of memory that it was last seen to hold; -1 where nobody has looked since it or its kin changed."""
 
     def close(self) -> None:
-        """Kills the process and forgets its streams; the kernel or a frozen parent reaps it."""
-        _signal(self.pid, signal.SIGKILL)
+        """Kills the process and forgets its streams; the kernel reaps it."""
+        if self.pid:
+            _signal(self.pid, signal.SIGKILL)
         self.link.close()
         os.close(self.out)
         os.close(self.err)
@@ -59,8 +67,12 @@ class Node:
 class Warden:
     """Carries out the orders of the host for one session, one after the other."""
 
-    def __init__(self, link: socket.socket, first: dict[str, Any], setup: dict[str, Any]) -> None:
+    def __init__(
+        self, link: socket.socket, first: dict[str, Any], setup: dict[str, Any], template: SessionTemplate
+    ) -> None:
         self._host, self._setup, self._limits = link, setup, first["limits"]
+        self._template = template
+        self._first_devices = sharing.mapped_devices(template.pid)
         self._box = setup["root"] if setup["isolated"] else f"{setup['root']}/box"
         self._vault = "/vault" if setup["isolated"] else f"{setup['root']}/vault"
         for folder in (self._box, self._vault):
@@ -68,7 +80,7 @@ class Warden:
         self._nodes: dict[int, Node] = {}
         self._died: set[int] = set()
         """Interpreters that their own program ended while another one ran, or whose files could not be kept."""
-        self._judge = Judge(self._node_pids)
+        self._judge = Judge(self._node_pids, template.pid)
         self._listeners: dict[int, Callable[[int], None]] = {}
         self._in_box = -1
         self._work = f"{self._box}/work"
@@ -113,8 +125,8 @@ class Warden:
             raise RuntimeError(f"interpreter {name} is gone")
         return self._nodes.get(name)
 
-    def _node_pids(self) -> set[int]:
-        return {node.pid for node in self._nodes.values()}
+    def _node_pids(self, *, frozen: bool = True) -> set[int]:
+        return {node.pid for node in self._nodes.values() if frozen or not node.frozen}
 
     def _open(self, order: dict[str, Any]) -> dict[str, Any]:
         """A new interpreter in an empty box."""
@@ -125,41 +137,27 @@ class Warden:
         return {}
 
     def _start(self, name: int) -> None:
-        (out, out_end), (err, err_end) = pipe(), pipe()
-        link, other = answers.link()
+        streams, link, other = _streams(), *answers.link()
         ready = os.pipe()
-        null = os.open(os.devnull, os.O_RDONLY)
-        pid = os.fork()
-        if pid == 0:
-            self._become_interpreter([null, out_end, err_end, other.fileno(), ready[1]])
-        for fd in (null, out_end, err_end, ready[1]):
-            os.close(fd)
-        other.close()
-        if self._setup["isolated"]:
-            _, fds = frames.receive_with_fds(link)
-            self._listeners[fds[0]] = self._judge.answer
-        await_confined(ready[0])
-        self._nodes[name] = Node(link, pid, out, err, name, self._work)
-
-    def _become_interpreter(self, fds: list[int]) -> NoReturn:
+        fds = [*streams.theirs, other.fileno(), ready[1]]
+        own = frozenset(map(sharing.descriptor, fds[:-1]))
+        # The template adds to the number of processes: itself and one for each snapshot.
+        budget = self._limits["processes"] + self._limits["snapshots"] + 1
+        limits = self._limits | {"processes": budget, "folder": self._work}
+        _signal(self._template.pid, signal.SIGCONT)
         try:
-            os.setsid()
-            become(fds)
-            link = socket.socket(fileno=3)
-            confine.act_as_zygote(self._setup["uid"])
-            if self._setup["isolated"]:
-                confine.close_vault()
-            budget = self._limits["processes"] + self._limits["snapshots"]
-            confine.limit(self._limits | {"processes": budget}, self._setup["neighbours"], session=True)
-            listener = confine.renounce(self._setup, listener=True)
-            if listener >= 0:
-                frames.send(link, b"{}", (listener,))
-                os.close(listener)
-        except BaseException as error:
-            os.write(4, f"a session cannot be confined: {error!r}".encode())
-            os._exit(1)
-        os.close(4)
-        Interpreter(link, self._work).serve()
+            pid = session_template.request(self._template, limits, fds)
+        except frames.Closed as error:
+            raise RuntimeError("the session's template is gone") from error
+        finally:
+            for fd in (*streams.theirs, ready[1]):
+                os.close(fd)
+            other.close()
+        await_confined(ready[0])
+        if self._setup["isolated"]:
+            _, handed = frames.receive_with_fds(link)
+            self._listeners[handed[0]] = self._judge.answer
+        self._nodes[name] = Node(link, pid, streams.out, streams.err, own, name, self._work)
 
     def _cell(self, order: dict[str, Any]) -> dict[str, Any]:
         """Runs a cell in a node; a node that dies of it is gone."""
@@ -167,6 +165,7 @@ class Warden:
         node = self._living(name)
         if node is None or not self._bring_files(name):
             return {**answers.NOTHING_RAN, "status": "killed", "alive": False, "lost": self._lost(name)}
+        node.changed = True
         try:
             for path, content in order["files"].items():
                 trees.write(self._work, path, base64.b64decode(content))
@@ -224,7 +223,8 @@ class Warden:
 
     def _moving(self) -> list[int]:
         """Every process that is neither ours nor frozen."""
-        still = {node.pid for node in self._nodes.values() if node.frozen} | {1, os.getpid()}
+        still = {node.pid for node in self._nodes.values() if node.frozen}
+        still |= {1, os.getpid(), self._template.pid}
         if not self._setup["isolated"]:
             return [node.pid for node in self._nodes.values() if node.pid not in still]
         return [pid for pid in processes() if pid not in still]
@@ -237,18 +237,28 @@ class Warden:
     def _settle(self, name: int, dead: bool) -> None:
         """Between cells nothing runs: stops what the program left behind, kills what left the program."""
         node = self._nodes[name]
+        self._stop_all(node)
         if dead:
-            self._signal_all(node, signal.SIGSTOP)
             self._signal_all(node, signal.SIGKILL)
             self._remove(name)
-        elif self._setup["isolated"] and len(processes()) > len(self._nodes) + 1:
-            self._signal_all(node, signal.SIGSTOP)
+        self._kill_strays()
+
+    def _stop_all(self, node: Node) -> None:
+        """Stops the processes of all programs at once: none can fork another that escapes."""
+        if self._setup["isolated"]:
+            os.kill(-1, signal.SIGSTOP)
         else:
             _signal(node.pid, signal.SIGSTOP)
-        if self._setup["isolated"]:
-            for pid in self._judge.strays():
-                _signal(pid, signal.SIGKILL)
-            self._reap()
+
+    def _kill_strays(self) -> set[int]:
+        """Kills what belongs to no interpreter that runs; the pids, of which some may not be gone at once."""
+        if not self._setup["isolated"]:
+            return set()
+        strays = self._judge.strays(self._node_pids(frozen=False))
+        for pid in strays:
+            _signal(pid, signal.SIGKILL)
+        self._reap()
+        return set(strays)
 
     def _reap(self) -> None:
         try:
@@ -279,16 +289,23 @@ class Warden:
             except OSError as error:
                 trees.remove(f"{self._vault}/{order['node']}")
                 return {"refused": f"its files cannot be copied: {error.strerror}"}
-        _signal(node.pid, signal.SIGCONT)
+        else:
+            self._hide_later_files(order["node"])
         child = self._split(node)
-        _signal(node.pid, signal.SIGSTOP)
-        if child is None:
-            return {"refused": "the interpreter could not fork"}
+        if isinstance(child, str):
+            return {"refused": child}
         node.frozen, node.files = True, order["node"]
-        self._nodes[name] = Node(*child, files=order["node"], folder=node.folder, parent=order["node"])
+        child.files, child.folder, child.parent = order["node"], node.folder, order["node"]
+        self._nodes[name] = child
         if first:
             self._in_box = name
         return {"sizes": list(self._sizes(order["node"]).items())}
+
+    def _hide_later_files(self, name: int) -> None:
+        """Empties the box, unless what stands there is exactly what the frozen node ``name`` had when it was frozen."""
+        owner = self._nodes.get(self._in_box)
+        if owner is None or owner.changed or owner.files != name:
+            self._put_away()
 
     def _sizes(self, latest: int) -> dict[int, int]:
         """Bytes of memory and files that each frozen node holds: at most, while all of them fit; else measured.
@@ -314,52 +331,73 @@ class Warden:
         others = [pid for pid in self._judge.lineage_of(node.pid) if pid != node.pid]
         if others:
             return f"the program has {len(others)} child processes"
-        try:
-            held = os.listdir(f"/proc/{node.pid}/fd")
-        except OSError as error:  # it hides them, or has died
-            return f"the program's open files cannot be seen: {error.strerror}"
-        for fd in held:
-            try:
-                goal = os.readlink(f"/proc/{node.pid}/fd/{fd}")
-            except OSError:
-                continue
-            if goal.startswith(self._box + "/") and not goal.endswith("(deleted)"):
-                return f"the program holds {os.path.basename(goal)!r} open"
-        return ""
+        return self._shared(node)
 
-    def _split(self, node: Node) -> tuple[socket.socket, int, int, int] | None:
-        """A forked child of ``node``: link, pid and streams; None where it does not come."""
-        (out, out_end), (err, err_end) = pipe(), pipe()
-        link, other = answers.link()
+    def _shared(self, node: Node) -> str:
+        """What a fork of this interpreter would share with it, or ''."""
+        found = sharing.shared_descriptor(node.pid, node.own, self._box)
+        return found or sharing.shared_mapping(node.pid, self._first_devices, self._setup["kept"])
+
+    def _split(self, node: Node) -> Node | str:
+        """A fork of ``node``; where it does not come, or is not as it should be, the reason."""
+        streams, link, other = _streams(), *answers.link()
         link.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        fds = (*streams.theirs, other.fileno())
+        own = frozenset(map(sharing.descriptor, fds))
+        dying = self._kill_strays()
+        self._judge.forking = node.pid
+        _signal(node.pid, signal.SIGCONT)
         try:
-            frames.send(node.link, b'{"op":"fork"}', (other.fileno(), out_end, err_end))
+            frames.send(node.link, b'{"op":"fork"}', fds)
         except frames.Closed:
             pass
-        for fd in (out_end, err_end):
+        for fd in streams.theirs:
             os.close(fd)
         other.close()
         pid = self._await_child(link)
-        if pid is None:
-            link.close()
-            os.close(out)
-            os.close(err)
-            return None
-        return link, pid, out, err
+        self._await_parent(node)
+        self._judge.forking = 0
+        self._stop_all(node)
+        child = Node(link, pid, streams.out, streams.err, own, 0, "", changed=False)
+        if reason := self._misborn(node, child, dying):
+            child.close()
+            self._kill_strays()
+            return reason
+        return child
 
-    def _await_child(self, link: socket.socket) -> int | None:
-        """The pid of the process that greets on ``link``; the kernel, not the process, says who it is."""
+    def _misborn(self, node: Node, child: Node, dying: set[int]) -> str:
+        """What is wrong with a fork that has been stopped, and with the process that forked it; or ''."""
+        if not child.pid:
+            return "the interpreter could not fork"
+        if not self._setup["isolated"]:
+            return ""
+        strays = set(self._judge.strays(self._node_pids(frozen=False) | {child.pid})) - dying
+        reason = sharing.misborn(child.pid, self._template.pid) or self._shared(child)
+        reason = reason or sharing.shared_descriptor(node.pid, node.own, self._box)
+        if strays or child.pid in self._node_pids():
+            reason = "it forked more than once"
+        return f"the interpreter did not fork as it should: {reason}" if reason else ""
+
+    def _await_parent(self, node: Node) -> None:
+        """Waits until the process that has forked keeps nothing of what it was given for its child."""
+        try:
+            frames.receive(node.link, 2, time.monotonic() + FORK_S)
+        except (frames.Closed, TimeoutError):
+            pass  # what it keeps will be found
+
+    def _await_child(self, link: socket.socket) -> int:
+        """The pid of the process that greets on ``link``, 0 where none does; the kernel, not the process, says who it is."""
         watch = Watch(self._limits, {})
         watch.listeners = self._listeners
         watch.members = list
         if watch.until(link.fileno(), time.monotonic() + FORK_S) != "ready":
-            return None
+            return 0
         data, ancillary, _, _ = link.recvmsg(frames.LENGTH.size + 2, socket.CMSG_SPACE(12))
         if len(data) < frames.LENGTH.size + 2 or not ancillary:
-            return None
+            return 0
         link.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
         pid: int = struct.unpack("=iII", ancillary[0][2][:12])[0]
-        return None if pid in self._node_pids() else pid  # a program may greet in its child's place
+        return pid
 
     def _bring_files(self, name: int) -> bool:
         """Puts a node's files into the box, after saving those of the node that has them there.
@@ -381,10 +419,10 @@ class Warden:
         """Empties the box, after saving what a living interpreter has in it; one whose files cannot be kept is ended."""
         name, self._in_box = self._in_box, -1
         owner = self._nodes.get(name)
-        if owner is not None and not owner.frozen:
+        if owner is not None and not owner.frozen and owner.changed:
             try:
                 self._save(name)
-                owner.files = name
+                owner.files, owner.changed = name, False
             except OSError:
                 self._lose(name)
         trees.clear(self._box)
@@ -443,3 +481,18 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
     except ProcessLookupError:
         pass
+
+
+class Streams(NamedTuple):
+    """The standard streams of a new interpreter: what is read here, and its own ends."""
+
+    out: int
+    err: int
+    theirs: tuple[int, int, int]
+
+
+def _streams() -> Streams:
+    """New pipes. The input is one that has ended: unlike a device, no other process has the same."""
+    (out, out_end), (err, err_end), (null, null_end) = pipe(), pipe(), os.pipe()
+    os.close(null_end)
+    return Streams(out, err, (null, out_end, err_end))

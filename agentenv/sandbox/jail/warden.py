@@ -11,24 +11,31 @@ import socket
 import tempfile
 from typing import Any, NoReturn
 
-from agentenv.sandbox.jail import confine, frames, trees
-from agentenv.sandbox.jail.once import Waiting, await_program, dismiss, rehearse, run_once
+from agentenv.sandbox.jail import confine, frames, session_template, trees
+from agentenv.sandbox.jail.once import Waiting, await_program, rehearse, run_once
 from agentenv.sandbox.jail.session import Warden
+from agentenv.sandbox.jail.session_template import SessionTemplate
 
 VAULT_COPIES = 40
 
 
-def serve(link: socket.socket, setup: dict[str, Any]) -> NoReturn:
-    """Answers the orders on ``link``; the first says whether it is a run or a session."""
-    ready: Waiting | OSError
-    try:  # before there is an order: a warden waits ready, and in it the process of a run
+def serve(link: socket.socket, setup: dict[str, Any], *, session: bool) -> NoReturn:
+    """Answers the orders on ``link``, which are those of a session or one run.
+
+    Whatever will be a program is forked before the first order is read: it inherits nothing of any.
+    """
+    ready: Waiting | SessionTemplate | OSError
+    try:
         if setup["isolated"]:
             confine.part()
             confine.furnish(setup["uid"])
         else:
             setup["root"] = tempfile.mkdtemp(dir=setup["root"])
-        ready = await_program(setup)
-        rehearse()
+        if session:
+            ready = session_template.start(setup)
+        else:
+            ready = await_program(setup)
+            rehearse()
     except OSError as trouble:
         ready = trouble
     try:
@@ -51,18 +58,18 @@ def serve(link: socket.socket, setup: dict[str, Any]) -> NoReturn:
         os._exit(0)
 
 
-def _obey(link: socket.socket, first: dict[str, Any], setup: dict[str, Any], process: Waiting) -> None:
-    session = first["op"] == "open"
-    if session:
-        dismiss(process)
+def _obey(
+    link: socket.socket, first: dict[str, Any], setup: dict[str, Any], ready: Waiting | SessionTemplate
+) -> None:
     if setup["isolated"]:
         disk = first["limits"]["disk_mb"]
-        confine.enlarge(setup["uid"], disk, disk * VAULT_COPIES if session else 0)
+        vault = disk * VAULT_COPIES if isinstance(ready, SessionTemplate) else 0
+        confine.enlarge(setup["uid"], disk, vault)
         confine.act_as(setup["uid"])
-    if session:
-        Warden(link, first, setup).serve()
+    if isinstance(ready, SessionTemplate):
+        Warden(link, first, setup, ready).serve()
     else:
-        frames.reply(link, first, run_once(first, setup, process))
+        frames.reply(link, first, run_once(first, setup, ready))
 
 
 def immune() -> None:

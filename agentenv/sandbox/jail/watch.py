@@ -28,6 +28,14 @@ def stat_of(pid: int) -> tuple[int, int, str]:
     return int(fields[1]), int(fields[17]), fields[0].decode()
 
 
+def group_of(pid: int) -> int:
+    """The process group of a process; 0 where it is gone."""
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return 0
+
+
 def resident(pid: int) -> int:
     """Resident bytes, those shared with others included."""
     try:

@@ -10,7 +10,6 @@ import hashlib
 import json
 import linecache
 import os
-import random
 import signal
 import socket
 import sys
@@ -20,7 +19,7 @@ import types
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from agentenv.sandbox.jail import frames, plain
+from agentenv.sandbox.jail import frames, kernel, plain
 
 OOM_EXIT = 137
 VALUE_LIMIT = 65536
@@ -178,15 +177,13 @@ class Interpreter:
         self._cells = 0
         self._names: tuple[str, ...] = ()
         self._folder = folder
-        self._on_child: Any = None
-        """What the program does when a child ends; None but while this process is frozen."""
 
     def serve(self) -> NoReturn:
         """Until the warden is gone."""
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         while True:
             try:
-                body, fds = frames.receive_with_fds(self._link)
+                body, fds = frames.receive_with_fds(self._link, count=4)
                 order = json.loads(body)
                 if order["op"] == "fork":
                     self._fork(fds)
@@ -196,28 +193,27 @@ class Interpreter:
                 os._exit(0)
 
     def _fork(self, fds: list[int]) -> None:
-        """The child goes on, on a link and streams of its own; this process stays as it is for good."""
-        state = random.getstate()
-        if self._on_child is None:
-            self._on_child = signal.signal(signal.SIGCHLD, signal.SIG_IGN) or signal.SIG_DFL
+        """The child goes on, on a link and streams of its own; this process stays as it is for good.
+
+        It is no child of this process, which cannot learn how it ended. The warden checks the outcome: the program may have
+        changed everything that is used here.
+        """
         try:
-            pid = os.fork()
+            pid = kernel.fork_into(kernel.CLONE_PARENT)
         except OSError:  # nobody will greet the warden, which refuses the snapshot
             pid = -1
-        if pid <= 0:
-            signal.signal(signal.SIGCHLD, self._on_child)
-            self._on_child = None
         if pid:
             for fd in fds:
                 os.close(fd)
+            frames.send(self._link, b"{}")
             return
-        random.setstate(state)  # Python seeds it anew in every forked child
+        os.setsid()
         self._link.close()
-        self._link = socket.socket(fileno=fds[0])
-        for goal, fd in ((1, fds[1]), (2, fds[2])):
+        *streams, link = fds
+        for goal, fd in enumerate(streams):
             os.dup2(fd, goal)
             os.close(fd)
-        os.setsid()
+        self._link = socket.socket(fileno=link)
         frames.send(self._link, b"{}")
 
     def _cell(self, order: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,161 @@
+"""The router: the jail's first process, which owns the host's channel and carries messages to wardens and back.
+
+A frame on a new channel opens a warden and is its first order; an empty one closes it. An empty frame to the host says that
+a warden is gone. Everything that runs and sessions are told passes through this process's memory, so it never forks.
+"""
+
+import functools
+import os
+import select
+import signal
+import socket
+import time
+from typing import NamedTuple, NoReturn
+
+from agentenv.sandbox.jail import frames
+from agentenv.sandbox.jail.template import MADE, RUN, SESSION
+
+SEND_S = 5.0
+END_S = 2.0
+FORK_S = 20.0
+SPARES = 2
+PAUSE_MS = 10
+"""With so long nothing to do, the last of ``SPARES`` wardens is made ahead: not while a run needs the processors."""
+
+
+class Warden(NamedTuple):
+    """A forked warden: the link to it, and the handle by which it is killed."""
+
+    link: socket.socket
+    handle: int
+
+
+class Router:
+    """Carries messages between the host and the wardens that the template forks."""
+
+    def __init__(self, source: int, sink: int, template: socket.socket, *, isolated: bool) -> None:
+        """Takes over the host's channel and the socket of the fork template."""
+        self._source, self._sink, self._template, self._isolated = source, sink, template, isolated
+        template.settimeout(FORK_S)
+        self._channels: dict[int, Warden] = {}
+        self._by_fd: dict[int, int] = {}
+        """Channel by the descriptor of a warden's link."""
+        self._spares: list[Warden] = []
+        self._asked = False
+        """Whether the template is making a spare warden at this moment."""
+        self._failed = False
+        """Whether it could not make the last one."""
+        self._poll = select.poll()
+        for fd in (source, template.fileno()):
+            self._poll.register(fd, select.POLLIN)
+
+    def serve(self) -> NoReturn:
+        """Until the host is gone; as the jail's first process it takes everything with it.
+
+        Raises:
+            Closed: the host or the template is gone.
+        """
+        while True:
+            events = self._poll.poll(self._patience())
+            if not events:
+                self._ask(RUN)
+                self._asked = True
+            for fd, _ in events:
+                if fd == self._source:
+                    self._from_host(*frames.read_frame(functools.partial(os.read, fd)))
+                elif fd == self._template.fileno():
+                    self._take_spare()
+                elif fd in self._by_fd:
+                    self._from_warden(self._by_fd[fd])
+
+    def _patience(self) -> int | None:
+        """Milliseconds to wait for something to do before the next run's fork is made ahead; None is for ever."""
+        if self._asked or len(self._spares) == SPARES:
+            return None
+        return PAUSE_MS if self._spares or self._failed else 0
+
+    def _from_host(self, channel: int, body: bytes) -> None:
+        if not body:
+            self._end(channel)
+            return
+        if channel not in self._channels and not self._open(channel):
+            self._end(channel)
+            return
+        try:
+            frames.send(self._channels[channel].link, body)
+        except frames.Closed:
+            self._end(channel)
+
+    def _from_warden(self, channel: int) -> None:
+        try:
+            deadline = time.monotonic() + SEND_S
+            self._tell(channel, frames.receive(self._channels[channel].link, deadline=deadline))
+        except (frames.Closed, TimeoutError):
+            self._end(channel)
+
+    def _open(self, channel: int) -> bool:
+        """Gives ``channel`` a warden; False where none can be made."""
+        if self._asked:
+            self._take_spare()
+        session = channel & frames.SESSION
+        if session or not self._spares:
+            self._ask(SESSION if session else RUN)
+            warden = self._receive()
+        else:
+            warden = self._spares.pop(0)
+        if warden is None:
+            return False
+        self._channels[channel] = warden
+        self._by_fd[warden.link.fileno()] = channel
+        self._poll.register(warden.link, select.POLLIN)
+        return True
+
+    def _ask(self, kind: bytes) -> None:
+        try:
+            self._template.sendall(kind)
+        except OSError as error:
+            raise frames.Closed from error
+
+    def _take_spare(self) -> None:
+        if self._asked:
+            self._asked = False
+            warden = self._receive()
+            self._failed = warden is None
+            if warden is not None:
+                self._spares.append(warden)
+        else:
+            raise frames.Closed  # it says something that nobody asked for: it is gone
+
+    def _receive(self) -> Warden | None:
+        """The warden that the template was asked for; None where it could not fork."""
+        try:
+            said, fds, _, _ = socket.recv_fds(self._template, 1, 2)
+        except OSError as error:
+            raise frames.Closed from error
+        if not said:
+            raise frames.Closed
+        if said != MADE:
+            return None
+        link = socket.socket(fileno=fds[0])
+        link.settimeout(SEND_S)
+        return Warden(link, fds[1])
+
+    def _end(self, channel: int) -> None:
+        """Kills a warden, and with it its whole namespace, and tells the host; the reaping need not be waited for."""
+        if channel in self._channels:
+            warden = self._channels.pop(channel)
+            del self._by_fd[warden.link.fileno()]
+            self._poll.unregister(warden.link)
+            warden.link.close()
+            if not self._isolated:
+                # No namespace dies with it: it ends its processes itself.
+                select.select([warden.handle], [], [], END_S)
+            try:
+                signal.pidfd_send_signal(warden.handle, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            os.close(warden.handle)
+        self._tell(channel, b"")
+
+    def _tell(self, channel: int, body: bytes) -> None:
+        frames.write_all(self._sink, frames.frame(channel, body))
