@@ -64,7 +64,7 @@ class Router:
                 if fd == self._source:
                     self._from_host(*frames.read_frame(functools.partial(os.read, fd)))
                 elif fd == self._template.fileno():
-                    self._take_spare()
+                    self._from_template()
                 elif fd in self._by_fd:
                     self._from_warden(self._by_fd[fd])
 
@@ -116,15 +116,18 @@ class Router:
         except OSError as error:
             raise frames.Closed from error
 
-    def _take_spare(self) -> None:
+    def _from_template(self) -> None:
         if self._asked:
-            self._asked = False
-            warden = self._receive()
-            self._failed = warden is None
-            if warden is not None:
-                self._spares.append(warden)
-        else:
-            raise frames.Closed  # it says something that nobody asked for: it is gone
+            self._take_spare()
+        elif select.select([self._template], [], [], 0)[0]:
+            raise frames.Closed  # it has ended; or else an order in the same round was quicker to take what it made
+
+    def _take_spare(self) -> None:
+        self._asked = False
+        warden = self._receive()
+        self._failed = warden is None
+        if warden is not None:
+            self._spares.append(warden)
 
     def _receive(self) -> Warden | None:
         """The warden that the template was asked for; None where it could not fork."""
