@@ -1,4 +1,4 @@
-"""What one run, session, fork or snapshot could learn of another one or leave for it: memory, processes, sockets, descriptors.
+"""What one run, session, fork or snapshot could learn of another or leave for it: memory, processes, sockets, descriptors.
 
 Each attack is tried in several forms; none may find what it looks for, and the program that looks must itself have worked.
 """
