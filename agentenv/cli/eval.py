@@ -13,6 +13,7 @@ from agentenv.cli.grid import print_table
 from agentenv.core.values import read_value
 from agentenv.errors import AgentEnvError, ConfigurationError
 from agentenv.evaluation.flat_tables import Column, Table
+from agentenv.evaluation.spending import added, described
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,11 @@ class Eval:
     split: str | None = None
     """Split of the set; default: its first."""
     policy: str = "tiny"
-    """A policy that `agentenv list` shows; ``scripted`` is the environment's own expert."""
+    """A policy that `agentenv list` shows; ``scripted`` is the environment's own expert. A model behind an endpoint is
+    'openai:MODEL@URL#option=value&option=value' (in quotes: the shell would read # and &), its key the environment
+    variable OPENAI_API_KEY. Prices, for the cost of the run: prompt_price, reply_price (of a million tokens). What it may
+    use: max_requests, max_total_tokens, max_cost. How hard it is asked: concurrency, per_minute, tokens_per_minute,
+    retries, backoff_s, deadline_s. How: turn_tokens, context_tokens, limit_field."""
     retriever: str = ""
     """``faiss:DIR``, ``bm25:DIR`` and so on; ``bm25`` indexes the set's own corpus. Default: FAISS over MiniLM of it."""
     corpus: str = ""
@@ -53,8 +58,9 @@ class Eval:
     """Passages a search; default: what the policy was trained with, otherwise 3."""
     max_turns: int | None = None
     """Turns before the last one, in which only an answer counts; default: as trained, otherwise 4."""
-    bounds: bool = True
-    """Whether to play the questions again without search and with gold passages."""
+    bounds: bool | None = None
+    """Whether to play the questions again without search and with gold passages. Default: yes, but not by a policy behind
+    an endpoint, where each of these bounds asks every question again and a request may cost money."""
     concurrency: int = 64
     """Episodes at a time. A policy that computes here loses at most so many to a kill."""
     retry_faults: bool = False
@@ -173,6 +179,8 @@ def _show_suite(result: dict[str, Any], console: Console) -> None:
         *(Column(kind, "share") for kind in (*kinds, "index recall@5")),
     )
     print_table(console, Table(f"{len(rows)} sets", columns, tuple(rows)))
+    for what, value in described(added(result["suite"].values())).items():
+        console.print(f"  {what:<24}{value}", highlight=False, markup=False)
     for scorer, means in result["scores"].items():
         for kind, n in (("macro", "sets"), ("micro", "n")):
             console.print(f"  {scorer} {kind:<8}{_score(means[kind])}  {n} {means[kind][n]}", highlight=False)
@@ -212,6 +220,8 @@ def _show(result: dict[str, Any], console: Console) -> None:
     errors = {cause: n for cause, n in result["errors"].items() if isinstance(n, int) and n}
     if errors:
         line("  ".join(f"{cause.replace('_', ' ')} {n}" for cause, n in errors.items()))
+    for what, value in described(result["usage"]).items() if "usage" in result else ():
+        line(f"{what:<24}{value}")
     for what, unit in (("tokens", result["tokens"]["unit"]), ("seconds", "seconds")):
         found = {k: v for k, v in result[what].items() if isinstance(v, float)}
         for kind, value in found.items():

@@ -195,8 +195,9 @@ def _parse(name: str, cls: type, argv: list[str]) -> Runnable:
     import tyro
 
     # tyro's own reading of the docstring drops the example.
-    switches = {name for name, hint in get_type_hints(cls).items() if hint is bool}
-    words = plain_switches(argv, switches)
+    hints = get_type_hints(cls)
+    switches = {name for name, hint in hints.items() if hint is bool}
+    words = plain_switches(argv, switches, {name for name, hint in hints.items() if hint == bool | None})
     return cast(Runnable, tyro.cli(cls, args=words, prog=f"agentenv {name}", description=inspect.getdoc(cls)))
 
 

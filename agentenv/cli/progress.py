@@ -25,6 +25,8 @@ _SHOWN = {
     "score": "score",
     "searches": "searches",
     "faults": "faults",
+    "requests": "requests",
+    "cost": "cost",
     "reward_mean": "reward",
     "dev_score": "dev",
     "entropy": "entropy",
@@ -127,6 +129,11 @@ class LiveDisplay:
     def _say(self, line: str) -> None:
         """One line of a log, whatever the width of the terminal would be."""
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def note(self, sentence: str) -> None:
+        """Shows a sentence above the bar."""
+        self._log.info("%s", sentence)
+        self._say(sentence)
 
     def warn(self, sentence: str) -> None:
         """Shows a warning above the bar."""

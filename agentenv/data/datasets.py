@@ -192,8 +192,8 @@ def load_dataset(
     kind = SETS[name]
     if split is None:
         split = _split_of(kind, path)
-    elif "" not in kind.files and split not in kind.files and not _labels(path):
-        raise UnknownName.among(f"split of {name}", split, kind.files)
+    else:
+        check_split(name, split, path)
     if path is not None and is_hub(path):
         hub = hub_source(path, kind.hub, name)
         tasks = _tasks(kind, split, read_hub(hub, split), None, hub.repository)
@@ -207,6 +207,17 @@ def load_dataset(
     tasks = sample(_tasks(kind, split, records, read_qrels(source), str(source), problems), limit, seed)
     corpus = next(iter(sorted(source.parent.glob(kind.corpus))), None)
     return Dataset(name, split, tasks, source, corpus, kind.notes)
+
+
+def check_split(name: str, split: str, path: Path | None) -> None:
+    """Refuses a split that the set ``name`` does not have; any may label a single file.
+
+    Raises:
+        UnknownName: no such split.
+    """
+    files = SETS[name].files
+    if "" not in files and split not in files and not _labels(path):
+        raise UnknownName.among(f"split of {name}", split, files)
 
 
 def _split_of(kind: QuestionSet, path: Path | None) -> str:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from agentenv.core.types import Document, Task
 from agentenv.data.code_sets import CODE_SETS, load_code_set
 from agentenv.data.dataset_files import DATA_VARIABLE
-from agentenv.data.datasets import SETS, load_dataset, sample
+from agentenv.data.datasets import SETS, check_split, load_dataset, sample
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.errors import DatasetError, UnknownName
 from agentenv.sandbox.spec import make_executor
@@ -84,6 +84,22 @@ def open_source(config: SourceConfig) -> Source:
         config.dataset, config.data, split=config.split, limit=config.limit, seed=config.seed
     )
     return Source(loaded.name, loaded.split, loaded.tasks, None, loaded.corpus, loaded.notes)
+
+
+def check_source(dataset: str, split: str | None, data: Path | None) -> None:
+    """Refuses names that stand for no questions; reads nothing.
+
+    Raises:
+        UnknownName: no such set, or no such split of a set that lies in a folder of several.
+    """
+    if dataset in CODE_SETS:
+        if split is not None and split not in CODE_SETS[dataset].splits:
+            raise UnknownName.among(f"split of {dataset}", split, CODE_SETS[dataset].splits)
+    elif dataset in SETS:
+        if split is not None:
+            check_split(dataset, split, data)
+    elif dataset not in (WORLD, OWN):
+        raise UnknownName.among("dataset", dataset, (*SETS, *CODE_SETS, WORLD, OWN))
 
 
 def _code_set(config: SourceConfig) -> Source:

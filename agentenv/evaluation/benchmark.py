@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from agentenv.core.registry import env_class
 from agentenv.core.types import Task
 from agentenv.data.code_sets import CODE_SETS
-from agentenv.data.sources import OWN, SourceConfig
+from agentenv.data.sources import OWN, SourceConfig, check_source
 from agentenv.errors import AgentEnvError
 from agentenv.evaluation.bounds import bound_of, measure_expert, variants
 from agentenv.evaluation.diagnosis import MAX_COVERED_DOCUMENTS, coverage
@@ -28,6 +28,7 @@ from agentenv.evaluation.ground import (
     SearchConfig,
     corpus_of,
     index_recall,
+    known_retriever,
     open_ground,
     takes,
 )
@@ -35,15 +36,17 @@ from agentenv.evaluation.journal import CONFIG, Journal, claim, release
 from agentenv.evaluation.player import (
     EXPERT,
     Player,
+    Progress,
     open_player,
     play_missing,
 )
 from agentenv.evaluation.records import EPISODES, RESULTS, Record, read_json, write_results
 from agentenv.evaluation.report import PAGE, write_report
 from agentenv.evaluation.results import measure_of, score_of, summarize
+from agentenv.evaluation.spending import Spending, announced
 from agentenv.policies.card import EpisodeCard
 from agentenv.policies.openai import OpenAIPolicy
-from agentenv.policies.spec import is_endpoint, is_engine, policy_folder
+from agentenv.policies.spec import check_policy, is_endpoint, is_engine, policy_folder
 
 SEARCH, CODE = EnvConfig().id, "agentenv/Code-v0"
 _SCORERS = ("em_squad", "f1_squad", "em_cover")
@@ -58,6 +61,9 @@ class Display(Protocol):
 
     def advance(self, done: int, figures: dict[str, Any]) -> None:
         """So many units of the phase are done."""
+
+    def note(self, sentence: str) -> None:
+        """Something to know before the work begins."""
 
 
 @dataclass(frozen=True)
@@ -80,14 +86,31 @@ class Benchmark:
     seed: int = 0
     k: int | None = None
     max_turns: int | None = None
-    bounds: bool = True
+    bounds: bool | None = None
+    """None plays them unless the policy is behind an endpoint, where every request may cost money."""
     concurrency: int = 64
 
     def __post_init__(self) -> None:
+        if self.bounds is None:
+            object.__setattr__(self, "bounds", not is_endpoint(self.policy))
         env = self.env or (CODE if self.dataset in CODE_SETS else SEARCH)
         object.__setattr__(self, "env", env)
         own = _SCORERS if takes(env, "retriever") else env_class(env).scorers
         object.__setattr__(self, "scorers", self.scorers or own)
+
+
+def check_names(benchmark: Benchmark) -> None:
+    """Refuses names that stand for nothing before any work, that of other benchmarks of a suite included.
+
+    Raises:
+        UnknownName: no such set, split, scorer, retriever or policy; carries the nearest.
+        ConfigurationError: a policy or a corpus that is not there.
+    """
+    check_source(benchmark.dataset, benchmark.split, benchmark.data)
+    for scorer in benchmark.scorers:
+        measure_of(scorer)
+    known_retriever(benchmark.retriever)
+    check_policy(benchmark.policy)
 
 
 def run_benchmark(
@@ -111,8 +134,7 @@ def run_benchmark(
         ConfigurationError: ``out`` holds another evaluation.
         Fault: everything fails; what was finished is kept.
     """
-    for scorer in benchmark.scorers:
-        measure_of(scorer)  # an unknown one is refused before any work
+    check_names(benchmark)
     claim(out, {"benchmark": _identity(benchmark)})
     if (out / RESULTS).is_file() and not (retry_faults and read_json(out / RESULTS)["faults"]):
         if not (out / PAGE).is_file():
@@ -140,10 +162,11 @@ def _played(
     config = {"benchmark": _identity(benchmark), "fingerprints": _fingerprints(benchmark, ground)}
     claim(out, config, write=True)
     (out / RESULTS).unlink(missing_ok=True)
-    records, bounds = _play(benchmark, player, ground, out, display, retry_faults)
+    spending = Spending(player.policy, out) if isinstance(player.policy, OpenAIPolicy) else None
+    records, bounds = _play(benchmark, player, ground, out, display, retry_faults, spending)
     results = _summary(benchmark, player, ground, records, bounds)
-    if isinstance(player.policy, OpenAIPolicy):
-        results["usage"] = player.policy.usage()  # of this process: a resumed run has paid before
+    if spending is not None:
+        results["usage"] = spending.save()
     write_results(out, results)
     write_report(out)
     return results
@@ -200,28 +223,50 @@ def _options(benchmark: Benchmark, card: EpisodeCard) -> dict[str, Any]:
 
 
 def _play(
-    benchmark: Benchmark, player: Player, ground: Ground, out: Path, display: Display, retry_faults: bool
+    benchmark: Benchmark,
+    player: Player,
+    ground: Ground,
+    out: Path,
+    display: Display,
+    retry_faults: bool,
+    spending: Spending | None,
 ) -> tuple[list[Record], dict[str, Any]]:
     """The run proper and its bounds, each from where its journal ends."""
-    tasks = ground.source.tasks
-    scorer = benchmark.scorers[0]
-    tally = _Tally(scorer, searched=ground.retriever is not None)
+    tasks, scorer = ground.source.tasks, benchmark.scorers[0]
     again = (lambda record: not record["valid"]) if retry_faults else (lambda record: False)
-    play = partial(play_missing, player, seed=benchmark.seed, directory=out, progress=display.advance)
+    bounded = bool(benchmark.bounds) and benchmark.policy != EXPERT
+    found = variants(ground) if bounded else {}
+    bounds: dict[str, Any] = {name: {"note": said} for name, said in found.items() if isinstance(said, str)}
+    grounds = {"run": ground} | {name: one for name, one in found.items() if isinstance(one, Ground)}
+    paths = {name: out / "bounds" / f"{name}.jsonl" for name in grounds} | {"run": out / EPISODES}
+    journals = {name: Journal(path, again) for name, path in paths.items()}
+    if isinstance(player.policy, OpenAIPolicy):
+        missing = {name: (grounds[name], len(tasks) - len(journal)) for name, journal in journals.items()}
+        display.note(announced(player.policy.client.endpoint.model, missing, bounds=bounded))
+    play = partial(
+        play_missing, player, seed=benchmark.seed, directory=out, progress=_progress(display, spending)
+    )
+    tally = _Tally(scorer, searched=ground.retriever is not None)
     display.phase(benchmark.dataset, len(tasks))
-    records = play(ground, Journal(out / EPISODES, again), phase="run", figures=tally)
-    bounds: dict[str, Any] = {}
-    if not benchmark.bounds or benchmark.policy == EXPERT:
-        return records, bounds
-    for name, variant in variants(ground).items():
-        if isinstance(variant, str):
-            bounds[name] = {"note": variant}
-            continue
+    records = play(ground, journals.pop("run"), phase="run", figures=tally)
+    for name, journal in journals.items():
         display.phase(f"{benchmark.dataset}, bound {name}", len(tasks))
-        path = out / "bounds" / f"{name}.jsonl"
-        bounds[name] = bound_of(play(variant, Journal(path, again), phase=name), scorer)
-    bounds["expert"] = measure_expert(ground, player.config, scorer, seed=benchmark.seed)
+        bounds[name] = bound_of(play(grounds[name], journal, phase=name), scorer)
+    if bounded:
+        bounds["expert"] = measure_expert(ground, player.config, scorer, seed=benchmark.seed)
     return records, bounds
+
+
+def _progress(display: Display, spending: Spending | None) -> Progress:
+    """Shows how far the work is; of an endpoint also what has been spent, which is written down each time."""
+    if spending is None:
+        return display.advance
+
+    def progress(done: int, figures: dict[str, Any]) -> None:
+        used = spending.save()
+        display.advance(done, figures | {name: used[name] for name in ("requests", "cost") if used[name]})
+
+    return progress
 
 
 class _Tally:

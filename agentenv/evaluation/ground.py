@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from agentenv.core.env import Env, run_sync
 from agentenv.core.protocols import Retriever
@@ -64,11 +64,6 @@ class SearchConfig(Frozen):
     """Kind of FAISS index that is built."""
     encoder: str = "minilm"
     """Encoder of the index that is built."""
-
-    @field_validator("retriever")
-    @classmethod
-    def _known_retriever(cls, retriever: str) -> str:
-        return known_retriever(retriever)
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,8 @@ from statistics import NormalDist, fmean
 from typing import Any, get_type_hints
 
 from agentenv.core.files import write_text
-from agentenv.data.code_sets import CODE_SETS
-from agentenv.data.datasets import SETS
-from agentenv.data.sources import OWN
-from agentenv.errors import AgentEnvError, ConfigurationError, UnknownName
-from agentenv.evaluation.benchmark import Benchmark, Display, run_benchmark
+from agentenv.errors import AgentEnvError, ConfigurationError
+from agentenv.evaluation.benchmark import Benchmark, Display, check_names, run_benchmark
 from agentenv.evaluation.records import SUITE, read_evaluation, read_json
 from agentenv.evaluation.report import write_report
 from agentenv.evaluation.results import Json, clusters_of, measure_of, values_of
@@ -87,10 +84,7 @@ def read_suite(path: Path, defaults: Mapping[str, Any]) -> Suite:
     for name, table in own.items():
         values = {**defaults, "dataset": name, **_fields(path, name, shared), **_fields(path, name, table)}
         parts[name] = Benchmark(**values)
-        if parts[name].dataset not in (known := (*SETS, *CODE_SETS, OWN)):
-            raise UnknownName.among("dataset", parts[name].dataset, known)
-        for scorer in parts[name].scorers:
-            measure_of(scorer)
+        check_names(parts[name])
     return Suite(parts)
 
 
@@ -113,7 +107,8 @@ def _fields(path: Path, name: str, table: Mapping[str, Any]) -> dict[str, Any]:
             fits = isinstance(value, str)
             values[field] = Path(value) if fits else value
         else:
-            fits = isinstance(value, types[field]) and isinstance(value, bool) == (types[field] is bool)
+            switch = types[field] in (bool, bool | None)
+            fits = isinstance(value, types[field]) and isinstance(value, bool) == switch
             values[field] = value
         if not fits:
             raise ConfigurationError(f"{path}: {name}: {key} cannot be {value!r}")

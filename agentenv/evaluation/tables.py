@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentenv.evaluation.diagnosis import CAUSES
+from agentenv.evaluation.spending import described
 
 Json = dict[str, Any]
 
@@ -21,6 +22,7 @@ def tables(runs: Sequence[tuple[str, Json]], scorer: str) -> list[Json]:
         _table("What failures lack", runs, _capabilities, ("n", "successes", "failures", "missing")),
         _table("Behaviour", runs, _behaviour, ("",)),
         _table("How episodes ended", runs, _ends, ("n", "share")),
+        _table("Requests and cost", runs, _usage, ("",)),
     ]
     return [table for table in found if table["rows"]]
 
@@ -168,7 +170,8 @@ def suite_tables(parts: Mapping[str, Json], summary: Json, scorer: str) -> list[
             cells = _cells({**means[kind], "n": n})
             rows.append([f"{kind} mean", *cells, *[""] * (len(head) - 3)])
     suite = {"title": f"Suite ({scorer})", "groups": [""], "span": len(head), "head": head, "rows": rows}
-    return [suite, _scorers_table(parts, summary), _errors_table(parts)]
+    costs = _table("Requests and cost", list(parts.items()), _usage, ("",))
+    return [suite, _scorers_table(parts, summary), _errors_table(parts), *([costs] if costs["rows"] else [])]
 
 
 def _scorers_table(parts: Mapping[str, Json], summary: Json) -> Json:
@@ -221,6 +224,10 @@ def comparison_table(found: Json, scorer: str) -> Json:
         rows.append([name, *cells, *(f"{row[test]:.2g}" if test in row else "" for test in tests)])
     title = f"Comparison ({scorer}): {found['b']} less {found['a']}"
     return {"title": title, "groups": [""], "span": len(head), "head": head, "rows": rows}
+
+
+def _usage(results: Json) -> dict[str, list[str]]:
+    return {what: [value] for what, value in described(results.get("usage", {})).items()}
 
 
 def _mean(score: Json) -> str:

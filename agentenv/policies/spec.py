@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentenv.core.digests import file_digests, value_digest
-from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
+from agentenv.errors import CheckpointMismatch, ConfigurationError, MissingExtra, UnknownName
 from agentenv.policies.lora import base_and_adapter
 from agentenv.policies.tiny import shipped_weights
 
@@ -34,6 +34,24 @@ def is_endpoint(spec: str) -> bool:
 def is_engine(spec: str) -> bool:
     """Whether ``spec`` names weights that vLLM samples from."""
     return spec.startswith(_ENGINE)
+
+
+def check_policy(spec: str) -> None:
+    """Refuses a spec that names no policy; nothing is loaded and nothing is sent.
+
+    Raises:
+        UnknownName: no such kind of policy; carries the nearest.
+        ConfigurationError: an endpoint that is not written as one.
+        CheckpointMismatch: there is no such folder.
+    """
+    if is_endpoint(spec):
+        make_endpoint_policy(spec)
+    elif spec not in KINDS or spec == "tiny":
+        folder = policy_folder(spec)
+        if not folder.is_dir():
+            raise CheckpointMismatch(
+                f"{folder} holds no model that can be loaded: there is no folder {folder}"
+            )
 
 
 def make_policy(spec: str) -> "HFPolicy":

@@ -347,6 +347,12 @@ class TrainConfig(Frozen):
     tracker: str = ""
     """``tensorboard`` (in the run's folder), ``wandb:PROJECT`` or ``mlflow:EXPERIMENT``; empty tracks nowhere else."""
 
+    @field_validator("search")
+    @classmethod
+    def _known_search(cls, search: SearchConfig) -> SearchConfig:
+        known_retriever(search.retriever)
+        return search
+
     @field_validator("tracker")
     @classmethod
     def _known_tracker(cls, tracker: str) -> str:

@@ -1,6 +1,7 @@
 """Evaluating a model behind an endpoint by the command line, on open questions and on encrypted ones."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from agentenv.cli.main import main
 from agentenv.data.sealed import seal
-from agentenv.policies.endpoint import KEY_VARIABLE
+from agentenv.policies.endpoint import KEY_VARIABLE, Endpoint
 from agentenv.policies.fake_endpoint import Answer, Body, FakeEndpoint
 
 DOCUMENTS = [
@@ -102,3 +103,97 @@ def test_no_file_of_an_evaluation_holds_the_text_of_encrypted_questions(
         assert [path.name for path, content in written.items() if secret.encode() in content] == []
     shown = capsys.readouterr()
     assert gold not in shown.out + shown.err
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    """Two questions of which the model answers one right, after a search each."""
+    path = tmp_path / "mine.jsonl"
+    rows = [{"id": "q1", "question": "Who founded Velandra?", "answers": ["Oda Kest"]}]
+    rows.append({"id": "q2", "question": "Who founded Mirwick?", "answers": ["Tor Eth"]})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+PRICES = "concurrency=2&backoff_s=0.01&prompt_price=1000000&reply_price=2000000"
+
+
+def test_a_request_that_may_cost_money_is_announced_counted_and_priced(
+    tmp_path: Path, retriever: str, questions: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each question is asked twice, once for a search and once for the answer, and by no bound."""
+    with FakeEndpoint(search_then_answer) as server:
+        capsys.readouterr()
+        argv = ["eval", "--policy", f"openai:any@{server.url}#{PRICES}", "--retriever", retriever]
+        argv += ["--dataset", "jsonl", "--data", str(questions), "--out", str(tmp_path / "run")]
+        assert main([*argv, "--max-turns", "3"]) == 0
+        asked = len(server.bodies)
+    said = capsys.readouterr()
+    assert asked == 4
+    # At least one request a question, at most one for each of three turns and for the answer.
+    assert "2 to 8 requests for 2 questions" in said.err
+    assert "--bounds" in said.err
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    used = results["usage"]
+    assert results["bounds"] == {}
+    assert used["cost"] == pytest.approx(used["prompt_tokens"] + 2 * used["completion_tokens"])
+    page = (tmp_path / "run" / "report.html").read_text()
+    for shown in (said.out, page):
+        assert f"{used['cost']:.4f}" in shown
+        assert f"{used['prompt_tokens']:,}" in shown
+        assert "requests" in shown
+    assert main(["export", str(tmp_path / "run")]) == 0
+
+
+def test_bounds_are_played_where_they_are_asked_for_and_announced(
+    tmp_path: Path, retriever: str, questions: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with FakeEndpoint(search_then_answer) as server:
+        data = ("--dataset", "jsonl", "--data", str(questions), "--bounds", "true", "--max-turns", "3")
+        assert main(words(tmp_path, retriever, server, *data)) == 0
+    said = capsys.readouterr()
+    assert "closed book" in said.err
+    assert "cost" in said.out
+    assert "no price" in said.out
+    assert "closed_book" in json.loads((tmp_path / "run" / "results.json").read_text())["bounds"]
+
+
+def test_a_resumed_evaluation_counts_what_was_paid_before(
+    tmp_path: Path, retriever: str, questions: Path
+) -> None:
+    """The first process ends after one question: the endpoint fails from its third request on."""
+    asked = 0
+
+    def failing(body: Body) -> Answer:
+        nonlocal asked
+        asked += 1
+        return search_then_answer(body) if asked <= 2 else Answer(status=400, raw="{}")
+
+    data = ["--dataset", "jsonl", "--data", str(questions), "--concurrency", "1", "--retry-faults"]
+    run = tmp_path / "run"
+
+    def results() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((run / "results.json").read_text())
+        return found
+
+    with FakeEndpoint(failing) as server:
+        argv = ["eval", "--policy", f"openai:any@{server.url}#retries=0", "--retriever", retriever]
+        argv += ["--out", str(run), *data]
+        assert main(argv) == 0
+        assert (results()["faults"], results()["usage"]["requests"]) == (1, 3)
+        first = results()["usage"]["prompt_tokens"]
+        asked = 0
+        assert main(argv) == 0
+    assert (results()["faults"], results()["usage"]["requests"]) == (0, 5)
+    assert results()["usage"]["prompt_tokens"] > first
+
+
+def test_every_option_of_an_endpoint_stands_in_the_help_and_in_the_documentation(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["eval", "--help"]) == 0
+    text = capsys.readouterr().out
+    page = (Path(__file__).resolve().parents[2] / "docs" / "evaluation.md").read_text()
+    options = {option.name for option in fields(Endpoint)} - {"model", "url"}
+    assert [name for name in options if name not in text] == []
+    assert [name for name in options if f"`{name}`" not in page] == []

@@ -27,7 +27,7 @@ SWITCHES = [
     for command in COMMANDS
     if not hasattr(_class(command), "parse")
     for name, hint in get_type_hints(_class(command)).items()
-    if hint is bool
+    if hint in (bool, bool | None)
 ]
 
 

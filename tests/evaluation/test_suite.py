@@ -59,6 +59,32 @@ def test_a_mistake_in_the_file_is_one_sentence(
         read(tmp_path, text)
 
 
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ('policy = "tinny"', "tinny"),
+        ('policy = "hf:/nowhere/at/all"', "/nowhere/at/all"),
+        ('policy = "openai:m@http://h/v1#retrys=1"', "retrys"),
+        ('retriever = "fais:x"', "fais"),
+        ('split = "devv"', "devv"),
+        ('scorer = ["em_squat"]', "em_squat"),
+        ('env = "agentenv/LocalSerch-v0"', "LocalSerch"),
+    ],
+)
+def test_a_name_in_the_last_table_is_checked_before_the_first_is_played(
+    line: str, name: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match=name):
+        read(tmp_path, f"[nq]\n[hotpotqa]\n{line}\n")
+
+
+def test_a_suite_may_leave_the_bounds_to_the_policy(tmp_path: Path) -> None:
+    table = '[nq]\npolicy = "openai:m@http://h/v1"\n'
+    assert read(tmp_path, f"{table}[squad]\n")["nq"].bounds is False
+    assert read(tmp_path, f"[squad]\n{table}")["squad"].bounds is True
+    assert read(tmp_path, f"{table}bounds = true\n")["nq"].bounds is True
+
+
 def test_macro_and_micro_means_by_hand() -> None:
     """Means 1/2 of 4 and 1 of 2 questions: macro 3/4, micro 4/6.
 

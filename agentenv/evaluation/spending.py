@@ -1,0 +1,126 @@
+"""What an evaluation asks of a model behind an endpoint: how many requests it will make, and what it has used in all.
+
+Usage is written to ``usage.json`` while episodes finish, so that a run which is stopped and goes on counts what it has paid
+before.
+"""
+
+import inspect
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from agentenv.core.files import write_text
+from agentenv.core.registry import env_class
+from agentenv.errors import ConfigurationError
+from agentenv.evaluation.ground import Ground
+from agentenv.evaluation.records import read_json
+from agentenv.policies.openai import OpenAIPolicy
+
+USAGE = "usage.json"
+
+
+class Spending:
+    """The usage of an evaluation over all processes that have worked on it.
+
+    Args:
+        policy: whose requests are counted.
+        directory: of the evaluation.
+
+    Raises:
+        ConfigurationError: its ``usage.json`` holds something else.
+    """
+
+    def __init__(self, policy: OpenAIPolicy, directory: Path) -> None:
+        self._policy = policy
+        self._path = directory / USAGE
+        self._earlier: dict[str, Any] = read_json(self._path) if self._path.is_file() else {}
+        if not all(isinstance(used, int | float) for used in self._earlier.values()):
+            raise ConfigurationError(
+                f"{self._path} holds something other than numbers: delete it to count anew."
+            )
+
+    def total(self) -> dict[str, float]:
+        """The usage up to now."""
+        return {name: self._earlier.get(name, 0) + used for name, used in self._policy.usage().items()}
+
+    def save(self) -> dict[str, float]:
+        """Returns the usage, and writes it down once there is a reply that may have to be paid."""
+        total = self.total()
+        if any(total[name] for name in ("prompt_tokens", "completion_tokens", "unmetered")):
+            write_text(self._path, json.dumps(total) + "\n")
+        return total
+
+
+def forecast(phases: Mapping[str, tuple[Ground, int]]) -> tuple[int, int | None]:
+    """The least and the most requests of what is still to be played, retries left out.
+
+    Args:
+        phases: for the run and for each bound that is played, its ground and the number of questions that are missing.
+
+    Returns:
+        One request a question; and one for each turn that its environment allows, or None where it states no limit.
+    """
+    least = sum(missing for _, missing in phases.values())
+    most = 0
+    for ground, missing in phases.values():
+        turns = _turns(ground)
+        if turns is None:
+            return least, None
+        most += missing * turns
+    return least, most
+
+
+def _turns(ground: Ground) -> int | None:
+    """The most turns of an episode: those that the environment is given or declares, and a last one to answer in."""
+    cls = env_class(ground.env.id)
+    declared = (
+        inspect.signature(vars(base)["__init__"]).parameters.get("max_turns")
+        for base in cls.__mro__
+        if "__init__" in vars(base)
+    )
+    default = next((parameter.default for parameter in declared if parameter is not None), None)
+    turns = ground.env.options.get("max_turns", default if isinstance(default, int) else None)
+    turns = getattr(cls, "max_turns", None) if turns is None else turns
+    return turns + 1 if isinstance(turns, int) else None
+
+
+def announced(model: str, phases: Mapping[str, tuple[Ground, int]], *, bounds: bool) -> str:
+    """What is said before the first request."""
+    least, most = forecast(phases)
+    questions = phases["run"][1]
+    number = f"{least:,} to {most:,}" if most is not None else f"at least {least:,}"
+    played = [name.replace("_", " ") for name in phases if name != "run"]
+    extra = f", the bounds {', '.join(played)} among them" if played else ""
+    off = (
+        ""
+        if bounds
+        else "; bounds are off, since they would ask every question again: --bounds turns them on"
+    )
+    return f"{model} will be sent {number} requests for {questions:,} questions (retries not counted){extra}{off}"
+
+
+def added(parts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """The usage of several results files together; empty where none asked an endpoint."""
+    total: Counter[str] = Counter()
+    for part in parts:
+        total.update(part.get("usage", {}))
+    return dict(total)
+
+
+def described(usage: Mapping[str, float]) -> dict[str, str]:
+    """Usage in words, by what it is of; nothing of no usage."""
+    if not usage:
+        return {}
+    unmetered = usage.get("unmetered", 0)
+    of = {
+        "requests": f"{usage['requests']:,}",
+        "of them retries": f"{usage['retries']:,}",
+        "replies given up": f"{usage['failures']:,}",
+        "prompt tokens": f"{usage['prompt_tokens']:,}",
+        "reply tokens": f"{usage['completion_tokens']:,}",
+    }
+    if unmetered:
+        of["replies without a count of tokens"] = f"{unmetered:,}"
+    return of | {"cost": f"{usage['cost']:.4f}" if usage["cost"] else "not counted: no price was given"}
