@@ -155,7 +155,8 @@ def lines(figures: dict[str, Any]) -> list[str]:
     low, high = figures["killed_share_of_the_others_ci95"]
     return [
         *shown,
-        f"{figures['killed']} of {figures['run']} mutants killed ({figures['killed_share']:.3f}); survivors: {figures['survivors']}",
+        f"{figures['killed']} of {figures['run']} mutants killed ({figures['killed_share']:.3f})",
+        f"survivors: {figures['survivors']}",
         f"without text, strict and encoding: {figures['killed_share_of_the_others']:.3f} [{low:.3f}, {high:.3f}]",
     ]
 
