@@ -1,0 +1,92 @@
+"""Every figure that the README publishes names its result file and is what stands there; other pages by their list.
+
+``benchmarks/published.toml`` lists texts of the documents with the places of their numbers in a result file, as JSON
+pointers (RFC 6901).
+"""
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+FIGURES: list[dict[str, Any]] = tomllib.loads(
+    (ROOT / "benchmarks/published.toml").read_text(encoding="utf-8")
+)["figure"]
+NUMBER = re.compile(r"(?<![\w.])-?(?:\d[\d,]*)?\.?\d+")
+
+
+def flat(text: str) -> str:
+    """``text`` with every run of white space as one blank: a paragraph may be folded anywhere."""
+    return " ".join(text.split())
+
+
+def at(value: Any, pointer: str) -> Any:
+    """What stands at a JSON pointer."""
+    for part in pointer.split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        value = value[int(key)] if isinstance(value, list) else value[key]
+    return value
+
+
+def shown_as(shown: str, value: float) -> bool:
+    """Whether ``shown`` is ``value`` rounded to the digits that it shows."""
+    decimals = len(shown.partition(".")[2])
+    return abs(float(shown.replace(",", "")) - value) <= 0.5 * 10**-decimals + 1e-9
+
+
+def measured() -> list[tuple[str, str]]:
+    """Figure and file of each row of the README's table of measurements."""
+    section = (
+        (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## Measured\n")[2].partition("\n## ")[0]
+    )
+    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
+    return [(cells[1].strip(), cells[2].strip().strip("`")) for cells in rows[2:]]
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: f"{figure['document']}: {figure['text'][:50]}")
+def test_a_published_figure_is_what_its_file_says(figure: dict[str, Any]) -> None:
+    document = flat((ROOT / figure["document"]).read_text(encoding="utf-8"))
+    assert flat(figure["text"]) in document
+    assert figure["file"] in document, f"{figure['document']} must name the file of its figure"
+    results = json.loads((RESULTS / figure["file"]).read_text(encoding="utf-8"))
+    shown = NUMBER.findall(figure["text"])
+    assert len(shown) == len(figure["values"]), f"{shown} need as many places in {figure['file']}"
+    for number, pointer in zip(shown, figure["values"], strict=True):
+        value = at(results, pointer) * figure.get("factor", 1)
+        assert shown_as(number, value), f"{number} is published, and {pointer} of {figure['file']} is {value}"
+
+
+@pytest.mark.parametrize(("figure", "file"), measured(), ids=lambda cell: cell[:50])
+def test_every_number_of_the_readmes_table_is_checked(figure: str, file: str) -> None:
+    listed = [row for row in FIGURES if row["document"] == "README.md" and row["file"] == file]
+    left = figure
+    for row in listed:
+        left = left.replace(row["text"], "")
+    assert not NUMBER.findall(left), (
+        f"{left!r} has numbers that benchmarks/published.toml does not place in {file}"
+    )
+
+
+def test_every_result_file_is_named_in_a_document() -> None:
+    pages = [ROOT / "README.md", ROOT / "benchmarks/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    documents = "".join(page.read_text(encoding="utf-8") for page in pages)
+    assert [path.name for path in sorted(RESULTS.glob("*.json")) if path.name not in documents] == []
+
+
+@pytest.mark.parametrize(
+    ("shown", "value", "agree"),
+    [
+        (".860", 0.8604, True),
+        (".860", 0.8606, False),
+        ("449", 449.4, True),
+        ("3,030", 3030, True),
+        ("-.176", -0.1763, True),
+    ],
+)
+def test_a_number_agrees_to_the_digits_that_it_shows(shown: str, value: float, agree: bool) -> None:
+    assert shown_as(shown, value) is agree
