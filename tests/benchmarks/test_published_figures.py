@@ -36,7 +36,7 @@ def at(value: Any, pointer: str) -> Any:
 def shown_as(shown: str, value: float) -> bool:
     """Whether ``shown`` is ``value`` rounded to the digits that it shows."""
     decimals = len(shown.partition(".")[2])
-    return abs(float(shown.replace(",", "")) - value) <= 0.5 * 10**-decimals + 1e-9
+    return bool(abs(float(shown.replace(",", "")) - value) <= 0.5 * 10**-decimals + 1e-9)
 
 
 def measured() -> list[tuple[str, str]]:
