@@ -37,9 +37,12 @@ async def opening_of(start: Start, config: RolloutConfig) -> Observation:
     Raises:
         Exception: the environment failed, was late, posed another task, or showed what cannot be used.
     """
-    what, options = "the environment's reset", {"task": start.task}
-    resetting = partial(start.env.areset, seed=start.seed, options=options)
-    given = await call(what, config.deadline_s, resetting)
+    what, env, posed = "the environment's reset", start.env, {"task": start.task}
+    if env.awaits:
+        resetting = partial(env.areset, seed=start.seed, options=posed)
+        given = await call(what, config.deadline_s, resetting)
+    else:
+        given = await call_plain(what, config.deadline_s, partial(env.reset, seed=start.seed, options=posed))
     opening, info = checked_opening(given, most_chars(config.context_tokens))
     check_posed(start.task, info)
     return opening
@@ -51,16 +54,9 @@ async def act(record: Record, action: str, config: RolloutConfig) -> Observation
     Returns:
         What is new, for ``observe``; None where the action ended the episode.
     """
-    env, what = record.start.env, "the environment's step"
-    most = most_chars(config.context_tokens)
-
-    async def stepping() -> tuple[Any, Any, Any]:
-        key, scene = env.anchor_key(), env.scene()
-        return key, scene, await env.astep(action)
-
-    began = time.perf_counter()
+    most, began = most_chars(config.context_tokens), time.perf_counter()
     try:
-        found, scene, given = await call(what, config.deadline_s, stepping)
+        found, scene, given = await _step(record.start.env, action, config.deadline_s)
         key, (step, size) = checked_key(found), checked_step(given, most)
     except Exception as error:
         record.fail(EndReason.ENV_FAULT, error)
@@ -75,13 +71,26 @@ async def act(record: Record, action: str, config: RolloutConfig) -> Observation
     return None if record.ended else step.observation
 
 
+async def _step(env: Env[Any], action: str, seconds: float) -> tuple[Any, Any, Any]:
+    """Key and screen of the state before ``action``, and what the environment returned for it."""
+    what = "the environment's step"
+
+    async def awaited() -> tuple[Any, Any, Any]:
+        key, scene = env.anchor_key(), env.scene()
+        return key, scene, await env.astep(action)
+
+    if env.awaits:
+        return await call(what, seconds, awaited)
+    return await call_plain(what, seconds, lambda: (env.anchor_key(), env.scene(), env.step(action)))
+
+
 async def stepped(env: Env[Any], action: str, config: RolloutConfig) -> tuple[Step, int]:
     """What ``action`` leads to, outside of any record, and the characters that its observation had.
 
     Raises:
         Exception: the environment failed, was late, or gave what cannot be used.
     """
-    given = await call("the environment's step", config.deadline_s, partial(env.astep, action))
+    _, _, given = await _step(env, action, config.deadline_s)
     return checked_step(given, most_chars(config.context_tokens))
 
 

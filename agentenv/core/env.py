@@ -106,6 +106,11 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
         """``step`` in a worker thread; environments with network input/output override it."""
         return await asyncio.to_thread(self.step, action)
 
+    @property
+    def awaits(self) -> bool:
+        """Whether it acts in coroutines of its own; a plain one is called in threads."""
+        return type(self).areset is not Env.areset or type(self).astep is not Env.astep
+
     def check_running(self) -> None:
         """For the head of ``step``, so that nothing happens in an episode that is over.
 

@@ -123,10 +123,8 @@ class _Order:
         if running is None:
             return None
         if running is self:
-            return "it blocks its event loop; await, or use asyncio.to_thread"
-        return (
-            f"{running.what} of another episode blocks the event loop; await there, or use asyncio.to_thread"
-        )
+            return "its code blocks"
+        return f"{running.what} of another episode blocks their event loop; it should await"
 
 
 class _EnvLoop:
@@ -181,7 +179,7 @@ class _EnvLoop:
 
     def _take(self, orders: list[_Order]) -> None:
         for order in orders:
-            self.loop.create_task(self._carry_out(order), context=order.context)
+            self.loop.create_task(self._carry_out(order), context=order.context.copy())
 
     async def _carry_out(self, order: _Order) -> None:
         self.posted.pop(order, None)

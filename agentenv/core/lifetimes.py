@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from agentenv.core.env import AsyncEnv, Env
+from agentenv.core.env import Env
 from agentenv.core.env_calls import call, call_plain
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason, Info, Observation, StateCapability, Step
@@ -119,7 +119,7 @@ async def _make(make: MakeEnv, seconds: float) -> Env[Any]:
 async def _close(env: Env[Any], seconds: float) -> str:
     what = "the environment's close"
     try:
-        if isinstance(env, AsyncEnv):  # what it holds may belong to the thread of its loop
+        if env.awaits:  # what it holds may belong to the thread of its loop
             await call(what, seconds, partial(_closing, env))
         else:
             await call_plain(what, seconds, env.close)

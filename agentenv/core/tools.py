@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from agentenv.core.env import AsyncEnv, StateT
+from agentenv.core.json_schema import check_schema, complaints
 from agentenv.core.tool_results import as_result, returns_passages
 from agentenv.core.types import EndReason, Message, Step, ToolResult, ToolStatus
 from agentenv.errors import ConfigurationError, Fault, UnknownName
@@ -44,6 +45,48 @@ class Tool:
     """Whether it returns passages, so that an empty list of them is a search that found nothing."""
     _model: Any = field(default=None, repr=False, compare=False)
 
+    def __post_init__(self) -> None:
+        """Checks what was not made by ``from_function``.
+
+        Raises:
+            ConfigurationError: a reserved name, a schema that cannot be checked, or nothing that can be called.
+        """
+        _check_name(self.name)
+        if self._model is None:
+            check_schema(self.json_schema, self.name)
+        if not callable(self.function):
+            raise ConfigurationError(f"tool {self.name!r} has no function to call, but {self.function!r:.80}")
+
+    @classmethod
+    def from_schema(
+        cls,
+        name: str,
+        description: str,
+        json_schema: Mapping[str, Any],
+        function: Callable[..., Any],
+        *,
+        timeout_s: float | None = None,
+    ) -> "Tool":
+        """The tool that a JSON Schema declares, such as one of an MCP server; arguments are checked against it.
+
+        Example:
+            ```python
+            schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+            Tool.from_schema("double", "Doubles a number.", schema, lambda a: 2 * a)
+            ```
+
+        Args:
+            name: What a policy calls it.
+            description: What it does, for the policy.
+            json_schema: Of the object of its arguments.
+            function: Plain or async; takes the arguments by name, as they were given.
+            timeout_s: Seconds that one call may take; None is no limit.
+
+        Raises:
+            ConfigurationError: a reserved name, or a schema that cannot be checked in full.
+        """
+        return cls(name, description, json_schema, function, timeout_s=timeout_s)
+
     @classmethod
     def from_function(cls, function: Callable[..., Any], *, timeout_s: float | None = None) -> "Tool":
         """The tool that ``function`` declares by its name, annotations and docstring.
@@ -60,8 +103,7 @@ class Tool:
         import pydantic
 
         name = function.__name__
-        if name in RESERVED_NAMES or name.startswith("_"):
-            raise ConfigurationError(f"a tool cannot be called {name!r}: other frameworks reserve the name")
+        _check_name(name)
         description, described = _read_docstring(name, inspect.getdoc(function) or "")
         hints = typing.get_type_hints(function, include_extras=True)
         parameters = list(inspect.signature(function).parameters.values())
@@ -117,13 +159,9 @@ class Tool:
         Raises:
             Fault: the function said that the failure is ours, or returned what no tool may return.
         """
-        import pydantic
-
-        try:
-            parsed = self._model.model_validate(arguments)
-        except pydantic.ValidationError as error:
-            return ToolResult(self.name, ToolStatus.FORMAT_ERROR, _complaints(error), "ValidationError")
-        values = {key: getattr(parsed, key) for key in type(parsed).model_fields}
+        values, complaint = self._read(arguments)
+        if complaint:
+            return ToolResult(self.name, ToolStatus.FORMAT_ERROR, complaint, "ValidationError")
         limit = asyncio.timeout(self.timeout_s)
         try:
             async with limit:
@@ -138,10 +176,28 @@ class Tool:
             return ToolResult(self.name, ToolStatus.ERROR, f"{kind}: {error}", kind)
         return as_result(self.name, value, finds=self.finds)
 
+    def _read(self, arguments: Any) -> tuple[dict[str, Any], str]:
+        """The values to call the function with, or what is wrong with them."""
+        import pydantic
+
+        if self._model is None:
+            found = "; ".join(complaints(arguments, self.json_schema))
+            return ({}, found) if found else (arguments, "")
+        try:
+            parsed = self._model.model_validate(arguments)
+        except pydantic.ValidationError as error:
+            return {}, _complaints(error)
+        return {key: getattr(parsed, key) for key in type(parsed).model_fields}, ""
+
     async def _run(self, owner: tuple[object, ...], values: dict[str, Any]) -> Any:
         if inspect.iscoroutinefunction(self.function):
             return await self.function(*owner, **values)
         return await asyncio.to_thread(self.function, *owner, **values)
+
+
+def _check_name(name: str) -> None:
+    if name in RESERVED_NAMES or name.startswith("_"):
+        raise ConfigurationError(f"a tool cannot be called {name!r}: other frameworks reserve the name")
 
 
 def _read_docstring(name: str, text: str) -> tuple[str, dict[str, str]]:

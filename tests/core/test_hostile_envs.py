@@ -158,8 +158,8 @@ def alone(env: Env[Any], **config: Any) -> Trajectory:
     [
         (Plain, "reset", 12, 16),
         (Plain, "step", 12, 16),
-        (Plain, "anchor_key", 3, 5),  # those that block a loop are found out one after the other
-        (Awaiting, "reset", 3, 5),
+        (Plain, "anchor_key", 12, 16),
+        (Awaiting, "reset", 3, 5),  # those that block a loop are found out one after the other
         (Awaiting, "step", 3, 5),
         (Patient, "step", 12, 16),
     ],

@@ -1,0 +1,205 @@
+"""Checks JSON values against the part of JSON Schema in which tools describe their arguments.
+
+A schema with a keyword that is not known here is refused when the tool is declared, so that no value passes unchecked.
+Keywords have the meaning of the draft 2020-12; ``format`` and what only describes are read over.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from agentenv.errors import ConfigurationError, UnknownName
+
+Schema = Mapping[str, Any] | bool
+
+_DESCRIBING = frozenset(
+    {"title", "description", "default", "examples", "format", "deprecated", "readOnly", "writeOnly"}
+    | {"$schema", "$id", "$comment", "$defs", "definitions"}
+)
+_TYPES: dict[str, Callable[[Any], bool]] = {
+    "string": lambda value: isinstance(value, str),
+    "number": lambda value: _is_number(value),
+    "integer": lambda value: _is_number(value) and math.isfinite(value) and value == int(value),
+    "boolean": lambda value: isinstance(value, bool),
+    "array": lambda value: isinstance(value, list),
+    "object": lambda value: isinstance(value, dict),
+    "null": lambda value: value is None,
+}
+_BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {
+    "minimum": ("number", lambda value, bound: value >= bound, "must be at least {}"),
+    "maximum": ("number", lambda value, bound: value <= bound, "must be at most {}"),
+    "exclusiveMinimum": ("number", lambda value, bound: value > bound, "must be above {}"),
+    "exclusiveMaximum": ("number", lambda value, bound: value < bound, "must be below {}"),
+    "multipleOf": ("number", lambda value, bound: not value % bound, "must be a multiple of {}"),
+    "minLength": ("string", lambda value, bound: len(value) >= bound, "must have {} characters or more"),
+    "maxLength": ("string", lambda value, bound: len(value) <= bound, "must have {} characters or fewer"),
+    "pattern": ("string", lambda value, bound: re.search(bound, value) is not None, "must match {}"),
+    "minItems": ("array", lambda value, bound: len(value) >= bound, "must have {} entries or more"),
+    "maxItems": ("array", lambda value, bound: len(value) <= bound, "must have {} entries or fewer"),
+    "uniqueItems": ("array", lambda value, bound: not bound or _unique(value), "must have no entry twice"),
+    "minProperties": ("object", lambda value, bound: len(value) >= bound, "must have {} entries or more"),
+    "maxProperties": ("object", lambda value, bound: len(value) <= bound, "must have {} entries or fewer"),
+}
+_CHOICES = ("anyOf", "oneOf", "allOf")
+_KNOWN = _DESCRIBING | _BOUNDS.keys() | {*_CHOICES, "type", "enum", "const", "not", "$ref"}
+_KNOWN |= {"properties", "required", "additionalProperties", "items", "prefixItems"}
+
+
+def check_schema(schema: Any, name: str) -> None:
+    """Looks whether ``schema`` describes an object and can be checked in full.
+
+    Args:
+        schema: Of the arguments of a tool.
+        name: Of the tool.
+
+    Raises:
+        ConfigurationError: it is no schema of an object, or holds a keyword, type or reference that is not known.
+    """
+    if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
+        raise ConfigurationError(f"the schema of tool {name!r} must be that of an object, not {schema!r:.80}")
+    try:
+        _check(schema, schema, name)
+        json.dumps(dict(schema))
+    except (TypeError, ValueError, AttributeError, RecursionError, re.error) as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        raise ConfigurationError(f"the schema of tool {name!r} cannot be read: {error}") from error
+
+
+def complaints(value: Any, schema: Mapping[str, Any]) -> list[str]:
+    """What in ``value`` does not fit ``schema``, each with its place; empty where it fits."""
+    try:
+        return _complaints(value, schema, schema, "")
+    except RecursionError:
+        return ["arguments: nested too deeply"]
+
+
+def _check(schema: Any, root: Mapping[str, Any], name: str) -> None:
+    if isinstance(schema, bool):
+        return
+    for keyword in schema:
+        if keyword not in _KNOWN:
+            raise UnknownName.among(f"keyword of JSON Schema that tool {name!r} may use:", keyword, _KNOWN)
+    for kind in _list(schema.get("type", [])):
+        if kind not in _TYPES:
+            raise UnknownName.among(f"type of JSON Schema in tool {name!r}:", str(kind), _TYPES)
+    if "pattern" in schema:
+        re.compile(schema["pattern"])
+    if "$ref" in schema:
+        _resolved(schema["$ref"], root)
+    for child in _children(schema):
+        _check(child, root, name)
+
+
+def _children(schema: Mapping[str, Any]) -> list[Any]:
+    named = [
+        child for key in ("properties", "$defs", "definitions") for child in schema.get(key, {}).values()
+    ]
+    listed = [child for key in (*_CHOICES, "prefixItems") for child in schema.get(key, ())]
+    return named + listed + [schema[key] for key in ("items", "additionalProperties", "not") if key in schema]
+
+
+def _resolved(reference: str, root: Mapping[str, Any]) -> Any:
+    if not reference.startswith("#"):
+        raise ConfigurationError(
+            f"the reference {reference!r} must begin with '#': it must be within the schema"
+        )
+    found: Any = root
+    for part in reference.removeprefix("#").removeprefix("/").split("/"):
+        if part:
+            key = part.replace("~1", "/").replace("~0", "~")
+            if not isinstance(found, Mapping) or key not in found:
+                raise ConfigurationError(f"the reference {reference!r} leads to nothing in the schema")
+            found = found[key]
+    return found
+
+
+def _complaints(value: Any, schema: Any, root: Mapping[str, Any], place: str) -> list[str]:
+    where = place or "arguments"
+    if isinstance(schema, bool):
+        return [] if schema else [f"{where}: is not allowed"]
+    found = []
+    kinds = _list(schema.get("type", []))
+    if kinds and not any(_TYPES[kind](value) for kind in kinds):
+        return [f"{where}: must be of the type {' or '.join(kinds)}"]
+    if "enum" in schema and not any(_equal(value, one) for one in schema["enum"]):
+        found.append(f"{where}: must be one of {json.dumps(schema['enum'], ensure_ascii=False)}")
+    if "const" in schema and not _equal(value, schema["const"]):
+        found.append(f"{where}: must be {json.dumps(schema['const'], ensure_ascii=False)}")
+    for keyword, (kind, holds, words) in _BOUNDS.items():
+        if keyword in schema and _TYPES[kind](value) and not holds(value, schema[keyword]):
+            found.append(f"{where}: {words.format(schema[keyword])}")
+    if "$ref" in schema:
+        found += _complaints(value, _resolved(schema["$ref"], root), root, place)
+    found += _of_choices(value, schema, root, where)
+    if isinstance(value, dict):
+        found += _of_object(value, schema, root, place)
+    if isinstance(value, list):
+        found += _of_array(value, schema, root, place)
+    return found
+
+
+def _of_choices(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any], where: str) -> list[str]:
+    found = []
+    for choice in schema.get("allOf", ()):
+        found += _complaints(value, choice, root, where)
+    for keyword in ("anyOf", "oneOf"):
+        tries = [_complaints(value, choice, root, where) for choice in schema.get(keyword, ())]
+        fitting = sum(not complained for complained in tries)
+        if tries and not fitting:
+            found.append(" or ".join(dict.fromkeys(complained[0] for complained in tries)))
+        elif keyword == "oneOf" and fitting > 1:
+            found.append(f"{where}: fits {fitting} of the forms that exclude each other")
+    if "not" in schema and not _complaints(value, schema["not"], root, where):
+        found.append(f"{where}: is of a form that is not allowed")
+    return found
+
+
+def _of_object(
+    value: dict[str, Any], schema: Mapping[str, Any], root: Mapping[str, Any], place: str
+) -> list[str]:
+    known = schema.get("properties", {})
+    missing = [key for key in schema.get("required", ()) if key not in value]
+    found = [f"{_at(place, key)}: is missing" for key in missing]
+    for key, one in value.items():
+        if key in known:
+            found += _complaints(one, known[key], root, _at(place, key))
+        elif schema.get("additionalProperties", True) is False:
+            found.append(f"{_at(place, key)}: is not known")
+        else:
+            found += _complaints(one, schema.get("additionalProperties", True), root, _at(place, key))
+    return found
+
+
+def _of_array(value: list[Any], schema: Mapping[str, Any], root: Mapping[str, Any], place: str) -> list[str]:
+    first: Sequence[Any] = schema.get("prefixItems", ())
+    found = []
+    for index, one in enumerate(value):
+        of_one = first[index] if index < len(first) else schema.get("items", True)
+        found += _complaints(one, of_one, root, _at(place, str(index)))
+    return found
+
+
+def _at(place: str, key: str) -> str:
+    return f"{place}.{key}" if place else key
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Equality of JSON, in which true is not 1."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True) or (
+        _is_number(one) and _is_number(other) and one == other
+    )
+
+
+def _unique(values: list[Any]) -> bool:
+    return len({json.dumps(value, sort_keys=True) for value in values}) == len(values)
