@@ -58,7 +58,10 @@ def path_digest(path: Path, *, whole: int = WHOLE) -> str:
 
 
 def value_digest(value: Any) -> str:
-    """SHA-256 of a value: text, numbers, bytes, lists, mappings and data classes of these, equal ones in every process."""
+    """SHA-256 of a value: text, numbers, bytes, lists, mappings and data classes of these, equal ones in every process.
+
+    A path stands for the content of what lies there, because tasks may name files in a temporary folder.
+    """
     text = json.dumps(value, default=_plain, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -73,7 +76,9 @@ def _plain(value: Any) -> Any:
         return sorted(map(value_digest, value))
     if isinstance(value, bytes):
         return value.hex()
-    return str(value) if isinstance(value, Path) else f"{type(value).__module__}.{type(value).__qualname__}"
+    if isinstance(value, Path):
+        return path_digest(value) if value.exists() else str(value)
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 __all__ = ["WHOLE", "file_digest", "file_digests", "path_digest", "value_digest"]

@@ -6,7 +6,6 @@ same benchmark on the same folder goes on where it stopped; the files are those 
 """
 
 import hashlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
@@ -18,9 +17,11 @@ from typing import Any, Protocol
 from agentenv.core.registry import env_class
 from agentenv.core.types import Task
 from agentenv.data.code_sets import CODE_SETS
-from agentenv.data.sources import OWN, SourceConfig, check_source
+from agentenv.data.sources import OWN, Source, SourceConfig, check_source
 from agentenv.errors import AgentEnvError
 from agentenv.evaluation.bounds import bound_of, measure_expert, variants
+from agentenv.evaluation.checksums import verify
+from agentenv.evaluation.contents import contents_of
 from agentenv.evaluation.diagnosis import MAX_COVERED_DOCUMENTS, coverage
 from agentenv.evaluation.ground import (
     EnvConfig,
@@ -30,9 +31,10 @@ from agentenv.evaluation.ground import (
     index_recall,
     known_retriever,
     open_ground,
+    open_tasks,
     takes,
 )
-from agentenv.evaluation.journal import CONFIG, Journal, claim, release
+from agentenv.evaluation.journal import CONFIG, CONTENTS, Journal, claim, release
 from agentenv.evaluation.player import (
     EXPERT,
     Player,
@@ -46,11 +48,10 @@ from agentenv.evaluation.results import measure_of, score_of, summarize
 from agentenv.evaluation.spending import Spending, announced
 from agentenv.policies.card import EpisodeCard
 from agentenv.policies.openai import OpenAIPolicy
-from agentenv.policies.spec import check_policy, is_endpoint, is_engine, policy_folder
+from agentenv.policies.spec import check_policy, is_endpoint, is_engine
 
 SEARCH, CODE = EnvConfig().id, "agentenv/Code-v0"
 _SCORERS = ("em_squad", "f1_squad", "em_cover")
-_SAMPLED = 64  # blocks of a file of weights that go into its fingerprint
 
 
 class Display(Protocol):
@@ -136,31 +137,45 @@ def run_benchmark(
     """
     check_names(benchmark)
     claim(out, {"benchmark": _identity(benchmark)})
+    display.phase("questions and index", 0)
+    source, search = _sources(benchmark)
+    opened = open_tasks(source, search, EnvConfig(id=benchmark.env))
+    contents = contents_of(opened, search, benchmark.env, benchmark.policy)
+    claim(out, {"benchmark": _identity(benchmark), CONTENTS: contents})
     if (out / RESULTS).is_file() and not (retry_faults and read_json(out / RESULTS)["faults"]):
-        if not (out / PAGE).is_file():
-            write_report(out)
-        return read_json(out / RESULTS)
+        return _finished(out)
     fresh = not (out / CONFIG).is_file()
     try:
-        return _run(benchmark, out, display, retry_faults)
+        player = open_player(benchmark.policy, benchmark.concurrency, env_class(benchmark.env).stop)
+        with closing(player):
+            ground = _open(benchmark, opened, player, display)
+            return _played(benchmark, contents, player, ground, out, display, retry_faults)
     except (AgentEnvError, OSError):
         if fresh:
             release(out)
         raise
 
 
-def _run(benchmark: Benchmark, out: Path, display: Display, retry_faults: bool) -> dict[str, Any]:
-    player = open_player(benchmark.policy, benchmark.concurrency, env_class(benchmark.env).stop)
-    with closing(player):
-        return _played(benchmark, player, out, display, retry_faults)
+def _finished(out: Path) -> dict[str, Any]:
+    """The results that stand in ``out``, whose episodes must be those that they were computed from."""
+    for path in (out / EPISODES, *sorted((out / "bounds").glob("*.jsonl"))):
+        verify(path)
+    if not (out / PAGE).is_file():
+        write_report(out)
+    return read_json(out / RESULTS)
 
 
 def _played(
-    benchmark: Benchmark, player: Player, out: Path, display: Display, retry_faults: bool
+    benchmark: Benchmark,
+    contents: Mapping[str, str],
+    player: Player,
+    ground: Ground,
+    out: Path,
+    display: Display,
+    retry_faults: bool,
 ) -> dict[str, Any]:
-    ground = _open(benchmark, player, display)
-    config = {"benchmark": _identity(benchmark), "fingerprints": _fingerprints(benchmark, ground)}
-    claim(out, config, write=True)
+    opened = {"retriever": "" if ground.retriever is None else ground.retriever.info().fingerprint}
+    claim(out, {"benchmark": _identity(benchmark), CONTENTS: contents, "opened": opened}, write=True)
     (out / RESULTS).unlink(missing_ok=True)
     spending = Spending(player.policy, out) if isinstance(player.policy, OpenAIPolicy) else None
     records, bounds = _play(benchmark, player, ground, out, display, retry_faults, spending)
@@ -172,22 +187,28 @@ def _played(
     return results
 
 
-def _open(benchmark: Benchmark, player: Player, display: Display) -> Ground:
-    display.phase("questions and index", 0)
+def _sources(benchmark: Benchmark) -> tuple[SourceConfig, SearchConfig]:
+    source = SourceConfig(
+        dataset=benchmark.dataset,
+        data=benchmark.data,
+        split=benchmark.split or ("test" if benchmark.dataset == OWN else None),
+        limit=benchmark.limit,
+        seed=benchmark.seed,
+        options={name: value for name, value in benchmark.options.items() if name == "executor"}
+        if benchmark.dataset in CODE_SETS
+        else {},
+    )
+    return source, SearchConfig(retriever=benchmark.retriever, corpus=benchmark.corpus)
+
+
+def _open(benchmark: Benchmark, opened: Source, player: Player, display: Display) -> Ground:
+    source, search = _sources(benchmark)
     return open_ground(
-        SourceConfig(
-            dataset=benchmark.dataset,
-            data=benchmark.data,
-            split=benchmark.split or ("test" if benchmark.dataset == OWN else None),
-            limit=benchmark.limit,
-            seed=benchmark.seed,
-            options={name: value for name, value in benchmark.options.items() if name == "executor"}
-            if benchmark.dataset in CODE_SETS
-            else {},
-        ),
-        SearchConfig(retriever=benchmark.retriever, corpus=benchmark.corpus),
+        source,
+        search,
         EnvConfig(id=benchmark.env, options=_options(benchmark, player.card)),
         player.count,
+        opened=opened,
         progress=_indexing(display),
     )
 
@@ -345,31 +366,8 @@ def _identity(benchmark: Benchmark) -> dict[str, Any]:
     return fields | {"concurrency": None} if by_arrival else fields
 
 
-def _fingerprints(benchmark: Benchmark, ground: Ground) -> dict[str, str]:
-    """What the names of a benchmark stand for at present, so that a resumed run cannot mix two."""
-    weights = benchmark.policy == "tiny" or benchmark.policy.startswith(("hf:", "vllm:"))
-    return {
-        "questions": _hash_of(ground.source.tasks),
-        "retriever": "" if ground.retriever is None else ground.retriever.info().fingerprint,
-        "policy": _weights(policy_folder(benchmark.policy)) if weights else benchmark.policy,
-    }
-
-
 def _hash_of(tasks: Sequence[Task]) -> str:
     digest = hashlib.sha256()
     for task in tasks:
         digest.update(repr((task.id, task.question, task.answers)).encode())
-    return digest.hexdigest()[:16]
-
-
-def _weights(folder: Path) -> str:
-    """Of the size of each file of weights and of blocks spread evenly over it: whole models take too long to read."""
-    digest = hashlib.sha256()
-    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.json"), *folder.glob("*.bin")]):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}\n".encode())
-        with path.open("rb") as file:
-            for block in range(_SAMPLED):
-                file.seek(size * block // _SAMPLED, os.SEEK_SET)
-                digest.update(file.read(1 << 16))
     return digest.hexdigest()[:16]

@@ -131,12 +131,25 @@ def takes(env_id: str, argument: str) -> bool:
     return False
 
 
+def open_tasks(source: SourceConfig, search: SearchConfig, env: EnvConfig) -> Source:
+    """Loads or makes tasks, and says which corpus is searched; no index is opened.
+
+    Raises:
+        AgentEnvError: there are no such tasks.
+    """
+    opened = _own_tasks(source, env) if source.dataset == OWN else open_source(source)
+    if search.corpus and takes(env.id, "retriever"):
+        opened = replace(opened, documents=None, corpus=_corpus_file(search.corpus, source))
+    return opened
+
+
 def open_ground(
     source: SourceConfig,
     search: SearchConfig,
     env: EnvConfig,
     count_tokens: Callable[[str], int],
     *,
+    opened: Source | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Ground:
     """Loads or makes tasks and, for an environment that searches, the retriever.
@@ -146,17 +159,16 @@ def open_ground(
         search: Which retriever.
         env: Which environment.
         count_tokens: Length of a text in tokens of the policy.
+        opened: What ``open_tasks`` gave, where that was called before.
         progress: Called with passages encoded and passages in all while an index is built.
 
     Raises:
         ConfigurationError: a set without a corpus, and no retriever given; an environment without tasks of its own; or a
             simulator that would be told the answers of an evaluation.
     """
-    opened = _own_tasks(source, env) if source.dataset == OWN else open_source(source)
+    opened = opened or open_tasks(source, search, env)
     if not takes(env.id, "retriever"):
         return Ground(opened, None, env, count_tokens)
-    if search.corpus:
-        opened = replace(opened, documents=None, corpus=_corpus_file(search.corpus, source))
     if source.topics:
         opened = replace(opened, tasks=topics_of(corpus_of(opened), source))
     if search.retriever and search.retriever != BM25:

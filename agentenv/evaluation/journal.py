@@ -5,19 +5,21 @@ that holds something else. Wall-clock seconds go to a file of their own: everyth
 """
 
 import json
-import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentenv.core.files import write_text
+from agentenv.core.files import append_lines, write_text
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
+from agentenv.evaluation.checksums import announce, forget, note, verify
 from agentenv.evaluation.records import EPISODES, RESULTS, Record, lines_of, parse_record
 
 CONFIG = "config.toml"
 TIMINGS = "timings.jsonl"
+CONTENTS = "contents"
+"""The table of the configuration with the digests of what its names stand for."""
 
 
 class Journal:
@@ -31,11 +33,13 @@ class Journal:
 
     Raises:
         DatasetError: a complete line is no record.
+        ConfigurationError: the file was changed by somebody else.
     """
 
     def __init__(self, path: Path, again: Callable[[Record], bool] = lambda record: False) -> None:
         self.path = path
         self._records: dict[str, Record] = {}
+        verify(path, growing=True)
         lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
         for number, line in enumerate(lines, start=1):
             record = parse_record(line.decode("utf-8", errors="replace"), f"{path.name}, line {number}")
@@ -54,10 +58,9 @@ class Journal:
         """Adds those that are not there yet, and waits until they are on the disk."""
         new = [record for record in records if record["id"] not in self._records]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab") as file:
-            file.write(lines_of(new).encode())
-            file.flush()
-            os.fsync(file.fileno())
+        lines = lines_of(new)
+        announce(self.path, lines.encode())
+        append_lines(self.path, lines.split("\n")[:-1])
         self._records |= {record["id"]: record for record in new}
 
     def finish(self, tasks: Sequence[Task]) -> list[Record]:
@@ -68,7 +71,10 @@ class Journal:
 
     def _rewrite(self, records: Iterable[Record]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(self.path, lines_of(records))
+        lines = lines_of(records)
+        announce(self.path, lines.encode())
+        write_text(self.path, lines)
+        note(self.path)
 
 
 def claim(directory: Path, config: Mapping[str, Mapping[str, Any]], *, write: bool = False) -> None:
@@ -85,7 +91,7 @@ def claim(directory: Path, config: Mapping[str, Mapping[str, Any]], *, write: bo
     path = directory / CONFIG
     plain = {name: _plain(table) for name, table in config.items()}
     if path.is_file():
-        _refuse_another(directory, tomllib.loads(path.read_text(encoding="utf-8")), plain)
+        _refuse_another(directory, _held(path), plain)
     elif any((directory / name).exists() for name in (EPISODES, RESULTS)):
         raise ConfigurationError(
             f"{directory} holds an evaluation of unknown configuration: choose another --out"
@@ -95,6 +101,13 @@ def claim(directory: Path, config: Mapping[str, Mapping[str, Any]], *, write: bo
 
         directory.mkdir(parents=True, exist_ok=True)
         write_text(path, tomli_w.dumps(plain))
+
+
+def _held(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} is damaged ({error}): choose another --out") from error
 
 
 def _plain(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,6 +125,8 @@ def _refuse_another(directory: Path, held: Mapping[str, Any], asked: Mapping[str
     for name, table in asked.items():
         for key in sorted({*held.get(name, {}), *table}):
             was, now = held.get(name, {}).get(key), table.get(key)
+            if was != now and name == CONTENTS:
+                raise ConfigurationError(_other_content(directory, key, was))
             if was != now:
                 hint = " (agentenv rescore adds scorers to it)" if key == "scorers" else ""
                 raise ConfigurationError(
@@ -120,10 +135,16 @@ def _refuse_another(directory: Path, held: Mapping[str, Any], asked: Mapping[str
                 )
 
 
+def _other_content(directory: Path, key: str, was: str | None) -> str:
+    reason = f"{key} that have changed since" if was is not None else f"{key} of which it keeps no digest"
+    return f"{directory} holds an evaluation with {reason}: choose another --out"
+
+
 def release(directory: Path) -> None:
     """Takes the configuration back from a folder in which no episode was finished."""
     if (directory / EPISODES).is_file() and (directory / EPISODES).stat().st_size:
         return
+    forget(directory / EPISODES)
     for name in (CONFIG, EPISODES, TIMINGS):
         (directory / name).unlink(missing_ok=True)
     if directory.is_dir() and not any(directory.iterdir()):
@@ -138,6 +159,15 @@ def log_seconds(directory: Path, phase: str, seconds: float, waits: Sequence[flo
         file.write(json.dumps(line) + "\n")
 
 
+def _timing(line: str) -> dict[str, Any]:
+    """One line of ``timings.jsonl``; empty where it is damaged, because seconds decide nothing."""
+    try:
+        values = json.loads(line)
+    except ValueError:
+        return {}
+    return values if isinstance(values, dict) and {"phase", "seconds", "waits"} <= set(values) else {}
+
+
 def read_seconds(directory: Path, correct: int | None = None) -> dict[str, float]:
     """What the run proper took, work that a killed process lost left out; empty where nothing was logged.
 
@@ -146,8 +176,8 @@ def read_seconds(directory: Path, correct: int | None = None) -> dict[str, float
         correct: number of right answers; adds the seconds for each.
     """
     path = directory / TIMINGS
-    whole = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
-    lines = [line for line in map(json.loads, whole) if line["phase"] == "run"]
+    whole = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1] if path.is_file() else []
+    lines = [line for line in map(_timing, whole) if line.get("phase") == "run"]
     waits = sorted(wait for line in lines for wait in line["waits"])
     if not waits:
         return {}

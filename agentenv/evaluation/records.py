@@ -14,6 +14,7 @@ from agentenv.core.files import write_text
 from agentenv.core.scorers import check_answers
 from agentenv.data.sealed import seal, unseal
 from agentenv.errors import ConfigurationError, DatasetError
+from agentenv.evaluation.checksums import forget, note, verify
 
 EPISODES = "episodes.jsonl"
 RESULTS = "results.json"
@@ -99,10 +100,12 @@ def read_evaluation(directory: Path) -> Evaluation:
     """Reads a whole evaluation folder.
 
     Raises:
-        ConfigurationError: it is not an evaluation folder.
+        ConfigurationError: it is not an evaluation folder, or its episodes were changed.
         DatasetError: a line of it cannot be scored; the message names the line.
     """
-    return Evaluation(directory, read_json(directory / RESULTS), read_records(directory / EPISODES))
+    results = read_json(directory / RESULTS)
+    verify(directory / EPISODES)
+    return Evaluation(directory, results, read_records(directory / EPISODES))
 
 
 def read_records(path: Path) -> list[Record]:
@@ -201,7 +204,9 @@ def redacted(record: Record) -> Record:
 def write_evaluation(directory: Path, results: Mapping[str, Any], records: Iterable[Record]) -> None:
     """Writes both files; ``results.json`` comes last, so its presence means that the folder is complete."""
     directory.mkdir(parents=True, exist_ok=True)
+    forget(directory / EPISODES)
     write_text(directory / EPISODES, lines_of(records))
+    note(directory / EPISODES)
     write_results(directory, results)
 
 

@@ -78,6 +78,7 @@ def test_the_scripted_expert_scores_full(
         "run.log",
         "config.toml",
         "timings.jsonl",
+        "episodes.sha256",
     }
     assert len((tmp_path / "out" / "episodes.jsonl").read_text().splitlines()) == 12
 

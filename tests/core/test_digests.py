@@ -74,6 +74,14 @@ def test_a_value_is_told_by_all_that_is_in_it() -> None:
     assert len({value_digest(task()), value_digest(task(2.0)), value_digest(task(ids=("d2",)))}) == 3
 
 
+def test_a_path_stands_for_the_content_there(tmp_path: Path) -> None:
+    """The databases of SQL tasks lie in a temporary folder of each process."""
+    for name, content in (("a", "1"), ("b", "1"), ("c", "2")):
+        (tmp_path / name).write_text(content)
+    a, b, c = (value_digest({"file": tmp_path / name}) for name in "abc")
+    assert a == b != c
+
+
 def test_equal_values_agree_between_processes() -> None:
     program = "from agentenv.core.digests import value_digest; print(value_digest({'a': {'x', 'y', 'z'}, 'b': object()}))"
     told = {

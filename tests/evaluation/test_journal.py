@@ -8,7 +8,7 @@ import pytest
 
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError, DatasetError
-from agentenv.evaluation.journal import CONFIG, Journal, claim, log_seconds, read_seconds, release
+from agentenv.evaluation.journal import CONFIG, CONTENTS, Journal, claim, log_seconds, read_seconds, release
 from agentenv.evaluation.records import Record
 
 Maker = Callable[..., Record]
@@ -74,9 +74,9 @@ def test_a_broken_line_within_the_file_is_named(record: Maker, tmp_path: Path) -
 def test_the_same_configuration_goes_on(tmp_path: Path) -> None:
     claim(tmp_path / "run", ASKED)
     assert not (tmp_path / "run").exists()  # only looked at
-    claim(tmp_path / "run", {**ASKED, "fingerprints": {"questions": "1"}}, write=True)
+    claim(tmp_path / "run", {**ASKED, CONTENTS: {"questions": "1"}}, write=True)
     claim(tmp_path / "run", ASKED)
-    claim(tmp_path / "run", {**ASKED, "fingerprints": {"questions": "1"}}, write=True)
+    claim(tmp_path / "run", {**ASKED, CONTENTS: {"questions": "1"}}, write=True)
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,9 @@ def test_another_configuration_is_refused(tmp_path: Path, change: dict[str, obje
 
 
 def test_other_questions_under_the_same_name_are_refused(tmp_path: Path) -> None:
-    claim(tmp_path, {**ASKED, "fingerprints": {"questions": "1"}}, write=True)
-    with pytest.raises(ConfigurationError, match="questions '1', not '2'"):
-        claim(tmp_path, {**ASKED, "fingerprints": {"questions": "2"}})
+    claim(tmp_path, {**ASKED, CONTENTS: {"questions": "1"}}, write=True)
+    with pytest.raises(ConfigurationError, match="questions that have changed since"):
+        claim(tmp_path, {**ASKED, CONTENTS: {"questions": "2"}})
 
 
 def test_a_folder_of_unknown_origin_is_refused(tmp_path: Path) -> None:

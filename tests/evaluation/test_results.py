@@ -105,7 +105,11 @@ def test_a_folder_reads_back(record: Maker, tmp_path: Path) -> None:
     back = read_evaluation(tmp_path)
     assert back.results == json.loads(json.dumps(summary(*records)))
     assert [row["question"] for row in back.records] == ["O\u00f9\u2028?", "Where?"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["episodes.jsonl", "results.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "episodes.jsonl",
+        "episodes.sha256",
+        "results.json",
+    ]
 
 
 @pytest.mark.parametrize(
