@@ -59,7 +59,8 @@ class CorrectionSettings(Frozen):
 
     mode: Literal["none", "truncate", "mask"] | None = None
     """``truncate`` weighs by min(w, high), w the proximal over the sampler's probability; ``mask`` by w within
-    [low, high] and 0 outside. None is ``truncate`` in asynchronous training and ``none`` otherwise."""
+    [low, high] and 0 outside. None is ``truncate`` where the sampler's log-probs are not those of the learner (asynchronous
+    training, an engine, ``precision = "bfloat16"``) and ``none`` otherwise."""
     level: Literal["token", "sequence", "geometric"] = "token"
     """w of the token, the product over its row, or the geometric mean over its row."""
     low: float = Field(0.0, ge=0)
@@ -72,10 +73,10 @@ class CorrectionSettings(Frozen):
     """Estimate of that divergence."""
     reduce: Literal["token", "sum", "mean", "max"] = "mean"
     """Judges each token, or its whole row."""
-    foreign: Literal["recompute", "weight", "rescore", "ratio"] = "recompute"
+    foreign: Literal["recompute", "weight", "rescore", "ratio"] | None = None
     """Tokens sampled under another context: taken for on-policy, weighed one by one by min(p(now) / p(sampled), high),
     scored again by the policy where they stand now, one forward pass an episode, or with p(sampled) as the denominator of
-    their ratio (Guide)."""
+    their ratio (Guide). None is ``weight`` where recorded log-probs are weighed at all, and ``recompute`` otherwise."""
     ess_base: float | None = Field(None, gt=0)
     """The step size is scaled by sqrt(min(1, effective sample / base)) (VCPO, base 1); None leaves it."""
 
@@ -118,7 +119,8 @@ class OptimizationConfig(Frozen):
     None takes the objective's own (``token_mean``; ``sequence_mean`` for ``gspo``)."""
     proximal: Literal["sampler", "recompute", "interpolate"] | None = None
     """Log-probs that ratios are formed with: the sampler's own, the learner's at the start of the update, or a way between
-    the two by version (AReaL). None is ``recompute`` in asynchronous training (decoupled PPO) and ``sampler`` otherwise."""
+    the two by version (AReaL). None is ``recompute`` (decoupled PPO) where the sampler's log-probs are not those of the
+    learner (asynchronous training, an engine, ``precision = "bfloat16"``) and ``sampler`` otherwise."""
     correction: CorrectionSettings = CorrectionSettings()
     """Weights for tokens that other weights sampled; with ``proximal`` other than ``sampler`` (decoupled PPO)."""
     supervised_rate: float = Field(1e-5, gt=0, le=_LARGEST_RATE)
@@ -152,19 +154,25 @@ class OptimizationConfig(Frozen):
     gradient_checkpointing: bool = False
     """Layers keep their inputs alone and compute the rest again in the backward pass: less memory, a third more time."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Of the learner's multiplications; weights stay in float32. The sampler's log-probs then differ a little from the
-    learner's: with ``bfloat16`` set ``proximal`` to ``recompute`` and ``correction.mode`` to ``truncate``."""
+    """Of the learner's multiplications; weights stay in float32. With ``bfloat16`` the sampler's log-probs differ a little
+    from the learner's, which ``proximal`` and ``correction.mode`` then allow for unless they are named."""
 
     @model_validator(mode="after")
     def _known(self) -> Self:
         get_estimator(self.estimator, self.estimator_options)
         return self
 
-    def resolved(self, stale: bool) -> Self:
-        """These settings with what None stands for in ``proximal`` and ``correction.mode``."""
-        mode = self.correction.mode or ("truncate" if stale and self.proximal != "sampler" else "none")
+    def resolved(self, apart: bool) -> Self:
+        """These settings with what None stands for in ``proximal``, ``correction.mode`` and ``correction.foreign``.
+
+        Args:
+            apart: Whether the sampler's log-probs are not those that the learner would compute.
+        """
+        mode = self.correction.mode or ("truncate" if apart and self.proximal != "sampler" else "none")
         correction = self.correction.model_copy(update={"mode": mode})
-        proximal = self.proximal or ("recompute" if stale else "sampler")
+        foreign = correction.foreign or ("weight" if correction.weighs else "recompute")
+        correction = correction.model_copy(update={"foreign": foreign})
+        proximal = self.proximal or ("recompute" if apart else "sampler")
         return self.model_copy(update={"proximal": proximal, "correction": correction})
 
 
@@ -426,7 +434,32 @@ class TrainConfig(Frozen):
     @property
     def learning(self) -> OptimizationConfig:
         """``optimization`` with what None stands for in this run."""
-        return self.optimization.resolved(stale=self.asynchronous.staleness > 0)
+        return self.optimization.resolved(apart=bool(self.apart))
+
+    @property
+    def apart(self) -> list[str]:
+        """Why the log-probs that the sampler records are not those that the learner would compute; empty where they are."""
+        reasons = {
+            f"asynchronous.staleness={self.asynchronous.staleness}": self.asynchronous.staleness > 0,
+            f"engine.kind={self.engine.kind!r} in {self.engine.dtype}": self.engine.kind != "hf",
+            f"optimization.precision={self.optimization.precision!r}": self.optimization.precision
+            != "float32",
+        }
+        return [reason for reason, holds in reasons.items() if holds]
+
+    @property
+    def correction_note(self) -> str:
+        """What is done about that, as a sentence; empty where there is nothing to be done."""
+        if not self.apart:
+            return ""
+        learning = self.learning
+        how = learning.correction
+        weighed = f"weighs tokens by correction.mode={how.mode!r}, level={how.level!r}, high={how.high:g}"
+        done = weighed if how.mode != "none" else "weighs no token for it (correction.mode='none')"
+        return (
+            f"the sampler's log-probs are not the learner's ({', '.join(self.apart)}): the loss takes "
+            f"optimization.proximal={learning.proximal!r} and {done}"
+        )
 
     @property
     def concurrent_groups(self) -> int:

@@ -71,6 +71,8 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
 
 def _train(folder: RunFolder, display: Display, stop: Interruptible) -> dict[str, Any]:
     folder.compare_config(display.warn)
+    if folder.config.correction_note:
+        display.warn(folder.config.correction_note)
     with ExitStack() as stack:
         stack.enter_context(_advised(folder))
         run = set_up(folder, display)
@@ -276,6 +278,8 @@ def _finish(run: Run, before: dict[str, Any]) -> dict[str, Any]:
             results[name] = _headline(read_json(run.folder.path / "evaluation" / name / RESULTS), scorer)
     if run.config.league.every:
         results["league"] = league_of(run).as_json()
+    if run.config.correction_note:
+        results["correction"] = run.config.correction_note
     if "stopped" in history[-1]:
         results["stopped"] = history[-1]["stopped"]
     write_model_card(run.folder.path / "policy", results, run.config.model_dump(mode="json"))
