@@ -4,6 +4,12 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
+from agentenv.core.model_files import read_settings
+from agentenv.errors import CheckpointMismatch
+from agentenv.retrievers.wire import sentence
+
 _FILE = "episode.json"
 
 
@@ -30,9 +36,21 @@ class EpisodeCard:
 
 
 def read_card(folder: Path) -> EpisodeCard:
-    """The card in ``folder``; the defaults where there is none."""
+    """The card in ``folder``; the defaults where there is none.
+
+    Raises:
+        CheckpointMismatch: what stands there is no such card.
+    """
     path = folder / _FILE
-    return EpisodeCard(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else EpisodeCard()
+    if not path.is_file():
+        return EpisodeCard()
+    try:
+        EpisodeCard(**(settings := read_settings(path)))  # which refuses what it does not know
+        return TypeAdapter(EpisodeCard).validate_python(settings)
+    except TypeError as error:
+        raise CheckpointMismatch(f"{path} is no card of episodes: {error}") from error
+    except ValidationError as error:
+        raise CheckpointMismatch(f"{path} is no card of episodes: {sentence(error)}") from error
 
 
 def write_card(folder: Path, card: EpisodeCard) -> None:

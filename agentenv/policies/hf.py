@@ -18,6 +18,7 @@ from torch import Tensor
 
 from agentenv.core.batching import Batcher
 from agentenv.core.chat import cut_at_stop
+from agentenv.core.model_files import LOCAL, check_model_files
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import CheckpointMismatch, ConfigurationError, ContextTooSmall, PolicyFault
 from agentenv.policies.forward import RowCache, require_support, step, text_config
@@ -96,11 +97,12 @@ class HFPolicy:
         base, adapter = base_and_adapter(Path(path))
         if not base.is_dir():  # the libraries would look for it on the network
             raise CheckpointMismatch(f"{path} holds no model that can be loaded: there is no folder {base}")
+        check_model_files(base)
         try:
             model, report = AutoModelForCausalLM.from_pretrained(
-                str(base), dtype=torch.float32, local_files_only=True, output_loading_info=True
+                str(base), dtype=torch.float32, output_loading_info=True, use_safetensors=True, **LOCAL
             )
-            tokenizer = AutoTokenizer.from_pretrained(str(base), local_files_only=True)
+            tokenizer = AutoTokenizer.from_pretrained(str(base), **LOCAL)
         except Exception as error:  # a damaged file makes each library raise something of its own
             reason = str(error).partition("\n")[0][:200]
             raise CheckpointMismatch(f"{path} holds no model that can be loaded: {reason}") from error

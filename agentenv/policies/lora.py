@@ -4,19 +4,18 @@ B begins as 0, so an adapted model begins as its base. Adapters are peft's, in i
 made. Names of weights are those of ``state_dict``: peft's files leave out the name of the adapter.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentenv.core.model_files import ADAPTER_CONFIG, check_adapter_files
 from agentenv.errors import CheckpointMismatch, MissingExtra, UnknownName
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
@@ -109,14 +108,20 @@ def base_and_adapter(folder: Path) -> tuple[Path, Path | None]:
     """The folder of the model, and that of the LoRA adapter where ``folder`` is one.
 
     Raises:
-        CheckpointMismatch: an adapter that names no base.
+        CheckpointMismatch: an adapter that names no base in a folder here, or whose settings name code or files.
     """
     if not (folder / ADAPTER_CONFIG).is_file():
         return folder, None
-    settings = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-    if not settings.get("base_model_name_or_path"):
+    base = check_adapter_files(folder).get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
         raise CheckpointMismatch(f"the adapter in {folder} names no model that it is to be added to")
-    return Path(settings["base_model_name_or_path"]), folder
+    if not Path(base).is_dir():  # the libraries would look for it on the network
+        raise CheckpointMismatch(
+            f"{folder} holds an adapter of the model {base!r:.200}, and there is no such folder"
+        )
+    if not (folder / ADAPTER_WEIGHTS).is_file():  # so that nothing looks for pickled ones, or on the network
+        raise CheckpointMismatch(f"the adapter in {folder} has no file {ADAPTER_WEIGHTS}")
+    return Path(base), folder
 
 
 def merged_into(model: Any, adapter: Path) -> Any:

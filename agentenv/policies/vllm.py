@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from agentenv.core.background import BackgroundLoop
 from agentenv.core.chat import cut_at_stop
+from agentenv.core.model_files import LOCAL, check_model_files
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import CheckpointMismatch, ConfigurationError, ContextTooSmall, PolicyFault
 from agentenv.policies.engine import Engine, EngineConfig, Request, Sampled
@@ -247,9 +248,10 @@ def _read(folder: Path) -> tuple[Any, int]:
     from transformers import AutoConfig, AutoTokenizer
 
     base, _ = base_and_adapter(folder)
+    check_model_files(base)
     try:
-        config = AutoConfig.from_pretrained(str(base), local_files_only=True)
-        tokenizer = AutoTokenizer.from_pretrained(str(base), local_files_only=True)
+        config = AutoConfig.from_pretrained(str(base), **LOCAL)
+        tokenizer = AutoTokenizer.from_pretrained(str(base), **LOCAL)
     except Exception as error:  # a damaged file makes each library raise something of its own
         reason = str(error).partition("\n")[0][:200]
         raise CheckpointMismatch(f"{folder} holds no model that can be loaded: {reason}") from error

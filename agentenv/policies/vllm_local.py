@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from agentenv.core.model_files import ADAPTER_CONFIG
 from agentenv.errors import CheckpointMismatch, MissingExtra, PolicyFault
 from agentenv.policies.engine import EngineConfig, Request, Sampled
-from agentenv.policies.lora import ADAPTER_CONFIG, base_and_adapter
+from agentenv.policies.lora import base_and_adapter
 
 TAKE_UP = "take_up_weights"
 """What a worker does with the folder of new weights."""

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from agentenv.core.model_files import LOCAL, check_model_files
 from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
 
 Vectors = NDArray[np.float32]
@@ -311,10 +312,12 @@ def _load_sentence_transformer(path: Path) -> Any:
         from transformers.utils import logging
     except ModuleNotFoundError as error:
         raise MissingExtra.of("sentence-transformers", "retrieval") from error
+    check_model_files(path)
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        return SentenceTransformer(str(path), device="cpu", local_files_only=True).eval()
+        weights = {"use_safetensors": True}
+        return SentenceTransformer(str(path), device="cpu", model_kwargs=weights, **LOCAL).eval()
     finally:
         if shown:
             logging.enable_progress_bar()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agentenv.core.batching import Batcher
+from agentenv.core.model_files import LOCAL, check_model_files
 from agentenv.core.protocols import Retriever
 from agentenv.core.types import Passage, Query, RetrieverInfo
 from agentenv.errors import AgentEnvError, ConfigurationError, MissingExtra, RetrieverFault
@@ -45,8 +46,10 @@ class CrossEncoderReranker:
             from sentence_transformers import CrossEncoder
         except ModuleNotFoundError as error:
             raise MissingExtra.of("sentence-transformers", "retrieval") from error
+        check_model_files(path)
+        weights = {"use_safetensors": True}
         self._model: Any = CrossEncoder(
-            str(path), device="cpu", max_length=max_tokens, num_labels=1, local_files_only=True
+            str(path), device="cpu", max_length=max_tokens, num_labels=1, model_kwargs=weights, **LOCAL
         )
         self.id = f"cross:{folder_digest(path)}:{max_tokens}"
 

@@ -5,7 +5,6 @@ nothing of curricula, splits or faults: that is `agentenv.retrievers.simulated`.
 """
 
 import asyncio
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from agentenv.core.batching import Batcher
 from agentenv.core.cassette import Cassette
 from agentenv.core.chat import InlineFormat
+from agentenv.core.model_files import read_settings
 from agentenv.core.rollout import together
 from agentenv.core.types import Completion, Message, Sampling
 from agentenv.data.world_grammar import RELATIONS
@@ -296,7 +296,7 @@ def read_form(folder: Path) -> Form:
     path = folder / FORM_FILE
     if not path.is_file():
         return "instructions"
-    form: Form = json.loads(path.read_text(encoding="utf-8"))["form"]
+    form: Form = read_settings(path).get("form")  # type: ignore[assignment]
     if form not in ("instructions", "compact"):
         raise ConfigurationError(
             f"{path} names the form {form!r}; this version knows instructions and compact."

@@ -65,10 +65,15 @@ def open_retriever(folder: Path) -> Retriever:
     """The retriever saved in ``folder``, of whatever kind its card says.
 
     Raises:
-        ConfigurationError: the folder holds no retriever.
+        ConfigurationError: the folder holds no retriever, or its card names a kind that is not read from a folder.
         IndexMismatch: encoder or corpus are not those that the index was built with.
     """
-    return make_retriever(f"{read_card(folder).kind}:{folder}")
+    kind = read_card(folder).kind  # somebody else may have written it: only what reads a folder is named here
+    if kind not in LOADERS:
+        raise ConfigurationError(
+            f"the card in {folder} names the kind {kind!r:.80}; a folder holds one of {', '.join(LOADERS)}"
+        )
+    return LOADERS[kind](folder)
 
 
 def _of_folder(kind: str) -> Callable[[str], Retriever]:

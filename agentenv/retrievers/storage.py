@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from agentenv.core.files import sync, sync_folder
 from agentenv.errors import ConfigurationError, CorpusError, IndexMismatch
 from agentenv.retrievers import mapped_corpus
@@ -78,7 +80,8 @@ def read_card(folder: Path, kind: str | None = None) -> Card:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         digest = values.pop("digest", None)
-        card = Card(**values)
+        Card(**values)  # which refuses what it does not know
+        card = TypeAdapter(Card).validate_python(values)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigurationError(
             f"{path} is not a retriever's card ({error}); build the retriever again."

@@ -1,0 +1,157 @@
+"""What a folder with a model may hold before any library opens it: settings and weights, and nothing that is executed.
+
+The folder may come from somebody else. Libraries of models import classes that a settings file names, load compiled kernels
+that it names, and unpickle weights; each of these runs code. This check reads the settings itself and refuses first, so that
+it does not depend on the version of a library.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from agentenv.errors import CheckpointMismatch
+
+LOCAL = {"local_files_only": True, "trust_remote_code": False}
+"""How every library is asked to open a folder: without the network, and without a question whether code may run."""
+MODULES = "modules.json"
+ADAPTER_CONFIG = "adapter_config.json"
+_MODULE_TYPES = re.compile(
+    r"sentence_transformers(\.[a-z_]+)*"
+    r"\.(Transformer|Pooling|Normalize|Dense|LayerNorm|Dropout|WeightedLayerPooling|StaticEmbedding)"
+)
+_TORCH_CLASS = re.compile(r"torch\.nn(\.modules)?\.(activation|linear)\.[A-Za-z]+|torch\.nn\.[A-Z][A-Za-z]+")
+_CLASS_KEYS = ("activation_function", "activation_fn", "sbert_ce_default_activation_function")
+_KERNEL_KEYS = ("attn_implementation", "_attn_implementation", "experts_implementation")
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".msgpack")
+_LORA_NUMBERS = {"alpha_pattern", "layers_to_transform", "lora_alpha", "lora_dropout", "r", "rank_pattern"}
+_LORA_SWITCHES = {"fan_in_fan_out", "inference_mode", "lora_bias", "use_dora", "use_rslora"}
+_LORA_LAYERS = {"exclude_modules", "layers_pattern", "modules_to_save", "target_modules"}
+_LORA_NAMES = {
+    "base_model_name_or_path",
+    "bias",
+    "init_lora_weights",
+    "peft_type",
+    "peft_version",
+    "revision",
+    "task_type",
+}
+_LORA_UNREAD = {
+    "auto_mapping",
+    "megatron_core",
+    "qalora_group_size",
+}  # without megatron_config, which is refused
+_LORA_KEYS = _LORA_NUMBERS | _LORA_SWITCHES | _LORA_LAYERS | _LORA_NAMES | _LORA_UNREAD
+"""What an adapter may set; other settings of peft name modules to import or files to open."""
+_LAYERS = re.compile(r"[\w.]*|all-linear")
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The JSON object in a settings file.
+
+    Raises:
+        CheckpointMismatch: it holds something else.
+    """
+    found = _parsed(path)
+    if not isinstance(found, dict):
+        raise CheckpointMismatch(f"{path} is no file of settings: it holds no object")
+    return found
+
+
+def _parsed(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointMismatch(f"{path} is no file of settings: {str(error)[:120]}") from error
+
+
+def check_model_files(folder: Path) -> None:
+    """Looks at the settings and the weights in ``folder`` and in the folders of its modules.
+
+    Raises:
+        CheckpointMismatch: a settings file names code to run or is damaged, or the weights are pickled.
+    """
+    parts = [folder, *_module_folders(folder)]
+    for part in parts:
+        for path in sorted(part.glob("*.json")):
+            if path.name.endswith(("config.json", "_args.json")):
+                _check_values(path, _parsed(path))
+    weights = [path for part in parts for path in part.iterdir() if path.suffix in _PICKLED]
+    if weights and not any(list(part.glob("*.safetensors")) for part in parts):
+        raise CheckpointMismatch(
+            f"{weights[0]} holds pickled weights, which may run code when they are read; convert them to safetensors"
+        )
+
+
+def check_adapter_files(folder: Path) -> dict[str, Any]:
+    """The settings of the LoRA adapter in ``folder``, after a look at them.
+
+    Raises:
+        CheckpointMismatch: it is another kind of adapter, or a setting names code, a file or a pattern.
+    """
+    path = folder / ADAPTER_CONFIG
+    settings = read_settings(path)
+    if settings.get("peft_type") != "LORA":
+        raise CheckpointMismatch(
+            f"{path} is an adapter of the kind {settings.get('peft_type')!r:.60}, not LORA"
+        )
+    strange = [name for name, value in settings.items() if value and name not in _LORA_KEYS]
+    if strange:
+        raise CheckpointMismatch(
+            f"{path} sets {strange[0][:60]!r}, which this version does not load from a file"
+        )
+    if settings.get("init_lora_weights", True) not in (True, False, "gaussian"):
+        raise CheckpointMismatch(
+            f"{path} asks for weights to be begun by {settings['init_lora_weights']!r:.60}"
+        )
+    for name in sorted(_LORA_LAYERS):
+        value = settings.get(name)
+        for layer in value if isinstance(value, list) else [value or ""]:
+            if not isinstance(layer, str) or not _LAYERS.fullmatch(layer):
+                raise CheckpointMismatch(f"{path}: {name} names layers, not {layer!r:.60}")
+    return settings
+
+
+def _module_folders(folder: Path) -> Iterator[Path]:
+    """The folders of the modules of a sentence encoder, each within ``folder``."""
+    path = folder / MODULES
+    if not path.is_file():
+        return
+    try:
+        named = [(module["type"], module["path"]) for module in _parsed(path)[:]]
+    except (KeyError, TypeError) as error:
+        raise CheckpointMismatch(f"{path} is no list of modules: {str(error)[:120]}") from error
+    for kind, place in named:
+        if not isinstance(kind, str) or not _MODULE_TYPES.fullmatch(kind):
+            raise CheckpointMismatch(
+                f"{path} names the module {kind!r:.80}, which is not one of sentence-transformers' own; its code would run"
+            )
+        inner = folder / str(place)
+        if not inner.resolve().is_relative_to(folder.resolve()):
+            raise CheckpointMismatch(f"{path} names the folder {place!r:.80} outside of {folder}")
+        if place and inner.is_dir():
+            yield inner
+
+
+def _check_values(path: Path, values: Any) -> None:
+    """Refuses names of classes, of kernels and of code anywhere in the settings."""
+    for key, value in _items(values):
+        if key in _CLASS_KEYS and isinstance(value, str) and not _TORCH_CLASS.fullmatch(value):
+            raise CheckpointMismatch(f"{path}: {key} names {value!r:.80}, which is no activation of torch")
+        if key in _KERNEL_KEYS and isinstance(value, str) and not re.fullmatch(r"\w+", value):
+            raise CheckpointMismatch(f"{path}: {key} names {value!r:.80}, code that would be fetched and run")
+        if key == "trust_remote_code" and value:
+            raise CheckpointMismatch(f"{path} asks for its own code to be run (trust_remote_code)")
+
+
+def _items(values: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    if depth > 20:
+        return
+    if isinstance(values, dict):
+        for key, value in values.items():
+            yield key, value
+            yield from _items(value, depth + 1)
+    elif isinstance(values, list):
+        for value in values:
+            yield from _items(value, depth + 1)
