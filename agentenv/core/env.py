@@ -222,6 +222,14 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
         """Actions that score full from the start of the present episode, or None where no expert exists."""
         return None
 
+    def expert_gives_up(self) -> str | None:
+        """What the expert writes last where the present episode did not show what its answer stands on; None where it did.
+
+        The scripted actions come from the record of the task. Asked after all of them but the last, so that the expert's
+        score is a ceiling of what can be found and not 1 by definition.
+        """
+        return None
+
     def close(self) -> None:
         """Closes every resource in the state."""
         for resource in resources_of(self.__dict__.get("state")):

@@ -173,6 +173,7 @@ class HierarchicalSearch(LocalSearch):
         if len(asked) > 1:
             kept = refine(kept, block.content, self._reranker, self._keep)
         self.state.found |= {passage.title: passage for passage in kept}
+        self.state.by_id |= {passage.id: passage for passage in kept}
         ids = [[passage.id for passage in kept]]
         self.state.retrieved += ids
         body = "\n".join([format_passages(kept).strip(), *told])

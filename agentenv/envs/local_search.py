@@ -76,6 +76,8 @@ class SearchState:
     seed: int
     found: dict[str, Passage] = field(default_factory=dict)
     """Every passage seen so far, by title."""
+    by_id: dict[str, Passage] = field(default_factory=dict)
+    """The same by id: passages of one document share a title."""
     queries: list[str] = field(default_factory=list)
     """What was searched."""
     pages: list[str] = field(default_factory=list)
@@ -237,6 +239,7 @@ class LocalSearch(AsyncEnv[SearchState]):
         state.queries += texts
         passages = list({passage.id: passage for ranking in rankings for passage in ranking}.values())
         state.found |= {passage.title: passage for passage in passages}
+        state.by_id |= {passage.id: passage for passage in passages}
         return self._information(self._format(passages)), ToolResult(
             "search", ToolStatus.OK, "\n".join(texts), data={"ids": ids}
         )
@@ -295,6 +298,27 @@ class LocalSearch(AsyncEnv[SearchState]):
         together = as_turns(task.data.get("path", ()), self._queries or 1)
         searches = ["<search>" + "\n".join(queries) + "</search>" for queries in together]
         return (*searches[: self._max_turns], f"<answer>{task.answers[0]}</answer>")
+
+    def expert_gives_up(self) -> str | None:
+        """An empty answer, unless every supporting document stands whole on a page.
+
+        Where the task names none: unless a page holds an accepted answer, or any page was shown and the answer is yes or no,
+        which no page holds.
+        """
+        state, seen = self.state, "\n".join(self.state.pages)
+        if self.final_tag != TAGS[-1]:
+            return None
+        if needed := state.task.data.get("supporting_ids"):
+            shown = all(one in state.by_id and self._line(state.by_id[one]) in seen for one in needed)
+        elif all(answer.strip().lower() in ("yes", "no") for answer in state.task.answers):
+            shown = bool(state.found)
+        else:
+            shown = self._holds(seen, state.task.answers).value > 0
+        return None if shown else f"<{self.final_tag}></{self.final_tag}>"
+
+    def _line(self, passage: Passage) -> str:
+        """A passage as a page shows it, without its number."""
+        return self._format([passage]).partition("(")[2].strip()
 
     def render(self) -> str:
         """The question, what was searched and the answer so far."""

@@ -8,7 +8,7 @@ same benchmark on the same folder goes on where it stopped; the files are those 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -256,23 +256,26 @@ def _play(
     tasks, scorer = ground.source.tasks, benchmark.scorers[0]
     again = (lambda record: not record["valid"]) if retry_faults else (lambda record: False)
     bounded = bool(benchmark.bounds) and benchmark.policy != EXPERT
-    found = variants(ground) if bounded else {}
+    found = variants(ground, player.policy) if bounded and player.policy is not None else {}
     bounds: dict[str, Any] = {name: {"note": said} for name, said in found.items() if isinstance(said, str)}
-    grounds = {"run": ground} | {name: one for name, one in found.items() if isinstance(one, Ground)}
-    paths = {name: out / "bounds" / f"{name}.jsonl" for name in grounds} | {"run": out / EPISODES}
+    sides = {"run": (ground, player)} | {
+        name: (one[0], replace(player, policy=one[1]))
+        for name, one in found.items()
+        if not isinstance(one, str)
+    }
+    paths = {name: out / "bounds" / f"{name}.jsonl" for name in sides} | {"run": out / EPISODES}
     journals = {name: Journal(path, again) for name, path in paths.items()}
     if isinstance(player.policy, OpenAIPolicy):
-        missing = {name: (grounds[name], len(tasks) - len(journal)) for name, journal in journals.items()}
+        missing = {name: (sides[name][0], len(tasks) - len(journal)) for name, journal in journals.items()}
         display.note(announced(player.policy.client.endpoint.model, missing, bounds=bounded))
-    play = partial(
-        play_missing, player, seed=benchmark.seed, directory=out, progress=_progress(display, spending)
-    )
+    play = partial(play_missing, seed=benchmark.seed, directory=out, progress=_progress(display, spending))
     tally = _Tally(scorer, searched=ground.retriever is not None)
     display.phase(benchmark.dataset, len(tasks))
-    records = play(ground, journals.pop("run"), phase="run", figures=tally)
+    records = play(player, ground, journals.pop("run"), phase="run", figures=tally)
     for name, journal in journals.items():
         display.phase(f"{benchmark.dataset}, bound {name}", len(tasks))
-        bounds[name] = bound_of(play(grounds[name], journal, phase=name), scorer)
+        its_ground, its_player = sides[name]
+        bounds[name] = bound_of(play(its_player, its_ground, journal, phase=name), scorer)
     if bounded:
         bounds["expert"] = measure_expert(ground, player.config, scorer, seed=benchmark.seed)
     return records, bounds

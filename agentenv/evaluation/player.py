@@ -102,7 +102,7 @@ class Player:
             return self
         size = self.batch if self.lockstep else 1
         tasks, seconds = ground.source.tasks, self.config.deadline_s
-        policy = expert_policy(ground.make_env, tasks, size, seconds, seed=seed, name=name)
+        policy = expert_policy(ground.make_env, tasks, size, seconds, seed=seed, name=name, shown_only=True)
         return replace(self, policy=policy, tokenizer=policy.tokenizer)
 
 

@@ -6,7 +6,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from agentenv.core.acting import stepped
 from agentenv.core.chat import InlineFormat
+from agentenv.core.env import Env
 from agentenv.core.env_calls import call_plain
 from agentenv.core.lifetimes import MakeEnv, close_envs, close_quickly, make_envs, masked
 from agentenv.core.protocols import ChatFormat, Policy
@@ -90,21 +92,35 @@ async def play_batch(
 
 
 def play_expert(
-    make_env: MakeEnv, tasks: Sequence[Task], config: RolloutConfig, *, seed: int = 0
+    make_env: MakeEnv,
+    tasks: Sequence[Task],
+    config: RolloutConfig,
+    *,
+    seed: int = 0,
+    shown_only: bool = False,
 ) -> list[Trajectory]:
-    """The scripted expert on every task, through the same loop.
+    """The scripted expert on every task, through the same loop; ``shown_only`` as in `expert_policy`.
 
     Raises:
         ConfigurationError: the environment has no expert for a task.
     """
-    policy = expert_policy(make_env, tasks, _BATCH, config.deadline_s, seed=seed, name="expert")
+    policy = expert_policy(
+        make_env, tasks, _BATCH, config.deadline_s, seed=seed, name="expert", shown_only=shown_only
+    )
     return play(
         policy, InlineFormat(policy.tokenizer), make_env, tasks, roomy(config), seed=seed, name="expert"
     )
 
 
 def expert_policy(
-    make_env: MakeEnv, tasks: Sequence[Task], batch: int, seconds: float, *, seed: int, name: str
+    make_env: MakeEnv,
+    tasks: Sequence[Task],
+    batch: int,
+    seconds: float,
+    *,
+    seed: int,
+    name: str,
+    shown_only: bool = False,
 ) -> ScriptedPolicy:
     """The scripts of the environment's own expert, for tasks played ``batch`` at a time under ``name``.
 
@@ -117,6 +133,8 @@ def expert_policy(
         seconds: That one call of the environment may take.
         seed: Of the episodes.
         name: Prefix of their ids.
+        shown_only: The expert gives up where it was not shown what its answer stands on, so that its score is that of the
+            search and not of the record. To find that out its actions are played once beforehand.
 
     Raises:
         ConfigurationError: the environment has no expert for a task, or cannot pose it.
@@ -125,7 +143,7 @@ def expert_policy(
     async def written() -> dict[str, Sequence[str]]:
         scripts: dict[str, Sequence[str]] = {}
         for index, task in enumerate(tasks):
-            actions = await _script(make_env, task, seed + index, seconds)
+            actions = await _script(make_env, task, seed + index, seconds, shown_only)
             begin = index - index % batch
             if actions is not None:
                 scripts[f"{name}-{begin}-{index - begin}"] = actions
@@ -134,13 +152,20 @@ def expert_policy(
     return ScriptedPolicy(asyncio.run(written()))
 
 
-async def _script(make_env: MakeEnv, task: Task, seed: int, seconds: float) -> Sequence[str] | None:
+async def _script(
+    make_env: MakeEnv, task: Task, seed: int, seconds: float, shown_only: bool
+) -> Sequence[str] | None:
     """What the expert does on ``task``; None where the environment failed."""
     (env,) = await make_envs([make_env], seconds)
     config = RolloutConfig(deadline_s=seconds, context_tokens=_ROOM)
     try:
         await opening_of(Start(env, task, seed), config)
         actions = await call_plain("the environment's expert", seconds, env.expert)
+        if shown_only and actions and type(env).expert_gives_up is not Env.expert_gives_up:
+            for action in actions[:-1]:
+                await stepped(env, action, config)
+            last = await call_plain("the environment's expert", seconds, env.expert_gives_up)
+            actions = actions if last is None else (*actions[:-1], last)
     except ConfigurationError:
         raise
     except Exception:

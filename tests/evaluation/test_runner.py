@@ -1,6 +1,7 @@
 """Playing an evaluation: the expert, the floors, faults, the record of an episode, bounds."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,17 +9,20 @@ import pytest
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.rollout import RolloutConfig
-from agentenv.core.types import EndReason, Query, QueryContext, Sampling, Task
+from agentenv.core.types import Completion, EndReason, Passage, Query, QueryContext, Sampling, Task
 from agentenv.data.sources import Source
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.envs.local_search import STOP, LocalSearch
 from agentenv.errors import ConfigurationError, DatasetError
 from agentenv.evaluation.bounds import measure_bounds
+from agentenv.evaluation.closed_book import closed_book
 from agentenv.evaluation.ground import EnvConfig, Ground
+from agentenv.evaluation.player import open_player
 from agentenv.evaluation.results import summarize
 from agentenv.evaluation.runner import play, play_expert, to_record
 from agentenv.policies.fakes import ByteTokenizer
-from agentenv.policies.scripted import FLOORS, ScriptedPolicy, floor_action
+from agentenv.policies.scripted import FLOORS, ScriptedPolicy, complete, floor_action
+from agentenv.policies.spec import make_endpoint_policy
 from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever
 from agentenv.retrievers.oracle import OracleRetriever
 
@@ -168,6 +172,23 @@ def ground(retriever: Any = RETRIEVER) -> Ground:
     )
 
 
+class FixedRetriever(InMemoryRetriever):
+    """Finds the same, whatever is asked."""
+
+    def __init__(self, page: list[Passage]) -> None:
+        super().__init__(WORLD.documents)
+        self.page = page
+
+    async def search(self, queries: Any, k: int) -> list[list[Passage]]:
+        return [self.page for _ in queries]
+
+
+def gold(task: Task) -> list[Passage]:
+    by_id = {document.id: document for document in WORLD.documents}
+    found = [by_id[one] for one in task.data["supporting_ids"]]
+    return [Passage(d.id, d.title, d.text, 1.0) for d in found]
+
+
 def test_bounds_stand_beside_a_score() -> None:
     """Closed book allows no search; the oracle's searches are no searches of ours, so a broken retriever is no harm."""
     searching = ["<search>x</search>", "<answer>wrong</answer>"]
@@ -184,7 +205,89 @@ def test_bounds_stand_beside_a_score() -> None:
     }
     assert bounds["closed_book"]["mean"] == 0
     assert bounds["oracle"]["mean"] == pytest.approx(1 / 3)
-    assert bounds["expert"]["mean"] == 1
+    assert bounds["expert"]["mean"] == pytest.approx(
+        1 / 3
+    )  # two of the three lack a document that word overlap misses
+
+
+@pytest.mark.parametrize("retriever", [FixedRetriever([]), InMemoryRetriever(WORLD.documents[:1])])
+def test_the_expert_answers_nothing_that_it_was_not_shown(retriever: Any) -> None:
+    """A search that returns nothing bounds every policy at 0, in the bound and as a policy of its own."""
+    bounds = measure_bounds(Knows(), CHAT, ground(retriever), CONFIG, "em_squad")
+    assert bounds["expert"]["mean"] == 0
+    player = open_player("scripted", 4, STOP).on(ground(retriever), 0, "run")
+    assert player.policy is not None
+    played = play(player.policy, CHAT, ground(retriever).make_env, TASKS[:3], CONFIG, name="run")
+    assert em([to_record(t) for t in played])["scores"]["em_squad"]["mean"] == 0
+    assert (
+        play_expert(ground(retriever).make_env, TASKS[:3], CONFIG)[0].reward == 1
+    )  # demonstrations stay as they were
+
+
+def test_the_expert_gives_up_where_a_page_was_cut_before_what_it_needs() -> None:
+    env = environment(observation_tokens=12, retriever=FixedRetriever(gold(TASKS[0])))
+    env.reset(seed=0, options={"task": TASKS[0]})
+    env.step("<search>x</search>")
+    assert env.expert_gives_up() == "<answer></answer>"
+    env = environment(retriever=FixedRetriever(gold(TASKS[0])))
+    env.reset(seed=0, options={"task": TASKS[0]})
+    env.step("<search>x</search>")
+    assert env.expert_gives_up() is None
+
+
+@pytest.mark.parametrize(
+    ("answers", "text", "knows"),
+    [(("Bay",), "In Bay.", True), (("Bay",), "In Moor.", False), (("yes",), "Moor.", True)],
+)
+def test_without_supporting_documents_the_expert_needs_the_answer_on_a_page(
+    answers: tuple[str, ...], text: str, knows: bool
+) -> None:
+    env = environment(retriever=FixedRetriever([Passage("p", "P", text, 1.0)]))
+    env.reset(seed=0, options={"task": Task("t", "Where?", answers)})
+    env.step("<search>x</search>")
+    assert (env.expert_gives_up() is None) == knows
+
+
+class Knows:
+    """Answers every question right once its turn begins with the tag of an answer, and searches otherwise."""
+
+    version = 0
+    tokenizer = ByteTokenizer()
+
+    async def generate(
+        self, prompt_ids: Any, sampling: Sampling, *, episode: str | None = None
+    ) -> Completion:
+        prompt = self.tokenizer.decode(list(prompt_ids))
+        answer = next(task.answers[0] for task in TASKS if task.question.strip("? ") in prompt)
+        text = f" {answer} </answer>" if prompt.endswith("<answer>") else "<search>x</search>"
+        return complete(text, self.tokenizer, sampling)
+
+    def release(self, episode: str) -> None: ...
+
+    async def score(self, ids: Any, *, temperature: float = 1.0) -> list[float]:
+        return [0.0] * len(ids)
+
+
+def test_closed_book_makes_a_policy_answer_that_would_search() -> None:
+    bounds = measure_bounds(Knows(), CHAT, ground(), CONFIG, "em_squad")
+    assert bounds["closed_book"]["mean"] == 1
+    assert bounds["oracle"]["mean"] == 0  # with turns to search it only searches
+
+
+def test_closed_book_of_a_model_that_takes_messages_is_a_matter_of_the_prompt() -> None:
+    policy = make_endpoint_policy("openai:m@http://127.0.0.1:9/v1")
+    found = closed_book(ground(), policy)
+    assert not isinstance(found, str)
+    variant, same = found
+    assert same is policy
+    opening, _ = variant.make_env().reset(seed=0, options={"task": TASKS[0]})
+    assert "<search>" not in opening[0].text
+    assert TASKS[0].question.strip("? ") in opening[0].text
+
+
+def test_closed_book_of_an_environment_that_cannot_be_asked_so_is_a_sentence() -> None:
+    bare = replace(ground(), env=EnvConfig(id="agentenv/Calculator-v0"))
+    assert "Calculator-v0" in closed_book(bare, Knows())
 
 
 def test_no_oracle_without_supporting_documents() -> None:

@@ -1,0 +1,82 @@
+"""What a policy knows without any search: its first turn is the last one, and it has to answer in it.
+
+A policy that was trained to search would search, and that would count as no answer. So whoever samples ids begins its turn
+with the tag of an answer already written; to a model behind an endpoint, which takes whole messages only, the prompt says
+that nothing can be searched.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from agentenv.core.protocols import Policy
+from agentenv.core.registry import env_class
+from agentenv.core.types import Completion, Sampling
+from agentenv.evaluation.ground import Ground, takes
+
+PROMPT = """\
+Answer the question below from what you know; nothing can be searched. If you are not sure, give the answer that you think \
+most likely. Write it between <answer> and </answer>, short and without explanation, as in <answer> Beijing </answer>.
+Question: {question}
+"""
+
+
+def closed_book(ground: Ground, policy: Policy) -> tuple[Ground, Policy] | str:
+    """The questions of ``ground`` without a search, and ``policy`` made to answer them; a sentence where that cannot be."""
+    tag = getattr(env_class(ground.env.id), "final_tag", None)
+    if tag is None or not takes(ground.env.id, "max_turns"):
+        return f"{ground.env.id} cannot be asked without a search: it takes no max_turns or has no tag for an answer"
+    if hasattr(policy, "chat"):  # it takes messages
+        asked = ground.varied(prompt=PROMPT) if takes(ground.env.id, "prompt") else ground
+        return asked.varied(max_turns=0), policy
+    return ground.varied(max_turns=0), AnsweringPolicy(policy, f"<{tag}>")
+
+
+class AnsweringPolicy:
+    """A policy every turn of which begins with a given text.
+
+    Args:
+        policy: samples the rest.
+        opening: what stands before it.
+    """
+
+    def __init__(self, policy: Policy, opening: str) -> None:
+        self._policy = policy
+        self._opening = opening
+        self.tokenizer: Any = policy.tokenizer  # type: ignore[attr-defined]
+        self._ids: list[int] = self.tokenizer.encode(opening, add_special_tokens=False)
+
+    @property
+    def version(self) -> int:
+        """Of the weights."""
+        return self._policy.version
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
+    ) -> Completion:
+        """What the policy writes after the opening; log-probs of the opening are 0.
+
+        Raises:
+            PolicyFault: the policy failed.
+            ContextTooSmall: the prompt alone fills the context.
+        """
+        ids, room = self._ids, max(1, sampling.max_tokens - len(self._ids))
+        done = await self._policy.generate(
+            [*prompt_ids, *ids], replace(sampling, max_tokens=room), episode=episode
+        )
+        given = (done.version,) * len(ids) if done.versions else ()
+        return replace(
+            done,
+            ids=(*ids, *done.ids),
+            text=self._opening + done.text,
+            logprobs=((0.0,) * len(ids) + done.logprobs),
+            versions=(*given, *done.versions),
+        )
+
+    def release(self, episode: str) -> None:
+        """Forgets what was kept for ``episode``."""
+        self._policy.release(episode)
+
+    async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
+        """As the policy's."""
+        return await self._policy.score(ids, temperature=temperature)

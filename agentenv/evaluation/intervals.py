@@ -1,0 +1,114 @@
+"""Intervals that hold for few questions, few clusters and sparse scores, without SciPy.
+
+N is the number of questions, C that of clusters.
+"""
+
+from collections.abc import Sequence
+from math import exp, inf, isinf, lgamma, log, log1p, sqrt
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+_TINY = 1e-30
+_HALVINGS = 60
+_STEPS = 300  # of the continued fraction, which needs a multiple of sqrt(max(a, b))
+
+
+def beta_cdf(x: float, a: float, b: float) -> float:
+    """Probability that a Beta(a, b) variable is at most ``x``: the regularised incomplete beta function I_x(a, b).
+
+    By its continued fraction (Abramowitz and Stegun 26.5.8), evaluated with Lentz's method.
+    """
+    if x <= 0 or x >= 1:
+        return float(x >= 1)
+    if x > (a + 1) / (a + b + 2):
+        return 1 - beta_cdf(1 - x, b, a)
+    front = exp(lgamma(a + b) - lgamma(a) - lgamma(b) + a * log(x) + b * log1p(-x)) / a
+    c, d, value = _TINY, 0.0, _TINY
+    for step in range(_STEPS):
+        term = _coefficient(step, x, a, b)
+        d = 1 / _nonzero(1 + term * d)
+        c = _nonzero(1 + term / c)
+        value *= c * d
+        if abs(c * d - 1) < 1e-15:
+            break
+    return front * value
+
+
+def _coefficient(step: int, x: float, a: float, b: float) -> float:
+    m = step // 2
+    if step == 0:
+        return 1.0
+    if step % 2:
+        return -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+    return m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+
+
+def beta_quantile(q: float, a: float, b: float) -> float:
+    """The x with ``beta_cdf(x, a, b) = q``, by bisection; 0 where ``a`` is 0 and 1 where ``b`` is 0."""
+    if a <= 0 or b <= 0:
+        return 0.0 if a <= 0 else 1.0
+    low, high = 0.0, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if beta_cdf(middle, a, b) < q else (low, middle)
+    return (low + high) / 2
+
+
+def t_quantile(q: float, df: float) -> float:
+    """Quantile, q > 1/2, of Student's t with ``df`` degrees of freedom, no whole number needed; normal for infinity."""
+    if isinf(df):
+        return NormalDist().inv_cdf(q)
+    x = beta_quantile(2 * (1 - q), df / 2, 0.5)
+    return sqrt(df * (1 - x) / x)
+
+
+def t_two_sided(t: float, df: float) -> float:
+    """Probability that Student's t with ``df`` degrees of freedom is at least as far from 0 as ``t``."""
+    return 2 * (1 - NormalDist().cdf(abs(t))) if isinf(df) else beta_cdf(df / (df + t * t), df / 2, 0.5)
+
+
+def exact_interval(total: float, n: float, level: float) -> tuple[float, float]:
+    """Interval of a mean of ``n`` values in [0, 1] whose sum is ``total``: that of Clopper and Pearson (1934).
+
+    For 0/1 values its coverage is never below ``level``. With a sum that is no whole number it holds for any values in
+    [0, 1], because none of them vary more around a given mean than 0/1 values do.
+    """
+    tail = (1 - level) / 2
+    low = beta_quantile(tail, total, n - total + 1) if total > 0 else 0.0
+    return low, beta_quantile(1 - tail, total + 1, n - total) if total < n else 1.0
+
+
+def robust_error(x: Floats, members: Sequence[Sequence[int]]) -> tuple[float, float]:
+    """Standard error of the mean of ``x`` [N] over C clusters, and its degrees of freedom.
+
+    CR2: the summed residual of a cluster of size n_c is divided by sqrt(1 - n_c / N), which makes the variance unbiased for
+    independent scores (Bell and McCaffrey 2002). The degrees of freedom are Satterthwaite's, the smaller of those for
+    independent scores and of those for clusters that agree within themselves: (sum of eigenvalues)^2 / sum of their squares
+    of the covariance of the adjusted residual sums. C - 1 for clusters of one size; infinite error for a single cluster.
+    """
+    sizes = np.array([len(rows) for rows in members], dtype=np.float64)
+    if len(sizes) < 2:
+        return inf, 1.0
+    adjust = 1 / np.sqrt(1 - sizes / x.size)
+    residuals = adjust * np.array([(x[rows] - x.mean()).sum() for rows in map(list, members)])
+    return float(sqrt((residuals**2).sum()) / x.size), min(
+        _freedom(sizes, adjust, sizes), _freedom(sizes, adjust, sizes**2)
+    )
+
+
+def _freedom(sizes: Floats, adjust: Floats, variances: Floats) -> float:
+    """Satterthwaite's, where the sum of cluster c has the variance ``variances[c]``."""
+    shares = sizes / sizes.sum()
+    # Covariance of S - shares * sum(S): diag(v) - v s' - s v' + s s' sum(v), scaled by the adjustments.
+    outer = np.outer(variances, shares)
+    covariance = np.diag(variances) - outer - outer.T + np.outer(shares, shares) * variances.sum()
+    covariance *= np.outer(adjust, adjust)
+    return float(np.trace(covariance) ** 2 / (covariance**2).sum())
+
+
+def _nonzero(value: float) -> float:
+    return value if abs(value) > _TINY else _TINY
