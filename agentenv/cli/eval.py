@@ -27,8 +27,10 @@ class Eval:
 
     out: Path
     """Folder for results.json, episodes.jsonl and report.html."""
-    dataset: str = ""
-    """Name of the question set; ``fictional`` reads the folder of a world, ``env`` takes the environment's own tasks."""
+    dataset: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Name of the question set, or a file of questions and answers (JSONL, JSON, CSV, TSV, parquet); may be repeated, for
+    several sets over their corpora together. ``fictional`` reads the folder of a world, ``env`` takes the environment's
+    own tasks."""
     env: str = ""
     """Environment. Default: that of a code set is agentenv/Code-v0, of any other set agentenv/LocalSearch-v0."""
     option: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
@@ -100,8 +102,8 @@ class Eval:
             if suite:
                 found = suite.run(self.out, displays, retry_faults=self.retry_faults)
                 return found | {"out": str(self.out)}
-            benchmark = Benchmark(dataset=self.dataset, **fields)
-            display = displays(self.dataset)
+            benchmark = Benchmark(dataset=",".join(self.dataset), **fields)
+            display = displays(benchmark.dataset)
             results = run_benchmark(benchmark, self.out, display, retry_faults=self.retry_faults)
         return results | {"seconds": _seconds(self.out, results), "out": str(self.out)}
 
@@ -197,7 +199,7 @@ def _show(result: dict[str, Any], console: Console) -> None:
         console.print(f"  {text}", highlight=False, markup=False)
 
     console.print(
-        f"[bold]{result['dataset']}[/bold] ({result['split']}), {result['policy']}, "
+        f"[bold]{result['dataset']}[/bold]{f' ({split})' if (split := result['split']) else ''}, {result['policy']}, "
         f"{result['n']} questions, {result['faults']} faults",
         highlight=False,
     )

@@ -7,39 +7,64 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from agentenv.evaluation.official import score_file
+from agentenv.errors import ConfigurationError
+from agentenv.evaluation.official import OFFICIAL, score_file
+from agentenv.evaluation.predictions import is_official, read_predictions, score_predictions
 
 
 @dataclass(frozen=True)
 class ScoreFile:
-    """Scores a prediction file by the official measures of its set, supporting facts included.
+    """Scores a prediction file over any question set, without an environment or a policy.
 
-    HotpotQA and 2Wiki take {"answer": {id: text}, "sp": {id: [[title, sentence]]}} (2Wiki also "evidence"),
-    MuSiQue one {"id", "predicted_answer", "predicted_support_idxs"} a line, for MuSiQue-Full with
-    "predicted_answerable" and in the order of the questions. A missing prediction counts 0, in MuSiQue it is refused.
+    Predictions are records with "id" and "answer" (JSONL, JSON, CSV, TSV, parquet) or one JSON object {id: answer}. A
+    question without a prediction counts 0.
 
+    The official measures with supporting facts are taken where a file has their layout: HotpotQA and 2Wiki {"answer":
+    {id: text}, "sp": {id: [[title, sentence]]}} (2Wiki also "evidence"), MuSiQue one {"id", "predicted_answer",
+    "predicted_support_idxs"} a line, for MuSiQue-Full with "predicted_answerable" and in the order of the questions; there a
+    missing prediction is refused.
+
+    Example: agentenv score nq predictions.jsonl --data DIR
+    Example: agentenv score questions.csv predictions.csv --scorer f1_squad
     Example: agentenv score hotpotqa predictions.json --data hotpot_dev_distractor_v1.json
     """
 
     dataset: Annotated[str, tyro.conf.Positional]
-    """hotpotqa, 2wiki or musique."""
+    """A question set that `agentenv list` shows, a file of questions, or several with commas between them."""
     predictions: Annotated[Path, tyro.conf.Positional]
     """The prediction file."""
     data: Path | None = None
     """Question file, its folder or the parent; default: the environment variable AGENTENV_DATA."""
     split: str | None = None
     """Split of the set; default: its first."""
+    scorer: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Scorer, may be repeated. Default: em_squad, f1_squad, em_cover; official measures have none to choose."""
 
     def run(self) -> dict[str, Any]:
         """Reads both files and returns the scores, as shares."""
-        return {
-            "dataset": self.dataset,
-            **score_file(self.dataset, self.data, self.predictions, split=self.split),
-        }
+        predictions = read_predictions(self.predictions)
+        if self.dataset in OFFICIAL and is_official(predictions):
+            if self.scorer:
+                raise ConfigurationError(
+                    f"{self.predictions} has the layout of the official measures of {self.dataset}: leave out --scorer, or "
+                    "give a file of ids and answers."
+                )
+            found = score_file(self.dataset, self.data, self.predictions, split=self.split)
+        else:
+            found = score_predictions(self.dataset, self.data, predictions, self.scorer, split=self.split)
+        return {"dataset": self.dataset, **found}
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """Prints one line a measure."""
-        missing = ", ".join(f"{count} without {part}" for part, count in result["missing"].items() if count)
-        console.print(f"{result['dataset']}: {result['n']} questions {missing}".rstrip(), highlight=False)
+        notes = [f"{count} without {part}" for part, count in result["missing"].items() if count]
+        if result.get("unknown"):
+            notes.append(f"{result['unknown']} predictions of other questions left out")
+        console.print(
+            ", ".join([f"{result['dataset']}: {result['n']} questions", *notes]),
+            highlight=False,
+            markup=False,
+        )
         for name, value in result["scores"].items():
-            console.print(f"  {name:<14}{value:.4f}", highlight=False)
+            low, high = result.get("ci95", {}).get(name, (None, None))
+            interval = "" if low is None else f"  [{low:.4f}, {high:.4f}]"
+            console.print(f"  {name:<14}{value:.4f}{interval}", highlight=False, markup=False)

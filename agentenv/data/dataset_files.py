@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from agentenv.errors import DatasetError
+from agentenv.errors import DatasetError, MissingExtra
 
 DATA_VARIABLE = "AGENTENV_DATA"
 
@@ -101,7 +101,8 @@ def read_records(
     """The objects of a file.
 
     ``.jsonl`` holds one a line, ``.json`` an array or one single object, ``.csv`` and ``.tsv`` a head line and
-    rows, whose fields are all text. Any may be compressed (``.gz``).
+    rows, whose fields are all text, ``.parquet`` a table whose empty fields are left out. All but the last may be
+    compressed (``.gz``).
 
     Args:
         path: the file.
@@ -111,8 +112,12 @@ def read_records(
 
     Raises:
         DatasetError: the file cannot be read, is corrupt, or holds something other than objects.
+        MissingExtra: a parquet file, and pyarrow is not installed.
     """
     name = path.name.removesuffix(".gz")
+    if name.endswith(".parquet"):
+        yield from (Record(row, place) for place, row in _parquet(path))
+        return
     found: Iterator[tuple[str, Any]]
     lines = lines or ".jsonl" in name
     try:
@@ -139,6 +144,24 @@ def _open(path: Path) -> TextIO:
     if path.suffix == ".gz":
         return cast(TextIO, gzip.open(path, "rt", encoding="utf-8-sig", newline=""))
     return path.open(encoding="utf-8-sig", newline="")
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise MissingExtra.of("pyarrow", "eval") from None
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            rows = (row for batch in file.iter_batches() for row in batch.to_pylist())
+            for number, row in enumerate(rows, 1):
+                yield (
+                    f"{path}, row {number}",
+                    {name: value for name, value in row.items() if value is not None},
+                )
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DatasetError(f"{path} cannot be read: {error}.") from error
 
 
 def _table(file: TextIO, path: Path, delimiter: str) -> Iterator[tuple[str, Any]]:
@@ -172,6 +195,16 @@ def _record(value: Any, place: str) -> Record:
     return Record(value, place)
 
 
+FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+
+
+def bare_name(path: Path) -> str:
+    """The name of a file of records without what says its format; what follows ``.json`` says it, whatever it is."""
+    name = path.name.removesuffix(".gz")
+    ends = [name.index(kind) for kind in (".json", ".csv", ".tsv", ".parquet") if kind in name]
+    return name[: min(ends)] if ends else name
+
+
 def read_qrels(questions: Path) -> dict[str, tuple[str, ...]] | None:
     """Supporting document ids by question id, from the ``.qrels.tsv`` beside ``questions``; None without one.
 
@@ -180,7 +213,7 @@ def read_qrels(questions: Path) -> dict[str, tuple[str, ...]] | None:
     Raises:
         DatasetError: a line is anything else.
     """
-    path = questions.with_name(questions.name.partition(".json")[0] + ".qrels.tsv")
+    path = questions.with_name(bare_name(questions) + ".qrels.tsv")
     if not path.is_file():
         return None
     found: dict[str, tuple[str, ...]] = {}

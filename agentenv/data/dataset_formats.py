@@ -4,6 +4,7 @@ To add a format, write a function here and name it in the table of ``agentenv.da
 """
 
 import ast
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +30,46 @@ def flat(record: Record) -> Iterator[Task]:
     if "gold" in data:
         data["supporting_ids"] = data.pop("gold")
     yield Task(record.id("id"), record.text("question"), record.golds(*GOLDS), data=data)
+
+
+_IDS = ("id", "_id", "question_id", "qid")
+_QUESTIONS = ("question", "query", "problem")
+_ANSWERS = (*GOLDS, "gold_answers", "ground_truth", "target")
+
+
+def own(record: Record) -> Iterator[Task]:
+    """A user's own questions: `docs/own_data.md` in the repository says which fields there may be.
+
+    Without an id a question gets one made of its text and its answers, so that any part and any order of the file keeps it.
+    In a table, where every field is text, several answers are a JSON list; a number is taken as its text.
+    """
+    data = _rest(record, "metadata", *_IDS, *_QUESTIONS, *_ANSWERS)
+    data = {**_mapping(record, "metadata"), **data}
+    if "gold" in data:
+        data["supporting_ids"] = data.pop("gold")
+    if isinstance(data.get("supporting_ids"), str):
+        data["supporting_ids"] = _listed(data["supporting_ids"])
+    question = record.text(*_QUESTIONS)
+    value = record.value(*_ANSWERS)
+    value = _listed(value) if isinstance(value, str) else value
+    texts = [_number_text(one) for one in value] if isinstance(value, list) else _number_text(value)
+    answers = Record({"answers": texts}, record.place).golds("answers")
+    given = any(name in record.fields for name in _IDS)
+    key = record.id(*_IDS) if given else _id_of("q", json.dumps([question, *answers]))
+    yield Task(key, question, answers, data=data)
+
+
+def _listed(text: str) -> Any:
+    """The list that ``text`` is in JSON, or ``text`` itself."""
+    if text.lstrip().startswith("["):
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(text)
+    return text
+
+
+def _number_text(value: Any) -> Any:
+    """A number as its text; anything else as it is, for the checks of golds."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 def nq_open(record: Record) -> Iterator[Task]:

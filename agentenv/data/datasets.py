@@ -153,7 +153,7 @@ SETS: dict[str, QuestionSet] = {
         hub=Hub("smolagents/browse_comp"),
     ),
     "fictional": QuestionSet("fictional", {"": "questions.jsonl*"}, formats.flat),
-    "jsonl": QuestionSet("", {"": "questions.jsonl*"}, formats.flat),
+    "jsonl": QuestionSet("", {"": "questions.jsonl*"}, formats.own),
 }
 
 _SHOWN = 20  # sentences of one message about malformed records
@@ -170,8 +170,8 @@ def load_dataset(
     """Reads one split of a question set.
 
     Args:
-        name: a key of ``SETS``; ``jsonl`` reads any file of ``id``, ``question`` and ``golden_answers``,
-            ``fictional`` the folder of a world.
+        name: a key of ``SETS``; ``jsonl`` reads any file of questions and answers (`dataset_formats.own`), ``fictional`` the
+            folder of a world.
         path: the question file, the set's own folder or its parent; ``hub:`` and ``hub:owner/name`` read from
             the Hugging Face hub; where None, the environment variable ``AGENTENV_DATA``.
         split: a split of the set; its first where None. For a single file it is only a label.

@@ -1,8 +1,8 @@
 """Where tasks come from: a named set of questions or programs on disk, or a FictionalWorld made on the spot."""
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from agentenv.core.types import Document, Task
 from agentenv.data.code_sets import CODE_SETS, load_code_set
-from agentenv.data.dataset_files import DATA_VARIABLE
-from agentenv.data.datasets import SETS, check_split, load_dataset, sample
+from agentenv.data.dataset_files import DATA_VARIABLE, FORMATS, bare_name
+from agentenv.data.datasets import SETS, Dataset, check_split, load_dataset, sample
 from agentenv.data.world import FictionalWorld, WorldConfig
-from agentenv.errors import DatasetError, UnknownName
+from agentenv.errors import ConfigurationError, DatasetError, UnknownName
 from agentenv.sandbox.spec import make_executor
 
 WORLD, OWN = "world", "env"
@@ -29,8 +29,9 @@ class SourceConfig(Frozen):
     """Which questions."""
 
     dataset: str = WORLD
-    """A name that `agentenv list` shows, ``world`` for a FictionalWorld made by the dials of `world`, or ``env`` for tasks
-    that the environment makes."""
+    """A name that `agentenv list` shows, a file of questions (``docs/own_data.md`` in the repository), several of these with
+    commas between them, ``world`` for a FictionalWorld made by the dials of `world`, or ``env`` for tasks that the
+    environment makes."""
     data: Path | None = None
     """Folder or file of the set; None looks at the environment variable AGENTENV_DATA."""
     split: str | None = None
@@ -61,6 +62,8 @@ class Source:
     corpus: Path | None
     """The corpus file of a named set."""
     notes: str = ""
+    corpora: tuple[tuple[str, Path], ...] = ()
+    """Of several sets together: each corpus file, with the name that stands before the ids of its documents."""
 
 
 def open_source(config: SourceConfig) -> Source:
@@ -78,28 +81,112 @@ def open_source(config: SourceConfig) -> Source:
         )
     if config.dataset in CODE_SETS:
         return _code_set(config)
-    if config.dataset not in SETS:
-        raise UnknownName.among("dataset", config.dataset, (*SETS, *CODE_SETS, WORLD, OWN))
-    loaded = load_dataset(
-        config.dataset, config.data, split=config.split, limit=config.limit, seed=config.seed
+    names = set_names(config.dataset)
+    if len(names) > 1:
+        return _merged(names, config)
+    loaded = _load(names[0], config)
+    tasks = sample(loaded.tasks, config.limit, config.seed)
+    return Source(loaded.name, loaded.split, tasks, None, loaded.corpus, loaded.notes)
+
+
+def set_names(dataset: str) -> list[str]:
+    """The sets and files that ``dataset`` names; a file whose name holds a comma is one.
+
+    Raises:
+        ConfigurationError: a set is named twice.
+    """
+    names = [name.strip() for name in dataset.split(",") if name.strip()]
+    if Path(dataset).is_file() or len(names) < 2:
+        return [dataset]
+    spaces = [_space(name) for name in names]
+    if twice := next((space for space in spaces if spaces.count(space) > 1), None):
+        raise ConfigurationError(
+            f"Two of the sets {dataset!r} are called {twice!r}, which would stand before the ids of both: name each "
+            "set once, and give files names that differ."
+        )
+    return names
+
+
+def is_file_name(name: str) -> bool:
+    """Whether ``name`` is meant as a file of questions, there or not."""
+    return "/" in name or name.removesuffix(".gz").endswith(FORMATS)
+
+
+def _space(name: str) -> str:
+    """What a set is called, and what stands before its ids beside other sets."""
+    return bare_name(Path(name)) if is_file_name(name) else name
+
+
+def _load(name: str, config: SourceConfig) -> Dataset:
+    """All questions of one set or file."""
+    if config.limit is not None and config.limit < 1:
+        raise ConfigurationError(
+            f"limit must be at least 1, not {config.limit}; leave it out for all questions."
+        )
+    if is_file_name(name):
+        if not Path(name).is_file():
+            raise DatasetError(f"There is no file {name!r}; give a file of questions or the name of a set.")
+        return replace(load_dataset("jsonl", Path(name), split=config.split), name=_space(name))
+    if name not in SETS:
+        raise UnknownName.among("dataset", name, (*SETS, *CODE_SETS, WORLD, OWN))
+    return load_dataset(name, config.data, split=config.split)
+
+
+def _merged(names: Sequence[str], config: SourceConfig) -> Source:
+    """Several sets as one: ``NAME:`` stands before every id of a question, a passage's cluster and a document.
+
+    Sets over one corpus file share its documents, under the name of the first of them.
+    """
+    parts = [_load(name, config) for name in names]
+    owners: dict[Path, str] = {}
+    for part in parts:
+        if part.corpus is not None:
+            owners.setdefault(part.corpus.resolve(), part.name)
+    tasks = [_namespaced(task, part, owners) for part in parts for task in part.tasks]
+    return Source(
+        "+".join(part.name for part in parts),
+        "+".join(dict.fromkeys(part.split for part in parts if part.split)),
+        sample(tuple(tasks), config.limit, config.seed),
+        None,
+        None,
+        " ".join(part.notes for part in parts if part.notes),
+        tuple((name, path) for path, name in owners.items()),
     )
-    return Source(loaded.name, loaded.split, loaded.tasks, None, loaded.corpus, loaded.notes)
+
+
+def _namespaced(task: Task, part: Dataset, owners: Mapping[Path, str]) -> Task:
+    data = {"family": part.name, **task.data}  # so that scores stand beside each set's own
+    if "cluster" in data:
+        data["cluster"] = f"{part.name}:{data['cluster']}"
+    if "supporting_ids" in data and part.corpus is not None:
+        space = owners[part.corpus.resolve()]
+        data["supporting_ids"] = tuple(f"{space}:{one}" for one in data["supporting_ids"])
+    return replace(task, id=f"{part.name}:{task.id}", data=data)
 
 
 def check_source(dataset: str, split: str | None, data: Path | None) -> None:
     """Refuses names that stand for no questions; reads nothing.
 
     Raises:
+        ConfigurationError: a set is named twice.
         UnknownName: no such set, or no such split of a set that lies in a folder of several.
     """
     if dataset in CODE_SETS:
         if split is not None and split not in CODE_SETS[dataset].splits:
             raise UnknownName.among(f"split of {dataset}", split, CODE_SETS[dataset].splits)
-    elif dataset in SETS:
-        if split is not None:
-            check_split(dataset, split, data)
     elif dataset not in (WORLD, OWN):
-        raise UnknownName.among("dataset", dataset, (*SETS, *CODE_SETS, WORLD, OWN))
+        names = set_names(dataset)
+        if data is not None and all(map(is_file_name, names)):
+            raise ConfigurationError(
+                f"The data set {dataset!r} is named by its file: leave out {str(data)!r}."
+            )
+        for name in names:
+            if is_file_name(name):
+                continue
+            if name not in SETS:
+                raise UnknownName.among("dataset", name, (*SETS, *CODE_SETS, WORLD, OWN))
+            if split is not None:
+                check_split(name, split, data)
 
 
 def _code_set(config: SourceConfig) -> Source:

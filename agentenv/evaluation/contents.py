@@ -43,6 +43,8 @@ def contents_of(source: Source, search: SearchConfig, env: str, policy: str) -> 
 def _corpus(source: Source) -> str:
     if source.documents is not None:
         return as_corpus(source.documents).fingerprint
+    if source.corpora:
+        return value_digest([(name, path_digest(path)) for name, path in source.corpora])
     return path_digest(source.corpus) if source.corpus is not None and source.corpus.exists() else ""
 
 

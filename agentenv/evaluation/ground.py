@@ -21,7 +21,7 @@ from agentenv.core.types import Task
 from agentenv.data.datasets import SETS, load_dataset
 from agentenv.data.sources import OWN, Frozen, Source, SourceConfig, open_source
 from agentenv.errors import ConfigurationError
-from agentenv.retrievers.corpus import Corpus, as_corpus, load_corpus
+from agentenv.retrievers.corpus import Corpus, as_corpus, load_corpus, read_documents
 from agentenv.retrievers.metrics import all_at_k, recall_at_k
 from agentenv.retrievers.simulated import check_gold
 from agentenv.retrievers.spec import check_retriever, make_retriever
@@ -139,7 +139,7 @@ def open_tasks(source: SourceConfig, search: SearchConfig, env: EnvConfig) -> So
     """
     opened = _own_tasks(source, env) if source.dataset == OWN else open_source(source)
     if search.corpus and takes(env.id, "retriever"):
-        opened = replace(opened, documents=None, corpus=_corpus_file(search.corpus, source))
+        opened = replace(opened, documents=None, corpora=(), corpus=_corpus_file(search.corpus, source))
     return opened
 
 
@@ -243,7 +243,19 @@ def corpus_of(source: Source) -> Corpus | None:
     """The documents of a source, or None where it has questions only."""
     if source.documents is not None:
         return as_corpus(source.documents)
+    if source.corpora:
+        return _together(source.corpora)
     return _load(source.corpus) if source.corpus else None
+
+
+@lru_cache(maxsize=2)
+def _together(corpora: tuple[tuple[str, Path], ...]) -> Corpus:
+    """The documents of several corpora, each under an id that begins with the name of its own."""
+    return Corpus(
+        replace(document, id=f"{name}:{document.id}")
+        for name, path in corpora
+        for document in read_documents(path)
+    )
 
 
 @lru_cache(maxsize=4)

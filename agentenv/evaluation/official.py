@@ -127,12 +127,12 @@ def score_file(dataset: str, gold: Path | None, predictions: Path, *, split: str
         UnknownName: a set without official measures of its own.
         DatasetError: a file that cannot be read or has another layout.
     """
-    if dataset not in _OFFICIAL:
-        raise UnknownName.among("official measure of the set", dataset, _OFFICIAL)
+    if dataset not in OFFICIAL:
+        raise UnknownName.among("official measure of the set", dataset, OFFICIAL)
     kind = SETS[dataset]
     pattern = kind.files.get(split or "", next(iter(kind.files.values())))
     source = find_file(dataset, kind.folder, pattern, gold)
-    return _OFFICIAL[dataset](list(read_records(source)), list(read_records(predictions)), source)
+    return OFFICIAL[dataset](list(read_records(source)), list(read_records(predictions)), source)
 
 
 def _hotpotqa(golds: Sequence[Record], predictions: Sequence[Record], source: Path) -> Report:
@@ -331,8 +331,9 @@ def _triples(value: Any, key: str) -> list[Triple]:
     return [tuple(triple) for triple in value]
 
 
-_OFFICIAL: dict[str, Callable[[Sequence[Record], Sequence[Record], Path], Report]] = {
+OFFICIAL: dict[str, Callable[[Sequence[Record], Sequence[Record], Path], Report]] = {
     "hotpotqa": _hotpotqa,
     "2wiki": _wiki,
     "musique": _musique,
 }
+"""Sets with measures of their own, and what computes them."""

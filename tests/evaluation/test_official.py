@@ -326,4 +326,4 @@ def test_the_command_prints_the_scores(tmp_path: Path, capsys: pytest.CaptureFix
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["scores"]["em"] == 0.25
     assert main(words) == 0
-    assert "4 questions 3 without answer, 4 without sp" in capsys.readouterr().out
+    assert "4 questions, 3 without answer, 4 without sp" in capsys.readouterr().out

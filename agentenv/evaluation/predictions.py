@@ -1,0 +1,118 @@
+"""Scores of a file of predicted answers over any question set, by the scorers of `agentenv.core.scorers`."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentenv.core.scorers import get_scorer
+from agentenv.data.code_sets import CODE_SETS
+from agentenv.data.dataset_files import Record, read_records
+from agentenv.data.sources import OWN, WORLD, SourceConfig, check_source, open_source
+from agentenv.errors import ConfigurationError, DatasetError
+from agentenv.evaluation.statistics import estimate
+
+Report = dict[str, Any]
+
+SCORERS = ("em_squad", "f1_squad", "em_cover")
+_IDS = ("id", "_id", "question_id", "qid")
+_ANSWERS = ("answer", "prediction", "predicted_answer", "pred")
+
+
+def is_official(predictions: Sequence[Record]) -> bool:
+    """Whether a prediction file has the layout of HotpotQA and 2Wiki, or of MuSiQue with its supporting paragraphs."""
+    first = predictions[0].fields if predictions else {}
+    whole = len(predictions) == 1 and isinstance(first.get("answer"), dict)
+    return whole or "predicted_support_idxs" in first
+
+
+def score_predictions(
+    dataset: str,
+    data: Path | None,
+    predictions: Sequence[Record],
+    scorers: Sequence[str] = (),
+    *,
+    split: str | None = None,
+) -> Report:
+    """Scores answers by question id; a question without one counts 0.
+
+    Args:
+        dataset: a question set, a file of questions, or several of them with commas between.
+        data: where the set lies; None is the environment variable of the sets.
+        predictions: one record a question with ``id`` and ``answer`` (or ``prediction``), or one that maps ids to answers.
+        scorers: `SCORERS` where empty.
+        split: of the set; its first where None.
+
+    Returns:
+        ``n`` (all questions), ``missing``, the number of ``unknown`` ids, ``scores`` and their ``ci95``.
+
+    Raises:
+        UnknownName: no such set, split or scorer.
+        DatasetError: a file that cannot be read, an answer that is no text, an id that occurs twice, or no id of the set.
+        ConfigurationError: a set of programs, or tasks that are made on the spot.
+    """
+    judges = {name: get_scorer(name) for name in scorers or SCORERS}
+    check_source(dataset, split, data)
+    if dataset in (*CODE_SETS, WORLD, OWN):
+        raise ConfigurationError(
+            f"{dataset!r} has no written answers to hold predictions against; run `agentenv eval --dataset {dataset}`."
+        )
+    tasks = open_source(SourceConfig(dataset=dataset, data=data, split=split)).tasks
+    answers = read_answers(predictions)
+    known = {task.id for task in tasks}
+    if not known & set(answers):
+        raise DatasetError(
+            f"None of {len(answers)} predictions is of a question of {dataset}; its ids are like {tasks[0].id!r}."
+        )
+    clusters = [str(task.data.get("cluster", f"question {task.id}")) for task in tasks]
+    values = {
+        name: [judge(answers.get(task.id), task.answers).value for task in tasks]
+        for name, judge in judges.items()
+    }
+    found = {name: estimate(column, clusters=clusters) for name, column in values.items()}
+    return {
+        "n": len(tasks),
+        "missing": {"answer": sum(answers.get(task.id) is None for task in tasks)},
+        "unknown": len(set(answers) - known),
+        "scores": {name: one.mean for name, one in found.items()},
+        "ci95": {name: [one.low, one.high] for name, one in found.items()},
+    }
+
+
+def read_answers(predictions: Sequence[Record]) -> Mapping[str, str | None]:
+    """Predicted answers by question id; null is no answer.
+
+    Raises:
+        DatasetError: an answer that is no text, an id that occurs twice, or a record with neither.
+    """
+    if len(predictions) == 1 and not any(name in predictions[0].fields for name in _IDS):
+        (whole,) = predictions
+        rows = [Record({"id": key, "answer": value}, whole.place) for key, value in whole.fields.items()]
+    else:
+        rows = list(predictions)
+    answers: dict[str, str | None] = {}
+    for row in rows:
+        key = row.id(*_IDS)
+        if key in answers:
+            raise DatasetError(f"{row.place}: a second prediction for the question {key!r}.")
+        value = row.value(*_ANSWERS)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            value = str(value)
+        if value is not None and not isinstance(value, str):
+            raise DatasetError(
+                f"{row.place}: the predicted answer of {key!r} must be text, not {json.dumps(value)[:60]}."
+            )
+        answers[key] = value
+    return answers
+
+
+def read_predictions(path: Path) -> list[Record]:
+    """The records of a prediction file.
+
+    Raises:
+        DatasetError: it cannot be read or holds none.
+    """
+    found = list(read_records(path))
+    if not found:
+        raise DatasetError(f"{path} holds no predictions.")
+    return found

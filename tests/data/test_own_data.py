@@ -1,0 +1,197 @@
+"""Covers a user's own questions: every format and name of a field, ids that are made, several sets over merged corpora."""
+
+import csv
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.core.types import Task
+from agentenv.data.datasets import load_dataset
+from agentenv.data.sources import SourceConfig, check_source, open_source
+from agentenv.errors import ConfigurationError, DatasetError, UnknownName
+from agentenv.evaluation.ground import EnvConfig, SearchConfig, corpus_of, open_ground
+
+ROWS: list[dict[str, Any]] = [
+    {"id": "a", "question": "Who founded Velandra?", "answers": ["Oda Kest", "Oda"]},
+    {"id": "b", "question": "Who founded Mirwick?", "answers": ["Tor Eth"]},
+]
+TASKS = (
+    Task("a", "Who founded Velandra?", ("Oda Kest", "Oda")),
+    Task("b", "Who founded Mirwick?", ("Tor Eth",)),
+)
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    name = path.name.removesuffix(".gz")
+    if name.endswith(".parquet"):
+        table = pytest.importorskip("pyarrow", reason="needs the extra 'eval'").Table.from_pylist(rows)
+        pytest.importorskip("pyarrow.parquet").write_table(table, path)
+        return path
+    if name.endswith(".json"):
+        text = json.dumps(rows)
+    elif name.endswith(".jsonl"):
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+    else:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, rows[0], delimiter="\t" if name.endswith(".tsv") else ",")
+            writer.writeheader()
+            plain = ({k: json.dumps(v) if isinstance(v, list) else v for k, v in row.items()} for row in rows)
+            writer.writerows(plain)
+        text = path.read_text(encoding="utf-8")
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+@pytest.mark.parametrize(
+    "name", ["q.jsonl", "q.jsonl.gz", "q.json", "q.csv", "q.csv.gz", "q.tsv", "q.parquet"]
+)
+def test_every_format_gives_the_same_tasks(name: str, tmp_path: Path) -> None:
+    file = write(tmp_path / name, ROWS)
+    source = open_source(SourceConfig(dataset=str(file)))
+    assert source.tasks == TASKS
+    assert source.name == "q"
+
+
+@pytest.mark.parametrize("name", ["q.csv", "q.tsv.gz", "q.parquet", "q.jsonl"])
+def test_relevant_passages_stand_beside_any_format(name: str, tmp_path: Path) -> None:
+    file = write(tmp_path / name, ROWS)
+    (tmp_path / "q.qrels.tsv").write_text("a\td1\t1\n")
+    first, second = open_source(SourceConfig(dataset=str(file))).tasks
+    assert (first.data, second.data) == ({"supporting_ids": ("d1",)}, {})
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "How many?", "answer": 2},
+        {"query": "How many?", "answers": [2]},
+        {"problem": "How many?", "golden_answers": "2"},
+        {"question": "How many?", "gold_answers": ["2"]},
+        {"question": " How many? ", "ground_truth": ["2", 2]},
+        {"question": "How many?", "target": "2", "note": "other fields stay"},
+    ],
+)
+def test_fields_have_their_usual_names_and_an_id_is_made_of_what_is_asked(
+    row: dict[str, Any], tmp_path: Path
+) -> None:
+    (task,) = load_dataset("jsonl", write(tmp_path / "q.jsonl", [row])).tasks
+    assert (task.question, task.answers) == ("How many?", ("2",))
+    (same,) = load_dataset(
+        "jsonl", write(tmp_path / "p.json", [{"question": "How many?", "answer": "2"}])
+    ).tasks
+    assert task.id == same.id
+    for name in ("_id", "qid", "question_id", "id"):
+        (named,) = load_dataset("jsonl", write(tmp_path / "r.jsonl", [row | {name: 7}])).tasks
+        assert named.id == "7"
+
+
+def test_made_ids_depend_on_neither_order_nor_neighbours(tmp_path: Path) -> None:
+    rows = [{"question": f"What is {n}?", "answer": str(n)} for n in range(5)]
+    rows.append({"question": "What is 0?", "answer": "zero"})  # another answer: another question
+    ids = {
+        t.question + t.answers[0]: t.id
+        for t in load_dataset("jsonl", write(tmp_path / "a.jsonl", rows)).tasks
+    }
+    assert len(set(ids.values())) == 6
+    part = load_dataset("jsonl", write(tmp_path / "b.jsonl", rows[:2:-1])).tasks
+    assert {t.question + t.answers[0]: t.id for t in part}.items() <= ids.items()
+    with pytest.raises(DatasetError, match="twice"):
+        load_dataset("jsonl", write(tmp_path / "c.jsonl", [rows[0], rows[0]]))
+
+
+@pytest.mark.parametrize("answer", [None, [], [None], [["x"]], True, "", {"text": "x"}])
+def test_an_answer_that_cannot_be_scored_is_refused_with_its_line(answer: Any, tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "q.jsonl",
+        [{"question": "Who?", "answer": "Ann"}, {"question": "Where?", "answer": answer}],
+    )
+    with pytest.raises(DatasetError, match="line 2"):
+        load_dataset("jsonl", file)
+
+
+@pytest.mark.parametrize("content", [b"", b"no parquet", b"PAR1 cut"])
+def test_a_file_that_is_no_parquet_is_refused(content: bytes, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="needs the extra 'eval'")
+    (tmp_path / "q.parquet").write_bytes(content)
+    with pytest.raises(DatasetError, match=r"q\.parquet"):
+        load_dataset("jsonl", tmp_path / "q.parquet")
+
+
+@pytest.fixture
+def sets(tmp_path: Path) -> tuple[Path, Path]:
+    """Two files of questions with the same ids, over two corpora with the same ids."""
+    for name, who in (("first", "Oda Kest"), ("second", "Tor Eth")):
+        rows = [{"id": "1", "question": f"Who is {who}?", "answer": who, "gold": ["d1"], "cluster": "c"}]
+        write(tmp_path / name / f"{name}.jsonl", rows)
+        write(tmp_path / name / "corpus.jsonl", [{"id": "d1", "title": name, "text": f"{who} is here."}])
+    return tmp_path / "first" / "first.jsonl", tmp_path / "second" / "second.jsonl"
+
+
+def test_several_sets_are_one_over_all_corpora_with_ids_apart(sets: tuple[Path, Path]) -> None:
+    source = open_source(SourceConfig(dataset=f"{sets[0]},{sets[1]}"))
+    assert [task.id for task in source.tasks] == ["first:1", "second:1"]
+    assert [dict(task.data) for task in source.tasks] == [
+        {"family": name, "cluster": f"{name}:c", "supporting_ids": (f"{name}:d1",)}
+        for name in ("first", "second")
+    ]
+    corpus = corpus_of(source)
+    assert corpus is not None
+    assert [(d.id, d.text) for d in corpus] == [
+        ("first:d1", "Oda Kest is here."),
+        ("second:d1", "Tor Eth is here."),
+    ]
+    assert len(open_source(SourceConfig(dataset=f"{sets[0]},{sets[1]}", limit=1)).tasks) == 1
+
+
+def test_each_question_finds_its_own_passage_in_the_merged_corpus(sets: tuple[Path, Path]) -> None:
+    pytest.importorskip("bm25s", reason="needs the extra 'retrieval'")
+    from agentenv.evaluation.ground import index_recall
+
+    ground = open_ground(
+        SourceConfig(dataset=f"{sets[0]},{sets[1]}"), SearchConfig(retriever="bm25"), EnvConfig(), len
+    )
+    assert ground.searched.info().documents == 2
+    assert index_recall(ground)["recall@2"] == 1.0
+
+
+def test_sets_over_one_corpus_share_it(sets: tuple[Path, Path]) -> None:
+    other = write(
+        sets[0].parent / "other.jsonl", [{"id": "1", "question": "Who?", "answer": "x", "gold": ["d1"]}]
+    )
+    source = open_source(SourceConfig(dataset=f"{sets[0]},{other}"))
+    assert [task.data["supporting_ids"] for task in source.tasks] == [("first:d1",)] * 2
+    corpus = corpus_of(source)
+    assert corpus is not None
+    assert len(corpus) == 1
+
+
+def test_a_file_whose_name_holds_a_comma_is_one_file(tmp_path: Path) -> None:
+    file = write(tmp_path / "a,b.jsonl", ROWS)
+    assert open_source(SourceConfig(dataset=str(file))).tasks == TASKS
+
+
+@pytest.mark.parametrize(
+    ("dataset", "data", "name"),
+    [
+        ("FIRST,FIRST", None, "first"),
+        ("hotpotqa,hotpotqa", None, "hotpotqa"),
+        ("hotpotqa,env", None, "env"),
+        ("hotpotqa,humaneval", None, "humaneval"),
+        ("hotpotqa,musiqe", None, "musiqe"),
+        ("FIRST", "FOLDER", "first"),
+    ],
+)
+def test_sets_that_do_not_go_together_are_refused_before_any_is_read(
+    dataset: str, data: str | None, name: str, sets: tuple[Path, Path]
+) -> None:
+    folder = None if data is None else sets[0].parent
+    with pytest.raises(ConfigurationError, match=name):
+        check_source(dataset.replace("FIRST", str(sets[0])), None, folder)
+    with pytest.raises(UnknownName, match="devv"):
+        check_source("hotpotqa,musique", "devv", None)
+    with pytest.raises(DatasetError, match="nowhere"):
+        open_source(SourceConfig(dataset="nowhere/q.jsonl"))
