@@ -1,8 +1,16 @@
-"""Reading an action, the tags that a policy writes, and keeping an observation short."""
+"""Reading an action, the tags and the JSON that a policy writes, and keeping an observation short.
 
+A policy may write anything, at any length: what is here takes a time that grows with the length alone.
+"""
+
+import json
+import math
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+MOST_NESTED = 64
+"""Levels of a JSON document that a policy writes: deeper ones would fail later, where they are shown, copied or sent."""
 
 
 class Block(NamedTuple):
@@ -24,6 +32,71 @@ def earliest_block(text: str, tags: Sequence[str]) -> Block | None:
     names = "|".join(map(re.escape, tags))
     match = re.search(rf"<({names})>((?:(?!<\1>).)*?)</\1>", text, re.DOTALL)
     return Block(match[1], match[2].strip(), match.end()) if match else None
+
+
+def between(text: str, opening: str, closing: str) -> list[str]:
+    """What stands between ``opening`` and the next ``closing`` after it, again and again."""
+    found, at = [], 0
+    while (start := text.find(opening, at)) >= 0:
+        start += len(opening)
+        end = text.find(closing, start)
+        if end < 0:
+            break
+        found.append(text[start:end])
+        at = end + len(closing)
+    return found
+
+
+def read_json(text: str) -> Any:
+    """The JSON document that a policy wrote: finite numbers, whole characters, at most ``MOST_NESTED`` levels.
+
+    Raises:
+        ValueError: it is something else; the message can be shown to the policy.
+    """
+    try:
+        document = json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    except RecursionError:
+        raise ValueError(f"it is nested deeper than {MOST_NESTED} levels") from None
+    level, depth = [document], 0
+    while level:
+        depth += 1
+        if depth > MOST_NESTED:
+            raise ValueError(f"it is nested deeper than {MOST_NESTED} levels")
+        level = [part for value in level for part in _parts(value)]
+    return document
+
+
+def _parts(value: Any) -> Sequence[Any]:
+    """What a part of a document holds.
+
+    Raises:
+        ValueError: it is text with half of a surrogate pair, which nothing can show.
+    """
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ValueError("it holds half of a surrogate pair, which is no character") from None
+        return ()
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    return value if isinstance(value, list) else ()
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"{digits[:20]} is larger than any number here")
+    return number
+
+
+def encodable(text: str) -> str:
+    """``text`` with an escape in the place of every lone surrogate, which no tokenizer and no file takes."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def unfenced(text: str) -> str:

@@ -21,7 +21,7 @@ _DESCRIBING = frozenset(
 _TYPES: dict[str, Callable[[Any], bool]] = {
     "string": lambda value: isinstance(value, str),
     "number": lambda value: _is_number(value),
-    "integer": lambda value: _is_number(value) and math.isfinite(value) and value == int(value),
+    "integer": lambda value: (isinstance(value, int) and not isinstance(value, bool)) or _is_whole(value),
     "boolean": lambda value: isinstance(value, bool),
     "array": lambda value: isinstance(value, list),
     "object": lambda value: isinstance(value, dict),
@@ -74,6 +74,8 @@ def complaints(value: Any, schema: Mapping[str, Any]) -> list[str]:
         return _complaints(value, schema, schema, "")
     except RecursionError:
         return ["arguments: nested too deeply"]
+    except (ArithmeticError, ValueError) as error:  # numbers beyond those that Python divides or shows
+        return [f"arguments: cannot be checked: {error}"]
 
 
 def _check(schema: Any, root: Mapping[str, Any], name: str) -> None:
@@ -192,6 +194,10 @@ def _list(value: Any) -> list[Any]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, float) and math.isfinite(value) and value.is_integer()
 
 
 def _equal(one: Any, other: Any) -> bool:

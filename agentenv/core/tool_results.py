@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from agentenv.core.grammar import encodable
 from agentenv.core.types import Document, Passage, ToolResult, ToolStatus
 from agentenv.errors import EnvFault
 
@@ -29,16 +30,18 @@ def as_result(name: str, value: Any, *, finds: bool = False) -> ToolResult:
         EnvFault: the value is nothing that a tool may return.
     """
     if isinstance(value, ToolResult):
-        return replace(value, name=name)
+        return replace(value, name=name, text=encodable(value.text))
     if isinstance(value, str):
-        return ToolResult(name, ToolStatus.OK, value)
+        return ToolResult(name, ToolStatus.OK, encodable(value))
     if (rankings := _rankings(value, finds)) is not None:
         ids = [[one.id for one in ranking] for ranking in rankings]
         text = "".join(map(passage_lines, rankings)) or "Nothing was found."
         return ToolResult(name, ToolStatus.OK, text, data={"ids": ids})
     try:
-        return ToolResult(name, ToolStatus.OK, json.dumps(value, ensure_ascii=False))
-    except (TypeError, ValueError, RecursionError) as error:
+        return ToolResult(name, ToolStatus.OK, encodable(json.dumps(value, ensure_ascii=False)))
+    except (ValueError, RecursionError) as error:  # too large or too deep, as what it was called with may be
+        return ToolResult(name, ToolStatus.ERROR, f"{type(error).__name__}: {error}", type(error).__name__)
+    except TypeError as error:
         kind = type(value).__name__
         raise EnvFault(
             f"tool {name!r} returned a {kind}; return text, JSON, passages or a ToolResult"

@@ -15,12 +15,17 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from agentenv.core.env import AsyncEnv, StateT
+from agentenv.core.grammar import encodable, read_json, shortened
 from agentenv.core.json_schema import check_schema, complaints
 from agentenv.core.tool_results import as_result, returns_passages
 from agentenv.core.types import EndReason, Message, Step, ToolResult, ToolStatus
 from agentenv.errors import ConfigurationError, Fault, UnknownName
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+MOST_CALLS = 32
+"""Calls that one action may make; what is written after them is not run."""
+_COMPLAINT_CHARS = 1000
 
 RESERVED_NAMES = frozenset(
     {"reset", "step", "state", "close", "get_reward", "verify", "seed_session", "aggregate_metrics", "mcp"}
@@ -173,7 +178,7 @@ class Tool:
                 text = f"{self.name} took longer than {self.timeout_s} s"
                 return ToolResult(self.name, ToolStatus.TIMEOUT, text, "TimeoutError")
             kind = type(error).__name__
-            return ToolResult(self.name, ToolStatus.ERROR, f"{kind}: {error}", kind)
+            return ToolResult(self.name, ToolStatus.ERROR, _complaint(f"{kind}: {error}"), kind)
         return as_result(self.name, value, finds=self.finds)
 
     def _read(self, arguments: Any) -> tuple[dict[str, Any], str]:
@@ -181,7 +186,7 @@ class Tool:
         import pydantic
 
         if self._model is None:
-            found = "; ".join(complaints(arguments, self.json_schema))
+            found = _complaint("; ".join(complaints(arguments, self.json_schema)))
             return ({}, found) if found else (arguments, "")
         try:
             parsed = self._model.model_validate(arguments)
@@ -192,7 +197,13 @@ class Tool:
     async def _run(self, owner: tuple[object, ...], values: dict[str, Any]) -> Any:
         if inspect.iscoroutinefunction(self.function):
             return await self.function(*owner, **values)
-        return await asyncio.to_thread(self.function, *owner, **values)
+        return await asyncio.to_thread(self._run_plain, owner, values)
+
+    def _run_plain(self, owner: tuple[object, ...], values: dict[str, Any]) -> Any:
+        try:
+            return self.function(*owner, **values)
+        except StopIteration as error:  # no future takes it: whoever waits would wait for ever
+            raise RuntimeError(f"StopIteration: {error}") from error
 
 
 def _check_name(name: str) -> None:
@@ -242,7 +253,12 @@ def _untitled(schema: Any) -> Any:
 
 def _complaints(error: Any) -> str:
     found = error.errors(include_url=False, include_context=False)
-    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}" for e in found)
+    return _complaint("; ".join(f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}" for e in found))
+
+
+def _complaint(text: str) -> str:
+    """What is said of a call that failed: it may repeat what the policy wrote, at any length."""
+    return encodable(shortened(text, _COMPLAINT_CHARS))
 
 
 def tool(function: F) -> F:
@@ -320,8 +336,9 @@ class ToolEnv(AsyncEnv[StateT]):
         if isinstance(call, ToolResult):
             return call
         if call.name not in self.tools:
-            text = str(UnknownName.among("tool", call.name, self.tools))
-            return ToolResult(call.name, ToolStatus.FORMAT_ERROR, text, "UnknownTool")
+            name = shortened(call.name, 80)
+            text = str(UnknownName.among("tool", name, self.tools))
+            return ToolResult(name, ToolStatus.FORMAT_ERROR, text, "UnknownTool")
         return await self.tools[call.name].call(call.arguments, self)
 
 
@@ -334,15 +351,20 @@ class Call:
 
 
 def read_calls(text: str) -> Sequence[Call | ToolResult]:
-    """The tool calls in ``text``, in order; one that cannot be read stands as its ``format_error``."""
-    return [_read_call(body) for body in re.findall(r"<tool_call>(.*?)(?:</tool_call>|\Z)", text, re.DOTALL)]
+    """The tool calls in ``text``, in order; one that cannot be read stands as its ``format_error``, as do too many."""
+    bodies = re.findall(r"<tool_call>(.*?)(?:</tool_call>|\Z)", text, re.DOTALL)
+    calls = [_read_call(body) for body in bodies[:MOST_CALLS]]
+    if len(bodies) > MOST_CALLS:
+        complaint = f"{len(bodies)} calls in one action; only the first {MOST_CALLS} were run"
+        calls.append(ToolResult("none", ToolStatus.FORMAT_ERROR, complaint, "TooManyCalls"))
+    return calls
 
 
 def _read_call(body: str) -> Call | ToolResult:
     try:
-        call = json.loads(body)
+        call = read_json(body)
     except ValueError as error:
-        complaint = f"the tool call is not JSON: {error}"
+        complaint = _complaint(f"the tool call is not JSON: {error}")
         return ToolResult("none", ToolStatus.FORMAT_ERROR, complaint, "JSONDecodeError")
     if not (isinstance(call, dict) and isinstance(call.get("name"), str)):
         complaint = 'a tool call is an object with "name" and "arguments"'

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentenv.core.chat import InlineFormat
-from agentenv.core.grammar import Block
+from agentenv.core.grammar import Block, shortened
 from agentenv.core.protocols import ChatFormat, Policy, Retriever
 from agentenv.core.rollout import RolloutConfig, Start, run_episode
 from agentenv.core.types import Info, Observation, Passage, Task, ToolResult, ToolStatus
@@ -33,6 +33,8 @@ as in <answer> Beijing </answer>.
 Question: {question}
 """
 
+QUESTION_SHARE = 8
+"""A question has at most a character for so many tokens of the context of the agent that is asked."""
 _SUFFIX = "_search_agent"
 _ALL = f"all{_SUFFIX}"
 
@@ -56,6 +58,7 @@ class Agent:
             EnvFault: its episode failed through a fault of ours.
         """
         (env,) = self.env.fork()
+        question = shortened(question, self.config.context_tokens // QUESTION_SHARE)
         task = Task(f"asked-{hashlib.sha256(question.encode()).hexdigest()[:12]}", question, ("unknown",))
         episode = f"{task.id}-{seed}"
         played = await run_episode(

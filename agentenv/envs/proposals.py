@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from agentenv.core.grammar import between
 from agentenv.core.normalize import squad
 from agentenv.core.types import Document
 from agentenv.errors import ConfigurationError
@@ -109,9 +110,7 @@ def documents_shown(observations: Sequence[str]) -> tuple[str, ...]:
 
     They are taken as they were shown: what was cut off, the proposer has not seen.
     """
-    bodies = [
-        body for text in observations for body in re.findall(r"(?s)<information>(.*?)</information>", text)
-    ]
+    bodies = [body for text in observations for body in between(text, "<information>", "</information>")]
     passages = [part.strip() for body in bodies for part in _NUMBERED.split(body)[1:]]
     return tuple(dict.fromkeys(passages))
 

@@ -12,7 +12,7 @@ from random import Random
 from typing import Any, ClassVar, Self
 
 from agentenv.core.env import Env
-from agentenv.core.grammar import Block, earliest_block
+from agentenv.core.grammar import Block, between, earliest_block
 from agentenv.core.scorers import check_answers
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task
 from agentenv.data.world import FictionalWorld, WorldConfig
@@ -41,7 +41,6 @@ REFERENCE = "\nWanted is a question of this kind: {question}"
 GIVEN = "\nThe answer has to be: {answer}"
 _TAG_LIMIT = 10  # SSP: more opening or closing answer tags than this are spam
 _SPAM_FACTOR = 0.25
-_THOUGHT = re.compile(r"(?s)<think>(.*?)</think>")
 
 
 @dataclass(frozen=True)
@@ -186,7 +185,7 @@ class SearchProposer(LocalSearch):
     async def astep(self, action: str) -> Step:
         """As ``LocalSearch.astep``; what is thought in ``action`` is kept for the proposal."""
         self.check_running()
-        self.state.thoughts += [thought.strip() for thought in _THOUGHT.findall(action)]
+        self.state.thoughts += [thought.strip() for thought in between(action, "<think>", "</think>")]
         return await super().astep(action)
 
     def _opening(self, task: Task) -> str:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from agentenv.core.grammar import encodable
 from agentenv.errors import ConfigurationError, SandboxFault
 from agentenv.sandbox.jail import plain, trees
 from agentenv.sandbox.jails import Jail, JailDied
@@ -211,8 +212,3 @@ def result_of(answer: dict[str, Any], queued: float = 0.0, calls: int = 0) -> Ex
         queue_s=queued,
         **{name: answer[name] for name in same if name in answer},
     )
-
-
-def encodable(text: str) -> str:
-    """``text`` with an escape in the place of every lone surrogate, which no tokenizer and no file takes."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

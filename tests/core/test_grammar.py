@@ -1,8 +1,14 @@
-"""Actions and observations: the earliest block, fences, texts cut in the middle."""
+"""Actions and observations: the earliest block, JSON, fences, texts cut in the middle."""
+
+import json
+import math
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from agentenv.core.grammar import earliest_block, shortened, unfenced
+from agentenv.core.grammar import MOST_NESTED, between, earliest_block, read_json, shortened, unfenced
 
 
 @pytest.mark.parametrize(
@@ -29,3 +35,76 @@ def test_fences_are_taken_off() -> None:
 def test_long_output_keeps_head_and_tail() -> None:
     assert shortened("abcdefghij", 4) == "ab\n[6 characters left out]\nij"
     assert shortened("abcd", 4) == "abcd"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("<a>1</a>x<a>2</a>", ["1", "2"]),
+        ("<a>1<a>2</a></a>", ["1<a>2"]),
+        ("</a><a></a><a>", [""]),
+        ("<a>" * 3, []),
+        ("", []),
+    ],
+)
+def test_what_stands_between_two_tags(text: str, found: list[str]) -> None:
+    assert between(text, "<a>", "</a>") == found
+
+
+def test_pairs_are_found_in_a_time_that_grows_with_the_text_alone() -> None:
+    """An expression would try every end for every beginning: here 10**11 steps."""
+    assert between("<a>" * 300_000, "<a>", "</a>") == []
+    assert len(between("<a></a>" * 100_000 + "<a>" * 100_000, "<a>", "</a>")) == 100_000
+
+
+documents = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+@given(documents)
+def test_json_that_a_policy_writes_is_read_as_it_is(document: Any) -> None:
+    assert read_json(json.dumps(document)) == document
+    assert read_json(json.dumps(document, ensure_ascii=False)) == document
+
+
+def nested(levels: int, opening: str = "[", closing: str = "]", inner: str = "") -> str:
+    return opening * levels + inner + closing * levels
+
+
+REFUSED = {
+    "no JSON": "{",
+    "nothing": "",
+    "NaN": "NaN",
+    "NaN in a list": "[NaN]",
+    "infinity": "[-Infinity]",
+    "an overflow": '{"a": 1e999}',
+    "a negative overflow": "-1e400",
+    "9,000 digits": "9" * 9000,
+    "half a pair": '"\\ud800"',
+    "half a pair in a name": '{"a": {"\\udfff": 1}}',
+    "half a pair in a list": '[["\\ud83d"]]',
+    "a level too many": nested(MOST_NESTED + 1),
+    "a level too many of objects": nested(MOST_NESTED, '{"a":', "}", "[]"),
+    "900 levels": nested(900),
+    "1,200 levels": nested(1200),
+    "1,200 openings": "[" * 1200,
+    "1,200 objects": nested(1200, '{"a":', "}", "1"),
+    "a million openings": "[" * 1_000_000,
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_json_that_would_fail_later_is_refused_now(case: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        read_json(REFUSED[case])
+
+
+def test_json_at_the_bounds_is_read() -> None:
+    assert read_json(nested(MOST_NESTED)) is not None
+    assert read_json('"\\ud83d\\ude00\\u0000"') == "😀\0"
+    assert math.isfinite(read_json("1.7976931348623157e308"))
+    assert read_json("9" * 4000) == int("9" * 4000)
+    assert len(read_json("[" + "0," * 300_000 + "0]")) == 300_001

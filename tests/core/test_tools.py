@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 import pytest
 
-from agentenv.core.tools import RESERVED_NAMES, Call, Tool, ToolEnv, read_calls, tool
+from agentenv.core.json_schema import complaints
+from agentenv.core.tools import MOST_CALLS, RESERVED_NAMES, Call, Tool, ToolEnv, read_calls, tool
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, ToolResult, ToolStatus
 from agentenv.errors import ConfigurationError, EnvFault, EpisodeOver
 
@@ -298,3 +299,152 @@ def test_functions_stand_beside_methods() -> None:
     assert list(env.tools["add"].json_schema["properties"]) == ["item"]
     with pytest.raises(ConfigurationError, match="two tools are called 'weather'"):
         Shopping(tools=[weather, weather])
+
+
+class Repeats(ToolEnv[None]):
+    """Gives back what it is called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran = 0
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        await super().areset(seed=seed)
+        self.state, self.ran = None, 0
+        return (Message("user", "Call."),), {}
+
+    @tool
+    def repeat(self, value: Any) -> Any:
+        """Gives ``value`` back.
+
+        Args:
+            value: Anything.
+        """
+        self.ran += 1
+        return value
+
+    @tool
+    def squared(self, value: int) -> int:
+        """Gives the square of ``value``.
+
+        Args:
+            value: A number.
+        """
+        return value * value
+
+    @tool
+    def first(self, value: list[int]) -> int:
+        """Gives the first item.
+
+        Args:
+            value: Numbers.
+        """
+        return next(iter(value))
+
+    @tool
+    async def nested(self, value: int) -> Any:
+        """Gives so many lists in each other.
+
+        Args:
+            value: How many.
+        """
+        found: list[Any] = []
+        for _ in range(value):
+            found = [found]
+        return found
+
+    @tool
+    def character(self, code: int) -> str:
+        """Gives the character of a number.
+
+        Args:
+            code: The number.
+        """
+        return chr(code)
+
+    @tool
+    def fails(self, code: int) -> str:
+        """Fails with the character of a number.
+
+        Args:
+            code: The number.
+        """
+        raise ValueError(chr(code))
+
+    def answer(self, text: str) -> Step:
+        return self.result((), end=EndReason.ANSWERED)
+
+
+HOSTILE_CALLS = {
+    "1,200 brackets": ("[" * 1200, ToolStatus.FORMAT_ERROR),
+    "1,200 brackets for a value": (
+        '{"name":"repeat","arguments":{"value":' + "[" * 1200,
+        ToolStatus.FORMAT_ERROR,
+    ),
+    "1,200 closed brackets": (
+        '{"name":"repeat","arguments":{"value":' + "[" * 1200 + "]" * 1200 + "}}",
+        ToolStatus.FORMAT_ERROR,
+    ),
+    "200 closed brackets": (
+        '{"name":"repeat","arguments":{"value":' + "[" * 200 + "]" * 200 + "}}",
+        ToolStatus.FORMAT_ERROR,
+    ),
+    "half a pair": ('{"name":"repeat","arguments":{"value":"\\ud800"}}', ToolStatus.FORMAT_ERROR),
+    "half a pair for a name": ('{"name":"\\ud800","arguments":{}}', ToolStatus.FORMAT_ERROR),
+    "half a pair for an argument": ('{"name":"repeat","arguments":{"\\udfff":1}}', ToolStatus.FORMAT_ERROR),
+    "not a number": ('{"name":"repeat","arguments":{"value":NaN}}', ToolStatus.FORMAT_ERROR),
+    "infinite": ('{"name":"squared","arguments":{"value":1e999}}', ToolStatus.FORMAT_ERROR),
+    "9,000 digits": ('{"name":"squared","arguments":{"value":' + "9" * 9000 + "}}", ToolStatus.FORMAT_ERROR),
+    "a square of 8,000 digits": (
+        '{"name":"squared","arguments":{"value":' + "9" * 4000 + "}}",
+        ToolStatus.ERROR,
+    ),
+    "nothing to iterate": ('{"name":"first","arguments":{"value":[]}}', ToolStatus.ERROR),
+    "a result that is too deep": ('{"name":"nested","arguments":{"value":5000}}', ToolStatus.ERROR),
+    "a result with half a pair": ('{"name":"character","arguments":{"code":55296}}', ToolStatus.OK),
+    "an error with half a pair": ('{"name":"fails","arguments":{"code":55296}}', ToolStatus.ERROR),
+    "a name of a megabyte": ('{"name":"' + "x" * (1 << 20) + '","arguments":{}}', ToolStatus.FORMAT_ERROR),
+    "an argument of a megabyte": (
+        '{"name":"repeat","arguments":{"' + "x" * (1 << 20) + '":1}}',
+        ToolStatus.FORMAT_ERROR,
+    ),
+    "10,000 arguments": (
+        '{"name":"repeat","arguments":{' + ",".join(f'"a{n}":1' for n in range(10_000)) + "}}",
+        ToolStatus.FORMAT_ERROR,
+    ),
+    "a list for arguments": ('{"name":"repeat","arguments":[1]}', ToolStatus.FORMAT_ERROR),
+    "a list for a name": ('{"name":["repeat"],"arguments":{}}', ToolStatus.FORMAT_ERROR),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE_CALLS)
+def test_whatever_a_policy_calls_with_is_its_own_mistake(case: str) -> None:
+    env = Repeats()
+    env.reset(seed=0)
+    body, status = HOSTILE_CALLS[case]
+    step = env.step(f"<tool_call>{body}</tool_call>")
+    (result,) = step.info["tool_results"]
+    assert result.status is status
+    assert len(result.text) < 2000
+    for text in (result.name, result.text, result.error_class, step.observation[0].text):
+        text.encode()
+
+
+def test_calls_beyond_the_most_are_named_and_not_run() -> None:
+    env = Repeats()
+    env.reset(seed=0)
+    step = env.step('<tool_call>{"name":"repeat","arguments":{"value":1}}</tool_call>' * 5000)
+    results = step.info["tool_results"]
+    assert (env.ran, len(results), step.info["valid"]) == (MOST_CALLS, MOST_CALLS + 1, False)
+    assert results[-1].status is ToolStatus.FORMAT_ERROR
+    assert "5000" in results[-1].text
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), float("inf"), float("nan"), 1e308, [10**400]])
+@pytest.mark.parametrize("more", [{}, {"maximum": 5}, {"enum": [1]}, {"multipleOf": 0.5}, {"type": "number"}])
+def test_numbers_beyond_all_others_are_checked_too(value: Any, more: dict[str, Any]) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"} | more}}
+    for found in complaints({"n": value}, schema):
+        assert isinstance(found, str)

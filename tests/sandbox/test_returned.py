@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from agentenv.sandbox.executor import JailExecutor, encodable, result_of
+from agentenv.core.grammar import encodable
+from agentenv.sandbox.executor import JailExecutor, result_of
 from agentenv.sandbox.grading import CallTest, Outcome, grade, judge_call
 from agentenv.sandbox.jail import plain
 from agentenv.sandbox.types import Limits

@@ -122,7 +122,7 @@ class View:
         if point is not None:
             found = self.screen.at(point)
             id = found.id if found else None
-        known = id is not None and id.isdecimal() and 0 < int(id) <= len(self.widgets)
+        known = id is not None and id.isdecimal() and len(id) < 9 and 0 < int(id) <= len(self.widgets)
         return self.widgets[int(id) - 1] if id is not None and known else None
 
     def id_of(self, key: str) -> str | None:

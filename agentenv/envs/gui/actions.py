@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal, get_args
 
+from agentenv.core.grammar import between, read_json
+
 Point = tuple[float, float]
 Direction = Literal["up", "down", "left", "right"]
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
@@ -76,6 +78,12 @@ class Reply:
     error: str = ""
 
 
+MOST_ID = 80
+"""Characters of the number of an element."""
+MOST_TEXT = 4000
+"""Characters of a text: a browser types them one by one and has a deadline."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Argument:
     """How one JSON member becomes a field of ``Action``."""
@@ -87,12 +95,13 @@ class _Argument:
 
 
 def _read_text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+    return value if isinstance(value, str) and len(value) <= MOST_TEXT else None
 
 
 def _read_id(value: Any) -> str | None:
     whole = isinstance(value, int) and not isinstance(value, bool)
-    return str(value) if whole or (isinstance(value, str) and value) else None
+    text = str(value) if whole or isinstance(value, str) else ""
+    return text if 0 < len(text) <= MOST_ID else None
 
 
 def _read_point(value: Any) -> Point | None:
@@ -122,7 +131,7 @@ _ARGUMENTS = {
     "coordinate": _Argument("point", _read_point, "[x, y] in pixels"),
     "id2": _Argument("end_id", _read_id, "the number of an element"),
     "coordinate2": _Argument("end", _read_point, "[x, y] in pixels"),
-    "text": _Argument("text", _read_text, "a string"),
+    "text": _Argument("text", _read_text, f"a string of at most {MOST_TEXT} characters"),
     "time": _Argument("time", _read_seconds, "seconds, at least 0"),
     "direction": _Argument("direction", _one_of(DIRECTIONS), "one of " + ", ".join(DIRECTIONS)),
     "button": _Argument("text", _one_of(BUTTONS), "one of " + ", ".join(BUTTONS)),
@@ -150,8 +159,7 @@ GRAMMAR: Mapping[Kind, tuple[tuple[str, ...], tuple[str, ...]]] = {
 """Members that each kind needs and may have besides; ``a|b`` is exactly one of the two."""
 
 _FORMAT = re.compile(r"\s*<think>(.*?)</think>\s*<action>(.*?)</action>\s*", re.DOTALL)
-_THOUGHT = re.compile(r"<think>(.*?)</think>", re.DOTALL)
-_ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
+"""Asked only of text that has each tag once: of many it would take the square of their number."""
 _TAGS = ("<think>", "</think>", "<action>", "</action>")
 
 
@@ -166,12 +174,11 @@ def parse_reply(text: str, kinds: Collection[Kind] = tuple(Kind)) -> Reply:
         text: What the policy wrote. An action is read from exactly one action block: none or two are a mistake.
         kinds: The kinds that the environment knows.
     """
-    whole = _FORMAT.fullmatch(text)
     once = all(text.count(tag) == 1 for tag in _TAGS)
-    thought = _THOUGHT.search(text)
-    said = thought[1].strip() if thought else ""
-    format_ok = whole is not None and once and bool(said)
-    blocks = _ACTION.findall(text)
+    thoughts = between(text, "<think>", "</think>")
+    said = thoughts[0].strip() if thoughts else ""
+    format_ok = once and _FORMAT.fullmatch(text) is not None and bool(said)
+    blocks = between(text, "<action>", "</action>")
     if len(blocks) != 1 or text.count("<action>") != 1:
         return Reply(None, False, said, f"Write one <action>...</action> block, not {len(blocks)}.")
     try:
@@ -183,8 +190,8 @@ def parse_reply(text: str, kinds: Collection[Kind] = tuple(Kind)) -> Reply:
 
 def _json_object(text: str) -> Mapping[str, Any]:
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = read_json(text)
+    except ValueError:
         raise Unreadable('The action is no JSON; write {"action": ...}.') from None
     if not isinstance(value, dict):
         raise Unreadable('The action is no JSON object; write {"action": ...}.')
