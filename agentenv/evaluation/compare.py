@@ -224,7 +224,7 @@ def _compare_under(name: str, sides: tuple[Evaluation, Evaluation], pairs: Seque
         "mean_b": fmean(m.b),
         "difference": paired.difference,
         "ci95": [paired.low, paired.high],
-        "interval": "bootstrap clustered" if clustered else "bootstrap",
+        "interval": paired.method,
         "a_better": only_a,
         "b_better": only_b,
         "discordant": only_a + only_b,

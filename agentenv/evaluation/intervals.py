@@ -112,3 +112,56 @@ def _freedom(sizes: Floats, adjust: Floats, variances: Floats) -> float:
 
 def _nonzero(value: float) -> float:
     return value if abs(value) > _TINY else _TINY
+
+
+def bounded_interval(x: Floats, members: Sequence[Sequence[int]], level: float) -> tuple[float, float]:
+    """Interval of the mean of ``x`` [N] with values in [0, 1] over C clusters, for few clusters and sparse scores.
+
+    Wilson's (1927) for an effective number of questions: that whose simple standard error would be the clustered one
+    (`robust_error`), at most N, times (z / t)^2 for the degrees of freedom of that error (Korn and Graubard 1998). Where all
+    scores are 0 or 1, or there is one cluster, it is the number of clusters. For values between 0 and 1 it is wider than
+    need be, because 0/1 values vary most around a mean; where nearly all values are equal no narrower interval covers.
+    """
+    mean, z = float(x.mean()), t_quantile((1 + level) / 2, inf)
+    if len(members) == x.size:
+        effective = float(x.size)
+    else:
+        error, df = robust_error(x, members)
+        if len(members) == 1 or mean in (0.0, 1.0):
+            effective, df = float(len(members)), max(1.0, len(members) - 1.0)
+        else:
+            effective = min(mean * (1 - mean) / error**2, x.size) if error > 0 else float(x.size)
+        effective *= (z / t_quantile((1 + level) / 2, df)) ** 2
+    centre = (mean + z**2 / (2 * effective)) / (1 + z**2 / effective)
+    half = z / (1 + z**2 / effective) * sqrt(mean * (1 - mean) / effective + z**2 / (4 * effective**2))
+    return 0.0 if mean == 0 else max(0.0, centre - half), 1.0 if mean == 1 else min(1.0, centre + half)
+
+
+def difference_interval(d: Floats, members: Sequence[Sequence[int]], level: float) -> tuple[float, float]:
+    """Interval of the mean of ``d`` [N], differences in [-1, 1] that are almost all 0.
+
+    The means of the positive and of the negative parts have `bounded_interval`s, whose distances are added in squares
+    (Zou and Donner 2008, "MOVER").
+    """
+    up, down = np.maximum(d, 0), np.maximum(-d, 0)
+    (low_up, high_up), (low_down, high_down) = (bounded_interval(part, members, level) for part in (up, down))
+    below = sqrt((up.mean() - low_up) ** 2 + (high_down - down.mean()) ** 2)
+    above = sqrt((high_up - up.mean()) ** 2 + (down.mean() - low_down) ** 2)
+    return float(d.mean() - below), float(d.mean() + above)
+
+
+def sign_flip_p(d: Floats, members: Sequence[Sequence[int]]) -> float:
+    """Two-sided exact p-value of a mean of 0, where the sign of a cluster's sum is a fair coin (Fisher 1935).
+
+    For few sums other than 0: it goes through all choices of their signs.
+    """
+    sums = [total for rows in members if (total := float(d[list(rows)].sum()))]
+    reached = np.zeros(1)
+    for total in sums:
+        reached = np.concatenate([reached - total, reached + total])
+    return float((abs(reached) >= abs(sum(sums)) - 1e-12).mean())
+
+
+def few_differ(x: Floats, most: int = 20) -> bool:
+    """Whether fewer than ``most`` values of ``x`` differ from the commonest one: resampling has too little to draw from."""
+    return bool(x.size - np.unique(x, return_counts=True)[1].max() < most)

@@ -12,10 +12,21 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from agentenv.errors import ConfigurationError
+from agentenv.evaluation.intervals import (
+    bounded_interval,
+    difference_interval,
+    few_differ,
+    robust_error,
+    sign_flip_p,
+    t_quantile,
+    t_two_sided,
+)
 
 Floats = NDArray[np.float64]
 
-SMALL_SAMPLE = 200  # below it the bootstrap of a proportion is too narrow (Bowyer et al. 2025)
+SMALL_SAMPLE = (
+    200  # questions or clusters, below which the percentile bootstrap is too narrow (Bowyer et al. 2025)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +37,9 @@ class Estimate:
     low: float
     high: float
     n: int
-    method: str  # "bootstrap" or "wilson", each also "clustered"
+    method: (
+        str  # "bootstrap", "bootstrap expanded", "wilson" or "t", the last two and the first also "clustered"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +50,9 @@ class PairedDifference:
     low: float
     high: float
     p_value: float
+    method: str = (
+        "bootstrap"  # of the interval: or "mover", "t", "bootstrap expanded", and each also "clustered"
+    )
 
 
 def bootstrap_ci(
@@ -77,15 +93,18 @@ def estimate(
     level: float = 0.95,
     seed: int = 0,
 ) -> Estimate:
-    """Mean of ``values`` [N] with its interval: the bootstrap, or Wilson's where the bootstrap fails.
+    """Mean of ``values`` [N] with its interval, by a method that covers (``benchmarks/interval_coverage.py``).
 
-    Wilson's is taken for 0/1 values that are fewer than `SMALL_SAMPLE` or all equal, where the bootstrap
-    would be too narrow or have no width at all.
+    - 0/1 values, fewer than `SMALL_SAMPLE` or nearly all equal: Wilson's;
+    - values in [0, 1] that are nearly all equal: Wilson's for their sum (`bounded_interval`);
+    - others, fewer than `SMALL_SAMPLE`: the bootstrap with its percentiles moved out to Student's t (Hesterberg 2015);
+    - from `SMALL_SAMPLE` on: the percentile bootstrap.
 
     Args:
         values: one score a question.
-        clusters: what each question belongs to: those of one cluster (one passage) are not independent. The
-            interval is then of the clusters, where there are fewer of them than questions.
+        clusters: what each question belongs to: those of one cluster (one passage) are not independent. Where there are
+            fewer clusters than questions, the interval is of the clusters: below `SMALL_SAMPLE` of them and for 0/1 values
+            Wilson's with an effective n (`bounded_interval`), or Student's t where values leave [0, 1]; else the bootstrap.
         level: of the interval.
         seed: of the bootstrap.
 
@@ -93,14 +112,42 @@ def estimate(
         ConfigurationError: no values, one that is not finite, or not one cluster a value.
     """
     x = _checked(values)
-    proportion = bool(np.isin(x, (0.0, 1.0)).all())
-    if clusters is not None and len(_members(x, clusters)) < x.size:
-        return _clustered(x, clusters, proportion, level, seed)
-    if proportion and (x.size < SMALL_SAMPLE or x.min() == x.max()):
-        low, high = wilson_interval(int(x.sum()), x.size, level=level)
-        return Estimate(float(x.mean()), low, high, x.size, "wilson")
-    low, high = bootstrap_ci(x, level=level, seed=seed)
-    return Estimate(float(x.mean()), low, high, x.size, "bootstrap")
+    _tails(level)
+    members = _members(x, range(x.size) if clusters is None else clusters)
+    low, high, method = _interval(x, members, level, seed)
+    return Estimate(float(x.mean()), float(low), float(high), x.size, method)
+
+
+def _interval(
+    x: Floats, members: Sequence[Sequence[int]], level: float, seed: int
+) -> tuple[float, float, str]:
+    proportion, bounded = bool(np.isin(x, (0.0, 1.0)).all()), bool(x.min() >= 0 and x.max() <= 1)
+    few, sparse = len(members) < SMALL_SAMPLE, few_differ(x)
+    if len(members) < x.size:
+        if proportion or (bounded and few):
+            return *bounded_interval(x, members, level), "wilson clustered"
+        if few:
+            return *_student(x, members, level), "t clustered"
+        return *np.quantile(_cluster_means(x, members, 2_000, seed), _tails(level)), "bootstrap clustered"
+    if (proportion and few) or (bounded and sparse):
+        return *bounded_interval(x, members, level), "wilson"
+    if few and x.size > 1:
+        return *_expanded(x, level, seed), "bootstrap expanded"
+    return *bootstrap_ci(x, level=level, seed=seed), "bootstrap"
+
+
+def _student(x: Floats, members: Sequence[Sequence[int]], level: float) -> tuple[float, float]:
+    error, df = robust_error(x, members)
+    half = t_quantile((1 + level) / 2, df) * error
+    return float(x.mean()) - half, float(x.mean()) + half
+
+
+def _expanded(x: Floats, level: float, seed: int, resamples: int = 10_000) -> tuple[float, float]:
+    """The bootstrap's percentiles as far out as Student's t is, with N / (N - 1) for the variance."""
+    reach = sqrt(x.size / (x.size - 1)) * t_quantile((1 + level) / 2, x.size - 1)
+    tail = NormalDist().cdf(-reach)
+    low, high = np.quantile(_bootstrap_means(x, resamples, seed), (tail, 1 - tail))
+    return float(low), float(high)
 
 
 def standard_error(values: ArrayLike, clusters: Sequence[Hashable] | None = None) -> float:
@@ -129,27 +176,6 @@ def _members(x: Floats, clusters: Sequence[Hashable]) -> list[list[int]]:
     for row, cluster in enumerate(clusters):
         rows.setdefault(cluster, []).append(row)
     return list(rows.values())
-
-
-def _clustered(
-    x: Floats, clusters: Sequence[Hashable], proportion: bool, level: float, seed: int
-) -> Estimate:
-    """The interval over clusters: Wilson's with an effective n for 0/1 scores, otherwise the bootstrap of clusters.
-
-    The effective n is that whose simple standard error would be the clustered one, at most N (Korn and
-    Graubard 1998; Dean and Pagano 2015); where all scores are equal or there is one cluster, it is their number.
-    """
-    members, mean = _members(x, clusters), float(x.mean())
-    if proportion:
-        error = standard_error(x, clusters)
-        if len(members) == 1 or mean in (0.0, 1.0):
-            effective = float(len(members))
-        else:
-            effective = min(mean * (1 - mean) / error**2, x.size) if error > 0 else float(x.size)
-        low, high = wilson_interval(mean * effective, effective, level=level)
-        return Estimate(mean, low, high, x.size, "wilson clustered")
-    low, high = np.quantile(_cluster_means(x, members, 2_000, seed), _tails(level))
-    return Estimate(mean, float(low), float(high), x.size, "bootstrap clustered")
 
 
 def _cluster_means(x: Floats, members: Sequence[Sequence[int]], resamples: int, seed: int) -> Floats:
@@ -229,9 +255,11 @@ def paired_bootstrap(
 ) -> PairedDifference:
     """Bootstrap over questions of the mean of ``b - a``, both [N] and in the same order of questions.
 
-    With fewer ``clusters`` than questions whole clusters are drawn, as in `estimate`.
+    With fewer ``clusters`` than questions whole clusters are drawn. Where the bootstrap is too narrow another interval
+    stands for it: `difference_interval` with an exact p-value (`sign_flip_p`) where nearly all differences are 0, Student's
+    t over fewer clusters than `SMALL_SAMPLE`, and percentiles moved out to Student's t for fewer questions than that.
 
-    The p-value is twice the smaller share of resampled means on either side of zero, counting zero on both,
+    The p-value of the bootstrap is twice the smaller share of resampled means on either side of zero, counting zero on both,
     with one added above and below so that it is never 0 (Davison and Hinkley 1997, eq. 4.11).
 
     Raises:
@@ -242,15 +270,25 @@ def paired_bootstrap(
         raise ConfigurationError(
             f"Paired scores must be over the same questions, not {x.size} against {y.size}."
         )
-    members = _members(x, range(x.size) if clusters is None else clusters)
-    if len(members) < x.size:
-        means = _cluster_means(y - x, members, resamples, seed)
-    else:
-        means = _bootstrap_means(y - x, resamples, seed)
-    low, high = np.quantile(means, _tails(level))
+    d, members = y - x, _members(x, range(x.size) if clusters is None else clusters)
+    clustered = len(members) < x.size
+    if few_differ(np.array([d[rows].sum() for rows in members])) and abs(d).max() <= 1:
+        low, high = difference_interval(d, members, level)
+        method = "mover clustered" if clustered else "mover"
+        return PairedDifference(float(d.mean()), low, high, sign_flip_p(d, members), method)
+    if clustered and len(members) < SMALL_SAMPLE:
+        low, high = _student(d, members, level)
+        error, df = robust_error(d, members)
+        p_value = t_two_sided(float(d.mean()) / error, df) if error > 0 else 1.0
+        return PairedDifference(float(d.mean()), low, high, p_value, "t clustered")
+    method = "bootstrap clustered" if clustered else "bootstrap"
+    means = _cluster_means(d, members, resamples, seed) if clustered else _bootstrap_means(d, resamples, seed)
+    low, high = (float(end) for end in np.quantile(means, _tails(level)))
+    if not clustered and 1 < x.size < SMALL_SAMPLE:
+        method, (low, high) = "bootstrap expanded", _expanded(d, level, seed, resamples)
     smaller = min(int((means <= 0).sum()), int((means >= 0).sum()))
     p_value = min(1.0, 2 * (smaller + 1) / (resamples + 1))
-    return PairedDifference(float((y - x).mean()), float(low), float(high), p_value)
+    return PairedDifference(float(d.mean()), low, high, p_value, method)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

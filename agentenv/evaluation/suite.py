@@ -15,18 +15,19 @@ import json
 import tomllib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 from pathlib import Path
-from statistics import NormalDist, fmean
+from statistics import fmean
 from typing import Any, get_type_hints
 
 from agentenv.core.files import write_text
 from agentenv.errors import AgentEnvError, ConfigurationError
 from agentenv.evaluation.benchmark import Benchmark, Display, check_names, run_benchmark
+from agentenv.evaluation.intervals import t_quantile
 from agentenv.evaluation.records import SUITE, read_evaluation, read_json
 from agentenv.evaluation.report import write_report
 from agentenv.evaluation.results import Json, clusters_of, measure_of, values_of
-from agentenv.evaluation.statistics import estimate, standard_error
+from agentenv.evaluation.statistics import SMALL_SAMPLE, estimate, standard_error
 
 _KEYS = {"scorer": "scorers"}  # as the command's flag is called
 
@@ -151,10 +152,11 @@ def combine(
 ) -> Json:
     """Macro and micro mean of the values of several sets.
 
-    The macro mean weighs sets alike, as papers do; its standard error is sqrt(sum of squared errors) / number of sets,
-    and its interval the normal one, cut to [0, 1]. The micro mean weighs questions alike. An error within a set is over
-    its questions, or over ``clusters`` of them where they share a passage; the choice of the sets themselves is not
-    sampled, so neither interval speaks of other sets.
+    The macro mean weighs sets alike, as papers do; its standard error is sqrt(sum of squared errors) / number of sets, and
+    its interval the normal one, or Student's t with Welch's degrees of freedom where sets have few questions or clusters,
+    cut to [0, 1]. The micro mean weighs questions alike. An error within a set is over its questions, or over ``clusters``
+    of them where they share a passage; the choice of the sets themselves is not sampled, so neither interval speaks of
+    other sets.
     """
     if not sets:
         return {
@@ -163,14 +165,22 @@ def combine(
         }
     clusters = [range(len(values)) for values in sets] if clusters is None else clusters
     mean = fmean(fmean(values) for values in sets)
-    errors = sum(map(_squared_error, sets, clusters))
-    half = NormalDist().inv_cdf((1 + level) / 2) * sqrt(errors) / len(sets)
+    errors = list(map(_squared_error, sets, clusters))
+    half = t_quantile((1 + level) / 2, _freedom(errors, clusters)) * sqrt(sum(errors)) / len(sets)
     members = [(number, cluster) for number, several in enumerate(clusters) for cluster in several]
     pooled = estimate([value for values in sets for value in values], clusters=members, level=level)
     return {
         "macro": {"mean": mean, "ci95": [max(0.0, mean - half), min(1.0, mean + half)], "sets": len(sets)},
         "micro": {"mean": pooled.mean, "ci95": [pooled.low, pooled.high], "n": pooled.n},
     }
+
+
+def _freedom(errors: Sequence[float], clusters: Sequence[Sequence[Hashable]]) -> float:
+    """Welch's degrees of freedom of a sum of squared errors; infinite from `SMALL_SAMPLE` on."""
+    parts = zip(errors, clusters, strict=True)
+    spread = sum(error**2 / max(1, len(set(several)) - 1) for error, several in parts)
+    found = sum(errors) ** 2 / spread if spread else inf
+    return found if found < SMALL_SAMPLE else inf
 
 
 def _squared_error(values: Sequence[float], clusters: Sequence[Hashable]) -> float:

@@ -69,7 +69,10 @@ def test_estimate_takes_wilson_where_the_bootstrap_has_no_width() -> None:
     assert (perfect.low, perfect.high) == pytest.approx((0.98736, 1.0), abs=1e-5)
     assert estimate([1.0, 0.0]).method == "wilson"
     assert estimate([1.0, 0.0] * 100).method == "bootstrap"
-    assert estimate([0.5, 0.0]).method == "bootstrap"
+    assert estimate([0.5, 0.0]).method == "wilson"  # two values tell a bootstrap nothing
+    assert estimate([n / 40 for n in range(40)]).method == "bootstrap expanded"
+    assert estimate([n / 200 for n in range(200)]).method == "bootstrap"
+    assert estimate([-1.0, 3.0]).method == "bootstrap expanded"
 
 
 def test_standard_error_by_hand() -> None:
@@ -84,32 +87,44 @@ def test_standard_error_by_hand() -> None:
 
 def test_questions_on_one_passage_widen_the_interval_as_if_there_were_fewer() -> None:
     # 40 passages with 5 questions each, all right or all wrong: 200 questions are worth 40. With the factor
-    # C/(C-1) the effective n is 39, and the interval is Wilson's of 19.5 of 39.
+    # C/(C-1) the effective n is 39, times (z / t)^2 with t(.975, 39) = 2.0227, and the interval is Wilson's of half of that.
     values = [float(passage % 2) for passage in range(40) for _ in range(5)]
     clusters = [passage for passage in range(40) for _ in range(5)]
     found = estimate(values, clusters=clusters)
     assert (found.method, found.n, found.mean) == ("wilson clustered", 200, 0.5)
-    assert (found.low, found.high) == pytest.approx(wilson_interval(19.5, 39))
+    effective = 39 * (1.959964 / 2.022691) ** 2
+    assert (found.low, found.high) == pytest.approx(wilson_interval(effective / 2, effective), abs=1e-6)
     plain = estimate(values)
     assert found.high - found.low > 2 * (plain.high - plain.low)
 
 
 def test_clusters_never_narrow_a_proportion_and_keep_a_width_where_all_succeed() -> None:
     mixed = estimate([0.0, 1.0] * 20, clusters=[i // 2 for i in range(40)])
-    assert (mixed.low, mixed.high) == pytest.approx(wilson_interval(20, 40))
+    effective = 40 * (1.959964 / 2.093024) ** 2  # 20 clusters: t(.975, 19)
+    assert (mixed.low, mixed.high) == pytest.approx(wilson_interval(effective / 2, effective), abs=1e-6)
     perfect = estimate([1.0] * 50, clusters=[i // 5 for i in range(50)])
-    assert (perfect.low, perfect.high) == pytest.approx(wilson_interval(10, 10))
+    effective = 10 * (1.959964 / 2.262157) ** 2  # t(.975, 9)
+    assert (perfect.low, perfect.high) == pytest.approx(wilson_interval(effective, effective), abs=1e-6)
     single = estimate([0.0, 1.0] * 20, clusters=["one"] * 40)
-    assert (single.low, single.high) == pytest.approx(wilson_interval(0.5, 1))
+    assert single.low < 0.01  # one cluster says nothing
+    assert single.high > 0.99
 
 
 def test_partial_scores_are_drawn_by_cluster() -> None:
-    values = [0.2] * 60 + [0.6] * 60
-    clusters = [i // 4 for i in range(120)]
-    found = estimate(values, clusters=clusters)
-    # 30 clusters of .2 or .6: SE = .2 / sqrt(30) = .0365.
+    values = [0.2] * 600 + [0.6] * 600
+    found = estimate(values, clusters=[i // 4 for i in range(1200)])
+    # 300 clusters of .2 or .6: SE = .2 / sqrt(300) = .01155.
     assert found.method == "bootstrap clustered"
-    assert (found.high - found.low) / 2 == pytest.approx(1.96 * 0.2 / sqrt(30), rel=0.1)
+    assert (found.high - found.low) / 2 == pytest.approx(1.96 * 0.2 / sqrt(300), rel=0.1)
+    few = estimate(values[:8] + values[-8:], clusters=[i // 4 for i in range(16)])
+    # Four clusters, mean .4, SE .1155: an effective n of .24 / .01333 = 18, at most 16, times (z / t(.975, 3))^2.
+    effective = 16 * (1.959964 / 3.182446) ** 2
+    assert few.method == "wilson clustered"
+    assert (few.low, few.high) == pytest.approx(wilson_interval(0.4 * effective, effective), abs=1e-6)
+    signed = estimate([-1.0, -1.0, 1.0, 1.0, 3.0, 3.0], clusters="aabbcc")
+    # Clusters -1, 1 and 3: SE = 2 / sqrt(3), t(.975, 2) = 4.302653.
+    assert signed.method == "t clustered"
+    assert (signed.low, signed.high) == pytest.approx((1 - 4.968276, 1 + 4.968276), abs=1e-5)
 
 
 def test_clusters_of_one_question_each_change_nothing() -> None:
@@ -154,15 +169,19 @@ def test_with_one_question_a_cluster_it_is_mcnemars_test(signs: list[int]) -> No
 
 
 def test_paired_bootstrap_draws_whole_clusters() -> None:
-    # Five questions a passage, all moved by the same: SE over 40 passages is sqrt(.25 * .75 / 40) = .0685.
-    gains = [float(passage % 4 == 0) for passage in range(40) for _ in range(5)]
-    passages = [passage for passage in range(40) for _ in range(5)]
-    found = paired_bootstrap([0.0] * 200, gains, clusters=passages)
+    # Five questions a passage, all moved by the same: SE over 400 passages is sqrt(.25 * .75 / 400) = .0217.
+    gains = [float(passage % 4 == 0) for passage in range(400) for _ in range(5)]
+    passages = [passage for passage in range(400) for _ in range(5)]
+    found = paired_bootstrap([0.0] * 2000, gains, clusters=passages)
     assert found.difference == 0.25
-    assert (found.high - found.low) / 2 == pytest.approx(1.96 * sqrt(0.25 * 0.75 / 40), rel=0.1)
-    alone = paired_bootstrap([0.0] * 200, gains)
+    assert (found.high - found.low) / 2 == pytest.approx(1.96 * sqrt(0.25 * 0.75 / 400), rel=0.1)
+    # Of 100 passages the error is sqrt(.25 * .75 / 99), and t(.975, 99) = 1.984217.
+    few = paired_bootstrap([0.0] * 500, gains[:500], clusters=passages[:500])
+    assert (few.high - few.low) / 2 == pytest.approx(1.984217 * sqrt(0.25 * 0.75 / 99), rel=1e-6)
+    assert few.p_value < 1e-6
+    alone = paired_bootstrap([0.0] * 2000, gains)
     assert found.high - found.low == pytest.approx((alone.high - alone.low) * sqrt(5), rel=0.15)
-    assert paired_bootstrap([0.0] * 200, gains, clusters=range(200)) == alone
+    assert paired_bootstrap([0.0] * 2000, gains, clusters=range(2000)) == alone
 
 
 def test_paired_bootstrap_sees_what_pairing_removes() -> None:
@@ -179,7 +198,8 @@ def test_paired_bootstrap_sees_what_pairing_removes() -> None:
 
 def test_paired_bootstrap_of_equals_finds_nothing() -> None:
     result = paired_bootstrap([0.0, 1.0, 1.0], [0.0, 1.0, 1.0])
-    assert (result.difference, result.low, result.high, result.p_value) == (0.0, 0.0, 0.0, 1.0)
+    assert (result.difference, result.p_value) == (0.0, 1.0)
+    assert result.low == -result.high < -0.5  # three equal pairs do not show that there is no difference
 
 
 def test_holm_by_hand() -> None:

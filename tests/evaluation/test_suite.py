@@ -89,11 +89,12 @@ def test_macro_and_micro_means_by_hand() -> None:
     """Means 1/2 of 4 and 1 of 2 questions: macro 3/4, micro 4/6.
 
     Squared errors: 4 * (1/4) / (4 * 3) = 1/12, and for the set without spread (3/4)(1/4)/4 = 3/64; the macro error is
-    sqrt(1/12 + 3/64) / 2 = .1804, its interval 3/4 -+ 1.96 * .1804, cut at 1.
+    sqrt(1/12 + 3/64) / 2 = .1804. Welch: (1/12 + 3/64)^2 / ((1/12)^2 / 3 + (3/64)^2) = 3.7575 degrees of freedom; the
+    interval is 3/4 -+ 2.8486 * .1804, cut at 1.
     """
     found = combine([[1, 1, 0, 0], [1, 1]])
     assert found["macro"]["mean"] == 0.75
-    assert found["macro"]["ci95"] == pytest.approx([0.75 - 1.959964 * 0.180422, 1.0], abs=1e-5)
+    assert found["macro"]["ci95"] == pytest.approx([0.75 - 2.848554 * 0.180422, 1.0], abs=1e-4)
     assert found["macro"]["sets"] == 2
     assert (found["micro"]["mean"], found["micro"]["n"]) == (pytest.approx(4 / 6), 6)
     assert combine([])["macro"]["mean"] is None
@@ -107,8 +108,11 @@ def test_means_over_sets_count_passages_where_questions_share_them() -> None:
     sets = [[1, 1, 0, 0], [1, 1]]
     found = combine(sets, [["a", "a", "b", "b"], ["a", "a"]])
     assert found["macro"]["mean"] == 0.75
-    half = 1.959964 * (1 / 4 + 2 / 27) ** 0.5 / 2
-    assert found["macro"]["ci95"] == pytest.approx([0.75 - half, 1.0], abs=1e-5)
+    # Both sets are worth two questions at most: their macro interval is all of [0, 1].
+    assert found["macro"]["ci95"] == [0.0, 1.0]
+    many = combine([[1, 1, 0, 0] * 250, [1, 1] * 500], [[i // 2 for i in range(1000)], range(1000)])
+    half = 1.959964 * (0.25 / 499 + (1001 / 1002) * (1 / 1002) / 1002) ** 0.5 / 2
+    assert many["macro"]["ci95"] == pytest.approx([0.75 - half, 0.75 + half], abs=1e-5)
     narrow, wide = combine(sets)["micro"]["ci95"], found["micro"]["ci95"]  # passages of two sets are not one
     assert wide[0] < narrow[0]
     assert wide[1] > narrow[1]

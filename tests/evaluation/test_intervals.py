@@ -1,0 +1,95 @@
+"""Intervals for few questions, few clusters and sparse scores: quantiles against tables, errors by hand, coverage."""
+
+from math import inf, sqrt
+
+import numpy as np
+import pytest
+
+from agentenv.evaluation.intervals import (
+    beta_cdf,
+    beta_quantile,
+    bounded_interval,
+    difference_interval,
+    robust_error,
+    sign_flip_p,
+    t_quantile,
+    t_two_sided,
+)
+from agentenv.evaluation.statistics import estimate, paired_bootstrap, wilson_interval
+
+
+def singles(n: int) -> list[list[int]]:
+    return [[i] for i in range(n)]
+
+
+def test_beta_by_hand() -> None:
+    # I_x(1, b) = 1 - (1 - x)^b, I_x(a, 1) = x^a, and I_x(2, 3) = 6x^2 - 8x^3 + 3x^4.
+    assert beta_cdf(0.3, 1, 5) == pytest.approx(1 - 0.7**5, abs=1e-12)
+    assert beta_cdf(0.3, 4, 1) == pytest.approx(0.3**4, abs=1e-12)
+    assert beta_cdf(0.3, 2, 3) == pytest.approx(6 * 0.09 - 8 * 0.027 + 3 * 0.0081, abs=1e-12)
+    assert beta_cdf(0.5, 1000, 1000) == pytest.approx(0.5, abs=1e-9)
+    assert (beta_cdf(0, 2, 2), beta_cdf(1, 2, 2)) == (0.0, 1.0)
+    assert beta_quantile(0.1, 1, 5) == pytest.approx(1 - 0.9**0.2, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("df", "table"), [(1, 12.7062), (2, 4.30265), (10, 2.22814), (30, 2.04227), (inf, 1.95996)]
+)
+def test_t_is_that_of_the_tables(df: float, table: float) -> None:
+    assert t_quantile(0.975, df) == pytest.approx(table, abs=1e-4)
+    assert t_two_sided(table, df) == pytest.approx(0.05, abs=1e-5)
+
+
+def test_the_error_over_clusters_by_hand() -> None:
+    # The sums of residuals around 2/3 are -1/3, -1/3 and 2/3; the squares are divided by 1 - 2/6.
+    error, df = robust_error(np.array([0.0, 1, 1, 0, 1, 1]), [[0, 1], [2, 3], [4, 5]])
+    assert error == pytest.approx(sqrt(1.5 * (1 / 9 + 1 / 9 + 4 / 9)) / 6)
+    assert df == pytest.approx(2.0)  # C - 1 where clusters are of one size
+    _, uneven = robust_error(np.arange(12.0), [list(range(9)), [9], [10], [11]])
+    assert uneven < 2  # one cluster holds most of it
+    assert robust_error(np.array([0.0, 1.0]), [[0, 1]])[0] == inf
+
+
+def test_a_sparse_mean_is_bounded_as_a_proportion_of_its_sum() -> None:
+    x = np.array([0.5, 0, 0, 0, 0, 0, 0, 0, 0, 0])
+    assert bounded_interval(x, singles(10), 0.95) == pytest.approx(wilson_interval(0.5, 10))
+    assert bounded_interval(np.zeros(10), singles(10), 0.95)[0] == 0.0
+
+
+def test_signs_by_hand() -> None:
+    # The eight signed sums of .5, .5 and 1 are 2, 1, 1, 0, 0, -1, -1 and -2.
+    d = np.array([0.5, 0.5, 0.0, -1.0])
+    assert sign_flip_p(d, singles(4)) == 1.0
+    assert sign_flip_p(abs(d), singles(4)) == 2 / 8
+    assert sign_flip_p(np.zeros(3), singles(3)) == 1.0
+
+
+def test_a_difference_that_one_question_makes_is_not_one_for_sure() -> None:
+    d = np.array([1.0] + [0.0] * 49)
+    low, high = difference_interval(d, singles(50), 0.95)
+    assert low < 0 < d.mean() < high < 0.12
+    assert paired_bootstrap(np.zeros(50), d).p_value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "mean", "partial"),
+    [
+        (20, 1, 0.1, True),
+        (10, 1, 0.02, True),
+        (50, 1, 0.02, True),
+        (5, 4, 0.5, False),
+        (10, 4, 0.5, False),
+        (4, 4, 0.1, True),
+    ],
+)
+def test_intervals_cover(count: int, size: int, mean: float, partial: bool) -> None:
+    """Of 200 intervals at least 185 hold the mean; of percentile bootstraps of these .3 to .9 do."""
+    rng, held = np.random.default_rng(5), 0
+    for _ in range(200):
+        shared = rng.random(count) < (mean / 0.75 if partial else mean)
+        own = rng.random((count, size)) < (mean / 0.75 if partial else mean)
+        right = np.where(rng.random((count, size)) < 0.5, shared[:, None], own)
+        x = (right * (rng.choice([0.5, 1.0], size=(count, size)) if partial else 1.0)).ravel()
+        found = estimate(x, clusters=[i // size for i in range(x.size)])
+        held += found.low <= mean <= found.high
+    assert held >= 185
