@@ -67,11 +67,14 @@ class Eval:
     """Episodes at a time. A policy that computes here loses at most so many to a kill."""
     retry_faults: bool = False
     """Play episodes again that a fault of ours ended."""
+    trust_config: bool = False
+    """Whether the file of --suite may run code without a jail or contact hosts; otherwise that is asked at the terminal."""
     suite: Path | None = None
     """TOML file with one table a benchmark, each with flags of this command; results go to subfolders of --out."""
 
     def run(self) -> dict[str, Any]:
         """Runs the benchmark, or every benchmark of the suite."""
+        from agentenv.core.trust import confirm_file
         from agentenv.evaluation.benchmark import Benchmark, run_benchmark
         from agentenv.evaluation.suite import read_suite
 
@@ -97,6 +100,8 @@ class Eval:
             "bounds": self.bounds,
             "concurrency": self.concurrency,
         }
+        if self.suite:
+            confirm_file(self.suite, trusted=self.trust_config)
         suite = read_suite(self.suite, fields) if self.suite else None
         with _Displays(self.out) as displays:
             if suite:

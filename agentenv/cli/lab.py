@@ -63,6 +63,8 @@ class Run:
     """Folder of the runs."""
     pages: Path = _PAGES
     """Folder of the page, its chart and its figures."""
+    trust_config: bool = False
+    """Whether a TOML file may run code without a jail or contact hosts; otherwise that is asked at the terminal."""
 
     def run(self) -> dict[str, Any]:
         """Runs, and writes the page after each run."""
@@ -71,9 +73,12 @@ class Run:
         except ModuleNotFoundError as error:
             raise MissingExtra.of("torch", "train") from error
         from agentenv.cli.progress import LiveDisplay
-        from agentenv.trainers.lab import load_experiment, next_trial, run_trial
+        from agentenv.core.trust import confirm_file
+        from agentenv.trainers.lab import experiments, load_experiment, next_trial, run_trial
         from agentenv.trainers.lab_page import write_page
 
+        if self.name not in experiments():
+            confirm_file(Path(self.name), trusted=self.trust_config)
         experiment, name = load_experiment(self.name), Path(self.name).stem
         out = self.out / name
         out.mkdir(parents=True, exist_ok=True)

@@ -11,11 +11,12 @@ import tyro
 from rich.console import Console
 
 from agentenv.cli.switches import plain_switches
+from agentenv.core.trust import confirm_file
 from agentenv.data.sources import WORLD
 from agentenv.errors import ConfigurationError, MissingExtra
 from agentenv.evaluation.ground import EnvConfig
 from agentenv.trainers.config import TrainConfig
-from agentenv.trainers.config_files import load_config, override, presets, resume_config
+from agentenv.trainers.config_files import CONFIG, load_config, override, presets, resume_config
 
 _DEFAULT = "laptop-search"
 
@@ -24,8 +25,11 @@ _DEFAULT = "laptop-search"
 class Train:
     """Trains a policy and evaluates it before and after.
 
-    Usage: agentenv train [PRESET or FILE.toml] [--out DIR] [--plan] [--cluster ADDRESS] [--key.path VALUE]
-           agentenv train --resume DIR [--key.path VALUE]
+    Usage: agentenv train [PRESET or FILE.toml] [--out DIR] [--plan] [--cluster ADDRESS] [--trust-config] [--key.path VALUE]
+           agentenv train --resume DIR [--trust-config] [--key.path VALUE]
+
+    A FILE.toml or a run that executes code without a jail (unsafe-local) or contacts hosts (http:, openai:, remote: ...)
+    needs a confirmation at the terminal, or --trust-config; presets and keys of the command line do not.
 
     Steps, learning rates, intervals, workers and the like may change on --resume; anything else is refused.
 
@@ -57,8 +61,9 @@ class Train:
         parser.add_argument("--resume", type=Path)
         parser.add_argument("--plan", action=argparse.BooleanOptionalAction, default=False)
         parser.add_argument("--cluster")
+        parser.add_argument("--trust-config", action=argparse.BooleanOptionalAction, default=False)
         # argparse would take the value of an override for the preset: only a leading word can be it.
-        argv = plain_switches(argv, ["plan"])
+        argv = plain_switches(argv, ["plan", "trust-config"])
         named = bool(argv) and not argv[0].startswith("-")
         known, overrides = parser.parse_known_args(argv[named:])
         if known.cluster is not None:
@@ -68,8 +73,11 @@ class Train:
                 raise ConfigurationError(
                     "--resume takes the run's own config.toml; give nothing else but keys to change"
                 )
+            confirm_file(known.resume / CONFIG, trusted=known.trust_config)
             config = override(resume_config(known.resume), overrides)
             return cls(config, known.resume, resume=True)
+        if named and argv[0] not in presets():
+            confirm_file(Path(argv[0]), trusted=known.trust_config)
         config = override(load_config(argv[0] if named else _DEFAULT), overrides)
         return cls(config, known.out or Path("runs") / config.name, plan=known.plan)
 

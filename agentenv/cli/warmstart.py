@@ -41,6 +41,8 @@ class Warmstart:
     """Folder of what an earlier call made, such as a reader with --crowd-steps 0; only the phases after it are run."""
     imitate: tuple[str, ...] = ()
     """Presets or TOML files of runs: the policy of the first learns what the experts of all do on their training tasks."""
+    trust_config: bool = False
+    """Whether these files may run code without a jail or contact hosts; otherwise that is asked at the terminal."""
     steps: int | None = None
     """Optimiser steps of --env code, --env desktop and --imitate."""
 
@@ -114,9 +116,13 @@ class Warmstart:
         return desktop_warmstart(config, display, self.out)
 
     def _expert(self, display: Any) -> dict[str, Any]:
-        from agentenv.trainers.config_files import load_config
+        from agentenv.core.trust import confirm_file
+        from agentenv.trainers.config_files import load_config, presets
         from agentenv.trainers.expert_warmstart import expert_warmstart
 
+        for name in self.imitate:
+            if name not in presets():
+                confirm_file(Path(name), trusted=self.trust_config)
         steps = 100 if self.steps is None else self.steps
         return expert_warmstart([load_config(name) for name in self.imitate], display, self.out, steps=steps)
 

@@ -106,7 +106,7 @@ def claim(directory: Path, config: Mapping[str, Mapping[str, Any]], *, write: bo
 def _held(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigurationError(f"{path} is damaged ({error}): choose another --out") from error
 
 

@@ -12,7 +12,6 @@ Its folder holds one folder a benchmark, ``suite.json`` and a report of all of t
 """
 
 import json
-import tomllib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, sqrt
@@ -21,6 +20,7 @@ from statistics import fmean
 from typing import Any, get_type_hints
 
 from agentenv.core.files import write_text
+from agentenv.core.toml_files import read_toml
 from agentenv.errors import AgentEnvError, ConfigurationError
 from agentenv.evaluation.benchmark import Benchmark, Display, check_names, run_benchmark
 from agentenv.evaluation.intervals import t_quantile
@@ -73,10 +73,7 @@ def read_suite(path: Path, defaults: Mapping[str, Any]) -> Suite:
         ConfigurationError: no TOML, no table, a key or a value that no benchmark takes.
         UnknownName: a set or a scorer that does not exist.
     """
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{path} is no TOML: {error}") from error
+    tables = read_toml(path)
     shared = {key: value for key, value in tables.items() if not isinstance(value, dict)}
     own = {key: value for key, value in tables.items() if isinstance(value, dict)}
     if not own:

@@ -1,6 +1,5 @@
 """Configurations from presets, TOML files and the command line, and back to TOML."""
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from itertools import pairwise
@@ -9,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from agentenv.core.toml_files import read_toml
 from agentenv.core.values import read_value
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.trainers.config import TrainConfig
@@ -45,7 +45,7 @@ def load_config(name: str) -> TrainConfig:
     path = presets().get(name) or Path(name)
     if not path.is_file():
         raise UnknownName.among("preset or TOML file", name, presets())
-    return config_of(_read_toml(path), str(path))
+    return config_of(read_toml(path), str(path))
 
 
 def config_of(values: Mapping[str, Any], place: str) -> TrainConfig:
@@ -67,16 +67,7 @@ def _on_its_base(values: Mapping[str, Any], place: str) -> dict[str, Any]:
     if base not in presets():
         raise UnknownName.among(f"preset to be the base of {place}:", base, presets())
     _check_keys(own, TrainConfig().model_dump(), place)
-    return merged(_on_its_base(_read_toml(presets()[base]), f"preset {base}"), own)
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} is no TOML: {error}.") from error
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from error
+    return merged(_on_its_base(read_toml(presets()[base]), f"preset {base}"), own)
 
 
 def merged(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,7 +90,7 @@ def resume_config(folder: Path) -> TrainConfig:
         return config_of(held.nested(), str(folder / IDENTITY))
     if not path.is_file():
         raise ConfigurationError(f"{folder} holds no run to resume: it has no {CONFIG}")
-    values = _read_toml(path)
+    values = read_toml(path)
     way_out = f"remove it, and --resume writes it again from {IDENTITY}" if held else "put it back"
     if not values:
         raise ConfigurationError(f"{path} is empty: {way_out}")

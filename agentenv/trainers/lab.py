@@ -7,7 +7,6 @@ whose comparisons are all decided runs no more. A sitting may end anywhere.
 
 import json
 import shutil
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -18,6 +17,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from agentenv.core.files import write_text
+from agentenv.core.toml_files import read_toml
 from agentenv.data.sources import Frozen
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.evaluation.records import RESULTS, read_json
@@ -130,8 +130,8 @@ def load_experiment(name: str) -> Experiment:
     if not path.is_file():
         raise UnknownName.among("experiment or TOML file", name, experiments())
     try:
-        return Experiment.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (tomllib.TOMLDecodeError, ValidationError) as error:
+        return Experiment.model_validate(read_toml(path))
+    except ValidationError as error:
         raise ConfigurationError(f"{path}: {error}") from error
 
 

@@ -1,0 +1,23 @@
+"""Files of settings in TOML, which somebody else may have written."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from agentenv.errors import ConfigurationError
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables in a TOML file.
+
+    Raises:
+        ConfigurationError: it cannot be read, is no TOML, or nests too deeply.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} is no TOML: {error}.") from error
+    except RecursionError as error:
+        raise ConfigurationError(f"{path} nests too deeply; no configuration does.") from error
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from error
