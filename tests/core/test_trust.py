@@ -103,11 +103,8 @@ def test_what_is_no_toml_is_one_sentence(
 ) -> None:
     path = tmp_path / "odd.toml"
     path.write_bytes(content)
-    for words in (
-        ["train", str(path), "--plan"],
-        ["lab", "run", str(path)],
-        ["eval", "--suite", str(path), "--out", str(tmp_path / "o")],
-    ):
+    suite = ["eval", "--suite", str(path), "--out", str(tmp_path / "o")]
+    for words in (["train", str(path), "--plan"], ["lab", "run", str(path)], suite):
         assert main(words) == 1
         assert "odd.toml" in capsys.readouterr().err.splitlines()[-1]
     assert main(["train", "laptop-search", "--plan", "--env.options.x", "[" * 5_000]) in (0, 1)
