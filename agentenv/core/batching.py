@@ -95,6 +95,15 @@ class Batcher(Generic[In, Out]):
         self._thread = DaemonThreads(1, "batcher", replaces=False)
         self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue[In, Out]] = WeakKeyDictionary()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the thread and what waits."""
+        own = ("order", "max_batch", "linger", "_run", "_timeout_s")
+        return {name: self.__dict__[name] for name in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["_run"], rank=state["order"][0], timeout_s=state["_timeout_s"])  # type: ignore[misc]
+        self.max_batch, self.linger = state["max_batch"], state["linger"]
+
     async def submit(self, item: In) -> Out:
         """The result for ``item``, computed together with whatever else waits.
 

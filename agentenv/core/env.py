@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import gymnasium
 
+from agentenv.core.env_options import check_reset_options, picklable
 from agentenv.core.scene import Scene
 from agentenv.core.snapshot import Snapshot, fork_value, resources_of
 from agentenv.core.spaces import FreeText, Messages
@@ -68,6 +69,7 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
     client_options: ClassVar[Mapping[str, Any]] = {}
     """Options of ``reset`` beside ``task`` that a client of a server may give, and their types, under the same rule."""
     state: StateT
+    _closed = False
 
     def __init__(self, *, render_mode: str | None = None) -> None:
         self.observation_space = Messages()
@@ -79,9 +81,15 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        """Seeds ``np_random`` and the turn count; a subclass calls it first and gives its own observation."""
+        """Seeds ``np_random`` and the turn count; a subclass calls it first and gives its own observation.
+
+        Raises:
+            UnknownName: ``options`` that a subclass hands on hold something else than ``task`` and ``client_options``.
+            ConfigurationError: an option of another type.
+        """
+        check_reset_options(type(self).__name__, self.client_options, options)
         super().reset(seed=seed)
-        self._turn, self._over = 0, False
+        self._turn, self._over, self._closed = 0, False, False
         return (), {}
 
     def step(self, action: str) -> Step:
@@ -117,6 +125,8 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
         Raises:
             EpisodeOver: the episode has ended or was never reset.
         """
+        if self._closed:
+            raise EpisodeOver("this environment is closed; call reset() before step()")
         if self._over:
             raise EpisodeOver("this episode is over; call reset() before step()")
 
@@ -199,6 +209,20 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
         names = ("state", "_turn", "_over", "_np_random", "_np_random_seed")
         return {name: self.__dict__[name] for name in names if name in self.__dict__}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What pickle takes; raises a ``PicklingError`` that names what cannot be pickled."""
+        return picklable(self)
+
+    def __copy__(self) -> Self:
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        memo[id(self)] = twin = type(self).__new__(type(self))
+        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return twin
+
     @classmethod
     def make_tasks(cls, n: int, *, seed: int = 0, split: str = "train") -> Sequence[Task]:
         """``n`` tasks of the environment's own making, the same for the same arguments and disjoint across splits.
@@ -231,7 +255,8 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
         return None
 
     def close(self) -> None:
-        """Closes every resource in the state."""
+        """Closes every resource in the state; ``step`` is refused until the next reset."""
+        self._closed = True
         for resource in resources_of(self.__dict__.get("state")):
             resource.close()
         super().close()

@@ -45,7 +45,7 @@ class Calculator(ToolEnv[CalculatorState]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
         """Poses ``options["task"]``, whose question is a sum, or one drawn by the seed."""
-        await super().areset(seed=seed)
+        await super().areset(seed=seed, options=options)
         drawn = draw_sum(self.np_random)
         task = (options or {}).get("task") or Task(drawn, drawn, (str(evaluate(drawn)),))
         self.state = CalculatorState(task)

@@ -160,7 +160,7 @@ class Code(Env[CodeState]):
         Raises:
             DatasetError: the task has no tests.
         """
-        super().reset(seed=seed)
+        super().reset(seed=seed, options=options)
         if (state := self.__dict__.get("state")) is not None and state.session is not None:
             state.session.close()
         drawn = self._tasks[int(self.np_random.integers(len(self._tasks)))] if self._tasks else None

@@ -161,7 +161,7 @@ class LocalSearch(AsyncEnv[SearchState]):
         self._queries = queries
         self._holds: Scorer = get_scorer("em_cover")
         self._prompt = prompt
-        self._count = count_tokens or (lambda text: len(text.split()))
+        self._count = count_tokens or count_words
         self.tags: tuple[str, ...] = TAGS
 
     def held_tasks(self) -> Sequence[Task]:
@@ -176,7 +176,7 @@ class LocalSearch(AsyncEnv[SearchState]):
         Raises:
             DatasetError: the task has no answers.
         """
-        await super().areset(seed=seed)
+        await super().areset(seed=seed, options=options)
         drawn = self._tasks[int(self.np_random.integers(len(self._tasks)))] if self._tasks else None
         task: Task | None = (options or {}).get("task") or drawn
         if task is None:
@@ -374,6 +374,11 @@ def information(body: str) -> str:
 def format_passages(passages: Sequence[Passage], words: int | None = None) -> str:
     """One line a passage, numbered from 1: ``Doc 1(Title: t) text``."""
     return passage_lines(replace(p, text=" ".join(p.text.split(" ")[:words])) for p in passages)
+
+
+def count_words(text: str) -> int:
+    """Number of words."""
+    return len(text.split())
 
 
 def _lines(content: str) -> list[str]:

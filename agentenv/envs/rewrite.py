@@ -114,7 +114,7 @@ class Rewrite(AsyncEnv[RewriteState]):
         Raises:
             DatasetError: the task names no gold passage.
         """
-        await super().areset(seed=seed)
+        await super().areset(seed=seed, options=options)
         drawn = self._tasks[int(self.np_random.integers(len(self._tasks)))]
         given: Task | None = (options or {}).get("task")
         task = as_conversation(given) if given else drawn

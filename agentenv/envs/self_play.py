@@ -235,7 +235,7 @@ class RoleTurn(Env[Task]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
         """Shows the question of ``options["task"]`` as it stands."""
-        super().reset(seed=seed)
+        super().reset(seed=seed, options=options)
         self.state = (options or {})["task"]
         return (Message("user", self.state.question),), {"task_id": self.state.id}
 

@@ -122,7 +122,7 @@ class Sql(Env[SqlState]):
             DatasetError: the task has no database or no gold query.
             SandboxFault: its database cannot be read.
         """
-        super().reset(seed=seed)
+        super().reset(seed=seed, options=options)
         drawn = self._tasks[int(self.np_random.integers(len(self._tasks)))] if self._tasks else None
         task: Task | None = (options or {}).get("task") or drawn
         if task is None or not task.data.get("databases") or not task.data.get("gold"):

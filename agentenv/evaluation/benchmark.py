@@ -18,7 +18,7 @@ from agentenv.core.registry import env_class
 from agentenv.core.types import Task
 from agentenv.data.code_sets import CODE_SETS
 from agentenv.data.sources import OWN, Source, SourceConfig, check_source
-from agentenv.errors import AgentEnvError
+from agentenv.errors import AgentEnvError, ConfigurationError, Fault
 from agentenv.evaluation.bounds import bound_of, measure_expert, variants
 from agentenv.evaluation.checksums import verify
 from agentenv.evaluation.contents import contents_of
@@ -275,10 +275,26 @@ def _play(
     for name, journal in journals.items():
         display.phase(f"{benchmark.dataset}, bound {name}", len(tasks))
         its_ground, its_player = sides[name]
-        bounds[name] = bound_of(play(its_player, its_ground, journal, phase=name), scorer)
+        bounds[name] = _bound(partial(play, its_player, its_ground, journal, phase=name), player, scorer)
     if bounded:
         bounds["expert"] = measure_expert(ground, player.config, scorer, seed=benchmark.seed)
     return records, bounds
+
+
+def _bound(play: Callable[[], list[Record]], player: Player, scorer: str) -> dict[str, Any]:
+    """A bound, or why there is none: the run itself is played, and worth more than that.
+
+    Raises:
+        Fault: the service that the policy is asked from failed; the same command goes on when it is there again.
+    """
+    try:
+        return bound_of(play(), scorer)
+    except ConfigurationError as error:
+        return {"note": str(error)}
+    except Fault as error:
+        if not player.lockstep:
+            raise
+        return {"note": str(error)}
 
 
 def _progress(display: Display, spending: Spending | None) -> Progress:

@@ -13,7 +13,7 @@ from typing import Any
 
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import RolloutConfig
-from agentenv.errors import ConfigurationError
+from agentenv.errors import ConfigurationError, Fault
 from agentenv.evaluation.closed_book import closed_book
 from agentenv.evaluation.ground import Ground, corpus_of
 from agentenv.evaluation.records import Record
@@ -38,7 +38,11 @@ def measure_bounds(
             bounds[name] = {"note": variant}
             continue
         phase, (its_ground, player) = name.removesuffix("_book"), variant
-        played = play(player, chat, its_ground.make_env, tasks, config, seed=seed, name=phase)
+        try:
+            played = play(player, chat, its_ground.make_env, tasks, config, seed=seed, name=phase)
+        except (ConfigurationError, Fault) as error:  # the run itself is played, and worth more than a bound
+            bounds[name] = {"note": str(error)}
+            continue
         bounds[name] = bound_of([to_record(trajectory) for trajectory in played], scorer)
     bounds["expert"] = measure_expert(ground, config, scorer, seed=seed)
     return bounds
@@ -68,7 +72,7 @@ def measure_expert(ground: Ground, config: RolloutConfig, scorer: str, *, seed: 
     """The scripted expert on the questions of ``ground``; a note where the environment has none."""
     try:
         played = play_expert(ground.make_env, ground.source.tasks, config, seed=seed, shown_only=True)
-    except ConfigurationError as error:
+    except (ConfigurationError, Fault) as error:
         return {"note": str(error)}
     return bound_of([to_record(trajectory) for trajectory in played], scorer)
 

@@ -4,7 +4,6 @@ What an environment needs it declares: the constructor's arguments ``tasks``, ``
 where they are there, ``make_tasks`` is its own source of tasks, ``scorers`` judge it and ``stop`` ends its actions.
 """
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,12 +14,13 @@ from typing import Any
 from pydantic import Field
 
 from agentenv.core.env import Env, run_sync
+from agentenv.core.env_options import checked_arguments, parameters_of
 from agentenv.core.protocols import Retriever
 from agentenv.core.registry import env_class, make
 from agentenv.core.types import Task
 from agentenv.data.datasets import SETS, load_dataset
 from agentenv.data.sources import OWN, Frozen, Source, SourceConfig, open_source
-from agentenv.errors import ConfigurationError
+from agentenv.errors import ConfigurationError, EnvFault
 from agentenv.retrievers.corpus import Corpus, as_corpus, load_corpus, read_documents
 from agentenv.retrievers.metrics import all_at_k, recall_at_k
 from agentenv.retrievers.simulated import check_gold
@@ -31,6 +31,7 @@ BM25 = "bm25"
 _RECALL_AT = (2, 3, 5, 10)
 _ASKED_AT_ONCE = 256  # a server has a deadline for each request
 _OWN_TASKS = 200
+_FILLED = {"tasks", "retriever", "count_tokens"}  # arguments of environments that a run gives itself
 
 
 class EnvConfig(Frozen):
@@ -91,8 +92,8 @@ class Ground:
         """A fresh environment over the tasks and, where it takes one, the retriever.
 
         Raises:
-            UnknownName: no such environment.
-            ConfigurationError: an option that it does not take.
+            UnknownName: no such environment, or no such option of it.
+            ConfigurationError: an option of another type.
         """
         offered = {
             "tasks": self.source.tasks,
@@ -101,17 +102,27 @@ class Ground:
         }
         taken = {name: value for name, value in offered.items() if takes(self.env.id, name)}
         try:
-            return make(self.env.id, **taken, **self.env.options)
+            return make(self.env.id, **taken, **checked_options(self.env))
         except TypeError as error:
-            if "keyword argument" not in str(error):
-                raise
             reason = str(error).partition(" was raised from")[0]  # Gymnasium appends all arguments
-            raise ConfigurationError(f"options of {self.env.id}: {reason}") from error
+            raise EnvFault(f"{self.env.id} cannot be made: TypeError: {reason}") from error
 
     def varied(self, *, retriever: Retriever | None = None, **options: Any) -> "Ground":
         """The same questions under another retriever or other options of the environment."""
         env = EnvConfig(id=self.env.id, options=self.env.options | options)
         return replace(self, retriever=retriever or self.retriever, env=env)
+
+
+def checked_options(env: EnvConfig) -> dict[str, Any]:
+    """The environment's options as the types that its constructor declares.
+
+    Raises:
+        UnknownName: no such environment, or no such option of it; carries the nearest.
+        ConfigurationError: a value of another type, or of what a run fills itself.
+    """
+    for name in _FILLED & env.options.keys():
+        raise ConfigurationError(f"option {name!r} of {env.id} is filled by the run; leave it out")
+    return checked_arguments(env_class(env.id), env.id, env.options)
 
 
 def takes(env_id: str, argument: str) -> bool:
@@ -121,14 +132,7 @@ def takes(env_id: str, argument: str) -> bool:
         UnknownName: no such environment.
         MissingExtra: an optional dependency of it is not installed.
     """
-    for cls in env_class(env_id).__mro__:
-        if "__init__" in vars(cls):
-            parameters = inspect.signature(vars(cls)["__init__"]).parameters
-            if argument in parameters:
-                return True
-            if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-                return False
-    return False
+    return any(parameter.name == argument for _, parameter in parameters_of(env_class(env_id)))
 
 
 def open_tasks(source: SourceConfig, search: SearchConfig, env: EnvConfig) -> Source:
@@ -166,6 +170,7 @@ def open_ground(
         ConfigurationError: a set without a corpus, and no retriever given; an environment without tasks of its own; or a
             simulator that would be told the answers of an evaluation.
     """
+    checked_options(env)  # before any work
     opened = opened or open_tasks(source, search, env)
     if not takes(env.id, "retriever"):
         return Ground(opened, None, env, count_tokens)

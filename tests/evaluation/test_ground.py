@@ -1,6 +1,7 @@
 """A ground: worlds and named sets become environments; an index is built once; what is missing is said."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -116,9 +117,31 @@ def test_unknown_names(source: SourceConfig, search: SearchConfig, hint: str) ->
 
 @pytest.mark.parametrize("option", ["max_turn", "tasks"])
 def test_an_option_that_the_environment_does_not_take(option: str) -> None:
-    ground = open_ground(SourceConfig(world=SMALL), HASH, EnvConfig(options={option: 3}), words)
-    with pytest.raises(ConfigurationError, match=rf"options of agentenv/LocalSearch-v0: .*'{option}'$"):
-        ground.make_env()
+    env = EnvConfig(options={option: 3})
+    with pytest.raises(ConfigurationError, match=rf"option.*'{option}'"):
+        open_ground(SourceConfig(world=SMALL), HASH, env, words)
+    ground = open_ground(SourceConfig(world=SMALL), HASH, EnvConfig(), words)
+    with pytest.raises(ConfigurationError, match=rf"option.*'{option}'"):
+        replace(ground, env=env).make_env()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("k", "three"), ("max_turns", None), ("scorer", 4), ("found_reward", "much")]
+)
+def test_an_option_of_another_type_is_one_sentence_before_any_work(option: str, value: object) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        open_ground(SourceConfig(), SearchConfig(), EnvConfig(options={option: value}), words)
+    assert repr(option) in str(error.value)
+    assert repr(value) in str(error.value)
+    assert len(str(error.value)) < 300
+
+
+def test_numbers_that_come_as_text_are_numbers() -> None:
+    ground = open_ground(SourceConfig(world=SMALL), HASH, EnvConfig(options={"k": "2"}), words)
+    env = ground.make_env()
+    env.reset(seed=0)
+    step = env.step("<search>a</search>")
+    assert len(step.info["tool_results"][0].data["ids"][0]) == 2
 
 
 def test_the_corpus_of_a_source() -> None:

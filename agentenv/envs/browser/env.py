@@ -183,7 +183,7 @@ class Browser(AsyncEnv[BrowserState]):
             ConfigurationError: the task's page does not exist.
             BrowserFault: the browser does not start or broke.
         """
-        await super().areset(seed=seed)
+        await super().areset(seed=seed, options=options)
         drawn = self._tasks[int(self.np_random.integers(len(self._tasks)))] if self._tasks else None
         task: Task | None = (options or {}).get("task") or drawn
         if task is None:

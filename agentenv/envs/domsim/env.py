@@ -114,7 +114,7 @@ class DomSim(Env[DomSimState]):
             DatasetError: the task has no template or no seed.
             UnknownName: its template does not exist.
         """
-        super().reset(seed=seed)
+        super().reset(seed=seed, options=options)
         task: Task = (options or {}).get("task") or self._drawn()
         if not {"template", "seed"} <= task.data.keys():
             raise DatasetError(f"task {task.id!r} names no template and no seed of the desktop")

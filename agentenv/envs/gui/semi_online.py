@@ -158,7 +158,7 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         Raises:
             DatasetError: the task has no recording.
         """
-        await super().areset(seed=seed)
+        await super().areset(seed=seed, options=options)
         chosen = options or {}
         held = self.held_tasks()
         drawn = held[int(self.np_random.integers(len(held)))] if held else None

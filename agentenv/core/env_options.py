@@ -1,0 +1,125 @@
+"""What may be given to an environment: arguments of its constructor and options of ``reset``, by name and type."""
+
+import inspect
+import pickle
+import reprlib
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from agentenv.core.types import Task
+from agentenv.errors import ConfigurationError, UnknownName
+
+
+def parameters_of(cls: type) -> Iterator[tuple[type, inspect.Parameter]]:
+    """The parameters of a constructor, and of those above it to which it hands on what it does not know."""
+    for base in cls.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        found = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
+        yield from ((base, parameter) for parameter in found)
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in found):
+            return
+
+
+def checked_arguments(cls: type, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """``given`` as the types that the constructor of ``cls`` declares; what has no type that can be checked stays.
+
+    Args:
+        cls: Of the environment.
+        name: Of the environment, for errors.
+        given: Arguments by name; numbers may come as text.
+
+    Raises:
+        UnknownName: no such argument; carries the nearest.
+        ConfigurationError: a value of another type.
+    """
+    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    found: dict[str, tuple[type, inspect.Parameter]] = {}
+    opens = False  # whether names are handed on to nobody knows whom
+    for base, parameter in parameters_of(cls):
+        if parameter.kind in kinds:
+            found.setdefault(parameter.name, (base, parameter))
+        opens = parameter.kind is parameter.VAR_KEYWORD or (opens and parameter.kind not in kinds)
+    values = dict(given)
+    for key, value in given.items():
+        if key in found:
+            values[key] = _checked(value, _hint(*found[key]), f"option {key!r} of {name}")
+        elif not opens:
+            raise UnknownName.among(f"option of {name}:", key, found)
+    return values
+
+
+def check_reset_options(name: str, known: Mapping[str, Any], given: Mapping[str, Any] | None) -> None:
+    """Looks whether ``reset`` of the environment ``name`` takes what it is given: a task, and the options in ``known``.
+
+    Raises:
+        UnknownName: no such option; carries the nearest.
+        ConfigurationError: a value of another type.
+    """
+    if given is not None and not isinstance(given, Mapping):
+        raise ConfigurationError(
+            f"the options of reset() of {name} must be a dict, not {reprlib.repr(given)}"
+        )
+    for key, value in (given or {}).items():
+        if key == "task":
+            if value is not None and not isinstance(value, Task):
+                raise ConfigurationError(
+                    f"option 'task' of reset() of {name} must be a Task, not {reprlib.repr(value)}"
+                )
+        elif key in known:
+            _checked(value, known[key], f"option {key!r} of reset() of {name}")
+        else:
+            raise UnknownName.among(f"option of reset() of {name}:", str(key), ["task", *known])
+
+
+def picklable(owner: object) -> dict[str, Any]:
+    """The attributes of ``owner``, for pickle.
+
+    Raises:
+        PicklingError: one of them cannot be pickled; names it.
+    """
+    state = dict(vars(owner))
+    for name, value in state.items():
+        try:
+            pickle.dumps(value)
+        except Exception as error:
+            raise pickle.PicklingError(
+                f"{type(owner).__name__} cannot be pickled: its {name} ({type(value).__name__}) holds what belongs to this "
+                f"process ({error}); make a new one from the same arguments where it is needed"
+            ) from error
+    return state
+
+
+def _hint(cls: type, parameter: inspect.Parameter) -> Any:
+    """The type of a parameter; Any where it has none that can be resolved."""
+    try:
+        return typing.get_type_hints(vars(cls)["__init__"]).get(parameter.name, Any)
+    except (NameError, TypeError, AttributeError):
+        return Any
+
+
+def _checked(value: Any, hint: Any, what: str) -> Any:
+    import pydantic
+
+    try:
+        adapter = pydantic.TypeAdapter(hint, config=pydantic.ConfigDict(arbitrary_types_allowed=True))
+    except pydantic.PydanticUserError:
+        adapter = _plain_adapter(hint)
+    try:
+        return value if adapter is None else adapter.validate_python(value)
+    except pydantic.ValidationError as error:
+        reason = error.errors()[0]["msg"]
+        raise ConfigurationError(f"{what}: {reason}; got {reprlib.repr(value)}") from error
+    except TypeError:  # a protocol that cannot be asked at run time
+        return value
+
+
+def _plain_adapter(hint: Any) -> Any:
+    """Of a type that has settings of its own, or None where pydantic cannot read it."""
+    import pydantic
+
+    try:
+        return pydantic.TypeAdapter(hint)
+    except (pydantic.PydanticUserError, TypeError):
+        return None
