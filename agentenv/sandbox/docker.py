@@ -24,7 +24,7 @@ from agentenv.sandbox.bwrap import ENVIRONMENT
 from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.jail_source import BOOT, boot_message
 from agentenv.sandbox.jails import Jail, never_stall
-from agentenv.sandbox.labels import Label, label, parse
+from agentenv.sandbox.labels import boot, label, living, parse
 from agentenv.sandbox.types import ExecutorInfo
 
 IMAGE = "agentenv-sandbox"
@@ -153,8 +153,7 @@ class Attached:
 
 def host() -> str:
     """This boot of this machine and the processes that this one sees: an owner's number means nothing elsewhere."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-    return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
+    return f"{boot()}/{Path('/proc/self/ns/pid').readlink()}"
 
 
 def remove(client: Any, name: str) -> None:
@@ -163,7 +162,7 @@ def remove(client: Any, name: str) -> None:
         client.remove_container(name, force=True, v=True)
 
 
-def owners(client: Any) -> dict[str, Label]:
+def owners(client: Any) -> dict[str, str]:
     """The containers that processes of this machine own, dead owners included."""
     found = client.containers(all=True, filters={"label": f"{HOST}={host()}"})
     labels = {one["Id"]: parse(one["Labels"].get(OWNER, "")) for one in found}
@@ -172,7 +171,9 @@ def owners(client: Any) -> dict[str, Label]:
 
 def reap_orphans(client: Any) -> int:
     """Removes the containers of dead owners; returns how many. Start-up calls it."""
-    orphans = [name for name, owner in owners(client).items() if not owner.alive]
+    found = owners(client)  # before the living: what is created meanwhile is not in it
+    alive = living() if found else set()
+    orphans = [name for name, owner in found.items() if owner not in alive]
     for name in orphans:
         remove(client, name)
     return len(orphans)

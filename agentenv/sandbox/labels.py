@@ -1,24 +1,17 @@
-"""Whose jail is whose: every jail carries its owner in its name, so that a stranger can tell an orphan."""
+"""Whose jail is whose: every jail's name tells its owner to who can see the owner, and nothing to anybody else.
+
+A name is a digest of the boot and of the owner's process. Whether the owner lives is found by the digests of all processes.
+"""
 
 import contextlib
+import hashlib
 import os
+import re
 import signal
 from pathlib import Path
-from typing import NamedTuple
 
 PREFIX = "agentenv-jail"
-
-
-class Label(NamedTuple):
-    """The process that owns a jail; its start time tells it from a later one of the same number."""
-
-    pid: int
-    started: str
-
-    @property
-    def alive(self) -> bool:
-        """Whether that very process still runs."""
-        return start_time(self.pid) == self.started
+NAME = re.compile(f"{PREFIX}:([0-9a-f]{{24}})")
 
 
 def start_time(pid: int) -> str | None:
@@ -32,20 +25,40 @@ def start_time(pid: int) -> str | None:
     return None if fields[0] in "ZX" else fields[19]
 
 
+def boot() -> str:
+    """This boot of this machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+
+
+def owner_of(pid: int) -> str | None:
+    """The name of a process as an owner; None where it is gone.
+
+    The time when it started tells it from a later one of the same number.
+    """
+    started = start_time(pid)
+    if started is None:
+        return None
+    return hashlib.sha256(f"{boot()}:{pid}:{started}".encode()).hexdigest()[:24]
+
+
 def label() -> str:
     """The name of a jail of this process."""
-    return f"{PREFIX}:{os.getpid()}:{start_time(os.getpid())}"
+    return f"{PREFIX}:{owner_of(os.getpid())}"
 
 
-def parse(name: str) -> Label | None:
+def parse(name: str) -> str | None:
     """The owner in a jail's name, or None where it is no jail's."""
-    words = name.split(":")
-    if len(words) != 3 or words[0] != PREFIX or not words[1].isdigit():
-        return None
-    return Label(int(words[1]), words[2])
+    found = NAME.fullmatch(name)
+    return found[1] if found else None
 
 
-def jails() -> dict[int, Label]:
+def living() -> set[str]:
+    """Every process of this machine, as an owner."""
+    found = (owner_of(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return {owner for owner in found if owner is not None}
+
+
+def jails() -> dict[int, str]:
     """Every jail's outer process on this machine and its owner."""
     found = {}
     for entry in Path("/proc").iterdir():
@@ -59,7 +72,9 @@ def jails() -> dict[int, Label]:
 
 def reap_orphans() -> int:
     """Kills every jail whose owner is gone; returns how many. Start-up and the reaper call it."""
-    orphans = [pid for pid, owner in jails().items() if not owner.alive]
+    found = jails()  # before the living: a jail that is started meanwhile is not in it
+    alive = living() if found else set()
+    orphans = [pid for pid, owner in found.items() if owner not in alive]
     for pid in orphans:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)

@@ -15,7 +15,7 @@ DENIED = """
     kexec_load kexec_file_load init_module finit_module delete_module reboot swapon swapoff acct quotactl
     syslog iopl ioperm modify_ldt personality vhangup lookup_dcookie
     clock_settime clock_adjtime settimeofday adjtimex open_by_handle_at name_to_handle_at fanotify_init
-    shmget shmat shmctl semget semop semctl semtimedop msgget msgsnd msgrcv msgctl mq_open mq_unlink
+    memfd_secret shmget shmat shmctl semget semop semctl semtimedop msgget msgsnd msgrcv msgctl mq_open mq_unlink
 """
 """By line: namespaces, mounts and roots; other processes; the kernel itself; clocks, handles, and what one run could leave
 for another."""
@@ -31,6 +31,19 @@ ZYGOTE_CLONE, ZYGOTE_UNSHARE = (
     0x00020000,
 )  # a PID namespace for a child, a mount namespace for itself
 CLONE_PARENT = 0x00008000
+ABSENT = ("memfd_create",)
+"""As if the kernel did not have them: memory that no process maps would count for none. Libraries fall back to files."""
+F_SETPIPE_SZ = 1031
+ADDRESSED = ("socket", "bind", "connect", "listen")
+"""Forks of a session share a network: with a socket that has an address one could leave a message for another."""
+QUERIES = (
+    "sched_getaffinity",
+    "sched_getscheduler",
+    "sched_getparam",
+    "sched_getattr",
+    "sched_rr_get_interval",
+)
+"""What a session's process may ask of itself alone; of others it would be what they chose to show."""
 
 ALLOWED = """
     access chdir chmod chown close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2 fadvise64
@@ -125,6 +138,9 @@ def _compile(lib: Any, *, session: bool) -> bytes:
     for bit in (1 << shift for shift in range(32) if NAMESPACE_FLAGS >> shift & 1):
         deny("clone", lib.Arg(0, lib.MASKED_EQ, bit, bit))
     made.add_rule(lib.ERRNO(errno.ENOSYS), "clone3")  # its flags are in memory; glibc falls back to clone
+    for name in ABSENT:
+        made.add_rule(lib.ERRNO(errno.ENOSYS), name)
+    deny("fcntl", lib.Arg(1, lib.EQ, F_SETPIPE_SZ))
     for name in SELF_ONLY:
         deny(name, lib.Arg(0, lib.NE, 0))
     for name in ("setpriority", "ioprio_set"):
@@ -144,6 +160,17 @@ def _compile(lib: Any, *, session: bool) -> bytes:
         )  # the warden lets an interpreter fork so when it is told to
         for name in SIGNALS:
             made.add_rule(lib.NOTIFY, name)
+        for name in ADDRESSED:
+            deny(name)
+        for kind in (
+            2,
+            3,
+        ):  # SOCK_DGRAM, SOCK_RAW: what can be sent to by a name, and take one by being sent from
+            deny("socketpair", lib.Arg(1, lib.MASKED_EQ, 0xF, kind))
+        for name in QUERIES:
+            deny(name, lib.Arg(0, lib.NE, 0))
+        for name in ("getpriority", "ioprio_get"):
+            deny(name, lib.Arg(1, lib.NE, 0))
         for name in ("pidfd_open", "pidfd_send_signal"):
             made.add_rule(lib.ERRNO(errno.ENOSYS), name)
     else:

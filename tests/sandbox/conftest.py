@@ -71,7 +71,7 @@ def engine() -> Any:
 
 def containers() -> set[str]:
     """The containers that this process owns."""
-    return {name for name, owner in docker.owners(engine()).items() if owner.pid == os.getpid()}
+    return {name for name, owner in docker.owners(engine()).items() if owner == labels.owner_of(os.getpid())}
 
 
 def tree(backend: str = "") -> set[int]:
@@ -105,7 +105,8 @@ def at_rest(backend: str) -> int:
     for pid, owner in labels.jails().items():
         with suppress(OSError):
             stat = (Path("/proc") / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-            parents[pid] = int(stat.rpartition(")")[2].split()[1]) if owner.pid == os.getpid() else 0
+            mine = owner == labels.owner_of(os.getpid())
+            parents[pid] = int(stat.rpartition(")")[2].split()[1]) if mine else 0
     own = [pid for pid, parent in parents.items() if parent == os.getpid()]
     # A jail without walls is its zygote alone, and what it forks bears its name.
     walled = sum(pid not in parents.values() for pid in own)

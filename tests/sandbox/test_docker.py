@@ -20,7 +20,7 @@ from agentenv.errors import ConfigurationError
 from agentenv.sandbox import docker, image, seccomp
 from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.jail import confine
-from agentenv.sandbox.labels import PREFIX, label
+from agentenv.sandbox.labels import PREFIX, label, owner_of
 from agentenv.sandbox.spec import make_executor, unavailable
 from agentenv.sandbox.types import ExecStatus
 
@@ -170,7 +170,7 @@ def test_a_container_has_the_hardened_options(docker: JailExecutor, client: Any)
     from agentenv.sandbox.docker import CAPABILITIES, owners
 
     docker.warm()
-    name = next(name for name, owner in owners(client).items() if owner.pid == os.getpid())
+    name = next(name for name, owner in owners(client).items() if owner == owner_of(os.getpid()))
     options = client.inspect_container(name)["HostConfig"]
     assert (options["NetworkMode"], options["IpcMode"], options["ReadonlyRootfs"]) == ("none", "none", True)
     assert (options["CapDrop"], tuple(options["CapAdd"])) == (["ALL"], CAPABILITIES)
@@ -185,8 +185,8 @@ def test_a_container_has_the_hardened_options(docker: JailExecutor, client: Any)
 
 def test_start_up_removes_containers_of_the_dead_and_of_nobody_else(client: Any) -> None:
     here = docker.host()
-    orphan = created(client, {docker.OWNER: f"{PREFIX}:{os.getpid()}:1", docker.HOST: here})
-    elsewhere = created(client, {docker.OWNER: f"{PREFIX}:1:1", docker.HOST: "another machine"})
+    orphan = created(client, {docker.OWNER: f"{PREFIX}:{'0' * 24}", docker.HOST: here})
+    elsewhere = created(client, {docker.OWNER: f"{PREFIX}:{'0' * 24}", docker.HOST: "another machine"})
     own = created(client, {docker.OWNER: label(), docker.HOST: here})
     try:
         assert docker.reap_orphans(client) >= 1

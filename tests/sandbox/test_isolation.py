@@ -4,10 +4,12 @@ Each attack is tried in several forms; none may find what it looks for, and the 
 """
 
 import secrets
+import threading
 from dataclasses import replace
 
 import pytest
 
+from agentenv.errors import SnapshotRefused
 from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.types import Call, ExecStatus, Limits
 
@@ -131,3 +133,240 @@ def test_a_fork_bomb_leaves_no_trace_of_the_wardens_that_were_ready(box: JailExe
             f"x = {mark!r}\nimport os\nwhile 1: os.fork()", limits=replace(LIMITS, processes=limit, cpu_s=1.0)
         )
         assert found_in(box, left, right) == 0
+
+
+PARENT = "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+CLONES = {
+    "CLONE_PARENT": "libc.syscall(56, 0x8000 | 17, 0, 0, 0, 0)",
+    "with shared memory": "libc.syscall(56, 0x8000 | 0x100 | 17, 0, 0, 0, 0)",
+    "with shared files": "libc.syscall(56, 0x8000 | 0x400 | 0x200 | 17, 0, 0, 0, 0)",
+    "without a signal": "libc.syscall(56, 0x8000, 0, 0, 0, 0)",
+    "with high bits": "libc.syscall(56, ctypes.c_long(0x7_0000_8011), 0, 0, 0, 0)",
+}
+
+
+@pytest.mark.parametrize("clone", CLONES)
+def test_no_process_makes_a_sibling_of_itself(box: JailExecutor, clone: str) -> None:
+    code = f"{PARENT}print({CLONES[clone]}, ctypes.get_errno(), libc.syscall(435, 0, 0), ctypes.get_errno())"
+    assert box.run(code, limits=LIMITS).stdout.split() == ["-1", "1", "-1", "38"]
+    with box.open(limits=LIMITS) as session:
+        for _ in range(2):
+            assert session.run(code).stdout.split() == ["-1", "1", "-1", "38"]
+            session.snapshot()
+
+
+UNREWINDABLE = {
+    "anonymous shared memory": ("import mmap\nm = mmap.mmap(-1, 4096)", "anonymous shared"),
+    "large shared memory": ("import mmap\nm = mmap.mmap(-1, 9 << 20)", "anonymous shared"),
+    "shared zeros": (
+        "import mmap\nwith open('/dev/zero', 'r+b') as f: m = mmap.mmap(f.fileno(), 4096)",
+        "anonymous shared",
+    ),
+    "a file that is mapped": (
+        "import mmap\nopen('f', 'wb').write(bytes(4096))\nwith open('f', 'r+b') as f: m = mmap.mmap(f.fileno(), 0)",
+        "'f'",
+    ),
+    "a file that is mapped for itself": (
+        "import mmap\nopen('f', 'wb').write(bytes(4096))\n"
+        "with open('f', 'rb') as f: m = mmap.mmap(f.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)",
+        "'f'",
+    ),
+    "a deleted file that is mapped": (
+        "import mmap, os\nopen('f', 'wb').write(bytes(4096))\n"
+        "with open('f', 'r+b') as f: m = mmap.mmap(f.fileno(), 0)\nos.unlink('f')",
+        "'f'",
+    ),
+    "a pipe": ("import os\nends = os.pipe()", "a pipe"),
+    "a socket pair": ("import socket\nends = socket.socketpair()", "a socket"),
+    "a deleted file": (
+        "import os\nf = open('gone', 'w+')\nos.unlink('gone')",
+        "deleted file 'gone'",
+    ),
+    "a temporary file": ("import tempfile\nf = tempfile.TemporaryFile()", "deleted file"),
+    "a file of the system": ("f = open('/usr/lib/os-release')\nf.read(3)", "os-release"),
+    "a folder": ("import os\nf = os.open('.', os.O_RDONLY)", "'work'"),
+    "its own output once more": ("import os\nf = os.dup(1)", "a copy"),
+    "an event": ("import os\nf = os.eventfd(3)", "eventfd"),
+    "an epoll": ("import select\nf = select.epoll()", "eventpoll"),
+}
+
+
+@pytest.mark.parametrize("held", UNREWINDABLE)
+def test_what_cannot_be_rewound_refuses_a_snapshot_by_name(box: JailExecutor, held: str) -> None:
+    code, name = UNREWINDABLE[held]
+    with box.open(limits=LIMITS) as session:
+        assert (
+            session.run("x = 1\nopen('/usr/lib/os-release').close()").status is not ExecStatus.SANDBOX_ERROR
+        )
+        assert session.snapshot()
+        result = session.run(code)
+        if "os-release" in name and not result.ok:
+            pytest.skip("this jail has no such file")
+        assert result.ok, result
+        with pytest.raises(SnapshotRefused, match=name):
+            session.snapshot()
+        assert session.run("x").value == "1"
+
+
+def test_no_session_has_memory_files_sockets_or_sight_of_other_processes(box: JailExecutor) -> None:
+    code = (
+        "import os, socket\nshown = []\n"
+        "for act in (lambda: os.memfd_create('x'), lambda: socket.socket(), lambda: socket.socket(socket.AF_UNIX),\n"
+        "  lambda: socket.socketpair(type=socket.SOCK_DGRAM), lambda: socket.socketpair(type=socket.SOCK_DGRAM | 0x80000),\n"
+        "  lambda: os.sched_getaffinity(1), lambda: os.getpriority(os.PRIO_PROCESS, 1),\n"
+        "  lambda: open('/proc/1/stat'), lambda: open('/proc/self/mem'), lambda: os.listdir('/proc')[0]):\n"
+        " try: shown.append(act())\n except (OSError, IndexError): pass\nshown"
+    )
+    with box.open(limits=LIMITS) as session:
+        assert session.run(code).value == "[]"
+
+
+PATCHES = {
+    "setsid": "os.setsid = lambda: None",
+    "dup2": "os.dup2 = lambda *a: None",
+    "close": "os.close = lambda fd: None",
+    "one process more": "old = os.setsid\ndef setsid():\n old()\n os.fork()\nos.setsid = setsid",
+    "another process greets": "def setsid():\n if os.fork(): os._exit(0)\nos.setsid = setsid",
+    "shared memory": (
+        "import mmap\nold = os.setsid\ndef setsid():\n old()\n global m\n m = mmap.mmap(-1, 4096)\nos.setsid = setsid"
+    ),
+    "a thread": (
+        "import threading, time\nold = os.setsid\n"
+        "def setsid():\n old()\n threading.Thread(target=time.sleep, args=(60,)).start()\nos.setsid = setsid"
+    ),
+    "everything": "for name in ('setsid', 'dup2', 'close', 'fork', 'kill', 'getpid'): setattr(os, name, lambda *a: 0)",
+}
+
+
+@pytest.mark.parametrize("patch", PATCHES)
+def test_a_patched_fork_is_refused_or_harmless(box: JailExecutor, patch: str) -> None:
+    with box.open(limits=LIMITS) as session:
+        session.run("import os, posix, time\nx = [1]")
+        first = session.snapshot()
+        session.run(PATCHES[patch])
+        try:
+            left, right = session.fork(2)
+        except SnapshotRefused:
+            left, right = (None, None)
+        if left is not None and right is not None:
+            left.run("posix.kill(0, 9)")
+            assert right.run("x").value == "[1]"
+            left.close()
+            right.close()
+        session.restore(first)
+        assert session.run("x").value == "[1]"
+
+
+def test_a_process_that_left_its_program_runs_no_more_after_a_restore(box: JailExecutor) -> None:
+    leave = (
+        "import ctypes, os, time\nctypes.CDLL(None).prctl({option}, 1, 0, 0, 0)\n"
+        "if os.fork() == 0:\n os.setsid()\n if os.fork() == 0:\n"
+        "  while True:\n   open('ghost', 'a').write('x')\n   time.sleep(0.002)\n os._exit(0)\nos.wait(); None"
+    )
+    for option in (36, 0):  # PR_SET_CHILD_SUBREAPER, and a call that fails
+        with box.open(limits=LIMITS) as session:
+            session.run("import ctypes\nctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\nimport os, time; None")
+            point = session.snapshot()
+            fork = session.fork()
+            session.run(leave.format(option=option))
+            session.restore(point)
+            for one in (fork, session):
+                assert one.run("time.sleep(0.1); os.path.exists('ghost')").value == "False"
+            fork.close()
+
+
+def test_a_snapshot_does_not_see_what_came_later(box: JailExecutor) -> None:
+    """The program's own Python runs while a frozen interpreter forks; it remembers all that it can find."""
+    spy = (
+        "import os, time\nfound, old = [], os.close\ndef close(fd):\n"
+        " found.append((os.listdir('/box/work'), os.listdir('/tmp')))\n"
+        " try: found.append(os.wait4(-1, os.WNOHANG))\n except OSError: pass\n old(fd)\nos.close = close"
+    )
+    with box.open(limits=LIMITS) as session:
+        session.run(spy)
+        point = session.snapshot()
+        for code in (7, 9):
+            session.run("open('later', 'w').write('x'); open('/tmp/later', 'w').write('x')")
+            session.run(f"import posix; posix._exit({code})")
+            session.restore(point)
+        shown = session.run("'later' in repr(found), [one for one in found if not isinstance(one[0], list)]")
+        assert shown.value == "(False, [])", shown
+
+
+def test_a_fork_bomb_takes_no_process_from_its_neighbour(box: JailExecutor) -> None:
+    innocent = (
+        "import os, threading, time\nfor _ in range(8):\n children = []\n for _ in range(6):\n  pid = os.fork()\n"
+        "  if pid == 0: os._exit(0)\n  children.append(pid)\n for pid in children: os.waitpid(pid, 0)\n"
+        " threads = [threading.Thread(target=time.sleep, args=(0.001,)) for _ in range(6)]\n"
+        " for thread in threads: thread.start()\n for thread in threads: thread.join()\nprint('done')"
+    )
+    for bomb in (
+        "import os, time\nwhile 1:\n try: os.fork()\n except OSError: time.sleep(0.01)",
+        "import threading, time\nwhile 1:\n try: threading.Thread(target=time.sleep, args=(9,)).start()\n"
+        " except RuntimeError: time.sleep(0.01)",
+    ):
+        limits = replace(LIMITS, wall_s=2.5, processes=40)
+        thread = threading.Thread(target=box.run, args=(bomb,), kwargs={"limits": limits})
+        thread.start()
+        try:
+            for _ in range(4):
+                result = box.run(innocent, limits=replace(LIMITS, processes=20))
+                assert result.stdout == "done\n", result
+        finally:
+            thread.join()
+
+
+SMALL = replace(LIMITS, memory_mb=96)
+HOLD = "import ctypes, mmap, os, time\ndef fill(m):\n for at in range(0, len(m), 4096): m[at] = 1\n"
+HOARDS = {
+    "dropped by many": (
+        f"{HOLD}for _ in range(5):\n if os.fork() == 0:\n"
+        "  m = mmap.mmap(-1, 60 << 20); fill(m); m.madvise(mmap.MADV_DONTNEED); time.sleep(60)\ntime.sleep(60)"
+    ),
+    "filled by others": (
+        f"{HOLD}kept = []\nfor _ in range(2):\n m = mmap.mmap(-1, 30 << 20); kept.append(m)\n if os.fork() == 0:\n"
+        "  fill(m); os._exit(0)\n os.wait()\nfor _ in range(3):\n if os.fork() == 0:\n"
+        "  m = mmap.mmap(-1, 30 << 20); fill(m); m.madvise(4); time.sleep(60)\ntime.sleep(60)"
+    ),
+    "zeros": (
+        f"{HOLD}for _ in range(4):\n if os.fork() == 0:\n  f = open('/dev/zero', 'r+b'); m = mmap.mmap(f.fileno(), 60 << 20)\n"
+        "  fill(m); m.madvise(mmap.MADV_DONTNEED); time.sleep(60)\ntime.sleep(60)"
+    ),
+    "in small parts": (
+        f"{HOLD}for _ in range(8):\n if os.fork() == 0:\n  for _ in range(20):\n"
+        "   m = mmap.mmap(-1, 1 << 20); fill(m); m.madvise(4); globals().setdefault('k', []).append(m)\n"
+        "  time.sleep(60)\ntime.sleep(60)"
+    ),
+}
+
+
+@pytest.mark.parametrize("hoard", HOARDS)
+def test_shared_memory_that_no_process_has_resident_counts(box: JailExecutor, hoard: str) -> None:
+    result = box.run(HOARDS[hoard], limits=SMALL)
+    assert result.status is ExecStatus.OOM, result
+
+
+def test_no_memory_can_be_held_without_being_mapped(box: JailExecutor) -> None:
+    code = (
+        "import ctypes, fcntl, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        "for number in (319, 447): print(libc.syscall(number, b'x', 0), end=' ')\n"
+        "try: os.pwrite(0, b'x' * 4096, 1 << 20); print('wrote')\nexcept OSError: pass\n"
+        "try: os.ftruncate(0, 1 << 22); print('grew')\nexcept OSError: pass\n"
+        "try: fcntl.fcntl(os.pipe()[1], 1031, 1 << 20); print('larger')\nexcept OSError: pass"
+    )
+    assert box.run(code, stdin="abc", limits=LIMITS).stdout.split() == ["-1", "-1"]
+
+
+def test_shared_memory_of_libraries_works(box: JailExecutor) -> None:
+    code = (
+        "import mmap, multiprocessing, numpy, tempfile\n"
+        "def double(x): return 2 * x\n"
+        "m = mmap.mmap(-1, 1 << 20); m[5] = 7\n"
+        "a = numpy.ndarray((100,), dtype=numpy.int64, buffer=m, offset=4096); a[:] = 3\n"
+        "array, value = multiprocessing.Array('i', 10), multiprocessing.Value('d', 0.5)\n"
+        "with multiprocessing.Pool(2) as pool: print(pool.map(double, [1, 2, 3]))\n"
+        "q = multiprocessing.Queue(); q.put(5); print(q.get(), m[5], int(a.sum()), array[0], value.value)\n"
+        "f = numpy.memmap('f', dtype='uint8', mode='w+', shape=(1000,)); f[:] = 1; print(int(f.sum()))\n"
+        "del a, f"
+    )
+    assert box.run(code, limits=LIMITS).stdout == "[2, 4, 6]\n5 7 300 0 0.5\n1000\n"

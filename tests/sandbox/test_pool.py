@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -247,7 +248,7 @@ def test_nothing_is_left_of_a_killed_owner(bwrap: JailExecutor) -> None:
     assert owner.stdout is not None
     with owner, owner.stdout:
         assert owner.stdout.readline() == "ready\n"
-        mine = {pid for pid, label in labels.jails().items() if label.pid == owner.pid}
+        mine = {pid for pid, label in labels.jails().items() if label == labels.owner_of(owner.pid)}
         assert mine
         inside = [
             int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and _descends(int(p.name), mine)
@@ -267,15 +268,26 @@ def _descends(pid: int, roots: set[int]) -> bool:
 
 def test_labels_name_their_owner() -> None:
     own = labels.parse(labels.label())
-    assert own is not None
-    assert (own.pid, own.alive) == (os.getpid(), True)
-    assert labels.parse("python") is None
-    assert labels.parse("agentenv-jail:x:1") is None
-    assert not labels.Label(os.getpid(), "1").alive
+    assert own == labels.owner_of(os.getpid())
+    assert own in labels.living()
+    assert labels.owner_of(os.getppid()) not in (own, None)
+    for name in ("python", "agentenv-jail:x", f"agentenv-jail:{os.getpid()}:1", f"{labels.label()}0"):
+        assert labels.parse(name) is None
+
+
+def test_no_name_of_a_jail_tells_the_number_of_its_owner(bwrap: JailExecutor, unsafe: JailExecutor) -> None:
+    for executor in (bwrap, unsafe):
+        executor.run("1")
+    own = [pid for pid, owner in labels.jails().items() if owner == labels.owner_of(os.getpid())]
+    assert own
+    number = re.compile(rf"(?<!\d){os.getpid()}(?!\d)")
+    for pid in own:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode()
+        assert not number.search(words), words
 
 
 def test_orphans_are_reaped_by_their_label() -> None:
-    orphan = subprocess.Popen([f"{labels.PREFIX}:{os.getpid()}:1", "60"], executable="/bin/sleep")
+    orphan = subprocess.Popen([f"{labels.PREFIX}:{'0' * 24}", "60"], executable="/bin/sleep")
     own = subprocess.Popen([labels.label(), "60"], executable="/bin/sleep")
     assert until(lambda: {orphan.pid, own.pid} <= set(labels.jails()))
     assert labels.reap_orphans() >= 1

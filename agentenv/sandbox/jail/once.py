@@ -19,6 +19,7 @@ RETURN_LIMIT = 8 * MIB
 MOST_COLLECTED = 128 * MIB
 """Bytes of collected files: what fits one message with room to spare."""
 FAR = 1 << 20
+F_ADD_SEALS, SEALS = 1033, 0x2 | 0x4 | 0x8  # neither shorter nor longer nor written
 RETURNED, ORDER, READY = 3, 4, 5
 """Descriptors of a waiting process, beside its three streams."""
 
@@ -104,7 +105,7 @@ def reap_all(isolated: bool) -> None:
 
 def await_program(setup: dict[str, Any]) -> Waiting:
     """Forks the process of a run."""
-    stdin = os.memfd_create("stdin", os.MFD_CLOEXEC)
+    stdin = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     pipes = [pipe() for _ in range(3)]
     order, ready = os.pipe(), os.pipe()
     writing = [end for _, end in pipes]
@@ -120,6 +121,9 @@ def hand_over(process: Waiting, request: dict[str, Any]) -> None:
     """Gives the process its standard input and its program, with which it begins."""
     frames.write_all(process.stdin, base64.b64decode(request["stdin"]))
     os.lseek(process.stdin, 0, os.SEEK_SET)
+    fcntl.fcntl(
+        process.stdin, F_ADD_SEALS, SEALS
+    )  # or else it were memory of the program's own that nobody counts
     os.close(process.stdin)
     order = {name: request.get(name) for name in ("code", "calls", "limits", "variables")}
     try:

@@ -1,6 +1,7 @@
 """Waiting for a process under limits: time, memory, number of processes, size of output."""
 
 import os
+import re
 import select
 import time
 from collections.abc import Callable
@@ -10,6 +11,10 @@ from agentenv.sandbox.jail.output import Bounded, drain
 
 TICK_S = 0.02
 PAGE = os.sysconf("SC_PAGE_SIZE")
+SHARED = re.compile(
+    rb"^([0-9a-f]+)-([0-9a-f]+) ...s ([0-9a-f]+) (\S+) (\d+) +(?:/dev/zero|/memfd:|/SYSV|\[)", re.MULTILINE
+)
+"""A line of ``/proc/PID/maps`` for shared memory that is no file of the box: from, to, offset, device and inode."""
 MIB = 1 << 20
 
 
@@ -45,19 +50,67 @@ def resident(pid: int) -> int:
         return 0
 
 
-def share(pid: int) -> int:
-    """Bytes of memory for which a process answers: what is shared counts by its share."""
+def share(pid: int, left_out: bytes = b"") -> int:
+    """Bytes of memory for which a process answers: what is shared counts by its share.
+
+    Args:
+        pid: The process.
+        left_out: A line of ``smaps_rollup`` that does not count.
+    """
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb") as stream:
-            return next(int(line.split()[1]) << 10 for line in stream if line.startswith(b"Pss:"))
-    except (OSError, ValueError, StopIteration):
+            sizes = {
+                line.split()[0]: int(line.split()[1]) << 10 for line in stream if line.endswith(b" kB\n")
+            }
+        return sizes[b"Pss:"] - sizes.get(left_out, 0)
+    except (OSError, ValueError, LookupError):
         return resident(pid)
 
 
-def used_by(pids: list[int], enough: int) -> int:
-    """Bytes that ``pids`` use together; an upper bound as long as that is below ``enough``."""
-    rough = sum(map(resident, pids))
-    return rough if rough < enough else sum(map(share, pids))
+def sizes(pid: int) -> tuple[int, int]:
+    """Bytes of address space and resident bytes of a process."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as stream:
+            size, here, *_ = stream.read().split()
+    except (OSError, ValueError):
+        return 0, 0
+    return int(size) * PAGE, int(here) * PAGE
+
+
+def shared_memory(pids: list[int]) -> int:
+    """Bytes of all shared memory that any of ``pids`` maps, as far as it is mapped: whether or not a page is resident.
+
+    A page that every process has let go of with ``MADV_DONTNEED`` is in none of them, and in the machine's memory.
+    """
+    ends: dict[tuple[bytes, bytes], int] = {}
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/maps", "rb") as stream:
+                found = SHARED.findall(stream.read())
+        except OSError:
+            continue
+        for low, high, offset, device, inode in found:
+            end = int(offset, 16) + int(high, 16) - int(low, 16)
+            ends[device, inode] = max(end, ends.get((device, inode), 0))
+    return sum(ends.values())
+
+
+def used_by(pids: list[int], enough: int, size: int = 1 << 62) -> int:
+    """Bytes that ``pids`` use together; an upper bound as long as that is below ``enough``.
+
+    Args:
+        pids: The processes.
+        enough: From here on it must be exact.
+        size: Bytes of address space of a process that has mapped nothing of its own.
+    """
+    found = [sizes(pid) for pid in pids]
+    rough = sum(here for _, here in found)
+    if rough + sum(max(0, taken - size) for taken, _ in found) < enough:
+        return rough
+    shared = shared_memory(pids)
+    if rough + shared < enough:
+        return rough + shared
+    return shared + sum(share(pid, left_out=b"Pss_Shmem:") for pid in pids)
 
 
 class Watch:
@@ -69,6 +122,7 @@ class Watch:
         self.peak = 0
         self._memory: int = limits["memory_mb"] * MIB
         self.baseline = 0
+        self._size = sizes(os.getpid())[0]
         self.members: Callable[[], list[int]] = lambda: [pid for pid in processes() if pid != 1]
         self.listeners: dict[int, Callable[[int], None]] = {}
 
@@ -106,7 +160,7 @@ class Watch:
     def _too_much(self) -> bool:
         pids = self.members()
         budget = self._memory + self.baseline
-        used = used_by(pids, budget)
+        used = used_by(pids, budget, self._size)
         self.peak = max(self.peak, used)
         return used > budget
 
