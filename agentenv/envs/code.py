@@ -7,6 +7,7 @@ attempt or when all tests are passed, ends the episode.
 
 import atexit
 import functools
+import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -67,6 +68,8 @@ class CodeState:
     best: str | None = None
     """The program with the most passed tests so far."""
     best_grade: Grade = field(default_factory=lambda: Grade(()))
+    domain: str = field(default_factory=lambda: f"episode {secrets.token_hex(8)}")
+    """The trust domain of all its runs: while they run, no other episode's program is in their jail."""
 
 
 @functools.cache
@@ -198,7 +201,9 @@ class Code(Env[CodeState]):
         if self.state.session is not None:
             done = self.state.session.run(code, variables=self._variables)
         else:
-            done = self._executor.run(code, limits=self._limits, variables=self._variables)
+            done = self._executor.run(
+                code, limits=self._limits, variables=self._variables, domain=self.state.domain
+            )
         if done.status is ExecStatus.SANDBOX_ERROR:
             raise SandboxFault(done.fault)
         status = STATUS.get(done.status, ToolStatus.ERROR)
@@ -216,6 +221,7 @@ class Code(Env[CodeState]):
             state.task.data.get("prelude", "") + program,
             state.task.data["tests"],
             limits=self._limits,
+            domain=state.domain,
             variables=self._traces,
         )
         if state.best is None or found.passed > state.best_grade.passed:

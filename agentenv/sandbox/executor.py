@@ -91,7 +91,7 @@ class JailExecutor:
         return ExecResult(ExecStatus.SANDBOX_ERROR, fault="; ".join(dict.fromkeys(faults)))
 
     def _ask(self, domain: str, order: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        channel = self._pool.jail(domain).channel()
+        channel = self._pool.channel(domain)
         try:
             answer = channel.ask(order, timeout_s)
         finally:
@@ -123,7 +123,11 @@ class JailExecutor:
         """
         limits = limits or self._limits
         life = Life(
-            self._pool, lambda: self._pool.jail(domain), limits, packed(files, limits), snapshots == "fork"
+            self._pool,
+            lambda: self._pool.channel(domain, session=True),
+            limits,
+            packed(files, limits),
+            snapshots == "fork",
         )
         return JailSession(life)
 

@@ -4,11 +4,12 @@ import contextlib
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from agentenv.errors import SandboxFault
-from agentenv.sandbox.jails import Jail
+from agentenv.sandbox.jails import Channel, Jail
 
 WAIT_S = 60.0
 
@@ -47,7 +48,8 @@ class Slots:
 class Pool:
     """Hands out jails.
 
-    A jail is unassigned until a trust domain first asks for it and serves that domain alone ever after. At most
+    A jail serves one trust domain at a time. Once nothing runs in it, it holds nothing of whom it served, since no message
+    passes through what it forks, and it may serve another one. At most
     ``slots`` programs run at a time; who waits is charged queue time and refused where none ends for ``wait_s``.
     """
 
@@ -74,6 +76,8 @@ class Pool:
         self._lock = threading.Lock()
         self._reserve: list[Future[Jail]] = []
         self._domains: dict[str, list[Future[Jail]]] = {}
+        self._leases: Counter[Future[Jail]] = Counter()
+        """Callers that have been given a jail and have opened no channel in it yet."""
         self._turn = 0
         self._closed = False
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="agentenv-pool")
@@ -111,22 +115,53 @@ class Pool:
         finally:
             self._slots.give()
 
+    def channel(self, domain: str, *, session: bool = False) -> Channel:
+        """A new warden in a jail of ``domain``, for one run or for a session.
+
+        Raises:
+            JailDied: the jail is gone.
+            SandboxFault: none could be started, or the quota is used up.
+        """
+        ordered = self._lease(domain)
+        try:
+            return self._booted(ordered).channel(session=session)
+        finally:
+            self._release(ordered)
+
     def jail(self, domain: str) -> Jail:
         """A live jail of ``domain``, in turn.
 
         Raises:
             SandboxFault: none could be started, or the quota is used up.
         """
+        ordered = self._lease(domain)
+        self._release(ordered)
+        return self._booted(ordered)
+
+    def _release(self, ordered: "Future[Jail]") -> None:
+        with self._lock:
+            self._leases[ordered] -= 1
+            if not self._leases[ordered]:
+                del self._leases[ordered]
+
+    def _lease(self, domain: str) -> "Future[Jail]":
         with self._lock:
             if self._closed:
                 raise SandboxFault("the executor is closed")
-            own = self._domains.setdefault(domain, [])
-            own[:] = [ordered for ordered in own if not _dead(ordered)]
-            if len(own) < self._size:
-                own.append(self._take())
+            own = [ordered for ordered in self._domains.pop(domain, []) if not _dead(ordered)]
+            try:
+                if len(own) < self._size:
+                    own.append(self._take())
+            finally:
+                if own:
+                    self._domains[domain] = own
             self._turn += 1
             ordered = own[self._turn % len(own)]
+            self._leases[ordered] += 1
             self._refill()
+            return ordered
+
+    def _booted(self, ordered: "Future[Jail]") -> Jail:
         try:
             return ordered.result(self._wait_s)
         except TimeoutError:
@@ -144,22 +179,29 @@ class Pool:
             one.result()
 
     def _take(self) -> Future[Jail]:
-        """One from the reserve, a new one, or the place of an idle jail of another domain."""
+        """One that has become idle in another domain, one from the reserve, or a new one."""
+        if idle := self._take_idle():
+            return idle
         self._reserve = [ordered for ordered in self._reserve if not _dead(ordered)]
         if self._reserve:
             return self._reserve.pop(0)
-        if sum(len(jails) for jails in self._domains.values()) >= self._quota and not self._evict():
+        if sum(len(jails) for jails in self._domains.values()) >= self._quota:
             raise SandboxFault(f"all {self._quota} jails are in use")
         return self._starter.submit(self._boot)
 
-    def _evict(self) -> bool:
-        for jails in self._domains.values():
+    def _take_idle(self) -> "Future[Jail] | None":
+        for domain, jails in self._domains.items():
             for ordered in jails:
-                if ordered.done() and not ordered.exception() and ordered.result().load == 0:
+                if not _dead(ordered) and self._idle(ordered):
                     jails.remove(ordered)
-                    self._starter.submit(ordered.result().close)
-                    return True
-        return False
+                    if not jails:
+                        del self._domains[domain]
+                    return ordered
+        return None
+
+    def _idle(self, ordered: "Future[Jail]") -> bool:
+        """Whether nothing runs in a jail and nobody is about to run anything."""
+        return ordered.done() and not self._leases[ordered] and ordered.result().load == 0
 
     def close(self) -> None:
         """Ends every jail; a second call does nothing."""

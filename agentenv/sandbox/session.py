@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, overload
 
 from agentenv.errors import ConfigurationError, ReplayDivergence, SandboxFault, SnapshotError, SnapshotRefused
-from agentenv.sandbox.jails import Channel, Jail, JailDied
+from agentenv.sandbox.jails import Channel, JailDied
 from agentenv.sandbox.pool import Pool
 from agentenv.sandbox.types import ExecResult, ExecStatus, Limits
 
@@ -61,10 +61,10 @@ class Life:
     """What all forks of a session share: one warden, the interpreters in it, the snapshots of all of them."""
 
     def __init__(
-        self, pool: Pool, jail: Callable[[], Jail], limits: Limits, files: dict[str, str], freezes: bool
+        self, pool: Pool, channel: Callable[[], Channel], limits: Limits, files: dict[str, str], freezes: bool
     ) -> None:
         self.pool, self.limits, self.freezes = pool, limits, freezes
-        self._jail, self._files = jail, files
+        self._open_channel, self._files = channel, files
         self._lock = threading.RLock()
         self._names = itertools.count(1)
         self._channel: Channel | None = None
@@ -87,7 +87,7 @@ class Life:
             }
             if self._channel is None:
                 try:
-                    self._channel = self._jail().channel(session=True)
+                    self._channel = self._open_channel()
                 except JailDied as error:
                     raise SandboxFault(f"a session cannot be started: {error}") from error
             self.ask(order)
@@ -360,7 +360,9 @@ class JailSession:
 
     def _twin(self, snapshot: Snapshot) -> "JailSession":
         if snapshot.node is None:
-            life = Life(self._life.pool, self._life._jail, self._life.limits, self._life._files, False)
+            life = Life(
+                self._life.pool, self._life._open_channel, self._life.limits, self._life._files, False
+            )
             twin = JailSession(life)
             twin.restore(Snapshot(life, snapshot.point, None, 0))
             return twin

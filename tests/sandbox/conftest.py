@@ -139,7 +139,8 @@ class Baseline:
     """The state before an attack."""
 
     def __init__(self, executor: JailExecutor) -> None:
-        executor.run("1")  # whatever is started once is started now
+        with executor.open():
+            executor.run("1", domain="another")  # whatever is started once is started now
         executor.warm()
         self._executor, self._backend = executor, executor.info().name
         self._processes, self._containers = settled(self._backend), self._count()

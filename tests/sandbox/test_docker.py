@@ -220,13 +220,11 @@ def test_nothing_is_left_of_a_killed_owner_not_even_what_it_never_started(client
     assert owner.stdout is not None
 
     def left() -> list[Any]:
-        found = client.containers(all=True)
-        return [
-            one for one in found if one["Labels"].get(docker.OWNER, "").startswith(f"{PREFIX}:{owner.pid}:")
-        ]
+        return [one for one in client.containers(all=True) if one["Labels"].get(docker.OWNER, "") == name]
 
     with owner, owner.stdout:
         assert owner.stdout.readline() == "ready\n"
+        name = f"{PREFIX}:{owner_of(owner.pid)}"  # and not the number of the process
         assert len(left()) >= 2
         pids = [client.inspect_container(one["Id"])["State"]["Pid"] for one in left()]
         owner.send_signal(signal.SIGKILL)

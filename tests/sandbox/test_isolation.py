@@ -329,8 +329,8 @@ HOARDS = {
         "  m = mmap.mmap(-1, 30 << 20); fill(m); m.madvise(4); time.sleep(60)\ntime.sleep(60)"
     ),
     "zeros": (
-        f"{HOLD}for _ in range(4):\n if os.fork() == 0:\n  f = open('/dev/zero', 'r+b'); m = mmap.mmap(f.fileno(), 60 << 20)\n"
-        "  fill(m); m.madvise(mmap.MADV_DONTNEED); time.sleep(60)\ntime.sleep(60)"
+        f"{HOLD}for _ in range(4):\n if os.fork() == 0:\n  f = open('/dev/zero', 'r+b')\n"
+        "  m = mmap.mmap(f.fileno(), 60 << 20); fill(m); m.madvise(mmap.MADV_DONTNEED); time.sleep(60)\ntime.sleep(60)"
     ),
     "in small parts": (
         f"{HOLD}for _ in range(8):\n if os.fork() == 0:\n  for _ in range(20):\n"

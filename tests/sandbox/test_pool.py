@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -60,13 +60,35 @@ def pool(jails: list[FakeJail], **options: Any) -> Pool:
     return Pool(start, **options)
 
 
-def test_domains_never_share_a_jail(jails: list[FakeJail]) -> None:
+def test_domains_never_share_a_jail_at_a_time(jails: list[FakeJail]) -> None:
     made = pool(jails, size=1)
-    first, second = made.jail("a"), made.jail("b")
+    first = cast(FakeJail, made.jail("a"))
+    first.load = 1
+    second = cast(FakeJail, made.jail("b"))
     assert first is not second
-    assert made.jail("a") is first
+    assert cast(FakeJail, made.jail("a")) is first
+    second.load = 1
+    assert cast(FakeJail, made.jail("c")) not in (first, second)
     made.close()
     assert all(jail.closed for jail in jails)
+
+
+def test_a_jail_that_has_become_idle_serves_another_domain(jails: list[FakeJail]) -> None:
+    made = pool(jails, size=1)
+    first = made.jail("0")
+    for number in range(1, 200):
+        assert made.jail(str(number)) is first
+    assert len(made._domains) == 1
+    made.warm()
+    assert len(jails) == 2  # with the one in reserve
+    made.close()
+
+
+def test_a_jail_that_is_about_to_be_used_is_given_to_no_other_domain(jails: list[FakeJail]) -> None:
+    made = pool(jails, size=1)
+    ordered = made._lease("a")
+    assert made.jail("b") is not ordered.result(5)
+    made.close()
 
 
 def test_a_dead_jail_is_replaced(jails: list[FakeJail]) -> None:
@@ -79,11 +101,12 @@ def test_a_dead_jail_is_replaced(jails: list[FakeJail]) -> None:
 
 def test_the_quota_takes_idle_jails_of_others_and_then_refuses(jails: list[FakeJail]) -> None:
     made = pool(jails, size=1, quota=2)
-    first, second = made.jail("a"), made.jail("b")
-    third = made.jail("c")
-    assert third not in (first, second)
-    for jail in jails:
-        jail.load = 1
+    first = cast(FakeJail, made.jail("a"))
+    first.load = 1
+    second = cast(FakeJail, made.jail("b"))
+    assert second is not first
+    assert cast(FakeJail, made.jail("c")) is second
+    second.load = 1
     with pytest.raises(SandboxFault, match="all 2 jails"):
         made.jail("d")
     made.close()
