@@ -3,13 +3,13 @@
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
@@ -20,6 +20,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 _SHOWN = {
     "score": "score",
@@ -36,6 +37,16 @@ _SHOWN = {
 _PLAIN_EVERY_S = 30.0  # without a terminal: seconds between two lines
 
 
+class _Bar(Progress):
+    """A bar with its figures on a line of their own, which leaves the times whole on a narrow terminal."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        for task in self.tasks:
+            if figures := task.fields["figures"]:
+                yield Text(f"  {figures}")
+
+
 class LiveDisplay:
     """A progress bar on a terminal, an occasional line elsewhere; always on stderr, and in full in a log file.
 
@@ -49,13 +60,12 @@ class LiveDisplay:
         self._clock = clock
         self._console = Console(file=sys.stderr)
         self._live = self._console.is_terminal
-        self._progress = Progress(
+        self._progress = _Bar(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[figures]}"),
             console=self._console,
             disable=not self._live,
         )
@@ -127,8 +137,8 @@ class LiveDisplay:
         return f"{spent}, about {_minutes(pace * left)} left"
 
     def _say(self, line: str) -> None:
-        """One line of a log, whatever the width of the terminal would be."""
-        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        """One line of a log, whatever the width of a terminal would be."""
+        self._console.print(line, highlight=False, markup=False, soft_wrap=not self._live)
 
     def note(self, sentence: str) -> None:
         """Shows a sentence above the bar."""

@@ -1,5 +1,6 @@
 """The command ``agentenv rescore``."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,8 +11,9 @@ from rich.console import Console
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.compare import rescore
 from agentenv.evaluation.judge import GRADES, GradeCache, Judge, judge_folder
-from agentenv.evaluation.records import SUITE, read_json
+from agentenv.evaluation.records import EPISODES, SUITE, read_json, read_records
 from agentenv.evaluation.rubrics import get_rubric
+from agentenv.evaluation.spending import described
 from agentenv.evaluation.suite import summarize_suite
 
 if TYPE_CHECKING:
@@ -34,7 +36,8 @@ class Rescore:
     scorer: tuple[str, ...] = ()
     """One or more scorers, for example em_squad, em_cover, cem, f1_squad, f1_hotpot."""
     judge: str = ""
-    """``openai:MODEL@URL#options``; the key comes from the environment variable OPENAI_API_KEY."""
+    """'openai:MODEL@URL#options', with the options and prices of `agentenv eval --policy`; the key comes from the
+    environment variable OPENAI_API_KEY."""
     rubric: str = "equivalence"
     """What the judge is told: simpleqa, browsecomp or equivalence."""
     offline: bool = False
@@ -45,11 +48,27 @@ class Rescore:
         if not self.scorer and not self.judge:
             raise ConfigurationError("Give --scorer NAME or --judge openai:MODEL@URL.")
         chat = self._chat() if self.judge else None  # refused before anything is written
-        if not (self.directory / SUITE).is_file():
-            return self._one(self.directory, chat)
-        names = read_json(self.directory / SUITE)["sets"]
-        parts = {name: self._one(self.directory / name, chat) for name in names}
-        return {"suite": parts, **summarize_suite(self.directory, names)}
+        suite = (self.directory / SUITE).is_file()
+        names = read_json(self.directory / SUITE)["sets"] if suite else []
+        if chat is not None and not self.offline:
+            self._announce([self.directory / name for name in names] or [self.directory], chat)
+        if suite:
+            parts = {name: self._one(self.directory / name, chat) for name in names}
+            result = {"suite": parts, **summarize_suite(self.directory, names)}
+        else:
+            result = self._one(self.directory, chat)
+        return result | ({"judge_usage": chat.usage_report()} if chat is not None else {})
+
+    def _announce(self, folders: Sequence[Path], chat: "ChatClient") -> None:
+        """Says on standard error how many requests the judge may get."""
+        answers = sum(
+            record["valid"] and record["prediction"] is not None
+            for folder in folders
+            for record in read_records(folder / EPISODES)
+        )
+        said = f"{chat.endpoint.model} will be sent at most {answers:,} requests (retries not counted), "
+        said += "fewer where answers are alike or have a grade in the folder"
+        Console(stderr=True).print(said, highlight=False, markup=False)
 
     def _one(self, directory: Path, chat: "ChatClient | None") -> dict[str, Any]:
         results = rescore(directory, self.scorer) if self.scorer else {}
@@ -72,6 +91,8 @@ class Rescore:
         """Prints the new scores."""
         for part in result.get("suite", {"": result}).values():
             self._show(part, console)
+        for what, value in described(result.get("judge_usage", {})).items():
+            console.print(f"{what}: {value}", highlight=False, markup=False)
 
     def _show(self, result: dict[str, Any], console: Console) -> None:
         console.print(f"{result['dataset']} {result['split']}: {result['n']} questions", highlight=False)

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
+from math import isfinite
 from typing import Any
 
 from agentenv.core.types import Task
@@ -54,8 +55,8 @@ def own(record: Record) -> Iterator[Task]:
     value = _listed(value) if isinstance(value, str) else value
     texts = [_number_text(one) for one in value] if isinstance(value, list) else _number_text(value)
     answers = Record({"answers": texts}, record.place).golds("answers")
-    given = any(name in record.fields for name in _IDS)
-    key = record.id(*_IDS) if given else _id_of("q", json.dumps([question, *answers]))
+    named = [name for name in _IDS if record.fields.get(name) not in (None, "")]
+    key = record.id(*named) if named else _id_of("q", json.dumps([question, *answers]))
     yield Task(key, question, answers, data=data)
 
 
@@ -69,7 +70,8 @@ def _listed(text: str) -> Any:
 
 def _number_text(value: Any) -> Any:
     """A number as its text; anything else as it is, for the checks of golds."""
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+    number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    return str(value) if number else value
 
 
 def nq_open(record: Record) -> Iterator[Task]:

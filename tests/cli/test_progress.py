@@ -1,5 +1,6 @@
 """Covers what is said of a long piece of work where there is no terminal: how far, how fast, how long still."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,20 @@ def test_a_line_is_never_broken_and_a_warning_is_no_markup(
     first, second = capsys.readouterr().err.splitlines()
     assert "x" * 200 in first
     assert second == "warning: [red]" + "y" * 200 + "[/oops]"
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_narrow_terminal_shows_times_and_figures_whole(
+    width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(width))
+    figures = {"score": 0.067, "searches": 1.033, "faults": 0, "requests": 60, "cost": 0.048}
+    with LiveDisplay("run", log=tmp_path / "run.log") as display:
+        display.phase("hotpotqa", 30)
+        display.advance(12, figures)
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
+    assert "12/30 0:00:" in shown
+    assert "score 0.067  searches 1.033  faults 0  requests 60" in shown
+    assert "…" not in shown

@@ -84,6 +84,9 @@ def test_fields_have_their_usual_names_and_an_id_is_made_of_what_is_asked(
         "jsonl", write(tmp_path / "p.json", [{"question": "How many?", "answer": "2"}])
     ).tasks
     assert task.id == same.id
+    for nothing in (None, ""):
+        (blank,) = load_dataset("jsonl", write(tmp_path / "b.jsonl", [row | {"id": nothing}])).tasks
+        assert blank.id == task.id
     for name in ("_id", "qid", "question_id", "id"):
         (named,) = load_dataset("jsonl", write(tmp_path / "r.jsonl", [row | {name: 7}])).tasks
         assert named.id == "7"
@@ -103,7 +106,7 @@ def test_made_ids_depend_on_neither_order_nor_neighbours(tmp_path: Path) -> None
         load_dataset("jsonl", write(tmp_path / "c.jsonl", [rows[0], rows[0]]))
 
 
-@pytest.mark.parametrize("answer", [None, [], [None], [["x"]], True, "", {"text": "x"}])
+@pytest.mark.parametrize("answer", [None, [], [None], [["x"]], True, "", {"text": "x"}, float("nan")])
 def test_an_answer_that_cannot_be_scored_is_refused_with_its_line(answer: Any, tmp_path: Path) -> None:
     file = write(
         tmp_path / "q.jsonl",
