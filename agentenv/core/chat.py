@@ -1,10 +1,12 @@
 """How messages become token ids. Both formats only append: ids that were fed or sampled stay as they are."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from agentenv.core.types import Message
 from agentenv.errors import ConfigurationError
+
+_SAID = "Tuvq7."  # stands in no template
 
 
 def _plain(messages: Sequence[Message], tokenizer: Any) -> list[dict[str, str]]:
@@ -53,17 +55,26 @@ class TemplateFormat:
     template that renders earlier turns the same way whatever follows them can be used.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, ends: Collection[int] = ()) -> None:
         """Checks the template.
+
+        Args:
+            tokenizer: With a chat template.
+            ends: Ids beside the template's own with which the policy may end a turn.
 
         Raises:
             ConfigurationError: the tokenizer has no chat template or no end-of-turn token.
         """
-        if tokenizer.chat_template is None or tokenizer.eos_token is None:
+        end = end_of_turn(tokenizer)
+        end = tokenizer.eos_token_id if end is None else end
+        if tokenizer.chat_template is None or end is None:
             raise ConfigurationError(
                 "this tokenizer has no chat template or no end-of-turn token; use the inline format"
             )
         self._tokenizer = tokenizer
+        self._end = end
+        self._mark = tokenizer.eos_token if end == tokenizer.eos_token_id else tokenizer.decode([end])
+        self._ends = {end, *ends}
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """The opening messages, then the head of the first assistant turn."""
@@ -76,12 +87,12 @@ class TemplateFormat:
 
         Raises:
             ConfigurationError: the template rewrites earlier turns when a message follows, or ends them with
-                another mark than the tokenizer's end-of-turn token.
+                another mark than its end-of-turn token.
         """
         opening = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
         before = _render(self._tokenizer, opening, open_assistant=False)
         after = _render(self._tokenizer, opening + _plain(messages, self._tokenizer), open_assistant=True)
-        end = self._tokenizer.eos_token
+        end = self._mark
         head = before[: before.rfind(end) + len(end)]
         if end not in before or not after.startswith(head):
             raise ConfigurationError(
@@ -91,9 +102,38 @@ class TemplateFormat:
         return [*ids, *_encode(self._tokenizer, after[len(head) :])]
 
     def closing(self, ids: Sequence[int]) -> list[int]:
-        """The end-of-turn token where the policy did not sample it."""
-        end = self._tokenizer.eos_token_id
-        return [] if ids and ids[-1] == end else [end]
+        """The template's end-of-turn token where the policy sampled no end."""
+        return [] if ids and ids[-1] in self._ends else [self._end]
+
+
+def end_of_turn(tokenizer: Any) -> int | None:
+    """The token with which the chat template ends an assistant's turn; None where there is no template or no such token.
+
+    It may be another than the tokenizer's ``eos_token``, as with base models that have the template of their chat models.
+    """
+    if tokenizer.chat_template is None:
+        return None
+    said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": _SAID}]
+    try:
+        tail = _render(tokenizer, said, open_assistant=False).rpartition(_SAID)[2]
+    except Exception:  # a template raises whatever its author wrote; it is told of where it is used
+        return None
+    special = {tokenizer.eos_token_id, *getattr(tokenizer, "all_special_ids", ())}
+    special |= set(getattr(tokenizer, "added_tokens_decoder", ()))
+    return next((i for i in _encode(tokenizer, tail) if i in special), None)
+
+
+def ends_of_turn(tokenizer: Any, generation_config: Any = None) -> tuple[int, ...]:
+    """Every id that ends a turn: the tokenizer's own, that of the chat template, those of ``generation_config``.
+
+    Args:
+        tokenizer: A transformers tokenizer.
+        generation_config: That of the model, whose ``eos_token_id`` is an id or a list of them; None where there is none.
+    """
+    named = getattr(generation_config, "eos_token_id", None)
+    known = named if isinstance(named, list | tuple) else [named]
+    found = dict.fromkeys((tokenizer.eos_token_id, end_of_turn(tokenizer), *known))
+    return tuple(end for end in found if end is not None)
 
 
 def _render(tokenizer: Any, messages: list[dict[str, str]], *, open_assistant: bool) -> str:

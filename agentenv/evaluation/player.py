@@ -81,7 +81,14 @@ class Player:
     def chat(self) -> ChatFormat:
         """How messages become ids."""
         own: ChatFormat | None = getattr(self.policy, "chat", None)  # of one that takes messages
-        return own or (InlineFormat if self.card.format == "inline" else TemplateFormat)(self.tokenizer)
+        if own is not None:
+            return own
+        ends = getattr(self.policy, "ends", ())
+        return (
+            InlineFormat(self.tokenizer)
+            if self.card.format == "inline"
+            else TemplateFormat(self.tokenizer, ends)
+        )
 
     @property
     def token_unit(self) -> str:

@@ -49,8 +49,8 @@ class Request:
     """The prompt."""
     sampling: Sampling
     """``max_tokens`` fits the context."""
-    end: int
-    """The end-of-turn token, which ends the sample and is its last id."""
+    ends: tuple[int, ...]
+    """The end-of-turn tokens: the first that is sampled ends the sample and is its last id."""
 
 
 @dataclass(frozen=True, slots=True)

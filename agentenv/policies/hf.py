@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from agentenv.core.batching import Batcher
-from agentenv.core.chat import cut_at_stop
+from agentenv.core.chat import cut_at_stop, ends_of_turn
 from agentenv.core.model_files import LOCAL, check_model_files
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import CheckpointMismatch, ConfigurationError, ContextTooSmall, PolicyFault
@@ -69,6 +69,8 @@ class HFPolicy:
         self.tokenizer = tokenizer
         self.context_tokens = context_tokens or _longest(model)
         self._shape = require_support(model, self.context_tokens)
+        self.ends = ends_of_turn(tokenizer, getattr(model, "generation_config", None))
+        """Ids that end a turn."""
         self.version = 0
         self.forward_seconds = 0.0
         """Seconds spent in the model's forward passes so far."""
@@ -306,7 +308,7 @@ class _Row:
         self.uniforms = np.random.Generator(np.random.Philox(request.sampling.seed % 2**64)).random(
             self.limit
         )
-        self._eos = policy.tokenizer.eos_token_id
+        self._ends = policy.ends
         self._decode = policy.tokenizer.decode
         self._pieces = policy._pieces
         self._stop_ends = {stop[-1] for stop in request.sampling.stop}
@@ -325,7 +327,7 @@ class _Row:
             return
         self.sampled.append(token)
         self.logprobs.append(logprob)
-        if token == self._eos:
+        if token in self._ends:
             self.finish, self.text = FinishReason.EOS, self._decode(self.sampled[:-1])
         elif self._stop_ends.intersection(self._pieces[token]) and (
             cut := cut_at_stop(self.sampled, self._decode, self.sampling.stop)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_WEIGHTS = "model.safetensors"
 
 
 def adapt(model: Any, *, rank: int, alpha: int, modules: Sequence[str] = (), seed: int = 0) -> Any:
@@ -100,8 +101,18 @@ def read_trained(folder: Path) -> "dict[str, Tensor]":
     from safetensors.torch import load_file
 
     adapter = (folder / ADAPTER_CONFIG).is_file()
-    held: dict[str, Tensor] = load_file(folder / (ADAPTER_WEIGHTS if adapter else "model.safetensors"))
+    held: dict[str, Tensor] = {}
+    for name in [ADAPTER_WEIGHTS] if adapter else _weight_files(folder):
+        held |= load_file(folder / name)
     return {_long(name): value for name, value in held.items()} if adapter else held
+
+
+def _weight_files(folder: Path) -> list[str]:
+    """The files of a whole model's weights: one, or those that its index names (transformers cuts large models)."""
+    index = folder / f"{_WEIGHTS}.index.json"
+    if not index.is_file():
+        return [_WEIGHTS]
+    return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
 
 
 def base_and_adapter(folder: Path) -> tuple[Path, Path | None]:

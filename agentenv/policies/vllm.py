@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agentenv.core.background import BackgroundLoop
-from agentenv.core.chat import cut_at_stop
+from agentenv.core.chat import cut_at_stop, ends_of_turn
 from agentenv.core.model_files import LOCAL, check_model_files
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import CheckpointMismatch, ConfigurationError, ContextTooSmall, PolicyFault
@@ -43,6 +43,8 @@ class VLLMPolicy:
         config: EngineConfig,
         engines: Sequence[Callable[[], Coroutine[Any, Any, Engine]]],
         model: Any = None,
+        *,
+        ends: Sequence[int] = (),
     ) -> None:
         """Opens engines; ``load`` says which.
 
@@ -52,6 +54,7 @@ class VLLMPolicy:
             config: Deadlines, and the folder through which weights travel.
             engines: What opens each replica.
             model: The model in training, with the weights that the engines begin with; None where nothing is trained.
+            ends: Ids that end a turn; those of the tokenizer where none is named.
 
         Raises:
             AgentEnvError: an engine did not open.
@@ -59,6 +62,8 @@ class VLLMPolicy:
         self.model = model
         self.tokenizer = tokenizer
         self.context_tokens = context_tokens
+        self.ends = tuple(ends) or ends_of_turn(tokenizer)
+        """Ids that end a turn."""
         self.version = 0
         self.forward_seconds = 0.0
         """What this process spends in forward passes; those of the engines are in their own."""
@@ -97,7 +102,7 @@ class VLLMPolicy:
             PolicyFault: an engine did not come up, or a server does not answer.
         """
         config, path = config or EngineConfig(kind="vllm"), Path(folder)
-        tokenizer, most = _read(path)
+        tokenizer, most, ends = _read(path)
         if model is None and not config.urls:  # one in training was checked when it was loaded
             refuse_not_finite(path)
         context_tokens = min(most, context_tokens or most)
@@ -105,7 +110,7 @@ class VLLMPolicy:
         engines = [partial(RemoteEngine.open, url) for url in config.urls]
         if not engines:
             engines = [partial(LocalEngine.open, path, config, context_tokens)] * config.replicas
-        policy = cls(tokenizer, context_tokens, config, engines, model)
+        policy = cls(tokenizer, context_tokens, config, engines, model, ends=ends)
         if model is not None and config.urls:  # nobody knows what a running server was given before
             try:
                 policy.resumed(0)
@@ -140,7 +145,7 @@ class VLLMPolicy:
                 f"a prompt of {len(prompt_ids)} tokens fills the context of {self.context_tokens}"
             )
         bounded = replace(sampling, max_tokens=min(sampling.max_tokens, room))
-        request = Request(tuple(prompt_ids), bounded, self.tokenizer.eos_token_id)
+        request = Request(tuple(prompt_ids), bounded, self.ends)
         engine = self._engines[self._home(episode)]
         return self._completion(await self._within(engine.sample(request)), bounded)
 
@@ -234,7 +239,7 @@ class VLLMPolicy:
         cut = cut_at_stop(ids, decode, sampling.stop)
         if cut is not None:
             finish, (count, text) = FinishReason.STOP, cut
-        elif ids[-1] == self.tokenizer.eos_token_id:
+        elif ids[-1] in self.ends:
             finish, count, text = FinishReason.EOS, len(ids), decode(ids[:-1])
         else:
             finish, count, text = FinishReason.LENGTH, len(ids), decode(ids)
@@ -243,16 +248,19 @@ class VLLMPolicy:
         return Completion(ids[:count], text, sampled.logprobs[:count], finish, min(versions), versions=mixed)
 
 
-def _read(folder: Path) -> tuple[Any, int]:
-    """The tokenizer in ``folder`` and the longest sequence of its model."""
-    from transformers import AutoConfig, AutoTokenizer
+def _read(folder: Path) -> tuple[Any, int, tuple[int, ...]]:
+    """The tokenizer in ``folder``, the longest sequence of its model, and the ids that end a turn of it."""
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     base, _ = base_and_adapter(folder)
     check_model_files(base)
     try:
         config = AutoConfig.from_pretrained(str(base), **LOCAL)
         tokenizer = AutoTokenizer.from_pretrained(str(base), **LOCAL)
+        named = (base / "generation_config.json").is_file()
+        generation = GenerationConfig.from_pretrained(str(base), local_files_only=True) if named else config
     except Exception as error:  # a damaged file makes each library raise something of its own
         reason = str(error).partition("\n")[0][:200]
         raise CheckpointMismatch(f"{folder} holds no model that can be loaded: {reason}") from error
-    return tokenizer, int(config.max_position_embeddings)
+    longest = int(config.get_text_config(decoder=True).max_position_embeddings)
+    return tokenizer, longest, ends_of_turn(tokenizer, generation)

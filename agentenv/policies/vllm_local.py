@@ -150,8 +150,8 @@ def sampling_fields(request: Request) -> dict[str, Any]:
         "top_p": sampling.top_p,
         "seed": sampling.seed % _SEEDS,
         "stop": list(sampling.stop),
-        "stop_token_ids": [request.end],
-        "ignore_eos": True,  # the end of a turn is the tokenizer's, whatever else the model's files name
+        "stop_token_ids": list(request.ends),
+        "ignore_eos": True,  # the ends of a turn are those that the policy names
         "detokenize": bool(sampling.stop),
         "skip_special_tokens": False,
         "spaces_between_special_tokens": False,

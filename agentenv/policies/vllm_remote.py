@@ -19,7 +19,7 @@ from agentenv.errors import ConfigurationError, PolicyFault
 from agentenv.policies.engine import Request, Sampled
 from agentenv.policies.vllm_local import TAKE_UP, sampled, sampling_fields, scoring_fields, tempered
 
-_PROBE = Request((0, 1), Sampling(1, temperature=2.0), end=0)
+_PROBE = Request((0, 1), Sampling(1, temperature=2.0), ends=(0,))
 
 
 class RemoteEngine:

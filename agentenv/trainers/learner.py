@@ -209,16 +209,19 @@ class Learner:
     def with_proximal(self, rows: Sequence[Row]) -> list[Row]:
         """The rows with log-probs of the present weights, for several steps on one batch."""
         began = time.perf_counter()
-        scored = []
+        batches = list(micro_batches(rows, self.objective.micro_tokens, self.objective.padding))
+        found = []
         with torch.no_grad():
-            for batch in micro_batches(rows, self.objective.micro_tokens, self.objective.padding):
+            for batch, counts in self._dealt(batches):
                 with self._precision():
                     logprobs = self._logprobs(self.model, batch)[0].numpy(force=True)
-                cuts = np.cumsum([len(row.trained) for row in batch.members])[:-1]
-                scored += [
-                    replace(row, proximal=part)
-                    for row, part in zip(batch.members, np.split(logprobs, cuts), strict=True)
-                ]
+                if counts:
+                    found.append(logprobs)
+        scored = []
+        for batch, logprobs in zip(batches, self._in_turn(found), strict=True):
+            cuts = np.cumsum([len(row.trained) for row in batch.members])[:-1]
+            parts = zip(batch.members, np.split(logprobs, cuts), strict=True)
+            scored += [replace(row, proximal=part) for row, part in parts]
         self.compute_seconds += time.perf_counter() - began
         return scored
 
@@ -317,6 +320,10 @@ class Learner:
     def _dealt(self, batches: Iterable[Packed]) -> Iterable[tuple[Packed, bool]]:
         """The batches of this process, and whether each counts."""
         return ((batch, True) for batch in batches)
+
+    def _in_turn(self, found: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        """What all processes found for the batches that ``_dealt`` gave them, in the order of the batches."""
+        return found
 
     def _together(
         self, sums: dict[str, float], ratios: list[Tensor]

@@ -337,7 +337,9 @@ def _open_training(config: TrainConfig, policy: TrainedPolicy, display: Display 
 
 def chat_of(config: TrainConfig, policy: TrainedPolicy) -> ChatFormat:
     """How messages become ids of ``policy``."""
-    return (InlineFormat if config.format == "inline" else TemplateFormat)(policy.tokenizer)
+    if config.format == "inline":
+        return InlineFormat(policy.tokenizer)
+    return TemplateFormat(policy.tokenizer, policy.ends)
 
 
 def rollout_config(config: TrainConfig, *, temperature: float) -> RolloutConfig:

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import wraps
+from itertools import zip_longest
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
@@ -144,6 +146,11 @@ class ShardedLearner(Learner):
         for first in range(0, len(every), size):
             place = first + rank
             yield every[min(place, len(every) - 1)], place < len(every)
+
+    def _in_turn(self, found: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        gathered: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, found)
+        return [one for turn in zip_longest(*gathered) for one in turn if one is not None]
 
     def _together(
         self, sums: Mapping[str, float], ratios: Sequence[Tensor]

@@ -4,11 +4,12 @@ The byte tokenizer shows every byte; a small byte-pair tokenizer shows merges an
 """
 
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from agentenv.core.chat import InlineFormat, TemplateFormat, cut_at_stop
+from agentenv.core.chat import InlineFormat, TemplateFormat, cut_at_stop, end_of_turn, ends_of_turn
 from agentenv.core.types import Message
 from agentenv.errors import ConfigurationError
 from agentenv.policies.fakes import ByteTokenizer
@@ -182,3 +183,43 @@ def test_a_page_that_quotes_a_control_token_cannot_end_a_turn() -> None:
     assert (
         TemplateFormat(tokenizer).extend([end], page).count(end) == 2
     )  # the one before, and the tool message's own
+
+
+@pytest.fixture
+def base_model() -> Any:
+    """The tokenizer of a base model with a chat template: its text ends with another token than its turns do."""
+    tokenizer = build_tokenizer(["Be brief. Who? <search> found it" * 20])
+    tokenizer.eos_token = tokenizer.pad_token
+    return tokenizer
+
+
+def test_a_turn_ends_as_the_template_ends_it(base_model: Any) -> None:
+    end = base_model.convert_tokens_to_ids("<|im_end|>")
+    assert end != base_model.eos_token_id
+    assert end_of_turn(base_model) == end
+    chat = TemplateFormat(base_model, ends=[base_model.eos_token_id])
+    held = [*chat.prompt(ASK), *base_model.encode("found", add_special_tokens=False)]
+    assert chat.closing(held) == [end]
+    assert chat.closing([*held, end]) == []
+    assert chat.closing([*held, base_model.eos_token_id]) == []  # the policy ended its turn, in another way
+    extended = chat.extend([*held, end], SEEN)
+    assert extended[: len(held) + 1] == [*held, end]
+    assert base_model.decode(extended[len(held) + 1 :]).count("<|im_end|>") == 1
+
+
+def test_every_end_of_a_turn_is_known(base_model: Any) -> None:
+    end, eos = end_of_turn(base_model), base_model.eos_token_id
+    assert ends_of_turn(base_model) == (eos, end)
+    assert ends_of_turn(base_model, SimpleNamespace(eos_token_id=[eos, 77, 78])) == (eos, end, 77, 78)
+    assert ends_of_turn(base_model, SimpleNamespace(eos_token_id=77)) == (eos, end, 77)
+    assert ends_of_turn(base_model, SimpleNamespace(eos_token_id=None)) == (eos, end)
+    assert ends_of_turn(ByteTokenizer()) == ends_of_turn(ByteTokenizer(chat=True)) == (256,)
+
+
+def test_a_template_that_raises_has_no_end_of_its_own() -> None:
+    class Raising(ByteTokenizer):
+        def apply_chat_template(self, conversation: Sequence[Mapping[str, str]], **options: Any) -> str:
+            raise ValueError("roles must alternate")
+
+    assert end_of_turn(Raising(chat=True)) is None
+    assert ends_of_turn(Raising(chat=True)) == (256,)

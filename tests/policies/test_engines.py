@@ -11,9 +11,9 @@ import pytest
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import ConfigurationError, ContextTooSmall, PolicyFault
 from agentenv.policies.engine import Engine, EngineConfig, Request, Sampled
-from agentenv.policies.fakes import ByteTokenizer
+from agentenv.policies.fakes import ByteTokenizer, random_policy
 from agentenv.policies.spec import make_policy, policy_folder
-from agentenv.policies.vllm import VLLMPolicy
+from agentenv.policies.vllm import VLLMPolicy, _read
 from agentenv.policies.vllm_local import LocalEngine, sampled, sampling_fields, scoring_fields, tempered
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.config_files import override
@@ -93,6 +93,27 @@ def test_other_ends(engine: WrittenEngine, finish: FinishReason, text: str) -> N
     with policy_of(engine) as policy:
         done = ask(policy, Sampling(5))
     assert (done.finish, done.text) == (finish, text)
+
+
+def test_every_end_of_a_turn_is_asked_for_and_ends_it() -> None:
+    engine = WrittenEngine("done!")
+    with VLLMPolicy(
+        ByteTokenizer(), 32, EngineConfig(kind="vllm"), [engine.open], ends=(END, ord("!"))
+    ) as policy:
+        done = ask(policy, Sampling(9))
+    assert (done.finish, done.text, done.ids[-1]) == (FinishReason.EOS, "done", ord("!"))
+    assert engine.requests[0].ends == (END, ord("!"))
+    assert sampling_fields(engine.requests[0])["stop_token_ids"] == [END, ord("!")]
+
+
+def test_the_ends_are_read_from_the_files_of_the_model(tmp_path: Path) -> None:
+    model, tokenizer = random_policy(tmp_path, ["a question"])
+    assert _read(tmp_path)[2] == (tokenizer.eos_token_id,)
+    model.generation_config.eos_token_id = [tokenizer.eos_token_id, 5, 6]
+    model.save_pretrained(tmp_path)
+    assert _read(tmp_path)[2] == make_policy(f"hf:{tmp_path}").ends == (tokenizer.eos_token_id, 5, 6)
+    (tmp_path / "generation_config.json").unlink()
+    assert _read(tmp_path)[2] == (tokenizer.eos_token_id,)
 
 
 def test_no_more_is_asked_for_than_the_context_holds() -> None:
@@ -266,7 +287,7 @@ def test_versions_come_from_spans_and_log_probs_are_never_above_zero() -> None:
 
 
 def test_what_vllm_is_asked_for() -> None:
-    fields = sampling_fields(Request((1,), Sampling(5, stop=("x",), seed=2**64 + 3), end=2))
+    fields = sampling_fields(Request((1,), Sampling(5, stop=("x",), seed=2**64 + 3), ends=(2,)))
     assert (fields["seed"], fields["stop"], fields["stop_token_ids"]) == (3, ["x"], [2])
     assert fields["detokenize"]
     assert [scoring_fields(t)["prompt_logprobs"] for t in (1.0, 0.5)] == [0, -1]

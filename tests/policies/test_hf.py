@@ -252,6 +252,16 @@ def test_the_end_of_turn_token_ends_a_chunk_and_is_recorded() -> None:
     assert (done.ids, done.text, done.finish) == ((256,), "", FinishReason.EOS)
 
 
+@pytest.mark.parametrize("named", [97, [97], [256, 98, 97]])
+def test_every_end_that_the_model_names_ends_a_chunk(named: int | list[int]) -> None:
+    """Llama 3 names <|eom_id|> and <|eot_id|> beside the end of a text."""
+    model = qwen()
+    model.generation_config.eos_token_id = named
+    model.lm_head = biased(97).model.lm_head
+    done = ask(HFPolicy(model, ByteTokenizer()), [65], Sampling(9))
+    assert (done.ids, done.text, done.finish) == ((97,), "", FinishReason.EOS)
+
+
 def test_the_token_limit_and_the_context_end_a_chunk() -> None:
     policy = biased(97)
     assert ask(policy, [65], Sampling(4)).finish is FinishReason.LENGTH

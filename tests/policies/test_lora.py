@@ -118,3 +118,15 @@ def test_the_digest_is_of_base_and_adapter(base: Path, tmp_path: Path) -> None:
     file.write_bytes(whole)
     digests += [weights_digest(folder) for folder in (base, tmp_path / "adapter")]
     assert len(set(digests)) == 4
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_that_are_cut_into_several_files_are_read_whole(tmp_path: Path, tied: bool) -> None:
+    model = random_model(tied=tied)
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    held = read_trained(tmp_path)
+    assert all(torch.equal(value, held[name]) for name, value in model.state_dict().items() if name in held)
+    other = random_model(tied=tied, seed=3)
+    assert set(take_over(other, held)) <= {"lm_head.weight"}  # where it is tied it stands in the file once
+    assert torch.equal(logits(other), logits(model))

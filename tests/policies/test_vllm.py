@@ -141,7 +141,7 @@ def test_a_request_under_way_goes_on_with_new_weights(host: VLLMPolicy, guests: 
     hf = HFPolicy.load(shipped_weights())
     policy = guest(host, guests, hf.model)
     never = hf.model.config.vocab_size - 1  # a row of the output layer without a token
-    request = Request(tuple(prompts(hf)[0]), Sampling(300, temperature=2.0, seed=2), end=never)
+    request = Request(tuple(prompts(hf)[0]), Sampling(300, temperature=2.0, seed=2), ends=(never,))
 
     async def updated_midway() -> Sampled:
         work = asyncio.create_task(policy._engines[0].sample(request))

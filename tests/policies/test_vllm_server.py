@@ -66,7 +66,7 @@ def asked(server: Callable[[httpx.Request], httpx.Response], work: Callable[[Rem
 
 def test_ids_go_out_and_come_back_with_versions() -> None:
     server = Server()
-    request = Request((7, 8), Sampling(4, temperature=2.0, stop=("x",), seed=3), end=2)
+    request = Request((7, 8), Sampling(4, temperature=2.0, stop=("x",), seed=3), ends=(2,))
     assert asked(server, lambda engine: engine.sample(request)) == Sampled((1,), (SCALED,), (5,))
     ((path, body),) = server.calls
     assert (path, body["token_ids"]) == ("/inference/v1/generate", [7, 8])
@@ -98,7 +98,7 @@ def test_failures_are_typed() -> None:
         return httpx.Response(200, json={"choices": []})
 
     with pytest.raises(PolicyFault, match="gives no sample of token ids"):
-        asked(odd, lambda engine: engine.sample(Request((1,), Sampling(1), end=2)))
+        asked(odd, lambda engine: engine.sample(Request((1,), Sampling(1), ends=(2,))))
     with pytest.raises(PolicyFault, match="gives no log-probs of a prompt"):
         asked(odd, lambda engine: engine.logprobs((1, 2), 1.0))
     with pytest.raises(PolicyFault, match="does not answer"):

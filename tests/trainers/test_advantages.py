@@ -105,6 +105,14 @@ def test_the_baseline_of_least_variance_weighs_what_was_unlikely(episode: Episod
     assert [first[0], *second] == pytest.approx([2 / 3, -1 / 3, -1 / 3])
 
 
+def test_what_was_recorded_in_another_context_is_no_probability_here(episode: Episode) -> None:
+    """A token of another context counts 1, whatever stands there for p: g^2 is 1 and 1/4, so b = 1 / (1 + 1/4) = .8."""
+    there, here = (episode([(POLICY, (1,))], r, logprobs=[np.log(0.5)]) for r in (1.0, 0.0))
+    segments = tuple(replace(segment, context_mismatch=True) for segment in there.segments)
+    first, second = get_estimator("optimal_baseline")([replace(there, segments=segments), here])
+    assert [first[0], second[0]] == pytest.approx([0.2, -0.8])
+
+
 @pytest.mark.parametrize(
     ("name", "options", "rewards", "expected"),
     [

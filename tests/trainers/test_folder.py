@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -259,3 +260,26 @@ def test_nothing_is_begun_on_what_another_run_has_left(tmp_path: Path, name: str
     with pytest.raises(ConfigurationError, match=name):
         RunFolder.create(path, TrainConfig())
     assert [one.name for one in path.iterdir()] == [name]
+
+
+def test_a_checkpoint_in_several_files_is_resumed_and_checked(
+    made: tuple[RunFolder, Any, Learner, Counter],
+) -> None:
+    """Transformers cuts weights above 50 GB; here above 20 KB."""
+    folder, policy, learner, part = made
+    policy.model.save_pretrained = partial(policy.model.save_pretrained, max_shard_size="20KB")
+    policy.version = 4
+    with torch.no_grad():
+        for weight in policy.model.parameters():
+            weight.fill_(4)
+    folder.log({"step": 4}, {})
+    folder.save_checkpoint(4, policy, learner, {"part": part})
+    shards = sorted((folder.path / "checkpoints" / "step-000004").glob("*.safetensors"))
+    assert len(shards) > 2
+    with torch.no_grad():
+        for weight in policy.model.parameters():
+            weight.zero_()
+    assert folder.resume(policy, learner, {"part": part}) == 4
+    assert all(bool((weight == 4).all()) for weight in policy.model.parameters())
+    cut_short(shards[1])
+    assert RunFolder.open(folder.path).resume(policy, learner, {"part": part}) == 3

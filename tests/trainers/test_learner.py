@@ -4,10 +4,11 @@ Most gradients are those of a tabular policy over two tokens in float64, whose d
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from agentenv.core.types import EndReason, Sampling, Task
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.hf import HFPolicy
 from agentenv.trainers.advantages import group_relative
-from agentenv.trainers.learner import Learner, Objective, Row, checkpoint_layers, rows_of
+from agentenv.trainers.learner import Correction, Learner, Objective, Row, checkpoint_layers, rows_of
 
 PROMPT, POLICY, ENV = SegmentKind.PROMPT, SegmentKind.POLICY, SegmentKind.ENV
 Make = Callable[..., Any]
@@ -338,3 +339,35 @@ def test_bfloat16_is_near_and_leaves_weights_and_gradients_in_float32(qwen: Make
     assert not torch.equal(a, b)
     assert b.dtype == torch.float32
     assert torch.nn.functional.cosine_similarity(a, b, dim=0) > 0.99
+
+
+@pytest.mark.parametrize("proximal", ["sampler", "recompute", "interpolate"])
+@pytest.mark.parametrize("foreign", ["ratio", "recompute"])
+def test_the_denominator_of_a_token_of_another_context(
+    qwen: Make,
+    proximal: Literal["sampler", "recompute", "interpolate"],
+    foreign: Literal["ratio", "recompute"],
+) -> None:
+    """Two tokens with A = 1, each recorded .1 below what the model gives it, the second in another context.
+
+    Their ratios are exp(.1) where the recorded log-prob is the denominator and 1 where it is the model's own. The second
+    token takes the recorded one under ``ratio`` alone, whatever the first one takes.
+    """
+    model, ids = qwen(), np.arange(60, 66)
+    mask = np.arange(6) >= 4
+    row = Row(
+        ids,
+        mask,
+        np.zeros(6, dtype=np.float32),
+        np.arange(6) == 5,
+        np.ones(6),
+        age=np.zeros(6, dtype=np.int64),
+    )
+    (scored,) = Learner(model, Objective(), learning_rate=1.0).with_proximal([row])
+    assert scored.proximal is not None
+    row.logprobs[mask] = scored.proximal - 0.1
+    goal = Objective(proximal=proximal, correction=Correction(foreign=foreign))
+    loss = Learner(model, goal, learning_rate=1.0).accumulate([row])["loss"]
+    first = 1.0 if proximal == "recompute" else math.exp(0.1)
+    second = math.exp(0.1) if foreign == "ratio" else 1.0
+    assert loss == pytest.approx(-(first + second) / 2, abs=1e-5)

@@ -14,6 +14,7 @@ from agentenv.trainers.losses import (
     Surrogate,
     Tokens,
     asymmetric_penalty,
+    bounded_ratio,
     denominator,
     get_objective,
     kl_penalty,
@@ -267,3 +268,45 @@ def test_an_unknown_objective_or_option_names_the_nearest() -> None:
         get_objective("ppo_clipp")
     with pytest.raises(UnknownName, match="Did you mean 'clip_high'"):
         get_objective("gspo", {"clip_hi": 1})
+
+
+def test_each_bound_of_the_probability_mask_is_for_its_own_sign() -> None:
+    """P moved by +.2 and -.2 from .5; ``mask_high`` is for positive advantages and ``mask_low`` for negative ones."""
+    logprobs = [math.log(0.7), math.log(0.3), math.log(0.7), math.log(0.3)]
+    advantages = [1.0, -1.0, -1.0, 1.0]
+    for low, high, dropped in (
+        (0.1, 0.3, [False, True]),
+        (0.3, 0.1, [True, False]),
+        (0.1, 0.1, [True, True]),
+    ):
+        tokens = made([p / 0.5 for p in (0.7, 0.3, 0.7, 0.3)], advantages, logprobs=logprobs)
+        losses, _, surrogate = evaluate("probability_mask", tokens, mask_low=low, mask_high=high, weight=0.0)
+        assert surrogate.clipped.tolist() == [
+            *dropped,
+            False,
+            False,
+        ]  # the last two moved against their advantage
+        kept = [0.0 if gone else -a * r for gone, a, r in zip(dropped, (1, -1), (1.4, 0.6), strict=True)]
+        assert losses == pytest.approx([*kept, 1.4, -0.6])
+
+
+def test_ratios_are_bounded_on_both_sides() -> None:
+    found = bounded_ratio(double([25.0, -25.0, 19.0, -19.0, 0.0]), double([0.0] * 5))
+    assert found.tolist() == pytest.approx([math.exp(20), math.exp(-20), math.exp(19), math.exp(-19), 1.0])
+    far = double([-30.0, 30.0])
+    assert kl_penalty(double([0.0, 0.0]), far, "k1").tolist() == pytest.approx([20.0, -20.0])
+    assert kl_penalty(double([0.0, 0.0]), far, "k2").tolist() == pytest.approx([200.0, 200.0])
+    assert kl_penalty(double([0.0]), double([30.0]), "k3").tolist() == pytest.approx([math.exp(20) - 21])
+
+
+def test_the_row_s_ratio_is_bounded_above_alone() -> None:
+    """exp(10) for a row that rose by 12 nats a token, pulled back by a negative advantage; exp(-12) for one that fell."""
+    tokens = made([math.exp(12), math.exp(-12)], [-1.0, 1.0], logprobs=[-1.0, -13.0])
+    losses, _, _ = evaluate("gspo", tokens)
+    assert losses == pytest.approx([math.exp(10), -math.exp(-12)])
+
+
+def test_tokens_of_another_context_count_as_clipped_nowhere() -> None:
+    tokens = made([1.5, 1.5, 0.5, 0.5], [1.0] * 4, foreign=[False, True, False, True])
+    _, _, surrogate = evaluate("guided_clip", tokens)
+    assert surrogate.clipped.tolist() == [True, False, True, False]

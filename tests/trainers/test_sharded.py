@@ -19,6 +19,7 @@ import torch
 
 from agentenv.policies.lora import adapt
 from agentenv.trainers.learner import Correction, Learner, Objective, Row
+from agentenv.trainers.packing import micro_batches
 
 RUNS = (("full", 1), ("full", 2), ("full", 4), ("lora", 2))
 FULL = Objective(
@@ -31,8 +32,10 @@ OBJECTIVES = {"full": FULL, "lora": replace(FULL, kl_coefficient=0.1)}
 
 WORKER = """
 import sys
+from dataclasses import replace
 from pathlib import Path
 import torch
+from agentenv.errors import Diverged
 from agentenv.trainers.sharded import ShardedLearner, leads, processes
 place = Path(sys.argv[1])
 given = torch.load(place / "given.pt", weights_only=False)
@@ -44,9 +47,16 @@ if not leads():
     raise SystemExit
 learner.load(given["weights"], given["state"])
 learner.set_learning_rate(2e-3)
+passes, score = [], learner._logprobs
+learner._logprobs = lambda *args, **kwargs: passes.append(0) or score(*args, **kwargs)
 rows = learner.with_proximal(given["rows"])
+torch.save([len(passes), [row.proximal for row in rows], [row.ids for row in rows]], place / f"scored-{processes()}.pt")
 figures = [learner.step(rows, tokens=200, update=update) for update in (0, 1)]
 torch.save([figures, learner.weights(), learner.optimizer_state()], place / f"{processes()}.pt")
+try:
+    learner.step([replace(row, advantages=row.advantages * float("nan")) for row in given["rows"][:3]])
+except Diverged as error:
+    (place / f"diverged-{processes()}").write_text(str(error))
 learner.dismiss()
 """
 
@@ -101,6 +111,29 @@ def begun(folder: Path, make: Callable[[], Any], objective: Objective) -> Learne
     given |= {"weights": learner.weights(), "state": learner.optimizer_state()}
     torch.save(given, folder / "given.pt")
     return learner
+
+
+@pytest.mark.parametrize(("kind", "size"), RUNS)
+def test_each_process_scores_its_share_and_all_get_every_row(
+    place: Path, qwen: Callable[..., Any], kind: str, size: int
+) -> None:
+    """The first of ``size`` processes passes ceil(batches / size) of them; the rows come back in the usual order."""
+    passes, proximal, ids = torch.load(place / kind / f"scored-{size}.pt", weights_only=False)
+    given = torch.load(place / kind / "given.pt", weights_only=False)
+    batches = len(list(micro_batches(given["rows"], given["objective"].micro_tokens)))
+    assert passes == -(-batches // size)
+    plain = Learner(given["model"], given["objective"], learning_rate=0.0, reference=given["model"])
+    plain.load(given["weights"], given["state"])
+    wanted = plain.with_proximal(given["rows"])
+    assert [list(mine) for mine in ids] == [list(row.ids) for row in wanted]
+    for mine, row in zip(proximal, wanted, strict=True):
+        assert mine == pytest.approx(row.proximal, abs=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "size"), RUNS)
+def test_processes_that_diverge_end_in_order(place: Path, kind: str, size: int) -> None:
+    """The first one raises, and the others go on following it until they are dismissed."""
+    assert "loss is nan" in (place / kind / f"diverged-{size}").read_text()
 
 
 @pytest.mark.parametrize(("kind", "size"), RUNS)
