@@ -4,6 +4,7 @@ B begins as 0, so an adapted model begins as its base. Adapters are peft's, in i
 made. Names of weights are those of ``state_dict``: peft's files leave out the name of the adapter.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from hashlib import file_digest, sha256

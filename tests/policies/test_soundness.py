@@ -67,7 +67,11 @@ def test_a_command_with_such_a_policy_fails(
         model.lm_head.weight[0, 0] = NAN
     model.save_pretrained(tmp_path / "policy")
     out, name = tmp_path / "out", f"hf:{tmp_path / 'policy'}"
-    flags = ["laptop-search"] if command == "train" else ["--dataset", "fictional", "--limit", "2"]
+    flags = (
+        ["laptop-search"]
+        if command == "train"
+        else ["--dataset", "env", "--env", "agentenv/Calculator-v0", "--limit", "2"]
+    )
     assert main([command, *flags, "--policy", name, "--out", str(out)]) == 1
     assert "lm_head.weight" in capsys.readouterr().err
     assert not (out / "results.json").exists()
