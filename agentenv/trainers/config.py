@@ -12,7 +12,7 @@ from agentenv.tracking import check_tracker
 from agentenv.trainers.advantages import get_estimator
 from agentenv.trainers.games import get_game
 from agentenv.trainers.sampling import Gated, TaskSampler, get_sampler
-from agentenv.trainers.strategies import get_strategy
+from agentenv.trainers.strategies import IN_CONTEXT, get_strategy
 
 _LARGEST_RATE = 1e30  # beyond, Adam's own numbers leave the range of float32
 
@@ -419,7 +419,22 @@ class TrainConfig(Frozen):
                 f"optimization.proximal={learning.proximal!r} would take for those of the present ones: set it to "
                 "'sampler', or optimization.correction.mode to 'truncate' or 'mask'"
             )
+        if source := self._unweighable(sampler):
+            raise ValueError(
+                f"{source} trains tokens that were sampled under another context, which a correction cannot weigh with "
+                f"optimization.correction.foreign={learning.correction.foreign!r}: set it to 'weight', or leave it out"
+            )
         return self
+
+    def _unweighable(self, sampler: TaskSampler) -> str:
+        """Whose tokens of another context a correction cannot weigh under ``correction.foreign``; empty where nobody's."""
+        foreign, strategy = self.learning.correction.foreign, self.rollout.strategy
+        if not self.learning.correction.weighs or foreign == "weight":
+            return ""
+        if foreign != "rescore" and strategy not in IN_CONTEXT:
+            return f"rollout.strategy={strategy!r}"
+        recorded = foreign != "rescore" or "pool" in self.rollout.sampler_options
+        return f"rollout.sampler={self.rollout.sampler!r}" if sampler.replays and recorded else ""
 
     def _keeps_home(self, sampler: TaskSampler) -> str:
         """Why the episodes have to be played where the learner is; empty where they need not."""

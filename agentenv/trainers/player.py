@@ -88,7 +88,7 @@ class Player:
             raise
         flaws = await close_envs(envs, seconds)
         members = with_flaws(members, {stage.episode(i): flaw for i, flaw in enumerate(flaws) if flaw})
-        if self.config.optimization.correction.foreign == "rescore":
+        if self.config.learning.correction.foreign == "rescore":
             heat = self.settings.temperature
             members = [await _rescored(member, pending.policy, heat) for member in members]
         return members

@@ -83,6 +83,10 @@ STRATEGIES: Mapping[str, Callable[..., RolloutStrategy]] = {
 }
 
 
+IN_CONTEXT = ("plain", "tree", "self_search", "paraphrase", "demonstrate", "self_play")
+"""Strategies whose trained tokens all stand in the context that they were sampled in; of others that is not known."""
+
+
 def get_strategy(name: str, options: Mapping[str, Any] | None = None) -> RolloutStrategy:
     """The strategy registered under ``name``, with ``options`` filled in.
 
@@ -119,6 +123,7 @@ def by_group(played: Iterable[Trajectory]) -> list[list[Trajectory]]:
 
 
 __all__ = [
+    "IN_CONTEXT",
     "STRATEGIES",
     "PlainStrategy",
     "RolloutStrategy",
