@@ -1,6 +1,7 @@
 """The ``bwrap`` backend: jails made by bubblewrap, from the running interpreter's own files."""
 
 import base64
+import contextlib
 import functools
 import importlib.util
 import json
@@ -118,11 +119,13 @@ def setup(imports: tuple[str, ...]) -> dict[str, object]:
 def start(imports: tuple[str, ...]) -> Jail:
     """One new jail, booting; ``Jail.await_ready`` waits for it."""
     message = boot_message(setup(imports))
-    ours, theirs = socket.socketpair()
-    with tempfile.TemporaryFile() as given:
+    with contextlib.ExitStack() as undo, tempfile.TemporaryFile() as given:
         given.write(json.dumps(plan(label())).encode())
         given.seek(0)
-        errors = tempfile.TemporaryFile()  # noqa: SIM115  # the jail closes it
+        errors = undo.enter_context(tempfile.TemporaryFile())
+        ours, theirs = socket.socketpair()
+        undo.callback(ours.close)
+        undo.callback(theirs.close)
         process = spawn(
             [sys.executable, "-I", "-S", launch.__file__, str(given.fileno())],
             stdin=theirs,
@@ -130,6 +133,7 @@ def start(imports: tuple[str, ...]) -> Jail:
             stderr=errors,
             pass_fds=(given.fileno(),),
         )
+        undo.pop_all()
     theirs.close()
     return Jail(process, SocketLink(ours), errors, message)
 

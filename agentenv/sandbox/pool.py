@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from agentenv.errors import SandboxFault
+from agentenv.errors import ConfigurationError, SandboxFault
 from agentenv.sandbox.jails import Channel, Jail
 
 WAIT_S = 60.0
@@ -93,7 +93,8 @@ class Pool:
     def _boot(self) -> Jail:
         try:
             jail = self._start()
-        except OSError as error:  # no room for a temporary file, no descriptor, no process
+        # A full disk, no descriptor left, or a program that was removed since the first jail was started.
+        except (OSError, ConfigurationError) as error:
             raise SandboxFault(f"a jail cannot be started: {error}") from error
         jail.await_ready()
         return jail

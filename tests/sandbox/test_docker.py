@@ -8,21 +8,24 @@ import socket
 import subprocess
 import sys
 import tarfile
+import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentenv.cli.main import main
-from agentenv.errors import ConfigurationError
+from agentenv.errors import ConfigurationError, SandboxFault
 from agentenv.sandbox import docker, image, seccomp
 from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.jail import confine
 from agentenv.sandbox.labels import PREFIX, label, owner_of
 from agentenv.sandbox.spec import make_executor, unavailable
-from agentenv.sandbox.types import ExecStatus
+from agentenv.sandbox.types import ExecResult, ExecStatus
 
 ROOT = Path(__file__).resolve().parents[2]
 LEFT_S = 5.0
@@ -233,3 +236,91 @@ def test_nothing_is_left_of_a_killed_owner_not_even_what_it_never_started(client
         time.sleep(0.05)
     assert left() == []
     assert not any(pid and Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+SDK_LEAVES_SOCKETS = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+"""Its sockets for a connection that failed are closed by the garbage collector."""
+
+
+class Relay:
+    """An address of the engine that can go away, with all that is connected through it."""
+
+    def __init__(self, address: Path, engine: str) -> None:
+        self.address, self._engine = address, engine
+        self._ends: set[socket.socket] = set()
+        self.begin()
+
+    def begin(self) -> None:
+        self._door = socket.socket(socket.AF_UNIX)
+        self._door.bind(str(self.address))
+        self._door.listen()
+        threading.Thread(target=self._accept, args=(self._door,), daemon=True).start()
+
+    def _accept(self, door: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                near, far = door.accept()[0], socket.socket(socket.AF_UNIX)
+                far.connect(self._engine)
+                self._ends |= {near, far}
+                for source, sink in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=(source, sink), daemon=True).start()
+
+    @staticmethod
+    def _carry(source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+    def end(self) -> None:
+        self.address.unlink()
+        for one in (self._door, *self._ends):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+        self._ends.clear()
+
+
+@pytest.fixture
+def relay(docker: JailExecutor, monkeypatch: pytest.MonkeyPatch) -> Iterator[Relay]:
+    """The engine, behind an address of the test's own."""
+    address = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+    if not address.startswith("unix://"):
+        pytest.skip("the engine is not on this machine")
+    with tempfile.TemporaryDirectory() as folder:
+        made = Relay(Path(folder, "engine.sock"), address.removeprefix("unix://"))
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{made.address}")
+        yield made
+        if made.address.exists():
+            made.end()
+
+
+@SDK_LEAVES_SOCKETS
+def test_an_engine_that_dies_is_a_result_and_one_that_comes_back_is_used(relay: Relay) -> None:
+    with make_executor("docker", size=1) as executor, executor.open() as session:
+        assert session.run("x = 1").status is ExecStatus.OK
+        results: list[ExecResult] = []
+        slow = "import time; time.sleep(30)"
+        running = threading.Thread(target=lambda: results.append(executor.run(slow)))
+        running.start()
+        time.sleep(0.5)
+        relay.end()
+        running.join(25)
+        results += [executor.run("print(1)"), session.run("x")]
+        assert [result.status for result in results] == [ExecStatus.SANDBOX_ERROR] * 3
+        assert all(result.fault for result in results)
+        with pytest.raises(SandboxFault):
+            executor.open()
+        relay.begin()
+        assert executor.run("print(6 * 7)").stdout == "42\n"
+        assert session.run("6 * 7").value == "42"
+    gc.collect()
+
+
+@SDK_LEAVES_SOCKETS
+def test_an_executor_can_be_closed_when_its_engine_is_gone(relay: Relay) -> None:
+    executor = make_executor("docker", size=1)
+    assert executor.run("1").ok
+    relay.end()
+    executor.close()
+    gc.collect()

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -144,6 +145,35 @@ def test_a_machine_without_room_for_a_jail_is_a_typed_fault() -> None:
     with pytest.raises(SandboxFault, match="No space left"):
         made.jail("a")
     made.close()
+
+
+@pytest.mark.parametrize("cause", ["no bubblewrap", "a full disk"])
+def test_what_a_machine_loses_while_it_runs_is_a_result_until_it_is_back(
+    cause: str, bwrap: JailExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with make_executor("bwrap", size=1) as executor:
+        executor.warm()
+        with monkeypatch.context() as lost:
+            if cause == "no bubblewrap":
+                lost.setenv("PATH", "/nonexistent")
+            else:
+                lost.setattr(tempfile, "TemporaryFile", full)
+            results = []
+            for _ in range(3):  # what was started ahead is used up first
+                results.append(executor.run("print(1)"))
+                for jails in executor._pool._domains.values():
+                    for jail in jails:
+                        if jail.exception() is None:
+                            jail.result().close()
+            assert results[0].status is ExecStatus.OK
+            assert results[-1].status is ExecStatus.SANDBOX_ERROR
+            assert ("bubblewrap" if cause == "no bubblewrap" else "No space") in results[-1].fault
+            with pytest.raises(SandboxFault):
+                executor.open()
+        assert executor.run("print(6 * 7)").stdout == "42\n"
 
 
 def test_a_closed_pool_hands_out_nothing(jails: list[FakeJail]) -> None:
