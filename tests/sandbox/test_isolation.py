@@ -340,6 +340,30 @@ HOARDS = {
 }
 
 
+QUEUES = """
+import os, socket, time
+for _ in range(30):
+    if os.fork() == 0:
+        held = []
+        while len(held) < 40:
+            for end in socket.socketpair():
+                end.setblocking(False)
+                held.append(end)
+        for end in held:
+            try:
+                while True: end.send(bytes(65536))
+            except BlockingIOError: pass
+        time.sleep(60)
+time.sleep(60)
+"""
+
+
+def test_memory_in_the_queues_of_sockets_counts(box: JailExecutor) -> None:
+    assert box.run(QUEUES, limits=SMALL).status is ExecStatus.OOM
+    few = "import socket\nheld = [socket.socketpair() for _ in range(10)]\nheld[0][0].send(bytes(9000))\nprint('ok')"
+    assert box.run(few, limits=SMALL).stdout == "ok\n"
+
+
 @pytest.mark.parametrize("hoard", HOARDS)
 def test_shared_memory_that_no_process_has_resident_counts(box: JailExecutor, hoard: str) -> None:
     result = box.run(HOARDS[hoard], limits=SMALL)

@@ -1,5 +1,6 @@
 """Waiting for a process under limits: time, memory, number of processes, size of output."""
 
+import contextlib
 import os
 import re
 import select
@@ -11,6 +12,8 @@ from agentenv.sandbox.jail.output import Bounded, drain
 
 TICK_S = 0.02
 PAGE = os.sysconf("SC_PAGE_SIZE")
+BUFFERS = {"socket": 2 * 212992, "pipe": 1 << 16}
+"""Bytes that one can hold: twice the kernel's default bound of a sender, which no program may raise further."""
 SHARED = re.compile(
     rb"^([0-9a-f]+)-([0-9a-f]+) ...s ([0-9a-f]+) (\S+) (\d+) +(?:/dev/zero|/memfd:|/SYSV|\[)", re.MULTILINE
 )
@@ -95,6 +98,20 @@ def shared_memory(pids: list[int]) -> int:
     return sum(ends.values())
 
 
+def buffers(pids: list[int]) -> int:
+    """Bytes that the sockets and pipes of ``pids`` can hold at most, each once however many have it."""
+    found: set[str] = set()
+    for pid in pids:
+        try:
+            names = os.listdir(f"/proc/{pid}/fd")
+        except OSError:
+            continue
+        for name in names:
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return sum(BUFFERS.get(goal.partition(":")[0], 0) for goal in found)
+
+
 def used_by(pids: list[int], enough: int, size: int = 1 << 62) -> int:
     """Bytes that ``pids`` use together; an upper bound as long as that is below ``enough``.
 
@@ -104,13 +121,14 @@ def used_by(pids: list[int], enough: int, size: int = 1 << 62) -> int:
         size: Bytes of address space of a process that has mapped nothing of its own.
     """
     found = [sizes(pid) for pid in pids]
-    rough = sum(here for _, here in found)
+    queued = buffers(pids)
+    rough = sum(here for _, here in found) + queued
     if rough + sum(max(0, taken - size) for taken, _ in found) < enough:
         return rough
     shared = shared_memory(pids)
     if rough + shared < enough:
         return rough + shared
-    return shared + sum(share(pid, left_out=b"Pss_Shmem:") for pid in pids)
+    return queued + shared + sum(share(pid, left_out=b"Pss_Shmem:") for pid in pids)
 
 
 class Watch:
