@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 # The tests' bound, where the system has timeout(1); in two processes on two cores they take a quarter of an hour.
 BOUND := $(shell command -v timeout >/dev/null && echo timeout 30m)
 WORKERS ?= 2
+EXAMPLES ?= 20000
 
 SITE := 'import site; print(site.getsitepackages()[0])'
 
@@ -50,6 +51,9 @@ $(VENV)/mutmut/.installed: $(BIN)/.installed mutmut.txt
 
 mutants: $(VENV)/mutmut/.installed  ## which small changes of the source no test notices; ARGS="--sample 1500" for a sample
 	$(VENV)/mutmut/bin/python benchmarks/mutants.py $(ARGS)
+
+fuzz: venv  ## every parser of untrusted bytes for an hour or so, with other inputs each time; EXAMPLES=20000 for each
+	AGENTENV_FUZZ=$(EXAMPLES) $(BIN)/python -m pytest tests/fuzz -p no:cacheprovider $(ARGS)
 
 soak: venv  ## ten minutes of full load on the retrieval server, every answer checked
 	$(BIN)/python benchmarks/soak.py $(ARGS)

@@ -127,7 +127,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, str], int]:
                 f"{path} is a cassette of format {header['cassette']}; this version reads {FORMAT}."
             )
         about = dict(header["about"])
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         if isinstance(error, ConfigurationError):
             raise
         raise ConfigurationError(f"{path} is no cassette: its first line is {head[:60]!r}.") from error
@@ -136,7 +136,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, str], int]:
         try:
             record = json.loads(line)
             replies.setdefault(_text(record["request"]), json.dumps(record["reply"]))
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ConfigurationError(f"{path}, line {number} is no recorded call: {line[:60]!r}.") from error
     return about, replies, complete
 

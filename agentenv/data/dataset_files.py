@@ -183,8 +183,11 @@ def _array(file: TextIO, path: Path) -> Iterator[tuple[str, Any]]:
 def _json(text: str, place: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DatasetError(f"{place} is no valid JSON: {error}.") from error
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # a number of thousands of digits is a ValueError of its own
+        raise DatasetError(f"{place} is no valid JSON: {str(error)[:200]}.") from error
 
 
 def _record(value: Any, place: str) -> Record:

@@ -1,11 +1,12 @@
 """What all retrievers over a corpus share: batches, collapsed duplicates, deadlines, deterministic ties."""
 
 import hashlib
+import math
 import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,6 +127,21 @@ def texts_of(queries: Sequence[Query | str], k: int) -> tuple[str, ...]:
     if k < 1:
         raise ConfigurationError(f"k is {k}; ask for at least 1 passage.")
     return tuple(" ".join((query if isinstance(query, str) else query.text).split()) for query in queries)
+
+
+def passage_of(fields: Any) -> Passage:
+    """The passage of a JSON object from a server or a file.
+
+    Raises:
+        TypeError: it has other fields than a passage, or of other types.
+        ValueError: its score is no finite number.
+    """
+    passage = Passage(**fields)
+    if not all(isinstance(text, str) for text in (passage.id, passage.title, passage.text)):
+        raise TypeError("a passage has an id, a title and a text")
+    if not math.isfinite(passage.score):
+        raise ValueError(f"a passage has the score {passage.score}")
+    return passage
 
 
 def passage_text(document: Document | Passage) -> str:

@@ -169,7 +169,7 @@ class Caller:
             raise RetrieverFault(f"{self.base}{request.path}: {_words(response)}")
         try:
             return response.json()
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RetrieverFault(
                 f"{self.base}{request.path} answered with something else than JSON: {response.text[:60]!r}."
             ) from error
@@ -213,6 +213,6 @@ def _words(response: httpx.Response) -> str:
     """The status and what the server says about it."""
     try:
         said = str(response.json()["error"])
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         said = " ".join(response.text.split()) or response.reason_phrase
     return f"status {response.status_code}: {said[:_SHOWN].rstrip('.')}"

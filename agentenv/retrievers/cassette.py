@@ -9,7 +9,7 @@ from agentenv.core.cassette import Cassette
 from agentenv.core.protocols import Retriever
 from agentenv.core.types import Passage, Query, RetrieverInfo
 from agentenv.errors import CassetteMiss, ConfigurationError, RetrieverFault
-from agentenv.retrievers.base import texts_of
+from agentenv.retrievers.base import passage_of, texts_of
 
 
 class CassetteRetriever:
@@ -52,11 +52,13 @@ class CassetteRetriever:
                 self._tape.add(requests[n], [asdict(passage) for passage in passages])
         try:
             return [
-                [Passage(**fields) for fields in self._tape.find(request)] if text else []
+                [passage_of(fields) for fields in self._tape.find(request)] if text else []
                 for text, request in zip(texts, requests, strict=True)
             ]
         except CassetteMiss as error:
             raise RetrieverFault(str(error)) from error
+        except (TypeError, ValueError) as error:
+            raise RetrieverFault(f"{self._tape.path} holds a reply of another shape: {error}") from error
 
     def info(self) -> RetrieverInfo:
         """What the recorded retriever said about itself."""

@@ -9,7 +9,7 @@ import httpx
 
 from agentenv.core.types import Passage, Query, RetrieverInfo
 from agentenv.errors import RetrieverFault
-from agentenv.retrievers.base import texts_of
+from agentenv.retrievers.base import passage_of, texts_of
 from agentenv.retrievers.calls import Caller, Patience, Request
 
 TOKEN_VARIABLE = "AGENTENV_RETRIEVER_TOKEN"
@@ -87,7 +87,7 @@ class RemoteRetriever:
     def card(self) -> dict[str, Any]:
         """`info`, and how the index was made where the retriever says so; asked for once."""
         if self._card is None:
-            self._card = self._caller.call_now(Request("GET", "/v1/info"))
+            self._card = self._known(self._caller.call_now(Request("GET", "/v1/info")))
         return self._card
 
     async def _search(self, queries: Sequence[Query | str], k: int, *, partial: bool) -> Found:
@@ -95,7 +95,7 @@ class RemoteRetriever:
         if not any(texts):
             return Found([[] for _ in texts])
         if self._card is None:
-            self._card = await self._caller.call(Request("GET", "/v1/info"))
+            self._card = self._known(await self._caller.call(Request("GET", "/v1/info")))
         wanted = [_wanted(query, text, self._card) for query, text in zip(queries, texts, strict=True)]
         most = max(1, _PASSAGES // k)  # a server bounds what one request may ask for
         parts = [
@@ -115,10 +115,15 @@ class RemoteRetriever:
             )
         results = self._of_length(self._field(reply, "results", list), len(wanted))
         try:
-            passages = [[Passage(**fields) for fields in found] for found in results]
-        except TypeError as error:
+            passages = [[passage_of(fields) for fields in found] for found in results]
+        except (TypeError, ValueError) as error:
             raise RetrieverFault(f"{self.url} answered with passages of another shape: {error}.") from error
         return Found(passages, tuple(self._field(reply, "missing", list)))
+
+    def _known(self, card: Any) -> dict[str, Any]:
+        """``card``, if a retrieval server may have sent it."""
+        self._field(card, "fingerprint", str)
+        return dict(card)
 
     def _field(self, reply: Any, name: str, kind: type) -> Any:
         if not isinstance(reply, dict) or not isinstance(reply.get(name), kind):

@@ -121,11 +121,7 @@ class Link:
                 f"no answer within {self._patience.call_s:g} s" if isinstance(error, TimeoutError) else error
             )
             raise EnvFault(f"{self.url} failed during {type}: {said}") from error
-        if not isinstance(reply, dict) or reply.get("type") not in (answer, "error"):
-            raise EnvFault(f"{self.url} is no server of environments of this version: {str(reply)[:200]}")
-        if reply["type"] == "error":
-            raise error_in(reply["data"], self.url)
-        return dict(reply["data"])
+        return received(reply, answer, self.url)
 
     async def _first(self, text: str) -> Any:
         """Opens the connection and exchanges its first frame; waits where all places are taken."""
@@ -185,6 +181,21 @@ class Link:
                 await socket.close()
 
 
+def received(reply: Any, answer: str, sender: str) -> dict[str, Any]:
+    """The data of a frame from a server, which is of the type ``answer``.
+
+    Raises:
+        Fault: it is no such frame, or says that the server failed.
+        AgentEnvError: the server refused, with the error that a local environment would raise.
+    """
+    known = isinstance(reply, dict) and isinstance(reply.get("data"), dict)
+    if not known or reply.get("type") not in (answer, "error"):
+        raise EnvFault(f"{sender} is no server of environments of this version: {str(reply)[:200]}")
+    if reply["type"] == "error":
+        raise error_in(reply["data"], sender)
+    return dict(reply["data"])
+
+
 def headers() -> dict[str, str]:
     """What every request carries: the token, where there is one."""
     token = os.environ.get(TOKEN_VARIABLE)
@@ -203,5 +214,6 @@ def _says_full(reply: Any) -> bool:
     return (
         isinstance(reply, dict)
         and reply.get("type") == "error"
-        and reply.get("data", {}).get("code") == CAPACITY_REACHED
+        and isinstance(data := reply.get("data"), dict)
+        and data.get("code") == CAPACITY_REACHED
     )

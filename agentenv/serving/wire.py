@@ -36,6 +36,7 @@ VERSION = "v1"
 TOKEN_VARIABLE = SERVE_TOKEN_VARIABLE
 """Environment variable with the bearer token that server and client share."""
 
+_SAID = 4_000  # characters of a server's own words in an error
 INVALID_JSON, UNKNOWN_TYPE, VALIDATION_ERROR = "INVALID_JSON", "UNKNOWN_TYPE", "VALIDATION_ERROR"
 EXECUTION_ERROR, CAPACITY_REACHED = "EXECUTION_ERROR", "CAPACITY_REACHED"
 FACTORY_ERROR, SESSION_ERROR = "FACTORY_ERROR", "SESSION_ERROR"
@@ -297,7 +298,7 @@ def error_out(error: Exception, code: str = EXECUTION_ERROR) -> dict[str, Any]:
 def error_in(data: Mapping[str, Any], sender: str) -> AgentEnvError:
     """The error that a server sent, as the class it was; one that we do not know is an `EnvFault`."""
     kind = getattr(agentenv.errors, str(data.get("kind", "")), None)
-    said = str(data.get("message", "an error without a message"))
+    said = str(data.get("message", "an error without a message"))[:_SAID]
     if isinstance(kind, type) and issubclass(kind, AgentEnvError) and data.get("code") == EXECUTION_ERROR:
         return kind(said)
     return EnvFault(f"{sender} says {data.get('code')}: {said}")

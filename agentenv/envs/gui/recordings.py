@@ -95,12 +95,23 @@ def load_recordings(
     """
     file = find_file("the recordings", "android_control", "*.jsonl*", path)
     recordings = tuple(
-        _recording(record, semantics, screenshots) for record in read_records(file, lines=True)
+        _checked_recording(record, semantics, screenshots) for record in read_records(file, lines=True)
     )
     ids = [recording.id for recording in recordings]
     if twice := next((id for id in ids if ids.count(id) > 1), None) if len(set(ids)) < len(ids) else None:
         raise DatasetError(f"{file} has the episode id {twice!r} twice.")
     return recordings
+
+
+def _checked_recording(record: Record, semantics: Semantics, screenshots: Path | None) -> Recording:
+    """As `_recording`, where a value of another type than the format has may stand anywhere."""
+    try:
+        return _recording(record, semantics, screenshots)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        if isinstance(error, DatasetError):
+            raise
+        said = f"{type(error).__name__}: {str(error)[:100]}"
+        raise DatasetError(f"{record.place} is no recording of this format ({said}).") from error
 
 
 def _recording(record: Record, semantics: Semantics, screenshots: Path | None) -> Recording:
@@ -141,13 +152,20 @@ def _step(row: Record, size: Size, semantics: Semantics, screenshots: Path | Non
     screen = _screen(row, size, screenshots)
     boxes = _boxes(options.get("candidate_bbox", members.get("bbox", [])), row.place)
     declared = options.get("direction", members.get("direction")) if action.kind is Kind.SWIPE else None
+    if declared is not None and declared not in get_args(Direction):
+        raise DatasetError(
+            f"{row.place}: {declared!r:.60} is no direction; there are {', '.join(_OPPOSITE)}."
+        )
     gold = Gold(action, (screen.width, screen.height), boxes, declared)
     _check_direction(gold, semantics, row.place)
     annotation = row.fields.get("annotation", "GOOD")
     if annotation not in get_args(Annotation):
         raise DatasetError(f"{row.place}: annotation must be one of {', '.join(get_args(Annotation))}.")
     thought = row.fields.get("thought") or row.fields.get("motivation") or ""
-    return RecordedStep(screen, gold, row.fields.get("step_instruction") or "", thought, annotation)
+    instruction = row.fields.get("step_instruction") or ""
+    if not (isinstance(thought, str) and isinstance(instruction, str)):
+        raise DatasetError(f"{row.place}: thought and step_instruction are texts")
+    return RecordedStep(screen, gold, instruction, thought, annotation)
 
 
 _CHECKED = ("bbox", "candidate_bbox")
@@ -165,7 +183,7 @@ def _boxes(value: Any, place: str) -> tuple[Box, ...]:
 
 def _screen(row: Record, size: Size, screenshots: Path | None) -> Screen:
     if "screen" in row.fields:
-        return from_json(row.fields["screen"])
+        return _recorded(row.fields["screen"], row.place)
     if screenshots is None:
         return Screen(*size)
     file = screenshots / Path(row.text("screenshot")).name
@@ -178,6 +196,13 @@ def _screen(row: Record, size: Size, screenshots: Path | None) -> Screen:
         raise MissingExtra.of("pillow", "gui") from error
     except OSError as error:
         raise DatasetError(f"{row.place}: the screenshot {file.name} cannot be read: {error}.") from error
+
+
+def _recorded(form: Any, place: str) -> Screen:
+    """The screen that a recording describes. One that names a file is refused: it could be any file of this machine."""
+    if "screenshot" in form:
+        raise DatasetError(f"{place}: a recorded screen holds its image itself and names no file")
+    return from_json(form)
 
 
 def _check_direction(gold: Gold, semantics: Semantics, place: str) -> None:
