@@ -114,7 +114,7 @@ class HFPolicy:
                 f"the weights in {path} are of another architecture than its config: {odd}"
             )
         model = merged_into(model, adapter) if adapter else model
-        if (name := first_not_finite(model.state_dict().items())) is not None:
+        if (name := first_not_finite(model.named_parameters())) is not None:
             raise not_finite(path, name)
         return cls(model.eval(), tokenizer)
 

@@ -3,12 +3,12 @@
 A run that diverged computes NaN. A policy of NaN still writes some token, and would score as one that knows nothing.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentenv.errors import CheckpointMismatch, Diverged
-from agentenv.policies.lora import base_and_adapter, trained_state
+from agentenv.policies.lora import base_and_adapter
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +29,7 @@ def _is_finite(value: "Tensor") -> bool:
 
 
 def refuse_diverged(model: Any, what: str) -> None:
-    """Does nothing where the trained weights of ``model`` and its logits on a few tokens are finite.
+    """Does nothing where the weights of ``model`` and its logits on a few tokens are finite.
 
     Args:
         model: A transformers causal language model, with adapters or without.
@@ -40,8 +40,9 @@ def refuse_diverged(model: Any, what: str) -> None:
     """
     import torch
 
-    state: Mapping[str, Tensor] = trained_state(model)
-    if (name := first_not_finite(state.items())) is not None:
+    if (
+        name := first_not_finite(model.named_parameters())
+    ) is not None:  # buffers may hold infinities, as masks do
         raise Diverged(f"{what} hold numbers that are not finite ({name})")
     device = next(model.parameters()).device
     ids = torch.arange(

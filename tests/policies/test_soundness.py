@@ -143,6 +143,8 @@ def test_what_is_sound_is_not_refused() -> None:
     model = random_model()
     before = torch.random.get_rng_state()
     refuse_diverged(model, "these weights")
+    model.register_buffer("mask", torch.tensor([0.0, -INF]))
+    refuse_diverged(model, "these weights")
     refuse_diverged(adapt(model, rank=2, alpha=4), "these weights")
     assert torch.equal(before, torch.random.get_rng_state())
 
