@@ -4,7 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from agentenv.data.sources import Frozen, SourceConfig
+from agentenv.data.sources import OWN, Frozen, SourceConfig, check_source
 from agentenv.evaluation.ground import EnvConfig, SearchConfig, known_retriever
 from agentenv.evaluation.results import measure_of
 from agentenv.policies.engine import EngineConfig
@@ -354,6 +354,12 @@ class TrainConfig(Frozen):
     """Steps between two dumps of all trajectories of a step; 0 keeps none."""
     tracker: str = ""
     """``tensorboard`` (in the run's folder), ``wandb:PROJECT`` or ``mlflow:EXPERIMENT``; empty tracks nowhere else."""
+
+    @field_validator("train", "dev", "test")
+    @classmethod
+    def _known_questions(cls, source: SourceConfig) -> SourceConfig:
+        check_source(source.dataset, None if source.dataset == OWN else source.split, source.data)
+        return source
 
     @field_validator("search")
     @classmethod

@@ -146,6 +146,9 @@ def test_the_defaults_are_a_configuration() -> None:
         (["--search.retriever", "fais:x"], "fais"),
         (["--search.retriever", "cassette:x@fais:y"], "fais"),
         (["--simulation.retriever", "simulatd:hf:x"], "simulatd"),
+        (["--test.dataset", "hotpot"], "hotpotqa"),
+        (["--dev.dataset", "hotpotqa,musiqe"], "musique"),
+        (["--test.dataset", "hotpotqa", "--test.split", "devv"], "devv"),
     ],
 )
 def test_a_name_is_checked_when_the_configuration_is_read(words: list[str], name: str) -> None:
