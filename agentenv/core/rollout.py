@@ -4,6 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import Coroutine, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import groupby
 from typing import Any, TypeVar
@@ -193,6 +194,8 @@ async def rollout(
 ) -> list[Trajectory]:
     """Plays all episodes concurrently; the result is in the order of ``starts``.
 
+    A task whose prompt leaves no room for a turn is a failure of that episode, unless it is so for every one of them.
+
     Args:
         starts: The episodes.
         policy: Who acts.
@@ -201,19 +204,33 @@ async def rollout(
         name: Prefix of the episode ids; equal names and seeds give equal records.
 
     Raises:
-        ContextTooSmall: a prompt leaves no room for one turn.
+        ContextTooSmall: no prompt leaves room for one turn.
         ConfigurationError: a task cannot be posed or rendered.
     """
+    small: list[ContextTooSmall] = []
     lockstep = Lockstep() if config.deterministic else None
 
     async def one(index: int, start: Start) -> Trajectory:
         episode = f"{name}-{index}"
-        if lockstep is None:
-            return await run_episode(start, policy, chat, config, episode=episode)
-        with lockstep.episode(index):
-            return await run_episode(start, policy, chat, config, episode=episode)
+        try:
+            with nullcontext() if lockstep is None else lockstep.episode(index):
+                return await run_episode(start, policy, chat, config, episode=episode)
+        except ContextTooSmall as error:
+            small.append(error)
+            return unplayed(start, episode, error)
 
-    return await together(one(index, start) for index, start in enumerate(starts))
+    played = await together(one(index, start) for index, start in enumerate(starts))
+    if small and len(small) == len(starts):
+        raise small[0]
+    return played
+
+
+def unplayed(start: Start, episode: str, error: ContextTooSmall) -> Trajectory:
+    """The trajectory of a task that the context does not hold: it failed, and none of it counts."""
+    record = Record(start, episode)
+    record.fail(EndReason.ENV_FAULT, error)
+    assert record.ended is not None
+    return record.ended
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -250,4 +267,5 @@ __all__ = [
     "stepped",
     "take_turn",
     "together",
+    "unplayed",
 ]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, cast
 
+from agentenv.core.strict_json import read_json_text
 from agentenv.errors import DatasetError, MissingExtra
 
 DATA_VARIABLE = "AGENTENV_DATA"
@@ -182,11 +183,8 @@ def _array(file: TextIO, path: Path) -> Iterator[tuple[str, Any]]:
 
 def _json(text: str, place: str) -> Any:
     try:
-        return json.loads(text)
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # a number of thousands of digits is a ValueError of its own
+        return read_json_text(text)
+    except ValueError as error:
         raise DatasetError(f"{place} is no valid JSON: {str(error)[:200]}.") from error
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from math import isfinite
 from typing import Any
 
+from agentenv.core.strict_json import read_json_text
 from agentenv.core.types import Task
 from agentenv.data.dataset_files import Record
 from agentenv.data.sealed import unseal
@@ -63,8 +64,8 @@ def own(record: Record) -> Iterator[Task]:
 def _listed(text: str) -> Any:
     """The list that ``text`` is in JSON, or ``text`` itself."""
     if text.lstrip().startswith("["):
-        with contextlib.suppress(ValueError, RecursionError):
-            return json.loads(text)
+        with contextlib.suppress(ValueError):
+            return read_json_text(text)
     return text
 
 
@@ -122,8 +123,8 @@ def popqa(record: Record) -> Iterator[Task]:
         yield from flat(record)
         return
     try:
-        golds = json.loads(record.text("possible_answers"))
-    except json.JSONDecodeError as error:
+        golds = read_json_text(record.text("possible_answers"))
+    except ValueError as error:
         raise DatasetError(f"{record.place}: possible_answers is no JSON: {error}.") from error
     answers = Record({"possible_answers": golds}, record.place).golds("possible_answers")
     data = {name: record.fields[name] for name in ("subj", "prop", "obj") if name in record.fields}
@@ -147,7 +148,7 @@ def simpleqa(record: Record) -> Iterator[Task]:
     if isinstance(data, str):
         try:
             data = ast.literal_eval(data)
-        except (ValueError, SyntaxError) as error:
+        except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
             raise DatasetError(f"{record.place}: metadata is no dictionary ({error}).") from error
     if not isinstance(data, dict):
         raise DatasetError(f"{record.place}: metadata must be a dictionary, not {data!r}.")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.files import sync, sync_folder
+from agentenv.core.strict_json import read_json_text
 from agentenv.core.types import Document, Task
 from agentenv.data.world_config import WorldConfig
 from agentenv.data.world_documents import write_documents
@@ -135,7 +136,10 @@ def _read_lines(path: Path, error: type[ConfigurationError]) -> Iterator[tuple[i
     try:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
-                row = json.loads(line)
+                try:
+                    row = read_json_text(line)
+                except ValueError as reason:
+                    raise error(f"{path}:{number} is no JSON: {reason}; write the world anew.") from reason
                 if not isinstance(row, dict):
                     raise error(f"{path}:{number}: a JSON object is wanted, not {line.strip()[:60]!r}.")
                 yield number, row
@@ -147,7 +151,7 @@ def _read_lines(path: Path, error: type[ConfigurationError]) -> Iterator[tuple[i
 
 def _read_card(path: Path) -> WorldConfig:
     try:
-        card = dict(json.loads(path.read_text(encoding="utf-8"))["config"])
+        card = dict(read_json_text(path.read_text(encoding="utf-8"))["config"])
         card.update(hops=tuple(card["hops"]), families=tuple(card["families"]))
         return WorldConfig(**card)
     except (OSError, ValueError, LookupError, TypeError) as reason:

@@ -12,6 +12,7 @@ from typing import Any, Required, TypedDict
 
 from agentenv.core.files import write_text
 from agentenv.core.scorers import check_answers
+from agentenv.core.strict_json import read_json_text
 from agentenv.data.sealed import seal, unseal
 from agentenv.errors import ConfigurationError, DatasetError
 from agentenv.evaluation.checksums import forget, note, verify
@@ -135,9 +136,9 @@ def parse_record(line: str, where: str) -> Record:
         DatasetError: it is not JSON, lacks a key, or has golds that are not text.
     """
     try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise DatasetError(f"{where} is not JSON ({error.msg}); was the run interrupted?") from None
+        record = read_json_text(line)
+    except ValueError as error:
+        raise DatasetError(f"{where} is not JSON ({error}); was the run interrupted?") from None
     if isinstance(record, dict) and "sealed" in record:
         record |= _unsealed(record.pop("sealed"), record.get("canary", ""), where)
     missing = sorted(Record.__required_keys__ - set(record)) if isinstance(record, dict) else ["id"]
@@ -171,9 +172,9 @@ def read_json(path: Path) -> dict[str, Any]:
             f"No {path.name} in {str(path.parent)!r}; give the folder of a finished run."
         )
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ConfigurationError(f"{str(path)!r} is not JSON: {error.msg}, line {error.lineno}.") from None
+        value = read_json_text(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigurationError(f"{str(path)!r} is not JSON: {error}.") from None
     if not isinstance(value, dict):
         raise ConfigurationError(f"{str(path)!r} holds no JSON object.")
     return value

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO, cast, overload
 
+from agentenv.core.strict_json import read_json_text
 from agentenv.core.types import Document
 from agentenv.errors import CorpusError
 
@@ -130,11 +131,9 @@ def parse_document(line: str | bytes, place: str) -> Document:
         CorpusError: it is not JSON, or lacks a field.
     """
     try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise CorpusError(
-            f"{place} is not JSON ({error.msg} at column {error.colno}): {line[:60]!r}."
-        ) from error
+        record = read_json_text(line)
+    except ValueError as error:
+        raise CorpusError(f"{place} is not JSON ({error}): {line[:60]!r}.") from error
     if not isinstance(record, dict):
         raise CorpusError(f"{place} is not an object with id, title and text: {line[:60]!r}.")
     if "contents" in record and "text" not in record:
@@ -161,4 +160,9 @@ def _field(record: dict[str, Any], name: str, place: str) -> str:
 def document_line(document: Document) -> bytes:
     """The line of a document in a saved corpus; the fingerprint of a corpus is the SHA-256 of all of them."""
     record = {"id": document.id, "title": document.title, "text": document.text}
-    return (json.dumps(record, ensure_ascii=False) + "\n").encode()
+    try:
+        return (json.dumps(record, ensure_ascii=False) + "\n").encode()
+    except UnicodeEncodeError as error:
+        raise CorpusError(
+            f"Document {document.id!r} holds half of a surrogate pair, which is no text: repair it."
+        ) from error

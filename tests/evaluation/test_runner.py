@@ -13,13 +13,13 @@ from agentenv.core.types import Completion, EndReason, Passage, Query, QueryCont
 from agentenv.data.sources import Source
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.envs.local_search import STOP, LocalSearch
-from agentenv.errors import ConfigurationError, DatasetError
+from agentenv.errors import ConfigurationError, ContextTooSmall, DatasetError
 from agentenv.evaluation.bounds import measure_bounds
 from agentenv.evaluation.closed_book import closed_book
 from agentenv.evaluation.ground import EnvConfig, Ground
 from agentenv.evaluation.player import open_player
 from agentenv.evaluation.results import summarize
-from agentenv.evaluation.runner import play, play_expert, to_record
+from agentenv.evaluation.runner import play, play_batch, play_expert, to_record
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import FLOORS, ScriptedPolicy, complete, floor_action
 from agentenv.policies.spec import make_endpoint_policy
@@ -126,6 +126,35 @@ def test_an_episode_of_another_task_is_a_fault_and_no_score(says: str | None) ->
     assert all(
         t.end_reason is EndReason.ENV_FAULT and repr(TASKS[i].id) in t.error for i, t in enumerate(played)
     )
+
+
+@pytest.mark.parametrize("at_a_time", [128, 1])
+def test_one_endless_question_fails_alone(at_a_time: int) -> None:
+    """A million characters fit no context: that question is a fault with its reason, the others are answered."""
+    tasks = [TASKS[0], replace(TASKS[1], question="why " * 250_000), TASKS[2]]
+    small = replace(CONFIG, context_tokens=1 << 13)
+    records: list[Any] = []
+    for begin in range(0, 3, at_a_time):
+        scripts = {f"eval-{begin}-{i}": ["<answer>x</answer>"] for i in range(3)}
+        chunk = tasks[begin : begin + at_a_time]
+        played = asyncio.run(
+            play_batch(ScriptedPolicy(scripts), CHAT, environment, chunk, small, begin, seed=0, name="eval")
+        )
+        records += [to_record(trajectory) for trajectory in played]
+    assert [record["valid"] for record in records] == [True, False, True]
+    assert "8192" in records[1]["error"]
+    assert (em(records)["n"], em(records)["faults"]) == (2, 1)
+
+
+def test_a_context_too_small_for_every_question_is_said_at_once() -> None:
+    with pytest.raises(ContextTooSmall, match="context_tokens is 20"):
+        play(
+            scripted([["<answer>x</answer>"]] * 3),
+            CHAT,
+            environment,
+            TASKS[:3],
+            replace(CONFIG, context_tokens=20),
+        )
 
 
 def test_a_question_without_answers_is_the_user_s_mistake_and_no_fault() -> None:

@@ -74,7 +74,7 @@ def test_a_double_id_and_an_empty_corpus_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
-    [(b"{", "line 1 is not JSON"), (b'{"id": "\xff"}', "cannot be read"), (b"\n", "is empty")],
+    [(b"{", "line 1 is not JSON"), (b'{"id": "\xff"}', "line 1 is not JSON"), (b"\n", "is empty")],
 )
 def test_a_bad_foreign_file_is_refused(tmp_path: Path, content: bytes, sentence: str) -> None:
     (tmp_path / "c.jsonl").write_bytes(content)
