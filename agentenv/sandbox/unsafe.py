@@ -1,7 +1,7 @@
 """The ``unsafe-local`` backend: the same fork server without any wall. For trusted code, asked for by that name only."""
 
+import functools
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -11,6 +11,7 @@ from typing import Any
 
 from agentenv.sandbox.bwrap import ENVIRONMENT, packages
 from agentenv.sandbox.executor import JailExecutor
+from agentenv.sandbox.jail import trees
 from agentenv.sandbox.jail_source import BOOT, boot_message
 from agentenv.sandbox.jails import Jail, SocketLink, spawn
 from agentenv.sandbox.labels import label
@@ -57,5 +58,5 @@ def executor(*, imports: tuple[str, ...] = ("numpy",), **options: Any) -> JailEx
     """
     root = tempfile.mkdtemp(prefix="agentenv-unsafe-")
     info = ExecutorInfo("unsafe-local", isolated=False)
-    clean = lambda: shutil.rmtree(root, ignore_errors=True)  # noqa: E731
+    clean = functools.partial(trees.remove_quietly, root)
     return JailExecutor(info, lambda: start(root, imports), on_close=clean, **options)

@@ -349,3 +349,32 @@ def test_a_folder_in_the_temporary_one_stays_reachable(tmp_path: Path) -> None:
     if "Operation not permitted" in done.stderr:
         pytest.skip("mounts are not permitted here")
     assert done.stdout == "['here']\n", done.stderr
+
+
+def test_trees_of_any_depth_are_copied_and_removed(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    at = os.open(source, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=at)
+        inner = os.open("d", os.O_RDONLY, dir_fd=at)
+        os.fchmod(at, 0o100)
+        os.close(at)
+        at = inner
+    os.close(os.open("leaf", os.O_CREAT | os.O_WRONLY, dir_fd=at))
+    os.close(at)
+    assert trees.copy(str(source), str(tmp_path / "copy")) == 0
+    assert source.stat().st_mode & 0o777 == 0o100
+    for tree in ("source", "copy"):
+        trees.remove(str(tmp_path / tree))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_many_names_is_copied_within_the_room_alone(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "f").write_bytes(b"x" * 5000)
+    for number in range(9):
+        os.link(tmp_path / "s" / "f", tmp_path / "s" / f"f{number}")
+    assert trees.copy(str(tmp_path / "s"), str(tmp_path / "whole"), 50_000) == 50_000
+    with pytest.raises(OSError, match="names"):
+        trees.copy(str(tmp_path / "s"), str(tmp_path / "part"), 20_000)

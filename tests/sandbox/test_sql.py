@@ -363,3 +363,36 @@ def test_a_query_is_right_on_every_database_or_not_at_all(
         grade_query(reader, gold, "SELECT c FROM t", (db,))
     with pytest.raises(ConfigurationError, match="at least"):
         grade_query(reader, gold, gold, ())
+
+
+def test_rows_of_one_hash_are_compared_like_any(tmp_path: Path) -> None:
+    """Of numbers with one hash, rows of several columns make as many as a query likes: counting them would never end."""
+    same_hash = (
+        "WITH RECURSIVE f(i, x) AS (SELECT 0, 1.0 UNION ALL SELECT i + 1, x * 2305843009213693952.0 FROM f WHERE i < 15) "
+        "SELECT a.x, b.x, c.x FROM f a, f b, f c"
+    )
+    with closing(sqlite3.connect(tmp_path / "empty.sqlite")) as made:
+        made.execute("VACUUM")
+    with SqlReader(workers=1) as reader:
+        forward = reader.run(tmp_path / "empty.sqlite", same_hash, rows=5000)
+        backward = reader.run(
+            tmp_path / "empty.sqlite", f"{same_hash} ORDER BY 1 DESC, 2 DESC, 3 DESC", rows=5000
+        )
+    assert len({hash(row) for row in forward.rows}) < len(forward.rows) == 4096
+    assert same_rows(forward, backward, ordered=False)
+    assert not same_rows(forward, backward, ordered=True)
+
+
+def test_rows_of_every_type_are_compared_without_order() -> None:
+    rows = (
+        (None, 1, "a"),
+        (b"x", 1.0, None),
+        ("a", 2.5, b""),
+        (3, None, "b"),
+        (3.0, None, "b"),
+        (float("inf"), -1, ""),
+    )
+    found, wanted = (SqlResult(ToolStatus.OK, ("a", "b", "c"), given) for given in (rows, rows[::-1]))
+    assert same_rows(found, wanted, ordered=False)
+    for other in ((*rows[:-1], rows[0]), (*rows[:-1], (None, None, None)), (*rows[:-1], ("inf", -1, ""))):
+        assert not same_rows(found, SqlResult(ToolStatus.OK, ("a", "b", "c"), other), ordered=False)

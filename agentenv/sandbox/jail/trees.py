@@ -291,3 +291,11 @@ def remove(root: str) -> None:
     if os.path.isdir(root):
         clear(root)
         os.rmdir(root)
+
+
+def remove_quietly(root: str) -> None:
+    """``remove``, for the end of what nobody looks at any more."""
+    try:
+        remove(root)
+    except OSError:
+        pass

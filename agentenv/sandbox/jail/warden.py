@@ -5,7 +5,6 @@ It holds the one capability that mounting needs, is not dumpable, and runs none 
 
 import json
 import os
-import shutil
 import signal
 import socket
 import tempfile
@@ -54,7 +53,7 @@ def serve(link: socket.socket, setup: dict[str, Any], *, session: bool) -> NoRet
         pass
     finally:
         if not setup["isolated"]:
-            shutil.rmtree(setup["root"], ignore_errors=True)
+            trees.remove_quietly(setup["root"])
         os._exit(0)
 
 
