@@ -231,6 +231,8 @@ class EvaluationSettings(Frozen):
     scorers: tuple[str, ...] = ()
     """Scorers of the evaluations before and after, the first is the headline; ``reward`` is the environment's own outcome.
     None named takes those that the environment declares."""
+    on_training_tasks: bool = False
+    """Whether a run may be tested on tasks that it learns from, which is refused otherwise."""
     bounds: bool = True
     """Whether the scripted expert, and where the environment searches closed book and oracle passages, are measured on the
     test questions."""

@@ -17,11 +17,14 @@ from torch import Tensor
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import EndReason, Sampling, Task
 from agentenv.errors import ConfigurationError
+from agentenv.evaluation.ground import BM25, open_tasks, takes
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.lora import is_adapted
+from agentenv.retrievers.spec import make_retriever
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.learner import Learner, Objective, checkpoint_layers, rows_of
-from agentenv.trainers.run import objective_of, second_policy, trained_policy
+from agentenv.trainers.overlap import refuse_overlap
+from agentenv.trainers.run import as_declared, objective_of, second_policy, trained_policy
 
 _PROBE_ROWS = 8
 _PROBE_TOKENS = 8  # sampled a row
@@ -65,6 +68,7 @@ def plan_run(config: TrainConfig, *, available: int | None = None) -> dict[str, 
     """
     torch.set_num_threads(config.threads)
     policy = trained_policy(config)
+    _refuse_absent(config)
     second = second_policy(config)
     if config.optimization.gradient_checkpointing:
         checkpoint_layers(policy.model)
@@ -93,6 +97,27 @@ def plan_run(config: TrainConfig, *, available: int | None = None) -> dict[str, 
         "seconds_per_step": round(step_seconds, 2),
         "training_minutes": round(step_seconds * config.optimization.steps / 60, 1),
     }
+
+
+def _refuse_absent(config: TrainConfig) -> None:
+    """Refuses tasks, environments and retrievers that are not there, as the run would; no index is built.
+
+    Raises:
+        AgentEnvError: what the run would raise.
+    """
+    declared = as_declared(config)
+    for name in declared.env.options:
+        if not takes(declared.env.id, name):
+            raise ConfigurationError(f"options of {declared.env.id}: it has no option {name!r}")
+    sources = {"train": declared.train, "dev": declared.dev, "test": declared.test}
+    tasks = {
+        name: open_tasks(source, declared.search, declared.env).tasks for name, source in sources.items()
+    }
+    if not declared.train.topics:
+        refuse_overlap(tasks.pop("train"), tasks, allowed=declared.evaluation.on_training_tasks)
+    spec = declared.search.retriever
+    if spec and spec != BM25 and takes(declared.env.id, "retriever"):
+        make_retriever(spec)
 
 
 def memory_of(config: TrainConfig, model: Any, token_bytes: float, second: Any | None = None) -> Memory:

@@ -33,6 +33,7 @@ from agentenv.trainers.folder import RunFolder, Stateful, TrainedPolicy
 from agentenv.trainers.identity import named_files
 from agentenv.trainers.learner import Correction, Learner, Objective, checkpoint_layers
 from agentenv.trainers.losses import get_objective
+from agentenv.trainers.overlap import refuse_overlap
 from agentenv.trainers.player import Player
 from agentenv.trainers.rollouts import Rollouts
 from agentenv.trainers.sampling import TaskSampler, get_sampler
@@ -163,6 +164,14 @@ def _assembled(folder: RunFolder, display: Display, policy: TrainedPolicy, crew:
     chat = chat_of(config, policy)
     sampler = get_sampler(config.rollout.sampler, config.rollout.sampler_options)
     train = _open_training(config, policy, display)
+    dev = _open(config.dev, config, policy, display)
+    test = _open(config.test, config, policy, display)
+    refuse_overlap(
+        train.source.tasks,
+        {"dev": dev.source.tasks, "test": test.source.tasks},
+        allowed=config.evaluation.on_training_tasks,
+        warn=display.warn,
+    )
     settings = rollout_config(config, temperature=config.rollout.temperature)
     return Run(
         config=config,
@@ -175,8 +184,8 @@ def _assembled(folder: RunFolder, display: Display, policy: TrainedPolicy, crew:
         rollouts=Rollouts(config, settings, policy, chat, sampler, train, second=second, crew=crew),
         second=second,
         train=train,
-        dev=_open(config.dev, config, policy, display),
-        test=_open(config.test, config, policy, display),
+        dev=dev,
+        test=test,
         trackers=[make_tracker(config.tracker, folder.path)]
         if config.tracker
         else [],  # last: nothing after it can fail
