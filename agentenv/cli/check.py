@@ -11,8 +11,8 @@ import tyro
 from rich.console import Console
 
 from agentenv.core.env import Env
-from agentenv.core.registry import is_remote, load_class, make, spec
-from agentenv.errors import ConfigurationError
+from agentenv.core.registry import is_remote, load_class, located, make, spec
+from agentenv.errors import AgentEnvError, ConfigurationError, Fault
 
 MARKS = {"ok": "[green]ok     [/]", "failed": "[red]failed [/]", "skipped": "[yellow]skipped[/]"}
 
@@ -29,13 +29,21 @@ class Check:
 
     def run(self) -> dict[str, Any]:
         """One row for each check, and whether none failed."""
-        from agentenv.core.contract import check_env
+        from agentenv.core.contract import CHECK_S, check_env, in_time
 
         factory = factory_of(self.env)
         try:
-            factory().close()
+            in_time(CHECK_S, lambda: factory().close())
+        except Fault as error:
+            raise ConfigurationError(f"{self.env} cannot be made and closed: {error}") from error
+        except AgentEnvError:
+            raise
         except TypeError as error:
-            raise ConfigurationError(f"{self.env} cannot be made without arguments: {error}") from error
+            raise ConfigurationError(
+                f"{self.env} cannot be made without arguments: {located(error)}"
+            ) from error
+        except Exception as error:
+            raise ConfigurationError(f"{self.env} cannot be made and closed: {located(error)}") from error
         results = [asdict(result) for result in check_env(factory)]
         return {
             "env": self.env,

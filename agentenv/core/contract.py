@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from xml.etree import ElementTree
 
 import numpy as np
@@ -22,13 +22,17 @@ from gymnasium.utils.passive_env_checker import env_render_passive_checker
 from agentenv.core.contract_tasks import check_splits, check_task
 from agentenv.core.env import Env
 from agentenv.core.scene import Mark
+from agentenv.core.threads import DaemonThreads
 from agentenv.core.types import EndReason, StateCapability, Step, ToolResult
-from agentenv.errors import EpisodeOver, SnapshotError
+from agentenv.errors import EnvFault, EpisodeOver, SnapshotError
 
+T = TypeVar("T")
 MakeEnv = Callable[[], Env[Any]]
 
 SEEDS = (0, 1, 2)
 RANDOM_ACTIONS = 8
+CHECK_S = 600.0
+"""Seconds that one check may take."""
 MAX_TURNS = 64  # an episode that goes on after so many turns of a floor policy is cut
 
 
@@ -51,12 +55,40 @@ def check_env(make: MakeEnv) -> list[CheckResult]:
     return [run_check(name, make) for name in CHECKS]
 
 
-def run_check(name: str, make: MakeEnv) -> CheckResult:
-    """Runs one check of ``CHECKS``; whatever is raised inside it is a failure and not an error."""
+def in_time(seconds: float, work: Callable[[], T]) -> T:
+    """The result of ``work``, which runs in a daemon thread.
+
+    Raises:
+        TimeoutError: it took too long, and is left behind.
+        EnvFault: it raised what is no ``Exception``, such as ``SystemExit``.
+    """
+    thread = DaemonThreads(1, "agentenv-check")
+    call = thread.submit(work)
     try:
-        return CheckResult(name, "ok", CHECKS[name](make) or "")
+        return call.result(seconds)
+    except TimeoutError:
+        if call.done():
+            raise
+        call.cancel()
+        raise TimeoutError(f"it took longer than {seconds:g} s") from None
+    except Exception:
+        raise
+    except BaseException as error:
+        if not call.done():  # the wait itself was interrupted
+            raise
+        raise EnvFault(f"{type(error).__name__} was raised: {error}") from error
+    finally:
+        thread.shutdown()
+
+
+def run_check(name: str, make: MakeEnv) -> CheckResult:
+    """Runs one check of ``CHECKS``; whatever is raised inside it is a failure and not an error, and so is hanging."""
+    try:
+        return CheckResult(name, "ok", in_time(CHECK_S, lambda: CHECKS[name](make)) or "")
     except unittest.SkipTest as reason:
         return CheckResult(name, "skipped", str(reason))
+    except TimeoutError as error:
+        return CheckResult(name, "failed", str(error))
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = "" if isinstance(error, AssertionError) else f" ({frame.name}, line {frame.lineno})"

@@ -6,6 +6,7 @@ the author.
 """
 
 import asyncio
+import contextlib
 import copy
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
@@ -14,12 +15,13 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import gymnasium
 
+from agentenv.core.deadlines import guarded
 from agentenv.core.env_options import check_reset_options, picklable
 from agentenv.core.scene import Scene
 from agentenv.core.snapshot import Snapshot, fork_value, resources_of
 from agentenv.core.spaces import FreeText, Messages
 from agentenv.core.types import EndReason, Info, Observation, StateCapability, Step, Task, ToolResult
-from agentenv.errors import ConfigurationError, EpisodeOver, SnapshotError
+from agentenv.errors import ConfigurationError, EnvFault, EpisodeOver, SnapshotError
 
 StateT = TypeVar("StateT")
 T = TypeVar("T")
@@ -296,8 +298,14 @@ def in_background(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
     with _background_lock:
         if _background is None:
             _background = asyncio.new_event_loop()
-            threading.Thread(target=_background.run_forever, name="agentenv-loop", daemon=True).start()
+            threading.Thread(target=_run, args=(_background,), name="agentenv-loop", daemon=True).start()
     return asyncio.run_coroutine_threadsafe(coroutine, _background)
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    while True:  # a task that raises SystemExit stops the loop, and others wait on it
+        with contextlib.suppress(BaseException):
+            loop.run_forever()
 
 
 def _on_background() -> bool:
@@ -316,4 +324,4 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     if _on_background():
         coroutine.close()
         raise RuntimeError("run_sync on the background loop would wait for itself: await the coroutine there")
-    return in_background(coroutine).result()
+    return in_background(guarded(coroutine, EnvFault("a coroutine of the environment"))).result()

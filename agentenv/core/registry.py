@@ -13,10 +13,13 @@ environment itself.
 import importlib
 import importlib.metadata
 import re
+import sys
+import traceback
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -121,10 +124,24 @@ def load_class(entry_point: str, extra: str = "") -> type[Env[Any]]:
             raise MissingExtra.of(str(error.name), extra) from error
         raise ConfigurationError(f"cannot import {entry_point}: {error}") from error
     except AttributeError as error:
-        raise ConfigurationError(f"{module} has no {name!r}") from error
+        if module in sys.modules:
+            raise ConfigurationError(f"{module} has no {name!r}") from error
+        raise ConfigurationError(f"importing {module} failed: {located(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise ConfigurationError(f"importing {module} failed: {located(error)}") from error
     if not (isinstance(found, type) and issubclass(found, Env)):
         raise ConfigurationError(f"{entry_point} is no subclass of agentenv.Env")
     return found
+
+
+def located(error: BaseException) -> str:
+    """``error`` in one line: its kind, what it says, and where in the code it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    said = str(error).partition(" was raised from the environment creator")[
+        0
+    ]  # Gymnasium appends all arguments
+    return f"{type(error).__name__}: {' '.join(said.split())[:500]}{place}"
 
 
 def env_class(id: str) -> type[Env[Any]]:

@@ -62,6 +62,11 @@ class Scorer:
         value = 0.0 if prediction is None else self.best(prediction, answers)
         return Score(value, self.name, self.version)
 
+    def __reduce__(self) -> Any:
+        """A registered scorer is pickled by its name."""
+        registered = SCORERS.get(self.name) is self
+        return (get_scorer, (self.name,)) if registered else super().__reduce__()
+
 
 def check_answers(answers: Any) -> None:
     """Refuses golds that could only be scored by accident.

@@ -1,12 +1,14 @@
 """``agentenv check`` and ``agentenv list``: rows, exit codes, classes that are not registered."""
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
 
 from agentenv.cli.main import main
-from agentenv.core.contract import CHECKS
+from agentenv.core.contract import CHECKS, run_check
+from agentenv.envs.calculator import Calculator
 
 BROKEN = """
 from agentenv.envs.calculator import Calculator
@@ -63,3 +65,87 @@ def test_list_names_every_kind_of_part(capsys: pytest.CaptureFixture[str]) -> No
     assert "em_squad" in document["scorers"]
     assert main(["list"]) == 0
     assert "agentenv/Calculator-v0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("import no_such_package_at_all", "no_such_package_at_all"),
+        ("def broken(:", "SyntaxError"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("import sys; sys.exit(3)", "SystemExit"),
+        ("import json; json.nothing", "AttributeError"),
+        ("raise OSError('no disk')", "no disk"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_one_sentence(
+    text: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"importing_{abs(hash(text))}"
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", f"{name}:Env"]) == 1
+    said = capsys.readouterr().err
+    assert named in said
+    assert len(said.splitlines()) == 1
+
+
+MAKING = """
+import sys
+from agentenv.envs.calculator import Calculator
+
+class Raising(Calculator):
+    def __init__(self):
+        raise KeyError("corpus.jsonl")
+
+class Leaving(Calculator):
+    def __init__(self):
+        sys.exit(4)
+
+class Closing(Calculator):
+    def close(self):
+        raise OSError("busy")
+
+class LeavingLater(Calculator):
+    async def areset(self, **given):
+        raise SystemExit(5)
+"""
+
+
+@pytest.mark.parametrize(
+    ("cls", "named"), [("Raising", "corpus.jsonl"), ("Leaving", "SystemExit"), ("Closing", "busy")]
+)
+def test_an_environment_that_cannot_be_made_or_closed_is_one_sentence(
+    cls: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "making_env.py").write_text(MAKING)
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", f"making_env:{cls}"]) == 1
+    said = capsys.readouterr().err
+    assert named in said
+    assert len(said.splitlines()) == 1
+
+
+def test_an_environment_that_leaves_the_process_fails_its_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "making_env.py").write_text(MAKING)
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", "making_env:LeavingLater", "--json"]) == 1
+    rows = json.loads(capsys.readouterr().out)["checks"]
+    failed = [row for row in rows if row["status"] == "failed"]
+    assert "SystemExit" in failed[0]["detail"]
+
+
+def test_a_check_that_hangs_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+
+    class Stuck(Calculator):
+        def render(self) -> str:
+            gate.wait(20)
+            return ""
+
+    monkeypatch.setattr("agentenv.core.contract.CHECK_S", 0.3)
+    result = run_check("render", Stuck)
+    gate.set()
+    assert (result.status, result.detail) == ("failed", "it took longer than 0.3 s")

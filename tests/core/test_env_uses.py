@@ -1,0 +1,84 @@
+"""Uses of an environment that are refused or work, and say why: reset options, steps after close, pickling."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from agentenv.core.env import Env
+from agentenv.core.types import Task
+from agentenv.envs.calculator import Calculator
+from agentenv.envs.code import Code
+from agentenv.envs.local_search import LocalSearch
+from agentenv.envs.sql import Sql
+from agentenv.errors import ConfigurationError, EpisodeOver, UnknownName
+from agentenv.sandbox.fakes import FakeExecutor
+
+MAKES: list[Callable[[], Env[Any]]] = [Calculator, LocalSearch, lambda: Code(executor=FakeExecutor()), Sql]
+
+
+@pytest.mark.parametrize("make", MAKES, ids=["Calculator", "LocalSearch", "Code", "Sql"])
+def test_reset_takes_a_task_and_what_is_declared_and_nothing_else(make: Callable[[], Env[Any]]) -> None:
+    env = make()
+    with pytest.raises(UnknownName, match="'task'"):
+        env.reset(options={"tsk": None})
+    for wrong in ("abc", {"id": "x"}, 3):
+        with pytest.raises(ConfigurationError, match="must be a Task"):
+            env.reset(options={"task": wrong})
+    with pytest.raises(ConfigurationError, match="dict"):
+        env.reset(options=["task"])  # type: ignore[arg-type]
+    env.reset(seed=0, options={"task": None})
+    env.close()
+
+
+def test_a_long_value_is_not_printed_in_full() -> None:
+    with pytest.raises(ConfigurationError) as error:
+        Calculator().reset(options={"task": "x" * 100_000})
+    assert len(str(error.value)) < 200
+
+
+@pytest.mark.parametrize("make", MAKES, ids=["Calculator", "LocalSearch", "Code", "Sql"])
+def test_a_closed_environment_does_not_step_until_it_is_reset(make: Callable[[], Env[Any]]) -> None:
+    env = make()
+    env.reset(seed=0)
+    env.close()
+    with pytest.raises(EpisodeOver, match="closed"):
+        env.step("x")
+    env.reset(seed=0)
+    assert env.step("x").info["turn"] == 1
+    env.close()
+
+
+def test_environments_can_be_pickled_in_the_middle_of_an_episode() -> None:
+    for make in (LocalSearch,):
+        env = make()
+        env.reset(seed=3)
+        twin = pickle.loads(pickle.dumps(env))
+        actions = env.expert() or ()
+        assert [env.step(action)[:3] for action in actions] == [twin.step(action)[:3] for action in actions]
+
+
+def test_an_environment_over_processes_says_which_part_cannot_be_pickled() -> None:
+    with closing(Sql()) as env:
+        env.reset(seed=0)
+        with pytest.raises(pickle.PicklingError, match="Sql cannot be pickled: its _"):
+            pickle.dumps(env)
+
+
+def test_a_part_that_cannot_be_pickled_is_named() -> None:
+    env = LocalSearch(count_tokens=lambda text: 1)
+    with pytest.raises(pickle.PicklingError, match="LocalSearch cannot be pickled: its _count"):
+        pickle.dumps(env)
+    env.reset(seed=0)
+    for twin in (copy.copy(env), copy.deepcopy(env)):  # neither needs it
+        assert twin.state.task == env.state.task
+    assert copy.deepcopy(env).state is not env.state
+
+
+def test_a_task_is_taken() -> None:
+    env = Calculator()
+    _, info = env.reset(options={"task": Task("mine", "1 + 1", ("2",))})
+    assert info["task_id"] == "mine"
