@@ -129,7 +129,7 @@ def main() -> None:
     runs = [measured(clients, args.concurrency) for clients in args.clients]
     lines = [
         f"{run['clients']:>6} clients: {run['held_at_once']} held, {run['failed']} failed, "
-        f"{run['steps_per_second']} steps/s, p99 {run['step_p99_ms']} ms, {run['server_mib_at_most']} MiB, empty after {run['seconds_until_empty']} s"
+        f"p99 {run['step_p99_ms']} ms, {run['server_mib_at_most']} MiB, empty after {run['seconds_until_empty']} s"
         for run in runs
     ]
     finish("serving_sessions", args, state | {"runs": runs}, lines)
