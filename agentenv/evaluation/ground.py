@@ -4,7 +4,7 @@ What an environment needs it declares: the constructor's arguments ``tasks``, ``
 where they are there, ``make_tasks`` is its own source of tasks, ``scorers`` judge it and ``stop`` ends its actions.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -31,6 +31,7 @@ BM25 = "bm25"
 _RECALL_AT = (2, 3, 5, 10)
 _ASKED_AT_ONCE = 256  # a server has a deadline for each request
 _OWN_TASKS = 200
+_COMPARED = 256  # supporting documents that are compared with those of the questions' own corpus
 _FILLED = {"tasks", "retriever", "count_tokens"}  # arguments of environments that a run gives itself
 
 
@@ -187,23 +188,36 @@ def open_ground(
             )
         bm25 = search.retriever == BM25
         retriever = _words(corpus) if bm25 else _index(corpus, search.encoder, search.index, progress)
-    return Ground(_findable(opened, retriever), retriever, env, count_tokens)
+    own = open_tasks(source, SearchConfig(), env) if search.corpus else opened
+    return Ground(_findable(opened, retriever, own), retriever, env, count_tokens)
 
 
-def _findable(source: Source, retriever: Retriever) -> Source:
-    """``source``, its tasks without ``supporting_ids`` where not one of them is in the corpus that is searched.
+def _findable(source: Source, retriever: Retriever, own: Source) -> Source:
+    """``source``, its tasks without ``supporting_ids`` where they are not those of the corpus that is searched.
 
-    They belong to another corpus then, and a recall of 0 would say nothing about the search.
+    Not one of them is there, or what is there under the same id is another document than in the corpus of ``own``, the
+    questions as they were loaded: a recall would say nothing about the search, and an oracle would show documents of others.
     """
     corpus: Corpus | None = getattr(retriever, "corpus", None)
     named = {one for task in source.tasks for one in task.data.get("supporting_ids", ())}
-    if corpus is None or not named or any(_holds(corpus, one) for one in named):
+    if corpus is None or not named:
+        return source
+    shared = sorted(one for one in named if _holds(corpus, one))
+    if shared and not _differ(corpus, corpus_of(own), shared[:_COMPARED]):
         return source
     tasks = (
         replace(task, data={key: value for key, value in task.data.items() if key != "supporting_ids"})
         for task in source.tasks
     )
     return replace(source, tasks=tuple(tasks))
+
+
+def _differ(corpus: Corpus, own: Corpus | None, ids: Sequence[str]) -> bool:
+    """Whether a document of ``own`` is another one in ``corpus``, title and text."""
+    if own is None or own.fingerprint == corpus.fingerprint:
+        return False
+    pairs = [(corpus[corpus.row_of(one)], own[own.row_of(one)]) for one in ids if _holds(own, one)]
+    return any(ours != theirs for ours, theirs in pairs)
 
 
 def _holds(corpus: Corpus, document_id: str) -> bool:

@@ -1,6 +1,7 @@
 """A ground: worlds and named sets become environments; an index is built once; what is missing is said."""
 
 import asyncio
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -165,3 +166,25 @@ def test_words_over_the_set_s_own_corpus_or_another_one(tmp_path: Path) -> None:
     assert not any("supporting_ids" in task.data for task in bare.source.tasks)
     named = open_ground(source, SearchConfig(retriever="bm25", corpus="fictional"), EnvConfig(), words)
     assert named.searched.info().documents == 200
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_supporting_documents_of_a_corpus_with_the_same_ids_and_other_texts_are_no_gold(
+    tmp_path: Path, same: bool
+) -> None:
+    """Questions whose ids of documents mean other documents in the corpus that is searched: no oracle, no recall."""
+    task = {"id": "q", "question": "Where is Halvik?", "answers": ["Moor"], "supporting_ids": ["p0"]}
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "test.jsonl").write_text(json.dumps(task) + "\n")
+    rows = [
+        {"id": "p0", "title": "Halvik", "text": "Halvik is in Moor."},
+        {"id": "p1", "title": "B", "text": "b"},
+    ]
+    (tmp_path / "own" / "corpus.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    other = rows if same else [{"id": "p0", "title": "Herring", "text": "A fish."}]
+    searched = tmp_path / "searched.jsonl"
+    searched.write_text("\n".join(map(json.dumps, [*other, {"id": "p2", "title": "C", "text": "c"}])))
+    source = SourceConfig(dataset=str(tmp_path / "own" / "test.jsonl"))
+    opened = open_ground(source, SearchConfig(retriever="bm25", corpus=str(searched)), EnvConfig(), len)
+    assert bool(opened.source.tasks[0].data.get("supporting_ids")) == same
+    assert bool(index_recall(opened)) == same
