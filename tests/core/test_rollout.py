@@ -458,3 +458,17 @@ def test_an_observation_with_a_system_message_is_a_context_of_its_own() -> None:
 def test_a_whole_context_that_does_not_fit_ends_the_episode() -> None:
     (trajectory,) = run(scripted("a", "b" * 40, "bye"), [Forgetful()], context_tokens=60)
     assert (trajectory.end_reason, trajectory.valid) == (EndReason.TOKEN_LIMIT, True)
+
+
+class Textual(IdPolicy):
+    """An engine that gives text alone."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
+    ) -> Completion:
+        return replace(await super().generate(prompt_ids, sampling, episode=episode), token_true=False)
+
+
+def test_ids_that_only_code_text_are_marked_in_the_record() -> None:
+    (t,) = run(Textual(ByteTokenizer(), b"bye"), [Echo()])
+    assert [s.token_true for s in t.segments] == [True, False]
