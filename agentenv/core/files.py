@@ -173,6 +173,11 @@ def os_errors() -> Iterator[None]:
         if found := _ERRNO.search(str(error)):
             number = int(found[1])
             raise OSError(number, os.strerror(number)) from error
+        cause: BaseException | None = error
+        while cause is not None:  # torch fails once more while it closes the archive that it could not write
+            if isinstance(cause, OSError):
+                raise OSError(cause.errno, cause.strerror) from error
+            cause = cause.__cause__ or cause.__context__
         raise
 
 

@@ -134,8 +134,18 @@ def test_a_library_that_names_the_system_s_error_gives_that_error() -> None:
     with pytest.raises(OSError, match="space") as caught, files.os_errors():
         raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
     assert caught.value.errno == errno.ENOSPC
+    with pytest.raises(OSError, match="space"), files.os_errors():
+        _as_torch_fails()
     with pytest.raises(RuntimeError, match="else"), files.os_errors():
         raise RuntimeError("something else")
+
+
+def _as_torch_fails() -> None:
+    """``torch.save`` into a file that is full fails again while it closes the archive."""
+    try:
+        raise OSError(errno.ENOSPC, "No space left on device")
+    finally:
+        raise RuntimeError("unexpected pos 15023552 vs 15023444")
 
 
 def _renames(path: Path) -> int:
