@@ -253,6 +253,9 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
 
         The scripted actions come from the record of the task. Asked after all of them but the last, so that the expert's
         score is a ceiling of what can be found and not 1 by definition.
+
+        Raises:
+            ConfigurationError: the record of the task does not say what the expert would have to look for.
         """
         return None
 

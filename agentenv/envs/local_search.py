@@ -304,10 +304,18 @@ class LocalSearch(AsyncEnv[SearchState]):
 
         Where the task names none: unless a page holds an accepted answer, or any page was shown and the answer is yes or no,
         which no page holds.
+
+        Raises:
+            ConfigurationError: the task carries no path of searches, and the expert searched nothing.
         """
         state, seen = self.state, "\n".join(self.state.pages)
         if self.final_tag != TAGS[-1]:
             return None
+        if not (state.queries or state.task.data.get("path")):
+            raise ConfigurationError(
+                f"task {state.task.id!r} carries no data['path'] of searches, so the expert does not know what to search "
+                "for and its score is not measured"
+            )
         if needed := state.task.data.get("supporting_ids"):
             shown = all(one in state.by_id and self._line(state.by_id[one]) in seen for one in needed)
         elif all(answer.strip().lower() in ("yes", "no") for answer in state.task.answers):

@@ -176,7 +176,8 @@ def test_a_run_folder_holds_everything(finished: Path) -> None:
         low, high = read[when]["ci95"]
         assert 0 <= low <= read[when]["mean"] <= high <= 1
     assert set(read["bounds"]) == {"closed_book", "oracle", "oracle_paged", "expert"}
-    assert read["bounds"]["expert"]["mean"] == 1
+    # Every question stands on two documents, and one search of one passage cannot show both.
+    assert read["bounds"]["expert"]["mean"] == 0
     assert set(read["index_recall"]) == {"recall@2", "recall@3", "recall@5", "recall@10", "all@5"}
     assert read["seconds"]["training"] > 0
     assert set(read["seconds"]) >= {"preparation", "training", "evaluation_before", "evaluation_after"}

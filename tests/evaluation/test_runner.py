@@ -253,6 +253,41 @@ def test_the_expert_answers_nothing_that_it_was_not_shown(retriever: Any) -> Non
     )  # demonstrations stay as they were
 
 
+def test_the_bound_of_the_expert_is_the_share_of_questions_whose_documents_were_all_shown() -> None:
+    source = Source("world", "test", tuple(TASKS), WORLD.documents, None)
+    few = Ground(
+        source, RETRIEVER, EnvConfig(options={"k": 1, "max_turns": 2, "observation_tokens": 10_000}), len
+    )
+    played = play_expert(few.make_env, TASKS, CONFIG, shown_only=True)
+    records = [to_record(trajectory) for trajectory in played]
+    shown = [
+        set(record["supporting_ids"]) <= {one for ids in record["retrieved_ids"] for one in ids}
+        for record in records
+    ]
+    assert 0 < sum(shown) < len(TASKS)
+    assert [trajectory.reward for trajectory in played] == shown
+    bounds = measure_bounds(Knows(), CHAT, few, CONFIG, "em_squad")
+    assert bounds["expert"]["mean"] == pytest.approx(sum(shown) / len(TASKS))
+
+
+def test_a_question_without_a_path_has_no_bound_by_the_expert() -> None:
+    """It would search nothing, so 0 would be said of any retriever, however good."""
+    task = replace(TASKS[0], data={"supporting_ids": TASKS[0].data["supporting_ids"]})
+    bare = Ground(Source("mine", "", (task,), WORLD.documents, None), RETRIEVER, EnvConfig(), len)
+    expert = measure_bounds(Knows(), CHAT, bare, CONFIG, "em_squad")["expert"]
+    assert "mean" not in expert
+    assert task.id in expert["note"]
+    with pytest.raises(ConfigurationError, match=task.id):
+        open_player("scripted", 4, STOP).on(bare, 0, "run")
+    (demonstrated,) = play_expert(bare.make_env, (task,), CONFIG)
+    assert demonstrated.reward == 1
+
+
+def test_an_expert_without_turns_to_search_is_measured_and_scores_zero() -> None:
+    none = replace(ground(RETRIEVER), env=EnvConfig(options={"max_turns": 0}))
+    assert measure_bounds(Knows(), CHAT, none, CONFIG, "em_squad")["expert"]["mean"] == 0
+
+
 def test_the_expert_gives_up_where_a_page_was_cut_before_what_it_needs() -> None:
     env = environment(observation_tokens=12, retriever=FixedRetriever(gold(TASKS[0])))
     env.reset(seed=0, options={"task": TASKS[0]})
