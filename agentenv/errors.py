@@ -19,6 +19,7 @@
         │   ├── SandboxFault                  no jail could be had, or one broke
         │   ├── BrowserFault                  no browser could be had, it died, or its page crashed or hung
         │   └── ReplayDivergence              a replay gave other observations than the record
+        │       └── StateLost                 by its own doing a program's state cannot be brought back: nothing is masked
         ├── PolicyFault                       the engine that samples tokens failed
         ├── CassetteMiss (LookupError)        a replay was asked what was never recorded
         ├── EndpointFault                     a model behind an HTTP address failed, refused or spent its budget
@@ -120,6 +121,13 @@ class BrowserFault(EnvFault):
 
 class ReplayDivergence(EnvFault):
     """A replay gave other observations than the record."""
+
+
+class StateLost(ReplayDivergence):
+    """A program left nothing that its session could go back to: the session is empty, and its next result says so.
+
+    It is the program's doing. An environment that is taken back goes on with the empty session, and no episode is masked.
+    """
 
 
 class PolicyFault(Fault):

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Protocol, Self, runtime_checkable
 
-from agentenv.errors import SnapshotError, SnapshotRefused
+from agentenv.errors import SnapshotError, SnapshotRefused, StateLost
 
 
 @runtime_checkable
@@ -24,7 +24,11 @@ class Resource(Protocol):
         """A handle; one that owns something has ``release()`` and may have ``bytes``."""
 
     def restore(self, handle: Any) -> None:
-        """Goes back to ``handle``, which stays usable."""
+        """Goes back to ``handle``, which stays usable.
+
+        Raises:
+            StateLost: a program destroyed what it held. The resource is empty then and shows that with its next result.
+        """
 
     def fork(self) -> Self:
         """An independent twin in the same state."""
@@ -98,6 +102,8 @@ class Snapshot:
     def bring_back(self) -> Any:
         """Restores every resource and returns a fresh copy of the value around them.
 
+        A resource whose program destroyed its own state is empty afterwards, and says so itself.
+
         Raises:
             SnapshotError: the snapshot was released, or a resource could not go back.
         """
@@ -105,7 +111,8 @@ class Snapshot:
             raise SnapshotError("this snapshot was released; take a new one")
         try:
             for resource, _, handle in self._handles:
-                resource.restore(handle)
+                with contextlib.suppress(StateLost):
+                    resource.restore(handle)
         except Exception as error:
             raise SnapshotError(f"cannot restore: {error}") from error
         return copy.deepcopy(self._value, {id(slot): resource for resource, slot, _ in self._handles})

@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
-from agentenv.errors import ConfigurationError, ReplayDivergence, SandboxFault, SnapshotError, SnapshotRefused
+from agentenv.errors import ConfigurationError, SandboxFault, SnapshotError, SnapshotRefused, StateLost
 from agentenv.sandbox.jails import Channel, JailDied
 from agentenv.sandbox.pool import Pool
 from agentenv.sandbox.types import ExecResult, ExecStatus, Limits
 
 SLACK_S = 15.0
+REBUILD_S = 120.0
+"""Seconds that cells which are run again to build a snapshot may take together, or their program has lost its state."""
 MIB = 1 << 20
 
 
@@ -172,13 +174,13 @@ class Life:
             if snapshot.node in nodes:
                 snapshot.node, snapshot.bytes = None, 0
 
-    def nearest(self, point: Point) -> tuple[int | None, list[Point]]:
+    def nearest(self, point: Point) -> tuple[Snapshot | None, list[Point]]:
         """The live snapshot that lies last on the way to ``point``, and the moments after it."""
         path = point.path()
         for cut in range(len(path), 0, -1):
             for snapshot in self._live():
                 if snapshot.point is path[cut - 1]:
-                    return snapshot.node, path[cut:]
+                    return snapshot, path[cut:]
         return None, path[1:]
 
     def join(self, change: int) -> None:
@@ -214,8 +216,9 @@ class JailSession:
         self._point = point or Point()
         self._node: int | None = life.begin() if node is None else node
         self._closed = False
-        self._untold = False
-        """Whether the state was lost and no result has said so; until one has, no new interpreter may answer."""
+        self._untold: ExecResult | None = None
+        """What the next cell comes to where the state was lost and no result has said so: until one has, no new
+        interpreter may answer."""
         life.join(1)
 
     def run(
@@ -239,10 +242,10 @@ class JailSession:
             "wall_s": wall_s or self._life.limits.wall_s,
             "variables": variables,
         }
+        if (untold := self._untold) is not None:
+            self._untold = None
+            return untold
         try:
-            if self._untold:
-                self._untold = False
-                raise SandboxFault("the state was lost when the session could not be restored")
             if self._node is None:
                 self._node = self._life.begin()
                 self._point = Point()
@@ -289,16 +292,24 @@ class JailSession:
         return snapshot
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Goes back; see ``Session``."""
+        """Goes back; see ``Session``. Where it cannot, the next result says that the state is lost."""
         self._check_open()
         if snapshot.life is not self._life:
             raise SnapshotError("this snapshot belongs to another session")
         if snapshot.released:
             raise SnapshotError("this snapshot was released")
         self._leave()
-        self._untold = True
-        self._enter(snapshot)
-        self._untold = False
+        self._untold = ExecResult(
+            ExecStatus.SANDBOX_ERROR,
+            fault="the state was lost when the session could not be restored",
+            state_lost=True,
+        )
+        try:
+            self._enter(snapshot)
+        except StateLost:
+            self._untold = ExecResult(ExecStatus.KILLED, state_lost=True)
+            raise
+        self._untold = None
 
     def _leave(self) -> None:
         if self._node is not None:
@@ -320,26 +331,44 @@ class JailSession:
         """Runs the cells since the nearest live snapshot again and compares what they show.
 
         Raises:
-            ReplayDivergence: a cell showed something else than before.
+            StateLost: a cell showed something else than before, or they take too long.
         """
-        start, missing = self._life.nearest(snapshot.point)
-        if start is None:
-            self._node = self._life.begin()
-            self._point = snapshot.point.path()[0]
-        else:
-            self._node, _ = self._life.child_of(start)
+        missing = self._enter_nearest(snapshot.point)
+        end = time.monotonic() + REBUILD_S
         for number, point in enumerate(missing, 1):
             _, digest = self._cell(dict(point.order))
-            if digest != point.digest or self._node is None:
+            if digest != point.digest or self._node is None or time.monotonic() > end:
                 self._leave()
-                raise ReplayDivergence(
-                    f"cell {number} of {len(missing)} that were run again showed something else; a program that "
-                    "reads time or randomness can only be rewound to a live snapshot"
+                raise StateLost(
+                    f"cell {number} of {len(missing)} that were run again showed something else or came too late; a "
+                    "program that reads time or randomness can only be rewound to a live snapshot"
                 )
-        if self._life.freezes:
-            child, snapshot.bytes = self._life.child_of(self._node)
-            snapshot.node, self._node = self._node, child
-            self._life.keep(snapshot)
+        if self._life.freezes and self._node is not None:
+            self._freeze_again(snapshot, self._node)
+
+    def _enter_nearest(self, point: Point) -> list[Point]:
+        """Goes on from the live snapshot that lies last on the way to ``point``; the moments that are missing then."""
+        while True:
+            start, missing = self._life.nearest(point)
+            if start is None or start.node is None:
+                self._node, self._point = self._life.begin(), point.path()[0]
+                return missing
+            try:
+                self._node, _ = self._life.child_of(start.node)
+            except SnapshotRefused:  # its program left something in it that keeps it from forking
+                self._life.drop(start)
+            else:
+                self._point = start.point
+                return missing
+
+    def _freeze_again(self, snapshot: Snapshot, node: int) -> None:
+        """Makes the interpreter that came to ``snapshot`` again what stands for it, where it lets itself be frozen."""
+        try:
+            self._node, snapshot.bytes = self._life.child_of(node)
+        except SnapshotRefused:  # it stands where it should, and will have to be built again
+            return
+        snapshot.node = node
+        self._life.keep(snapshot)
 
     @overload
     def fork(self) -> "JailSession": ...
@@ -352,8 +381,14 @@ class JailSession:
             SnapshotRefused: as for ``snapshot``.
         """
         snapshot = self.snapshot()
+        forks: list[JailSession] = []
         try:
-            forks = [self._twin(snapshot) for _ in range(1 if n is None else n)]
+            for _ in range(1 if n is None else n):
+                forks.append(self._twin(snapshot))
+        except BaseException:
+            for fork in forks:
+                fork.close()
+            raise
         finally:
             snapshot.release()
         return forks[0] if n is None else forks
@@ -364,7 +399,13 @@ class JailSession:
                 self._life.pool, self._life._open_channel, self._life.limits, self._life._files, False
             )
             twin = JailSession(life)
-            twin.restore(Snapshot(life, snapshot.point, None, 0))
+            try:
+                twin.restore(Snapshot(life, snapshot.point, None, 0))
+            except BaseException as error:
+                twin.close()
+                if isinstance(error, StateLost):
+                    raise SnapshotRefused(f"no fork: {error}") from error
+                raise
             return twin
         child, _ = self._life.child_of(snapshot.node)
         return JailSession(self._life, snapshot.point, child)

@@ -167,7 +167,9 @@ class Session(Protocol):
 
         Raises:
             SnapshotError: it belongs to another session or was released.
-            ReplayDivergence: it had to be rebuilt and came out otherwise.
+            StateLost: the program destroyed it, and it could not be built again. The session is empty then, and its next
+                result says so: ``killed`` with ``state_lost``, without its cell.
+            SandboxFault: the sandbox failed.
         """
 
     @overload

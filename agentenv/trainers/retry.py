@@ -16,7 +16,7 @@ from typing import Any
 
 from agentenv.core.rollout import Record, Start, open_episode, play, take_turn, together
 from agentenv.core.trajectory import Origin, Trajectory
-from agentenv.errors import ConfigurationError, ContextTooSmall
+from agentenv.errors import ConfigurationError, ContextTooSmall, SnapshotRefused
 from agentenv.trainers.guidance import guide, is_guided, pivot_masked, reopened, unguided
 from agentenv.trainers.reflection import Reflector, failed_reflection, pivot_of, validate_report
 from agentenv.trainers.reflectors import check_reflector, make_reflector
@@ -99,7 +99,10 @@ class ReflectRetryStrategy:
         assert reflection.report is not None
         pivot = pivot_of(reflection.report) or 0
         record = reopened(base, pivot, again)
-        await rewinder.back_to(record)
+        try:
+            await rewinder.back_to(record)
+        except SnapshotRefused:
+            return [_counted(base, counts | {"retries_refused": 1})]
         guided = await self._go_on(record, reflection.guidance, stage)
         if guided is None:
             return [_counted(base, counts)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from agentenv.core.rollout import Record, RolloutConfig, Start, capture, opening_of, release, rewind, stepped
 from agentenv.core.snapshot import Snapshot
 from agentenv.core.types import EndReason, Observation, StateCapability
-from agentenv.errors import ConfigurationError, ReplayDivergence
+from agentenv.errors import ConfigurationError, ReplayDivergence, SnapshotRefused
 
 
 @dataclass
@@ -41,6 +41,10 @@ class Rewinder:
         """Brings the environment to where ``record`` stands, at the beginning of its next turn; a failure ends it.
 
         A replay that shows something else than the record is a fault (``ReplayDivergence``) and no state to go on from.
+
+        Raises:
+            SnapshotRefused: a state that its program kept from being captured comes out otherwise. That is the program's
+                doing and no fault; there is no going back.
         """
         snapshot = self._snapshots[len(record.turns)]
         if snapshot is not None:
@@ -48,6 +52,10 @@ class Rewinder:
             return
         try:
             await self._replay(record)
+        except ReplayDivergence as error:
+            if self.start.env.capability >= StateCapability.MEMORY:
+                raise SnapshotRefused(f"no way back: {error}") from error
+            record.fail(EndReason.ENV_FAULT, error)
         except Exception as error:
             record.fail(EndReason.ENV_FAULT, error)
 

@@ -125,7 +125,7 @@ def test_no_new_interpreter_answers_before_the_loss_of_the_old_one_was_told(box:
         with pytest.raises(ReplayDivergence):
             session.restore(point)
         result = session.run("t")
-        assert (result.status, result.state_lost) == (ExecStatus.SANDBOX_ERROR, True)
+        assert (result.status, result.state_lost) == (ExecStatus.KILLED, True)
         assert "NameError" in session.run("t").stderr
 
 
