@@ -12,7 +12,7 @@ from rich.console import Console
 from agentenv.cli.grid import print_table
 from agentenv.core.values import read_value
 from agentenv.errors import AgentEnvError, ConfigurationError
-from agentenv.evaluation.flat_tables import Column, Table
+from agentenv.evaluation.flat_tables import Column, Table, interval_text
 from agentenv.evaluation.spending import added, described
 
 
@@ -196,7 +196,7 @@ def _show_suite(result: dict[str, Any], console: Console) -> None:
 def _score(score: dict[str, Any]) -> str:
     if score["mean"] is None:
         return "no score"
-    return f"{score['mean']:.3f}  [{score['ci95'][0]:.3f}, {score['ci95'][1]:.3f}]"
+    return f"{score['mean']:.3f}  {interval_text(score['ci95'])}"
 
 
 def _show(result: dict[str, Any], console: Console) -> None:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.compare import rescore
+from agentenv.evaluation.flat_tables import interval_text
 from agentenv.evaluation.judge import GRADES, GradeCache, Judge, judge_folder
 from agentenv.evaluation.records import EPISODES, SUITE, read_json, read_records
 from agentenv.evaluation.rubrics import get_rubric
@@ -105,8 +106,7 @@ class Rescore:
             if score["mean"] is None:
                 console.print(f"{name} v{score['version']}: no score{note}", highlight=False)
                 continue
-            low, high = score["ci95"]
             console.print(
-                f"{name} v{score['version']}: {score['mean']:.3f} (95 % interval {low:.3f} to {high:.3f}{note})",
+                f"{name} v{score['version']}: {score['mean']:.3f} {interval_text(score['ci95'])}{note}",
                 highlight=False,
             )

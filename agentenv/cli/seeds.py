@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
+from agentenv.evaluation.flat_tables import interval_text
 from agentenv.evaluation.repeats import compare_runs, read_runs, summarize_runs
 
 
@@ -62,9 +63,9 @@ class Seeds:
         if "comparison" not in result:
             return
         found = result["comparison"]
-        low, high = found["questions"]["ci95"]
         console.print(
-            f"first less second {found['difference']:+.3f}, over questions 95 % [{low:+.3f}, {high:+.3f}]",
+            f"first less second {found['difference']:+.3f}, over questions 95 % "
+            f"{interval_text(found['questions']['ci95'], '+.3f')}",
             highlight=False,
         )
         test = found["sequential"]
@@ -85,5 +86,4 @@ def _show(name: str, side: dict[str, Any], scorer: str, console: Console) -> Non
     )
     for key, value in side.items():
         if "@" in key:
-            low, high = value["ci95"]
-            console.print(f"  {key:<8}{value['mean']:.3f}  [{low:.3f}, {high:.3f}]", highlight=False)
+            console.print(f"  {key:<8}{value['mean']:.3f}  {interval_text(value['ci95'])}", highlight=False)

@@ -14,6 +14,7 @@ from agentenv.cli.switches import plain_switches
 from agentenv.core.trust import confirm_file
 from agentenv.data.sources import WORLD
 from agentenv.errors import ConfigurationError, MissingExtra
+from agentenv.evaluation.flat_tables import interval_text
 from agentenv.evaluation.ground import EnvConfig
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.config_files import CONFIG, load_config, override, presets, resume_config
@@ -116,11 +117,10 @@ class Train:
         before, after = result["before"], result["after"]
         console.print(f"\n[bold]{result['scorer']} on {after['n']} held-out questions[/bold]")
         for name, score in (("before", before), ("after", after)):
-            if score["ci95"] is None:
+            if score["mean"] is None:
                 console.print(f"  {name:<7}no score: every episode failed through a fault of ours")
                 continue
-            low, high = score["ci95"]
-            console.print(f"  {name:<7}{score['mean']:.3f}  [{low:.3f}, {high:.3f}]", highlight=False)
+            console.print(f"  {name:<7}{score['mean']:.3f}  {interval_text(score['ci95'])}", highlight=False)
         for name, value in result["index_recall"].items():
             console.print(f"  index, bare question: {name:<12}{value:.3f}", highlight=False)
         out = result["out"]

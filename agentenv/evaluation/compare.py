@@ -223,7 +223,7 @@ def _compare_under(name: str, sides: tuple[Evaluation, Evaluation], pairs: Seque
         "mean_a": fmean(m.a),
         "mean_b": fmean(m.b),
         "difference": paired.difference,
-        "ci95": [paired.low, paired.high],
+        "ci95": paired.ci95,
         "interval": paired.method,
         "a_better": only_a,
         "b_better": only_b,

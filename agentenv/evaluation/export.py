@@ -180,7 +180,7 @@ def difference_table(found: Json) -> Table:
                 row["mean_b"],
                 row["difference"],
             ),
-            *((row["ci95"][0], row["ci95"][1]), row["a_better"], row["b_better"]),
+            *(row["ci95"] and tuple(row["ci95"]), row["a_better"], row["b_better"]),
             *(row.get(column.name) for column in DIFFERENCES if column.kind == "p"),
         )
         for name, part in sets.items()

@@ -38,8 +38,12 @@ class Column:
             return format(value, digits[self.kind])
         if self.kind == "text":
             return str(value)
-        sign = "+" if self.kind == "signed interval" else ""
-        return f"[{value[0]:{sign}.3f}, {value[1]:{sign}.3f}]"
+        return interval_text(value, "+.3f" if self.kind == "signed interval" else ".3f")
+
+
+def interval_text(ends: list[float] | tuple[float, float] | None, form: str = ".3f") -> str:
+    """The ends of an interval as people read them."""
+    return "(no interval)" if ends is None else f"[{ends[0]:{form}}, {ends[1]:{form}}]"
 
 
 @dataclass(frozen=True)

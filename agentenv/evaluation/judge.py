@@ -194,7 +194,7 @@ def judged_table(
     e = estimate([grade.value for grade in grades], clusters=clusters, seed=seed)
     exact = get_scorer("em_squad")
     agree = [exact(r["prediction"], r["answers"]).value == grade.value for r, grade in pairs]
-    table |= {"mean": e.mean, "ci95": [e.low, e.high], "interval": e.method}
+    table |= {"mean": e.mean, "ci95": e.ci95, "interval": e.method}
     return table | {"agreement_with_em": sum(agree) / len(agree)} | _extras(judge.rubric, grades)
 
 

@@ -75,7 +75,7 @@ def score_predictions(
         "missing": {"answer": sum(answers.get(task.id) is None for task in tasks)},
         "unknown": len(set(answers) - known),
         "scores": {name: one.mean for name, one in found.items()},
-        "ci95": {name: [one.low, one.high] for name, one in found.items()},
+        "ci95": {name: one.ci95 for name, one in found.items()},
     }
 
 

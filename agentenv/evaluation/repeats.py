@@ -80,7 +80,7 @@ def summarize_runs(runs: Runs, scorer: str, ks: Sequence[int] = (), *, seed: int
         "n": e.n,
         "left_out": runs.left_out,
         "seeds": n_seeds,
-        f"avg@{n_seeds}": {"mean": e.mean, "ci95": [e.low, e.high], "interval": e.method},
+        f"avg@{n_seeds}": {"mean": e.mean, "ci95": e.ci95, "interval": e.method},
         "over_seeds": {
             "means": by_seed,
             "low": min(by_seed),
@@ -94,7 +94,7 @@ def summarize_runs(runs: Runs, scorer: str, ks: Sequence[int] = (), *, seed: int
             for name, chance in (("pass", pass_at_k), ("all", all_at_k)):
                 found = [chance(n_seeds, count, k) for count in correct]
                 at = estimate(found, clusters=runs.clusters, seed=seed)
-                table[f"{name}@{k}"] = {"mean": at.mean, "ci95": [at.low, at.high], "interval": at.method}
+                table[f"{name}@{k}"] = {"mean": at.mean, "ci95": at.ci95, "interval": at.method}
     return table
 
 
@@ -125,7 +125,7 @@ def compare_runs(
     paired = paired_bootstrap(*means, clusters=a.clusters, seed=seed)
     return {
         "difference": fmean(by_seed["first"]) - fmean(by_seed["second"]),
-        "questions": {"ci95": [paired.low, paired.high], "p_bootstrap": paired.p_value, "n": len(a.ids)},
+        "questions": {"ci95": paired.ci95, "p_bootstrap": paired.p_value, "n": len(a.ids)},
         "sequential": _as_json(decision) | {"per_interim": per_interim, "interims": interims, "alpha": alpha},
     }
 

@@ -185,7 +185,7 @@ def _score(values: Sequence[float], clusters: Sequence[str], scorer: Scorer, see
     if not values:
         return {"mean": None, "ci95": None, "n": 0} | made_by
     e = estimate(values, clusters=clusters, seed=seed)
-    return {"mean": e.mean, "ci95": [e.low, e.high], "n": e.n, "interval": e.method} | made_by
+    return {"mean": e.mean, "ci95": e.ci95, "n": e.n, "interval": e.method} | made_by
 
 
 def _grouped(

@@ -82,5 +82,5 @@ def _table(
     }
     for k in ks:
         found = estimate([pass_at_k(samples, count, k) for count in right], seed=seed)
-        table[f"pass@{k}"] = {"mean": found.mean, "ci95": [found.low, found.high]}
+        table[f"pass@{k}"] = {"mean": found.mean, "ci95": found.ci95}
     return table

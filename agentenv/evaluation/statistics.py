@@ -5,7 +5,7 @@ Everything is a pure function; randomness comes from the given seed only. N is t
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from math import comb, prod, sqrt
+from math import comb, inf, isfinite, prod, sqrt
 from statistics import NormalDist
 
 import numpy as np
@@ -41,6 +41,11 @@ class Estimate:
         str  # "bootstrap", "bootstrap expanded", "wilson" or "t", the last two and the first also "clustered"
     )
 
+    @property
+    def ci95(self) -> list[float] | None:
+        """The ends of the interval, for a file; None where one value or cluster says nothing of the spread."""
+        return finite_ends(self.low, self.high)
+
 
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
@@ -53,6 +58,16 @@ class PairedDifference:
     method: str = (
         "bootstrap"  # of the interval: or "mover", "t", "bootstrap expanded", and each also "clustered"
     )
+
+    @property
+    def ci95(self) -> list[float] | None:
+        """As in `Estimate`."""
+        return finite_ends(self.low, self.high)
+
+
+def finite_ends(low: float, high: float) -> list[float] | None:
+    """The ends of an interval, or None where it is the whole line, for which JSON has no numbers."""
+    return [low, high] if isfinite(low) and isfinite(high) else None
 
 
 def bootstrap_ci(
@@ -98,7 +113,8 @@ def estimate(
     - 0/1 values, fewer than `SMALL_SAMPLE` or nearly all equal: Wilson's;
     - values in [0, 1] that are nearly all equal: Wilson's for their sum (`bounded_interval`);
     - others, fewer than `SMALL_SAMPLE`: the bootstrap with its percentiles moved out to Student's t (Hesterberg 2015);
-    - from `SMALL_SAMPLE` on: the percentile bootstrap.
+    - from `SMALL_SAMPLE` on: the percentile bootstrap;
+    - one value, or values of one cluster, that may leave [0, 1]: the whole line.
 
     Args:
         values: one score a question.
@@ -131,7 +147,9 @@ def _interval(
         return *np.quantile(_cluster_means(x, members, 2_000, seed), _tails(level)), "bootstrap clustered"
     if (proportion and few) or (bounded and sparse):
         return *bounded_interval(x, members, level), "wilson"
-    if few and x.size > 1:
+    if x.size == 1:
+        return -inf, inf, "t"  # nothing bounds the value, and one tells nothing of the spread
+    if few:
         return *_expanded(x, level, seed), "bootstrap expanded"
     return *bootstrap_ci(x, level=level, seed=seed), "bootstrap"
 
@@ -256,7 +274,7 @@ def paired_bootstrap(
     """Bootstrap over questions of the mean of ``b - a``, both [N] and in the same order of questions.
 
     With fewer ``clusters`` than questions whole clusters are drawn. Where the bootstrap is too narrow another interval
-    stands for it: `difference_interval` with an exact p-value (`sign_flip_p`) where nearly all differences are 0, Student's
+    stands for it: `difference_interval` with the p-value of `sign_flip_p` where nearly all differences are equal, Student's
     t over fewer clusters than `SMALL_SAMPLE`, and percentiles moved out to Student's t for fewer questions than that.
 
     The p-value of the bootstrap is twice the smaller share of resampled means on either side of zero, counting zero on both,
@@ -272,20 +290,23 @@ def paired_bootstrap(
         )
     d, members = y - x, _members(x, range(x.size) if clusters is None else clusters)
     clustered = len(members) < x.size
-    if few_differ(np.array([d[rows].sum() for rows in members])) and abs(d).max() <= 1:
+    sparse = few_differ(d) or few_differ(np.array([d[rows].sum() for rows in members]))
+    if sparse and abs(d).max() <= 1:
         low, high = difference_interval(d, members, level)
         method = "mover clustered" if clustered else "mover"
         return PairedDifference(float(d.mean()), low, high, sign_flip_p(d, members), method)
-    if clustered and len(members) < SMALL_SAMPLE:
+    if x.size == 1 or (clustered and len(members) < SMALL_SAMPLE):
         low, high = _student(d, members, level)
         error, df = robust_error(d, members)
-        p_value = t_two_sided(float(d.mean()) / error, df) if error > 0 else 1.0
-        return PairedDifference(float(d.mean()), low, high, p_value, "t clustered")
+        p_value = t_two_sided(float(d.mean()) / error, df) if error > 0 else sign_flip_p(d, members)
+        return PairedDifference(float(d.mean()), low, high, p_value, "t clustered" if clustered else "t")
     method = "bootstrap clustered" if clustered else "bootstrap"
     means = _cluster_means(d, members, resamples, seed) if clustered else _bootstrap_means(d, resamples, seed)
     low, high = (float(end) for end in np.quantile(means, _tails(level)))
-    if not clustered and 1 < x.size < SMALL_SAMPLE:
+    if not clustered and x.size < SMALL_SAMPLE:
         method, (low, high) = "bootstrap expanded", _expanded(d, level, seed, resamples)
+    if sparse:
+        return PairedDifference(float(d.mean()), low, high, sign_flip_p(d, members), method)
     smaller = min(int((means <= 0).sum()), int((means >= 0).sum()))
     p_value = min(1.0, 2 * (smaller + 1) / (resamples + 1))
     return PairedDifference(float(d.mean()), low, high, p_value, method)

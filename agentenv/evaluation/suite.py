@@ -27,7 +27,7 @@ from agentenv.evaluation.intervals import t_quantile
 from agentenv.evaluation.records import SUITE, read_evaluation, read_json
 from agentenv.evaluation.report import write_report
 from agentenv.evaluation.results import Json, clusters_of, measure_of, values_of
-from agentenv.evaluation.statistics import SMALL_SAMPLE, estimate, standard_error
+from agentenv.evaluation.statistics import SMALL_SAMPLE, estimate, finite_ends, standard_error
 
 _KEYS = {"scorer": "scorers"}  # as the command's flag is called
 
@@ -151,9 +151,9 @@ def combine(
 
     The macro mean weighs sets alike, as papers do; its standard error is sqrt(sum of squared errors) / number of sets, and
     its interval the normal one, or Student's t with Welch's degrees of freedom where sets have few questions or clusters,
-    cut to [0, 1]. The micro mean weighs questions alike. An error within a set is over its questions, or over ``clusters``
-    of them where they share a passage; the choice of the sets themselves is not sampled, so neither interval speaks of
-    other sets.
+    cut to [0, 1] where all values are in it. The micro mean weighs questions alike. An error within a set is over its
+    questions, or over ``clusters`` of them where they share a passage; the choice of the sets themselves is not sampled, so
+    neither interval speaks of other sets.
     """
     if not sets:
         return {
@@ -164,11 +164,14 @@ def combine(
     mean = fmean(fmean(values) for values in sets)
     errors = list(map(_squared_error, sets, clusters))
     half = t_quantile((1 + level) / 2, _freedom(errors, clusters)) * sqrt(sum(errors)) / len(sets)
+    ends = (mean - half, mean + half)
+    if all(0 <= value <= 1 for values in sets for value in values):
+        ends = (max(0.0, ends[0]), min(1.0, ends[1]))
     members = [(number, cluster) for number, several in enumerate(clusters) for cluster in several]
     pooled = estimate([value for values in sets for value in values], clusters=members, level=level)
     return {
-        "macro": {"mean": mean, "ci95": [max(0.0, mean - half), min(1.0, mean + half)], "sets": len(sets)},
-        "micro": {"mean": pooled.mean, "ci95": [pooled.low, pooled.high], "n": pooled.n},
+        "macro": {"mean": mean, "ci95": finite_ends(*ends), "sets": len(sets)},
+        "micro": {"mean": pooled.mean, "ci95": pooled.ci95, "n": pooled.n},
     }
 
 
@@ -181,9 +184,14 @@ def _freedom(errors: Sequence[float], clusters: Sequence[Sequence[Hashable]]) ->
 
 
 def _squared_error(values: Sequence[float], clusters: Sequence[Hashable]) -> float:
-    """Of the mean; where nothing varies that of one more success and failure, as none would claim certainty."""
+    """Of the mean; where nothing varies that of one more success and failure, as none would claim certainty.
+
+    Infinite where nothing varies outside [0, 1]: nothing is known of the spread there.
+    """
     if error := standard_error(values, clusters) or standard_error(values):
         return error**2
+    if not 0 <= values[0] <= 1:
+        return inf
     n = len(set(clusters))
     guess = (fmean(values) * n + 1) / (n + 2)
     return guess * (1 - guess) / (n + 2)

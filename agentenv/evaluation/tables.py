@@ -217,7 +217,7 @@ def comparison_table(found: Json, scorer: str) -> Json:
         tests = ("p_mcnemar", "p_mcnemar_holm", "p_bootstrap", "p_bootstrap_holm")
         cells = [str(part["n"]), f"{row['mean_a']:.3f}", f"{row['mean_b']:.3f}", f"{row['difference']:+.3f}"]
         cells += [
-            f"{row['ci95'][0]:+.3f} to {row['ci95'][1]:+.3f}",
+            f"{row['ci95'][0]:+.3f} to {row['ci95'][1]:+.3f}" if row["ci95"] else "",
             str(row["a_better"]),
             str(row["b_better"]),
         ]

@@ -50,13 +50,12 @@ def write_model_card(folder: Path, results: Mapping[str, Any], config: Mapping[s
     """
     rows = []
     for when in ("before", "after"):
-        if results[when]["ci95"] is None:
+        if results[when]["mean"] is None:
             rows.append(f"| {when} | no score | | {results[when]['n']} |")
             continue
-        low, high = results[when]["ci95"]
-        rows.append(
-            f"| {when} | {results[when]['mean']:.3f} | [{low:.3f}, {high:.3f}] | {results[when]['n']} |"
-        )
+        ends = results[when]["ci95"]
+        interval = f"[{ends[0]:.3f}, {ends[1]:.3f}]" if ends else ""
+        rows.append(f"| {when} | {results[when]['mean']:.3f} | {interval} | {results[when]['n']} |")
     algorithm, lora = config["optimization"], config["lora"]
     trained = "all weights"
     if lora["rank"]:

@@ -64,6 +64,31 @@ def test_signs_by_hand() -> None:
     assert sign_flip_p(np.zeros(3), singles(3)) == 1.0
 
 
+@pytest.mark.parametrize("size", [19, 20, 21, 300])
+def test_a_difference_that_every_question_makes_is_one(size: int) -> None:
+    found = paired_bootstrap(np.zeros(size), np.ones(size))
+    assert 0.75 < found.low < found.high == 1.0
+    assert found.p_value == (2 / 2**size if size < 20 else pytest.approx(1 / 10_001))
+
+
+def test_five_rewards_that_are_all_higher_are_no_more_than_five_coins() -> None:
+    assert paired_bootstrap(np.zeros(5), np.full(5, 3.0)).p_value == 2 / 32
+
+
+def test_many_signs_are_drawn_as_fair_coins() -> None:
+    d = np.array([1.0] * 16 + [-1.0] * 9)  # exactly twice the chance of at least 16 heads of 25: .2295
+    assert sign_flip_p(d, singles(25)) == pytest.approx(0.2295, abs=0.015)
+
+
+@pytest.mark.parametrize("gain", [1.0, 3.0])  # 3: rewards, whose differences leave [-1, 1]
+def test_clusters_of_unequal_size_that_all_differ_alike_show_a_difference(gain: float) -> None:
+    clusters = [number for number in range(30) for _ in range(1 + number % 4)]
+    d = np.full(len(clusters), gain)
+    found = paired_bootstrap(np.zeros(d.size), d, clusters=clusters)
+    assert found.low > 0
+    assert found.p_value < 0.001
+
+
 def test_a_difference_that_one_question_makes_is_not_one_for_sure() -> None:
     d = np.array([1.0] + [0.0] * 49)
     low, high = difference_interval(d, singles(50), 0.95)
@@ -93,3 +118,13 @@ def test_intervals_cover(count: int, size: int, mean: float, partial: bool) -> N
         found = estimate(x, clusters=[i // size for i in range(x.size)])
         held += found.low <= mean <= found.high
     assert held >= 185
+
+
+@pytest.mark.parametrize(("values", "clusters"), [([5.0], None), ([2.0, 0.3], [1, 1])])
+def test_nothing_is_said_of_a_spread_that_one_value_or_cluster_does_not_show(
+    values: list[float], clusters: list[int] | None
+) -> None:
+    assert estimate(values, clusters=clusters).ci95 is None
+    found = paired_bootstrap([0.0] * len(values), values, clusters=clusters)
+    assert (found.ci95, found.p_value) == (None, 1.0)
+    assert estimate([1.0]).ci95 is not None  # 0/1 values are bounded, and so is their mean

@@ -186,3 +186,9 @@ def test_the_page_of_a_suite(pair: tuple[Path, Path]) -> None:
         assert f"<td>{mean['mean']:.3f}</td><td>{mean['ci95'][0]:.3f} to {mean['ci95'][1]:.3f}</td>" in text
     assert '<tr><th scope="row">x</th><td>12</td><td>0.083</td><td>0.750</td><td>+0.667</td>' in text
     assert "<td>0.0078</td><td>0.023</td>" in text  # 2/256 and 6/256
+
+
+def test_a_macro_mean_of_rewards_lies_in_its_interval() -> None:
+    macro = combine([[-2.0, -1.0, -3.0], [-1.0, 0.0, -2.0]])["macro"]
+    assert macro["ci95"][0] < macro["mean"] < macro["ci95"][1] <= 0.5
+    assert combine([[2.0, 2.0], [3.0, 3.0, 3.0]])["macro"]["ci95"] is None  # nothing is known of the spread
