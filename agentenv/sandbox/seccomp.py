@@ -31,9 +31,13 @@ ZYGOTE_CLONE, ZYGOTE_UNSHARE = (
     0x00020000,
 )  # a PID namespace for a child, a mount namespace for itself
 CLONE_PARENT = 0x00008000
-ABSENT = ("memfd_create",)
-"""As if the kernel did not have them: memory that no process maps would count for none. Libraries fall back to files."""
-F_SETPIPE_SZ = 1031
+ABSENT = ("memfd_create", "inotify_init", "inotify_init1")
+"""As if the kernel did not have them: memory that no process maps would count for none (libraries fall back to files), and
+whoever watches a file of the system learns when another program opens it."""
+F_SETPIPE_SZ, F_NOTIFY = 1031, 1026
+FCNTL_LOCK = (6, 7, 37, 38)  # F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW
+"""Locks are granted to everybody and lock nothing: on a file or device that programs share, one could tell another something
+by them, and a library that locks a file of its own works on."""
 ADDRESSED = ("socket", "bind", "connect", "listen")
 """Forks of a session share a network: with a socket that has an address one could leave a message for another."""
 QUERIES = (
@@ -140,7 +144,11 @@ def _compile(lib: Any, *, session: bool) -> bytes:
     made.add_rule(lib.ERRNO(errno.ENOSYS), "clone3")  # its flags are in memory; glibc falls back to clone
     for name in ABSENT:
         made.add_rule(lib.ERRNO(errno.ENOSYS), name)
-    deny("fcntl", lib.Arg(1, lib.EQ, F_SETPIPE_SZ))
+    for value in (F_SETPIPE_SZ, F_NOTIFY):
+        deny("fcntl", lib.Arg(1, lib.EQ, value))
+    made.add_rule(lib.ERRNO(0), "flock")
+    for value in FCNTL_LOCK:
+        made.add_rule(lib.ERRNO(0), "fcntl", lib.Arg(1, lib.EQ, value))
     for name in SELF_ONLY:
         deny(name, lib.Arg(0, lib.NE, 0))
     for name in ("setpriority", "ioprio_set"):

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,8 @@ from agentenv.envs.code import Code
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.sandbox.executor import JailExecutor
-from agentenv.sandbox.types import Limits
+from agentenv.sandbox.fakes import FakeExecutor
+from agentenv.sandbox.types import ExecResult, Limits
 
 CONFIG = RolloutConfig(context_tokens=1 << 16, turn_tokens=1 << 15)
 TASKS = generate_code_tasks(4)
@@ -85,3 +87,36 @@ def test_harm_to_a_programs_own_box_masks_no_episode(box: JailExecutor) -> None:
     *hostile, expert = played(box, [*HARM.values()])
     assert {name: one.error for name, one in zip(HARM, hostile, strict=True) if not one.valid} == {}
     assert (expert.valid, expert.reward) == (True, 1.0)
+
+
+class Recording(FakeExecutor):
+    """Remembers the trust domain of each run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.domains: list[str] = []
+
+    def run(self, code: str, *, domain: str = "", **options: Any) -> ExecResult:
+        self.domains.append(domain)
+        return super().run(code, domain=domain, **options)
+
+
+@pytest.mark.parametrize("stateful", [True, False])
+def test_every_episode_runs_its_programs_in_a_domain_of_its_own(stateful: bool) -> None:
+    box, seen = Recording(), []
+    env = Code(executor=box, tasks=TASKS, stateful=stateful, attempts=3, max_turns=9)
+    for _ in range(2):
+        box.domains.clear()
+        env.reset(seed=0)
+        for action in (
+            "<python>1</python>",
+            "<submit>0</submit>",
+            "<python>2</python>",
+            "<submit>1</submit>",
+        ):
+            env.step(action)
+        assert len(box.domains) >= (2 if stateful else 4)
+        assert len(set(box.domains)) == 1
+        seen += [box.domains[0]]
+    assert "" not in seen
+    assert len(set(seen)) == 2

@@ -293,6 +293,78 @@ def test_a_snapshot_does_not_see_what_came_later(box: JailExecutor) -> None:
         assert shown.value == "(False, [])", shown
 
 
+SHARED_FILES = "PATHS = (os.__file__, '/usr/bin/env', '/dev/null', '/dev/zero', '/dev/urandom')\n"
+LOOK_AROUND = f"""
+import ctypes, fcntl, os, struct
+{SHARED_FILES}
+def look():
+    seen = []
+    for path in filter(os.path.exists, PATHS):
+        times = os.stat(path)
+        with open(path, 'rb') as f:
+            for kind in (fcntl.F_WRLCK, fcntl.F_RDLCK):
+                found = fcntl.fcntl(f, fcntl.F_GETLK, struct.pack('hhqqi', kind, 0, 0, 0, 0))
+                seen.append(struct.unpack('hhqqi', found[:28])[:1] + (kind,))
+            for act in (lambda: fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB), lambda: fcntl.flock(f, fcntl.LOCK_UN)):
+                try: seen.append(act())
+                except OSError as error: seen.append(error.errno)
+        seen.append((times.st_mtime_ns, times.st_ctime_ns, times.st_mode))
+    return seen
+"""
+TELL = f"""
+import fcntl, os, struct, sys, time
+{SHARED_FILES}
+held = []
+for path in filter(os.path.exists, PATHS):
+    held.append(open(path, 'r+b' if '/dev/' in path and 'random' not in path else 'rb'))
+    for act in (lambda f: fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB), lambda f: fcntl.lockf(f, fcntl.LOCK_EX, 3, 1),
+      lambda f: fcntl.lockf(f, fcntl.LOCK_SH, 5, 2), lambda f: os.utime(path), lambda f: os.utime(path, (1, 1)),
+      lambda f: fcntl.fcntl(f, 37, struct.pack('hhqqi4x', fcntl.F_RDLCK, 0, 9, 9, 0)), lambda f: os.chmod(path, 0o600),
+      lambda f: fcntl.fcntl(f, 1024, fcntl.F_RDLCK), lambda f: os.setxattr(path, 'user.x', b'1')):
+        try: act(held[-1])
+        except OSError: pass
+'told'
+"""
+
+
+def test_sessions_of_one_jail_and_runs_of_others_tell_each_other_nothing_by_what_they_share(
+    box: JailExecutor,
+) -> None:
+    """What they have in common are files of the system and devices, which none may mark, lock or watch."""
+    with box.open(limits=LIMITS) as teller, box.open(limits=LIMITS) as listener:
+        listener.run(LOOK_AROUND)
+        before = listener.run("look()").value
+        elsewhere = box.run(f"{LOOK_AROUND}\nprint(look())", domain="elsewhere").stdout.strip()
+        assert teller.run(TELL).value == "'told'"
+        assert listener.run("look()").value == before
+        assert box.run(f"{LOOK_AROUND}\nprint(look())", domain="elsewhere").stdout.strip() == elsewhere
+        assert "2" in elsewhere  # F_UNLCK: it could look
+
+
+def test_nobody_learns_which_files_others_open(box: JailExecutor) -> None:
+    watch = (
+        "import ctypes, fcntl, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        "shown = [libc.inotify_init(), libc.inotify_init1(0o4000), libc.fanotify_init(0, 0)]\n"
+        "fd = os.open(os.path.dirname(os.__file__), os.O_RDONLY)\n"
+        "try: shown.append(fcntl.fcntl(fd, 1026, 1))\nexcept OSError: shown.append(-1)\nos.close(fd)\nprint(shown)"
+    )
+    assert box.run(watch).stdout == "[-1, -1, -1, -1]\n"
+    with box.open(limits=LIMITS) as session:
+        assert session.run(watch).stdout == "[-1, -1, -1, -1]\n"
+
+
+def test_a_library_that_locks_its_own_file_works(box: JailExecutor) -> None:
+    code = (
+        "import fcntl, sqlite3\nfor value in (1, 2):\n with sqlite3.connect('d') as db:\n"
+        "  db.execute('create table if not exists t (a)'); db.execute('insert into t values (?)', (value,))\n"
+        "with open('f', 'w') as f: fcntl.flock(f, fcntl.LOCK_EX); fcntl.lockf(f, fcntl.LOCK_UN)\n"
+        "print(db.execute('select a from t').fetchall())"
+    )
+    assert box.run(code).stdout == "[(1,), (2,)]\n"
+    with box.open(limits=LIMITS) as session:
+        assert session.run(code).stdout == "[(1,), (2,)]\n"
+
+
 def test_a_fork_bomb_takes_no_process_from_its_neighbour(box: JailExecutor) -> None:
     innocent = (
         "import os, threading, time\nfor _ in range(8):\n children = []\n for _ in range(6):\n  pid = os.fork()\n"

@@ -23,6 +23,7 @@ FIRST_UID, UIDS = 0x70000000, 0x08000000
 OOM_FIRST = b"1000"
 """Where the kernel itself runs out of memory, the program goes before its warden."""
 FOLDER = kernel.MS_NOSUID | kernel.MS_NODEV
+KEPT_FLAGS = os.ST_NOSUID | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME
 INODES_PER_MB = 256
 
 
@@ -50,13 +51,23 @@ def hide_host(kept: list[str]) -> None:
     os.makedirs(f"{new}/dev")
     for name in DEVICES:
         os.close(os.open(f"{new}/dev/{name}", os.O_CREAT))
-        kernel.mount(f"/dev/{name}", f"{new}/dev/{name}", None, kernel.MS_BIND)
+        _bind_read_only(f"/dev/{name}", f"{new}/dev/{name}")
     for name, goal in DEVICE_LINKS.items():
         os.symlink(goal, f"{new}/dev/{name}")
     for folder in ("/box", "/vault"):
         os.makedirs(new + folder)
     kernel.pivot_root(new)
     kernel.mount("none", "/", None, kernel.MS_BIND | kernel.MS_REMOUNT | flags)
+
+
+def _bind_read_only(device: str, target: str) -> None:
+    """Shows a device that other jails have too: it can be written to, and its times, which all of them see, cannot be set.
+
+    A mount in a user namespace keeps the restrictions that it came with, which bear the same numbers in both calls.
+    """
+    kernel.mount(device, target, None, kernel.MS_BIND)
+    kept = os.statvfs(target).f_flag & KEPT_FLAGS
+    kernel.mount("none", target, None, kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY | kept)
 
 
 def part() -> None:
