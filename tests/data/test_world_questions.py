@@ -15,8 +15,9 @@ import pytest
 from agentenv.core.types import Task
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.data.world_config import FAMILY_HOPS
-from agentenv.data.world_facts import Facts, invent
+from agentenv.data.world_facts import NOWHERE, PAGE_1, Facts, invent
 from agentenv.data.world_grammar import RELATIONS, TYPES
+from agentenv.data.world_questions import ask
 from agentenv.data.world_solver import Solver, unfold
 from agentenv.errors import ConfigurationError
 
@@ -100,6 +101,54 @@ def test_the_solver_answers_from_the_facts(question: str, answers: set[str]) -> 
 )
 def test_the_solver_says_what_is_stated_of_a_name(name: str, relation: str, told: str | None) -> None:
     assert Solver(tiny()).stated(name, relation) == told
+
+
+def asked(facts: Facts, family: str) -> set[str]:
+    """Every question of ``family``, with as few hops as it can have, that is asked of a world of these facts."""
+    values = {kind: {**columns} for kind, columns in facts.values.items()}
+    where = {
+        kind: {name: np.where(column >= 0, PAGE_1, NOWHERE) for name, column in columns.items()}
+        for kind, columns in values.items()
+    }
+    start = {kind: np.zeros(len(facts.names[kind]), dtype=np.int64) for kind in TYPES}
+    low = FAMILY_HOPS[family][0]
+    config = WorldConfig(documents=200, questions=1000, families=(family,), hops=(low, low), paraphrase=1)
+    found: set[str] = set()
+    tasks = ask(replace(facts, config=config, where=where, start=start))
+    with pytest.raises(ConfigurationError):  # it is asked for more than there are
+        found.update(task.question for task in tasks)
+    return found
+
+
+def test_a_question_that_two_entities_answer_is_never_asked() -> None:
+    """Both works are by Bob and about Hi. With another author of the second work each question has one answer."""
+    assert asked(tiny(), "intersection") == {"Which person born in Lo works for Org?"}
+    works = tiny().values["work"] | {"author": np.array([1, 0])}
+    apart = replace(tiny(), values=tiny().values | {"work": works})
+    assert {"Which work about Hi is by Bob?", "Which work about Hi is by Ann?"} <= asked(
+        apart, "intersection"
+    )
+
+
+def test_a_question_that_holds_its_answer_is_never_asked() -> None:
+    """Ann Lo was born in Lo; in lower case and as a part of a word it is no answer."""
+    born = "Where was {} born?"
+    assert {born.format("Ann"), born.format("Bob")} <= asked(tiny(), "lookup")
+    for name, leaks in {"Ann Lo": True, "Ann lo": True, "Ann Log": False}.items():
+        told = replace(tiny(), names=tiny().names | {"person": [name, "Bob"]})
+        assert (born.format(name) in asked(told, "lookup")) is not leaks
+        assert born.format("Bob") in asked(told, "lookup")
+
+
+def test_no_question_is_asked_twice() -> None:
+    """One fact is one question, however often it is drawn: a world has no more than it has facts."""
+    lookups = sum(
+        int((column >= 0).sum())
+        for kind, columns in tiny().values.items()
+        for name, column in columns.items()
+        if (kind, name) != ("organisation", "successor")
+    )
+    assert len(asked(tiny(), "lookup")) == lookups
 
 
 @pytest.mark.parametrize(("family", "hops"), CELLS)

@@ -4,12 +4,14 @@ import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentenv.core.types import Document, Task
 from agentenv.data.sources import Source, SourceConfig
 from agentenv.data.world import WorldConfig, write_world
+from agentenv.envs.local_search import LocalSearch
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.evaluation.ground import (
     EnvConfig,
@@ -17,8 +19,12 @@ from agentenv.evaluation.ground import (
     SearchConfig,
     corpus_of,
     index_recall,
+    known_retriever,
     open_ground,
+    open_tasks,
+    topics_of,
 )
+from agentenv.retrievers.corpus import Corpus
 from agentenv.retrievers.fakes import InMemoryRetriever
 from agentenv.retrievers.oracle import OracleRetriever
 
@@ -65,6 +71,128 @@ def test_variations_keep_the_rest() -> None:
     assert varied.retriever is other
     assert varied.source is ground.source
     assert ground.env.options == {"k": 2}
+
+
+def test_a_variation_has_the_last_word_on_an_option_and_keeps_the_retriever() -> None:
+    ground = open_ground(SourceConfig(world=SMALL), HASH, EnvConfig(options={"k": 2}), words)
+    varied = ground.varied(k=5)
+    assert (varied.env.options, varied.retriever) == ({"k": 5}, ground.retriever)
+
+
+def test_an_environment_is_given_the_tasks_and_the_policy_s_count_of_tokens() -> None:
+    env = EnvConfig(options={"observation_tokens": 90})
+    ground = open_ground(SourceConfig(world=SMALL), HASH, env, len)  # a token is a character
+    made = ground.make_env()
+    assert isinstance(made, LocalSearch)
+    assert made.held_tasks() == ground.source.tasks
+    made.reset(seed=0)
+    assert len(made.step("<search>who</search>").observation[0].text) <= 90
+
+
+def test_an_environment_that_searches_nothing_has_no_retriever_and_no_corpus() -> None:
+    source = SourceConfig(dataset="env", limit=3)
+    env, search = EnvConfig(id="agentenv/Calculator-v0"), SearchConfig(corpus="/nowhere.jsonl")
+    ground = open_ground(source, search, env, words)
+    assert (len(ground.source.tasks), ground.retriever, ground.source.corpus) == (3, None, None)
+    ground.make_env().reset(seed=0, options={"task": ground.source.tasks[0]})
+    with pytest.raises(ConfigurationError, match="Calculator-v0"):
+        _ = ground.searched
+
+
+def test_own_tasks_follow_the_seed_the_split_and_the_limit() -> None:
+    env = EnvConfig(id="agentenv/Calculator-v0")
+
+    def made(**how: Any) -> Source:
+        return open_tasks(SourceConfig(dataset="env", **how), SearchConfig(), env)
+
+    assert (made().split, len(made().tasks)) == ("train", 200)
+    assert made(split="test", limit=2).split == "test"
+    asked = {
+        tuple(task.question for task in made(limit=20, **how).tasks)
+        for how in ({}, {"seed": 1}, {"split": "test"})
+    }
+    assert len(asked) == 3
+
+
+def test_a_corpus_that_is_named_is_searched_in_place_of_the_documents_of_a_world(tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"id": "1", "title": "t", "text": "some words"}\n')
+    opened = open_tasks(SourceConfig(world=SMALL), SearchConfig(corpus=str(other)), EnvConfig())
+    assert [document.title for document in corpus_of(opened) or ()] == ["t"]
+
+
+def test_what_was_opened_before_is_not_opened_again() -> None:
+    opened = open_tasks(SourceConfig(world=SMALL), SearchConfig(), EnvConfig())
+    few = replace(opened, tasks=opened.tasks[:1])
+    ground = open_ground(SourceConfig(world=SMALL), HASH, EnvConfig(), words, opened=few)
+    assert ground.source.tasks == few.tasks
+
+
+def test_an_index_is_of_the_kind_that_is_asked_for_and_tells_how_far_it_is() -> None:
+    documents = [Document(str(i), f"t{i}", f"word{i} and more") for i in range(60)]
+    source = Source("s", "", (Task("1", "word1", ("x",)),), documents, None)
+    told: list[tuple[int, int]] = []
+
+    def progress(done: int, total: int) -> None:
+        told.append((done, total))
+
+    flat, other = (
+        open_ground(
+            SourceConfig(),
+            SearchConfig(encoder="hash", index=kind),
+            EnvConfig(),
+            words,
+            opened=source,
+            progress=progress,
+        )
+        for kind in ("Flat", "HNSW8")
+    )
+    assert flat.searched.info().fingerprint != other.searched.info().fingerprint
+    assert told[-1] == (60, 60)
+
+
+def test_some_shared_ids_are_compared_and_the_rest_left_alone(tmp_path: Path) -> None:
+    """A searched corpus may lack documents of the questions; one that differs is enough to trust none of the ids."""
+    rows = [{"id": f"p{i}", "title": f"T{i}", "text": f"text {i}"} for i in range(3)]
+    task = {"id": "q", "question": "Where?", "answers": ["Moor"], "supporting_ids": ["p0", "p1", "p2"]}
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "test.jsonl").write_text(json.dumps(task) + "\n")
+    (tmp_path / "own" / "corpus.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    source = SourceConfig(dataset=str(tmp_path / "own" / "test.jsonl"))
+    for searched, kept in ((rows[:2], True), ([rows[0], rows[1] | {"text": "another"}], False)):
+        path = tmp_path / f"kept-{kept}.jsonl"
+        path.write_text("\n".join(map(json.dumps, searched)))
+        ground = open_ground(source, SearchConfig(retriever="bm25", corpus=str(path)), EnvConfig(), len)
+        assert bool(ground.source.tasks[0].data.get("supporting_ids")) == kept
+
+
+@pytest.mark.parametrize("spec", ["", "bm25", "faiss:here"])
+def test_a_known_retriever_is_opened_by_nobody(spec: str) -> None:
+    assert known_retriever(spec) == spec
+    with pytest.raises(UnknownName, match="faiss"):
+        known_retriever("fais:here")
+
+
+def test_topics_are_titles_each_once_drawn_by_the_seed() -> None:
+    corpus = Corpus(Document(str(i), f"t{i % 6}", "x") for i in range(12))
+    assert [task.question for task in topics_of(corpus, SourceConfig())] == [f"t{i}" for i in range(6)]
+    assert len(topics_of(corpus, SourceConfig(limit=6))) == 6
+    drawn = {
+        seed: tuple(task.question for task in topics_of(corpus, SourceConfig(limit=5, seed=seed)))
+        for seed in range(4)
+    }
+    assert all(len(set(titles)) == 5 for titles in drawn.values())
+    assert len(set(drawn.values())) > 1
+    with pytest.raises(ConfigurationError):
+        topics_of(None, SourceConfig())
+
+
+def test_corpora_that_are_searched_together_keep_their_documents_apart(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"id": "1", "title": name, "text": "x"}) + "\n")
+    corpora = tuple((name, tmp_path / f"{name}.jsonl") for name in ("a", "b"))
+    found = corpus_of(Source("s", "", (), None, None, corpora=corpora))
+    assert [(document.id, document.title) for document in found or ()] == [("a:1", "a"), ("b:1", "b")]
 
 
 def test_index_recall_by_hand() -> None:
@@ -124,6 +252,11 @@ def test_an_option_that_the_environment_does_not_take(option: str) -> None:
     ground = open_ground(SourceConfig(world=SMALL), HASH, EnvConfig(), words)
     with pytest.raises(ConfigurationError, match=rf"option.*'{option}'"):
         replace(ground, env=env).make_env()
+
+
+def test_a_retriever_among_the_options_is_refused_though_its_type_is_right() -> None:
+    with pytest.raises(ConfigurationError, match="'retriever'"):
+        open_ground(SourceConfig(world=SMALL), HASH, EnvConfig(options={"retriever": "faiss:here"}), words)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,11 @@ def test_answer_has_precision_and_recall_and_the_yes_no_guard() -> None:
     assert answer_match("the U.S.A.", ["usa"]) == pytest.approx((1.0, 1.0, 1.0, 1.0))
     assert answer_match("yes it is", ["yes"]) == pytest.approx((0.0, 0.0, 0.0, 0.0))
     assert answer_match("noanswer", ["no answer"]) == pytest.approx((0.0, 0.0, 0.0, 0.0))
+    for word in ("yes", "no", "noanswer"):  # on either side, though half of the words are the same
+        assert (
+            answer_match(word, [f"{word} indeed"]) == answer_match(f"{word} indeed", [word]) == (0, 0, 0, 0)
+        )
+        assert answer_match(word, [word]).em == 1.0
 
 
 def test_over_several_golds_each_figure_takes_its_own_best() -> None:
@@ -60,6 +65,9 @@ def test_support_of_2wiki_lower_cases_titles_after_the_set_is_made() -> None:
     # Both spellings count as right predictions: P = 2/2, R = 1/1.
     assert wiki_support([("a", 0), ("A", 0)], [("A", 0)]) == pytest.approx((1.0, 1.0, 1.0, 1.0))
     assert wiki_support([("a", 0)], [("A", 0), ("B", 2)]) == pytest.approx((0.0, 2 / 3, 1.0, 0.5))
+    # A fact that is named twice counts once on either side, and one that is too much spoils the exact match.
+    assert wiki_support([("A", 0), ("A", 0), ("C", 1)], [("A", 0)]) == pytest.approx((0.0, 2 / 3, 0.5, 1.0))
+    assert wiki_support([("A", 0)], [("A", 0), ("B", 2), ("B", 2)]) == pytest.approx((0.0, 2 / 3, 1.0, 0.5))
 
 
 def test_evidence_of_2wiki_accepts_every_form_of_a_triple() -> None:
@@ -69,6 +77,9 @@ def test_evidence_of_2wiki_accepts_every_form_of_a_triple() -> None:
     # Two forms of one triple are two hits: P = 2/2, R = 2/2 although the second triple is missing (quirk).
     assert wiki_evidence([("Ann", "mother", "Bea"), ("Annie", "mother", "Bea")], gold).em == 1.0
     assert wiki_evidence([("the Ann", "mother", "Bea")], gold).f1 == 0.0  # articles stay
+    # A triple that is named twice counts once: P = 1/2, R = 1/2.
+    named = [("Ann", "mother", "Bea"), ("ann", "mother", "bea"), ("Ann", "mother", "Cy")]
+    assert wiki_evidence(named, gold) == pytest.approx((0.0, 0.5, 0.5, 0.5))
 
 
 def test_joint_is_the_product_of_precisions_and_of_recalls() -> None:
@@ -209,6 +220,32 @@ def test_musique_full_scores_pairs_by_hand(tmp_path: Path) -> None:
     assert scores["group_support_sufficiency_f1"] == pytest.approx((2 / 3 + 0 + 2 / 3) / 3)
 
 
+def test_the_first_prediction_of_an_id_is_that_of_its_first_gold(tmp_path: Path) -> None:
+    """The unanswerable twins stand first. Taken in any other order flags and answers would meet the wrong gold."""
+    gold = full_gold(tmp_path)
+    lines = gold.read_text().splitlines(keepends=True)
+    gold.write_text("".join(lines[i] for i in (1, 0, 3, 2, 5, 4)))
+    names = ("answer_f1", "group_answer_sufficiency_f1")
+
+    def scores(*claims: str) -> tuple[float, ...]:
+        found = score_file("musique", gold, full_predictions(tmp_path, *claims))["scores"]
+        return tuple(found[name] for name in names)
+
+    answers = [(f"{name} 0 Rome", f"{name} 1 New York") for name in "abc"]
+    assert scores(*(line for pair in answers for line in pair)) == (1.0, 1.0)
+    assert scores(*(first for first, _ in answers), *(second for _, second in answers)) == (1.0, 1.0)
+    assert scores(*(line for pair in answers for line in pair[::-1])) == (0.0, 0.0)
+    # Only b is turned round: its answerable twin is met by "Rome", and both of its flags are wrong.
+    (a, b, c) = answers
+    assert scores(*a, *b[::-1], *c) == pytest.approx((2 / 3, 2 / 3))
+
+
+def test_musique_wants_no_more_predictions_than_golds(tmp_path: Path) -> None:
+    whole = [f"{name} {flag} x" for name in "abc" for flag in (1, 0)]
+    with pytest.raises(DatasetError, match="'b' has 3 predictions"):
+        score_file("musique", full_gold(tmp_path), full_predictions(tmp_path, *whole, "b 1 y"))
+
+
 def test_musique_full_wants_twins_and_flags(tmp_path: Path) -> None:
     gold, whole = full_gold(tmp_path), [f"{name} {flag} x" for name in "abc" for flag in (1, 0)]
     predictions = full_predictions(tmp_path, *whole[:-1])
@@ -221,6 +258,9 @@ def test_musique_full_wants_twins_and_flags(tmp_path: Path) -> None:
     gold.write_text("".join(lines[:-1]))
     with pytest.raises(DatasetError, match="'c' must stand twice, once answerable and once not"):
         score_file("musique", gold, full_predictions(tmp_path, *whole[:-1]))
+    gold.write_text("".join([*lines[:-1], lines[-2]]))  # twice, and answerable both times
+    with pytest.raises(DatasetError, match="'c' must stand twice, once answerable and once not"):
+        score_file("musique", gold, full_predictions(tmp_path, *whole))
 
 
 def test_gold_predictions_score_one(tmp_path: Path) -> None:
