@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -37,6 +37,22 @@ class Deadline:
         self._used = 0.0
         self._since = time.monotonic()
         self._holds = 0
+        self._watchers: tuple[Callable[[], None], ...] = ()
+
+    @property
+    def held(self) -> bool:
+        """Whether the time stands still: the call waits for others."""
+        return self._holds > 0
+
+    def watch(self, watcher: Callable[[], None]) -> None:
+        """Lets ``watcher`` be called whenever ``held`` has changed, from any thread."""
+        with self._lock:
+            self._watchers = (*self._watchers, watcher)
+
+    def unwatch(self, watcher: Callable[[], None]) -> None:
+        """Ends ``watch``."""
+        with self._lock:
+            self._watchers = tuple(one for one in self._watchers if one != watcher)
 
     def left(self) -> float:
         """Seconds that are left; while it is held they stay the same."""
@@ -53,6 +69,9 @@ class Deadline:
             if not self._holds:
                 self._used += time.monotonic() - self._since
             self._holds += 1
+            watchers = self._watchers if self._holds == 1 else ()
+        for watcher in watchers:
+            watcher()
         if self._around is not None:
             self._around._stop()
 
@@ -61,6 +80,9 @@ class Deadline:
             self._holds -= 1
             if not self._holds:
                 self._since = time.monotonic()
+            watchers = () if self._holds else self._watchers
+        for watcher in watchers:
+            watcher()
         if self._around is not None:
             self._around._go_on()
 
@@ -82,9 +104,14 @@ class Hold:
 _current: ContextVar[Deadline | None] = ContextVar("_current", default=None)
 
 
+def current_deadline() -> Deadline | None:
+    """The deadline of the call that runs here, if there is one."""
+    return _current.get()
+
+
 def hold_current() -> Hold:
     """Holds the deadline of the call that runs here, if there is one."""
-    return Hold(_current.get())
+    return Hold(current_deadline())
 
 
 async def within(seconds: float, work: Awaitable[T], fault: Fault) -> T:

@@ -1,7 +1,8 @@
 """A pool of threads that nobody waits for at the end, and in which a call that hangs is replaced.
 
 The pool of the standard library fits calls that end: the interpreter waits for all its threads before it leaves, and a
-call that never returns keeps its place for ever.
+call that never returns keeps its place for ever. Here a call that waits for other episodes, with its deadline held, needs no
+place either: those that it waits for may still wait for a thread.
 """
 
 import atexit
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
-from agentenv.core.deadlines import hold_current
+from agentenv.core.deadlines import Hold, current_deadline
 from agentenv.errors import EnvFault
 
 _GLANCE_S = 0.01  # between two looks at what still runs
@@ -32,7 +33,8 @@ class _Call(Future[Any]):
     def __init__(self, pool: "_Pool", run: Callable[[], Any]) -> None:
         super().__init__()
         self.run = run
-        self.hold = hold_current()  # the wait for a free thread is nobody's fault
+        self.deadline = current_deadline()
+        self.hold = Hold(self.deadline)  # the wait for a free thread is nobody's fault
         self._pool = pool
 
     def cancel(self) -> bool:
@@ -41,6 +43,27 @@ class _Call(Future[Any]):
         if not cancelled:
             self._pool.give_up(self)
         return cancelled
+
+    def carry_out(self) -> None:
+        """Runs the function; the pool is told when it waits for others."""
+        self.hold.end()
+        if self.deadline is not None:
+            self.deadline.watch(self._look)
+            self._look()
+        try:
+            result = self.run()
+        except StopIteration as error:  # a future refuses it, and whoever waits would wait for ever
+            self.set_exception(RuntimeError(f"StopIteration was raised: {error}"))
+        except BaseException as error:
+            self.set_exception(error)
+        else:
+            self.set_result(result)
+        finally:
+            if self.deadline is not None:
+                self.deadline.unwatch(self._look)
+
+    def _look(self) -> None:
+        self._pool.look_at(self)
 
 
 class _Pool:
@@ -52,7 +75,8 @@ class _Pool:
         self._ready = threading.Condition()
         self._waiting: deque[_Call] = deque()
         self._running: set[_Call] = set()
-        self._threads = self._idle = self._started = 0
+        self._held: set[_Call] = set()  # of those that run, those that wait for others and need no place
+        self._threads = self._started = 0
         self._closed = False
 
     def add(self, call: _Call) -> None:
@@ -68,10 +92,21 @@ class _Pool:
         """Takes the thread of ``call`` out of the pool, if it still runs; another one takes its place."""
         with self._ready:
             if self._replaces and call in self._running:
-                self._running.remove(call)
+                self._leave(call)
                 self._threads -= 1
                 self.abandoned += 1
                 self._staff()
+
+    def look_at(self, call: _Call) -> None:
+        """Takes note of whether ``call`` waits for others; another one has its place meanwhile."""
+        with self._ready:
+            if not self._replaces or call not in self._running or call.deadline is None:
+                return
+            if call.deadline.held:
+                self._held.add(call)
+                self._staff()
+            else:
+                self._held.discard(call)
 
     def close(self) -> None:
         with self._ready:
@@ -83,51 +118,48 @@ class _Pool:
         """Calls that run and that nobody has given up."""
         return len(self._running)
 
+    @property
+    def _free(self) -> int:
+        """Places for further calls."""
+        return self._size - len(self._running) + len(self._held)
+
     def _staff(self) -> None:
-        """Wakes or starts a thread for what waits."""
-        if self._idle:
-            self._ready.notify()
-        if len(self._waiting) > self._idle and self._threads < self._size:
+        """Wakes or starts threads for what waits, as far as there are places."""
+        wanted = min(len(self._waiting), self._free)
+        if wanted <= 0:
+            return
+        self._ready.notify(wanted)
+        while self._threads < len(self._running) + wanted:
             self._threads += 1
             self._started += 1
             name = f"{self._name}_{self._started}"
             threading.Thread(target=self._work, name=name, daemon=True).start()
 
+    def _leave(self, call: _Call) -> None:
+        self._running.remove(call)
+        self._held.discard(call)
+
     def _work(self) -> None:
         while (call := self._next()) is not None:
-            _run(call)
+            call.carry_out()
             with self._ready:
                 if call not in self._running:  # it was given up, and this thread replaced
                     self.abandoned -= self._replaces
                     return
-                self._running.remove(call)
+                self._leave(call)
             del call
 
     def _next(self) -> _Call | None:
         with self._ready:
             while True:
-                while not self._waiting:
-                    if self._closed:
+                while not self._waiting or self._free <= 0:
+                    if self._closed and not self._waiting:
                         return None
-                    self._idle += 1
                     self._ready.wait()
-                    self._idle -= 1
                 call = self._waiting.popleft()
-                call.hold.end()
                 if call.set_running_or_notify_cancel():
                     self._running.add(call)
                     return call
-
-
-def _run(call: _Call) -> None:
-    try:
-        result = call.run()
-    except StopIteration as error:  # a future refuses it, and whoever waits would wait for ever
-        call.set_exception(RuntimeError(f"StopIteration was raised: {error}"))
-    except BaseException as error:
-        call.set_exception(error)
-    else:
-        call.set_result(result)
 
 
 class DaemonThreads(ThreadPoolExecutor):

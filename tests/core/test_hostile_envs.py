@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agentenv.core.batching import Batcher
 from agentenv.core.chat import InlineFormat
-from agentenv.core.env import AsyncEnv, Env
+from agentenv.core.env import AsyncEnv, Env, run_sync
+from agentenv.core.env_calls import THREADS
 from agentenv.core.lifetimes import UnmadeEnv, close_envs, make_envs
 from agentenv.core.rollout import RolloutConfig, Start, rollout
 from agentenv.core.trajectory import Trajectory
@@ -423,3 +425,31 @@ def test_many_closes_that_hang_are_waited_for_together() -> None:
     flaws = asyncio.run(close_envs(envs, DEADLINE_S))
     assert all("close took longer" in flaw for flaw in flaws)
     assert time.monotonic() - began < 10
+
+
+class Searching(Plain):
+    """Asks a batch of all episodes in each step, from the thread of its plain function."""
+
+    def __init__(self, found: Batcher[int, int], run: Callable[[Any], int]) -> None:
+        super().__init__()
+        self.found, self.run = found, run
+
+    def step(self, action: str) -> Step:
+        assert self.run(self.found.submit(7)) == 8
+        return super().step(action)
+
+
+@pytest.mark.parametrize("run", [run_sync, asyncio.run])
+def test_plain_environments_that_wait_for_each_other_need_no_more_threads_than_there_are(run: Any) -> None:
+    """The episodes of a lockstep wait for one batch, and those behind them for a thread: neither is counted as time."""
+    sizes: list[int] = []
+
+    def search(items: list[int]) -> list[int]:
+        sizes.append(len(items))
+        return [item + 1 for item in items]
+
+    found = Batcher(search)
+    episodes = 2 * THREADS._max_workers
+    got = played([Searching(found, run) for _ in range(episodes)], deadline_s=20.0)
+    assert [t.reward for t in got] == [1.5] * episodes
+    assert sizes == [episodes] * 2
