@@ -37,6 +37,11 @@ class Pending:
         """
         return self.task.result() if self.task and self.task.done() else None
 
+    @property
+    def failed(self) -> bool:
+        """Whether all episodes have ended, each through an infrastructure failure: there is nothing to train."""
+        return bool(self.members) and not any(member.valid for member in self.members or ())
+
     def state_dict(self) -> dict[str, Any]:
         """All but the episodes themselves, in plain values."""
         return {
@@ -69,6 +74,10 @@ def first_complete(
     due within these steps than are trained in them. To take those that began first leaves the fewest of these, and as no
     more groups begin than all of ``counts`` together, a batch without that flaw is there once every group has ended.
 
+    Groups that failed end early, so that they might fill a batch which would end the run while others are fine. So where a
+    batch would be such groups alone, the learner waits for one that has something to train, until all have ended. A group
+    that failed has no version and may be left.
+
     Args:
         pending: All groups that are not trained, in the order in which they were drawn.
         counts: Groups of this step, then of each later one that is open.
@@ -76,10 +85,22 @@ def first_complete(
         staleness: The bound.
     """
     begun = sorted((p for p in pending if p.born is not None), key=lambda p: p.born or 0)
-    batch = [p for p in begun if p.members is not None][: counts[0]]
-    if len(batch) < counts[0]:
+    complete = [p for p in begun if p.members is not None]
+    size = counts[0]
+    if len(complete) < size:
         return None
-    left = [(p.born or 0) + staleness - version for p in begun if p not in batch]
-    room = accumulate(counts[1:], initial=0)
-    late = any(sum(due <= step for due in left) > places for step, places in enumerate(room))
-    return None if late else batch
+
+    def fits(batch: Sequence[Pending]) -> bool:
+        left = [(p.born or 0) + staleness - version for p in begun if p not in batch and not p.failed]
+        room = accumulate(counts[1:], initial=0)
+        return all(sum(due <= step for due in left) <= places for step, places in enumerate(room))
+
+    useful = [p for p in complete if not p.failed]
+    oldest = complete[:size]
+    if size == 0 or any(not p.failed for p in oldest):
+        batches = [oldest, [*useful, *(p for p in complete if p.failed)][:size]]
+    elif useful:
+        batches = [[*oldest[:-1], useful[0]], [*useful, *oldest][:size]]
+    else:
+        return oldest if len(complete) == len(pending) else None
+    return next((batch for batch in batches if fits(batch)), None)

@@ -195,17 +195,18 @@ def until(holds: Callable[[], bool]) -> None:
 class Outcome:
     """Stands for the task of a group."""
 
-    def __init__(self) -> None:
+    def __init__(self, members: Sequence[Any]) -> None:
         self.over = False
+        self.members = members
 
     def done(self) -> bool:
         return self.over
 
-    def result(self) -> list[Trajectory]:
-        return []
+    def result(self) -> Sequence[Any]:
+        return self.members
 
 
-def drawn(step: int, born: int | None = None, *, complete: bool = False) -> Pending:
+def drawn(step: int, born: int | None = None, *, complete: bool = False, valid: bool = True) -> Pending:
     made = Pending(
         step=step,
         draw=Draw(0, 2),
@@ -215,7 +216,7 @@ def drawn(step: int, born: int | None = None, *, complete: bool = False) -> Pend
         policy=RecordedPolicy(Doors()),
         born=born,
     )
-    made.task = Outcome()  # type: ignore[assignment]
+    made.task = Outcome([SimpleNamespace(valid=valid)])  # type: ignore[assignment]
     made.task.over = complete  # type: ignore[union-attr]
     return made
 
@@ -251,17 +252,36 @@ def test_the_learner_looks_ahead() -> None:
     assert first_complete(pending, [1, 2, 1], version=1, staleness=2) == [pending[2]]
 
 
+def test_a_batch_of_failures_alone_waits_for_a_group_that_has_something() -> None:
+    failed = [drawn(1, born=0, complete=True, valid=False) for _ in range(3)]
+    slow, waits = drawn(2, born=0), drawn(2)
+    take = partial(first_complete, counts=[2, 3], version=0, staleness=1)
+    assert take([*failed, slow, waits]) is None
+    assert take([*failed, drawn(2, born=0, complete=True), waits])[1].failed is False  # type: ignore[index]
+    assert take([*failed, waits]) is None  # it has no place yet
+    assert take(failed) == failed[:2]  # everything failed
+    good = [drawn(1, born=0, complete=True) for _ in range(3)]
+    assert (
+        first_complete([*failed[:1], *good], [2, 2], version=1, staleness=1) is None
+    )  # two are due and one is left
+    assert first_complete([*failed[:1], *good[:2]], [2, 1], version=1, staleness=1) == good[:2]
+
+
 @given(
     staleness=st.integers(0, 4),
     counts=st.lists(st.integers(0, 4), min_size=6, max_size=6),
     slots=st.integers(1, 12),
     seed=st.integers(0, 1 << 16),
+    failing=st.sampled_from([0.0, 0.3, 0.8, 1.0]),
 )
 @settings(max_examples=60, deadline=None)
 def test_the_bound_holds_and_can_always_be_kept(
-    staleness: int, counts: list[int], slots: int, seed: int
+    staleness: int, counts: list[int], slots: int, seed: int, failing: float
 ) -> None:
-    """Groups end in any order; every batch can be made once all that run have ended, and none holds an older group."""
+    """Groups end in any order, well or not; every batch can be made once all that run have ended, none holds an older one.
+
+    A batch has something to train in it unless all that are drawn have failed.
+    """
     rng = random.Random(seed)
     pending: list[Pending] = []
     opened = 0
@@ -269,7 +289,7 @@ def test_the_bound_holds_and_can_always_be_kept(
         version = step - 1
         while opened < min(step + staleness, len(counts)):
             opened += 1
-            pending += [drawn(opened) for _ in range(counts[opened - 1])]
+            pending += [drawn(opened, valid=rng.random() >= failing) for _ in range(counts[opened - 1])]
         while (
             batch := first_complete(pending, counts[version:opened], version=version, staleness=staleness)
         ) is None:
@@ -279,7 +299,8 @@ def test_the_bound_holds_and_can_always_be_kept(
                 running.append(waiting)
             rng.choice(running).task.over = True  # type: ignore[union-attr]
         assert len(batch) == counts[version]
-        assert all(version - (p.born or 0) <= staleness for p in batch)
+        assert all(version - (p.born or 0) <= staleness for p in batch if not p.failed)
+        assert not batch or any(not p.failed for p in batch) or all(p.failed for p in pending)
         pending = [p for p in pending if p not in batch]
     assert not pending
 
@@ -422,6 +443,25 @@ def test_an_error_of_a_group_ends_the_run_and_faults_of_all_do() -> None:
         pytest.raises(Fault, match=r"(?s)every episode of step 1.*engine is gone"),
     ):
         ahead.batch(1)
+
+
+def test_groups_that_fail_do_not_end_a_run_whose_other_groups_are_fine() -> None:
+    """Both groups of the first step fail at once; those of the second are under way."""
+
+    class Half(Doors):
+        async def generate(self, *args: Any, episode: str | None = None, **kwargs: Any) -> Completion:
+            if str(episode).startswith("step-1-"):
+                raise OSError("the engine is gone")
+            await asyncio.sleep(0.02)
+            return await super().generate(*args, episode=episode, **kwargs)
+
+    policy = Half()
+    with rollouts(policy, 1, concurrent=4) as ahead:
+        first, policy.version = ahead.batch(1), 1
+        second = ahead.batch(2)
+    for batch in (first, second):
+        assert sum(t.valid for group in batch.played for t in group) == SIZE
+        assert len(batch.played) == QUESTIONS
 
 
 def test_later_waves_are_played_at_once() -> None:
