@@ -18,8 +18,8 @@ from agentenv.core.registry import env_class
 from agentenv.core.types import Task
 from agentenv.data.code_sets import CODE_SETS
 from agentenv.data.sources import OWN, Source, SourceConfig, check_source
-from agentenv.errors import AgentEnvError, ConfigurationError, Fault
-from agentenv.evaluation.bounds import bound_of, measure_expert, variants
+from agentenv.errors import AgentEnvError, PolicyFault
+from agentenv.evaluation.bounds import bound_of, measure_expert, noted, recall_or_none, variants, why
 from agentenv.evaluation.checksums import verify
 from agentenv.evaluation.contents import contents_of
 from agentenv.evaluation.diagnosis import MAX_COVERED_DOCUMENTS, coverage
@@ -28,7 +28,6 @@ from agentenv.evaluation.ground import (
     Ground,
     SearchConfig,
     corpus_of,
-    index_recall,
     known_retriever,
     open_ground,
     open_tasks,
@@ -179,7 +178,7 @@ def _played(
     (out / RESULTS).unlink(missing_ok=True)
     spending = Spending(player.policy, out) if isinstance(player.policy, OpenAIPolicy) else None
     records, bounds = _play(benchmark, player, ground, out, display, retry_faults, spending)
-    results = _summary(benchmark, player, ground, records, bounds)
+    results = _summary(benchmark, player, ground, records, bounds, display.note)
     if spending is not None:
         results["usage"] = spending.save()
     write_results(out, results)
@@ -285,16 +284,20 @@ def _bound(play: Callable[[], list[Record]], player: Player, scorer: str) -> dic
     """A bound, or why there is none: the run itself is played, and worth more than that.
 
     Raises:
-        Fault: the service that the policy is asked from failed; the same command goes on when it is there again.
+        PolicyFault: the service that the policy is asked from failed; the same command goes on when it is there again.
+        OSError: the episodes cannot be written; likewise.
     """
     try:
-        return bound_of(play(), scorer)
-    except ConfigurationError as error:
-        return {"note": str(error)}
-    except Fault as error:
+        records = play()
+    except OSError:
+        raise
+    except PolicyFault as error:
         if not player.lockstep:
             raise
         return {"note": str(error)}
+    except Exception as error:
+        return {"note": why(error)}
+    return noted(lambda: bound_of(records, scorer))
 
 
 def _progress(display: Display, spending: Spending | None) -> Progress:
@@ -336,6 +339,7 @@ def _summary(
     ground: Ground,
     records: Sequence[Record],
     bounds: dict[str, Any],
+    note: Callable[[str], None],
 ) -> dict[str, Any]:
     info = None if ground.retriever is None else ground.retriever.info()
     options = ground.env.options
@@ -364,7 +368,10 @@ def _summary(
             "notes": ground.source.notes,
         },
     )
-    return summary | {"index_recall": index_recall(ground), "answer_in_corpus": _coverage(ground)}
+    return summary | {
+        "index_recall": recall_or_none(ground, note),
+        "answer_in_corpus": {"share": None, "n": 0} | noted(lambda: _coverage(ground)),
+    }
 
 
 def _coverage(ground: Ground) -> dict[str, Any]:

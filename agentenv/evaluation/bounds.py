@@ -9,17 +9,21 @@ passage that is due on each; it is the ceiling of the search alone for a policy 
 lies below the run itself it bounds nothing, and the results say so.
 """
 
-from typing import Any
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, TypeVar
 
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import RolloutConfig
-from agentenv.errors import ConfigurationError, Fault
+from agentenv.errors import AgentEnvError, Fault
 from agentenv.evaluation.closed_book import closed_book
-from agentenv.evaluation.ground import Ground, corpus_of
+from agentenv.evaluation.ground import Ground, corpus_of, index_recall
 from agentenv.evaluation.records import Record
 from agentenv.evaluation.results import score_tables
 from agentenv.evaluation.runner import play, play_expert, to_record
 from agentenv.retrievers.oracle import OracleRetriever, PagedOracleRetriever
+
+T = TypeVar("T")
 
 
 def measure_bounds(
@@ -38,14 +42,16 @@ def measure_bounds(
             bounds[name] = {"note": variant}
             continue
         phase, (its_ground, player) = name.removesuffix("_book"), variant
-        try:
-            played = play(player, chat, its_ground.make_env, tasks, config, seed=seed, name=phase)
-        except (ConfigurationError, Fault) as error:  # the run itself is played, and worth more than a bound
-            bounds[name] = {"note": str(error)}
-            continue
-        bounds[name] = bound_of([to_record(trajectory) for trajectory in played], scorer)
+        playing = partial(play, player, chat, its_ground.make_env, tasks, config, seed=seed, name=phase)
+        bounds[name] = noted(lambda playing=playing: bound_of(map(to_record, playing()), scorer))  # type: ignore[misc]
     bounds["expert"] = measure_expert(ground, config, scorer, seed=seed)
     return bounds
+
+
+def noted(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What ``measure`` gives, or why it failed: the run itself is played, and worth more than what it is held against."""
+    measured = _or_why(measure)
+    return {"note": measured} if isinstance(measured, str) else measured
 
 
 def variants(ground: Ground, policy: Policy) -> dict[str, tuple[Ground, Policy] | str]:
@@ -55,30 +61,66 @@ def variants(ground: Ground, policy: Policy) -> dict[str, tuple[Ground, Policy] 
     """
     if ground.retriever is None:
         return {}
-    found: dict[str, tuple[Ground, Policy] | str] = {"closed_book": closed_book(ground, policy)}
-    try:
-        oracle = OracleRetriever(
-            ground.source.tasks, {document.id: document for document in corpus_of(ground.source) or ()}
-        )
-    except ConfigurationError as error:
-        return found | {"oracle": str(error), "oracle_paged": str(error)}
-    paged = PagedOracleRetriever(oracle, ground.retriever)
-    found["oracle"] = ground.varied(retriever=oracle), policy
-    found["oracle_paged"] = ground.varied(retriever=paged), policy
+    found: dict[str, tuple[Ground, Policy] | str] = {
+        "closed_book": _or_why(lambda: closed_book(ground, policy))
+    }
+
+    def shown() -> tuple[OracleRetriever, PagedOracleRetriever]:
+        documents = {document.id: document for document in corpus_of(ground.source) or ()}
+        oracle = OracleRetriever(ground.source.tasks, documents)
+        return oracle, PagedOracleRetriever(oracle, ground.searched)
+
+    oracles = _or_why(shown)
+    for name, place in (("oracle", 0), ("oracle_paged", 1)):
+        given = oracles if isinstance(oracles, str) else oracles[place]
+        found[name] = given if isinstance(given, str) else (ground.varied(retriever=given), policy)
     return found
+
+
+def _or_why(make: Callable[[], T]) -> T | str:
+    """What ``make`` gives, or why it failed."""
+    try:
+        return make()
+    except Exception as error:
+        return why(error)
+
+
+def why(error: Exception) -> str:
+    """What went wrong, in one sentence for a note."""
+    return str(error) if isinstance(error, AgentEnvError) else f"{type(error).__name__}: {error}"
+
+
+def recall_or_none(ground: Ground, warn: Callable[[str], None]) -> dict[str, float]:
+    """`index_recall`; nothing but a warning where the retriever fails at it."""
+    recall = _or_why(lambda: index_recall(ground))
+    if isinstance(recall, str):
+        warn(f"the recall of the retriever was not measured: {recall}")
+        return {}
+    return recall
 
 
 def measure_expert(ground: Ground, config: RolloutConfig, scorer: str, *, seed: int = 0) -> dict[str, Any]:
     """The scripted expert on the questions of ``ground``; a note where the environment has none."""
-    try:
-        played = play_expert(ground.make_env, ground.source.tasks, config, seed=seed, shown_only=True)
-    except (ConfigurationError, Fault) as error:
-        return {"note": str(error)}
-    return bound_of([to_record(trajectory) for trajectory in played], scorer)
+
+    def played() -> dict[str, Any]:
+        trajectories = play_expert(ground.make_env, ground.source.tasks, config, seed=seed, shown_only=True)
+        return bound_of(map(to_record, trajectories), scorer)
+
+    return noted(played)
 
 
-def bound_of(records: list[Record], scorer: str) -> dict[str, Any]:
-    """The score of ``records`` with n and interval; faults are left out."""
+def bound_of(records: Iterable[Record], scorer: str) -> dict[str, Any]:
+    """The score of ``records`` with n and interval; faults are left out.
+
+    Raises:
+        Fault: there is nothing but faults.
+    """
+    records = list(records)
     valid = [record for record in records if record["valid"]]
+    if records and not valid:
+        reason = records[0].get("error", "").strip().splitlines() or [records[0]["end_reason"]]
+        raise Fault(
+            f"each of {len(records)} episodes failed through an infrastructure failure ({reason[-1]})"
+        )
     score: dict[str, Any] = score_tables(valid, [scorer])["scores"][scorer]
     return score

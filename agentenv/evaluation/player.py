@@ -17,8 +17,8 @@ from agentenv.core.lifetimes import reason_of
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import RolloutConfig
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import Task
-from agentenv.errors import Fault
+from agentenv.core.types import EndReason, Task
+from agentenv.errors import EnvFault, PolicyFault
 from agentenv.evaluation.ground import Ground
 from agentenv.evaluation.journal import Journal, log_seconds
 from agentenv.evaluation.records import Record
@@ -242,7 +242,8 @@ async def _one_by_one(
 def _or_stop(played: Sequence[Trajectory]) -> Sequence[Trajectory]:
     if any(trajectory.valid for trajectory in played):
         return played
-    raise Fault(
+    ours = any(trajectory.end_reason is EndReason.ENV_FAULT for trajectory in played)
+    raise (EnvFault if ours else PolicyFault)(
         f"each of {len(played)} episodes failed through a fault of ours ({reason_of(played[0])}); what was finished before "
         "is kept: the same command goes on from there"
     )

@@ -1,6 +1,7 @@
 """Running an evaluation: every question once, greedily, through the same episode loop as training."""
 
 import asyncio
+import reprlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from agentenv.core.rollout import RolloutConfig, Start, opening_of, rollout, unp
 from agentenv.core.tool_results import searches_of
 from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.core.types import Task, ToolResult
-from agentenv.errors import ConfigurationError, ContextTooSmall
+from agentenv.errors import ConfigurationError, ContextTooSmall, EnvFault
 from agentenv.evaluation.records import Record, ToolRecord
 from agentenv.evaluation.screens import keep_scenes
 from agentenv.policies.scripted import ScriptedPolicy
@@ -129,7 +130,7 @@ def expert_policy(
 ) -> ScriptedPolicy:
     """The scripts of the environment's own expert, for tasks played ``batch`` at a time under ``name``.
 
-    A task for which the environment failed has no script: its episode is masked.
+    A task for which the environment failed has no script, and its episode is masked.
 
     Args:
         make_env: Makes a fresh environment.
@@ -143,15 +144,22 @@ def expert_policy(
 
     Raises:
         ConfigurationError: the environment has no expert for a task, or cannot pose it.
+        EnvFault: it failed for every task.
     """
 
     async def written() -> dict[str, Sequence[str]]:
         scripts: dict[str, Sequence[str]] = {}
+        failure: Exception | None = None
         for index, task in enumerate(tasks):
             actions = await _script(make_env, task, seed + index, seconds, shown_only)
             begin = index - index % batch
-            if actions is not None:
+            if isinstance(actions, Exception):
+                failure = failure or actions
+            else:
                 scripts[f"{name}-{begin}-{index - begin}"] = actions
+        if failure is not None and not scripts:
+            said = str(failure) if isinstance(failure, EnvFault) else f"{type(failure).__name__}: {failure}"
+            raise EnvFault(f"the scripted expert failed on each of {len(tasks)} tasks ({said})") from failure
         return scripts
 
     return ScriptedPolicy(asyncio.run(written()))
@@ -159,8 +167,8 @@ def expert_policy(
 
 async def _script(
     make_env: MakeEnv, task: Task, seed: int, seconds: float, shown_only: bool
-) -> Sequence[str] | None:
-    """What the expert does on ``task``; None where the environment failed."""
+) -> Sequence[str] | Exception:
+    """What the expert does on ``task``; the error where the environment failed."""
     (env,) = await make_envs([make_env], seconds)
     config = RolloutConfig(deadline_s=seconds, context_tokens=_ROOM)
     try:
@@ -171,10 +179,12 @@ async def _script(
                 await stepped(env, action, config)
             last = await call_plain("the environment's expert", seconds, env.expert_gives_up)
             actions = actions if last is None else (*actions[:-1], last)
+        if actions is not None and not all(isinstance(action, str) for action in actions):
+            raise EnvFault(f"the environment's expert gave {reprlib.repr(actions)}; it must give texts")
     except ConfigurationError:
         raise
-    except Exception:
-        return None
+    except Exception as error:
+        return error
     finally:
         await close_quickly([env], seconds)
     if actions is None:

@@ -9,8 +9,8 @@ from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import RolloutConfig, Start, rollout
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigurationError, EnvFault, Fault
-from agentenv.evaluation.bounds import measure_bounds
-from agentenv.evaluation.ground import Ground, index_recall, open_ground
+from agentenv.evaluation.bounds import measure_bounds, recall_or_none
+from agentenv.evaluation.ground import Ground, open_ground
 from agentenv.evaluation.records import RESULTS, read_evaluation, write_evaluation
 from agentenv.evaluation.results import score_of, summarize
 from agentenv.evaluation.runner import play, to_record
@@ -79,7 +79,9 @@ def _evaluated(run: Run, name: str, strategy: str) -> dict[str, Any]:
     bounds = None
     if run.config.evaluation.bounds and strategy == "plain":
         bounds = measure_bounds(run.policy, run.chat, run.test, config, scorer, seed=run.config.seed)
-    summary = _summary(run, run.test, played, bounds, strategy) | {"index_recall": index_recall(run.test)}
+    summary = _summary(run, run.test, played, bounds, strategy) | {
+        "index_recall": recall_or_none(run.test, run.display.warn)
+    }
     write_evaluation(directory, summary, [to_record(trajectory, directory) for trajectory in played])
     run.seconds[f"evaluation_{name}"] = time.perf_counter() - began
     return summary
