@@ -10,6 +10,7 @@ import tyro
 from rich.console import Console
 
 from agentenv.core.files import put_in_place
+from agentenv.core.registry import ENTRY_POINT_GROUP
 from agentenv.errors import ConfigurationError
 
 ENVIRONMENT = '''\
@@ -126,6 +127,8 @@ class New:
             put_in_place(path.with_suffix(".tmp"), path)
         return {
             "files": [str(path) for path in texts],
+            "name": self.name,
+            "id": f"{self.name}/{title}-v0",
             "entry_point": f"{self.name}:{title}",
             "register": f'agentenv.register("{self.name}/{title}-v0", "{self.name}:{title}")',
         }
@@ -135,7 +138,11 @@ class New:
         lines = [
             *(f"wrote {path}" for path in result["files"]),
             f"check it: cd {self.out} && agentenv check {result['entry_point']}",
-            f"register it: {result['register']}",
+            f"register it in a program: {result['register']}",
+            "register it for every command: in the pyproject.toml of its package, which pip install -e . installs,",
+            f'  [project.entry-points."{ENTRY_POINT_GROUP}"]',
+            f'  "{result["id"]}" = "{result["entry_point"]}"',
+            f"then: agentenv eval --dataset env --env {result['id']} --policy scripted --out runs/{result['name']}",
         ]
         for line in lines:
             console.print(line, highlight=False, markup=False, soft_wrap=True)

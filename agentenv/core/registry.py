@@ -104,6 +104,11 @@ def spec(id: str) -> EnvSpec:
     Raises:
         UnknownName: no such environment; names the nearest.
     """
+    if re.fullmatch(r"[\w.]+:\w+", id):
+        raise ConfigurationError(
+            f"{id!r} is module:Class, which agentenv check alone takes: give it an id, such as 'acme/Maze-v0', in the "
+            f'pyproject.toml of its package, under [project.entry-points."{ENTRY_POINT_GROUP}"], and install that'
+        )
     if id not in _specs:
         raise UnknownName.among("environment", id, _specs)
     return _specs[id]

@@ -125,7 +125,8 @@ def parse_config(values: dict[str, Any], place: str) -> TrainConfig:
         key = ".".join(map(str, first["loc"])) or "the configuration"
         message = first["msg"].removeprefix("Value error, ").rstrip(".")
         shown = "" if isinstance(first["input"], dict) else f"; got {first['input']!r}"
-        raise ConfigurationError(f"{place}: {key}: {message}{shown}.") from error
+        end = "" if not shown and message.endswith("?") else "."
+        raise ConfigurationError(f"{place}: {key}: {message}{shown}{end}") from error
 
 
 def _check_keys(values: dict[str, Any], known: dict[str, Any], place: str, above: str = "") -> None:
@@ -159,11 +160,21 @@ def override(base: TrainConfig, words: Sequence[str]) -> TrainConfig:
             table = table[name]
         before = table.get(key)
         if not given:
+            _check_keys(
+                _nested(tables, {key.removeprefix("no_"): None}), base.model_dump(), "the command line"
+            )
             key, given = _switched(flag, key, table)
         after: list[Any] = list(given) if isinstance(before, str) else [read_value(word) for word in given]
         listed = len(after) > 1 or (isinstance(before, list) and not isinstance(after[0], list))
         table[key] = after if listed else after[0]
     return parse_config(values, "the command line")
+
+
+def _nested(tables: Sequence[str], values: dict[str, Any]) -> dict[str, Any]:
+    """``values`` in the table at the end of a path."""
+    for name in reversed(tables):
+        values = {name: values}
+    return values
 
 
 def _flags(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agentenv.core.env_options import checked_arguments
+from agentenv.core.registry import env_class
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import EndReason, Sampling, Task
 from agentenv.errors import ConfigurationError
@@ -106,9 +108,7 @@ def _refuse_absent(config: TrainConfig) -> None:
         AgentEnvError: what the run would raise.
     """
     declared = as_declared(config)
-    for name in declared.env.options:
-        if not takes(declared.env.id, name):
-            raise ConfigurationError(f"options of {declared.env.id}: it has no option {name!r}")
+    checked_arguments(env_class(declared.env.id), declared.env.id, declared.env.options)
     sources = {"train": declared.train, "dev": declared.dev, "test": declared.test}
     tasks = {
         name: open_tasks(source, declared.search, declared.env).tasks for name, source in sources.items()

@@ -38,6 +38,7 @@ def test_people_are_told_what_to_do_next(tmp_path: Path, capsys: pytest.CaptureF
     out = capsys.readouterr().out
     assert "agentenv check maze:Maze" in out
     assert 'agentenv.register("maze/Maze-v0", "maze:Maze")' in out
+    assert '"maze/Maze-v0" = "maze:Maze"' in out  # the line of an entry point, by which commands know it
 
 
 @pytest.mark.parametrize("taken", ["maze.py", "test_maze.py"])

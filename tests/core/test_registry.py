@@ -60,6 +60,11 @@ def test_an_unknown_id_names_the_nearest() -> None:
             call("agentenv/Calculater-v0")
 
 
+def test_module_and_class_in_place_of_an_id_are_told_from_a_misspelt_id() -> None:
+    with pytest.raises(ConfigurationError, match=r"'maze:Maze'.*agentenv\.envs"):
+        agentenv.make("maze:Maze")
+
+
 def test_registered_arguments_are_defaults() -> None:
     agentenv.register("test/Shown-v0", CALCULATOR, kwargs={"render_mode": "ansi"})
     assert agentenv.make("test/Shown-v0").render_mode == "ansi"

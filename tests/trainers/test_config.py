@@ -71,6 +71,9 @@ def test_overrides_reach_every_kind_of_value() -> None:
         ),
         ("--monitor.action halt", r"monitor.action: .*'lower' or 'stop'; got 'halt'\.$"),
         ("--seed", r"--seed needs a value"),
+        ("--pln", r"'pln'"),
+        ("--optimization.step", r"Did you mean 'optimization.steps'\?$"),
+        ("--rollout.strategy tre", r"Did you mean 'tree'\?$"),
         ("5", r"'5' follows no key"),
     ],
 )

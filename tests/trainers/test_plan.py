@@ -13,7 +13,10 @@ from agentenv.trainers.config_files import override
 from agentenv.trainers.plan import Memory, available_memory, memory_of, plan_run
 
 GIB = 2**30
-WORDS = "--threads 1 --rollout.questions 2 --rollout.group_size 4 --rollout.context_tokens 64 --rollout.turn_tokens 8"
+WORDS = (
+    "--threads 1 --rollout.questions 2 --rollout.group_size 4 --rollout.context_tokens 64 --rollout.turn_tokens 8 "
+    "--test.world.seed 1"  # the questions of training would be refused as those of the test
+)
 SMALL = override(TrainConfig(), [*WORDS.split(), "--optimization.micro_tokens", "256"])
 
 
@@ -100,3 +103,8 @@ def test_what_does_not_fit_is_refused_with_what_to_change() -> None:
     assert "set rollout.questions to at most" in free(many, "caches")
     with pytest.raises(ConfigurationError, match="take a smaller policy"):
         plan_run(SMALL, available=1000)
+
+
+def test_an_option_of_another_type_is_refused_before_anything_is_measured() -> None:
+    with pytest.raises(ConfigurationError, match="'three'"):
+        plan_run(override(SMALL, ["--env.options.k", "three"]))
