@@ -195,6 +195,31 @@ def test_corpora_that_are_searched_together_keep_their_documents_apart(tmp_path:
     assert [(document.id, document.title) for document in found or ()] == [("a:1", "a"), ("b:1", "b")]
 
 
+def test_documents_that_the_own_corpus_lacks_cannot_differ_and_none_need_be_there(tmp_path: Path) -> None:
+    task = {"id": "q", "question": "Where?", "answers": ["Moor"], "supporting_ids": ["p0", "p1"]}
+    searched = tmp_path / "searched.jsonl"
+    rows = [{"id": f"p{i}", "title": f"T{i}", "text": f"text {i}"} for i in range(2)]
+    searched.write_text("\n".join(map(json.dumps, rows)))
+    for name, own in (("partly", rows[:1]), ("without", [])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "test.jsonl").write_text(json.dumps(task) + "\n")
+        if own:
+            (tmp_path / name / "corpus.jsonl").write_text("\n".join(map(json.dumps, own)))
+        source = SourceConfig(dataset=str(tmp_path / name / "test.jsonl"))
+        ground = open_ground(source, SearchConfig(retriever="bm25", corpus=str(searched)), EnvConfig(), len)
+        assert ground.source.tasks[0].data["supporting_ids"] == ("p0", "p1")
+
+
+def test_recall_where_nothing_is_searched_and_where_half_is_found() -> None:
+    documents = [Document(str(i), "", "b") for i in range(12)]
+    task = Task("1", "b", ("x",), data={"supporting_ids": ["3", "7"]})
+    source = Source("s", "", (task,), documents, None)
+    found = index_recall(Ground(source, InMemoryRetriever(documents), EnvConfig(), words))
+    # All documents are alike and come in their order: the 4th and the 8th are wanted.
+    assert found == {"recall@2": 0.0, "recall@3": 0.0, "recall@5": 0.5, "recall@10": 1.0, "all@5": 0.0}
+    assert index_recall(Ground(source, None, EnvConfig(), words)) == {}
+
+
 def test_index_recall_by_hand() -> None:
     """One supporting document found first, one found third, none of two: recall@2 (1 + 0 + 0)/3, @3 (1 + 1 + 0)/3."""
     documents = [Document(str(i), "", text) for i, text in enumerate(("a", "b x y", "b x", "b", "c", "d"))]

@@ -128,6 +128,21 @@ def test_a_hotpotqa_file_divides_by_all_golds(tmp_path: Path) -> None:
     )
 
 
+def test_the_split_names_the_file_of_the_golds_and_its_first_is_the_default(tmp_path: Path) -> None:
+    for split, answer in (("dev", "Rome"), ("train", "Oslo")):
+        row = {"_id": "1", "question": "q", "answer": answer, "supporting_facts": [["A", 0]]}
+        write(tmp_path / f"hotpot_{split}_v1.json", [row])
+    predictions = write(tmp_path / "pred.json", {"answer": {"1": "Oslo"}, "sp": {}})
+    found = {
+        split: score_file("hotpotqa", tmp_path, predictions, split=split) for split in (None, "dev", "train")
+    }
+    assert {split: one["scores"]["em"] for split, one in found.items()} == {
+        None: 0.0,
+        "dev": 0.0,
+        "train": 1.0,
+    }
+
+
 def test_a_2wiki_file_takes_aliases_where_the_official_file_is(tmp_path: Path) -> None:
     row = {
         "_id": "w",

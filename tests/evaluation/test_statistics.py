@@ -2,6 +2,7 @@
 
 from itertools import combinations, product
 from math import comb, sqrt
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -73,6 +74,132 @@ def test_estimate_takes_wilson_where_the_bootstrap_has_no_width() -> None:
     assert estimate([n / 40 for n in range(40)]).method == "bootstrap expanded"
     assert estimate([n / 200 for n in range(200)]).method == "bootstrap"
     assert estimate([-1.0, 3.0]).method == "bootstrap expanded"
+
+
+def test_levels_and_resamples_are_those_asked_for() -> None:
+    # z(.95) = 1.644854: half = z / (1 + z^2/10) * sqrt(.025 + z^2/400).
+    half = 1.644854 / (1 + 1.644854**2 / 10) * sqrt(0.025 + 1.644854**2 / 400)
+    assert wilson_interval(5, 10, level=0.9) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-6)
+    # Clusters -1, 1 and 3: SE = 2 / sqrt(3), t(.9, 2) = 1.885618.
+    signed = estimate([-1.0, -1.0, 1.0, 1.0, 3.0, 3.0], clusters="aabbcc", level=0.8)
+    assert (signed.low, signed.high) == pytest.approx((1 - 2.177325, 1 + 2.177325), abs=1e-5)
+    low, high = bootstrap_ci([0.0, 0.5, 1.0], resamples=1)
+    assert low == high
+    with pytest.raises(ConfigurationError, match=r"1\.5"):
+        estimate([-1.0, -1.0, 1.0, 1.0, 3.0, 3.0], clusters="aabbcc", level=1.5)
+    with pytest.raises(ConfigurationError, match="not 1"):
+        bootstrap_ci([0.0, 1.0], level=1)
+    with pytest.raises(ConfigurationError, match="0 of 0"):
+        wilson_interval(0, 0)
+
+
+def test_few_scores_move_the_bootstrap_out_to_students_t() -> None:
+    # t(.975, 9) = 2.262157 and t(.9, 9) = 1.383029, with 10/9 for the variance.
+    values = [-1.0, -0.7, -0.25, 0.1, 0.35, 0.5, 0.8, 1.4, 1.7, 2.0]
+    for level, t in ((0.95, 2.262157), (0.8, 1.383029)):
+        inside = 1 - 2 * NormalDist().cdf(-sqrt(10 / 9) * t)
+        found = estimate(values, level=level, seed=5)
+        assert found.method == "bootstrap expanded"
+        assert (found.low, found.high) == pytest.approx(bootstrap_ci(values, level=inside, seed=5), abs=1e-3)
+        pairs = paired_bootstrap([0.0] * 10, values, level=level, seed=5)
+        assert (pairs.low, pairs.high, pairs.method) == (found.low, found.high, "bootstrap expanded")
+    assert estimate(values, seed=5) != estimate(values, seed=6)
+
+
+@pytest.mark.parametrize(
+    ("values", "a_cluster", "method"),
+    [
+        ([0.0] * 39 + [3.0], 1, "bootstrap expanded"),  # Wilson's needs values in [0, 1]
+        ([1.0] * 39 + [-2.0], 1, "bootstrap expanded"),
+        ([0.0, 1.0] * 20, 1, "wilson"),
+        ([0.0] * 999 + [1.0], 1, "wilson"),  # many, and nearly all equal
+        ([0.0] * 999 + [0.5], 1, "wilson"),
+        ([0.0] * 999 + [7.0], 1, "bootstrap"),
+        ([0.0, 1.0] * 500, 1, "bootstrap"),
+        ([0.25, 0.75, 0.5, 0.1] * 125, 10, "wilson clustered"),  # 50 clusters are few, 500 questions are not
+        ([0.0, 1.0] * 300, 2, "wilson clustered"),  # 300 clusters of right and wrong
+        ([0.25, 0.5] * 300, 2, "bootstrap clustered"),
+        ([-1.0, 0.5] * 50, 2, "t clustered"),
+        ([0.5, 3.0] * 50, 2, "t clustered"),
+    ],
+)
+def test_the_method_follows_the_scores(values: list[float], a_cluster: int, method: str) -> None:
+    assert estimate(values, clusters=[i // a_cluster for i in range(len(values))]).method == method
+
+
+def test_clusters_of_unequal_size_weigh_by_their_questions() -> None:
+    """Of 250 pairs and 250 single questions the pairs are right: the mean is 2/3, however the clusters are drawn.
+
+    The ratio of sums has the linear error sqrt(sum_c (s_c - n_c * 2/3)^2) / N = sqrt(250 * 4/9 * 2) / 750.
+    """
+    values = [0.75] * 500 + [0.25] * 250
+    clusters = [i // 2 for i in range(500)] + list(range(250, 500))
+    found = estimate(values, clusters=clusters, seed=1)
+    assert found.method == "bootstrap clustered"
+    mean = (0.75 * 500 + 0.25 * 250) / 750
+    error = sqrt(250 * (1.5 - 2 * mean) ** 2 + 250 * (0.25 - mean) ** 2) / 750
+    assert found.mean == pytest.approx(mean)
+    assert (found.high - found.low) / 2 == pytest.approx(1.96 * error, rel=0.08)
+    assert found != estimate(values, clusters=clusters, seed=2)
+
+
+def test_the_p_value_of_the_bootstrap_counts_what_lies_at_zero_and_stays_a_probability() -> None:
+    """Half of 400 questions won and half lost: no difference, p near 1. A sure win has the least p there is."""
+    even = paired_bootstrap([0.0, 1.0] * 200, [1.0, 0.0] * 200)
+    assert (even.method, even.difference) == ("bootstrap", 0.0)
+    assert 0.9 < even.p_value <= 1.0
+    sure = paired_bootstrap([0.0] * 250, [1.0, 0.5] * 125, resamples=99)
+    assert sure.p_value == pytest.approx(2 / 100)
+    still = paired_bootstrap([0.0, 0.0, 3.0, 3.0], [1.0, -1.0, 5.0, 1.0], clusters="aabb")
+    assert (still.difference, still.p_value, still.method) == (0.0, 1.0, "t clustered")
+    none = paired_bootstrap([0.0] * 8, [2.0, -2.0] * 4, clusters=[i // 2 for i in range(8)])
+    assert none.p_value == 1.0
+    assert (none.low, none.high) == (0.0, 0.0)
+
+
+def test_the_method_of_a_difference_follows_the_differences() -> None:
+    zeros = [0.0] * 400
+    one = [1.0] + [0.0] * 399
+    assert paired_bootstrap(zeros, one).method == "mover"
+    assert paired_bootstrap(zeros, one, clusters=[i // 2 for i in range(400)]).method == "mover clustered"
+    assert paired_bootstrap(zeros, [2.0] + [0.0] * 399).method == "bootstrap"
+    # Within each cluster a win and a loss: questions differ, clusters do not.
+    wins = [1.0, -1.0] * 200
+    assert paired_bootstrap(zeros, wins, clusters=[i // 2 for i in range(400)]).method == "mover clustered"
+    thirds = [0.5, 0.25, -0.5, 0.125] * 125
+    assert (
+        paired_bootstrap([0.0] * 500, thirds, clusters=[i // 10 for i in range(500)]).method == "t clustered"
+    )
+    assert paired_bootstrap([0.0] * 200, thirds[:200]).method == "bootstrap"
+    assert paired_bootstrap([0.0] * 199, thirds[:199]).method == "bootstrap expanded"
+
+
+def test_lists_of_another_length_are_refused_on_either_side() -> None:
+    for first, second in (([1.0, 0.0], [1.0]), ([1.0], [1.0, 0.0])):
+        with pytest.raises(ConfigurationError):
+            paired_bootstrap(first, second)
+        with pytest.raises(ConfigurationError):
+            calibration_error(first, second)
+    for clusters in ("a", "abc"):
+        with pytest.raises(ConfigurationError):
+            estimate([1.0, 0.0], clusters=clusters)
+    with pytest.raises(ConfigurationError):
+        mcnemar_exact(2, -1)
+    for n, c, k in ((3, 4, 1), (3, -1, 1), (3, 1, 0), (3, 1, 4)):
+        for measure in (pass_at_k, all_at_k):
+            with pytest.raises(ConfigurationError, match=f"k={k}"):
+                measure(n, c, k)
+
+
+def test_calibration_puts_the_rest_into_the_last_bin_and_ties_stay_in_order() -> None:
+    # Bins of 2 over 4 equal confidences: the first two answers, right and right, then wrong and wrong.
+    assert calibration_error([0.5] * 4, [1, 1, 0, 0], per_bin=2) == pytest.approx(0.5)
+    assert calibration_error([0.5] * 4, [1, 0, 1, 0], per_bin=2) == pytest.approx(0.0)
+    # Seven answers in bins of 3: three and four, not three, three and one.
+    found = calibration_error([0.5] * 7, [1, 1, 1, 0, 0, 0, 1], per_bin=3)
+    assert found == pytest.approx(sqrt((3 * 0.5**2 + 4 * 0.25**2) / 7))
+    # Two hundred equal ones: an order that is not stable would mix them.
+    assert calibration_error([0.5] * 200, [1.0] * 100 + [0.0] * 100) == pytest.approx(0.5)
 
 
 def test_standard_error_by_hand() -> None:

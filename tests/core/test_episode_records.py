@@ -1,0 +1,236 @@
+"""What an episode hands on and what its record keeps: settings of the policy, seeds, gates, ends, errors, copies."""
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agentenv.core.chat import InlineFormat
+from agentenv.core.env import AsyncEnv
+from agentenv.core.rollout import Record, RolloutConfig, Start, open_episode, rollout, sample, unplayed
+from agentenv.core.trajectory import SegmentKind, Trajectory, Turn
+from agentenv.core.types import (
+    Completion,
+    EndReason,
+    Info,
+    Message,
+    Observation,
+    Sampling,
+    Step,
+    Task,
+    ToolResult,
+    ToolStatus,
+)
+from agentenv.errors import ConfigurationError, ContextTooSmall, EnvFault
+from agentenv.policies.fakes import ByteTokenizer
+from agentenv.policies.scripted import ScriptedPolicy
+
+TASK = Task("t", "Who?", ("Ada",))
+CHAT = InlineFormat(ByteTokenizer())
+CONFIG = RolloutConfig(context_tokens=200, turn_tokens=50)
+
+
+class Listener(AsyncEnv[dict[str, Any]]):
+    """Hears every word with a reward of 0.25; ``ends`` says how a word ends the episode."""
+
+    def __init__(self, ends: Callable[["Listener", str], Step | None] = lambda env, word: None) -> None:
+        super().__init__()
+        self.ends = ends
+        self.posed: list[tuple[int | None, Any]] = []
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        await super().areset(seed=seed)
+        self.state = {}
+        self.posed.append((seed, (options or {})["task"]))
+        return (Message("user", (options or {})["task"].question),), {"task_id": (options or {})["task"].id}
+
+    async def astep(self, action: str) -> Step:
+        if (ended := self.ends(self, action)) is not None:
+            return ended
+        heard = ToolResult("ear", ToolStatus.ERROR, action)
+        return self.result((Message("tool", "."),), reward=0.25, valid=False, tool_results=(heard,))
+
+
+class Watched(ScriptedPolicy):
+    """Notes what it is asked with; ``change`` alters what it says."""
+
+    def __init__(self, *words: str, change: Callable[[Completion], Completion] = lambda said: said) -> None:
+        super().__init__({f"e-{i}": words for i in range(4)})
+        self.change = change
+        self.asked: list[Sampling] = []
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
+    ) -> Completion:
+        self.asked.append(sampling)
+        return self.change(await super().generate(prompt_ids, sampling, episode=episode))
+
+
+def run(policy: Any, *starts: Start, config: RolloutConfig = CONFIG) -> list[Trajectory]:
+    return asyncio.run(rollout(starts, policy, CHAT, config, name="e"))
+
+
+def bye(env: Listener, word: str) -> Step | None:
+    return env.result((), reward=1.0, end=EndReason.ANSWERED, answer=word) if word == "bye" else None
+
+
+def test_the_policy_is_asked_as_the_run_says() -> None:
+    policy = Watched("one", "bye")
+    config = replace(CONFIG, temperature=0.5, top_p=0.75, stop=("]",), turn_tokens=9, context_tokens=20)
+    run(policy, Start(Listener(bye), TASK, 3), config=config)
+    first, second = policy.asked
+    assert (first.temperature, first.top_p, first.stop, first.max_tokens) == (0.5, 0.75, ("]",), 9)
+    # "Who?" and a line end take 5 ids, "one" with its end 4 and the observation 1: 10 of 20 are left.
+    assert second.max_tokens == 9
+    small = Watched("one", "bye")
+    run(small, Start(Listener(bye), TASK, 3), config=replace(config, context_tokens=13))
+    assert [asked.max_tokens for asked in small.asked] == [8, 3]
+
+
+def test_seeds_differ_by_episode_by_turn_and_by_attempt() -> None:
+    policy = Watched("one", "two", "bye")
+    run(policy, *(Start(Listener(bye), TASK, seed) for seed in (0, 1)))
+    assert len({asked.seed for asked in policy.asked}) == len(policy.asked) == 6
+
+    async def attempts() -> set[int]:
+        again = Watched(*["one"] * 3)
+        record = await open_episode(Start(Listener(bye), TASK, 0), CHAT, CONFIG, episode="e-0")
+        for attempt in range(3):
+            await sample(record.copy(), again, CONFIG, attempt=attempt)
+        return {asked.seed for asked in again.asked}
+
+    assert len(asyncio.run(attempts())) == 3
+
+
+def test_an_environment_is_reset_to_the_task_under_the_seed_of_its_episode() -> None:
+    env = Listener(bye)
+    run(Watched("bye"), Start(env, TASK, 7))
+    assert env.posed == [(7, TASK)]
+
+
+def test_a_turn_keeps_what_the_environment_said_of_it() -> None:
+    (t,) = run(Watched("one", "bye"), Start(Listener(bye), TASK, 0))
+    turn = t.turns[0]
+    assert (turn.observation, turn.reward, turn.valid) == ((Message("tool", "."),), 0.25, False)
+    assert [(result.name, result.status) for result in turn.tool_results] == [("ear", ToolStatus.ERROR)]
+    assert min(turn.policy_seconds, turn.env_seconds) > 0
+    assert t.turns[1].valid
+
+
+def test_only_a_gate_that_closes_gives_an_episode_up() -> None:
+    """An aborted episode has no reward; the gate is not asked about one that has ended by itself."""
+    asked: list[int] = []
+
+    def gate(record: Record) -> bool:
+        assert record.ended is None
+        asked.append(len(record.turns))
+        return len(record.turns) < 2
+
+    (given_up,) = run(Watched("one", "two", "bye"), Start(Listener(bye), TASK, 0, gate=gate))
+    assert (given_up.end_reason, given_up.reward, len(given_up.turns)) == (EndReason.ABORTED, 0.0, 2)
+    assert given_up.error
+    (ended,) = run(Watched("one", "bye"), Start(Listener(bye), TASK, 0, gate=gate))
+    assert (ended.end_reason, ended.reward) == (EndReason.ANSWERED, 1.25)
+    assert asked == [1, 2, 1]
+
+
+def test_an_end_that_the_environment_calls_a_fault_has_no_reward_and_its_text() -> None:
+    def broken(env: Listener, word: str) -> Step | None:
+        return (
+            env.result((), reward=1.0, end=EndReason.ENV_FAULT, error="no \ud800 disk")
+            if word == "bye"
+            else None
+        )
+
+    (t,) = run(Watched("one", "bye"), Start(Listener(broken), TASK, 0))
+    assert (t.valid, t.end_reason, t.reward, t.error) == (False, EndReason.ENV_FAULT, 0.0, "no ? disk")
+    assert [turn.reward for turn in t.turns] == [0.25, 1.0]
+
+
+def test_an_end_that_is_no_fault_keeps_its_reward_and_has_no_error() -> None:
+    def late(env: Listener, word: str) -> Step | None:
+        if word != "bye":
+            return None
+        return env.result((), reward=0.5, end=EndReason.TURN_LIMIT, truncated=True, error="late")
+
+    (t,) = run(Watched("one", "bye"), Start(Listener(late), TASK, 0, "group"))
+    assert (t.valid, t.end_reason, t.reward, t.error) == (True, EndReason.TURN_LIMIT, 0.75, "")
+    assert (t.info, t.group_id, t.id) == ({"error": "late"}, "group", "e-0")
+
+
+def test_a_policy_without_log_probs_of_its_own_is_no_fault() -> None:
+    def textual(said: Completion) -> Completion:
+        return replace(said, logprobs=(math.nan,) * len(said.ids), token_true=False)
+
+    (t,) = run(Watched("bye", change=textual), Start(Listener(bye), TASK, 0))
+    assert (t.valid, t.reward) == (True, 1.0)
+    assert [s.token_true for s in t.segments if s.kind is SegmentKind.POLICY] == [False]
+
+
+def test_a_lone_surrogate_of_the_policy_reaches_no_environment() -> None:
+    (t,) = run(
+        Watched("one", "bye", change=lambda said: replace(said, text=said.text.replace("one", "\udc80é"))),
+        Start(Listener(bye), TASK, 0),
+    )
+    assert (t.valid, t.turns[0].action) == (True, "?é")
+
+
+def test_a_policy_that_cannot_be_asked_ends_the_run() -> None:
+    def refused(said: Completion) -> Completion:
+        raise ConfigurationError("no such model")
+
+    with pytest.raises(ConfigurationError, match="no such model"):
+        run(Watched("one", change=refused), Start(Listener(), TASK, 0))
+
+
+def test_one_prompt_without_room_fails_its_own_episode() -> None:
+    long = Task("long", "Who? " * 100, ("Ada",))
+    good, small = run(Watched("bye"), Start(Listener(bye), TASK, 0), Start(Listener(bye), long, 1))
+    assert (good.valid, good.reward) == (True, 1.0)
+    assert (small.valid, small.end_reason, small.reward) == (False, EndReason.ENV_FAULT, 0.0)
+    assert "'long'" in small.error
+    assert unplayed(Start(Listener(), long, 0), "e", ContextTooSmall("x")).task is long
+
+
+@pytest.mark.parametrize("info", [{}, {"task_id": "other"}])
+def test_an_environment_that_poses_another_task_is_at_fault(info: dict[str, Any]) -> None:
+    class Other(Listener):
+        async def areset(
+            self, *, seed: int | None = None, options: dict[str, Any] | None = None
+        ) -> tuple[Observation, Info]:
+            opening, _ = await super().areset(seed=seed, options=options)
+            return opening, info
+
+    (t,) = run(Watched("bye"), Start(Other(bye), TASK, 0))
+    assert (t.valid, t.end_reason) == (False, EndReason.ENV_FAULT)
+    assert "'t'" in t.error
+
+
+def test_a_long_error_keeps_its_beginning_and_its_end() -> None:
+    for error in (EnvFault("<" + "x" * 50_000 + ">"), ValueError("<" + "x" * 50_000 + "\ud800>")):
+        record = Record(Start(Listener(), TASK, 0), "e")
+        record.fail(EndReason.ENV_FAULT, error)
+        assert record.ended is not None
+        text = record.ended.error
+        assert 10_000 < len(text) < 21_000
+        assert text.endswith(">")
+        assert text.startswith("EnvFault: <" if isinstance(error, EnvFault) else ("Traceback", "ValueError"))
+        text.encode()
+
+
+def test_a_copy_of_a_record_goes_its_own_way() -> None:
+    record = Record(Start(Listener(), TASK, 0), "e")
+    record.add(SegmentKind.PROMPT, (1, 2), 0)
+    record.turns.append(Turn("a", reward=0.5))
+    kept = record.copy()
+    record.add(SegmentKind.POLICY, (3,), 0, logprobs=(-1.0,))
+    record.turns.append(Turn("b", reward=0.25))
+    assert (kept.ids, len(kept.segments), kept.reward) == ([1, 2], 1, 0.5)
+    assert (record.ids, len(record.segments), record.reward) == ([1, 2, 3], 2, 0.75)
+    record.add(SegmentKind.ENV, (), 1)
+    assert len(record.segments) == 2
