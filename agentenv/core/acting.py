@@ -1,5 +1,6 @@
 """What an episode asks of its environment: each call with a deadline, and what it gives checked before it is recorded."""
 
+import re
 import time
 from contextlib import suppress
 from functools import partial
@@ -8,12 +9,14 @@ from typing import Any
 from agentenv.core.env import Env
 from agentenv.core.env_calls import call, call_plain
 from agentenv.core.episodes import Record, RolloutConfig, Start, mended
-from agentenv.core.returns import checked_key, checked_opening, checked_step, most_chars
+from agentenv.core.returns import checked_key, checked_opening, checked_step, mended_step, most_chars
 from agentenv.core.scene import Scene
 from agentenv.core.snapshot import Snapshot
 from agentenv.core.trajectory import Turn
 from agentenv.core.types import EndReason, Info, Observation, Step, Task
 from agentenv.errors import EnvFault, SnapshotRefused
+
+_ESCAPED = re.compile(r"\\(?:u|U0000)[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 
 def check_posed(task: Task, info: Info) -> None:
@@ -57,6 +60,7 @@ async def act(record: Record, action: str, config: RolloutConfig) -> Observation
     most, began = most_chars(config.context_tokens), time.perf_counter()
     try:
         found, scene, given = await _step(record.start.env, action, config.deadline_s)
+        given = given if not _wrote_surrogate(record, action) else mended_step(given)
         key, (step, size) = checked_key(found), checked_step(given, most)
     except Exception as error:
         record.fail(EndReason.ENV_FAULT, error)
@@ -69,6 +73,11 @@ async def act(record: Record, action: str, config: RolloutConfig) -> Observation
     elif size > most:  # no context holds it, so there is no need to encode it
         record.close(record.reward, EndReason.TOKEN_LIMIT, step.info | {"observation_chars": size})
     return None if record.ended else step.observation
+
+
+def _wrote_surrogate(record: Record, action: str) -> bool:
+    """Whether the policy wrote half of a surrogate pair as an escape: an environment that decodes it may show it later."""
+    return any(_ESCAPED.search(text) for text in (action, *(turn.action for turn in record.turns)))
 
 
 async def _step(env: Env[Any], action: str, seconds: float) -> tuple[Any, Any, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
+from agentenv.core.episodes import mended
 from agentenv.core.types import (
     EndReason,
     Info,
@@ -74,6 +75,38 @@ def checked_step(given: Any, most: int) -> tuple[Step, int]:
     shown, size = _observation(observation, what, most)
     entries = _step_info(_info(info, what), any(ended), what, most)
     return Step(shown, _reward(reward, what), *ended, entries), size
+
+
+def mended_step(given: Any) -> Any:
+    """What ``step`` returned, without the lone surrogates in it; for text that the policy itself wrote as escapes.
+
+    Whoever masked such an episode would let a policy end it unrewarded whenever it wants to.
+    """
+    if not (isinstance(given, tuple) and len(given) == 5 and isinstance(given[4], dict)):
+        return given
+    observation, *middle, info = given
+    if isinstance(observation, tuple | list):
+        observation = tuple(_mended(message, "content") for message in observation)
+    found = dict(info)
+    if isinstance(results := info.get("tool_results"), tuple | list):
+        found["tool_results"] = tuple(_mended(result, "name", "text", "error_class") for result in results)
+    if isinstance(answer := info.get("answer"), str):
+        found["answer"] = mended(answer)
+    return (observation, *middle, found)
+
+
+def _mended(part: Any, *names: str) -> Any:
+    """A message, a part of one or a tool result with its texts mended; anything else as it is."""
+    if not isinstance(part, Message | Part | ToolResult):
+        return part
+    changed: dict[str, Any] = {}
+    for name in names:
+        value = getattr(part, name)
+        if isinstance(value, str):
+            changed[name] = mended(value)
+        elif isinstance(value, tuple):
+            changed[name] = tuple(_mended(one, "text") for one in value)
+    return replace(part, **changed)
 
 
 def checked_key(given: Any) -> str | None:

@@ -7,13 +7,16 @@ browser opens, the last screen of every episode first.
 
 import base64
 import hashlib
+import json
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentenv.core.env_calls import THREADS
 from agentenv.core.files import write_bytes
-from agentenv.core.scene import Mark
+from agentenv.core.scene import Mark, Scene
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Message
 from agentenv.evaluation.records import MarkRecord, SceneRecord
@@ -24,6 +27,10 @@ FOLDER = "screens"
 PAGE_BYTES = 48_000_000
 """Of pictures that a page holds."""
 _NAME = re.compile(r"[0-9a-f]{20}\.(png|svg)")
+_DRAWING_S = 10.0
+_SLOW: set[type] = set()
+"""Classes of scenes that took longer than that."""
+_log = logging.getLogger(__name__)
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -40,17 +47,45 @@ def keep_scenes(trajectory: Trajectory, directory: Path) -> list[SceneRecord | N
 def _scene(trajectory: Trajectory, index: int, directory: Path) -> SceneRecord | None:
     turn = trajectory.turns[index]
     image = _last_image(trajectory.turns[index - 1].observation if index else trajectory.prompt)
+    drawing, scene = (b"", None) if turn.scene is None else _drawn(turn.scene, turn.action, plain=not image)
     if image:
-        name = _keep(image, "png", directory)
-    elif turn.scene is not None:
-        name = _keep(turn.scene.svg().encode("utf-8", "replace"), "svg", directory)
-    else:
-        return None
-    scene: SceneRecord = {"picture": name, "marks": []}
-    if turn.scene is not None:
-        scene["size"] = list(turn.scene.size)
-        scene["marks"] = [_mark(mark) for mark in turn.scene.marks(turn.action)]
+        scene = scene or {"picture": "", "marks": []}
+        scene["picture"] = _keep(image, "png", directory)
+    elif scene is not None:
+        scene["picture"] = _keep(drawing, "svg", directory)
     return scene
+
+
+def _drawn(scene: Scene, action: str, *, plain: bool) -> tuple[bytes, SceneRecord | None]:
+    """The drawing of ``scene``, where it is ``plain``, and what stands beside a picture of it.
+
+    None of it where the code of the environment fails or takes too long: an evaluation is written without a picture too. The
+    scenes of a class that took too long are not asked again.
+    """
+    kind = type(scene)
+    if kind in _SLOW:
+        return b"", None
+
+    def draw() -> tuple[bytes, SceneRecord]:
+        drawing = scene.svg().encode("utf-8", "replace") if plain else b""
+        found: SceneRecord = {"picture": "", "marks": [_mark(mark) for mark in scene.marks(action)]}
+        found["size"] = list(scene.size)
+        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
+        return drawing, found
+
+    drawn = THREADS.submit(draw)
+    try:
+        return drawn.result(_DRAWING_S)
+    except TimeoutError:
+        _SLOW.add(kind)
+        drawn.cancel()
+    except Exception as error:
+        _log.warning("a screen of %s cannot be drawn: %s: %s", kind.__name__, type(error).__name__, error)
+    except BaseException as error:
+        if not drawn.done():
+            raise
+        _log.warning("drawing a screen of %s raised %s", kind.__name__, type(error).__name__)
+    return b"", None
 
 
 def _mark(mark: Mark) -> MarkRecord:

@@ -6,6 +6,7 @@ constructor and a ``close`` that fail.
 """
 
 import asyncio
+import json
 import math
 import threading
 import time
@@ -322,6 +323,32 @@ def test_numbers_of_other_libraries_are_rewards(reward: Any) -> None:
     assert t.valid
     assert t.reward == 2.0
     assert all(type(turn.reward) in (int, float) for turn in t.turns)
+
+
+class Echoing(Plain):
+    """Decodes what the policy wrote as JSON, and shows it in the turn after."""
+
+    said = ""
+
+    def step(self, action: str) -> Step:
+        said, self.said = self.said, json.loads(action)["q"]
+        step = super().step(action)
+        result = ToolResult("echo", ToolStatus.OK, self.said)
+        return step._replace(
+            observation=(Message("tool", f"You wrote {said} and {self.said}"),),
+            info=step.info | {"tool_results": (result,), "answer": self.said},
+        )
+
+
+def test_a_surrogate_that_the_policy_wrote_as_an_escape_is_its_own_doing() -> None:
+    policy = ScriptedPolicy({"e-0": (r'{"q": "a\ud800"}', '{"q": "b"}'), "e-1": ('{"q": "a"}', '{"q": "b"}')})
+    config = RolloutConfig(context_tokens=500, turn_tokens=50, deadline_s=5.0)
+    starts = [Start(Echoing(), TASK, 0), Start(Giving("step", BAD_STEPS["surrogate"][0]), TASK, 1)]
+    wrote, theirs = asyncio.run(rollout(starts, policy, InlineFormat(ByteTokenizer()), config, name="e"))
+    assert (wrote.valid, wrote.reward, wrote.error) == (True, 1.5, "")
+    assert wrote.turns[0].tool_results[0].text == "a?"
+    assert wrote.turns[1].observation[0].text == "You wrote a? and b"
+    assert (theirs.valid, theirs.end_reason) == (False, EndReason.ENV_FAULT)
 
 
 def test_an_observation_of_ten_megabytes_is_not_encoded_and_ends_its_episode_as_too_long() -> None:

@@ -3,7 +3,8 @@
 import hashlib
 import io
 import json
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from agentenv.core.chat import InlineFormat
 from agentenv.core.env import Env
 from agentenv.core.rollout import RolloutConfig
+from agentenv.core.scene import Mark
 from agentenv.core.trajectory import Trajectory, Turn
 from agentenv.core.types import EndReason, Message, Part, Task
 from agentenv.envs.domsim.env import DomSim
@@ -19,6 +21,7 @@ from agentenv.envs.gui.actions import STOP, Action, Kind, action_text
 from agentenv.envs.gui.scene import ScreenScene
 from agentenv.envs.gui.screen import Box, Element, Screen
 from agentenv.envs.gui.semi_online import SemiOnlineGUI
+from agentenv.evaluation import screens
 from agentenv.evaluation.diagnosis import cause_of
 from agentenv.evaluation.records import Record, write_evaluation
 from agentenv.evaluation.report import write_report
@@ -170,3 +173,48 @@ def test_the_page_of_hostile_episodes_is_data_and_no_markup(tmp_path: Path) -> N
     data = json.loads(page.split('id="data">')[1].split("</script>")[0])
     assert list(data["pictures"]) == [record["turns"][0]["scene"]["picture"]]
     assert data["episodes"][0]["runs"][0]["turns"][0]["scene"]["marks"][0]["label"].startswith('type "</scr')
+
+
+class Broken:
+    """A scene that does ``act`` when it is drawn."""
+
+    size = (10, 10)
+
+    def __init__(self, act: Callable[[], Any]) -> None:
+        self.act = act
+
+    def svg(self) -> str:
+        return self.act()  # type: ignore[no-any-return]
+
+    def marks(self, action: str) -> Sequence[Mark]:
+        return ()
+
+
+def leave() -> None:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize("act", [lambda: 1 / 0, lambda: None, leave], ids=["raises", "none", "leaves"])
+def test_a_screen_that_cannot_be_drawn_is_left_out(act: Callable[[], Any], tmp_path: Path) -> None:
+    record = to_record(episode((), Turn("a", scene=Broken(act)), Turn("b", scene=scene())), tmp_path)
+    assert ["scene" in turn for turn in record["turns"]] == [False, True]
+    assert len(kept(tmp_path)) == 1
+
+
+def test_a_screen_that_is_drawn_for_ever_is_given_up_and_its_kind_not_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(screens, "_DRAWING_S", 0.1)
+    monkeypatch.setattr(screens, "_SLOW", set())
+    gate, asked = threading.Event(), []
+
+    def hang() -> str:
+        asked.append(1)
+        gate.wait(20)
+        return ""
+
+    turns = [Turn("a", scene=Broken(hang)) for _ in range(3)]
+    record = to_record(episode((), *turns, Turn("b", scene=scene())), tmp_path)
+    gate.set()
+    assert ["scene" in turn for turn in record["turns"]] == [False, False, False, True]
+    assert len(asked) == 1
