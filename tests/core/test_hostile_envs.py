@@ -480,3 +480,34 @@ def test_plain_environments_that_wait_for_each_other_need_no_more_threads_than_t
     got = played([Searching(found, run) for _ in range(episodes)], deadline_s=20.0)
     assert [t.reward for t in got] == [1.5] * episodes
     assert sizes == [episodes] * 2
+
+
+class Hosting(Awaiting):
+    """Plays an episode of another environment in its step."""
+
+    def __init__(self, inner: Callable[[], Env[Any]]) -> None:
+        super().__init__()
+        self.inner = inner
+
+    async def astep(self, action: str) -> Step:
+        policy = ScriptedPolicy({"i-0": ("one", "two")})
+        config = RolloutConfig(deadline_s=DEADLINE_S, deterministic=False)
+        starts = [Start(self.inner(), TASK, 0)]
+        (t,) = await rollout(starts, policy, InlineFormat(ByteTokenizer()), config, name="i")
+        step = await super().astep(action)
+        return step._replace(observation=(Message("tool", f"{t.valid} {t.reward} {t.error}"),))
+
+
+@pytest.mark.parametrize("kind", [Plain, Awaiting])
+def test_an_environment_may_play_another_one(kind: Any) -> None:
+    t = alone(Hosting(kind), context_tokens=900)
+    assert t.valid
+    assert t.turns[0].observation[0].text == "True 1.5 "
+
+
+@pytest.mark.parametrize("kind", [Plain, Patient])
+def test_an_environment_that_another_one_plays_and_that_hangs_fails_alone(kind: Any) -> None:
+    t = alone(Hosting(lambda: kind(at("step", hang))), context_tokens=900)
+    assert t.valid
+    assert "False 0.0" in t.turns[0].observation[0].text
+    assert f"step took longer than {DEADLINE_S:g} s" in t.turns[0].observation[0].text

@@ -1,6 +1,8 @@
 """Tools that a JSON Schema declares: they are called, their arguments checked, and schemas that cannot be are refused."""
 
 import asyncio
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -136,3 +138,10 @@ def test_an_environment_calls_it_as_any_other_tool() -> None:
     assert step.observation == (Message("tool", '\n<tool_response>\n{"sun": true}\n</tool_response>\n'),)
     wrong = asyncio.run(env.astep(action.replace("city", "town")))
     assert not wrong.info["valid"]
+
+
+def test_the_example_of_the_documentation_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    (example,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.S) if "from_schema" in code)
+    exec(compile(example, "docs/serving.md", "exec"), {"__name__": "example"})
+    assert capsys.readouterr().out.splitlines() == re.findall(r"print\(.*\)  # (.*)", example)

@@ -1,0 +1,37 @@
+"""The end of the process: no thread that hangs keeps it, its code is that of the command, what is registered runs."""
+
+import subprocess
+import sys
+
+import pytest
+
+CHILD = """
+import atexit, sys, threading, time
+from agentenv.cli import leaving
+from agentenv.core.env_calls import THREADS
+
+leaving._SETTLE_S, leaving._END_S, leaving._PATIENCE_S = 0.2, 0.5, 1.0
+atexit.register(print, "registered work is done")
+{stuck}
+print("the result")
+leaving.leave(3)
+sys.exit(3)
+"""
+STUCK = {
+    "nothing": "",
+    "a thread that is no daemon": "threading.Thread(target=time.sleep, args=(1000,)).start()",
+    "a call that was given up": "call = THREADS.submit(time.sleep, 1000); time.sleep(0.1); call.cancel()",
+    "a call that runs": "THREADS.submit(time.sleep, 1000); time.sleep(0.1)",
+    "an atexit function": "atexit.register(time.sleep, 1000); atexit.register(print, flush=True)",
+}
+
+
+@pytest.mark.parametrize("stuck", STUCK)
+def test_a_process_ends_with_its_code_whatever_hangs_in_it(stuck: str) -> None:
+    child = CHILD.format(stuck=STUCK[stuck])
+    done = subprocess.run(
+        [sys.executable, "-c", child], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 3, done.stderr
+    assert "the result" in done.stdout
+    assert ("registered work is done" in done.stdout) == (stuck != "an atexit function")
