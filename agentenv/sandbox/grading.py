@@ -17,6 +17,8 @@ from agentenv.sandbox.types import Call, ExecResult, ExecStatus, Executor, Limit
 
 MAX_DEATHS = 3
 """Calls that may end the program before the rest of its calls counts as failed."""
+GRADE_S = 240.0
+"""Seconds that one program may run in all of its tests together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,9 @@ def grade(
         domain: Trust domain.
         variables: Whether ``Grade.stderr`` shows the variables on the failing line, which may hold hidden inputs.
 
+    A program whose tests took more than ``GRADE_S`` together times out in the rest of them: it could otherwise sleep through
+    the deadline of its episode's step, which would be an infrastructure failure.
+
     Raises:
         SandboxFault: the sandbox failed, which says nothing about the program.
     """
@@ -143,6 +148,9 @@ def grade(
     outcomes |= _grade_calls(run, calls)
     for index, test in enumerate(tests):
         if isinstance(test, StdioTest):
+            if run.seconds > GRADE_S:
+                outcomes[index] = Outcome.TIMEOUT
+                continue
             result = run(stdin=test.stdin)
             passed = result.ok and matches_text(test, result.stdout)
             outcomes[index] = Outcome.PASSED if passed else _failure(result)
@@ -159,6 +167,8 @@ class _Runner:
     domain: str
     variables: bool
     errors: list[str]
+    seconds: float = 0.0
+    """That its runs took so far, without their time in a queue."""
 
     def __call__(self, **options: Any) -> ExecResult:
         result = self.executor.run(
@@ -166,6 +176,7 @@ class _Runner:
         )
         if result.status is ExecStatus.SANDBOX_ERROR:
             raise SandboxFault(f"a test could not be run: {result.fault}")
+        self.seconds += result.wall_s
         if not result.ok or any(line.startswith('{"e"') for line in result.returned):
             self.errors.append(result.stderr)
         return result

@@ -185,7 +185,18 @@ def doomed(request: pytest.FixtureRequest) -> Iterator[JailExecutor]:
 @pytest.fixture(params=WALLED)
 def box(request: pytest.FixtureRequest) -> Iterator[JailExecutor]:
     """Every backend with walls; afterwards the owner is alive, the next run works and nothing is left."""
-    executor = shared(request.param)
+    yield from watched(request.param)
+
+
+@pytest.fixture(params=WALLED, scope="module")
+def box_of_module(request: pytest.FixtureRequest) -> Iterator[JailExecutor]:
+    """As ``box``, for modules of many rows: looking for what is left takes longer than most of them."""
+    yield from watched(request.param)
+
+
+def watched(backend: str) -> Iterator[JailExecutor]:
+    """The executor of ``backend``; afterwards nothing may be left of what it ran."""
+    executor = shared(backend)
     before = Baseline(executor)
     yield executor
     before.holds()

@@ -13,6 +13,12 @@ from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.session import JailSession
 from agentenv.sandbox.types import ExecResult, ExecStatus, Limits
 
+
+@pytest.fixture(name="box")
+def _box(box_of_module: JailExecutor) -> JailExecutor:
+    return box_of_module
+
+
 LIMITS = Limits(wall_s=20.0)
 LINK = """
 import os, stat, struct, time

@@ -378,3 +378,15 @@ def test_a_file_of_many_names_is_copied_within_the_room_alone(tmp_path: Path) ->
     assert trees.copy(str(tmp_path / "s"), str(tmp_path / "whole"), 50_000) == 50_000
     with pytest.raises(OSError, match="names"):
         trees.copy(str(tmp_path / "s"), str(tmp_path / "part"), 20_000)
+
+
+def test_a_program_cannot_sleep_through_all_of_its_tests() -> None:
+    class Slow(FakeExecutor):
+        def run(self, code: str, **options: Any) -> ExecResult:
+            return replace(super().run(code, **options), wall_s=100.0)
+
+    tests = [StdioTest("", "1\n")] * 90
+    slow = Slow()
+    found = grade(slow, "print(1)", tests)
+    assert (found.passed, len(slow.programs), len(found.outcomes)) == (3, 3, 90)
+    assert set(found.outcomes[3:]) == {Outcome.TIMEOUT}

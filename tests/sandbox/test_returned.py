@@ -12,6 +12,12 @@ from agentenv.sandbox.grading import CallTest, Outcome, grade, judge_call
 from agentenv.sandbox.jail import plain
 from agentenv.sandbox.types import Limits
 
+
+@pytest.fixture(name="box")
+def _box(box_of_module: JailExecutor) -> JailExecutor:
+    return box_of_module
+
+
 LIMITS = Limits(wall_s=30.0, cpu_s=10.0, memory_mb=512)
 PRIME = (1 << 61) - 1
 """What Python's hash of a number is the rest by."""

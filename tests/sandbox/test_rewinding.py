@@ -21,6 +21,12 @@ from agentenv.sandbox.types import ExecStatus, Limits
 from agentenv.trainers.stage import Stage
 from agentenv.trainers.strategies import get_strategy, play_groups
 
+
+@pytest.fixture(name="box")
+def _box(box_of_module: JailExecutor) -> JailExecutor:
+    return box_of_module
+
+
 LIMITS = Limits(wall_s=20.0)
 CONFIG = RolloutConfig(context_tokens=1 << 16, turn_tokens=1 << 14, stop=STOP)
 (TASK,) = generate_code_tasks(1)
