@@ -234,3 +234,22 @@ def test_a_copy_of_a_record_goes_its_own_way() -> None:
     assert (record.ids, len(record.segments), record.reward) == ([1, 2, 3], 2, 0.75)
     record.add(SegmentKind.ENV, (), 1)
     assert len(record.segments) == 2
+
+
+def test_a_new_row_holds_nothing_of_the_one_before() -> None:
+    record = Record(Start(Listener(), TASK, 0), "e")
+    record.add(SegmentKind.PROMPT, (1, 2), 0)
+    record.reopen((7, 8), 1)
+    assert (record.ids, record.row) == ([7, 8], 1)
+    assert [(segment.ids, segment.row, segment.turn) for segment in record.segments] == [
+        ((1, 2), 0, 0),
+        ((7, 8), 1, 1),
+    ]
+
+
+def test_an_episode_that_fails_after_a_reward_has_none() -> None:
+    record = Record(Start(Listener(), TASK, 0), "e")
+    record.turns.append(Turn("a", reward=0.5))
+    record.close(record.reward, EndReason.POLICY_FAULT, {}, "down")
+    assert record.ended is not None
+    assert (record.ended.reward, record.ended.valid, record.ended.error) == (0.0, False, "down")

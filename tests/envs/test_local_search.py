@@ -324,6 +324,99 @@ def test_the_expert_scores_full_on_every_question_of_a_world() -> None:
         assert (step.reward, step.terminated) == (1.0, True), task.question
 
 
+def test_the_seed_draws_the_task_and_stands_in_the_context_of_queries() -> None:
+    recorder = Recorder()
+    env = LocalSearch(tasks=(TASK, CHINA), retriever=recorder)
+    drawn = {env.reset(seed=seed)[1]["task_id"] for seed in range(12)}
+    assert drawn == {"q1", "q2"}
+    episodes = set()
+    for seed in (3, 4):
+        env.reset(seed=seed, options={"task": Task("q", "Who?", ("Ada",), "dev")})
+        search(env, "Ada")
+        asked = recorder.asked[-1][0]
+        assert isinstance(asked, Query)
+        assert asked.context is not None
+        assert (asked.context.split, asked.context.seed) == ("dev", seed)
+        episodes.add(asked.context.episode)
+    assert len(episodes) == 2
+
+
+def test_a_turn_asks_no_more_queries_than_it_may() -> None:
+    recorder = Recorder()
+    env = begun(retriever=recorder, queries=1)
+    search(env, "Ada", "London")
+    assert [len(asked) for asked in recorder.asked] == [1]
+    assert env.state.queries == ["Ada"]
+    with pytest.raises(ConfigurationError, match="queries=0"):
+        begun(queries=0)
+
+
+def test_what_was_found_before_can_still_be_read() -> None:
+    env = begun(k=1)
+    search(env, "Ada wrote")
+    search(env, "Beijing")
+    assert env.step("<read>Ada Lovelace</read>").info["valid"]
+    assert len(env.state.pages) == 3
+
+
+def test_only_an_action_that_is_none_counts_as_a_mistake_of_form() -> None:
+    env = begun(found_reward=0.5)
+    env.step("nothing")
+    step = env.step("<read>London</read>")  # never found, and the page that says so names the answer
+    assert (env.state.mistakes, env.state.turns, step.reward) == (1, 2, 0.0)
+    last = env.step("<answer>Rome</answer>")
+    assert (last.info["answer"], env.state.answer) == ("Rome", "Rome")
+
+
+def test_the_anchor_is_of_one_question() -> None:
+    env, other = begun(k=1), begun(Task("q9", "Where?", ("London",)), k=1)
+    search(env, "Thames")
+    search(other, "Thames")
+    assert env.anchor_key() != other.anchor_key()
+
+
+def test_the_expert_searches_in_as_many_turns_as_there_are() -> None:
+    path = tuple({"query": query, "answer": "-"} for query in ("Ada", "London", "Thames"))
+    task = Task("q", "Who?", ("Ada",), data={"path": path})
+    assert len(begun(task, max_turns=2).expert() or ()) == 3
+    assert (begun(task, max_turns=2, queries=8).expert() or ())[0] == "<search>Ada\nLondon\nThames</search>"
+
+
+def test_the_expert_needs_every_supporting_document_on_its_pages() -> None:
+    """Two passages of one document share a title: each has to be shown, whole."""
+    parts = (Document("a", "Ada", "Ada wrote."), Document("b", "Ada", "Ada lived."), DOCUMENTS[2])
+    task = Task("q", "Who?", ("Ada",), data={"supporting_ids": ("a", "b")})
+    env = begun(task, retriever=InMemoryRetriever(parts), k=1)
+    search(env, "Ada wrote")
+    assert env.expert_gives_up() == "<answer></answer>"
+    search(env, "Ada lived")
+    assert env.expert_gives_up() is None
+    short = begun(task, retriever=InMemoryRetriever(parts), k=2, snippet_words=1)
+    search(short, "Ada wrote lived")
+    assert short.expert_gives_up() is None  # as whole as this environment shows a passage
+
+
+def test_without_supporting_documents_yes_and_no_alone_need_no_page_that_holds_them() -> None:
+    for answers, query, knows in (
+        (("yes",), "Thames", True),
+        (("yes",), "xyzzy", False),
+        (("no", "Oslo"), "Thames", False),
+    ):
+        env = begun(Task("q", "Is it?", answers))
+        search(env, query)
+        assert (env.expert_gives_up() is None) is knows
+
+
+def test_the_small_world_fills_what_is_not_given() -> None:
+    recorder = Recorder()
+    assert LocalSearch(tasks=(TASK,)).held_tasks() == (TASK,)
+    env = LocalSearch(retriever=recorder)
+    assert len(env.held_tasks()) == 50
+    env.reset(seed=0)
+    search(env, "Ada")
+    assert len(recorder.asked) == 1
+
+
 def test_queries_that_wait_for_no_answer_go_together() -> None:
     hops = [
         {"query": "Halvik year", "answer": "1200"},

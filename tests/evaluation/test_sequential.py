@@ -35,6 +35,42 @@ def test_one_look_is_the_permutation_test() -> None:
     assert at[0.02].enough
 
 
+def test_two_looks_permute_each_interim_by_itself() -> None:
+    """One look at two seeds each can tell nothing apart: 2 of the C(4, 2) = 6 splits are as extreme as the one seen.
+
+    Over two looks 2 of 36 are, .056 of at most .2. Were both interims split alike, it would be 2 of 6 again.
+    """
+    scores = {"a": [10.0, 11.0, 12.0, 13.0], "b": [0.0, 1.0, 2.0, 3.0]}
+    found = compare_sequentially(scores, per_interim=2, interims=2, alpha=0.2)
+    assert verdicts(found) == {("a", "b"): Verdict.FIRST_BETTER}
+    assert (found.pairs[0].interim, found.interims) == (2, 2)
+    assert told_apart(compare_sequentially(scores, per_interim=2, interims=2, alpha=0.05)) is False
+
+
+def test_no_look_is_taken_beyond_the_last() -> None:
+    same = [0.5, 0.4, 0.6, 0.5, 0.45]
+    found = compare_sequentially({"a": same * 3, "b": same[::-1] * 3}, interims=2)
+    assert (found.interims, found.more_seeds, found.enough) == (2, 0, True)
+    assert (found.pairs[0].verdict, found.pairs[0].interim) == (Verdict.NO_DIFFERENCE, 2)
+
+
+def test_a_pair_keeps_the_interim_that_decided_it() -> None:
+    rng = np.random.default_rng(0)
+    scores = {"good": rng.normal(9, 0.1, 10), "alike": rng.normal(9, 0.1, 10), "bad": rng.normal(0, 0.1, 10)}
+    found = {
+        (pair.first, pair.second): pair.interim for pair in compare_sequentially(scores, interims=3).pairs
+    }
+    assert found == {("good", "alike"): 2, ("good", "bad"): 1, ("alike", "bad"): 1}
+
+
+def test_equal_scores_of_any_size_are_never_told_apart() -> None:
+    """Every permutation is as extreme as what was seen, up to rounding of great sums."""
+    for size in (0.0, 0.1, 1e9 / 3):
+        assert not told_apart(compare_sequentially({"a": [size] * 5, "b": [size] * 5}, interims=1))
+    pool = [1e9 / 3 * k for k in (1, 2)]
+    assert not told_apart(compare_sequentially({"a": pool, "b": pool}, per_interim=2, interims=1, alpha=0.3))
+
+
 @pytest.mark.parametrize("systems", [2, 3])
 def test_equal_systems_are_told_apart_no_oftener_than_alpha(systems: int) -> None:
     rng = np.random.default_rng(7)
@@ -108,7 +144,10 @@ def test_scores_of_earlier_looks_decide_alike_when_more_are_there() -> None:
         ({"scores": {"a": [1.0]}}, "at least two systems"),
         ({"scores": {"a": [1.0], "b": [float("nan")]}}, "'b' has a score that is not finite"),
         ({"alpha": 0.0}, "0 < alpha < 1"),
+        ({"alpha": 1.0}, "0 < alpha < 1"),
         ({"per_interim": 1}, "at least 2 seeds"),
+        ({"interims": 0}, "1 interim"),
+        ({"permutations": 0}, "1 permutation"),
     ],
 )
 def test_settings_without_meaning_are_refused(changes: dict[str, object], sentence: str) -> None:
