@@ -253,3 +253,14 @@ def test_an_episode_that_fails_after_a_reward_has_none() -> None:
     record.close(record.reward, EndReason.POLICY_FAULT, {}, "down")
     assert record.ended is not None
     assert (record.ended.reward, record.ended.valid, record.ended.error) == (0.0, False, "down")
+
+
+def test_an_observation_that_leaves_no_room_for_a_token_ends_the_episode_unrecorded() -> None:
+    """Prompt 5, "one" with its end 4 and the observation 1 fill ten tokens."""
+    policy = Watched("one", "bye")
+    (full,) = run(policy, Start(Listener(bye), TASK, 0), config=replace(CONFIG, context_tokens=10))
+    assert (full.end_reason, full.valid, full.reward) == (EndReason.TOKEN_LIMIT, True, 0.25)
+    assert (len(full.ids), len(policy.asked)) == (9, 1)
+    policy = Watched("one", "bye")
+    run(policy, Start(Listener(bye), TASK, 0), config=replace(CONFIG, context_tokens=11))
+    assert [asked.max_tokens for asked in policy.asked] == [6, 1]

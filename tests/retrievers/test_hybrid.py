@@ -1,6 +1,7 @@
 """Hybrid: the fusion by hand, and the two halves over one corpus."""
 
 import asyncio
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,8 @@ import pytest
 from agentenv.core.types import Document
 from agentenv.errors import ConfigurationError, IndexMismatch
 from agentenv.retrievers.encoder import HashEncoder
-from agentenv.retrievers.hybrid import HYBRID_K, HybridRetriever, reciprocal_rank_fusion
+from agentenv.retrievers.hybrid import DEPTH, HYBRID_K, HybridRetriever, reciprocal_rank_fusion
+from agentenv.retrievers.storage import read_card
 
 DOCUMENTS = [Document(f"d{n}", "", f"stone {n} of the wall {n % 3}") for n in range(150)]
 
@@ -70,3 +72,54 @@ def test_halves_over_different_corpora_are_refused(tmp_path: Path) -> None:
     hybrid.dense.save(tmp_path / "dense")
     with pytest.raises(ConfigurationError, match="holds a faiss retriever, not hybrid; write 'faiss:"):
         HybridRetriever.load(tmp_path / "dense")
+
+
+def test_the_constants_are_those_that_are_published_and_measured() -> None:
+    assert reciprocal_rank_fusion([[3]]) == [(3, 1 / 61)]
+    assert (HYBRID_K, DEPTH) == (10, 100)
+
+
+def test_three_lists_in_any_order_sum_to_the_same_digit() -> None:
+    """1/61 + 1/62 + 1/67 is another float when it is added up in another order."""
+    ranks = (0, 1, 6)
+    found = set()
+    for order in permutations(ranks):
+        lists = [[*[9, 8, 7, 6, 5, 4, 3][:rank], 1] for rank in order]
+        found.add(dict(reciprocal_rank_fusion(lists))[1])
+    assert len(found) == 1
+
+
+def test_equal_passages_stand_in_the_order_of_the_corpus() -> None:
+    assert [row for row, _ in reciprocal_rank_fusion([[5, 8], [8, 5]])] == [5, 8]
+    assert [row for row, _ in reciprocal_rank_fusion([[8, 5], [5, 8]])] == [5, 8]
+
+
+def test_the_fingerprint_is_of_both_halves() -> None:
+    pytest.importorskip("faiss", reason="faiss-cpu is not installed")
+    pytest.importorskip("bm25s", reason="bm25s is not installed")
+    told: list[tuple[int, int]] = []
+    first = build()
+    other = HybridRetriever.build(
+        DOCUMENTS, HashEncoder(dim=32), "HNSW8", progress=lambda *far: told.append(far)
+    )
+    infos = [one.info() for one in (first, other, HybridRetriever(first.dense, other.bm25))]
+    assert [(info.name, info.documents) for info in infos] == [("hybrid", 150)] * 3
+    assert infos[0] == infos[2]  # the words are the same
+    assert infos[0].fingerprint != infos[1].fingerprint
+    assert len({info.fingerprint for info in (infos[0], first.dense.info(), first.bm25.info())}) == 3
+    assert told[-1] == (150, 150)
+
+
+def test_a_saved_hybrid_finds_the_same_with_titles_and_texts(tmp_path: Path) -> None:
+    titled = [Document(f"d{n}", f"Title {n}", f"stone {n + 10}") for n in range(20)]
+    pytest.importorskip("faiss", reason="faiss-cpu is not installed")
+    pytest.importorskip("bm25s", reason="bm25s is not installed")
+    made = HybridRetriever.build(titled, HashEncoder(dim=64))
+    made.save(tmp_path / "index")
+    read = HybridRetriever.load(tmp_path / "index", encoder=HashEncoder(dim=64))
+    (found,), (again,) = (asyncio.run(one.search(["stone 17"], 2)) for one in (made, read))
+    assert found == again
+    assert (found[0].id, found[0].title, found[0].text) == ("d7", "Title 7", "stone 17")
+    assert read.info() == made.info()
+    card = read_card(tmp_path / "index", "hybrid")
+    assert (card.rows, card.corpus) == (20, made.corpus.fingerprint)
