@@ -4,12 +4,12 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from agentenv.core.chat import InlineFormat
-from agentenv.core.env import AsyncEnv
+from agentenv.core.env import AsyncEnv, Env
 from agentenv.core.rollout import Record, RolloutConfig, Start, open_episode, rollout, sample, unplayed
 from agentenv.core.trajectory import SegmentKind, Trajectory, Turn
 from agentenv.core.types import (
@@ -111,6 +111,32 @@ def test_an_environment_is_reset_to_the_task_under_the_seed_of_its_episode() -> 
     env = Listener(bye)
     run(Watched("bye"), Start(env, TASK, 7))
     assert env.posed == [(7, TASK)]
+
+
+class Plain(Env[int]):
+    """An environment of plain functions that notes its seed."""
+
+    seeds: ClassVar[list[int | None]] = []
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        super().reset(seed=seed)
+        self.state = 0
+        self.seeds.append(seed)
+        return (Message("user", "Hi"),), {"task_id": TASK.id}
+
+    def step(self, action: str) -> Step:
+        self.state += 1
+        return self.result((), reward=1.0, end=EndReason.ANSWERED, answer=action)
+
+    def anchor_key(self) -> str:
+        return str(self.state)
+
+
+def test_an_environment_of_plain_functions_has_the_seed_and_the_key_of_the_state_before() -> None:
+    (t,) = run(Watched("bye"), Start(Plain(), TASK, 9))
+    assert (t.valid, t.reward, t.turns[0].anchor_key, Plain.seeds) == (True, 1.0, "0", [9])
 
 
 def test_a_turn_keeps_what_the_environment_said_of_it() -> None:

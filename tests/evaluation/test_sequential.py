@@ -47,6 +47,12 @@ def test_two_looks_permute_each_interim_by_itself() -> None:
     assert told_apart(compare_sequentially(scores, per_interim=2, interims=2, alpha=0.05)) is False
 
 
+def test_a_system_that_has_not_run_yet_waits_without_a_difference() -> None:
+    found = compare_sequentially({"a": [], "b": [0.5, 0.4]})
+    assert (found.pairs[0].difference, found.pairs[0].verdict) == (0.0, Verdict.UNDECIDED)
+    assert (found.interims, found.more_seeds) == (0, 5)
+
+
 def test_no_look_is_taken_beyond_the_last() -> None:
     same = [0.5, 0.4, 0.6, 0.5, 0.45]
     found = compare_sequentially({"a": same * 3, "b": same[::-1] * 3}, interims=2)
