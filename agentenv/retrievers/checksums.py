@@ -20,7 +20,9 @@ from agentenv.errors import IndexMismatch
 BLOCK_BYTES = 64 << 20
 WHOLE_BYTES = 4 << 30  # folders up to this size are read whole at every opening
 SAMPLED_BLOCKS = 16
-_PIECE_BYTES = 1 << 20  # read at a time
+_PIECE_BYTES = (
+    64 << 10
+)  # read at a time, into one buffer: blocks of a megabyte would stay with every worker process
 _THREADS = 4  # hashing releases the interpreter's lock
 
 
@@ -115,9 +117,9 @@ def _digests(blocks: Iterable[_Block]) -> list[str]:
 
 def _digest(block: _Block) -> str:
     found, left = hashlib.sha256(), BLOCK_BYTES
-    with block.path.open("rb") as file:
+    with memoryview(bytearray(_PIECE_BYTES)) as piece, block.path.open("rb", buffering=0) as file:
         file.seek(block.number * BLOCK_BYTES)
-        while left and (piece := file.read(min(left, _PIECE_BYTES))):
-            found.update(piece)
-            left -= len(piece)
+        while left and (count := file.readinto(piece[: min(left, _PIECE_BYTES)])):
+            found.update(piece[:count])
+            left -= count
     return found.hexdigest()

@@ -15,10 +15,11 @@ import pytest
 
 from agentenv.core.types import Document
 from agentenv.errors import ConfigurationError, IndexMismatch
+from agentenv.retrievers.checksums import file_sums
 from agentenv.retrievers.encoder import HashEncoder, Recipe, SentenceEncoder, Vectors, make_encoder
 from agentenv.retrievers.faiss import LAYOUT, FaissRetriever, laid_out
 from agentenv.retrievers.indexes import Effort, tune
-from agentenv.retrievers.storage import CARD_FILE
+from agentenv.retrievers.storage import CARD_FILE, CORPUS_FILE, _digest_of
 
 faiss = pytest.importorskip("faiss", reason="faiss-cpu is not installed")
 
@@ -139,9 +140,11 @@ def test_other_storage_and_other_effort_are_another_fingerprint() -> None:
     assert len({build(spec).info().fingerprint for spec in SPECS}) == len(SPECS)
 
 
-def change_card(folder: Path, **values: object) -> None:
-    card = json.loads((folder / CARD_FILE).read_text())
-    (folder / CARD_FILE).write_text(json.dumps(card | values))
+def change_card(folder: Path, *, without: str = "", **values: object) -> None:
+    """Lets a saved retriever have another card, with the digest that a card of these values has."""
+    card = json.loads((folder / CARD_FILE).read_text()) | values
+    card = {name: value for name, value in card.items() if name not in ("digest", without)}
+    (folder / CARD_FILE).write_text(json.dumps(card | {"digest": _digest_of(card)}))
 
 
 @pytest.mark.parametrize(
@@ -174,9 +177,7 @@ def test_an_older_faiss_is_no_reason_to_refuse(tmp_path: Path) -> None:
 def test_an_index_of_the_older_layout_is_opened_as_what_it_is(tmp_path: Path) -> None:
     built = build()
     built.save(tmp_path / "saved")
-    card = json.loads((tmp_path / "saved" / CARD_FILE).read_text())
-    del card["layout"]
-    (tmp_path / "saved" / CARD_FILE).write_text(json.dumps(card))
+    change_card(tmp_path / "saved", without="layout")
     old = FaissRetriever.load(tmp_path / "saved", encoder=HashEncoder(dim=64))
     assert old.layout == "{title} {text}"
     assert old.info().fingerprint != built.info().fingerprint  # other vectors of the same passages
@@ -191,8 +192,12 @@ def test_a_passage_is_its_title_as_a_sentence_and_its_text() -> None:
 
 
 def test_the_manifest_says_everything(tmp_path: Path) -> None:
-    build("SQ8").save(tmp_path / "saved")
-    card = json.loads((tmp_path / "saved" / CARD_FILE).read_text())
+    folder = tmp_path / "saved"
+    build("SQ8").save(folder)
+    card = json.loads((folder / CARD_FILE).read_text())
+    digest = card.pop("digest")
+    assert digest == _digest_of(card)
+    assert set(card["files"]) == {path.name for path in folder.iterdir()} - {CARD_FILE, CORPUS_FILE}
     assert card == {
         "kind": "faiss",
         "rows": 400,
@@ -210,6 +215,7 @@ def test_the_manifest_says_everything(tmp_path: Path) -> None:
         "max_tokens": 0,
         "normalised": True,
         "faiss": faiss.__version__,
+        "files": file_sums(folder, skip=(CARD_FILE, CORPUS_FILE)),
     }
 
 
