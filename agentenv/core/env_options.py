@@ -101,9 +101,12 @@ def _hint(cls: type, parameter: inspect.Parameter) -> Any:
 
 def _checked(value: Any, hint: Any, what: str) -> Any:
     import pydantic
+    from pydantic_core import SchemaError
 
     try:
         adapter = pydantic.TypeAdapter(hint, config=pydantic.ConfigDict(arbitrary_types_allowed=True))
+    except SchemaError:  # a protocol that cannot be asked at run time, among other types
+        return value
     except pydantic.PydanticUserError:
         adapter = _plain_adapter(hint)
     try:

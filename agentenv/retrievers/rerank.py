@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from agentenv.core.batching import Batcher
 from agentenv.core.model_files import LOCAL, check_model_files
@@ -16,6 +16,7 @@ from agentenv.retrievers.encoder import folder_digest
 DEPTH = 30  # passages that are judged for each query
 
 
+@runtime_checkable
 class Reranker(Protocol):
     """Judges how well passages answer a query."""
 

@@ -4,17 +4,20 @@ import copy
 import pickle
 from collections.abc import Callable
 from contextlib import closing
-from typing import Any
+from inspect import Parameter
+from typing import Any, Protocol
 
 import pytest
 
 from agentenv.core.env import Env
+from agentenv.core.env_options import checked_arguments, parameters_of
+from agentenv.core.registry import env_class, registered
 from agentenv.core.types import Task
 from agentenv.envs.calculator import Calculator
 from agentenv.envs.code import Code
 from agentenv.envs.local_search import LocalSearch
 from agentenv.envs.sql import Sql
-from agentenv.errors import ConfigurationError, EpisodeOver, UnknownName
+from agentenv.errors import ConfigurationError, EpisodeOver, MissingExtra, UnknownName
 from agentenv.sandbox.fakes import FakeExecutor
 
 MAKES: list[Callable[[], Env[Any]]] = [Calculator, LocalSearch, lambda: Code(executor=FakeExecutor()), Sql]
@@ -82,3 +85,41 @@ def test_a_task_is_taken() -> None:
     env = Calculator()
     _, info = env.reset(options={"task": Task("mine", "1 + 1", ("2",))})
     assert info["task_id"] == "mine"
+
+
+@pytest.mark.parametrize("name", registered())
+def test_every_option_of_every_environment_can_be_checked(name: str) -> None:
+    """Its default is taken, and of a value of no sensible type no more is said than that it is refused."""
+    try:
+        cls = env_class(name)
+    except MissingExtra as error:
+        pytest.skip(str(error))
+    found = dict[str, Parameter]()
+    for _, parameter in parameters_of(cls):  # the nearest class first
+        if parameter.kind not in (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL):
+            found.setdefault(parameter.name, parameter)
+    for parameter in found.values():
+        if parameter.default is not Parameter.empty:
+            checked_arguments(cls, name, {parameter.name: parameter.default})
+        try:
+            checked_arguments(cls, name, {parameter.name: object()})
+        except ConfigurationError as error:
+            assert parameter.name in str(error)  # noqa: PT017
+
+
+def test_a_reranker_of_no_sensible_type_is_refused() -> None:
+    cls = env_class("agentenv/HierarchicalSearch-v0")
+    assert checked_arguments(cls, "search", {"reranker": "cross:x"}) == {"reranker": "cross:x"}
+    with pytest.raises(ConfigurationError, match="reranker"):
+        checked_arguments(cls, "search", {"reranker": 3})
+
+
+def test_an_option_that_may_be_what_nobody_can_ask_for_stays_as_it_is() -> None:
+    class Opaque(Protocol):
+        def use(self) -> int: ...
+
+    class Taking:
+        def __init__(self, *, what: str | Opaque = "") -> None: ...
+
+    Taking.__init__.__annotations__["what"] = str | Opaque
+    assert checked_arguments(Taking, "taking", {"what": 3}) == {"what": 3}

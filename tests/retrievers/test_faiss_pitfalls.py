@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -140,9 +140,9 @@ def test_other_storage_and_other_effort_are_another_fingerprint() -> None:
     assert len({build(spec).info().fingerprint for spec in SPECS}) == len(SPECS)
 
 
-def change_card(folder: Path, *, without: str = "", **values: object) -> None:
+def change_card(folder: Path, values: Mapping[str, object], *, without: str = "") -> None:
     """Lets a saved retriever have another card, with the digest that a card of these values has."""
-    card = json.loads((folder / CARD_FILE).read_text()) | values
+    card = json.loads((folder / CARD_FILE).read_text()) | dict(values)
     card = {name: value for name, value in card.items() if name not in ("digest", without)}
     (folder / CARD_FILE).write_text(json.dumps(card | {"digest": _digest_of(card)}))
 
@@ -163,21 +163,21 @@ def test_a_manifest_that_disagrees_is_refused(
     tmp_path: Path, field: str, value: object, sentence: str
 ) -> None:
     build().save(tmp_path / "saved")
-    change_card(tmp_path / "saved", **{field: value})
+    change_card(tmp_path / "saved", {field: value})
     with pytest.raises(IndexMismatch, match=sentence):
         FaissRetriever.load(tmp_path / "saved", encoder=HashEncoder(dim=64))
 
 
 def test_an_older_faiss_is_no_reason_to_refuse(tmp_path: Path) -> None:
     build().save(tmp_path / "saved")
-    change_card(tmp_path / "saved", faiss="1.7.4")
+    change_card(tmp_path / "saved", {"faiss": "1.7.4"})
     assert len(FaissRetriever.load(tmp_path / "saved", encoder=HashEncoder(dim=64)).corpus) == 400
 
 
 def test_an_index_of_the_older_layout_is_opened_as_what_it_is(tmp_path: Path) -> None:
     built = build()
     built.save(tmp_path / "saved")
-    change_card(tmp_path / "saved", without="layout")
+    change_card(tmp_path / "saved", {}, without="layout")
     old = FaissRetriever.load(tmp_path / "saved", encoder=HashEncoder(dim=64))
     assert old.layout == "{title} {text}"
     assert old.info().fingerprint != built.info().fingerprint  # other vectors of the same passages

@@ -22,6 +22,7 @@ from agentenv.core.types import Task  # noqa: E402
 from agentenv.errors import (  # noqa: E402
     ConfigurationError,
     EnvFault,
+    EpisodeOver,
     RetrieverFault,
     SnapshotError,
 )
@@ -124,7 +125,7 @@ def test_errors_keep_their_class(serving: Any, house: Any) -> None:
         env.reset()
         snapshot = env.snapshot()
         env.close()
-        with pytest.raises(EnvFault, match="is closed"):
+        with pytest.raises(EpisodeOver, match="is closed"):
             env.step("a")
         with pytest.raises(SnapshotError):
             env.restore(snapshot)
