@@ -133,6 +133,7 @@ def summary(all_mutants: int, status: dict[str, str]) -> dict[str, Any]:
         "mutants": all_mutants,
         "run": len(status),
         "killed": len(killed),
+        "of_these_by_timeout": sum(status[name] == "timeout" for name in killed),
         "killed_share": len(killed) / len(status),
         "killed_share_ci95": list(wilson_interval(len(killed), len(status))),
         "explained": explained,
