@@ -42,6 +42,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agentenv.core.protocols import Retriever
 from agentenv.core.registry import register
+from agentenv.core.signals import Interrupted
 from agentenv.core.types import EndReason, Passage, Query, RetrieverInfo, Step
 from agentenv.envs.local_search import LocalSearch
 from agentenv.errors import Fault, RetrieverFault, SandboxFault
@@ -266,7 +267,7 @@ def work(place: Path, config: TrainConfig, args: argparse.Namespace, life: int) 
         SANDBOX["executor"] = executor
         striker = threading.Thread(target=strike, args=(executor, args.every), daemon=True)
         striker.start()
-        with contextlib.suppress(Over):
+        with contextlib.suppress(Over, Interrupted):  # the run ends in order at SIGTERM
             train(folder, Watch(folder, life))
         STORM.over = True
         striker.join()

@@ -128,7 +128,7 @@ class Slow(AsyncEnv[SimpleNamespace]):
         rng = np.random.default_rng(seed)
         self.state = SimpleNamespace(turns=0, seed=seed, began=asyncio.get_running_loop().time())
         self._length = min(int(rng.geometric(1 / self._args.turns)), self._args.longest)
-        return (Message("user", "?"),), {}
+        return (Message("user", "?"),), {"task_id": (options or {})["task"].id}
 
     async def astep(self, action: str) -> Step:
         """Waits, then counts."""

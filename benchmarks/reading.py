@@ -35,7 +35,7 @@ class Reading(Env[ReadingState]):
         """Poses ``options["task"]``."""
         super().reset(seed=seed)
         self.state = ReadingState((options or {})["task"])
-        return (Message("user", self.state.task.question),), {}
+        return (Message("user", self.state.task.question),), {"task_id": self.state.task.id}
 
     def step(self, action: str) -> Step:
         """Any text will do."""

@@ -90,6 +90,7 @@ class Past:
     """A moment to go back to by repeating what was done before it."""
 
     released = False
+    holds_resources = False
 
     def __init__(self, actions: Sequence[str]) -> None:
         self.actions = tuple(actions)

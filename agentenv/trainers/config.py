@@ -5,6 +5,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from agentenv.data.sources import OWN, Frozen, SourceConfig, check_source
+from agentenv.data.world_config import SPLITS
 from agentenv.evaluation.ground import EnvConfig, SearchConfig, known_retriever
 from agentenv.evaluation.results import measure_of
 from agentenv.policies.engine import EngineConfig
@@ -325,11 +326,11 @@ class TrainConfig(Frozen):
     simulation: SimulationSettings = SimulationSettings()
     """A simulated search for training alone."""
     train: SourceConfig = SourceConfig()
-    """Questions to learn from."""
+    """Questions to learn from; by default of an invented world's split ``train``."""
     dev: SourceConfig = SourceConfig()
-    """Questions of the evaluations during training."""
+    """Questions of the evaluations during training; by default of an invented world's split ``dev``."""
     test: SourceConfig = SourceConfig()
-    """Questions of the evaluations before and after."""
+    """Questions of the evaluations before and after; by default of an invented world's split ``test``."""
     rollout: RolloutSettings = RolloutSettings()
     """Sampling."""
     asynchronous: AsynchronousSettings = AsynchronousSettings()
@@ -356,6 +357,20 @@ class TrainConfig(Frozen):
     """Steps between two dumps of all trajectories of a step; 0 keeps none."""
     tracker: str = ""
     """``tensorboard`` (in the run's folder), ``wandb:PROJECT`` or ``mlflow:EXPERIMENT``; empty tracks nowhere else."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _held_out(cls, values: Any) -> Any:
+        """Training, dev and test worlds are of splits of their own where the configuration names none."""
+        if not isinstance(values, dict):
+            return values
+        filled = dict(values)
+        for name in SPLITS:
+            source = filled.get(name, {})
+            world = source.get("world", {}) if isinstance(source, dict) else None
+            if isinstance(world, dict):
+                filled[name] = {**source, "world": {"split": name, **world}}
+        return filled
 
     @field_validator("train", "dev", "test")
     @classmethod

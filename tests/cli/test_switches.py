@@ -14,7 +14,13 @@ from agentenv.trainers.config_files import load_config, override
 
 ON = (["--SWITCH"], ["--SWITCH", "true"], ["--SWITCH", "True"], ["--SWITCH=TRUE"])
 OFF = (["--no-SWITCH"], ["--SWITCH", "false"], ["--SWITCH", "False"], ["--SWITCH=FALSE"])
-NEEDED = {"eval": ["--out", "x"], "rescore": ["x"], "warmstart": ["--out", "x"], "serve": ["x"]}
+NEEDED = {
+    "eval": ["--out", "x"],
+    "rescore": ["x"],
+    "warmstart": ["--out", "x"],
+    "serve": ["x"],
+    "lab run": ["x"],
+}
 
 
 def _class(command: str) -> Any:

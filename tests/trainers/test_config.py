@@ -158,3 +158,14 @@ def test_a_name_is_checked_when_the_configuration_is_read(words: list[str], name
     """Not after the first evaluation, nor after an index was built."""
     with pytest.raises(ConfigurationError, match=name):
         override(load_config("laptop-search"), words)
+
+
+def test_the_questions_of_a_run_are_held_out_where_nothing_is_said_of_them() -> None:
+    for config in (TrainConfig(), override(TrainConfig(), ["--test.world.documents", "300"])):
+        assert [getattr(config, name).world.split for name in ("train", "dev", "test")] == [
+            "train",
+            "dev",
+            "test",
+        ]
+    named = TrainConfig.model_validate({"train": {"world": {"split": "test", "seed": 4}}})
+    assert (named.train.world.split, named.train.world.seed) == ("test", 4)
