@@ -23,6 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from agentenv.core import env_calls
 from agentenv.core.background import BackgroundLoop
 from agentenv.core.chat import InlineFormat
 from agentenv.core.env import AsyncEnv
@@ -49,6 +50,9 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self.now, self.awaited = 0.0, 0
         super().__init__(_Jump(self))
+        env_calls._env_loops.add(
+            self
+        )  # environments are called on this loop: another one has a clock of its own
 
     def time(self) -> float:
         """Simulated seconds."""
