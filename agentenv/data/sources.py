@@ -13,6 +13,7 @@ from agentenv.data.code_sets import CODE_SETS, load_code_set
 from agentenv.data.dataset_files import DATA_VARIABLE, FORMATS, bare_name
 from agentenv.data.datasets import SETS, Dataset, check_split, load_dataset, sample
 from agentenv.data.world import FictionalWorld, WorldConfig
+from agentenv.data.world_config import SPLITS
 from agentenv.errors import ConfigurationError, DatasetError, UnknownName
 from agentenv.sandbox.spec import make_executor
 
@@ -162,6 +163,19 @@ def _namespaced(task: Task, part: Dataset, owners: Mapping[Path, str]) -> Task:
         space = owners[part.corpus.resolve()]
         data["supporting_ids"] = tuple(f"{space}:{one}" for one in data["supporting_ids"])
     return replace(task, id=f"{part.name}:{task.id}", data=data)
+
+
+def held_out_worlds(values: Any) -> Any:
+    """The configuration ``values`` with worlds of the splits train, dev and test where it names no splits of its own."""
+    if not isinstance(values, dict):
+        return values
+    filled = dict(values)
+    for name in SPLITS:
+        source = filled.get(name, {})
+        world = source.get("world", {}) if isinstance(source, dict) else None
+        if isinstance(world, dict):
+            filled[name] = {**source, "world": {"split": name, **world}}
+    return filled
 
 
 def check_source(dataset: str, split: str | None, data: Path | None) -> None:

@@ -4,8 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from agentenv.data.sources import OWN, Frozen, SourceConfig, check_source
-from agentenv.data.world_config import SPLITS
+from agentenv.data.sources import OWN, Frozen, SourceConfig, check_source, held_out_worlds
 from agentenv.evaluation.ground import EnvConfig, SearchConfig, known_retriever
 from agentenv.evaluation.results import measure_of
 from agentenv.policies.engine import EngineConfig
@@ -361,16 +360,7 @@ class TrainConfig(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _held_out(cls, values: Any) -> Any:
-        """Training, dev and test worlds are of splits of their own where the configuration names none."""
-        if not isinstance(values, dict):
-            return values
-        filled = dict(values)
-        for name in SPLITS:
-            source = filled.get(name, {})
-            world = source.get("world", {}) if isinstance(source, dict) else None
-            if isinstance(world, dict):
-                filled[name] = {**source, "world": {"split": name, **world}}
-        return filled
+        return held_out_worlds(values)
 
     @field_validator("train", "dev", "test")
     @classmethod
