@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +69,15 @@ def player(policy: Service, *, batch: int, lockstep: bool) -> Player:
 
 
 def play(
-    who: Player, folder: Path, journal: Journal | None = None, done: list[int] | None = None
+    who: Player,
+    folder: Path,
+    journal: Journal | None = None,
+    done: list[int] | None = None,
+    field: Ground | None = None,
 ) -> list[Record]:
     return play_missing(
         who,
-        ground(),
+        field or ground(),
         journal or Journal(folder / "episodes.jsonl"),
         seed=0,
         phase="run",
@@ -159,9 +164,15 @@ def test_what_the_names_stand_for() -> None:
         open_player("scripted:extract", 4, STOP)
 
 
-def test_the_expert_gets_its_script_when_the_questions_are_known(tmp_path: Path) -> None:
-    records = play(open_player("scripted", 3, STOP), tmp_path)
-    assert [row["prediction"] for row in records] == [task.answers[0] for task in TASKS]
+def test_the_expert_answers_what_its_searches_showed(tmp_path: Path) -> None:
+    """Every question has its document and a search that finds it; the document of the last one is not in the corpus."""
+    tasks = [replace(task, data={"path": ({"query": f"page{i}"},)}) for i, task in enumerate(TASKS)]
+    pages = [
+        Document(f"d{i}", f"page{i}", f"Here stands: {task.answers[0]}") for i, task in enumerate(tasks[:-1])
+    ]
+    field = Ground(Source("mine", "", tuple(tasks), pages, None), InMemoryRetriever(pages), EnvConfig(), len)
+    records = play(open_player("scripted", 3, STOP), tmp_path, field=field)
+    assert [row["prediction"] for row in records] == [*(task.answers[0] for task in TASKS[:-1]), ""]
 
 
 def test_a_policy_that_takes_messages_brings_its_own_format() -> None:
