@@ -60,7 +60,8 @@ def path_digest(path: Path, *, whole: int = WHOLE) -> str:
 def value_digest(value: Any) -> str:
     """SHA-256 of a value: text, numbers, bytes, lists, mappings and data classes of these, equal ones in every process.
 
-    A path stands for the content of what lies there, because tasks may name files in a temporary folder.
+    A path stands for the content of what lies there, because tasks may name files in a temporary folder. Another object says
+    by a method ``digest_members`` what it holds.
     """
     text = json.dumps(value, default=_plain, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -78,6 +79,8 @@ def _plain(value: Any) -> Any:
         return value.hex()
     if isinstance(value, Path):
         return path_digest(value) if value.exists() else str(value)
+    if callable(members := getattr(value, "digest_members", None)) and not isinstance(value, type):
+        return members()
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 

@@ -8,6 +8,7 @@ Shapes: B rows, Q tokens that are fed, K positions that they may look at, N pick
 keys and values, D size of a head.
 """
 
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -84,6 +85,8 @@ class _Witness:
 def logits_at(model: Any, ids: Tensor, rows: Tensor, places: Tensor, **inputs: Any) -> Tensor:
     """Logits [N, V] of ``model.forward`` after the tokens at ``places`` of ``rows``; no others are computed.
 
+    Passes of other threads through the same model are not touched: a checkpoint is looked at while episodes go on.
+
     Args:
         model: A transformers causal language model, with adapters or without.
         ids: int64[B, T], what is fed.
@@ -92,10 +95,12 @@ def logits_at(model: Any, ids: Tensor, rows: Tensor, places: Tensor, **inputs: A
         inputs: What else ``forward`` takes.
     """
     base = model.get_base_model() if is_adapted(model) else model
-    calls = 0
+    calls, own = 0, threading.get_ident()
 
     def pick(_: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         nonlocal calls
+        if threading.get_ident() != own:
+            return args
         calls += 1
         return (args[0][rows, places][None], *args[1:])
 

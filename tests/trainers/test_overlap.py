@@ -7,6 +7,10 @@ import pytest
 
 from agentenv.cli.main import main
 from agentenv.core.types import Task
+from agentenv.envs.gui.actions import Action, Kind
+from agentenv.envs.gui.matching import Gold
+from agentenv.envs.gui.recordings import RecordedStep, Recording
+from agentenv.envs.gui.screen import Screen
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.overlap import refuse_overlap
 
@@ -74,3 +78,15 @@ def test_run_and_plan_refuse_alike(
     assert message in err
     assert "Traceback" not in err
     assert not (tmp_path / "out").exists()
+
+
+def test_recordings_are_told_apart_by_what_they_show_whatever_their_ids() -> None:
+    """Recordings of one goal on other screens are other tasks; the same recording under another id is the same."""
+
+    def recorded(id: str, title: str) -> Task:
+        step = RecordedStep(Screen(100, 200, title), Gold(Action(Kind.WAIT), (100, 200)))
+        return Recording(id, "Pin the note.", (step,)).task()
+
+    refuse_overlap([recorded("a", "Notes")], {"test": [recorded("b", "Other notes")]})
+    with pytest.raises(ConfigurationError, match="1 of 1"):
+        refuse_overlap([recorded("a", "Notes")], {"test": [recorded("b", "Notes")]})

@@ -67,6 +67,10 @@ class Recording:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
 
+    def digest_members(self) -> dict[str, Any]:
+        """What makes it the recording that it is, whatever its id, for `agentenv.core.digests.value_digest`."""
+        return {name: value for name, value in recording_members(self).items() if name != "episode_id"}
+
     def task(self, split: str = "") -> Task:
         """The task of doing the same; ``data["recording"]`` is this."""
         return Task(self.id, self.goal, ("",), split, {"recording": self})
