@@ -22,9 +22,11 @@ from agentenv.core.rollout import RolloutConfig
 from agentenv.core.types import Task
 from agentenv.data.code_tasks import generate_code_tasks
 from agentenv.envs.code import STOP, TAGS
+from agentenv.errors import SandboxFault
 from agentenv.evaluation.runner import play
 from agentenv.policies.card import EpisodeCard
 from agentenv.policies.hf import HFPolicy
+from agentenv.sandbox.types import ExecStatus
 from agentenv.trainers.demonstrations import Demo, Piece, to_tokens
 from agentenv.trainers.denormals import flushed_denormals
 from agentenv.trainers.small_policies import SmallPolicyConfig, blank, imitate
@@ -33,6 +35,7 @@ from agentenv.trainers.supervised import Display, Figures, write_policy
 ENV = "agentenv/Code-v0"
 OPTIONS = {"stateful": False, "max_turns": 3, "observation_chars": 160, "prompt": "{question}"}
 """Options of the environment that the policy knows."""
+_PLAYS = 3  # of one demonstration
 _SAMPLES = {"list": "[7, 2, 9, 4]", "word": "'banane'", "number": "17"}
 
 
@@ -96,7 +99,7 @@ def demonstrations(config: CodeWarmstartConfig) -> list[tuple[Demonstrator, Demo
     """One episode a task, played in the sandbox.
 
     Raises:
-        SandboxFault: the sandbox failed.
+        SandboxFault: the sandbox failed, or stopped one task's program time and again.
     """
     rng = Random(config.seed)
     tasks = generate_code_tasks(config.tasks, seed=config.seed, steps=config.difficulty, split="train")
@@ -106,12 +109,25 @@ def demonstrations(config: CodeWarmstartConfig) -> list[tuple[Demonstrator, Demo
 
 
 def _played(env: Env[Any], task: Task, actions: Sequence[str]) -> Demo:
-    opening, _ = env.reset(seed=0, options={"task": task})
-    demo = [Piece("opening", opening[0].text)]
-    for action in actions[:-1]:
-        observation = env.step(action).observation
-        demo += [Piece("own", action), Piece("page", "".join(message.text for message in observation))]
-    return [*demo, Piece("own", actions[-1])]
+    """The episode of one task; played again where a program was stopped, as these end by themselves at once.
+
+    Raises:
+        SandboxFault: that happened `_PLAYS` times.
+    """
+    for _ in range(_PLAYS):
+        opening, _info = env.reset(seed=0, options={"task": task})
+        demo, ended = [Piece("opening", opening[0].text)], set[str]()
+        for action in actions[:-1]:
+            step = env.step(action)
+            ended.add(step.info["tool_results"][0].data["status"])
+            page = "".join(message.text for message in step.observation)
+            demo += [Piece("own", action), Piece("page", page)]
+        if ended <= {ExecStatus.OK, ExecStatus.ERROR}:
+            return [*demo, Piece("own", actions[-1])]
+    raise SandboxFault(
+        f"a demonstrator's program for task {task.id!r} was stopped {_PLAYS} times ({', '.join(sorted(ended))}), although "
+        "it ends by itself at once; is the machine overloaded?"
+    )
 
 
 @flushed_denormals()

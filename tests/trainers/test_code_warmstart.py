@@ -8,11 +8,16 @@ import pytest
 
 from agentenv.cli.main import main
 from agentenv.data.code_tasks import generate_code_tasks
+from agentenv.envs.code import Code
+from agentenv.errors import SandboxFault
 from agentenv.policies.card import read_card
 from agentenv.policies.spec import make_policy
+from agentenv.sandbox.fakes import FakeExecutor
 from agentenv.sandbox.spec import unavailable
+from agentenv.sandbox.types import ExecResult, ExecStatus
 from agentenv.trainers.code_warmstart import (
     CodeWarmstartConfig,
+    _played,
     code_warmstart,
     demonstrations,
     mender,
@@ -66,6 +71,30 @@ def test_what_is_shown_is_what_came_of_it() -> None:
         assert all(text.startswith("\n<output>\n") for text in shown)
         failed = [("Error" in text) for text in shown]
         assert failed == {prover: [False], mender: [True, False], stubborn: [True]}[who]
+
+
+class Stopping(FakeExecutor):
+    """Stops the first ``stops`` runs."""
+
+    def __init__(self, stops: int) -> None:
+        super().__init__()
+        self.stops = stops
+
+    def run(self, code: str, **rest: Any) -> ExecResult:
+        if self.stops:
+            self.stops -= 1
+            return ExecResult(ExecStatus.KILLED)
+        return super().run(code, **rest)
+
+
+def test_a_demonstration_whose_program_was_stopped_is_played_again() -> None:
+    def shown(stops: int) -> list[str]:
+        env = Code(executor=Stopping(stops), tasks=TASKS, stateful=False)
+        return [piece.text for piece in _played(env, TASKS[0], mender(TASKS[0], Random(0)))]
+
+    assert shown(1) == shown(0)
+    with pytest.raises(SandboxFault, match="killed"):
+        shown(100)
 
 
 @sandboxed
