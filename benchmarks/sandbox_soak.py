@@ -25,7 +25,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agentenv.errors import Fault, SnapshotError
-from agentenv.sandbox import docker, image
+from agentenv.sandbox import docker, image, labels
 from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.spec import make_executor
 from agentenv.sandbox.types import ExecStatus, Limits
@@ -208,7 +208,7 @@ def roots(executor: JailExecutor) -> set[int]:
     if executor.info().name != "docker":
         return {os.getpid()}
     with contextlib.closing(docker.engine()) as client:
-        own = [name for name, owner in docker.owners(client).items() if owner.pid == os.getpid()]
+        own = [name for name, owner in docker.owners(client).items() if owner == labels.owner_of(os.getpid())]
         return {client.inspect_container(name)["State"]["Pid"] for name in own} - {0}
 
 

@@ -225,7 +225,7 @@ def long_actions(tags: Sequence[str]) -> Iterator[str]:
 
 def params() -> Iterator[Any]:
     """Every environment; a browser takes its time for each action."""
-    for id in agentenv.registered():
+    for id in (name for name in agentenv.registered() if name.startswith("agentenv/")):
         yield pytest.param(id, marks=pytest.mark.slow if id == "agentenv/Browser-v0" else ())
 
 
