@@ -1,13 +1,19 @@
 """Nothing lost: a training run killed (SIGKILL) at random moments, resumed, and compared with the undisturbed one.
 
     python benchmarks/kills.py
+    python benchmarks/kills.py --staleness 2
+    python benchmarks/kills.py --cluster 2
 
 ``--kills`` runs, each killed once and then resumed to its end. The moment is drawn evenly over the steps: after a whole
 number of logged ones and a random share of the time that a step takes, from before the first to the evaluation after the
 last. A run that has ended before its moment is not counted and drawn again. A synchronous run must end in equal bytes:
-metrics, every trajectory, the evaluations, the weights. With ``--staleness`` above 0 what is sampled depends on time; then
-every group that was drawn must have been trained exactly once, under its own id, in as many steps of as many groups. No
-process is waited for longer than ``--patience`` seconds.
+metrics, every trajectory, the evaluations, the weights. With ``--staleness`` above 0, and with the workers of a Ray cluster
+of this machine (``--cluster``), what is sampled depends on time; then every group that was drawn must have been trained
+exactly once, under its own id, in as many steps of as many groups.
+
+Of every run that was killed three things are checked as well: every process that it had started, those of Ray included, ends
+by itself within ``GONE_S`` seconds; no step before the newest checkpoint is played again; and no half-written file is left
+when the resumed run is complete. No process is waited for longer than ``--patience`` seconds.
 """
 
 import argparse
@@ -20,6 +26,7 @@ import signal
 import sys
 import tempfile
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,6 +45,9 @@ from throughput import Clock  # type: ignore[import-not-found]  # isort: skip
 
 QUESTIONS, SIZE = 3, 4
 GLANCE_S = 0.005
+GONE_S = 60.0
+MARK = "AGENTENV_KILLS"
+"""Environment variable that every process inherits which a run starts; its value tells this benchmark from another."""
 WORLD = {"documents": 200, "questions": 24}
 
 
@@ -54,6 +64,8 @@ def configure(args: argparse.Namespace) -> TrainConfig:
     ahead = args.staleness > 0
     values["rollout"] |= {"questions": QUESTIONS, "group_size": SIZE, "deterministic": not ahead}
     values["asynchronous"] = {"staleness": args.staleness}
+    if args.cluster:
+        values["cluster"] = {"address": "local", "workers": args.cluster}
     return parse_config(values, "the benchmark")
 
 
@@ -132,33 +144,84 @@ def groups(folder: Path) -> Counter[str]:
     return counts
 
 
-def same(folder: Path, whole: Path, staleness: int) -> bool:
+def same(folder: Path, whole: Path, *, exact: bool) -> bool:
     """Whether the resumed run is the undisturbed one, as far as that is determined."""
-    if staleness == 0:
+    if exact:
         return contents(folder) == contents(whole)
     ours, theirs = groups(folder), groups(whole)
-    return set(ours.values()) == {1} and ours == theirs
+    return set(ours.values()) == {1} and ours == theirs and logged(folder) == logged(whole)
+
+
+def left_running(mark: str) -> list[str]:
+    """The command lines of processes with ``mark`` that have not ended by themselves; they are then killed."""
+    end = time.monotonic() + GONE_S
+    while (found := marked(mark)) and time.monotonic() < end:
+        time.sleep(GLANCE_S)
+    for process in found:
+        os.kill(process, signal.SIGKILL)
+    return list(found.values())
+
+
+def marked(mark: str) -> dict[int, str]:
+    """The processes that were started by a run of this benchmark, with their command lines."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{MARK}={mark}".encode() in (path / "environ").read_bytes().split(b"\0"):
+                found[int(path.name)] = (
+                    (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
+        except OSError:  # it has just ended
+            continue
+    return found
+
+
+def kept(folder: Path) -> dict[str, int]:
+    """When the trajectories of the steps up to the newest checkpoint were written, in nanoseconds."""
+    saved = max((number(path) for path in folder.glob("checkpoints/step-??????")), default=0)
+    steps = (path for path in folder.glob("trajectories/step-*.jsonl.gz") if number(path) <= saved)
+    return {path.name: path.stat().st_mtime_ns for path in steps}
+
+
+def number(path: Path) -> int:
+    """The step that a file or folder is named after."""
+    return int(path.name.partition(".")[0].removeprefix("step-"))
+
+
+def half_written(folder: Path) -> list[str]:
+    """Files that were to be renamed once they are complete."""
+    return [path.name for path in folder.rglob("*") if path.suffix in (".part", ".old")]
 
 
 def trials(args: argparse.Namespace, place: Path) -> dict[str, Any]:
     """Kills, and what came of them."""
     config, rng = configure(args), random.Random(args.seed)
+    os.environ[MARK] = mark = uuid.uuid4().hex
+    exact = args.staleness == 0 and not args.cluster
     began = time.perf_counter()
     run(place / "whole", config, args.patience)
     seconds = time.perf_counter() - began
-    folder, equal, moments, checkpoints = place / "killed", 0, [], []
+    folder, moments, checkpoints = place / "killed", [], []
+    right = Counter({"equal": 0, "gone_on_from_the_checkpoint": 0, "nothing_half_written": 0})
+    orphans = left_running(mark)
     while len(moments) < args.kills:
         moment = Moment(rng.randint(0, args.steps), rng.random() * seconds / args.steps)
         early = run(folder, config, args.patience, moment)
+        orphans += left_running(mark)
         if not early:
             moments.append(logged(folder))
-            checkpoints.append(len(list(folder.glob("checkpoints/step-*"))))
+            checkpoints.append(len(list(folder.glob("checkpoints/step-??????"))))
+            before = kept(folder)
             run(folder, config, args.patience)
-            equal += same(folder, place / "whole", args.staleness)
+            orphans += left_running(mark)
+            right["equal"] += same(folder, place / "whole", exact=exact)
+            right["gone_on_from_the_checkpoint"] += before.items() <= kept(folder).items()
+            right["nothing_half_written"] += not half_written(folder)
         shutil.rmtree(folder)
     return {
         "kills": len(moments),
-        "equal": equal,
+        **right,
+        "processes_left": orphans,
         "lines_at_the_kill": moments,
         "checkpoints_at_the_kill": checkpoints,
         "seconds_undisturbed": seconds,
@@ -172,15 +235,24 @@ def main() -> None:
     parser.add_argument(
         "--staleness", type=int, default=0, help="bound of asynchronous training; 0 is synchronous"
     )
+    parser.add_argument(
+        "--cluster", type=int, default=0, help="workers of a Ray cluster of this machine; 0 plays here"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seeds the moments")
     parser.add_argument("--patience", type=float, default=900.0, help="seconds that any run may take")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         figures = trials(args, Path(place))
-    lines = [f"{figures['equal']} of {figures['kills']} killed runs equal the undisturbed one"]
-    name = "kills" if args.staleness == 0 else "kills_asynchronous"
-    finish(name, args, {"staleness": args.staleness, "steps": args.steps} | figures, lines)
-    if figures["equal"] < figures["kills"]:
+    lines = [
+        f"of {figures['kills']} killed runs {figures['equal']} equal the undisturbed one, "
+        f"{figures['gone_on_from_the_checkpoint']} went on from their checkpoint, {figures['nothing_half_written']} left "
+        f"nothing half-written; {len(figures['processes_left'])} processes were left"
+    ]
+    name = "kills_cluster" if args.cluster else "kills_asynchronous" if args.staleness else "kills"
+    settings = {"staleness": args.staleness, "cluster": args.cluster, "steps": args.steps}
+    finish(name, args, settings | figures, lines)
+    right = (figures["equal"], figures["gone_on_from_the_checkpoint"], figures["nothing_half_written"])
+    if min(right) < figures["kills"] or figures["processes_left"]:
         raise SystemExit(1)
 
 

@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import signal
 import sys
 import threading
 import time
@@ -19,8 +20,10 @@ def leave(code: int) -> None:
     """Sees to it that this process ends with ``code``, whatever its threads do; does not return where one hangs.
 
     The interpreter waits for every thread that is no daemon, and an environment may have started one that never ends. What
-    was registered with ``atexit`` (sandboxes, servers) is run in any case, with a deadline of its own.
+    was registered with ``atexit`` (sandboxes, servers) is run in any case, with a deadline of its own. A signal from here on
+    ends the process at once.
     """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if settled(_SETTLE_S) and none_runs():
         threading.Thread(target=_end, args=(_END_S, code), name="agentenv-leave", daemon=True).start()
     else:

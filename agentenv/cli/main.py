@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, cast, get_type_hints
 
 from agentenv.cli.leaving import leave
 from agentenv.cli.switches import plain_switches
-from agentenv.core.signals import Interrupted
+from agentenv.core.signals import Interrupted, Interruptible
 from agentenv.errors import AgentEnvError, UnknownName
 
 USAGE, FAILURE, SIGNALLED = 2, 1, 128  # exit codes; the number of a signal is added, as shells report it
@@ -171,7 +171,7 @@ def _run(name: str, argv: list[str], as_json: bool) -> int:
             )
         return stop.code if isinstance(stop.code, int) else USAGE
     try:
-        with quiet:
+        with quiet, Interruptible():
             result = command.run()
     except BrokenPipeError:
         raise

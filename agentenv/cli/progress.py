@@ -1,5 +1,6 @@
 """One live display of a long piece of work: what, how far, how fast, how long still, and the numbers that matter."""
 
+import contextlib
 import logging
 import sys
 import time
@@ -47,6 +48,18 @@ class _Bar(Progress):
                 yield Text(f"  {figures}")
 
 
+class _LogFile(logging.FileHandler):
+    """A log that loses what cannot be written: a full disk ends the work by what the work itself writes, in one sentence."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Nothing, where the standard library prints a traceback for each line."""
+
+    def close(self) -> None:
+        """Closes the file, whose last lines may be lost."""
+        with contextlib.suppress(OSError):
+            super().close()
+
+
 class LiveDisplay:
     """A progress bar on a terminal, an occasional line elsewhere; always on stderr, and in full in a log file.
 
@@ -80,7 +93,7 @@ class LiveDisplay:
         self._latest: dict[str, float] = {}
 
     def __enter__(self) -> Self:
-        handler = logging.FileHandler(self._log_path, encoding="utf-8")
+        handler = _LogFile(self._log_path, encoding="utf-8")
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         self._log.addHandler(handler)
         self._progress.start()

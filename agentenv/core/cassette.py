@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from agentenv.core.files import write_text
+from agentenv.core.files import append_lines, write_text
 from agentenv.errors import CassetteMiss, ConfigurationError
 
 FORMAT = 1
@@ -96,8 +96,7 @@ class Cassette:
             raise ConfigurationError(f"{self.path} was opened to be replayed and cannot record.")
         key, text = _text(request), json.dumps(reply, allow_nan=False)
         if key not in self._replies:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(f'{{"request": {key}, "reply": {text}}}\n')
+            append_lines(self.path, [f'{{"request": {key}, "reply": {text}}}'])
             self._replies[key] = text
         return json.loads(self._replies[key])
 

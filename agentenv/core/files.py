@@ -85,11 +85,12 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
         OSError: they cannot be written.
     """
     new = not path.exists()
-    with path.open("ab") as file:
+    with path.open("ab", buffering=0) as file:  # a buffer writes what is left in it when it is closed
         before = file.tell()
         try:
-            file.write("".join(f"{line}\n" for line in lines).encode())
-            file.flush()
+            rest = memoryview("".join(f"{line}\n" for line in lines).encode())
+            while rest:
+                rest = rest[file.write(rest) :]
             os.fsync(file.fileno())
         except OSError:
             with contextlib.suppress(OSError):

@@ -27,11 +27,12 @@ class Interruptible:
     main one, which gets no signals, the block changes nothing.
     """
 
-    def __init__(self, notice: str) -> None:
+    def __init__(self, notice: str = "") -> None:
         """Prepares.
 
         Args:
-            notice: Printed to stderr when a signal has to wait for what the block is finishing.
+            notice: Printed to stderr when a signal has to wait for what the block is finishing; a block that never says
+                ``finishing`` needs none.
         """
         self._notice = notice
         self.asked = 0

@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Any, Protocol
 
 from agentenv.core.registry import env_class
+from agentenv.core.signals import Interrupted
 from agentenv.core.types import Task
 from agentenv.data.code_sets import CODE_SETS
 from agentenv.data.sources import OWN, Source, SourceConfig, check_source
@@ -133,6 +134,7 @@ def run_benchmark(
         AgentEnvError: an unknown name, unreadable questions, a policy that cannot be loaded.
         ConfigurationError: ``out`` holds another evaluation.
         Fault: everything fails; what was finished is kept.
+        Interrupted: SIGINT or SIGTERM came; what was finished is kept.
     """
     check_names(benchmark)
     claim(out, {"benchmark": _identity(benchmark)})
@@ -149,6 +151,9 @@ def run_benchmark(
         with closing(player):
             ground = _open(benchmark, opened, player, display)
             return _played(benchmark, contents, player, ground, out, display, retry_faults)
+    except Interrupted as error:
+        said = f"; what was finished is kept in {out}: the same command goes on from there"
+        raise Interrupted(error.signal, said) from error
     except (AgentEnvError, OSError):
         if fresh:
             release(out)

@@ -155,8 +155,7 @@ def log_seconds(directory: Path, phase: str, seconds: float, waits: Sequence[flo
     """Appends to ``timings.jsonl`` what a batch took on the clock, and how long each of its episodes was under way."""
     line = {"phase": phase, "episodes": len(waits), "seconds": round(seconds, 4)}
     line["waits"] = [round(wait, 4) for wait in waits]
-    with (directory / TIMINGS).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+    append_lines(directory / TIMINGS, [json.dumps(line)])
 
 
 def _timing(line: str) -> dict[str, Any]:

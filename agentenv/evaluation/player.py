@@ -18,7 +18,7 @@ from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import RolloutConfig
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason, Task
-from agentenv.errors import EnvFault, PolicyFault
+from agentenv.errors import EnvFault, Fault, PolicyFault
 from agentenv.evaluation.ground import Ground
 from agentenv.evaluation.journal import Journal, log_seconds
 from agentenv.evaluation.records import Record
@@ -38,7 +38,9 @@ from agentenv.policies.spec import (
 from agentenv.policies.vllm import VLLMPolicy
 
 EXPERT = "scripted"
-_FAULTS_IN_A_ROW = 8  # of episodes that are played one by one, before the service is taken for down
+_FAILURES_IN_A_ROW = (
+    8  # and two batches, before what the episodes need is taken for gone: one event can end a batch
+)
 
 Progress = Callable[[int, dict[str, Any]], None]
 
@@ -168,7 +170,7 @@ def play_missing(
         figures: what to show of records.
 
     Raises:
-        Fault: everything that was played lately failed through a fault of ours; what was finished before is kept.
+        Fault: everything that was played lately failed through an infrastructure failure; what was finished before is kept.
     """
     tasks = ground.source.tasks
     ready = player.on(ground, seed, phase)
@@ -185,13 +187,15 @@ def play_missing(
         last = now
         progress(len(journal), figures(records))
 
+    finished = _Finished(keep, max(_FAILURES_IN_A_ROW, 2 * player.batch), lived=len(journal) > 0)
     if player.lockstep:
         for begin in range(0, len(tasks), player.batch):
             chunk = tasks[begin : begin + player.batch]
             if not all(task in journal for task in chunk):
-                keep(_or_stop(asyncio.run(_batch(ready, ground, chunk, begin, seed, phase))))
+                finished.add(asyncio.run(_batch(ready, ground, chunk, begin, seed, phase)))
     else:
-        asyncio.run(_one_by_one(ready, ground, journal, seed, phase, keep))
+        asyncio.run(_one_by_one(ready, ground, journal, seed, phase, finished))
+    finished.end()
     return journal.finish(tasks)
 
 
@@ -204,30 +208,70 @@ async def _batch(
     )
 
 
+class _Finished:
+    """Episodes on their way to the journal; failures are held back until a valid episode after them shows that they may.
+
+    A browser or a server that dies takes every episode with it that was using it, and then comes back. One that stays away
+    fails every episode after that too, and those are better played again when it is there.
+    """
+
+    def __init__(self, keep: Callable[[Sequence[Trajectory]], None], limit: int, *, lived: bool) -> None:
+        """Prepares.
+
+        Args:
+            keep: writes episodes down.
+            limit: failures in a row at which the evaluation stops.
+            lived: whether a valid episode was kept before.
+        """
+        self._keep, self._limit, self._lived = keep, limit, lived
+        self._held: list[Trajectory] = []
+
+    def add(self, played: Sequence[Trajectory]) -> None:
+        """Takes what was finished together.
+
+        Raises:
+            Fault: as many episodes in a row as the limit says have failed.
+        """
+        self._held += played
+        if any(trajectory.valid for trajectory in played):
+            self._lived = True
+            self._flush()
+        elif len(self._held) >= self._limit:
+            raise _stopping(self._held)
+
+    def end(self) -> None:
+        """Keeps the failures at the end, which are too few to say that something is gone.
+
+        Raises:
+            Fault: nothing but failures was ever played.
+        """
+        if self._held and not self._lived:
+            raise _stopping(self._held)
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._held:
+            self._keep(self._held)
+            self._held = []
+
+
+def _stopping(failed: Sequence[Trajectory]) -> Fault:
+    environment = any(trajectory.end_reason is EndReason.ENV_FAULT for trajectory in failed)
+    return (EnvFault if environment else PolicyFault)(
+        f"each of {len(failed)} episodes failed through an infrastructure failure ({reason_of(failed[-1])}); what was "
+        "finished before is kept: the same command goes on from there"
+    )
+
+
 async def _one_by_one(
-    player: Player,
-    ground: Ground,
-    journal: Journal,
-    seed: int,
-    phase: str,
-    keep: Callable[[Sequence[Trajectory]], None],
+    player: Player, ground: Ground, journal: Journal, seed: int, phase: str, finished: _Finished
 ) -> None:
-    """``player.batch`` workers; faults are held back until an episode after them shows that the service lives."""
+    """``player.batch`` workers, each of which plays one episode at a time."""
     missing = iter([(i, task) for i, task in enumerate(ground.source.tasks) if task not in journal])
-    held: list[Trajectory] = []
-    lived = False
 
     async def work() -> None:
-        nonlocal lived
         for index, task in missing:
-            (played,) = await _batch(player, ground, [task], index, seed, phase)
-            held.append(played)
-            if played.valid:
-                lived = True
-                keep(held)
-                held.clear()
-            elif len(held) >= max(_FAULTS_IN_A_ROW, player.batch):
-                _or_stop(held)
+            finished.add(await _batch(player, ground, [task], index, seed, phase))
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -235,18 +279,6 @@ async def _one_by_one(
                 group.create_task(work())
     except ExceptionGroup as several:
         raise several.exceptions[0] from None
-    if held:
-        keep(held if lived else _or_stop(held))
-
-
-def _or_stop(played: Sequence[Trajectory]) -> Sequence[Trajectory]:
-    if any(trajectory.valid for trajectory in played):
-        return played
-    ours = any(trajectory.end_reason is EndReason.ENV_FAULT for trajectory in played)
-    raise (EnvFault if ours else PolicyFault)(
-        f"each of {len(played)} episodes failed through a fault of ours ({reason_of(played[0])}); what was finished before "
-        "is kept: the same command goes on from there"
-    )
 
 
 def _seconds(trajectory: Trajectory) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from agentenv.core.files import write_text
+from agentenv.core.files import append_lines, write_text
 from agentenv.retrievers.indexes import read_index, write_index
 
 
@@ -62,8 +62,7 @@ class Journal:
             self.keep([part])
             return
         self.parts.append(part)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(part) + "\n")
+        append_lines(self._path, [json.dumps(part)])
 
     def _read(self) -> list[Part]:
         parts: list[Part] = []

@@ -3,6 +3,8 @@
 import ast
 import errno
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -127,6 +129,30 @@ def test_a_line_that_does_not_fit_is_taken_back(tmp_path: Path, monkeypatch: pyt
     assert path.read_text() == "one\n"
     files.append_lines(path, ["three", "four"])
     assert path.read_text().splitlines() == ["one", "three", "four"]
+
+
+FULL = """
+import errno, resource, signal, sys
+from pathlib import Path
+from agentenv.core.files import append_lines
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+path = Path(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, resource.RLIM_INFINITY))
+try:
+    append_lines(path, ["x" * int(sys.argv[2])])
+except OSError as error:
+    sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("length", [15, 9_000])
+def test_half_of_a_line_that_fitted_is_taken_back_for_good(tmp_path: Path, length: int) -> None:
+    """Once half of it is taken back there is room for the other half, which must not follow when the file is closed."""
+    path = tmp_path / "log.jsonl"
+    files.append_lines(path, ["one"])
+    done = subprocess.run([sys.executable, "-c", FULL, str(path), str(length)], check=False)
+    assert done.returncode == 7
+    assert path.read_text() == "one\n"
 
 
 def test_a_library_that_names_the_system_s_error_gives_that_error() -> None:

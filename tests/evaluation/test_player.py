@@ -139,7 +139,9 @@ def test_single_faults_are_recorded_and_may_be_played_again(tmp_path: Path) -> N
 def test_a_service_that_went_down_stops_the_run_and_loses_nothing(lockstep: bool, tmp_path: Path) -> None:
     """All fails from question 5 on. Only what ran beside the last valid episodes is recorded as a fault: 3 of 4 at most."""
     down = player(Service(broken=range(5, 20)), batch=4, lockstep=lockstep)
-    with pytest.raises(Fault, match=r"failed through a fault of ours \(PolicyFault: the service is down\)"):
+    with pytest.raises(
+        Fault, match=r"failed through an infrastructure failure \(PolicyFault: the service is down\)"
+    ):
         play(down, tmp_path)
     lines = (tmp_path / "episodes.jsonl").read_text().splitlines()
     faults = sum(not json.loads(line)["valid"] for line in lines)
@@ -147,6 +149,33 @@ def test_a_service_that_went_down_stops_the_run_and_loses_nothing(lockstep: bool
     assert faults <= 3
     up = play(player(Service(), batch=4, lockstep=lockstep), tmp_path)
     assert sum(row["valid"] for row in up) == 20 - faults
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+@pytest.mark.parametrize(
+    ("batch", "broken"),
+    [(1, [0, 5, 6, 7]), (2, [4, 5, 6, 7, 8, 9]), (3, [0, 1, 2]), (10, range(10)), (4, range(16, 20))],
+    ids=["single", "three batches", "the first batch", "half of all", "the last batch"],
+)
+def test_what_takes_whole_batches_with_it_and_comes_back_does_not_stop_the_run(
+    lockstep: bool, batch: int, broken: Sequence[int], tmp_path: Path
+) -> None:
+    """As a browser that is killed does: every episode that was open in it fails, and the next ones have another."""
+    records = play(player(Service(broken=broken), batch=batch, lockstep=lockstep), tmp_path)
+    assert [int(row["id"][1:]) for row in records if not row["valid"]] == list(broken)
+    assert len((tmp_path / "episodes.jsonl").read_text().splitlines()) == 20
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_single_questions_that_always_fail_do_not_keep_a_resumed_run_from_its_end(
+    lockstep: bool, tmp_path: Path
+) -> None:
+    """Seventeen questions were answered before; of the three that are missing none can be played."""
+    play(player(Service(), batch=1, lockstep=lockstep), tmp_path)
+    path = tmp_path / "episodes.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:17]))
+    records = play(player(Service(broken=[17, 18, 19]), batch=1, lockstep=lockstep), tmp_path)
+    assert [row["valid"] for row in records] == [True] * 17 + [False] * 3
 
 
 def test_a_service_that_never_answered_leaves_nothing(tmp_path: Path) -> None:
