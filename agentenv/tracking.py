@@ -7,7 +7,8 @@ server addresses come from the environment variables of each service (``WANDB_AP
 record of a run is its own ``metrics.jsonl``.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -103,6 +104,43 @@ class MlflowTracker:
     def close(self) -> None:
         """Marks the run as finished."""
         self._client.set_terminated(self._run_id)
+
+
+class ForgivingTracker:
+    """Another tracker, whose failure ends nothing: a full disk or a service that is down costs its figures and not the run.
+
+    Args:
+        tracker: What is logged to until it fails.
+        warn: Told of the first failure; nothing is logged to it afterwards.
+    """
+
+    def __init__(self, tracker: Tracker, warn: Callable[[str], None]) -> None:
+        self._tracker: Tracker | None = tracker
+        self._warn = warn
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Records ``metrics``, unless something has failed."""
+        if self._tracker is not None:
+            with self._forgiven(f"step {step}"):
+                self._tracker.log(step, metrics)
+
+    def close(self) -> None:
+        """Ends the record, unless something has failed."""
+        if self._tracker is not None:
+            with self._forgiven("its end"):
+                self._tracker.close()
+
+    @contextmanager
+    def _forgiven(self, what: str) -> Iterator[None]:
+        name = type(self._tracker).__name__
+        try:
+            yield
+        except Exception as error:
+            self._tracker = None
+            self._warn(
+                f"{name} cannot record {what} ({type(error).__name__}: {error}); the run goes on, its figures are in "
+                "metrics.jsonl, and nothing more is sent to that tracker"
+            )
 
 
 TRACKERS: dict[str, Callable[[str, Path], Tracker]] = {

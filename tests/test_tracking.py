@@ -1,14 +1,16 @@
 """Trackers: TensorBoard for real; the others where installed; names, places and absent extras."""
 
+import errno
 import importlib.util
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
-from agentenv.tracking import TRACKERS, Tracker, check_tracker, make_tracker
+from agentenv.tracking import TRACKERS, ForgivingTracker, Tracker, check_tracker, make_tracker
 
 
 def absent(module: str) -> bool:
@@ -82,3 +84,33 @@ def test_an_absent_package_names_its_extra(
     monkeypatch.setitem(sys.modules, module, None)  # so that importing it raises ImportError
     with pytest.raises(MissingExtra, match=rf"agentenv-suite\[.*{kind}"):
         make_tracker(kind if kind == "tensorboard" else f"{kind}:x", tmp_path)
+
+
+class Full:
+    """Fails from ``last`` on, as a full disk does."""
+
+    def __init__(self, last: int) -> None:
+        self.last, self.steps, self.closed = last, list[int](), 0
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        if step > self.last:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.steps.append(step)
+
+    def close(self) -> None:
+        self.closed += 1
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(("last", "closed"), [(1, 0), (9, 1)])
+def test_a_tracker_that_fails_is_told_of_once_and_ends_nothing(last: int, closed: int) -> None:
+    """While it logs, or when it is closed."""
+    inner, warnings = Full(last), list[str]()
+    tracker = ForgivingTracker(inner, warnings.append)
+    for step in (1, 2, 3):
+        tracker.log(step, {"loss": 1.0})
+    tracker.close()
+    tracker.close()
+    assert (inner.steps, inner.closed) == ([1, 2, 3][:last], closed)
+    assert len(warnings) == 1
+    assert "No space left on device" in warnings[0]

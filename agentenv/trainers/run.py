@@ -24,7 +24,7 @@ from agentenv.policies.lora import adapt, is_adapted
 from agentenv.policies.spec import make_policy, policy_digest, policy_folder
 from agentenv.policies.vllm import VLLMPolicy
 from agentenv.retrievers.mixed import MixedRetriever
-from agentenv.tracking import Tracker, make_tracker
+from agentenv.tracking import ForgivingTracker, Tracker, make_tracker
 from agentenv.trainers.cluster import RayCluster
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.crew import Crew
@@ -186,7 +186,7 @@ def _assembled(folder: RunFolder, display: Display, policy: TrainedPolicy, crew:
         train=train,
         dev=dev,
         test=test,
-        trackers=[make_tracker(config.tracker, folder.path)]
+        trackers=[ForgivingTracker(make_tracker(config.tracker, folder.path), display.warn)]
         if config.tracker
         else [],  # last: nothing after it can fail
     )

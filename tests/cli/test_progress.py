@@ -92,3 +92,14 @@ def test_a_narrow_terminal_shows_times_and_figures_whole(
     assert "12/30 0:00:" in shown
     assert "score 0.067  searches 1.033  faults 0  requests 60" in shown
     assert "…" not in shown
+
+
+def test_a_log_on_a_full_disk_loses_its_lines_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    """The work itself says that the disk is full, in one sentence, when it cannot write."""
+    with LiveDisplay("run", log=Path("/dev/full")) as display:
+        display.phase("training", 2)
+        display.advance(2, {"reward_mean": 0.5})
+        display.note("a sentence")
+    printed = capsys.readouterr().err
+    assert "Traceback" not in printed
+    assert "a sentence" in printed
