@@ -67,7 +67,7 @@ class Run:
     """Whether a TOML file may run code without a jail or contact hosts; otherwise that is asked at the terminal."""
 
     def run(self) -> dict[str, Any]:
-        """Runs, and writes the page after each run."""
+        """Runs, and writes the page before the first run, so that one that cannot be written is known, and after each."""
         try:
             import torch  # noqa: F401 (the extra is there)
         except ModuleNotFoundError as error:
@@ -82,13 +82,11 @@ class Run:
         experiment, name = load_experiment(self.name), Path(self.name).stem
         out = self.out / name
         out.mkdir(parents=True, exist_ok=True)
-        done = 0
+        done, figures = 0, write_page(name, experiment, out, self.pages)
         while done != self.runs and (trial := next_trial(experiment, out)):
             with LiveDisplay(f"{name}: {trial.arm}, seed {trial.seed}", log=out / "lab.log") as display:
                 run_trial(experiment, trial, out, display)
-            write_page(name, experiment, out, self.pages)
-            done += 1
-        figures = write_page(name, experiment, out, self.pages)
+            done, figures = done + 1, write_page(name, experiment, out, self.pages)
         return figures | {"runs": done, "page": str(self.pages / f"{name}.md")}
 
     def show(self, result: dict[str, Any], console: Console) -> None:

@@ -58,9 +58,11 @@ def replacing(path: Path) -> Iterator[Path]:
         with os_errors():
             yield part
         put_in_place(part, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename == str(part):
+            error.filename = str(path)  # the name that the user knows
         raise
 
 

@@ -22,6 +22,12 @@ def test_a_file_that_cannot_be_finished_leaves_the_old_one(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_an_error_names_the_file_and_not_its_sibling(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        files.write_text(tmp_path / "missing" / "a.txt", "new")
+    assert caught.value.filename == str(tmp_path / "missing" / "a.txt")
+
+
 def test_a_failed_rename_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "results.json").mkdir()  # a rename onto a folder fails
     with pytest.raises(OSError, match="results"):

@@ -258,6 +258,16 @@ def test_a_sitting_goes_on_where_the_last_one_ended(
     assert "another configuration" in capsys.readouterr().err
 
 
+def test_pages_that_cannot_be_written_are_known_before_the_first_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    places = ["--out", str(tmp_path / "runs"), "--pages", str(tmp_path / "file" / "pages")]
+    assert main(["lab", "run", "turn-credit", *places]) == 1
+    assert str(tmp_path / "file") in capsys.readouterr().err
+    assert not [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
+
+
 def test_the_list_says_how_far_each_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lab", "list", "--out", str(tmp_path), "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
