@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from agentenv.core.types import Completion, Document, FinishReason, Sampling, Task
+from agentenv.core.types import Completion, Document, FinishReason, Passage, Query, Sampling, Task
 from agentenv.data.sources import Source
 from agentenv.envs.local_search import STOP
-from agentenv.errors import Fault, PolicyFault, UnknownName
+from agentenv.errors import Fault, PolicyFault, RetrieverFault, UnknownName
 from agentenv.evaluation.ground import EnvConfig, Ground
 from agentenv.evaluation.journal import Journal
 from agentenv.evaluation.player import Player, open_player, play_missing
@@ -182,6 +182,52 @@ def test_a_service_that_never_answered_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(Fault, match="each of 8 episodes"):
         play(player(Service(broken=range(20)), batch=4, lockstep=False), tmp_path)
     assert not (tmp_path / "episodes.jsonl").exists()
+
+
+class Searching(Service):
+    """Searches in its first turn and answers in the second."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
+    ) -> Completion:
+        if "<information>" in self.tokenizer.decode(prompt_ids).rpartition("Question: ")[2]:
+            return await super().generate(prompt_ids, sampling, episode=episode)
+        text = "<search>t</search>"
+        return Completion(tuple(self.tokenizer.encode(text)), text, (0.0,) * len(text), FinishReason.STOP)
+
+
+class Dying(InMemoryRetriever):
+    """A server that is gone during some of its searches, counted from 0."""
+
+    def __init__(self, gone: range) -> None:
+        super().__init__([Document("d", "t", "x")])
+        self.gone, self.searches = gone, 0
+
+    async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
+        self.searches += 1
+        if self.searches - 1 in self.gone:
+            raise RetrieverFault("the server did not answer")
+        return await super().search(queries, k)
+
+
+@pytest.mark.parametrize(("lockstep", "batch"), [(True, 4), (True, 1), (False, 1)])
+def test_a_retriever_that_is_killed_and_comes_back_costs_the_episodes_that_asked_it(
+    lockstep: bool, batch: int, tmp_path: Path
+) -> None:
+    """The searches of the second batch fail."""
+    field = replace(ground(), retriever=Dying(range(batch, 2 * batch)))
+    records = play(player(Searching(), batch=batch, lockstep=lockstep), tmp_path, field=field)
+    broken = [row for row in records if not row["valid"]]
+    assert len(broken) == batch
+    assert all("did not answer" in row["error"] and "reward" not in row for row in broken)
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_a_retriever_that_never_comes_back_stops_the_run(lockstep: bool, tmp_path: Path) -> None:
+    field = replace(ground(), retriever=Dying(range(2, 1000)))
+    with pytest.raises(Fault, match="did not answer"):
+        play(player(Searching(), batch=1, lockstep=lockstep), tmp_path, field=field)
+    assert len((tmp_path / "episodes.jsonl").read_text().splitlines()) == 2
 
 
 def test_what_the_names_stand_for() -> None:
