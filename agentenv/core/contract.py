@@ -21,6 +21,7 @@ from gymnasium.utils.passive_env_checker import env_render_passive_checker
 
 from agentenv.core.contract_tasks import check_splits, check_task
 from agentenv.core.env import Env
+from agentenv.core.floors import FLOORS, floor_action
 from agentenv.core.scene import Mark
 from agentenv.core.threads import DaemonThreads
 from agentenv.core.types import EndReason, StateCapability, Step, ToolResult
@@ -357,8 +358,6 @@ def check_expert(make: MakeEnv) -> str:
 
 def check_floors(make: MakeEnv) -> str:
     """Policies that know nothing do not score above ``reward_floor``."""
-    from agentenv.policies.scripted import FLOORS, floor_action
-
     for floor in FLOORS:
         for seed in SEEDS:
             rng = np.random.default_rng(seed)

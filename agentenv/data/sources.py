@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from agentenv.core.types import Document, Task
+from agentenv.core.validation import Frozen
 from agentenv.data.code_sets import CODE_SETS, load_code_set
 from agentenv.data.dataset_files import DATA_VARIABLE, FORMATS, bare_name
 from agentenv.data.datasets import SETS, Dataset, check_split, load_dataset, sample
@@ -18,12 +19,6 @@ from agentenv.errors import ConfigurationError, DatasetError, UnknownName
 from agentenv.sandbox.spec import make_executor
 
 WORLD, OWN = "world", "env"
-
-
-class Frozen(BaseModel):
-    """Base of every configuration: immutable, and a misspelt key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class SourceConfig(Frozen):

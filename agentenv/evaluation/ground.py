@@ -18,8 +18,9 @@ from agentenv.core.env_options import checked_arguments, parameters_of
 from agentenv.core.protocols import Retriever
 from agentenv.core.registry import env_class, make
 from agentenv.core.types import Task
+from agentenv.core.validation import Frozen
 from agentenv.data.datasets import SETS, load_dataset
-from agentenv.data.sources import OWN, Frozen, Source, SourceConfig, open_source
+from agentenv.data.sources import OWN, Source, SourceConfig, open_source
 from agentenv.errors import ConfigurationError, EnvFault
 from agentenv.retrievers.corpus import Corpus, as_corpus, load_corpus, read_documents
 from agentenv.retrievers.metrics import all_at_k, recall_at_k

@@ -7,8 +7,8 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from agentenv.core.model_files import read_settings
+from agentenv.core.validation import sentence
 from agentenv.errors import CheckpointMismatch
-from agentenv.retrievers.wire import sentence
 
 _FILE = "episode.json"
 

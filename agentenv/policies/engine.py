@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 from pydantic import Field
 
 from agentenv.core.types import Sampling
-from agentenv.data.sources import Frozen
+from agentenv.core.validation import Frozen
 
 
 class EngineConfig(Frozen):

@@ -3,10 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from agentenv.core.chat import cut_at_stop
-from agentenv.core.types import Completion, FinishReason, Observation, Sampling
+from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import PolicyFault
 from agentenv.policies.fakes import ByteTokenizer
 
@@ -63,26 +61,3 @@ def complete(text: str, tokenizer: Any, sampling: Sampling) -> Completion:
     else:
         ids = [*ids, tokenizer.eos_token_id]
     return Completion(tuple(ids), text, (0.0,) * len(ids), finish, ScriptedPolicy.version)
-
-
-FLOORS = ("no-op", "copy the prompt", "empty answer", "random text")
-"""Policies that know nothing: an exact outcome must leave every one of them at ``Env.reward_floor``."""
-
-
-def floor_action(floor: str, opening: Observation, rng: np.random.Generator) -> str:
-    """What the policy ``floor`` of ``FLOORS`` does in any turn.
-
-    Args:
-        floor: One of ``FLOORS``.
-        opening: The messages that opened the episode.
-        rng: Source of the random text.
-    """
-    match floor:
-        case "copy the prompt":
-            return "".join(message.text for message in opening)
-        case "empty answer":
-            return "<answer></answer>"
-        case "random text":
-            return "".join(chr(code) for code in rng.integers(32, 127, size=64))
-        case _:
-            return ""

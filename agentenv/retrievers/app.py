@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from agentenv.core.validation import sentence
 from agentenv.errors import ConfigurationError, Fault, MissingExtra, UnknownName
 from agentenv.retrievers.desk import QueueFull
 from agentenv.retrievers.gate import STOPPING, Refusal
 from agentenv.retrievers.http import add_health_routes, body_within, json_response
 from agentenv.retrievers.service import Service
-from agentenv.retrievers.wire import VERSION, AccessRequest, RetrieveRequest, SearchRequest, sentence
+from agentenv.retrievers.wire import VERSION, AccessRequest, RetrieveRequest, SearchRequest
 
 if TYPE_CHECKING:
     from starlette.requests import Request

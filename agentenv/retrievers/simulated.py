@@ -14,7 +14,7 @@ from typing import Literal, Self
 from pydantic import Field, ValidationError
 
 from agentenv.core.types import Passage, Query, QueryContext, RetrieverInfo
-from agentenv.data.sources import Frozen
+from agentenv.core.validation import Frozen
 from agentenv.errors import ConfigurationError, Fault, RetrieverFault
 from agentenv.retrievers.base import texts_of
 from agentenv.retrievers.lossy import chance_of

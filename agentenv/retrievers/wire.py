@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from agentenv.core.types import Document, Passage, Query, QueryContext
 
@@ -108,11 +108,3 @@ def accessed(documents: list[Document], url: str | None) -> dict[str, Any] | Non
     first, text = documents[0], "\n".join(document.text for document in documents)
     contents = contents_of(first.title, text)
     return {"id": first.id, "url": url, "title": first.title, "text": text, "contents": contents}
-
-
-def sentence(error: ValidationError) -> str:
-    """The first thing that is wrong with a body."""
-    first = error.errors(include_url=False)[0]
-    place = ".".join(str(part) for part in first["loc"])
-    given = "" if first["type"] in ("missing", "json_invalid") else f", not {str(first['input'])[:60]!r}"
-    return f"{place or 'body'}: {first['msg']}{given}."

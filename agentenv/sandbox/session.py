@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, overload
 
 from agentenv.errors import ConfigurationError, SandboxFault, SnapshotError, SnapshotRefused, StateLost
+from agentenv.sandbox.encoding import checked, packed, result_of
 from agentenv.sandbox.jails import Channel, JailDied
 from agentenv.sandbox.pool import Pool
 from agentenv.sandbox.types import ExecResult, ExecStatus, Limits
@@ -231,8 +232,6 @@ class JailSession:
         variables: bool = False,
     ) -> ExecResult:
         """Runs one cell; see ``Session``. After one that killed the interpreter, a new and empty one is started."""
-        from agentenv.sandbox.executor import checked, packed
-
         self._check_open()
         order = {
             "op": "cell",
@@ -256,8 +255,6 @@ class JailSession:
 
     def _cell(self, order: dict[str, Any]) -> tuple[ExecResult, str]:
         """Runs a cell in the present interpreter and records it; with the digest of what it showed."""
-        from agentenv.sandbox.executor import result_of
-
         began = time.monotonic()
         with self._life.turn(), self._life.pool.slot():
             queued = time.monotonic() - began

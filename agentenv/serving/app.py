@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from agentenv.core.validation import sentence
 from agentenv.errors import ConfigurationError, MissingExtra
 from agentenv.retrievers.gate import Refusal
 from agentenv.retrievers.http import add_health_routes, body_within, json_response
-from agentenv.retrievers.wire import sentence
 from agentenv.serving.conversation import Conversation, host_of
 from agentenv.serving.mcp import PARSE_ERROR, SERVER_ERROR, answer, complaint, failure, is_notification
 from agentenv.serving.mcp_sessions import McpSession

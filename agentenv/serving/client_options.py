@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from agentenv.core.env import Env
 from agentenv.core.types import Task
+from agentenv.core.validation import sentence
 from agentenv.errors import ConfigurationError, UnknownName
-from agentenv.retrievers.wire import sentence
 from agentenv.serving.wire import TaskData
 
 _MOST_NAMED = 200  # characters of an id that an error repeats

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
+from agentenv.core.validation import sentence
 from agentenv.errors import AgentEnvError
 from agentenv.retrievers.gate import Refusal
-from agentenv.retrievers.wire import sentence
 from agentenv.serving.mcp import answer
 from agentenv.serving.service import EnvService
 from agentenv.serving.session import Session

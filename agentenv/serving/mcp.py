@@ -15,9 +15,9 @@ from pydantic import BaseModel, ValidationError
 
 from agentenv.core.env import Env
 from agentenv.core.types import Step, ToolStatus
+from agentenv.core.validation import sentence
 from agentenv.errors import AgentEnvError, ConfigurationError, EpisodeOver, Fault
 from agentenv.retrievers.gate import Refusal
-from agentenv.retrievers.wire import sentence
 from agentenv.serving.toolbox import instructions, play, shown, toolbox
 from agentenv.serving.wire import VERSION, ResetData, error_out
 

@@ -13,8 +13,8 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 from agentenv.core.env import Env
 from agentenv.core.registry import make
 from agentenv.core.types import Observation, Task
+from agentenv.core.validation import sentence
 from agentenv.errors import ConfigurationError
-from agentenv.retrievers.wire import sentence
 from agentenv.serving.wire import options_in, plain, read_json
 
 

@@ -28,9 +28,9 @@ from agentenv.core.types import (
     ToolResult,
     ToolStatus,
 )
+from agentenv.core.validation import sentence
 from agentenv.errors import AgentEnvError, ConfigurationError, EnvFault, Fault
 from agentenv.retrievers.gate import SERVE_TOKEN_VARIABLE
-from agentenv.retrievers.wire import sentence
 
 VERSION = "v1"
 TOKEN_VARIABLE = SERVE_TOKEN_VARIABLE

@@ -4,7 +4,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from agentenv.data.sources import OWN, Frozen, SourceConfig, check_source, held_out_worlds
+from agentenv.core.validation import Frozen
+from agentenv.data.sources import OWN, SourceConfig, check_source, held_out_worlds
 from agentenv.evaluation.ground import EnvConfig, SearchConfig, known_retriever
 from agentenv.evaluation.results import measure_of
 from agentenv.policies.engine import EngineConfig

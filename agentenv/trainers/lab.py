@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from agentenv.core.files import write_text
 from agentenv.core.toml_files import read_toml
-from agentenv.data.sources import Frozen
+from agentenv.core.validation import Frozen
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.evaluation.records import RESULTS, read_json
 from agentenv.evaluation.report import METRICS, read_lines

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from agentenv.core.chat import InlineFormat
+from agentenv.core.floors import FLOORS, floor_action
 from agentenv.core.rollout import RolloutConfig
 from agentenv.core.types import Completion, EndReason, Passage, Query, QueryContext, Sampling, Task
 from agentenv.data.sources import Source
@@ -21,7 +22,7 @@ from agentenv.evaluation.player import open_player
 from agentenv.evaluation.results import summarize
 from agentenv.evaluation.runner import play, play_batch, play_expert, to_record
 from agentenv.policies.fakes import ByteTokenizer
-from agentenv.policies.scripted import FLOORS, ScriptedPolicy, complete, floor_action
+from agentenv.policies.scripted import ScriptedPolicy, complete
 from agentenv.policies.spec import make_endpoint_policy
 from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever
 from agentenv.retrievers.oracle import OracleRetriever

@@ -2,15 +2,14 @@
 
 import asyncio
 
-import numpy as np
 import pytest
 
 from agentenv.core.protocols import Policy
-from agentenv.core.types import Completion, FinishReason, Message, Sampling
+from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import PolicyFault
 from agentenv.policies.contract import PolicyContract
 from agentenv.policies.fakes import ByteTokenizer
-from agentenv.policies.scripted import FLOORS, ScriptedPolicy, floor_action
+from agentenv.policies.scripted import ScriptedPolicy
 
 
 class TestScriptedPolicy(PolicyContract):
@@ -53,14 +52,3 @@ def test_bytes_decode_to_what_was_encoded(text: str) -> None:
     tokenizer = ByteTokenizer()
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.encode(text).count(256) == text.count("<|im_end|>")
-
-
-def test_floor_actions() -> None:
-    opening = (Message("system", "Be brief. "), Message("user", "Why?"))
-    rng = np.random.default_rng(0)
-    actions = {floor: floor_action(floor, opening, rng) for floor in FLOORS}
-    assert actions["no-op"] == ""
-    assert actions["copy the prompt"] == "Be brief. Why?"
-    assert actions["empty answer"] == "<answer></answer>"
-    assert len(actions["random text"]) == 64
-    assert floor_action("random text", opening, rng) != actions["random text"]

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from agentenv.core.grammar import encodable
-from agentenv.sandbox.executor import JailExecutor, result_of
+from agentenv.sandbox.encoding import result_of
+from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.grading import CallTest, Outcome, grade, judge_call
 from agentenv.sandbox.jail import plain
 from agentenv.sandbox.types import Limits
