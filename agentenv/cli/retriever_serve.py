@@ -55,7 +55,8 @@ class Serve:
 
     def run(self) -> dict[str, Any]:
         """Serves until it is told to stop; returns what was done."""
-        from agentenv.retrievers.server import address_of, listen, run
+        from agentenv.retrievers.app import run_service
+        from agentenv.retrievers.server import address_of, listen
         from agentenv.retrievers.service import Limits, Service
 
         if min(self.threads, self.queue) < 1 or self.cache < 0 or self.timeout <= 0:
@@ -69,7 +70,7 @@ class Serve:
         with listen(self.host, self.port) as listening:
             address = address_of(listening)
             print(f"serving {', '.join(self._names())} at {address}", file=sys.stderr, flush=True)
-            run(service, load, listening, self.allow_host)
+            run_service(service, load, listening, self.allow_host)
         return {
             "address": address,
             "corpora": self._names(),

@@ -1,16 +1,19 @@
 """The retrieval service over HTTP: the FastAPI application, and the status of every failure."""
 
+import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from agentenv.core.protocols import Retriever
 from agentenv.core.validation import sentence
 from agentenv.errors import ConfigurationError, Fault, MissingExtra, UnknownName
 from agentenv.retrievers.desk import QueueFull
 from agentenv.retrievers.gate import STOPPING, Refusal
 from agentenv.retrievers.http import add_health_routes, body_within, json_response
+from agentenv.retrievers.server import run_app
 from agentenv.retrievers.service import Service
 from agentenv.retrievers.wire import VERSION, AccessRequest, RetrieveRequest, SearchRequest
 
@@ -70,6 +73,27 @@ def make_app(service: Service) -> Any:
     app.include_router(router)
     app.include_router(router, prefix="/corpora/{corpus}")
     return app
+
+
+def run_service(
+    service: Service,
+    load: Callable[[], Mapping[str, Retriever]],
+    listening: socket.socket,
+    hosts: Iterable[str] = (),
+) -> None:
+    """Serves corpora until SIGTERM or SIGINT; then new requests get 503 and those that were taken are answered.
+
+    Args:
+        service: not open yet.
+        load: opens the retrievers, in a thread.
+        listening: from `agentenv.retrievers.server.listen`.
+        hosts: names that callers may use for this server, beside those that `HostCheck` knows.
+
+    Raises:
+        AgentEnvError: ``load`` failed; the server has stopped.
+        MissingExtra: FastAPI or uvicorn is not installed.
+    """
+    run_app(make_app(service), service, lambda: service.open(load()), listening, hosts)
 
 
 def as_refusal(error: Exception) -> Refusal:

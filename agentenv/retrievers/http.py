@@ -6,7 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from agentenv.retrievers.gate import READY, Gate, Refusal
-from agentenv.retrievers.telemetry import Meter
+from agentenv.retrievers.meter import Meter
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -1,18 +1,15 @@
-"""Runs a retrieval service on a socket: answers from the first moment, loads beside, stops without losing a request."""
+"""Runs a service on a socket: it answers from the first moment, loads beside, and stops without losing a request."""
 
 import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
-from agentenv.core.protocols import Retriever
 from agentenv.errors import ConfigurationError, MissingExtra
-from agentenv.retrievers.app import make_app
 from agentenv.retrievers.connections import ConnectionLimits, bounded_protocol
 from agentenv.retrievers.gate import STOPPING, Gate
 from agentenv.retrievers.hosts import HostCheck
-from agentenv.retrievers.service import Service
 
 GRACE_S = 35.0  # for what was accepted before the stop; a request's own deadline is shorter
 _KEEPALIVE_S = 30  # longer than our client keeps an idle connection
@@ -40,27 +37,6 @@ def address_of(listening: socket.socket) -> str:
     """Where callers find it."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def run(
-    service: Service,
-    load: Callable[[], Mapping[str, Retriever]],
-    listening: socket.socket,
-    hosts: Iterable[str] = (),
-) -> None:
-    """Serves corpora until SIGTERM or SIGINT; then new requests get 503 and those that were taken are answered.
-
-    Args:
-        service: not open yet.
-        load: opens the retrievers, in a thread.
-        listening: from `listen`.
-        hosts: names that callers may use for this server, beside those that `HostCheck` knows.
-
-    Raises:
-        AgentEnvError: ``load`` failed; the server has stopped.
-        MissingExtra: FastAPI or uvicorn is not installed.
-    """
-    run_app(make_app(service), service, lambda: service.open(load()), listening, hosts)
 
 
 def run_app(

@@ -72,7 +72,7 @@ class Service(Gate):
         """Passages of all requests under way."""
         self._memory = Memory(self.limits.cache)
         self._pages: dict[str, Pages] = {}
-        self.telemetry = Telemetry(self)
+        self.telemetry = Telemetry(self, lambda corpus: self.desks[corpus].waiting)
 
     def open(self, retrievers: Mapping[str, Retriever]) -> None:
         """Begins to answer; the first corpus is the one of requests that name none."""

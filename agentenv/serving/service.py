@@ -18,7 +18,7 @@ from agentenv.core.env import Env
 from agentenv.core.types import StateCapability
 from agentenv.errors import EnvFault
 from agentenv.retrievers.gate import READY, STOPPING, Gate, Refusal
-from agentenv.retrievers.telemetry import Meter
+from agentenv.retrievers.meter import Meter
 from agentenv.serving.client_options import ClientOptions
 from agentenv.serving.mcp_sessions import McpSessions
 from agentenv.serving.session import Session

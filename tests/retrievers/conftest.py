@@ -18,7 +18,8 @@ def serving() -> Serving:
     """A context manager that takes retrievers by name and limits, gives the address, and ends with its block."""
     for module in ("fastapi", "uvicorn", "orjson", "prometheus_client"):
         pytest.importorskip(module, reason=f"{module} is not installed")
-    from agentenv.retrievers.server import address_of, listen, run
+    from agentenv.retrievers.app import run_service
+    from agentenv.retrievers.server import address_of, listen
     from agentenv.retrievers.service import Limits, Service
 
     @contextmanager
@@ -28,7 +29,7 @@ def serving() -> Serving:
         service = Service(Limits(**limits), token=token)  # type: ignore[arg-type]
         service.open(retrievers)
         with listen("127.0.0.1", port) as listening:
-            thread = threading.Thread(target=run, args=(service, lambda: {}, listening), daemon=True)
+            thread = threading.Thread(target=run_service, args=(service, lambda: {}, listening), daemon=True)
             thread.start()
             try:
                 yield address_of(listening)

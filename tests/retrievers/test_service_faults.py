@@ -30,8 +30,9 @@ from agentenv.retrievers.sharded import ShardedRetriever
 for module in ("fastapi", "uvicorn", "orjson", "prometheus_client", "faiss"):
     pytest.importorskip(module, reason=f"{module} is not installed")
 
+from agentenv.retrievers.app import run_service  # noqa: E402
 from agentenv.retrievers.faiss import FaissRetriever  # noqa: E402
-from agentenv.retrievers.server import address_of, listen, run  # noqa: E402
+from agentenv.retrievers.server import address_of, listen  # noqa: E402
 from agentenv.retrievers.service import Limits, Service  # noqa: E402
 
 WAIT_S = 120.0
@@ -191,7 +192,7 @@ def test_a_stop_answers_what_was_accepted_and_refuses_the_rest() -> None:
     echo.opened.clear()
     with listen("127.0.0.1", 0) as listening, ThreadPoolExecutor(2) as threads:
         url = address_of(listening)
-        running = threads.submit(run, service, lambda: {}, listening)
+        running = threads.submit(run_service, service, lambda: {}, listening)
         accepted = threads.submit(post, url, queries=["mine"])
         deadline = time.monotonic() + WAIT_S
         while not service.active:
