@@ -30,8 +30,8 @@ from agentenv.core.rollout import RolloutConfig, Start, rollout
 from agentenv.core.types import Task
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.spec import make_policy
-from agentenv.trainers.advantages import group_relative
 from agentenv.trainers.learner import Learner, Objective, rows_of
+from agentenv.trainers.outcome_credit import group_relative
 
 _LEARNING_RATE = 1e-5  # both sides
 _NEVER = "<|never|>"

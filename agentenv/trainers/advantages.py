@@ -12,18 +12,9 @@ import numpy as np
 
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigurationError, UnknownName
-from agentenv.trainers.group_statistics import Values, is_flat, standardize
-from agentenv.trainers.options import bind_options
-from agentenv.trainers.outcome_credit import (
-    dr_grpo,
-    group_relative,
-    leave_one_out,
-    median_centered,
-    optimal_baseline,
-)
+from agentenv.trainers.group_statistics import Values
+from agentenv.trainers.options import bind_options, load_entry
 from agentenv.trainers.step_selection import high_entropy_tokens
-from agentenv.trainers.tree_credit import pivotal, sibling, tree
-from agentenv.trainers.turn_credit import anchor_state, dual_level, return_to_go, turn_level
 
 Estimator = Callable[[Sequence[Trajectory]], list[Values]]
 
@@ -75,21 +66,21 @@ def high_entropy(
     return [np.where(tokens, mine, 0.0) for tokens, mine in zip(kept, values, strict=True)]
 
 
-ESTIMATORS: Mapping[str, Callable[..., list[Values]]] = {
-    "group_relative": group_relative,
-    "dr_grpo": dr_grpo,
-    "leave_one_out": leave_one_out,
-    "median_centered": median_centered,
-    "optimal_baseline": optimal_baseline,
-    "return_to_go": return_to_go,
-    "turn_level": turn_level,
-    "anchor_state": anchor_state,
-    "dual_level": dual_level,
-    "pivotal": pivotal,
-    "sibling": sibling,
-    "tree": tree,
-    "role_wise": role_wise,
-    "high_entropy": high_entropy,
+ESTIMATORS: Mapping[str, str] = {
+    "group_relative": "agentenv.trainers.outcome_credit:group_relative",
+    "dr_grpo": "agentenv.trainers.outcome_credit:dr_grpo",
+    "leave_one_out": "agentenv.trainers.outcome_credit:leave_one_out",
+    "median_centered": "agentenv.trainers.outcome_credit:median_centered",
+    "optimal_baseline": "agentenv.trainers.outcome_credit:optimal_baseline",
+    "return_to_go": "agentenv.trainers.turn_credit:return_to_go",
+    "turn_level": "agentenv.trainers.turn_credit:turn_level",
+    "anchor_state": "agentenv.trainers.turn_credit:anchor_state",
+    "dual_level": "agentenv.trainers.turn_credit:dual_level",
+    "pivotal": "agentenv.trainers.tree_credit:pivotal",
+    "sibling": "agentenv.trainers.tree_credit:sibling",
+    "tree": "agentenv.trainers.tree_credit:tree",
+    "role_wise": "agentenv.trainers.advantages:role_wise",
+    "high_entropy": "agentenv.trainers.advantages:high_entropy",
 }
 
 
@@ -102,7 +93,8 @@ def get_estimator(name: str, options: Mapping[str, Any] | None = None) -> Estima
     """
     if name not in ESTIMATORS:
         raise UnknownName.among("advantage estimator", name, ESTIMATORS)
-    return bind_options("advantage estimator", name, ESTIMATORS[name], options or {})
+    estimator: Callable[..., list[Values]] = load_entry(ESTIMATORS[name])
+    return bind_options("advantage estimator", name, estimator, options or {})
 
 
-__all__ = ["ESTIMATORS", "Estimator", "Values", "get_estimator", "group_relative", "is_flat", "standardize"]
+__all__ = ["ESTIMATORS", "Estimator", "Values", "get_estimator"]

@@ -1,5 +1,6 @@
-"""Options of a registered function: its keyword-only arguments, by the names and types that it declares."""
+"""Registered parts: strings ``module:name`` in a registry, and options by the keyword-only arguments of what they name."""
 
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -10,6 +11,12 @@ from pydantic import TypeAdapter, ValidationError
 from agentenv.errors import ConfigurationError, UnknownName
 
 R = TypeVar("R")
+
+
+def load_entry(entry: str) -> Any:
+    """What ``module:name`` names: registries hold such strings, so that reading one imports none of its parts."""
+    module, _, name = entry.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def option_names(function: Callable[..., Any]) -> list[str]:

@@ -9,19 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentenv.errors import UnknownName
-from agentenv.trainers.allocation import (
-    DifficultyAdaptive,
-    DiversityFilter,
-    DynamicSampling,
-    UncertaintyAllocation,
-    Uniform,
-)
-from agentenv.trainers.curation import AdaptiveCuration
-from agentenv.trainers.options import bind_options
-from agentenv.trainers.pruning import OnlinePruning
-from agentenv.trainers.replay import TargetedReplay
-from agentenv.trainers.selection import Curriculum, GroupRobust, PosteriorSampling
-from agentenv.trainers.self_play_sampler import SelfPlaySampler
+from agentenv.trainers.options import bind_options, load_entry
 from agentenv.trainers.waves import (
     Batch,
     Draw,
@@ -34,19 +22,19 @@ from agentenv.trainers.waves import (
     collect,
 )
 
-SAMPLERS: Mapping[str, Callable[..., TaskSampler]] = {
-    "uniform": Uniform,
-    "dapo": DynamicSampling,
-    "ui_s1": DiversityFilter,
-    "dars": DifficultyAdaptive,
-    "xrpo": UncertaintyAllocation,
-    "vade": PosteriorSampling,
-    "dots": TargetedReplay,
-    "gdro": GroupRobust,
-    "curriculum": Curriculum,
-    "arrol": OnlinePruning,
-    "self_play": SelfPlaySampler,
-    "dart": AdaptiveCuration,
+SAMPLERS: Mapping[str, str] = {
+    "uniform": "agentenv.trainers.allocation:Uniform",
+    "dapo": "agentenv.trainers.allocation:DynamicSampling",
+    "ui_s1": "agentenv.trainers.allocation:DiversityFilter",
+    "dars": "agentenv.trainers.allocation:DifficultyAdaptive",
+    "xrpo": "agentenv.trainers.allocation:UncertaintyAllocation",
+    "vade": "agentenv.trainers.selection:PosteriorSampling",
+    "dots": "agentenv.trainers.replay:TargetedReplay",
+    "gdro": "agentenv.trainers.selection:GroupRobust",
+    "curriculum": "agentenv.trainers.selection:Curriculum",
+    "arrol": "agentenv.trainers.pruning:OnlinePruning",
+    "self_play": "agentenv.trainers.self_play_sampler:SelfPlaySampler",
+    "dart": "agentenv.trainers.curation:AdaptiveCuration",
 }
 
 
@@ -59,7 +47,8 @@ def get_sampler(name: str, options: Mapping[str, Any] | None = None) -> TaskSamp
     """
     if name not in SAMPLERS:
         raise UnknownName.among("task sampler", name, SAMPLERS)
-    return bind_options("task sampler", name, SAMPLERS[name], options or {})()
+    sampler: Callable[..., TaskSampler] = load_entry(SAMPLERS[name])
+    return bind_options("task sampler", name, sampler, options or {})()
 
 
 __all__ = [

@@ -14,21 +14,8 @@ from agentenv.core.batching import Lockstep
 from agentenv.core.rollout import Start, run_episode, together
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import UnknownName
-from agentenv.trainers.judge import JudgeStrategy
-from agentenv.trainers.options import bind_options
-from agentenv.trainers.paraphrases import ParaphraseStrategy
-from agentenv.trainers.rescue import (
-    AdaptiveHintStrategy,
-    CritiqueStrategy,
-    DemonstrateStrategy,
-    GuideStrategy,
-)
-from agentenv.trainers.retry import ReflectRetryStrategy
-from agentenv.trainers.rollback import RollbackStrategy
-from agentenv.trainers.self_play import SelfPlayStrategy
-from agentenv.trainers.self_search import SelfSearchStrategy
+from agentenv.trainers.options import bind_options, load_entry
 from agentenv.trainers.stage import Stage
-from agentenv.trainers.tree import TreeStrategy
 
 
 class RolloutStrategy(Protocol):
@@ -67,19 +54,19 @@ class PlainStrategy:
             )
 
 
-STRATEGIES: Mapping[str, Callable[..., RolloutStrategy]] = {
-    "plain": PlainStrategy,
-    "rollback": RollbackStrategy,
-    "tree": TreeStrategy,
-    "judge": JudgeStrategy,
-    "self_search": SelfSearchStrategy,
-    "paraphrase": ParaphraseStrategy,
-    "reflect_retry": ReflectRetryStrategy,
-    "guide": GuideStrategy,
-    "adaptive_hint": AdaptiveHintStrategy,
-    "critique": CritiqueStrategy,
-    "demonstrate": DemonstrateStrategy,
-    "self_play": SelfPlayStrategy,
+STRATEGIES: Mapping[str, str] = {
+    "plain": "agentenv.trainers.strategies:PlainStrategy",
+    "rollback": "agentenv.trainers.rollback:RollbackStrategy",
+    "tree": "agentenv.trainers.tree:TreeStrategy",
+    "judge": "agentenv.trainers.judge:JudgeStrategy",
+    "self_search": "agentenv.trainers.self_search:SelfSearchStrategy",
+    "paraphrase": "agentenv.trainers.paraphrases:ParaphraseStrategy",
+    "reflect_retry": "agentenv.trainers.retry:ReflectRetryStrategy",
+    "guide": "agentenv.trainers.rescue:GuideStrategy",
+    "adaptive_hint": "agentenv.trainers.rescue:AdaptiveHintStrategy",
+    "critique": "agentenv.trainers.rescue:CritiqueStrategy",
+    "demonstrate": "agentenv.trainers.rescue:DemonstrateStrategy",
+    "self_play": "agentenv.trainers.self_play:SelfPlayStrategy",
 }
 
 
@@ -96,7 +83,8 @@ def get_strategy(name: str, options: Mapping[str, Any] | None = None) -> Rollout
     """
     if name not in STRATEGIES:
         raise UnknownName.among("rollout strategy", name, STRATEGIES)
-    return bind_options("rollout strategy", name, STRATEGIES[name], options or {})()
+    strategy: Callable[..., RolloutStrategy] = load_entry(STRATEGIES[name])
+    return bind_options("rollout strategy", name, strategy, options or {})()
 
 
 async def play_groups(

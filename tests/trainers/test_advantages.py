@@ -9,7 +9,9 @@ import pytest
 
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.errors import ConfigurationError, UnknownName
-from agentenv.trainers.advantages import ESTIMATORS, get_estimator, group_relative, is_flat, standardize
+from agentenv.trainers.advantages import ESTIMATORS, get_estimator
+from agentenv.trainers.group_statistics import is_flat, standardize
+from agentenv.trainers.outcome_credit import group_relative
 
 PROMPT, POLICY, ENV = SegmentKind.PROMPT, SegmentKind.POLICY, SegmentKind.ENV
 Episode = Callable[..., Trajectory]

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory, Turn
 from agentenv.core.types import EndReason, Task
 from agentenv.trainers.advantages import ESTIMATORS, Values, get_estimator
+from agentenv.trainers.options import load_entry
 
 Vector = NDArray[np.float64]
 Make = Callable[[Sequence[Trajectory]], list[Values]]
@@ -291,7 +292,7 @@ def test_the_size_of_a_bias(name: str, options: dict[str, Any], along: float, as
     ("name", "along", "aside"), [(n, *sizes) for n, options, *sizes in MEASURED if not options]
 )
 def test_a_biased_estimator_says_so_where_it_is_defined(name: str, along: float, aside: float) -> None:
-    words = " ".join((ESTIMATORS[name].__doc__ or "").split())
+    words = " ".join((load_entry(ESTIMATORS[name]).__doc__ or "").split())
     assert "Biased" in words
     assert f"{along:.3f} along, {aside:.3f} aside".replace("0.", ".") in words
 

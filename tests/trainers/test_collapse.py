@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory, Turn
 from agentenv.core.types import EndReason, Task
-from agentenv.trainers.advantages import group_relative
 from agentenv.trainers.learner import Learner, Objective, rows_of
 from agentenv.trainers.metrics import describe
 from agentenv.trainers.monitors import COLLAPSES, guarded, warnings_of
+from agentenv.trainers.outcome_credit import group_relative
 from agentenv.trainers.shaping import shape_rewards
 
 RIGHT, ALIKE, SILENT, FORM = 0, 1, 2, 3

@@ -17,12 +17,12 @@ from agentenv.core.types import EndReason, Task
 from agentenv.envs.domsim.env import DomSim
 from agentenv.errors import ConfigurationError
 from agentenv.policies.fakes import random_policy
-from agentenv.trainers.advantages import group_relative
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.config_files import load_config, override
 from agentenv.trainers.curation import AdaptiveCuration, rollout_count
 from agentenv.trainers.expert_pool import record_expert
 from agentenv.trainers.learner import Correction, Learner, Objective, rows_of
+from agentenv.trainers.outcome_credit import group_relative
 from agentenv.trainers.waves import Batch, Group, Ledger, collect
 
 TASKS = [Task(f"t{i}", f"Do thing {i}.") for i in range(4)]

@@ -19,8 +19,8 @@ from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import EndReason, Sampling, Task
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.hf import HFPolicy
-from agentenv.trainers.advantages import group_relative
 from agentenv.trainers.learner import Correction, Learner, Objective, Row, checkpoint_layers, rows_of
+from agentenv.trainers.outcome_credit import group_relative
 
 PROMPT, POLICY, ENV = SegmentKind.PROMPT, SegmentKind.POLICY, SegmentKind.ENV
 Make = Callable[..., Any]

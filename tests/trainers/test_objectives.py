@@ -14,9 +14,9 @@ from torch import Tensor
 
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.errors import ConfigurationError
-from agentenv.trainers.advantages import group_relative
 from agentenv.trainers.learner import Correction, Learner, Objective, Row, rows_of
 from agentenv.trainers.losses import OBJECTIVES
+from agentenv.trainers.outcome_credit import group_relative
 from agentenv.trainers.packing import micro_batches, strips_of
 
 PROMPT, POLICY, ENV = SegmentKind.PROMPT, SegmentKind.POLICY, SegmentKind.ENV

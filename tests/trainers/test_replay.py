@@ -10,10 +10,10 @@ import torch
 from agentenv.core.trajectory import Origin, Segment, SegmentKind, Trajectory, Turn
 from agentenv.core.types import EndReason, Task
 from agentenv.errors import ConfigurationError
-from agentenv.trainers.advantages import group_relative
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.config_files import override
 from agentenv.trainers.learner import Learner, Objective, rows_of
+from agentenv.trainers.outcome_credit import group_relative
 from agentenv.trainers.replay import TargetedReplay, predicted_rewards, sample_without_replacement
 from agentenv.trainers.waves import Group, Ledger
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from agentenv.core.trajectory import Trajectory
-from agentenv.trainers.advantages import get_estimator, group_relative
+from agentenv.trainers.advantages import get_estimator
+from agentenv.trainers.outcome_credit import group_relative
 from agentenv.trainers.turn_credit import discounted, segment_returns
 
 Turns = Callable[..., Trajectory]

@@ -2,8 +2,10 @@
 
 import json
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -230,9 +232,11 @@ def test_the_documents_list_every_sampler_and_their_example_works(monkeypatch: p
     _, table, *_ = text.split("\n## ")
     assert re.findall(r"^\| `(\w+)` \| ", table, flags=re.MULTILINE) == list(SAMPLERS)
     (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    space: dict[str, Any] = {"__name__": "example"}
-    exec(code, space)
-    monkeypatch.setitem(SAMPLERS, "second_chance", space["SecondChance"])
+    ((name, row),) = re.findall(r'`"(\w+)": "([\w.]+:\w+)",`', text)
+    module = ModuleType(row.partition(":")[0])
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(code, vars(module))
+    monkeypatch.setitem(SAMPLERS, name, row)
     batch, waves = step_of(get_sampler("second_chance", {"bar": 0.0}), 1, lambda task: task % 2, questions=12)
     assert len(waves) == 2
     assert {(group[0].reward, len(group)) for group in batch.played} == {(0.0, 4), (1.0, 2)}
