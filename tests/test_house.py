@@ -11,15 +11,20 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+from agentenv.trainers.advantages import ESTIMATORS, get_estimator
+from agentenv.trainers.sampling import SAMPLERS, get_sampler
+from agentenv.trainers.strategies import STRATEGIES, get_strategy
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "agentenv"
 DOORS = ("envs", "retrievers", "sandbox", "trainers")
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
-each_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
@@ -55,21 +60,21 @@ HEAVY = {
 # fmt: on
 
 
-def imports(tree: ast.AST, *, at_import_time: bool) -> Iterator[tuple[int, str]]:
-    """Line and absolute name of everything that ``tree`` imports; ``at_import_time`` leaves functions out."""
+def imports(tree: ast.AST, *, for_annotations: bool = True) -> Iterator[tuple[int, str]]:
+    """Line and absolute name of everything that ``tree`` imports, in functions too, and for annotations alone or not."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"line {node.lineno}: relative import"
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
-        elif at_import_time and (
-            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
-        ):
-            continue
-        else:
-            yield from imports(node, at_import_time=at_import_time)
+        elif for_annotations or not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
+            yield from imports(node, for_annotations=for_annotations)
+
+
+def dotted(path: Path) -> str:
+    """The name under which a module is imported."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
 def room(parts: tuple[str, ...]) -> str:
@@ -78,6 +83,7 @@ def room(parts: tuple[str, ...]) -> str:
     return next((name for name in names if name in FLOOR), "")
 
 
+@cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
@@ -186,26 +192,47 @@ def test_importing_agentenv_is_light_and_silent_and_leaves_nothing(tmp_path: Pat
     assert loaded.isdisjoint(HEAVY | {"tyro", "pygame", "mujoco", "jax"})
 
 
+def test_importing_a_configuration_imports_no_method(tmp_path: Path) -> None:
+    loaded = loaded_after("import agentenv.trainers.config", tmp_path)
+    methods = {
+        entry.partition(":")[0] for table in (ESTIMATORS, SAMPLERS, STRATEGIES) for entry in table.values()
+    }
+    registries = {get.__module__ for get in (get_estimator, get_sampler, get_strategy)}  # hold the simplest
+    assert loaded.isdisjoint(methods - registries)
+    assert registries <= loaded
+
+
 def test_no_module_but_those_of_trainers_and_policies_loads_an_extra(tmp_path: Path) -> None:
     light = [
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for path in MODULES
-        if path.relative_to(PACKAGE).parts[0] not in ("trainers", "policies")
+        dotted(path) for path in MODULES if path.relative_to(PACKAGE).parts[0] not in ("trainers", "policies")
     ]
     statement = f"import importlib\nfor name in {json.dumps(light)}: importlib.import_module(name)"
     assert loaded_after(statement, tmp_path).isdisjoint(HEAVY)
 
 
-@each_module
-def test_arrows_point_one_way(path: Path) -> None:
-    own = room(path.relative_to(PACKAGE).with_suffix("").parts)
+def test_arrows_point_one_way() -> None:
     wrong = []
-    # The core may reach upwards inside a function only: its registry holds strings and imports late.
-    for line, name in imports(parse(path), at_import_time=own == "core"):
-        parts = tuple(name.split("."))
-        if parts[0] == "agentenv" and FLOOR[room(parts[1:])] > FLOOR[own]:
-            wrong.append(f"line {line}: {own} imports {name}")
+    for path in MODULES:
+        own = room(path.relative_to(PACKAGE).with_suffix("").parts)
+        for line, name in imports(parse(path)):
+            parts = tuple(name.split("."))
+            if parts[0] == "agentenv" and FLOOR[room(parts[1:])] > FLOOR[own]:
+                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
     assert wrong == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports inside functions count; those for annotations alone do not."""
+    names = {dotted(path): path for path in MODULES}
+    graph = {
+        name: {
+            found if found in names else found.rpartition(".")[0]
+            for _, found in imports(parse(path), for_annotations=False)
+        }
+        & names.keys()
+        for name, path in names.items()
+    }
+    TopologicalSorter(graph).prepare()  # its error names the circle
 
 
 def test_every_module_has_a_floor() -> None:
@@ -213,20 +240,25 @@ def test_every_module_has_a_floor() -> None:
     assert rooms <= set(FLOOR)
 
 
-@each_module
-def test_torch_stays_where_models_are(path: Path) -> None:
-    home = path.relative_to(PACKAGE)
-    names = [name for _, name in imports(parse(path), at_import_time=False) if name.split(".")[0] == "torch"]
-    if home.parts[0] in ("trainers", "policies", "cli"):  # a command may ask whether the extra is there
-        return
-    at_home = home.stem.startswith(("encoder", "rerank", "simulat")) and home.parts[0] == "retrievers"
-    assert not names or at_home or str(home) == "tracking.py"
+def test_torch_stays_where_models_are() -> None:
+    """Trainers and policies have models, some retrievers do, and a command may ask whether the extra is there."""
+    using = {
+        path.relative_to(PACKAGE)
+        for path in MODULES
+        if any(name.split(".")[0] == "torch" for _, name in imports(parse(path)))
+    }
+    elsewhere = {home for home in using if home.parts[0] not in ("trainers", "policies", "cli")}
+    models = ("encoder", "rerank", "simulat")
+    assert {
+        str(home)
+        for home in elsewhere
+        if not (home.parts[0] == "retrievers" and home.stem.startswith(models))
+    } <= {"tracking.py"}
 
 
-@each_module
-def test_every_public_module_explains_itself(path: Path) -> None:
-    if path.name != "__init__.py" or path.parent == PACKAGE:
-        assert ast.get_docstring(parse(path))
+def test_every_public_module_explains_itself() -> None:
+    public = [path for path in MODULES if path.name != "__init__.py" or path.parent == PACKAGE]
+    assert [str(path) for path in public if not ast.get_docstring(parse(path))] == []
 
 
 def lines_of(node: ast.stmt) -> int:
@@ -236,12 +268,15 @@ def lines_of(node: ast.stmt) -> int:
     return node.end_lineno - node.lineno + 1 - sum(lines_of(part) for part in classes)
 
 
-@each_module
-def test_files_and_functions_stay_small(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_FILE_LINES
-    for node in ast.walk(parse(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert lines_of(node) <= MAX_FUNCTION_LINES, f"{node.name}, line {node.lineno}"
+def test_files_and_functions_stay_small() -> None:
+    texts = {path: path.read_text(encoding="utf-8").splitlines() for path in MODULES}
+    assert [str(path) for path, lines in texts.items() if len(lines) > MAX_FILE_LINES] == []
+    assert [
+        f"{path}:{node.lineno} {node.name}"
+        for path in MODULES
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and lines_of(node) > MAX_FUNCTION_LINES
+    ] == []
 
 
 def test_the_constraints_pin_every_direct_dependency() -> None:
