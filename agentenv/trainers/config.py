@@ -331,7 +331,7 @@ class TrainConfig(Frozen):
     """Questions of the evaluations during training; by default of an invented world's split ``dev``."""
     test: SourceConfig = SourceConfig()
     """Questions of the evaluations before and after; by default of an invented world's split ``test``."""
-    rollout: RolloutSettings = RolloutSettings()
+    rollout: RolloutSettings = Field(default_factory=RolloutSettings)  # it imports its methods
     """Sampling."""
     asynchronous: AsynchronousSettings = AsynchronousSettings()
     """Rollouts ahead of the learner."""
@@ -339,11 +339,11 @@ class TrainConfig(Frozen):
     """Who samples."""
     cluster: ClusterSettings = ClusterSettings()
     """Other machines that play."""
-    optimization: OptimizationConfig = OptimizationConfig()
+    optimization: OptimizationConfig = Field(default_factory=OptimizationConfig)
     """Learning."""
     lora: LoraSettings = LoraSettings()
     """Adapters in place of all weights."""
-    evaluation: EvaluationSettings = EvaluationSettings()
+    evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
     """Evaluation."""
     monitor: GuardSettings = GuardSettings()
     """Guard against collapse."""
