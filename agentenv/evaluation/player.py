@@ -105,13 +105,20 @@ class Player:
             return len(text.split())
         return len(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def on(self, ground: Ground, seed: int, name: str) -> "Player":
-        """This player, or the expert with its script for these questions."""
+    def on(self, ground: Ground, tasks: Sequence[Task], begin: int, seed: int, name: str) -> "Player":
+        """This player, or the expert with its script for a batch of questions that begins at the place ``begin``."""
         if self.policy is not None:
             return self
-        size = self.batch if self.lockstep else 1
-        tasks, seconds = ground.source.tasks, self.config.deadline_s
-        policy = expert_policy(ground.make_env, tasks, size, seconds, seed=seed, name=name, shown_only=True)
+        policy = expert_policy(
+            ground.make_env,
+            tasks,
+            self.batch,
+            self.config.deadline_s,
+            seed=seed,
+            name=name,
+            first=begin,
+            shown_only=True,
+        )
         return replace(self, policy=policy, tokenizer=policy.tokenizer)
 
 
@@ -173,8 +180,6 @@ def play_missing(
         Fault: everything that was played lately failed through an infrastructure failure; what was finished before is kept.
     """
     tasks = ground.source.tasks
-    ready = player.on(ground, seed, phase)
-    assert ready.policy is not None
     progress(len(journal), {})
     last = time.perf_counter()
 
@@ -192,9 +197,10 @@ def play_missing(
         for begin in range(0, len(tasks), player.batch):
             chunk = tasks[begin : begin + player.batch]
             if not all(task in journal for task in chunk):
+                ready = player.on(ground, chunk, begin, seed, phase)
                 finished.add(asyncio.run(_batch(ready, ground, chunk, begin, seed, phase)))
     else:
-        asyncio.run(_one_by_one(ready, ground, journal, seed, phase, finished))
+        asyncio.run(_one_by_one(player, ground, journal, seed, phase, finished))
     finished.end()
     return journal.finish(tasks)
 

@@ -109,10 +109,14 @@ def play_expert(
 
     Raises:
         ConfigurationError: the environment has no expert for a task.
+        EnvFault: it failed for every task.
     """
     policy = expert_policy(
         make_env, tasks, _BATCH, config.deadline_s, seed=seed, name="expert", shown_only=shown_only
     )
+    if policy.failures and not policy.actions:
+        reason = next(iter(policy.failures.values()))
+        raise EnvFault(f"the scripted expert failed on each of {len(tasks)} tasks ({reason})")
     return play(
         policy, InlineFormat(policy.tokenizer), make_env, tasks, roomy(config), seed=seed, name="expert"
     )
@@ -126,6 +130,7 @@ def expert_policy(
     *,
     seed: int,
     name: str,
+    first: int = 0,
     shown_only: bool = False,
 ) -> ScriptedPolicy:
     """The scripts of the environment's own expert, for tasks played ``batch`` at a time under ``name``.
@@ -139,30 +144,30 @@ def expert_policy(
         seconds: That one call of the environment may take.
         seed: Of the episodes.
         name: Prefix of their ids.
+        first: The place of the first task in its set; a multiple of ``batch``.
         shown_only: The expert gives up where it was not shown what its answer stands on, so that its score is that of the
             search and not of the record. To find that out its actions are played once beforehand.
 
     Raises:
         ConfigurationError: the environment has no expert for a task, or cannot pose it.
-        EnvFault: it failed for every task.
     """
 
-    async def written() -> dict[str, Sequence[str]]:
+    async def written() -> ScriptedPolicy:
         scripts: dict[str, Sequence[str]] = {}
-        failure: Exception | None = None
-        for index, task in enumerate(tasks):
+        failures: dict[str, str] = {}
+        for index, task in enumerate(tasks, first):
             actions = await _script(make_env, task, seed + index, seconds, shown_only)
             begin = index - index % batch
-            if isinstance(actions, Exception):
-                failure = failure or actions
+            episode = f"{name}-{begin}-{index - begin}"
+            if isinstance(actions, EnvFault):
+                failures[episode] = str(actions)
+            elif isinstance(actions, Exception):
+                failures[episode] = f"{type(actions).__name__}: {actions}"
             else:
-                scripts[f"{name}-{begin}-{index - begin}"] = actions
-        if failure is not None and not scripts:
-            said = str(failure) if isinstance(failure, EnvFault) else f"{type(failure).__name__}: {failure}"
-            raise EnvFault(f"the scripted expert failed on each of {len(tasks)} tasks ({said})") from failure
-        return scripts
+                scripts[episode] = actions
+        return ScriptedPolicy(scripts, failures=failures)
 
-    return ScriptedPolicy(asyncio.run(written()))
+    return asyncio.run(written())
 
 
 async def _script(

@@ -14,14 +14,21 @@ class ScriptedPolicy:
 
     version = 0
 
-    def __init__(self, actions: Mapping[str, Sequence[str]], tokenizer: Any = None) -> None:
+    def __init__(
+        self,
+        actions: Mapping[str, Sequence[str]],
+        tokenizer: Any = None,
+        failures: Mapping[str, str] | None = None,
+    ) -> None:
         """Takes the script.
 
         Args:
             actions: The actions of each episode, by episode id (``name-index`` in ``rollout``).
             tokenizer: Turns text into ids; None takes a ``ByteTokenizer``.
+            failures: Why an episode has no script, by episode id.
         """
         self.actions = actions
+        self.failures = failures or {}
         self.tokenizer = tokenizer or ByteTokenizer()
         self._played: dict[str, int] = {}
 
@@ -33,6 +40,8 @@ class ScriptedPolicy:
         Raises:
             PolicyFault: no script for this episode, or it is exhausted.
         """
+        if (reason := self.failures.get(episode or "")) is not None:
+            raise PolicyFault(f"there is no script of episode {episode!r}: {reason}")
         turn = self._played.get(episode or "", 0)
         script = self.actions.get(episode or "", ())
         if turn >= len(script):

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -474,9 +475,8 @@ def test_a_page_that_crashes_is_a_fault(driver: Driver, folder: Path) -> None:
     env.close()
 
 
-def test_a_killed_browser_is_a_fault_and_is_replaced(folder: Path) -> None:
-    driver = Driver(spares=1)
-    env = local(driver, folder, "hazards.html")
+def browser_of(driver: Driver) -> int:
+    """The process of the present browser."""
 
     async def pid() -> int:
         assert driver._chromium is not None
@@ -484,13 +484,49 @@ def test_a_killed_browser_is_a_fault_and_is_replaced(folder: Path) -> None:
         processes = (await session.send("SystemInfo.getProcessInfo"))["processInfo"]
         return next(int(one["id"]) for one in processes if one["type"] == "browser")
 
-    os.kill(driver.submit(pid()).result(), signal.SIGKILL)
+    return driver.submit(pid()).result()
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of temporary files; its name is short enough for a socket of Chromium."""
+    with tempfile.TemporaryDirectory() as name:
+        monkeypatch.setattr(tempfile, "tempdir", name)
+        monkeypatch.setenv("TMPDIR", name)
+        yield Path(name)
+
+
+def test_a_killed_browser_is_a_fault_and_is_replaced(folder: Path, room: Path) -> None:
+    """Nothing is left of it."""
+    driver = Driver(spares=1)
+    env = local(driver, folder, "hazards.html")
+    assert list(room.iterdir())
+    os.kill(browser_of(driver), signal.SIGKILL)
     with pytest.raises(BrowserFault):
         do(env, Kind.CLICK, "error")
     env.reset(seed=0)
     assert env.screen().title == "Hazards"
     env.close()
     driver.close()
+    driver.close()
+    assert list(room.iterdir()) == []
+
+
+def test_what_waits_for_a_page_hears_of_the_end_of_its_browser(folder: Path) -> None:
+    """A request or a load that the page was waiting for will never come, so the deadline is not waited for."""
+    driver = Driver(spares=0)
+    env = local(driver, folder, "hazards.html")
+    tab: Any = env.state.session._tab
+
+    async def wait() -> None:
+        async with page_module.guarded("waiting"):
+            await tab._until(lambda: False)
+
+    process, waiting = browser_of(driver), driver.submit(wait())
+    os.kill(process, signal.SIGKILL)
+    with pytest.raises(BrowserFault, match="gone"):
+        waiting.result(60)
+    env.close()
     driver.close()
 
 

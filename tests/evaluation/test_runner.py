@@ -245,7 +245,7 @@ def test_the_expert_answers_nothing_that_it_was_not_shown(retriever: Any) -> Non
     """A search that returns nothing bounds every policy at 0, in the bound and as a policy of its own."""
     bounds = measure_bounds(Knows(), CHAT, ground(retriever), CONFIG, "em_squad")
     assert bounds["expert"]["mean"] == 0
-    player = open_player("scripted", 4, STOP).on(ground(retriever), 0, "run")
+    player = open_player("scripted", 4, STOP).on(ground(retriever), TASKS[:3], 0, 0, "run")
     assert player.policy is not None
     played = play(player.policy, CHAT, ground(retriever).make_env, TASKS[:3], CONFIG, name="run")
     assert em([to_record(t) for t in played])["scores"]["em_squad"]["mean"] == 0
@@ -279,7 +279,7 @@ def test_a_question_without_a_path_has_no_bound_by_the_expert() -> None:
     assert "mean" not in expert
     assert task.id in expert["note"]
     with pytest.raises(ConfigurationError, match=task.id):
-        open_player("scripted", 4, STOP).on(bare, 0, "run")
+        open_player("scripted", 4, STOP).on(bare, (task,), 0, 0, "run")
     (demonstrated,) = play_expert(bare.make_env, (task,), CONFIG)
     assert demonstrated.reward == 1
 

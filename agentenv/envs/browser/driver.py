@@ -10,6 +10,7 @@ import contextlib
 import functools
 import os
 import shutil
+import tempfile
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
@@ -231,9 +232,22 @@ class Driver:
             self._playwright = await async_playwright().start()
         # Chromium's own sandbox cannot be had by root.
         flags = [*NETWORK, *DRAWING, *FEATURES, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
-        return await self._playwright.chromium.launch(
-            executable_path=self._executable, headless=True, args=flags, timeout=DEADLINE_S * 1000
-        )
+        # A browser that is killed leaves its temporary files, so it has a folder of its own for them. The name is short:
+        # a socket is made in it, whose address has room for 107 characters.
+        folder = tempfile.mkdtemp(prefix="agentenv-")
+        try:
+            browser = await self._playwright.chromium.launch(
+                executable_path=self._executable,
+                headless=True,
+                args=flags,
+                env={**os.environ, "TMPDIR": folder},
+                timeout=DEADLINE_S * 1000,
+            )
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        browser.on("disconnected", lambda *_: shutil.rmtree(folder, ignore_errors=True))
+        return browser
 
     def close(self) -> None:
         """Ends the browser, its helper process and the thread; a second call does nothing."""

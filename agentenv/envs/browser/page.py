@@ -99,6 +99,7 @@ class Tab:
         page = tab._page = await context.new_page()
         page.on("load", tab._loaded)
         page.on("crash", tab._crash)
+        page.on("close", tab._crash)  # as it is where the browser dies: nothing is waited for any more
         context.on("page", tab._popup)
         tab._cdp = await context.new_cdp_session(page)
         tab._cdp.on("Runtime.bindingCalled", tab._report)
@@ -291,7 +292,7 @@ class Tab:
 
     def _check(self) -> None:
         if self._crashed:
-            raise BrowserFault("the page crashed")
+            raise BrowserFault("the page crashed, or its browser is gone")
 
     async def _evaluate(self, expression: str, *, world: int | None = None, lost: Any = None) -> Any:
         """The value of ``expression``; ``lost`` where the document goes away meanwhile and ``lost`` is given."""
