@@ -86,7 +86,10 @@ def load(spec: str) -> HFPolicy:
     tokenizer.add_tokens([f"<|unused{i}|>" for i in range(unused)])
     tokenizer.add_special_tokens({"eos_token": _NEVER})
     model.generation_config.eos_token_id = None
-    return HFPolicy(model, tokenizer)
+    policy = HFPolicy(model, tokenizer)
+    # Without the end of the chat template, which the model can sample.
+    policy.ends = (tokenizer.eos_token_id,)
+    return policy
 
 
 def run_ours(setting: Setting) -> Measured:

@@ -141,14 +141,20 @@ def bounded_interval(x: Floats, members: Sequence[Sequence[int]], level: float) 
 def difference_interval(d: Floats, members: Sequence[Sequence[int]], level: float) -> tuple[float, float]:
     """Interval of the mean of ``d`` [N], differences in [-1, 1] that are almost all 0, or almost all equal.
 
-    The means of the positive and of the negative parts have `bounded_interval`s, whose distances are added in squares
-    (Zou and Donner 2008, "MOVER").
+    The means of the positive and of the negative parts have `bounded_interval`s, whose distances are added in squares, less
+    twice their product times the correlation of the two parts (Zou and Donner 2008, "MOVER", for estimates that are not
+    independent). The correlation is at most 0, because no difference is positive and negative at once.
     """
     up, down = np.maximum(d, 0), np.maximum(-d, 0)
     (low_up, high_up), (low_down, high_down) = (bounded_interval(part, members, level) for part in (up, down))
-    below = sqrt((up.mean() - low_up) ** 2 + (high_down - down.mean()) ** 2)
-    above = sqrt((high_up - up.mean()) ** 2 + (down.mean() - low_down) ** 2)
-    return float(d.mean() - below), float(d.mean() + above)
+    spread = sqrt(up.var() * down.var())
+    correlation = -float(up.mean() * down.mean()) / spread if spread > 0 else 0.0  # up times down is 0
+    lower_ends = (float(up.mean()) - low_up, high_down - float(down.mean()))
+    upper_ends = (high_up - float(up.mean()), float(down.mean()) - low_down)
+    below, above = (
+        sqrt(one**2 + other**2 - 2 * correlation * one * other) for one, other in (lower_ends, upper_ends)
+    )
+    return max(-1.0, float(d.mean()) - below), min(1.0, float(d.mean()) + above)
 
 
 def sign_flip_p(d: Floats, members: Sequence[Sequence[int]], draws: int = 10_000, seed: int = 0) -> float:

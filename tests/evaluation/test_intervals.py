@@ -96,6 +96,13 @@ def test_a_difference_that_one_question_makes_is_not_one_for_sure() -> None:
     assert paired_bootstrap(np.zeros(50), d).p_value == 1.0
 
 
+def test_gains_and_losses_that_exclude_each_other_are_not_taken_for_independent() -> None:
+    # Every question is a gain or a loss, so the mean difference is 2 p - 1 with p the share of gains, and so are its ends.
+    d = np.array([1.0] * 20 + [-1.0] * 10)
+    low, high = wilson_interval(20, 30)
+    assert difference_interval(d, singles(30), 0.95) == pytest.approx((2 * low - 1, 2 * high - 1))
+
+
 @pytest.mark.parametrize(
     ("count", "size", "mean", "partial"),
     [
