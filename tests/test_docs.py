@@ -1,0 +1,122 @@
+"""The documentation site keeps up with the code: navigation, tables of methods, API reference, messages that it quotes, links."""
+
+import importlib
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import agentenv
+from agentenv import errors
+from agentenv.core.registry import registered
+from agentenv.trainers import monitors
+from agentenv.trainers.advantages import ESTIMATORS
+from agentenv.trainers.games import GAMES
+from agentenv.trainers.losses import OBJECTIVES
+from agentenv.trainers.sampling import SAMPLERS
+from agentenv.trainers.strategies import STRATEGIES
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+API = sorted((DOCS / "api").glob("*.md"))
+OUTSIDE = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")]
+LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
+
+REGISTRIES: dict[str, Collection[str]] = {
+    "Advantage estimators": ESTIMATORS,
+    "Objectives": OBJECTIVES,
+    "Task samplers": SAMPLERS,
+    "Rollout strategies": STRATEGIES,
+    "Games of self-play": GAMES,
+    "Environments": [
+        id.removeprefix("agentenv/") for id in registered() if id.startswith("agentenv/")
+    ],
+}
+
+
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def section(page: str, title: str) -> str:
+    """What stands in ``page`` under the heading ``title``."""
+    return page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of each row of the table in ``text``, without its head."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def named_in(nav: Any) -> set[str]:
+    """The pages that a navigation of MkDocs lists."""
+    if isinstance(nav, str):
+        return {nav}
+    parts = nav.values() if isinstance(nav, Mapping) else nav
+    return set().union(*map(named_in, parts))
+
+
+def test_the_navigation_lists_every_page_and_no_other() -> None:
+    hooks = text_of(DOCS / "site_hooks.py")
+    added = set(re.findall(r'": "([\w-]+\.md)",', hooks))
+    listed = named_in(yaml.safe_load(text_of(ROOT / "mkdocs.yml"))["nav"])
+    assert listed == {str(page.relative_to(DOCS)) for page in PAGES} | added
+
+
+@pytest.mark.parametrize("title", REGISTRIES)
+def test_the_table_of_methods_is_the_registry(title: str) -> None:
+    table = rows(section(text_of(DOCS / "methods.md"), title))
+    assert [name.strip("`") for name, *_ in table] == list(REGISTRIES[title])
+
+
+@pytest.mark.parametrize("title", REGISTRIES)
+def test_every_method_cites_its_paper(title: str) -> None:
+    for name, _, source in rows(section(text_of(DOCS / "methods.md"), title)):
+        ids = re.findall(r"\[arXiv:(\d{4}\.\d{5})\]\(https://arxiv\.org/abs/(\d{4}\.\d{5})\)", source)
+        assert all(shown == linked for shown, linked in ids)
+        assert ids or "this project" in source or "(no arXiv id)" in source, name
+
+
+def test_the_api_reference_holds_every_public_name() -> None:
+    shown = set().union(*(re.findall(r"^::: agentenv\.(\w+)$", text_of(page), re.M) for page in API))
+    assert shown == set(agentenv.__all__)
+
+
+@pytest.mark.parametrize("page", API, ids=lambda path: path.stem)
+def test_what_the_api_reference_names_is_there(page: Path) -> None:
+    for name in re.findall(r"^::: ([\w.]+)$", text_of(page), re.M):
+        module, _, attribute = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute), name
+
+
+def test_the_errors_that_troubleshooting_names_exist() -> None:
+    page = text_of(DOCS / "troubleshooting.md")
+    named = set(re.findall(r"`((?:[A-Z][a-z]+){2,})\b", page))
+    assert named
+    assert [name for name in named if not hasattr(errors, name)] == []
+
+
+def test_the_warnings_that_troubleshooting_quotes_are_those_of_the_monitors() -> None:
+    source = " ".join(text_of(Path(monitors.__file__)).replace('"', " ").replace("f ", " ").split())
+    quoted = [
+        cells[0].strip("`")
+        for cells in rows(
+            section(text_of(DOCS / "troubleshooting.md"), "Warnings of the monitors during training")
+        )
+    ]
+    for warning in quoted:
+        for piece in warning.split("..."):
+            assert " ".join(piece.strip(" %").split()) in source, warning
+    assert len(quoted) >= len(monitors.COLLAPSES)
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OUTSIDE], ids=lambda path: str(path.relative_to(ROOT)))
+def test_relative_links_lead_to_files(page: Path) -> None:
+    generated = set(re.findall(r'": "([\w-]+\.md)",', text_of(DOCS / "site_hooks.py")))
+    links = [link for link in LINK.findall(text_of(page)) if link not in generated]
+    assert [link for link in links if not (page.parent / link).exists()] == []
