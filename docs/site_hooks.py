@@ -16,6 +16,7 @@ OUTSIDE = {
     "examples/README.md": "examples.md",
 }
 """Pages of the repository by the name that they have on the site."""
+_START = {"README.md": "index.md"}  # the site has a start page of its own
 _LINK = re.compile(r"(?<=\]\()([^)#:\s]+\.(?:md|json|svg|png))(?=[)#])")
 
 
@@ -34,7 +35,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
     def on_site(link: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(origin), link[1]))
-        name = OUTSIDE.get(target) or (target.removeprefix("docs/") if target.startswith("docs/") else None)
+        name = (OUTSIDE | _START).get(target) or (
+            target.removeprefix("docs/") if target.startswith("docs/") else None
+        )
         return posixpath.relpath(name, posixpath.dirname(here) or ".") if name else link[1]
 
     return _LINK.sub(on_site, markdown)
