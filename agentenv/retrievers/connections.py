@@ -8,9 +8,14 @@ that is not the body is bounded.
 import asyncio
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentenv.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as _Connection
+else:
+    _Connection = asyncio.Protocol  # uvicorn is optional; its class comes behind this one
 
 _OTHER_FILES = 256  # descriptors that the process needs beside its connections: indexes, sandboxes, libraries
 _LINGER_S = 5.0  # for the last bytes of an answer to leave, once a connection is being closed
@@ -45,6 +50,105 @@ def most_connections(wanted: int) -> int:
     return max(1, min(wanted, room - _OTHER_FILES))
 
 
+class _Bounds(_Connection):
+    """The bounds of this module, to be laid over uvicorn's connection."""
+
+    limits: ConnectionLimits
+    most: int
+    """Connections at a time."""
+    _waiting: asyncio.TimerHandle | None = None
+    _writing: asyncio.TimerHandle | None = None
+    _inside = False  # between the first byte of a request and its last
+    _taken = _body = 0  # bytes of this request, and of its body alone
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.most:
+            transport.abort()
+        else:
+            self._await_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop("_waiting")
+        self._stop("_writing")
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._waiting is None and (self.cycle is None or self.cycle.response_complete):
+            self._await_headers()  # of the next request, or the rest of one that was answered early
+        super().data_received(data)
+        if self.transport.is_closing() or self.transport.get_protocol() is not self:
+            return  # refused, or a WebSocket by now, whose own protocol has bounds
+        self._taken = self._taken + len(data) if self._inside else 0
+        if self._taken - self._body > self.limits.headers_bytes + self._body // 8:
+            self._refuse()
+
+    def on_message_begin(self) -> None:
+        self._inside, self._taken, self._body = True, 0, 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._stop("_waiting")
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._body += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._inside = False
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():  # once the answer has left, if the peer takes it
+            self.loop.call_later(self.limits.write_s, self.transport.abort)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stop("_writing")
+        self._writing = self.loop.call_later(self.limits.write_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._stop("_writing")
+        super().resume_writing()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._abort_soon()
+
+    def _await_headers(self) -> None:
+        self._waiting = self.loop.call_later(self.limits.headers_s, self._late)
+
+    def _late(self) -> None:
+        """The headers did not come in time. A peer that sent nothing at all is owed no answer."""
+        self._waiting = None
+        if self._taken or self._inside:
+            self._answer(b"408 Request Timeout")
+        self.transport.close()
+        self._abort_soon()
+
+    def _refuse(self) -> None:
+        self._answer(b"431 Request Header Fields Too Large")
+        self.transport.close()
+        self._abort_soon()
+
+    def _answer(self, status: bytes) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.write(
+                b"HTTP/1.1 " + status + b"\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+            )
+
+    def _abort_soon(self) -> None:
+        self.loop.call_later(_LINGER_S, self.transport.abort)
+
+    def _stop(self, name: str) -> None:
+        timer: Any = getattr(self, name)
+        if timer is not None:
+            timer.cancel()
+            setattr(self, name, None)
+
+
 @cache
 def bounded_protocol(limits: ConnectionLimits) -> type[asyncio.Protocol]:
     """The class of connections that keep ``limits``, for uvicorn's setting ``http``.
@@ -56,101 +160,5 @@ def bounded_protocol(limits: ConnectionLimits) -> type[asyncio.Protocol]:
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
     except ModuleNotFoundError as error:
         raise MissingExtra.of(error.name or "uvicorn", "serve") from error
-    most = most_connections(limits.connections)
-
-    class BoundedProtocol(HttpToolsProtocol):
-        """Uvicorn's connection with the bounds of this module."""
-
-        _waiting: asyncio.TimerHandle | None = None
-        _writing: asyncio.TimerHandle | None = None
-        _inside = False  # between the first byte of a request and its last
-        _taken = _body = 0  # bytes of this request, and of its body alone
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            if len(self.connections) > most:
-                transport.abort()
-            else:
-                self._await_headers()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop("_waiting")
-            self._stop("_writing")
-            super().connection_lost(exc)
-
-        def data_received(self, data: bytes) -> None:
-            if self._waiting is None and (self.cycle is None or self.cycle.response_complete):
-                self._await_headers()  # of the next request, or the rest of one that was answered early
-            super().data_received(data)
-            if self.transport.is_closing() or self.transport.get_protocol() is not self:
-                return  # refused, or a WebSocket by now, whose own protocol has bounds
-            self._taken = self._taken + len(data) if self._inside else 0
-            if self._taken - self._body > limits.headers_bytes + self._body // 8:
-                self._refuse()
-
-        def on_message_begin(self) -> None:
-            self._inside, self._taken, self._body = True, 0, 0
-            super().on_message_begin()
-
-        def on_headers_complete(self) -> None:
-            self._stop("_waiting")
-            super().on_headers_complete()
-
-        def on_body(self, body: bytes) -> None:
-            self._body += len(body)
-            super().on_body(body)
-
-        def on_message_complete(self) -> None:
-            self._inside = False
-            super().on_message_complete()
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            if self.transport.is_closing():  # once the answer has left, if the peer takes it
-                self.loop.call_later(limits.write_s, self.transport.abort)
-
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self._stop("_writing")
-            self._writing = self.loop.call_later(limits.write_s, self.transport.abort)
-
-        def resume_writing(self) -> None:
-            self._stop("_writing")
-            super().resume_writing()
-
-        def timeout_keep_alive_handler(self) -> None:
-            super().timeout_keep_alive_handler()
-            self._abort_soon()
-
-        def _await_headers(self) -> None:
-            self._waiting = self.loop.call_later(limits.headers_s, self._late)
-
-        def _late(self) -> None:
-            """The headers did not come in time. A peer that sent nothing at all is owed no answer."""
-            self._waiting = None
-            if self._taken or self._inside:
-                self._answer(b"408 Request Timeout")
-            self.transport.close()
-            self._abort_soon()
-
-        def _refuse(self) -> None:
-            self._answer(b"431 Request Header Fields Too Large")
-            self.transport.close()
-            self._abort_soon()
-
-        def _answer(self, status: bytes) -> None:
-            if self.cycle is None or self.cycle.response_complete:
-                self.transport.write(
-                    b"HTTP/1.1 " + status + b"\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-                )
-
-        def _abort_soon(self) -> None:
-            self.loop.call_later(_LINGER_S, self.transport.abort)
-
-        def _stop(self, name: str) -> None:
-            timer: Any = getattr(self, name)
-            if timer is not None:
-                timer.cancel()
-                setattr(self, name, None)
-
-    return BoundedProtocol
+    bounds = {"limits": limits, "most": most_connections(limits.connections)}
+    return type("BoundedProtocol", (_Bounds, HttpToolsProtocol), bounds)

@@ -118,7 +118,10 @@ class RemoteRetriever:
             passages = [[passage_of(fields) for fields in found] for found in results]
         except (TypeError, ValueError) as error:
             raise RetrieverFault(f"{self.url} answered with passages of another shape: {error}.") from error
-        return Found(passages, tuple(self._field(reply, "missing", list)))
+        missing = self._field(reply, "missing", list)
+        if not all(isinstance(shard, str) for shard in missing):
+            raise RetrieverFault(f"{self.url} names missing shards {str(missing)[:80]}, which are no names.")
+        return Found(passages, tuple(missing))
 
     def _known(self, card: Any) -> dict[str, Any]:
         """``card``, if a retrieval server may have sent it."""

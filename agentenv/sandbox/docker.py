@@ -35,6 +35,8 @@ KEPT = ("/usr", "/bin", "/etc", "/lib", "/lib32", "/lib64", "/opt", "/py", "/sit
 """Folders of an image that programs see, where it has them; what the engine lays over them, they do not."""
 CAPABILITIES = ("SYS_ADMIN", "SETUID", "SETGID", "SETPCAP")
 """The zygote's own: namespaces and mounts, the program's uid, and giving up the bounding set. No program keeps any."""
+RESERVED = 96
+"""Processes of a container that no program is promised: its router and template, and the wardens that wait for programs."""
 ANSWER_S = 30.0
 CHUNK = struct.Struct(">BxxxI")  # which stream, length
 STDERR = 2
@@ -266,14 +268,19 @@ def executor(
         image: The name of an image that the engine has; none is ever pulled.
         runtime: The engine's runtime, for example ``runsc`` (gVisor); empty takes its default.
         memory_mb: MiB of a whole container, beside the limit of each program; 0 is half of what the engine's machine has.
-        processes: Processes and threads of a whole container, likewise.
+        processes: Processes and threads of a whole container. Each run and each session reserves as many as its limits
+            allow, so that none can take them from another; where a container is full, another one is started.
         options: As for ``JailExecutor``.
 
     Raises:
-        ConfigurationError: no engine answers, or it has no such image or runtime.
+        ConfigurationError: no engine answers, it has no such image or runtime, or ``processes`` has no room for programs.
         MissingExtra: docker or pyseccomp is not installed.
         SandboxFault: the engine answers and fails.
     """
+    if processes <= RESERVED:
+        raise ConfigurationError(
+            f"processes={processes} must be above {RESERVED}, which a container needs for itself"
+        )
     client = engine()
     try:
         with faults("the Docker engine fails"):
@@ -295,7 +302,10 @@ def executor(
         client.close()
 
     info = ExecutorInfo("docker", isolated=True)
-    return JailExecutor(info, lambda: start(client, image, hardened, message), on_close=end, **options)
+    room = processes - RESERVED
+    return JailExecutor(
+        info, lambda: start(client, image, hardened, message), room=room, on_close=end, **options
+    )
 
 
 def watch_over() -> subprocess.Popen[bytes]:

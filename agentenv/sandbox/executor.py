@@ -15,6 +15,8 @@ from agentenv.sandbox.session import JailSession, Life
 from agentenv.sandbox.types import Call, ExecResult, ExecStatus, ExecutorInfo, Limits
 
 RETRIES = 2
+OUR_OWN = 2
+"""Processes beside those that the limits of a run or a session allow: the warden, and the template of interpreters."""
 SLACK_S = 15.0  # beyond a run's own limit, for a machine that is busy with other things
 
 
@@ -31,6 +33,7 @@ class JailExecutor:
         slots: int | None = None,
         quota: int = 64,
         wait_s: float = 60.0,
+        room: int | None = None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         """Reaps jails that dead owners left and starts the pool.
@@ -43,11 +46,12 @@ class JailExecutor:
             slots: As for ``Pool``.
             quota: As for ``Pool``.
             wait_s: As for ``Pool``.
+            room: Processes that one jail has room for, as for ``Pool``.
             on_close: Called once after the last jail has ended.
         """
         self._info, self._limits, self._on_close = info, limits or Limits(), on_close
         reap_orphans()
-        self._pool = Pool(start, size=size, slots=slots, quota=quota, wait_s=wait_s)
+        self._pool = Pool(start, size=size, slots=slots, quota=quota, wait_s=wait_s, processes=room)
         self._lock = threading.Lock()
         self._closed = False
 
@@ -83,16 +87,16 @@ class JailExecutor:
         while len(faults) <= RETRIES:
             try:
                 with self._pool.slot() as queued:
-                    answer = self._ask(domain, order, limits.wall_s + SLACK_S)
+                    answer = self._ask(domain, order, limits)
                 return result_of(answer, queued, len(calls or ()))
             except (JailDied, SandboxFault) as error:
                 faults.append(str(error))
         return ExecResult(ExecStatus.SANDBOX_ERROR, fault="; ".join(dict.fromkeys(faults)))
 
-    def _ask(self, domain: str, order: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        channel = self._pool.channel(domain)
+    def _ask(self, domain: str, order: dict[str, Any], limits: Limits) -> dict[str, Any]:
+        channel = self._pool.channel(domain, limits.processes + OUR_OWN)
         try:
-            answer = channel.ask(order, timeout_s)
+            answer = channel.ask(order, limits.wall_s + SLACK_S)
         finally:
             channel.close()
         if "refused_input" in answer:
@@ -123,7 +127,7 @@ class JailExecutor:
         limits = limits or self._limits
         life = Life(
             self._pool,
-            lambda: self._pool.channel(domain, session=True),
+            lambda: self._pool.channel(domain, limits.processes + limits.snapshots + OUR_OWN, session=True),
             limits,
             packed(files, limits),
             snapshots == "fork",

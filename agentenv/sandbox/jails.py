@@ -69,8 +69,10 @@ class JailDied(Exception):
 class Channel:
     """One warden: orders and answers, strictly in turn."""
 
-    def __init__(self, jail: "Jail", number: int) -> None:
+    def __init__(self, jail: "Jail", number: int, processes: int) -> None:
         self._jail, self._number = jail, number
+        self.processes = processes
+        """Processes that it may have at a time, its warden included."""
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._serials = itertools.count(1)
@@ -232,8 +234,12 @@ class Jail:
             self.close()
             raise SandboxFault(f"a jail did not start within {timeout_s:.0f} s") from None
 
-    def channel(self, *, session: bool = False) -> Channel:
+    def channel(self, processes: int = 1, *, session: bool = False) -> Channel:
         """A new warden, which begins with the first order: that of a run, or of a session.
+
+        Args:
+            processes: Processes that it may have at a time, itself included.
+            session: Whether its orders are those of a session.
 
         Raises:
             JailDied: the jail is gone.
@@ -242,7 +248,7 @@ class Jail:
             if self.closed:
                 raise JailDied("the jail is gone")
             number = next(self._numbers) | (frames.SESSION if session else 0)
-            self._channels[number] = Channel(self, number)
+            self._channels[number] = Channel(self, number, processes)
             return self._channels[number]
 
     def send(self, number: int, body: bytes) -> None:
@@ -269,6 +275,11 @@ class Jail:
     def load(self) -> int:
         """Wardens that run in it."""
         return len(self._channels)
+
+    @property
+    def taken(self) -> int:
+        """Processes that the wardens in it may have together."""
+        return sum(channel.processes for channel in tuple(self._channels.values()))
 
     def close(self) -> None:
         """Ends everything in it; a second call does nothing."""

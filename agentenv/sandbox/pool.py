@@ -1,6 +1,7 @@
 """Warm jails: started ahead, one trust domain each, replaced when they die, never more than the quota."""
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -51,6 +52,9 @@ class Pool:
     A jail serves one trust domain at a time. Once nothing runs in it, it holds nothing of whom it served, since no message
     passes through what it forks, and it may serve another one. At most
     ``slots`` programs run at a time; who waits is charged queue time and refused where none ends for ``wait_s``.
+
+    Where a jail bounds the processes of all that runs in it together, every run and every session reserves as many as its
+    own limits allow. So no program can use up what another one was promised; a domain that needs more gets another jail.
     """
 
     def __init__(
@@ -61,23 +65,26 @@ class Pool:
         slots: int | None = None,
         quota: int = 64,
         wait_s: float = WAIT_S,
+        processes: int | None = None,
     ) -> None:
         """Starts ``size`` jails in the background.
 
         Args:
             start: Starts one jail; the pool waits for it.
-            size: Jails that a domain may have at a time, and that are kept in reserve.
+            size: Jails that a domain has at a time while its programs fit into them, and that are kept in reserve.
             slots: Programs that run at a time; None is one for each processor.
             quota: Jails at a time, over all domains.
             wait_s: Seconds that a caller waits for a jail; for a slot, as long as programs come to an end so often.
+            processes: Processes and threads that one jail has room for; None where it sets no bound of its own.
         """
         self._start, self._size, self._quota, self._wait_s = start, size, quota, wait_s
+        self._processes = processes
         self._slots = Slots(slots or len(os.sched_getaffinity(0)), wait_s)
         self._lock = threading.Lock()
         self._reserve: list[Future[Jail]] = []
         self._domains: dict[str, list[Future[Jail]]] = {}
         self._leases: Counter[Future[Jail]] = Counter()
-        """Callers that have been given a jail and have opened no channel in it yet."""
+        """Processes of callers that have been given a jail and have opened no channel in it yet."""
         self._turn = 0
         self._closed = False
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="agentenv-pool")
@@ -116,18 +123,19 @@ class Pool:
         finally:
             self._slots.give()
 
-    def channel(self, domain: str, *, session: bool = False) -> Channel:
-        """A new warden in a jail of ``domain``, for one run or for a session.
+    def channel(self, domain: str, processes: int, *, session: bool = False) -> Channel:
+        """A new warden in a jail of ``domain``, for one run or for a session that may have so many processes at a time.
 
         Raises:
+            ConfigurationError: no jail has room for so many processes.
             JailDied: the jail is gone.
             SandboxFault: none could be started, or the quota is used up.
         """
-        ordered = self._lease(domain)
+        ordered = self._lease(domain, processes)
         try:
-            return self._booted(ordered).channel(session=session)
+            return self._booted(ordered).channel(processes, session=session)
         finally:
-            self._release(ordered)
+            self._release(ordered, processes)
 
     def jail(self, domain: str) -> Jail:
         """A live jail of ``domain``, in turn.
@@ -135,32 +143,46 @@ class Pool:
         Raises:
             SandboxFault: none could be started, or the quota is used up.
         """
-        ordered = self._lease(domain)
-        self._release(ordered)
+        ordered = self._lease(domain, 1)
+        self._release(ordered, 1)
         return self._booted(ordered)
 
-    def _release(self, ordered: "Future[Jail]") -> None:
+    def _release(self, ordered: "Future[Jail]", processes: int) -> None:
         with self._lock:
-            self._leases[ordered] -= 1
+            self._leases[ordered] -= processes
             if not self._leases[ordered]:
                 del self._leases[ordered]
 
-    def _lease(self, domain: str) -> "Future[Jail]":
+    def _lease(self, domain: str, processes: int) -> "Future[Jail]":
+        if self._processes is not None and processes > self._processes:
+            raise ConfigurationError(
+                f"these limits allow {processes} processes at a time, and a jail has room for {self._processes}: lower "
+                "`processes` or `snapshots` of the limits, or raise `processes` of the executor"
+            )
         with self._lock:
             if self._closed:
                 raise SandboxFault("the executor is closed")
             own = [ordered for ordered in self._domains.pop(domain, []) if not _dead(ordered)]
             try:
-                if len(own) < self._size:
-                    own.append(self._take())
+                roomy = [ordered for ordered in own if self._room(ordered) >= processes]
+                if len(own) < self._size or not roomy:
+                    roomy.append(self._take(len(own)))
+                    own.append(roomy[-1])
             finally:
                 if own:
                     self._domains[domain] = own
             self._turn += 1
-            ordered = own[self._turn % len(own)]
-            self._leases[ordered] += 1
+            ordered = roomy[self._turn % len(roomy)]
+            self._leases[ordered] += processes
             self._refill()
             return ordered
+
+    def _room(self, ordered: "Future[Jail]") -> float:
+        """Processes that may still be reserved in a jail; the caller holds the lock."""
+        if self._processes is None:
+            return math.inf
+        taken = ordered.result().taken if ordered.done() else 0
+        return self._processes - taken - self._leases[ordered]
 
     def _booted(self, ordered: "Future[Jail]") -> Jail:
         try:
@@ -179,14 +201,14 @@ class Pool:
         for one in ordered:
             one.result()
 
-    def _take(self) -> Future[Jail]:
-        """One that has become idle in another domain, one from the reserve, or a new one."""
+    def _take(self, own: int) -> Future[Jail]:
+        """One that has become idle in another domain, one from the reserve, or a new one, for a domain that has ``own``."""
         if idle := self._take_idle():
             return idle
         self._reserve = [ordered for ordered in self._reserve if not _dead(ordered)]
         if self._reserve:
             return self._reserve.pop(0)
-        if sum(len(jails) for jails in self._domains.values()) >= self._quota:
+        if own + sum(len(jails) for jails in self._domains.values()) >= self._quota:
             raise SandboxFault(f"all {self._quota} jails are in use")
         return self._starter.submit(self._boot)
 

@@ -5,7 +5,7 @@ task. A client of a server is not trusted with that. It names a task that the en
 task that it writes itself are only those that the environment has declared to be harmless (`Env.client_data`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
@@ -25,13 +25,18 @@ class ClientOptions:
     Args:
         env: An environment of the kind that is served; it says which tasks it holds and what a client may set.
         whole_tasks: Whether a client may write tasks itself, with their question and their accepted answers.
+        tasks: Further ones that may be named by their ids.
     """
 
-    def __init__(self, env: Env[Any], *, whole_tasks: bool) -> None:
+    def __init__(self, env: Env[Any], *, whole_tasks: bool, tasks: Iterable[Task] = ()) -> None:
         self.whole_tasks = whole_tasks
-        self._held = {task.id: task for task in env.held_tasks()}
+        self._held = {task.id: task for task in (*env.held_tasks(), *tasks)}
         self._data = _model("task.data", env.client_data)
         self._options = _model("options", env.client_options)
+
+    def held(self, id: str) -> Task | None:
+        """The task of that id, where there is one."""
+        return self._held.get(id)
 
     def read(self, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
         """The options as the environment takes them.
@@ -68,12 +73,12 @@ class ClientOptions:
         if not isinstance(id, str) or id not in self._held:
             held = f"{len(self._held)}, such as {next(iter(self._held))!r}" if self._held else "none"
             raise UnknownName(
-                f"this server holds no task {str(id)[:_MOST_NAMED]!r}; of its own it holds {held}"
+                f"there is no task {str(id)[:_MOST_NAMED]!r} here; of its own the environment holds {held}"
             )
         task = self._held[id]
         if question is not None and question != task.question:
             raise ConfigurationError(
-                f"task {id[:_MOST_NAMED]!r} of this server asks another question than the one that was sent with its id"
+                f"task {id[:_MOST_NAMED]!r} asks another question here than the one that was sent with its id"
             )
         return task
 

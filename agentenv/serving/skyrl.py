@@ -1,21 +1,30 @@
 """SkyRL-gym: an environment of ours as one of its text environments.
 
-Call `register` in SkyRL's worker entry point, and give each row of the data set ``env_class="agentenv"`` and, in its extra
-columns, those of `rows.rows`. The environment's own opening takes the place of the row's prompt. A fault is raised and never
-returned, because a step of SkyRL has no way to say that there is no reward.
+Call `register` with the environment and its arguments in SkyRL's worker entry point, and give each row of the data set
+``env_class="agentenv"`` and, in its extra columns, those of `rows.rows`. The environment's own opening takes the place of
+the row's prompt. A fault is raised and never returned, because a step of SkyRL has no way to say that there is no reward.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from agentenv.core.env import Env
+from agentenv.core.types import Task
 from agentenv.errors import MissingExtra
-from agentenv.serving.rows import Row, as_messages
+from agentenv.serving.rows import Episodes, Row, as_messages
 
 
-def register(id: str = "agentenv") -> None:
-    """Makes ``id`` known to SkyRL-gym in this process; a second call does nothing.
+def register(
+    env: str, arguments: Mapping[str, Any] | None = None, *, tasks: Iterable[Task] = (), id: str = "agentenv"
+) -> None:
+    """Makes an environment known to SkyRL-gym in this process, in the place of one that had the same ``id``.
+
+    Args:
+        env: A registered id of ours, or ``remote:URL``.
+        arguments: Of the environment's class.
+        tasks: Questions of one's own that rows may name by their ids.
+        id: The ``env_class`` of the rows that are played in it.
 
     Raises:
         MissingExtra: SkyRL-gym is not installed.
@@ -25,8 +34,9 @@ def register(id: str = "agentenv") -> None:
         from skyrl_gym.envs.registration import registry
     except ModuleNotFoundError as error:
         raise MissingExtra.of("skyrl_gym", "skyrl") from error
-    if id not in registry:
-        skyrl_gym.register(id=id, entry_point="agentenv.serving.skyrl:SkyRLEnv")
+    registry.pop(id, None)
+    episodes = Episodes(env, arguments, tasks)
+    skyrl_gym.register(id=id, entry_point="agentenv.serving.skyrl:SkyRLEnv", kwargs={"episodes": episodes})
 
 
 def __getattr__(name: str) -> Any:
@@ -42,18 +52,21 @@ def _adapter() -> type:
     class SkyRLEnv(BaseTextEnv):  # type: ignore[misc,unused-ignore]
         """Plays the episode that ``extras`` describes."""
 
-        def __init__(self, env_config: Any = None, extras: Mapping[str, Any] | None = None) -> None:
+        def __init__(
+            self, episodes: Episodes, env_config: Any = None, extras: Mapping[str, Any] | None = None
+        ) -> None:
             super().__init__()
             extras = extras or {}
-            self._row = Row.read(extras)
-            self._env: Env[Any] = self._row.make()
+            self._episodes, self._row = episodes, Row.read(extras)
+            self._env: Env[Any] = episodes.make()
             self._invalid = 0
             self._truncated = False
             self.max_turns = extras.get("max_turns") or 0
 
         def init(self, prompt: Any) -> tuple[list[dict[str, str]], dict[str, Any]]:
             """Begins the episode; its opening takes the place of ``prompt``."""
-            observation, info = self._env.reset(seed=self._row.seed, options=self._row.options())
+            options = self._episodes.options(self._env, self._row)
+            observation, info = self._env.reset(seed=self._row.seed, options=options)
             self.turns, self._invalid, self._truncated = 0, 0, False
             return as_messages(observation), info
 

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import inspect
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from agentenv.core.env import Env
 from agentenv.core.tools import Tool
 from agentenv.core.types import Task, ToolStatus
 from agentenv.errors import AgentEnvError, EpisodeOver, Fault, MissingExtra
-from agentenv.serving.rows import Row, rows
+from agentenv.serving.rows import Episodes, Row, rows
 from agentenv.serving.toolbox import instructions, play, shown, toolbox
 
 
@@ -53,48 +53,49 @@ def to_trl(env: str, *, tasks: Iterable[Task] = (), seeds: Iterable[int] = (), *
     except ModuleNotFoundError as error:
         raise MissingExtra.of("datasets", "interop") from error
     prompt = [{"role": "user", "content": ""}]  # to which TRL appends what reset() returns
-    table = [{"prompt": prompt, **row} for row in rows(env, tasks=tasks, seeds=seeds, **arguments)]
-    return TRLSpec(Dataset.from_list(table), Factory(env, arguments))
+    posed = tuple(tasks)
+    table = [{"prompt": prompt, **row} for row in rows(tasks=posed, seeds=seeds)]
+    return TRLSpec(Dataset.from_list(table), Factory(Episodes(env, arguments, posed)))
 
 
 class Factory:
     """Makes instances of one class; picklable, as AsyncGRPO's worker process needs it.
 
     Args:
-        env: A registered id, or ``remote:URL``.
-        arguments: Of the environment's class.
+        episodes: The environment and its arguments.
     """
 
-    def __init__(self, env: str, arguments: Mapping[str, Any]) -> None:
-        self._row = Row(env=env, arguments=dict(arguments))
+    def __init__(self, episodes: Episodes) -> None:
+        self._episodes = episodes
         self._class: type | None = None
 
     def __call__(self) -> Any:
         """Another instance, always of the same class."""
-        env = self._row.make()
+        env = self._episodes.make()
         if self._class is None:
             tools = {name: _method(tool) for name, tool in toolbox(env).items()}
-            name = self._row.env.rpartition("/")[2].partition("-v")[0] or "Remote"
+            name = self._episodes.env.rpartition("/")[2].partition("-v")[0] or "Remote"
             self._class = type(name, (_Played,), tools)
-        return self._class(env)
+        return self._class(env, self._episodes)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_row": self._row, "_class": None}
+        return {"_episodes": self._episodes, "_class": None}
 
 
 class _Played:
     """What TRL holds: one episode after the other in one environment."""
 
-    def __init__(self, env: Env[Any]) -> None:
-        self._env = env
+    def __init__(self, env: Env[Any], episodes: Episodes) -> None:
+        self._env, self._episodes = env, episodes
         self._reward: float | None = None
         self._turn = asyncio.Lock()  # TRL runs the calls of one turn at once
 
     def reset(self, **row: Any) -> str:
         """Begins the episode of a row; returns what the policy is told."""
-        episode = Row.read({"env": "", **row})
+        episode = Row.read(row)
         self._reward = None  # where the reset itself fails there is no reward either
-        observation, _ = self._env.reset(seed=episode.seed, options=episode.options())
+        options = self._episodes.options(self._env, episode)
+        observation, _ = self._env.reset(seed=episode.seed, options=options)
         self._reward = 0.0
         return instructions(self._env, "".join(message.text for message in observation))
 

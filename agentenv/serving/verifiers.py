@@ -17,7 +17,8 @@ from pydantic import Field
 
 from agentenv.core.types import Observation, Step
 from agentenv.errors import MissingExtra
-from agentenv.serving.rows import Row
+from agentenv.serving.rows import Episodes, Row
+from agentenv.serving.wire import options_in
 
 __all__ = ["AgentenvEnv", "AgentenvTaskset"]  # noqa: F822  # made on demand: verifiers is optional
 
@@ -32,10 +33,10 @@ def _text(observation: Observation) -> str:
     return "".join(message.text for message in observation)
 
 
-async def _play(task: Any, player: Any) -> None:
-    env = task.data.row.make()
+async def _play(task: Any, player: Any, episodes: Episodes) -> None:
+    env, row = episodes.make(), task.data.row
     try:
-        opening, _ = await env.areset(seed=task.data.row.seed, options=task.data.row.options())
+        opening, _ = await env.areset(seed=row.seed, options=episodes.options(env, row))
         steps: list[Step] = []
         async with player.interaction(task) as interaction:
             segment = await interaction.turn(_text(opening))
@@ -85,9 +86,14 @@ def _classes() -> dict[str, type]:
             config = self.config
             posed = [{"task": task} for task in config.tasks] or [{"seed": seed} for seed in config.seeds]
             for number, fields in enumerate(posed):
-                row = Row.read({"env": config.env, "arguments": config.arguments, **fields})
+                row = Row.read(fields)
                 data = AgentenvData(name=f"{config.env}#{number}", prompt=None, row=row)
                 yield AgentenvTask(data, config.task)
+
+        def episodes(self) -> Episodes:
+            """The environment that the configuration names; its own tasks are trusted with all that is in them."""
+            tasks = [options_in({"task": task}) or {} for task in self.config.tasks]
+            return Episodes(self.config.env, self.config.arguments, [task["task"] for task in tasks])
 
     class AgentenvEnvConfig(vf.EnvConfig):  # type: ignore[misc,unused-ignore]
         player: vf.AgentConfig = vf.AgentConfig()
@@ -98,6 +104,6 @@ def _classes() -> dict[str, type]:
 
         async def run(self, task: Any, agents: Any) -> None:
             """Plays one episode; a fault of the environment is raised, so that the trace has no reward."""
-            await _play(task, agents.player)
+            await _play(task, agents.player, self.taskset.episodes())
 
     return {"AgentenvEnv": AgentenvEnv, "AgentenvTaskset": AgentenvTaskset}

@@ -1,7 +1,8 @@
 """verl: an environment of ours as an agent loop, token ids in and out.
 
-The configuration of the rollout names the loop, ``{name: agentenv, _target_: agentenv.serving.verl.AgentenvLoop}``, in the
-file of ``agent_loop_config_path``; each row of the data set has ``agent_name="agentenv"`` and the columns of `rows.rows` in
+The configuration of the rollout names the loop and its environment, ``{name: agentenv, _target_:
+agentenv.serving.verl.AgentenvLoop, env: agentenv/Calculator-v0, arguments: {}}``, in the file of
+``agent_loop_config_path``; each row of the data set has ``agent_name="agentenv"`` and the columns of `rows.rows` in
 ``extra_info``. What the policy sampled is never encoded again: verl's own token builder appends the observations.
 
 A fault is played again, up to three times, and then raised: verl has no mark for a sample without a reward.
@@ -10,13 +11,14 @@ A fault is played again, up to three times, and then raised: verl has no mark fo
 import functools
 import logging
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from agentenv.core.env import Env
 from agentenv.core.types import Step
 from agentenv.errors import Fault, MissingExtra
-from agentenv.serving.rows import Row, as_messages
+from agentenv.serving.rows import Episodes, Row, as_messages
 
 TRIES = 3
 _log = logging.getLogger(__name__)
@@ -43,6 +45,7 @@ def __getattr__(name: str) -> Any:
 class _Playing:
     """The part of the loop that is ours."""
 
+    episodes: Episodes
     server_manager: Any
     tokenizer: Any
     rollout_config: Any
@@ -59,7 +62,7 @@ class _Playing:
         """
         episode = Row.read(row.get("extra_info") or {})
         for tries in range(1, TRIES + 1):
-            env = episode.make()
+            env = self.episodes.make()
             try:
                 return self._output(*await self._played(env, episode, sampling_params))
             except Fault as error:
@@ -73,7 +76,7 @@ class _Playing:
     async def _played(
         self, env: Env[Any], episode: Row, sampling_params: dict[str, Any]
     ) -> tuple[_Record, Step | None]:
-        opening, _ = await env.areset(seed=episode.seed, options=episode.options())
+        opening, _ = await env.areset(seed=episode.seed, options=self.episodes.options(env, episode))
         messages = as_messages(opening)
         record = _Record(messages, await self.ct_build_initial_tokens(messages))
         request, room, step = uuid.uuid4().hex, self.rollout_config.response_length, None
@@ -136,13 +139,21 @@ class _Playing:
 @functools.cache
 def _loop() -> type:
     try:
-        from verl.experimental.agent_loop.agent_loop import AgentLoopBase, register
+        from verl.experimental.agent_loop.agent_loop import AgentLoopBase
     except ModuleNotFoundError as error:
         raise MissingExtra.of(str(error.name), "verl") from error
 
     class AgentenvLoop(_Playing, AgentLoopBase):  # type: ignore[misc,unused-ignore]
-        """Plays the episode that the row describes."""
+        """Plays the episode that the row describes, in the environment that the configuration names.
+
+        verl's own decorator would put the class, without its configuration, in the place of the file's entry.
+        """
+
+        def __init__(
+            self, *given: Any, env: str, arguments: Mapping[str, Any] | None = None, **named: Any
+        ) -> None:
+            super().__init__(*given, **named)
+            self.episodes = Episodes(env, arguments)
 
     AgentenvLoop.__qualname__ = "AgentenvLoop"  # by which verl finds it again
-    found: type = register("agentenv")(AgentenvLoop)
-    return found
+    return AgentenvLoop

@@ -9,6 +9,7 @@ import contextlib
 import copy
 import json
 import os
+import socket
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -36,12 +37,14 @@ from agentenv.retrievers.simulated import read_documents
 from agentenv.retrievers.simulators import Brief
 from agentenv.retrievers.storage import read_card
 from agentenv.retrievers.wire import AccessRequest, RetrieveRequest, SearchRequest
-from agentenv.sandbox.jail.frames import Closed, read_frame
+from agentenv.sandbox.jail.answers import outcome, read_answer
+from agentenv.sandbox.jail.frames import LENGTH, Closed, read_frame
 from agentenv.sandbox.jail.plain import NotPlain, decode
 from agentenv.serving.client_options import ClientOptions
 from agentenv.serving.link import received
 from agentenv.serving.mcp import answer, complaint
 from agentenv.serving.remote import _decoding
+from agentenv.serving.rows import Episodes, Row
 from agentenv.serving.wire import (
     ActionData,
     ExtensionData,
@@ -238,6 +241,24 @@ def test_options_of_clients(given_options: Any) -> None:
             brief(error)
 
 
+PLAYED = Episodes("agentenv/LocalSearch-v0")
+PLAYER = PLAYED.make()
+
+
+@fuzz
+@given(changed({"seed": 3, "task": TASK, "prompt": []}), st.booleans())
+def test_rows_of_data_sets(columns: Any, as_text: bool) -> None:
+    if not isinstance(columns, dict):
+        return
+    if as_text and "task" in columns:
+        columns["task"] = json.dumps(columns["task"])
+    try:
+        options = PLAYED.options(PLAYER, Row.read(columns))
+        assert options is None or set(options["task"].data) <= {"path"}
+    except ConfigurationError as error:
+        brief(error)
+
+
 @fuzz
 @given(changed(RPC))
 def test_messages_of_mcp(message: Any) -> None:
@@ -304,6 +325,29 @@ def test_frames_of_a_sandbox(body: bytes, size: int, channel: int) -> None:
 
     with contextlib.suppress(Closed):
         assert read_frame(read)[1] == body[: size % 2**32]
+
+
+@fuzz
+@given(
+    written(
+        {
+            "ok": True,
+            "value": "1",
+            "folder": "/",
+            "digest": "",
+            "error": {"type": "T", "message": "m", "line": 1},
+        }
+    )
+)
+def test_answers_of_an_interpreter(body: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(LENGTH.pack(len(body)) + body)
+        theirs.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(Closed):
+            told = outcome("ready", read_answer(ours))
+            json.dumps(told)
+            assert told["status"] in ("ok", "error", "oom")
 
 
 @fuzz

@@ -98,6 +98,22 @@ def tree(backend: str = "") -> set[int]:
     return found - {os.getpid()}
 
 
+@pytest.fixture
+def waiting() -> Callable[[JailExecutor], set[int]]:
+    """Finds every process of an executor's jails that is a program or is to be one: the kernel would kill those first."""
+
+    def find(executor: JailExecutor) -> set[int]:
+        found = set()
+        for pid in tree(executor.info().name):
+            with suppress(OSError):
+                score = (Path("/proc") / str(pid) / "oom_score_adj").read_text(encoding="ascii")
+                if int(score) == 1000:
+                    found.add(pid)
+        return found
+
+    return find
+
+
 def at_rest(backend: str) -> int:
     """The fewest processes once all jails have made ready what they keep.
 

@@ -1,5 +1,6 @@
 """What only the Docker backend has: its image, its stream, its profile, its containers and who removes them."""
 
+import contextlib
 import gc
 import io
 import os
@@ -25,7 +26,7 @@ from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.jail import confine
 from agentenv.sandbox.labels import PREFIX, label, owner_of
 from agentenv.sandbox.spec import make_executor, unavailable
-from agentenv.sandbox.types import ExecResult, ExecStatus
+from agentenv.sandbox.types import ExecResult, ExecStatus, Limits
 
 ROOT = Path(__file__).resolve().parents[2]
 LEFT_S = 5.0
@@ -324,3 +325,36 @@ def test_an_executor_can_be_closed_when_its_engine_is_gone(relay: Relay) -> None
     relay.end()
     executor.close()
     gc.collect()
+
+
+FORKS = """
+import os, time
+def fill():
+    made = 0
+    while made < 200:
+        try:
+            if os.fork() == 0:
+                time.sleep(60); os._exit(0)
+        except OSError:
+            break
+        made += 1
+    return made
+"""
+
+
+def test_sessions_that_fork_all_they_can_take_nothing_from_a_neighbour(client: Any) -> None:
+    """A container has room for two of these sessions, so five of them need three containers."""
+    limits = Limits(wall_s=20.0, processes=20, snapshots=4)
+    with make_executor("docker", size=1, slots=4, processes=docker.RESERVED + 60, limits=limits) as executor:
+        with contextlib.ExitStack() as stack:
+            sessions = [stack.enter_context(executor.open()) for _ in range(5)]
+            made = [session.run(f"{FORKS}\nfill()") for session in sessions]
+            assert [result.status for result in made] == [ExecStatus.OK] * 5, made
+            assert min(int(result.value or 0) for result in made) >= 20 - 1
+            innocent = "import os\nimport subprocess\nsubprocess.run(['true'], check=True); print('forked')"
+            for _ in range(3):
+                result = executor.run(innocent)
+                assert (result.status, result.stdout) == (ExecStatus.OK, "forked\n"), result
+            late = stack.enter_context(executor.open())
+            assert late.run(f"{innocent}\n7").value == "7"
+        assert executor.run("print(1)").stdout == "1\n"

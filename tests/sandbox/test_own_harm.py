@@ -277,3 +277,54 @@ def test_a_snapshot_that_ended_itself_is_built_again(session: JailSession) -> No
     session.run("import time\ntime.sleep(0.3)")
     session.restore(point)
     unharmed(session)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "names"])
+def test_a_fork_for_whose_files_there_is_no_room_pays_itself(box: JailExecutor, kind: str) -> None:
+    """The one whose files are in use at that moment keeps its state and its files."""
+    fill = {
+        "bytes": "open('big', 'wb').write(bytes((1 << 20) - 8192))",
+        "names": "for i in range(240): open(f'g{i}', 'w').close()",
+    }[kind]
+    limits = Limits(wall_s=20.0, disk_mb=1, file_mb=1, processes=64, snapshots=4)
+    with box.open(limits=limits) as session, contextlib.ExitStack() as stack:
+        session.run("x = [1]")
+        forks = session.fork(44)
+        for fork in forks:
+            stack.callback(fork.close)
+        alive: list[JailSession] = []
+        for fork in forks:
+            result = own(fork.run(f"x.append(2)\nopen('f', 'w').write('kept')\n{fill}"))
+            if result.state_lost:
+                break
+            assert result.status is ExecStatus.OK, result
+            alive.append(fork)
+        else:
+            pytest.fail("the vault was never full")
+        for _ in range(2):
+            assert own(fork.run("6 * 7")).state_lost
+            kept = alive[-1].run("(x, open('f').read())")
+            assert (kept.status, kept.value) == (ExecStatus.OK, "([1, 2], 'kept')"), kept
+        with pytest.raises(SnapshotRefused):
+            session.fork()
+        alive[-1].close()  # there is room again
+        assert fork.run("6 * 7").value == "42"
+        assert alive[0].run("(x, open('f').read())").value == "([1, 2], 'kept')"
+
+
+def test_a_file_that_a_fork_keeps_open_takes_no_room_from_its_sibling(session: JailSession) -> None:
+    """The file loses its name when the sibling's files are brought, and its room when it is closed."""
+    session.run("x = 1")
+    holder, sibling = session.fork(2)
+    held = "f = [open(f'big{i}', 'wb') for i in range(2)]\nfor one in f: one.write(bytes(7_900_000)); one.flush()"
+    for _ in range(2):
+        assert own(holder.run(held)).ok
+        result = sibling.run(
+            "open('mine', 'wb').write(bytes(8 << 20))\nopen('more', 'wb').write(bytes(7 << 20))"
+        )
+        assert (result.status, result.value) == (ExecStatus.OK, str(7 << 20)), result
+    grown = sibling.run("for i in range(9): open(f'g{i}', 'wb').write(bytes(1 << 20))")
+    assert grown.error is not None
+    assert "Errno 28" in grown.error.message
+    holder.close()
+    sibling.close()

@@ -40,7 +40,7 @@ class FakeJail:
     """What a pool sees of a jail."""
 
     def __init__(self) -> None:
-        self.closed, self.load = False, 0
+        self.closed, self.load, self.taken = False, 0, 0
 
     def await_ready(self) -> None:
         """Ready at once."""
@@ -75,6 +75,23 @@ def test_domains_never_share_a_jail_at_a_time(jails: list[FakeJail]) -> None:
     assert all(jail.closed for jail in jails)
 
 
+def test_a_domain_whose_jails_are_full_is_given_another_one(jails: list[FakeJail]) -> None:
+    made = pool(jails, size=1, quota=3, processes=100)
+    leased = [made._lease("a", 40) for _ in range(5)]
+    assert [leased.count(one) for one in dict.fromkeys(leased)] == [2, 2, 1]
+    with pytest.raises(SandboxFault, match="3"):
+        made._lease("a", 70)
+    for one, taken in zip(dict.fromkeys(leased), (40, 80, 40), strict=True):
+        jail = cast(FakeJail, one.result(5))
+        jail.load, jail.taken = 1, taken
+    for one in leased:
+        made._release(one, 40)
+    assert made._lease("a", 50) in (leased[0], leased[4])
+    with pytest.raises(ConfigurationError, match="101"):
+        made._lease("a", 101)
+    made.close()
+
+
 def test_a_jail_that_has_become_idle_serves_another_domain(jails: list[FakeJail]) -> None:
     made = pool(jails, size=1)
     first = made.jail("0")
@@ -88,7 +105,7 @@ def test_a_jail_that_has_become_idle_serves_another_domain(jails: list[FakeJail]
 
 def test_a_jail_that_is_about_to_be_used_is_given_to_no_other_domain(jails: list[FakeJail]) -> None:
     made = pool(jails, size=1)
-    ordered = made._lease("a")
+    ordered = made._lease("a", 1)
     assert made.jail("b") is not ordered.result(5)
     made.close()
 
@@ -251,7 +268,7 @@ class Recorded:
 
 def test_an_answer_that_came_too_late_is_not_taken_for_the_next() -> None:
     jail = Recorded()
-    channel = Channel(jail, 1)  # type: ignore[arg-type]
+    channel = Channel(jail, 1, 1)  # type: ignore[arg-type]
     channel.deliver(b'{"value": "old", "serial": 1}')
     assert channel.ask({"op": "cell"}, 1.0) == {"value": "old"}
     channel.deliver(b'{"value": "late", "serial": 1}')

@@ -1,8 +1,11 @@
 """What is sent and what comes out at the other end: every registered environment's steps, and what cannot travel."""
 
+import contextlib
 import json
+import sqlite3
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +22,7 @@ from agentenv.errors import (
     SandboxFault,
     SnapshotRefused,
 )
-from agentenv.serving.rows import Row, rows
+from agentenv.serving.rows import Episodes, Row, rows
 from agentenv.serving.wire import (
     error_in,
     error_out,
@@ -160,11 +163,57 @@ def test_a_task_travels() -> None:
 
 def test_rows_are_read_as_they_were_written() -> None:
     task = Task("t", "What?", ("a",), data={"hops": 2})
-    (posed,) = rows("agentenv/Calculator-v0", tasks=[task], k=3)
+    (posed,) = rows(tasks=[task])
     read = Row.read(posed | {"prompt": [], "another column": 1})
-    assert (read.arguments, read.seed, read.options()) == ({"k": 3}, None, {"task": task})
-    assert [Row.read(row).seed for row in rows("agentenv/Calculator-v0", seeds=[1, 2])] == [1, 2]
+    assert (read.seed, read.task) == (None, plain(task))
+    assert [Row.read(row).seed for row in rows(seeds=[1, 2])] == [1, 2]
     with pytest.raises(ConfigurationError, match="cannot be made with"):
-        read.make()
-    with pytest.raises(ConfigurationError, match="seed"):
-        Row.read({"env": "agentenv/Calculator-v0", "seed": -1})
+        Episodes("agentenv/Calculator-v0", {"k": 3}).make()
+    with pytest.raises(ConfigurationError, match="-1"):
+        Row.read({"seed": -1})
+
+
+STRANGE: dict[str, list[Any]] = {
+    "env": ["agentenv/SQL-v0", "remote:http://127.0.0.1:9", ""],
+    "arguments": [{"executor": "unsafe-local"}, '{"retriever": "http://127.0.0.1:9"}', "{}", {}],
+}
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [(column, value) for column, values in STRANGE.items() for value in values]
+)
+def test_a_row_chooses_neither_environment_nor_arguments(column: str, value: Any) -> None:
+    for row in (*rows(seeds=[1]), *rows(tasks=[Task("t", "20 * 3", ("60",))])):
+        with pytest.raises(ConfigurationError, match=column):
+            Row.read(row | {column: value})
+
+
+def test_a_row_shows_an_environment_only_what_that_declares() -> None:
+    played = Episodes("agentenv/LocalSearch-v0")
+    env = played.make()
+    strange = {"executor": "unsafe-local", "retriever": "http://127.0.0.1:9", "databases": ["/etc/passwd"]}
+    (row,) = rows(tasks=[Task("t", "Who?", ("a",), data=strange)])
+    assert played.options(env, Row.read(row)) == {"task": Task("t", "Who?", ("a",))}
+    held = env.held_tasks()[0]
+    for posed in ({"id": held.id}, plain(held)):
+        assert played.options(env, Row(task=posed)) == {"task": held}
+    with pytest.raises(ConfigurationError, match="nobody"):
+        played.options(env, Row(task={"id": "nobody"}))
+    env.close()
+
+
+def test_a_row_makes_no_sql_environment_open_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "secret.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE salaries (salary INT)")
+    task = Task("s", "How much?", ("1",), data={"databases": [str(path)], "gold": "SELECT 1", "level": 1})
+    (row,) = rows(tasks=[task])
+    played = Episodes("agentenv/SQL-v0")
+    env = played.make()
+    with pytest.raises(ConfigurationError):
+        env.reset(seed=0, options=played.options(env, Row.read(row)))
+    env.close()
+    own = Episodes("agentenv/SQL-v0", tasks=[task])  # whoever trains may name files
+    assert own.options(env, Row.read(row)) == {"task": task}
+    (changed,) = rows(tasks=[Task("s", "How much?", ("2",), data=task.data)])
+    assert own.options(env, Row.read(changed)) == {"task": Task("s", "How much?", ("2",))}

@@ -94,12 +94,28 @@ def furnish(uid: int) -> None:
 
 def enlarge(uid: int, disk_mb: int, vault_mb: int) -> None:
     """Gives the box its size, and a session a vault for copies."""
-    inodes = disk_mb * INODES_PER_MB
-    kernel.mount("tmpfs", "/box", None, FOLDER | kernel.MS_REMOUNT, f"size={disk_mb}m,nr_inodes={inodes}")
+    resize_box(disk_mb)
     if vault_mb:
         inodes = vault_mb * INODES_PER_MB
         options = f"size={vault_mb}m,nr_inodes={inodes},mode=700{_owned_by(uid)}"
         kernel.mount("tmpfs", "/vault", "tmpfs", FOLDER, options)
+
+
+def resize_box(disk_mb: int, held: int = 0, inodes: int = 0) -> None:
+    """Gives the box room for ``disk_mb``, beside ``held`` bytes and ``inodes`` that are in use already."""
+    size, count = disk_mb * MIB + held, disk_mb * INODES_PER_MB + inodes
+    kernel.mount("tmpfs", "/box", None, FOLDER | kernel.MS_REMOUNT, f"size={size},nr_inodes={count}")
+
+
+def resize_box_later(uid: int, disk_mb: int, held: int, inodes: int) -> None:
+    """``resize_box`` for a warden that acts as ``uid``: it takes its own rights back for as long as that takes."""
+    if uid:
+        os.seteuid(0)
+    try:
+        resize_box(disk_mb, held, inodes)
+    finally:
+        if uid:
+            os.seteuid(uid)
 
 
 def _owned_by(uid: int) -> str:

@@ -22,6 +22,8 @@ FAR = 1 << 20
 F_ADD_SEALS, SEALS = 1033, 0x2 | 0x4 | 0x8  # neither shorter nor longer nor written
 RETURNED, ORDER, READY = 3, 4, 5
 """Descriptors of a waiting process, beside its three streams."""
+BEGINS = b"."
+"""What a confined process writes as the last thing before its program runs; a complaint is longer."""
 
 
 class Waiting(NamedTuple):
@@ -33,7 +35,7 @@ class Waiting(NamedTuple):
     order: int
     """Where the program is written; closed without a word it ends the process."""
     ready: int
-    """Ends when the program begins, after a complaint where it cannot."""
+    """Says ``BEGINS`` when the program begins, a complaint where it cannot, and nothing where the process dies before."""
     streams: tuple[int, ...]
     """The reading ends of stdout, stderr and what calls return."""
 
@@ -137,7 +139,7 @@ def run_once(request: dict[str, Any], setup: dict[str, Any], process: Waiting) -
     """Runs the program of ``request`` in ``process``; returns what happened.
 
     Raises:
-        RuntimeError: it could not be confined; nothing of the program has run.
+        RuntimeError: it could not be confined, or ended before; nothing of the program has run.
     """
     limits = request["limits"]
     folder = make_box(setup["root"], request["files"])
@@ -153,7 +155,10 @@ def run_once(request: dict[str, Any], setup: dict[str, Any], process: Waiting) -
     end_all(process.pid, setup["isolated"])
     _, state, usage = os.wait4(process.pid, 0)
     reap_all(setup["isolated"])
-    await_confined(process.ready)  # everybody who could complain is gone
+    if verdict == "oom":  # an order that is too large to be read is one that uses too much
+        os.close(process.ready)
+    else:
+        await_confined(process.ready)  # everybody who could complain is gone
     wall = time.monotonic() - started
     watch.drain_rest()
     for fd in (handle, *process.streams):
@@ -197,15 +202,16 @@ def bounded(limits: dict[str, Any]) -> Bounded:
 
 
 def await_confined(ready: int) -> None:
-    """Waits until the new process has given up what it must.
+    """Waits until the new process has given up what it must and begins.
 
     Raises:
-        RuntimeError: it could not; nothing of the program has run.
+        RuntimeError: it could not, or something ended it before, as the kernel does where memory runs out; nothing of the
+            program has run.
     """
-    complaint = os.read(ready, 4096)
+    said = os.read(ready, 4096)
     os.close(ready)
-    if complaint:
-        raise RuntimeError(complaint.decode())
+    if said != BEGINS:
+        raise RuntimeError(said.decode() or "the process ended before its program began")
 
 
 def _become_program(setup: dict[str, Any], fds: list[int]) -> NoReturn:
@@ -230,6 +236,7 @@ def _become_program(setup: dict[str, Any], fds: list[int]) -> NoReturn:
         os._exit(1)
     if request["calls"] is None:
         os.close(RETURNED)
+    os.write(READY, BEGINS)
     os.close(READY)
     worker.run_program(request, main)
 

@@ -40,6 +40,8 @@ class Router:
         self._channels: dict[int, Warden] = {}
         self._by_fd: dict[int, int] = {}
         """Channel by the descriptor of a warden's link."""
+        self._dying: dict[int, int] = {}
+        """Channel by the handle of a warden that was killed and has processes yet."""
         self._spares: list[Warden] = []
         self._asked = False
         """Whether the template is making a spare warden at this moment."""
@@ -67,6 +69,8 @@ class Router:
                     self._from_template()
                 elif fd in self._by_fd:
                     self._from_warden(self._by_fd[fd])
+                elif fd in self._dying:
+                    self._bury(fd)
 
     def _patience(self) -> int | None:
         """Milliseconds to wait for something to do before the next run's fork is made ahead; None is for ever."""
@@ -78,6 +82,8 @@ class Router:
         if not body:
             self._end(channel)
             return
+        if channel in self._dying.values():
+            return  # it will hear that its warden is gone
         if channel not in self._channels and not self._open(channel):
             self._end(channel)
             return
@@ -144,21 +150,29 @@ class Router:
         return Warden(link, fds[1])
 
     def _end(self, channel: int) -> None:
-        """Kills a warden, and with it its whole namespace, and tells the host; the reaping need not be waited for."""
-        if channel in self._channels:
-            warden = self._channels.pop(channel)
-            del self._by_fd[warden.link.fileno()]
-            self._poll.unregister(warden.link)
-            warden.link.close()
-            if not self._isolated:
-                # No namespace dies with it: it ends its processes itself.
-                select.select([warden.handle], [], [], END_S)
-            try:
-                signal.pidfd_send_signal(warden.handle, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            os.close(warden.handle)
-        self._tell(channel, b"")
+        """Kills a warden, and with it its whole namespace; once nothing of that is left, the host is told."""
+        if channel not in self._channels:
+            self._tell(channel, b"")
+            return
+        warden = self._channels.pop(channel)
+        del self._by_fd[warden.link.fileno()]
+        self._poll.unregister(warden.link)
+        warden.link.close()
+        if not self._isolated:
+            # No namespace dies with it: it ends its processes itself.
+            select.select([warden.handle], [], [], END_S)
+        try:
+            signal.pidfd_send_signal(warden.handle, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._dying[warden.handle] = channel
+        self._poll.register(warden.handle, select.POLLIN)
+
+    def _bury(self, handle: int) -> None:
+        """Tells the host that a warden is gone: until then its processes count against the container's."""
+        self._poll.unregister(handle)
+        os.close(handle)
+        self._tell(self._dying.pop(handle), b"")
 
     def _tell(self, channel: int, body: bytes) -> None:
         frames.write_all(self._sink, frames.frame(channel, body))

@@ -13,6 +13,7 @@ later files while it does, and the outcome is checked from here before anything 
 """
 
 import base64
+import errno
 import json
 import os
 import signal
@@ -20,48 +21,17 @@ import socket
 import struct
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
-from agentenv.sandbox.jail import answers, frames, session_template, sharing, trees
+from agentenv.sandbox.jail import answers, confine, frames, session_template, sharing, trees
 from agentenv.sandbox.jail.judge import Judge
-from agentenv.sandbox.jail.once import await_confined, bounded, collect, make_box, pipe
+from agentenv.sandbox.jail.node import Node, new_streams, send_signal
+from agentenv.sandbox.jail.once import await_confined, bounded, collect, make_box
 from agentenv.sandbox.jail.session_template import SessionTemplate
 from agentenv.sandbox.jail.watch import MIB, Watch, processes, resident, share, stat_of
 
 FORK_S = 5.0
 GRACE_S = 0.5
-
-
-@dataclass
-class Node:
-    """One interpreter."""
-
-    link: socket.socket
-    pid: int
-    out: int
-    err: int
-    own: frozenset[str]
-    """What its descriptors are: standard streams and link."""
-    files: int
-    """The node whose tree in the vault holds this one's files, where they are not in the box."""
-    folder: str
-    parent: int = -1
-    frozen: bool = False
-    changed: bool = True
-    """Whether its files may differ from those in the vault."""
-    copied: int = 0
-    """Bytes of its files in the vault."""
-    held: int = -1
-    """Bytes of memory that it was last seen to hold; -1 where nobody has looked since it or its kin changed."""
-
-    def close(self) -> None:
-        """Kills the process and forgets its streams; the kernel reaps it."""
-        if self.pid:
-            _signal(self.pid, signal.SIGKILL)
-        self.link.close()
-        os.close(self.out)
-        os.close(self.err)
 
 
 class Warden:
@@ -83,6 +53,8 @@ class Warden:
         self._judge = Judge(self._node_pids, template.pid)
         self._listeners: dict[int, Callable[[int], None]] = {}
         self._in_box = -1
+        self._held = 0, 0
+        """Bytes and inodes in the box that other interpreters kept when it was last emptied."""
         self._work = f"{self._box}/work"
         self._room = self._limits["disk_mb"] * MIB
         self._baseline = resident(os.getpid())
@@ -119,32 +91,38 @@ class Warden:
         """A node, None where its program ended it.
 
         Raises:
-            RuntimeError: there never was one of this name.
+            RuntimeError: there never was one of this name, or it ended before it had a program.
         """
         if name not in self._nodes and name not in self._died:
             raise RuntimeError(f"interpreter {name} is gone")
-        return self._nodes.get(name)
+        node = self._nodes.get(name)
+        if node is not None and not (node.began or node.frozen) and stat_of(node.pid)[2] in "ZX":
+            self._remove(name)
+            raise RuntimeError(f"interpreter {name} ended before its program began")
+        return node
 
     def _node_pids(self, *, frozen: bool = True) -> set[int]:
         return {node.pid for node in self._nodes.values() if frozen or not node.frozen}
 
     def _open(self, order: dict[str, Any]) -> dict[str, Any]:
-        """A new interpreter in an empty box."""
-        self._put_away()
+        """A new interpreter in an empty box; where the box cannot be emptied, one that its program has ended."""
+        if not self._put_away():
+            self._died.add(order["node"])
+            return {}
         make_box(self._box, order["files"])
         self._in_box = order["node"]
         self._start(order["node"])
         return {}
 
     def _start(self, name: int) -> None:
-        streams, link, other = _streams(), *answers.link()
+        streams, link, other = new_streams(), *answers.link()
         ready = os.pipe()
         fds = [*streams.theirs, other.fileno(), ready[1]]
         own = frozenset(map(sharing.descriptor, fds[:-1]))
         # The template adds to the number of processes: itself and one for each snapshot.
         budget = self._limits["processes"] + self._limits["snapshots"] + 1
         limits = self._limits | {"processes": budget, "folder": self._work}
-        _signal(self._template.pid, signal.SIGCONT)
+        send_signal(self._template.pid, signal.SIGCONT)
         try:
             pid = session_template.request(self._template, limits, fds)
         except frames.Closed as error:
@@ -206,6 +184,7 @@ class Warden:
         ask = {"op": "cell", "code": order["code"], "folder": node.folder, "variables": order["variables"]}
         try:
             answers.hand_over(node.link, frames.encode(ask), started + order["wall_s"])
+            node.began = True
             verdict = watch.until(node.link.fileno(), started + order["wall_s"])
             if verdict == "oom":
                 return verdict, None
@@ -216,7 +195,10 @@ class Warden:
                 if watch.until(node.link.fileno(), time.monotonic() + GRACE_S) != "ready":
                     return verdict, None
             answer = answers.read_answer(node.link)
-        except (frames.Closed, OSError):  # a deadline passed, or the process is gone
+        except (frames.Closed, OSError) as error:  # a deadline passed, or the process is gone
+            if not node.began:
+                self._remove(order["node"])
+                raise RuntimeError("the interpreter ended before it had taken its first cell") from error
             return "killed", None
         node.folder = answer["folder"]
         return verdict, answer
@@ -232,7 +214,7 @@ class Warden:
     def _signal_all(self, node: Node, number: int) -> None:
         """Sends a signal to the processes of a node's program."""
         for pid in self._judge.lineage_of(node.pid) if self._setup["isolated"] else [node.pid]:
-            _signal(pid, number)
+            send_signal(pid, number)
 
     def _settle(self, name: int, dead: bool) -> None:
         """Between cells nothing runs: stops what the program left behind, kills what left the program."""
@@ -248,7 +230,7 @@ class Warden:
         if self._setup["isolated"]:
             os.kill(-1, signal.SIGSTOP)
         else:
-            _signal(node.pid, signal.SIGSTOP)
+            send_signal(node.pid, signal.SIGSTOP)
 
     def _kill_strays(self) -> set[int]:
         """Kills what belongs to no interpreter that runs; the pids, of which some may not be gone at once."""
@@ -256,7 +238,7 @@ class Warden:
             return set()
         strays = self._judge.strays(self._node_pids(frozen=False))
         for pid in strays:
-            _signal(pid, signal.SIGKILL)
+            send_signal(pid, signal.SIGKILL)
         self._reap()
         return set(strays)
 
@@ -269,11 +251,15 @@ class Warden:
 
     def _lost(self, runner: int) -> list[int]:
         """Nodes that died while another one ran; they are removed."""
-        gone = [name for name, node in self._nodes.items() if name != runner and stat_of(node.pid)[2] in "ZX"]
+        gone = {
+            name: node
+            for name, node in self._nodes.items()
+            if name != runner and stat_of(node.pid)[2] in "ZX"
+        }
         for name in gone:
             self._remove(name)
-        self._died.update(gone)
-        return gone
+        self._died.update(name for name, node in gone.items() if node.began)
+        return list(gone)
 
     def _fork(self, order: dict[str, Any]) -> dict[str, Any]:
         """Freezes a node, unless it is frozen, and lets a child go on from it under a new name."""
@@ -289,23 +275,27 @@ class Warden:
             except OSError as error:
                 trees.remove(f"{self._vault}/{order['node']}")
                 return {"refused": f"its files cannot be copied: {error.strerror}"}
-        else:
-            self._hide_later_files(order["node"])
+        elif not self._hide_later_files(order["node"]):
+            return {"refused": "the files of its other forks leave no room for those that are in use"}
         child = self._split(node)
         if isinstance(child, str):
             return {"refused": child}
         node.frozen, node.files = True, order["node"]
         child.files, child.folder, child.parent = order["node"], node.folder, order["node"]
+        child.began = node.began
         self._nodes[name] = child
         if first:
             self._in_box = name
         return {"sizes": list(self._sizes(order["node"]).items())}
 
-    def _hide_later_files(self, name: int) -> None:
-        """Empties the box, unless what stands there is exactly what the frozen node ``name`` had when it was frozen."""
+    def _hide_later_files(self, name: int) -> bool:
+        """Empties the box, unless what stands there is exactly what the frozen node ``name`` had when it was frozen.
+
+        False where it cannot be emptied.
+        """
         owner = self._nodes.get(self._in_box)
-        if owner is None or owner.changed or owner.files != name:
-            self._put_away()
+        same = owner is not None and not owner.changed and owner.files == name
+        return same or self._put_away()
 
     def _sizes(self, latest: int) -> dict[int, int]:
         """Bytes of memory and files that each frozen node holds: at most, while all of them fit; else measured.
@@ -340,13 +330,13 @@ class Warden:
 
     def _split(self, node: Node) -> Node | str:
         """A fork of ``node``; where it does not come, or is not as it should be, the reason."""
-        streams, link, other = _streams(), *answers.link()
+        streams, link, other = new_streams(), *answers.link()
         link.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         fds = (*streams.theirs, other.fileno())
         own = frozenset(map(sharing.descriptor, fds))
         dying = self._kill_strays()
         self._judge.forking = node.pid
-        _signal(node.pid, signal.SIGCONT)
+        send_signal(node.pid, signal.SIGCONT)
         try:
             frames.send(node.link, b'{"op":"fork"}', fds)
         except frames.Closed:
@@ -405,7 +395,9 @@ class Warden:
         False where they do not fit any more, by the doing of its program: the node is gone then.
         """
         if self._in_box != name:
-            self._put_away()
+            if not self._put_away():
+                self._lose(name)
+                return False
             try:
                 trees.copy(f"{self._vault}/{self._nodes[name].files}", self._box, self._room)
             except OSError:
@@ -415,17 +407,40 @@ class Warden:
             self._in_box = name
         return True
 
-    def _put_away(self) -> None:
-        """Empties the box, after saving what a living interpreter has in it; one whose files cannot be kept is ended."""
-        name, self._in_box = self._in_box, -1
+    def _put_away(self) -> bool:
+        """Empties the box, after saving what a living interpreter has in it; one whose own files cannot be copied is ended.
+
+        False where the files of all forks together have filled the vault: everything stays as it is then, and who asked for
+        the box is the one that cannot have it.
+        """
+        name = self._in_box
         owner = self._nodes.get(name)
         if owner is not None and not owner.frozen and owner.changed:
             try:
                 self._save(name)
                 owner.files, owner.changed = name, False
-            except OSError:
+            except OSError as error:
+                trees.remove(f"{self._vault}/{name}")
+                if error.errno == errno.ENOSPC:
+                    return False
                 self._lose(name)
+        self._in_box = -1
         trees.clear(self._box)
+        self._make_room()
+        return True
+
+    def _make_room(self) -> None:
+        """Lets the empty box hold a whole disk beside what other interpreters still keep of their own turns in it.
+
+        A file that somebody has open, or works in, takes its room until it is closed, though it has no name any more.
+        """
+        if not self._setup["isolated"]:
+            return
+        found = os.statvfs(self._box)
+        held = (found.f_blocks - found.f_bfree) * found.f_frsize, found.f_files - found.f_ffree - 1
+        if held != self._held:
+            confine.resize_box_later(self._setup["uid"], self._limits["disk_mb"], *held)
+            self._held = held
 
     def _save(self, name: int) -> int:
         """Copies what is in the box into the vault, as a node's files; returns their bytes.
@@ -473,26 +488,3 @@ class Warden:
             }
         found, refused = collect(self._work, order["collect"], self._limits)
         return {"files": found, "refused": refused}
-
-
-def _signal(pid: int, number: int) -> None:
-    """Sends a signal to a process of the program, which may end at any moment."""
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        pass
-
-
-class Streams(NamedTuple):
-    """The standard streams of a new interpreter: what is read here, and its own ends."""
-
-    out: int
-    err: int
-    theirs: tuple[int, int, int]
-
-
-def _streams() -> Streams:
-    """New pipes. The input is one that has ended: unlike a device, no other process has the same."""
-    (out, out_end), (err, err_end), (null, null_end) = pipe(), pipe(), os.pipe()
-    os.close(null_end)
-    return Streams(out, err, (null, out_end, err_end))

@@ -11,7 +11,7 @@ import socket
 from typing import Any, NamedTuple, NoReturn
 
 from agentenv.sandbox.jail import confine, frames
-from agentenv.sandbox.jail.once import become
+from agentenv.sandbox.jail.once import BEGINS, become
 from agentenv.sandbox.jail.worker import Interpreter
 
 STREAMS = 3
@@ -105,5 +105,6 @@ def _become_interpreter(limits: dict[str, Any], fds: list[int], setup: dict[str,
     except BaseException as error:
         os.write(READY, f"a session cannot be confined: {error!r}".encode())
         os._exit(1)
+    os.write(READY, BEGINS)
     os.close(READY)
     Interpreter(link, limits["folder"]).serve()

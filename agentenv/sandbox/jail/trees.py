@@ -200,7 +200,7 @@ class _Copy:
             hole = os.lseek(reading, at, os.SEEK_HOLE)
             self._room -= hole - at
             if self._room < 0:
-                raise OSError(errno.ENOSPC, "they are larger than the disk, for files have several names")
+                raise OSError(errno.EFBIG, "they are larger than the disk, for files have several names")
             os.lseek(writing, at, os.SEEK_SET)
             while at < hole:
                 sent = os.sendfile(writing, reading, at, hole - at)

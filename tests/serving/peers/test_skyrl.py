@@ -16,9 +16,9 @@ CALL = '<tool_call>{"name": "calculate", "arguments": {"expression": "20 * 3"}}<
 
 
 def made(**extras: Any) -> Any:
-    register()
-    register()
-    (row,) = rows("agentenv/Calculator-v0", tasks=[Task("t", "20 * 3", ("60",))])
+    register("agentenv/SQL-v0")
+    register("agentenv/Calculator-v0")
+    (row,) = rows(tasks=[Task("t", "20 * 3", ("60",))])
     return skyrl_gym.make("agentenv", env_config={}, extras={**row, **extras})
 
 
@@ -70,6 +70,13 @@ def test_a_fault_is_raised_and_not_a_reward(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_row_without_an_episode_is_refused() -> None:
-    register()
-    with pytest.raises(ConfigurationError, match="env: Field required"):
+    register("agentenv/Calculator-v0")
+    with pytest.raises(ConfigurationError, match="max_turns"):
         skyrl_gym.make("agentenv", env_config={}, extras={"max_turns": 3})
+
+
+def test_a_row_that_chooses_its_environment_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="unsafe-local"):
+        made(arguments='{"executor": "unsafe-local"}')
+    with pytest.raises(ConfigurationError, match="SQL-v0"):
+        made(env="agentenv/SQL-v0")

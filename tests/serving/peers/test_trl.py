@@ -74,6 +74,14 @@ def test_instances_are_played_again_and_again() -> None:
         to_trl("agentenv/Calculator-v0")
 
 
+def test_a_row_chooses_no_environment() -> None:
+    env = to_trl("agentenv/Calculator-v0", seeds=[1]).environment_factory()
+    for chosen in ({"env": "agentenv/SQL-v0"}, {"arguments": '{"executor": "unsafe-local"}'}):
+        with pytest.raises(ConfigurationError, match=next(iter(chosen))):
+            env.reset(seed=1, **chosen)
+    assert env.get_reward() is None
+
+
 def test_calls_of_one_turn_run_one_after_the_other() -> None:
     env = to_trl("agentenv/Calculator-v0", seeds=[1]).environment_factory()
 

@@ -26,7 +26,13 @@ CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-(ROW,) = rows("agentenv/Calculator-v0", tasks=[Task("t", "20 * 3", ("60",))])
+(ROW,) = rows(tasks=[Task("t", "20 * 3", ("60",))])
+ENTRY = """
+- name: agentenv
+  _target_: agentenv.serving.verl.AgentenvLoop
+  env: agentenv/Calculator-v0
+"""
+"""What a file of ``agent_loop_config_path`` holds."""
 
 
 @dataclass
@@ -61,8 +67,9 @@ def play(tokenizer: Any, texts: list[str], room: int = 4000, **row: Any) -> tupl
 
     async def scene() -> Any:
         assert ours.AgentenvLoop.__name__ == "AgentenvLoop"
+        (entry,) = OmegaConf.create(ENTRY)
         loop = instantiate(
-            agent_loop._agent_loop_registry["agentenv"],
+            entry,
             trainer_config=agent_loop.DictConfigWrap(config),
             server_manager=engine,
             tokenizer=tokenizer,
@@ -121,5 +128,11 @@ def test_a_fault_is_played_again_and_then_raised(
 
 
 def test_a_row_without_an_episode_is_refused(byte_tokenizer: Any) -> None:
-    with pytest.raises(ConfigurationError, match="env: Field required"):
+    with pytest.raises(ConfigurationError, match="seed"):
         play(byte_tokenizer, [])
+
+
+def test_a_row_that_chooses_its_environment_is_refused(byte_tokenizer: Any) -> None:
+    for chosen in ({"env": "agentenv/SQL-v0"}, {"arguments": '{"executor": "unsafe-local"}'}):
+        with pytest.raises(ConfigurationError, match=next(iter(chosen))):
+            play(byte_tokenizer, [], extra_info=ROW | chosen)
