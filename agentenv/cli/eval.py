@@ -1,6 +1,6 @@
 """``agentenv eval``: one benchmark, or a suite of several."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,6 +199,15 @@ def _score(score: dict[str, Any]) -> str:
     return f"{score['mean']:.3f}  {interval_text(score['ci95'])}"
 
 
+def bound_lines(bounds: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What a score is held against, one line a bound: its mean, or why there is none."""
+    lines = []
+    for kind, bound in bounds.items():
+        mean = "" if bound.get("mean") is None else f"{bound['mean']:.3f}"
+        lines.append(f"bound {kind:<14}{'  '.join(filter(None, (mean, bound.get('note'))))}")
+    return lines
+
+
 def _show(result: dict[str, Any], console: Console) -> None:
     def line(text: str) -> None:
         console.print(f"  {text}", highlight=False, markup=False)
@@ -216,14 +225,13 @@ def _show(result: dict[str, Any], console: Console) -> None:
             if isinstance(value, float):
                 line(f"{kind:<24}{value:.3f}")
     if result["retriever"] is not None and searches is None and result["n"]:
-        line("searches and what they found: not measured, because no tool said which documents it found")
+        line("searches and what they found: not measured, because neither tools nor environment say which documents were found")
     for kind, value in result["index_recall"].items():
         line(f"index, bare question: {kind:<12}{value:.3f}")
     if (share := result["answer_in_corpus"]["share"]) is not None:
         line(f"{'answer in the corpus':<24}{share:.3f}  n {result['answer_in_corpus']['n']}")
-    for kind, bound in result["bounds"].items():
-        mean = bound.get("mean")
-        line(f"bound {kind:<18}{'' if mean is None else format(mean, '.3f') + '  '}{bound.get('note', '')}")
+    for bound in bound_lines(result["bounds"]):
+        line(bound)
     errors = {cause: n for cause, n in result["errors"].items() if isinstance(n, int) and n}
     if errors:
         line("  ".join(f"{cause.replace('_', ' ')} {n}" for cause, n in errors.items()))

@@ -10,6 +10,7 @@ from typing import Any
 import tyro
 from rich.console import Console
 
+from agentenv.cli.eval import bound_lines
 from agentenv.cli.switches import plain_switches
 from agentenv.core.trust import confirm_file
 from agentenv.data.sources import WORLD
@@ -121,6 +122,8 @@ class Train:
                 console.print(f"  {name:<7}no score: every episode failed through a fault of ours")
                 continue
             console.print(f"  {name:<7}{score['mean']:.3f}  {interval_text(score['ci95'])}", highlight=False)
+        for bound in bound_lines(result["bounds"]):
+            console.print(f"  {bound}", highlight=False, markup=False)
         for name, value in result["index_recall"].items():
             console.print(f"  index, bare question: {name:<12}{value:.3f}", highlight=False)
         out = result["out"]

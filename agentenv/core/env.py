@@ -65,6 +65,9 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
     scorers: ClassVar[tuple[str, ...]] = ("reward",)
     """Scorers that its episodes are evaluated by unless others are named, the headline first; ``reward`` is the sum of what
     the environment itself gave."""
+    reports_searches: ClassVar[bool] = False
+    """Whether every search of an episode stands among its tool results. Where it does not, an episode whose results name no
+    documents says nothing on its searches, and what depends on them is left out; otherwise it made none."""
     client_data: ClassVar[Mapping[str, Any]] = {}
     """What ``Task.data`` of a client of a server may hold, and the type of each entry. An entry must never name a file, an
     address or a class, because whoever reaches the server may choose its value."""

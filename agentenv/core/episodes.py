@@ -95,6 +95,7 @@ class Record:
             prompt=self.prompt,
             valid=not end.is_fault,
             error=error,
+            reports_searches=self.start.env.reports_searches,
             group_id=self.start.group_id,
             id=self.episode,
             info={key: value for key, value in info.items() if key not in _STEP_INFO},

@@ -64,14 +64,19 @@ def is_search(result: ToolResult) -> bool:
     return result.name == "search" or ("ids" in result.data and result.name != _READING)
 
 
-def searches_of(results: Iterable[ToolResult]) -> list[list[str]] | None:
+def searches_of(results: Iterable[ToolResult], *, complete: bool = True) -> list[list[str]] | None:
     """What the searches among the results of an episode returned: the ids for each query, best first.
 
-    None where that is unknown: tools answered, and none of them said which documents it found.
+    None where that is unknown: no result says which documents were found, and tools answered or the environment may have
+    searched by itself.
+
+    Args:
+        results: of the episode.
+        complete: whether all its searches stand among them (``Env.reports_searches``).
     """
     done = [result for result in results if result.status is ToolStatus.OK]
     searches = [result for result in done if "ids" in result.data and is_search(result)]
-    if done and not any("ids" in result.data for result in done):
+    if (done or not complete) and not any("ids" in result.data for result in done):
         return None
     return [list(ids) for result in searches for ids in result.data["ids"]]
 

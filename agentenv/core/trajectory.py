@@ -106,6 +106,8 @@ class Trajectory:
     """False for a fault of ours: neither in the loss nor in any statistic."""
     error: str = ""
     """What went wrong in a fault, in words."""
+    reports_searches: bool = True
+    """Whether all its searches stand among its tool results; see ``Env.reports_searches``."""
     group_id: str = ""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     parent_id: str | None = None

@@ -96,6 +96,7 @@ class LocalSearch(AsyncEnv[SearchState]):
     """Search, read, answer; the reward is the score of the answer, and on demand one for the turn that shows it first."""
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}  # type: ignore[misc]
+    reports_searches: ClassVar[bool] = True
     call_markers: ClassVar[tuple[str, ...]] = ("<search>", "<read>")
     stop: ClassVar[tuple[str, ...]] = STOP
     scorers: ClassVar[tuple[str, ...]] = ("em_squad", "f1_squad")

@@ -64,6 +64,7 @@ class Rewrite(AsyncEnv[RewriteState]):
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}  # type: ignore[misc]
     reward_ceiling: ClassVar[float] = 2.0
+    reports_searches: ClassVar[bool] = True
     client_data: ClassVar[Mapping[str, Any]] = {
         "supporting_ids": tuple[str, ...],
         "history": tuple[tuple[str, str], ...],

@@ -8,7 +8,7 @@ Pure functions over records. The causes, each episode having one:
 - ``gave_up``: no answer after well-formed actions, or an empty one;
 - ``fault``: ours.
 
-Where tools answered and none of them said which documents it found, it is unknown what an episode was shown: wrong answers
+Where nothing says which documents were found, it is unknown what an episode was shown: wrong answers
 are ``unsolved`` without a cause, and whatever would be counted from the documents is left out.
 
 What a question needs are its supporting documents where the set names them, otherwise a passage that holds an accepted

@@ -74,7 +74,7 @@ class Record(TypedDict, total=False):
     solved: bool  # what the environment itself says; where absent the score decides
     valid: Required[bool]  # False is a fault of ours: excluded from every score and counted as a fault
     end_reason: Required[str]
-    searches: Required[int | None]  # queries asked; None where tools answered and none said what it found
+    searches: Required[int | None]  # queries asked; None where nothing says what was found
     reward: float
     supporting_ids: Sequence[str]
     canary: str  # of a set whose text may lie on disk in encrypted form only

@@ -211,7 +211,8 @@ def to_record(trajectory: Trajectory, directory: Path | None = None) -> Record:
             set. None leaves them out.
     """
     task = trajectory.task
-    retrieved = searches_of(result for turn in trajectory.turns for result in turn.tool_results)
+    results = (result for turn in trajectory.turns for result in turn.tool_results)
+    retrieved = searches_of(results, complete=trajectory.reports_searches)
     tokens: Counter[tuple[int, SegmentKind]] = Counter()
     for segment in trajectory.segments:
         tokens[segment.turn, segment.kind] += len(segment.ids)

@@ -51,10 +51,14 @@ def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
 
 
 def _searches(valid: Sequence[Trajectory]) -> dict[str, float]:
-    """Calls a search an episode; nothing where tools answered and none of them said that it had searched."""
+    """Calls a search an episode; nothing where that is unknown of one and none says that it searched."""
     results = [[result for turn in t.turns for result in turn.tool_results] for t in valid]
     calls = [sum(is_search(result) for result in one) for one in results]
-    if not any(calls) and any(searches_of(one) is None for one in results):
+    known = (
+        searches_of(one, complete=t.reports_searches) is not None
+        for one, t in zip(results, valid, strict=True)
+    )
+    if not any(calls) and not all(known):
         return {}
     return {"searches_per_episode": fmean(calls)}
 

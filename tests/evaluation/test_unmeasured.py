@@ -8,10 +8,13 @@ import pytest
 
 from agentenv.cli.main import main
 from agentenv.core.chat import InlineFormat
+from agentenv.core.env import Env, run_sync
 from agentenv.core.rollout import RolloutConfig
+from agentenv.core.tool_results import passage_lines
 from agentenv.core.tools import ToolEnv, tool
-from agentenv.core.types import EndReason, Message, Passage, Step, Task
+from agentenv.core.types import EndReason, Message, Passage, Step, Task, ToolResult, ToolStatus
 from agentenv.data.world import FictionalWorld, WorldConfig
+from agentenv.envs.local_search import LocalSearch
 from agentenv.evaluation.compare import compare
 from agentenv.evaluation.records import Record, write_evaluation
 from agentenv.evaluation.report import write_report
@@ -161,3 +164,74 @@ def test_terminal_report_comparison_and_suite_show_no_zero(
     assert [row[head.index(name)] for name in ("support recall", "all support", "searches")] == ["", "", ""]
     assert errors["rows"][0] == ["text", "3", "", "", "", "", "", ""]
     assert main(["report", str(tmp_path / "suite")]) == 0
+
+
+class OwnSearch(Env[Task]):
+    """A plain environment that asks its retriever itself, and says nothing about it."""
+
+    def __init__(self, *, retriever: Any = RETRIEVER, tasks: Any = TASKS) -> None:
+        super().__init__()
+        self._retriever, self._tasks = retriever, tasks
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.state = (options or {}).get("task") or self._tasks[0]
+        return (Message("user", self.state.question),), {"task_id": self.state.id}
+
+    def step(self, action: str) -> Step:
+        self.check_running()
+        if action in ("nonsense", *self.state.answers):
+            right = action in self.state.answers
+            return self.result((), reward=float(right), end=EndReason.ANSWERED, answer=action)
+        (found,) = run_sync(self._retriever.search([action], 3))
+        return self.result(
+            (Message("tool", passage_lines(found)),), tool_results=self.told([[p.id for p in found]])
+        )
+
+    def told(self, ids: list[list[str]]) -> list[ToolResult]:
+        return []
+
+
+class OwnSearchTold(OwnSearch):
+    """The same, which names what it found."""
+
+    def told(self, ids: list[list[str]]) -> list[ToolResult]:
+        return [ToolResult("lookup", ToolStatus.OK, "", data={"ids": ids})]
+
+
+def own_episodes(make: type[OwnSearch]) -> list[Any]:
+    scripts = {
+        f"eval-0-{i}": [task.question, task.answers[0] if i % 2 else "nonsense"]
+        for i, task in enumerate(TASKS)
+    }
+    return play(ScriptedPolicy(scripts), InlineFormat(ByteTokenizer()), make, TASKS, CONFIG)
+
+
+def test_a_plain_environment_that_searches_by_itself_is_not_said_to_have_made_no_search() -> None:
+    played = own_episodes(OwnSearch)
+    records = [to_record(trajectory) for trajectory in played]
+    assert all(record["searches"] is None and "retrieved_ids" not in record for record in records)
+    found = results_of(records)
+    assert found["searches_per_question"] is None
+    assert set(found["retrieval"]) == {"answer_shown", "answer_shown_n"}
+    assert found["errors"] == {"scorer": "em_squad", "correct": 3}
+    assert "searches_per_episode" not in describe([played])
+
+
+def test_a_plain_environment_that_names_what_it_found_is_counted() -> None:
+    played = own_episodes(OwnSearchTold)
+    found = results_of([to_record(trajectory) for trajectory in played])
+    assert found["searches_per_question"] == 1.0
+    assert found["retrieval"]["support_recall"] > 0
+
+
+def test_an_environment_that_reports_its_searches_and_made_none_has_made_none() -> None:
+    scripts = {f"eval-0-{i}": ["<answer>nonsense</answer>"] for i in range(len(TASKS))}
+    policy = ScriptedPolicy(scripts)
+
+    def make() -> LocalSearch:
+        return LocalSearch(tasks=TASKS, retriever=RETRIEVER)
+
+    played = play(policy, InlineFormat(ByteTokenizer()), make, TASKS, CONFIG)
+    assert results_of([to_record(t) for t in played])["searches_per_question"] == 0
+    assert describe([played])["searches_per_episode"] == 0
