@@ -106,11 +106,13 @@ class Eval:
         with _Displays(self.out) as displays:
             if suite:
                 found = suite.run(self.out, displays, retry_faults=self.retry_faults)
-                return found | {"out": str(self.out)}
+                whole = not any("incomplete" in part for part in found["suite"].values())
+                return found | {"out": str(self.out), "ok": whole}
             benchmark = Benchmark(dataset=",".join(self.dataset), **fields)
             display = displays(benchmark.dataset)
             results = run_benchmark(benchmark, self.out, display, retry_faults=self.retry_faults)
-        return results | {"seconds": _seconds(self.out, results), "out": str(self.out)}
+        whole = {"ok": "incomplete" not in results}
+        return results | {"seconds": _seconds(self.out, results), "out": str(self.out)} | whole
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """Scores with n and interval, retrieval, bounds, errors, costs; of a suite one line a set."""
@@ -199,6 +201,12 @@ def _score(score: dict[str, Any]) -> str:
     return f"{score['mean']:.3f}  {interval_text(score['ci95'])}"
 
 
+def played_of(result: Mapping[str, Any]) -> str:
+    """How many questions the scores are of, and of how many where some failed."""
+    whole = result["n"] + result["faults"]
+    return f"{result['n']} of {whole} questions" if result["faults"] else f"{whole} questions"
+
+
 def bound_lines(bounds: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """What a score is held against, one line a bound: its mean, or why there is none."""
     lines = []
@@ -214,9 +222,14 @@ def _show(result: dict[str, Any], console: Console) -> None:
 
     console.print(
         f"[bold]{result['dataset']}[/bold]{f' ({split})' if (split := result['split']) else ''}, {result['policy']}, "
-        f"{result['n']} questions, {result['faults']} faults",
+        f"{played_of(result)}, {result['faults']} faults",
         highlight=False,
     )
+    if "incomplete" in result:
+        line(
+            f"INCOMPLETE: {result['incomplete']} The scores are of the questions that were played; the same command with"
+        )
+        line("--retry-faults plays the others, and its budget counts anew.")
     for scorer, score in result["scores"].items():
         line(f"{scorer:<12}{_score(score)}")
     searches = result["searches_per_question"]
@@ -225,7 +238,7 @@ def _show(result: dict[str, Any], console: Console) -> None:
             if isinstance(value, float):
                 line(f"{kind:<24}{value:.3f}")
     if result["retriever"] is not None and searches is None and result["n"]:
-        line("searches and what they found: not measured, because neither tools nor environment say which documents were found")
+        line("searches and what they found: not measured, because nothing says which documents were found")
     for kind, value in result["index_recall"].items():
         line(f"index, bare question: {kind:<12}{value:.3f}")
     if (share := result["answer_in_corpus"]["share"]) is not None:

@@ -9,6 +9,7 @@ from typing import Any
 from agentenv.core.env import Env
 from agentenv.core.env_calls import call, call_plain
 from agentenv.core.episodes import Record, RolloutConfig, Start, mended
+from agentenv.core.grammar import without_half_escapes
 from agentenv.core.returns import checked_key, checked_opening, checked_step, mended_step, most_chars
 from agentenv.core.scene import Scene
 from agentenv.core.snapshot import Snapshot
@@ -81,8 +82,13 @@ def _wrote_surrogate(record: Record, action: str) -> bool:
 
 
 async def _step(env: Env[Any], action: str, seconds: float) -> tuple[Any, Any, Any]:
-    """Key and screen of the state before ``action``, and what the environment returned for it."""
+    """Key and screen of the state before ``action``, and what the environment returned for it.
+
+    An environment that decodes an escape of half a character holds text that nothing can encode, and fails at it: a policy
+    could choose to be masked. It is therefore shown the action without such escapes, unless it refuses them itself.
+    """
     what = "the environment's step"
+    action = action if env.refuses_half_escapes else without_half_escapes(action)
 
     async def awaited() -> tuple[Any, Any, Any]:
         key, scene = env.anchor_key(), env.scene()

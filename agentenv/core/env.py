@@ -68,6 +68,9 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
     reports_searches: ClassVar[bool] = False
     """Whether every search of an episode stands among its tool results. Where it does not, an episode whose results name no
     documents says nothing on its searches, and what depends on them is left out; otherwise it made none."""
+    refuses_half_escapes: ClassVar[bool] = False
+    r"""Whether it deals itself with an action that holds an escape of half a surrogate pair, such as ``\ud83d``. Otherwise
+    ``step`` is given ``\ufffd`` in its place, so that no policy can make it fail by one."""
     client_data: ClassVar[Mapping[str, Any]] = {}
     """What ``Task.data`` of a client of a server may hold, and the type of each entry. An entry must never name a file, an
     address or a class, because whoever reaches the server may choose its value."""

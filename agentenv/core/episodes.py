@@ -8,9 +8,10 @@ from typing import Any
 from agentenv.core.env import Env
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory, Turn
 from agentenv.core.types import EndReason, Observation, Task
-from agentenv.errors import Fault
+from agentenv.errors import ContextTooSmall, Fault
 
 _ERROR_CHARS = 20_000  # of an error that is kept
+_UNPLAYED = "unplayed"  # in the info of an episode whose prompt left no room for a turn
 _STEP_INFO = ("turn", "tool_results", "valid", "end_reason")
 
 
@@ -101,9 +102,18 @@ class Record:
             info={key: value for key, value in info.items() if key not in _STEP_INFO},
         )
 
+    def refuse(self, error: ContextTooSmall) -> None:
+        """Ends the episode before its first turn: its prompt leaves no room for one."""
+        self.close(0.0, EndReason.ENV_FAULT, {_UNPLAYED: True}, f"{type(error).__name__}: {error}")
+
     def fail(self, end: EndReason, error: Exception) -> None:
         """Ends the episode through a fault of ours."""
         self.close(0.0, end, {}, _describe(error))
+
+
+def never_fitted(trajectory: Trajectory) -> bool:
+    """Whether the prompt of an episode left no room for a turn, so that nobody was asked anything."""
+    return bool(trajectory.info.get(_UNPLAYED))
 
 
 def _describe(error: Exception) -> str:

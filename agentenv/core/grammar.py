@@ -94,6 +94,26 @@ def _finite(digits: str) -> float:
     return number
 
 
+_ESCAPES = re.compile(
+    r"\\(?:u|U0000)([dD][89abAB][0-9a-fA-F]{2})\\(?:u|U0000)([dD][c-fC-F][0-9a-fA-F]{2})"  # both halves of a pair
+    r"|\\(?:u|U0000)[dD][89a-fA-F][0-9a-fA-F]{2}"  # one of them alone
+)
+
+
+def without_half_escapes(text: str) -> str:
+    """``text`` in which no escape stands for half of a surrogate pair: a pair is its character, a half is U+FFFD.
+
+    Whoever decoded such an escape would hold text that nothing can encode.
+    """
+    return _ESCAPES.sub(_whole, text) if "\\" in text else text
+
+
+def _whole(match: re.Match[str]) -> str:
+    if match[1] is None:
+        return "\\ufffd"
+    return bytes.fromhex(match[1] + match[2]).decode("utf-16-be")
+
+
 def encodable(text: str) -> str:
     """``text`` with an escape in the place of every lone surrogate, which no tokenizer and no file takes."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

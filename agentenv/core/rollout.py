@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from agentenv.core.acting import act, capture, check_posed, fork, opening_of, release, rewind, stepped
 from agentenv.core.batching import Lockstep
 from agentenv.core.deadlines import within
-from agentenv.core.episodes import Record, RolloutConfig, Start, mended
+from agentenv.core.episodes import Record, RolloutConfig, Start, mended, never_fitted
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.core.types import Completion, EndReason, Observation, Sampling
@@ -26,11 +26,11 @@ async def run_episode(
 ) -> Trajectory:
     """Plays one episode to its end.
 
-    A fault of ours ends it as an invalid trajectory; a mistake of the policy is part of the record. The
-    episode ends with ``token_limit`` before a prompt would overflow; the prompt is never cut.
+    A fault of ours ends it as an invalid trajectory, and so does an opening prompt that leaves no room for one turn; a
+    mistake of the policy is part of the record. The episode ends with ``token_limit`` before a prompt would overflow; the
+    prompt is never cut.
 
     Raises:
-        ContextTooSmall: the opening prompt leaves no room for one turn.
         ConfigurationError: the environment cannot pose this task, the format cannot render it, or the policy
             cannot be asked as it is configured.
     """
@@ -42,10 +42,9 @@ async def run_episode(
 
 
 async def open_episode(start: Start, chat: ChatFormat, config: RolloutConfig, *, episode: str) -> Record:
-    """Poses the task: a record that holds the prompt, or has ended with a fault of the environment.
+    """Poses the task: a record that holds the prompt, or has ended because the environment failed or the prompt is too long.
 
     Raises:
-        ContextTooSmall: the prompt leaves no room for one turn.
         ConfigurationError: the environment cannot pose this task, or the format cannot render it.
     """
     record = Record(start, episode)
@@ -58,10 +57,8 @@ async def open_episode(start: Start, chat: ChatFormat, config: RolloutConfig, *,
         record.fail(EndReason.ENV_FAULT, error)
         return record
     if len(record.ids) >= config.context_tokens:
-        raise ContextTooSmall(
-            f"the prompt of task {start.task.id!r} takes {len(record.ids)} tokens and context_tokens is "
-            f"{config.context_tokens}: raise it"
-        )
+        said = f"the prompt of task {start.task.id!r} takes {len(record.ids)} tokens and context_tokens is "
+        record.refuse(ContextTooSmall(f"{said}{config.context_tokens}: raise it"))
     return record
 
 
@@ -97,7 +94,6 @@ async def sample(
         attempt: Other numbers draw other tokens in the same turn.
 
     Raises:
-        ContextTooSmall: the policy's own context is too small for the opening prompt.
         ConfigurationError: the policy cannot be asked as it is configured.
     """
     room = config.context_tokens - len(record.ids)
@@ -107,10 +103,11 @@ async def sample(
     began = time.perf_counter()
     try:
         completion = await _generate(record, policy, config, room, attempt)
-    except ContextTooSmall:  # the policy's own context may be smaller than the budget
-        if not record.turns:
-            raise
-        record.close(record.reward, EndReason.TOKEN_LIMIT, {})
+    except ContextTooSmall as error:  # the policy's own context may be smaller than the budget
+        if record.turns:
+            record.close(record.reward, EndReason.TOKEN_LIMIT, {})
+        else:
+            record.refuse(error)
         return None
     except ConfigurationError:  # the same for every episode: a wrong key or model
         raise
@@ -194,8 +191,6 @@ async def rollout(
 ) -> list[Trajectory]:
     """Plays all episodes concurrently; the result is in the order of ``starts``.
 
-    A task whose prompt leaves no room for a turn is a failure of that episode, unless it is so for every one of them.
-
     Args:
         starts: The episodes.
         policy: Who acts.
@@ -204,33 +199,15 @@ async def rollout(
         name: Prefix of the episode ids; equal names and seeds give equal records.
 
     Raises:
-        ContextTooSmall: no prompt leaves room for one turn.
         ConfigurationError: a task cannot be posed or rendered.
     """
-    small: list[ContextTooSmall] = []
     lockstep = Lockstep() if config.deterministic else None
 
     async def one(index: int, start: Start) -> Trajectory:
-        episode = f"{name}-{index}"
-        try:
-            with nullcontext() if lockstep is None else lockstep.episode(index):
-                return await run_episode(start, policy, chat, config, episode=episode)
-        except ContextTooSmall as error:
-            small.append(error)
-            return unplayed(start, episode, error)
+        with nullcontext() if lockstep is None else lockstep.episode(index):
+            return await run_episode(start, policy, chat, config, episode=f"{name}-{index}")
 
-    played = await together(one(index, start) for index, start in enumerate(starts))
-    if small and len(small) == len(starts):
-        raise small[0]
-    return played
-
-
-def unplayed(start: Start, episode: str, error: ContextTooSmall) -> Trajectory:
-    """The trajectory of a task that the context does not hold: it failed, and none of it counts."""
-    record = Record(start, episode)
-    record.fail(EndReason.ENV_FAULT, error)
-    assert record.ended is not None
-    return record.ended
+    return await together(one(index, start) for index, start in enumerate(starts))
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -255,6 +232,7 @@ __all__ = [
     "capture",
     "check_posed",
     "fork",
+    "never_fitted",
     "observe",
     "open_episode",
     "opening_of",
@@ -267,5 +245,4 @@ __all__ = [
     "stepped",
     "take_turn",
     "together",
-    "unplayed",
 ]

@@ -276,6 +276,7 @@ class ToolEnv(AsyncEnv[StateT]):
 
     call_markers: ClassVar[tuple[str, ...]] = ("<tool_call>",)
     reports_searches: ClassVar[bool] = True
+    refuses_half_escapes: ClassVar[bool] = True
     max_turns: ClassVar[int] = 8
     """Actions after which an episode without an answer is cut."""
 

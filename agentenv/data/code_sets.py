@@ -8,13 +8,14 @@ whose values are not plain, is an exception, by name and with the reason.
 
 import ast
 import gzip
-import json
 import warnings
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from agentenv.core.strict_json import read_json_text
 from agentenv.core.types import Task
 from agentenv.errors import DatasetError, UnknownName
 from agentenv.sandbox.grading import VIA, CallTest
@@ -88,8 +89,7 @@ def load_code_set(name: str, folder: Path, executor: Executor, *, split: str | N
     path = next((p for p in (folder / file, folder / Path(file).name) if p.is_file()), None)
     if path is None:
         raise DatasetError(f"{folder / file} is missing")
-    with gzip.open(path, "rt", encoding="utf-8") as stream:
-        records = {int(str(one["task_id"]).rpartition("/")[2]): one for one in map(json.loads, stream)}
+    records = _records(path)
     read = _humaneval if name == "humaneval" else _mbpp
     tasks, exceptions = [], {}
     for number, record in records.items():
@@ -102,6 +102,28 @@ def load_code_set(name: str, folder: Path, executor: Executor, *, split: str | N
         except _Odd as reason:
             exceptions[label] = str(reason)
     return CodeSet(tuple(tasks), exceptions)
+
+
+def _records(path: Path) -> dict[int, dict[str, Any]]:
+    """The records of a compressed file by their numbers.
+
+    Raises:
+        DatasetError: it is no such file, or a line of it is no record with a number; names the line.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    number = 0
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as stream:
+            for line in stream:
+                number += 1
+                record = read_json_text(line)
+                found[int(str(record["task_id"]).rpartition("/")[2])] = record
+    except (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError) as error:
+        raise DatasetError(f"{path} cannot be read behind line {number}: {error}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        said = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise DatasetError(f"{path}, line {number} is no record of a code set: {said}") from None
+    return found
 
 
 def _humaneval(label: str, record: dict[str, Any], executor: Executor) -> Task:

@@ -108,7 +108,8 @@ def generate_code_tasks(
             f"n={n} and tests={tests} must be at least 1, steps={steps} from 0 to {MAX_STEPS}"
         )
     rng = np.random.default_rng([seed, steps])
-    return tuple(_task(f"code-{seed}-{steps}-{index}", rng, steps, tests, split) for index in range(n))
+    name = "-".join(filter(None, ("code", split, f"{seed}-{steps}")))
+    return tuple(_task(f"{name}-{index}", rng, steps, tests, split) for index in range(n))
 
 
 def _task(name: str, rng: np.random.Generator, steps: int, tests: int, split: str) -> Task:

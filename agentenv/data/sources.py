@@ -62,6 +62,23 @@ class Source:
     """Of several sets together: each corpus file, with the name that stands before the ids of its documents."""
 
 
+def check_draw(config: SourceConfig) -> None:
+    """Refuses a number of questions below 1, and a split that a world is not of.
+
+    Raises:
+        ConfigurationError: either of them.
+    """
+    if config.limit is not None and config.limit < 1:
+        raise ConfigurationError(
+            f"limit must be at least 1, not {config.limit}; leave it out for all questions."
+        )
+    if config.dataset == WORLD and config.split not in (None, config.world.split):
+        raise ConfigurationError(
+            f"split is {config.split!r}, and the world is of the split {config.world.split!r}: leave split out, or set "
+            "world.split."
+        )
+
+
 def open_source(config: SourceConfig) -> Source:
     """Loads or makes the questions.
 
@@ -115,13 +132,10 @@ def _space(name: str) -> str:
 
 def _load(name: str, config: SourceConfig) -> Dataset:
     """All questions of one set or file."""
-    if config.limit is not None and config.limit < 1:
-        raise ConfigurationError(
-            f"limit must be at least 1, not {config.limit}; leave it out for all questions."
-        )
     if is_file_name(name):
         if not Path(name).is_file():
-            raise DatasetError(f"There is no file {name!r}; give a file of questions or the name of a set.")
+            found = "is a folder" if Path(name).is_dir() else "is no file"
+            raise DatasetError(f"{name!r} {found}; give a file of questions, or the name of a set.")
         return replace(load_dataset("jsonl", Path(name), split=config.split), name=_space(name))
     if name not in SETS:
         raise UnknownName.among("dataset", name, (*SETS, *CODE_SETS, WORLD, OWN))

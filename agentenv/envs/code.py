@@ -85,6 +85,7 @@ class Code(Env[CodeState]):
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}  # type: ignore[misc]
     capability: ClassVar[StateCapability] = StateCapability.PROCESS
+    refuses_half_escapes: ClassVar[bool] = True  # a program may hold any escape
     call_markers: ClassVar[tuple[str, ...]] = ("<python>",)
     stop: ClassVar[tuple[str, ...]] = STOP
 

@@ -186,6 +186,8 @@ def _played(
     results = _summary(benchmark, player, ground, records, bounds, display.note)
     if spending is not None:
         results["usage"] = spending.save()
+        if results["faults"] and isinstance(player.policy, OpenAIPolicy) and player.policy.client.spent:
+            results["incomplete"] = player.policy.client.spent
     write_results(out, results)
     write_report(out)
     return results

@@ -4,9 +4,9 @@ They are taken from the disk before anything is opened, so that a finished evalu
 whose evaluation was made of other content is refused (``agentenv.evaluation.journal.claim``).
 """
 
-import inspect
-from importlib.metadata import PackageNotFoundError, version
+import sys
 from pathlib import Path
+from types import ModuleType
 
 from agentenv.core.digests import file_digest, path_digest, value_digest
 from agentenv.core.registry import env_class
@@ -15,6 +15,9 @@ from agentenv.evaluation.ground import BM25, SearchConfig
 from agentenv.policies.spec import policy_digest
 from agentenv.retrievers.corpus import as_corpus
 from agentenv.retrievers.spec import LOADERS, make_retriever
+
+_GIVEN = {*sys.stdlib_module_names, "gymnasium", "pydantic", "numpy", "typing_extensions"} - {"__main__"}
+"""What environments are built on and do not change with them."""
 
 
 def contents_of(source: Source, search: SearchConfig, env: str, policy: str) -> dict[str, str]:
@@ -63,14 +66,21 @@ def _index(spec: str) -> str:
 
 
 def _environment(env: str) -> str:
-    """Of the module that defines it; of our own the version of the package."""
+    """Of the source that defines it: of each module that its class and the classes above it come from.
+
+    A module of another package stands for that whole package, because what it imports may decide a score as well.
+    """
     cls = env_class(env)
-    if cls.__module__.partition(".")[0] != "agentenv":
-        try:
-            return file_digest(Path(inspect.getfile(cls)))
-        except (OSError, TypeError):  # made in an interactive session
-            return ""
-    try:
-        return version("agentenv-suite")
-    except PackageNotFoundError:
-        return ""
+    names = dict.fromkeys(base.__module__ for base in cls.__mro__)
+    tops = {name: name.partition(".")[0] for name in names}
+    sources = {name if top == "agentenv" else top for name, top in tops.items() if top not in _GIVEN}
+    return value_digest([(name, _source_digest(sys.modules.get(name))) for name in sorted(sources)])
+
+
+def _source_digest(module: ModuleType | None) -> str:
+    """Of the Python files of a package, or of the file of a module; empty for one without a file."""
+    folders = [Path(place) for place in getattr(module, "__path__", ())]
+    files = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
+    if not folders and (file := getattr(module, "__file__", None)):
+        files = [Path(file)]
+    return value_digest([(path.name, file_digest(path)) for path in files if path.is_file()])

@@ -20,7 +20,7 @@ from agentenv.core.registry import env_class, make
 from agentenv.core.types import Task
 from agentenv.core.validation import Frozen
 from agentenv.data.datasets import SETS, load_dataset
-from agentenv.data.sources import OWN, Source, SourceConfig, open_source
+from agentenv.data.sources import OWN, Source, SourceConfig, check_draw, open_source
 from agentenv.errors import ConfigurationError, EnvFault
 from agentenv.retrievers.corpus import Corpus, as_corpus, load_corpus, read_documents
 from agentenv.retrievers.metrics import all_at_k, recall_at_k
@@ -143,6 +143,7 @@ def open_tasks(source: SourceConfig, search: SearchConfig, env: EnvConfig) -> So
     Raises:
         AgentEnvError: there are no such tasks.
     """
+    check_draw(source)
     opened = _own_tasks(source, env) if source.dataset == OWN else open_source(source)
     if search.corpus and takes(env.id, "retriever"):
         opened = replace(opened, documents=None, corpora=(), corpus=_corpus_file(search.corpus, source))
@@ -264,13 +265,22 @@ def corpus_of(source: Source) -> Corpus | None:
     if source.documents is not None:
         return as_corpus(source.documents)
     if source.corpora:
-        return _together(source.corpora)
-    return _load(source.corpus) if source.corpus else None
+        return _together(source.corpora, tuple(_state(path) for _, path in source.corpora))
+    return _load(source.corpus, _state(source.corpus)) if source.corpus else None
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    """What tells a file from one that stood there before; empty where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 @lru_cache(maxsize=2)
-def _together(corpora: tuple[tuple[str, Path], ...]) -> Corpus:
-    """The documents of several corpora, each under an id that begins with the name of its own."""
+def _together(corpora: tuple[tuple[str, Path], ...], states: tuple[tuple[int, ...], ...]) -> Corpus:
+    """The documents of several corpora, each under an id that begins with the name of its own; read again after a change."""
     return Corpus(
         replace(document, id=f"{name}:{document.id}")
         for name, path in corpora
@@ -279,7 +289,8 @@ def _together(corpora: tuple[tuple[str, Path], ...]) -> Corpus:
 
 
 @lru_cache(maxsize=4)
-def _load(path: Path) -> Corpus:
+def _load(path: Path, state: tuple[int, ...]) -> Corpus:
+    """The documents of a file, read again where its state is another one."""
     return load_corpus(path)
 
 

@@ -15,10 +15,10 @@ from typing import Any
 from agentenv.core.chat import InlineFormat, TemplateFormat
 from agentenv.core.lifetimes import reason_of
 from agentenv.core.protocols import ChatFormat, Policy
-from agentenv.core.rollout import RolloutConfig
+from agentenv.core.rollout import RolloutConfig, never_fitted
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason, Task
-from agentenv.errors import EnvFault, Fault, PolicyFault
+from agentenv.errors import ContextTooSmall, EnvFault, Fault, PolicyFault
 from agentenv.evaluation.ground import Ground
 from agentenv.evaluation.journal import Journal, log_seconds
 from agentenv.evaluation.records import Record
@@ -177,6 +177,7 @@ def play_missing(
         figures: what to show of records.
 
     Raises:
+        ContextTooSmall: no question leaves room for a turn.
         Fault: everything that was played lately failed through an infrastructure failure; what was finished before is kept.
     """
     tasks = ground.source.tasks
@@ -242,23 +243,31 @@ class _Finished:
         if any(trajectory.valid for trajectory in played):
             self._lived = True
             self._flush()
-        elif len(self._held) >= self._limit:
-            raise _stopping(self._held)
+        elif len(failed := _asked(self._held)) >= self._limit:
+            raise _stopping(failed)
 
     def end(self) -> None:
         """Keeps the failures at the end, which are too few to say that something is gone.
 
         Raises:
+            ContextTooSmall: no question was ever short enough to be played.
             Fault: nothing but failures was ever played.
         """
         if self._held and not self._lived:
-            raise _stopping(self._held)
+            if failed := _asked(self._held):
+                raise _stopping(failed)
+            raise ContextTooSmall(reason_of(self._held[0]).removeprefix(f"{ContextTooSmall.__name__}: "))
         self._flush()
 
     def _flush(self) -> None:
         if self._held:
             self._keep(self._held)
             self._held = []
+
+
+def _asked(held: Sequence[Trajectory]) -> list[Trajectory]:
+    """The failures among ``held`` that tell of what all episodes need: a question that is too long fails by itself."""
+    return [trajectory for trajectory in held if not never_fitted(trajectory)]
 
 
 def _stopping(failed: Sequence[Trajectory]) -> Fault:

@@ -50,7 +50,7 @@ def summarize(
         split: its split.
         policy: the policy's ``kind:rest``.
         retriever: the retriever's ``kind:rest``; None where the environment takes none. What is found and why answers are
-            wrong is left out where nothing was searched, and where neither tools nor environment say which documents were found.
+            wrong is left out where nothing was searched, and where nothing says which documents were found.
         k: passages a search returns; the k of recall@k.
         seed: seed of the sampling and of the bootstrap.
         bounds: what closed book, oracle passages and the scripted expert score on the same questions.

@@ -13,11 +13,11 @@ from agentenv.core.env import Env
 from agentenv.core.env_calls import call_plain
 from agentenv.core.lifetimes import MakeEnv, close_envs, close_quickly, make_envs, masked
 from agentenv.core.protocols import ChatFormat, Policy
-from agentenv.core.rollout import RolloutConfig, Start, opening_of, rollout, unplayed
+from agentenv.core.rollout import RolloutConfig, Start, opening_of, rollout
 from agentenv.core.tool_results import searches_of
 from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.core.types import Task, ToolResult
-from agentenv.errors import ConfigurationError, ContextTooSmall, EnvFault
+from agentenv.errors import ConfigurationError, EnvFault
 from agentenv.evaluation.records import Record, ToolRecord
 from agentenv.evaluation.screens import keep_scenes
 from agentenv.policies.scripted import ScriptedPolicy
@@ -85,11 +85,6 @@ async def play_batch(
     starts = [Start(env, task, seed + begin + i) for i, (env, task) in posed]
     try:
         played = await roll(starts, policy, chat, config, name=f"{name}-{begin}")
-    except ContextTooSmall as error:
-        if len(starts) > 1:  # too small for every question: that is no matter of one of them
-            await close_quickly(envs, config.deadline_s)
-            raise
-        played = [unplayed(starts[0], f"{name}-{begin}-0", error)]
     except BaseException:
         await close_quickly(envs, config.deadline_s)
         raise

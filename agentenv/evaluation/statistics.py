@@ -37,9 +37,7 @@ class Estimate:
     low: float
     high: float
     n: int
-    method: (
-        str  # "bootstrap", "bootstrap expanded", "wilson" or "t", the last two and the first also "clustered"
-    )
+    method: str  # "bootstrap", "bootstrap expanded", "wilson", "t", "unknown"; the 1st, 3rd and 4th also "clustered"
 
     @property
     def ci95(self) -> list[float] | None:
@@ -114,7 +112,8 @@ def estimate(
     - values in [0, 1] that are nearly all equal: Wilson's for their sum (`bounded_interval`);
     - others, fewer than `SMALL_SAMPLE`: the bootstrap with its percentiles moved out to Student's t (Hesterberg 2015);
     - from `SMALL_SAMPLE` on: the percentile bootstrap;
-    - one value, or values of one cluster, that may leave [0, 1]: the whole line.
+    - one value, values of one cluster, or equal values, that leave [0, 1]: the whole line, because nothing bounds the mean
+      and nothing tells of the spread.
 
     Args:
         values: one score a question.
@@ -139,6 +138,8 @@ def _interval(
 ) -> tuple[float, float, str]:
     proportion, bounded = bool(np.isin(x, (0.0, 1.0)).all()), bool(x.min() >= 0 and x.max() <= 1)
     few, sparse = len(members) < SMALL_SAMPLE, few_differ(x)
+    if not bounded and len(members) > 1 and _no_spread(x, members):
+        return -inf, inf, "unknown"
     if len(members) < x.size:
         if proportion or (bounded and few):
             return *bounded_interval(x, members, level), "wilson clustered"
@@ -152,6 +153,12 @@ def _interval(
     if few:
         return *_expanded(x, level, seed), "bootstrap expanded"
     return *bootstrap_ci(x, level=level, seed=seed), "bootstrap"
+
+
+def _no_spread(x: Floats, members: Sequence[Sequence[int]]) -> bool:
+    """Whether questions, or clusters of them, do not differ: an interval from their spread would have no width."""
+    residuals = np.array([(x[rows] - x.mean()).sum() for rows in members])
+    return bool(abs(residuals).max() <= 1e-9 * max(1.0, float(abs(x).max())))
 
 
 def _student(x: Floats, members: Sequence[Sequence[int]], level: float) -> tuple[float, float]:

@@ -24,6 +24,7 @@ from agentenv.errors import ConfigurationError, ContextTooSmall, EndpointFault, 
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 
+_LIMIT_FIELDS = ("max_tokens", "max_completion_tokens")
 _RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _MISCONFIGURED = frozenset({301, 302, 307, 308, 401, 403, 404})
 _LONGEST_WAIT_S = 20.0  # of one back-off that the server did not ask for
@@ -94,6 +95,8 @@ class Endpoint:
         numbers = [getattr(self, f.name) for f in fields(self) if isinstance(f.default, int | float)]
         if self.concurrency < 1 or min(numbers) < 0:
             raise ConfigurationError("An endpoint needs a concurrency of at least 1 and no negative number.")
+        if self.limit_field not in _LIMIT_FIELDS:
+            raise UnknownName.among("limit_field of an endpoint", self.limit_field, _LIMIT_FIELDS)
         if self.max_cost and not self.prompt_price + self.reply_price:
             raise ConfigurationError("A budget max_cost needs prompt_price and reply_price.")
 
@@ -200,6 +203,8 @@ class ChatClient:
         default_factory=WeakKeyDictionary, repr=False
     )
     _next_start: float = 0.0
+    spent: str = ""
+    """Which budget refused a request; empty as long as none has."""
 
     @property
     def model(self) -> str:
@@ -284,7 +289,8 @@ class ChatClient:
             (self.endpoint.max_cost, self.usage.cost, "in cost"),
         ):
             if limit and used >= limit:
-                raise EndpointFault(f"The budget of {limit} {what} for {self.endpoint.url} is spent.")
+                self.spent = f"The budget of {limit:g} {what} for {self.endpoint.url} is spent."
+                raise EndpointFault(self.spent)
         self.usage.requests += 1
 
     async def _attempt(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> Reply:

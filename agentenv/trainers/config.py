@@ -1,15 +1,16 @@
 """The configuration of a training run: a TOML preset plus dotted overrides. Importable without torch."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from agentenv.core.validation import Frozen
-from agentenv.data.sources import OWN, SourceConfig, check_source, held_out_worlds
+from agentenv.data.sources import OWN, SourceConfig, check_draw, check_source, held_out_worlds
 from agentenv.evaluation.ground import EnvConfig, SearchConfig, known_retriever
 from agentenv.evaluation.results import measure_of
 from agentenv.policies.engine import EngineConfig
 from agentenv.tracking import check_tracker
+from agentenv.trainers.addresses import known_address
 from agentenv.trainers.advantages import get_estimator
 from agentenv.trainers.games import get_game
 from agentenv.trainers.sampling import Gated, TaskSampler, get_sampler
@@ -210,7 +211,7 @@ class AsynchronousSettings(Frozen):
 class ClusterSettings(Frozen):
     """Workers of a Ray cluster that play the episodes of training, each with a policy and an environment of its own."""
 
-    address: str = ""
+    address: Annotated[str, AfterValidator(known_address)] = ""
     """``HOST:PORT`` of the head; ``local`` starts a cluster of this machine for the run; empty plays in this process."""
     workers: int = Field(2, ge=1)
     """How many; one that is lost is replaced where there is room."""
@@ -367,6 +368,7 @@ class TrainConfig(Frozen):
     @classmethod
     def _known_questions(cls, source: SourceConfig) -> SourceConfig:
         check_source(source.dataset, None if source.dataset == OWN else source.split, source.data)
+        check_draw(source)
         return source
 
     @field_validator("search")

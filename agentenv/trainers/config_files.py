@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from agentenv.core.toml_files import read_toml
 from agentenv.core.values import read_value
 from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.evaluation.ground import EnvConfig
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.identity import IDENTITY, Identity
 
@@ -37,6 +38,8 @@ def presets() -> dict[str, Path]:
 
 def load_config(name: str) -> TrainConfig:
     """The configuration of a preset or of a TOML file; ``base = "PRESET"`` in a file takes what it does not say from there.
+
+    The environment's options of a base are left out where the file names another environment.
 
     Raises:
         UnknownName: neither a preset nor a file, or no such base.
@@ -67,7 +70,20 @@ def _on_its_base(values: Mapping[str, Any], place: str) -> dict[str, Any]:
     if base not in presets():
         raise UnknownName.among(f"preset to be the base of {place}:", base, presets())
     _check_keys(own, TrainConfig().model_dump(), place)
-    return merged(_on_its_base(read_toml(presets()[base]), f"preset {base}"), own)
+    below = _on_its_base(read_toml(presets()[base]), f"preset {base}")
+    return merged(below if _env_id(own, below) == _env_id(below) else _without_options(below), own)
+
+
+def _env_id(*tables: Mapping[str, Any]) -> str:
+    """The environment that the first of ``tables`` to name one names."""
+    found = (table.get("env", {}) for table in tables)
+    return next((str(env["id"]) for env in found if isinstance(env, dict) and "id" in env), EnvConfig().id)
+
+
+def _without_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """``values`` for another environment: options of one say nothing to the next."""
+    env = {name: held for name, held in values.get("env", {}).items() if name != "options"}
+    return {**values, "env": env}
 
 
 def merged(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,15 +159,19 @@ def override(base: TrainConfig, words: Sequence[str]) -> TrainConfig:
 
     Args:
         base: Where values that are not named come from.
-        words: Each key after ``--``, dotted, followed by its value in TOML; text needs no
-            quotes, a list is several words, and a switch may stand without a value (see `_switched`).
+        words: Each key after ``--``, dotted, followed by its value in TOML; text needs no quotes, a list is several words,
+            and a switch may stand without a value (see `_switched`). ``--env.id`` with another environment leaves out the
+            options of the present one.
 
     Raises:
         UnknownName: no such key; carries the nearest.
         ConfigurationError: a value that is missing or wrong.
     """
     values = base.model_dump(mode="json")
-    for flag, given in _flags(words):
+    flags = list(_flags(words))
+    if any(flag == "--env.id" and given and given[-1] != base.env.id for flag, given in flags):
+        values["env"]["options"] = {}  # they are those of another environment
+    for flag, given in flags:
         *tables, key = flag.removeprefix("--").replace("-", "_").split(".")
         table = values
         for name in tables:

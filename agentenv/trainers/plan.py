@@ -23,6 +23,7 @@ from agentenv.evaluation.ground import BM25, open_tasks, takes
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.lora import is_adapted
 from agentenv.retrievers.spec import make_retriever
+from agentenv.trainers.addresses import refuse_silent
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.learner import Learner, Objective, checkpoint_layers, rows_of
 from agentenv.trainers.overlap import refuse_overlap
@@ -118,6 +119,7 @@ def _refuse_absent(config: TrainConfig) -> None:
     spec = declared.search.retriever
     if spec and spec != BM25 and takes(declared.env.id, "retriever"):
         make_retriever(spec)
+    refuse_silent(config.cluster.address)
 
 
 def memory_of(config: TrainConfig, model: Any, token_bytes: float, second: Any | None = None) -> Memory:

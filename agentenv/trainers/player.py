@@ -65,7 +65,6 @@ class Player:
             lockstep: Forms batches by episode index; None forms them by arrival.
 
         Raises:
-            ContextTooSmall: a prompt leaves no room for one turn.
             ConfigurationError: what the strategy or the environment cannot do.
         """
         starts = await self._starts(pending)

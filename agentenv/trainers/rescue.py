@@ -12,10 +12,19 @@ from functools import partial
 from typing import Any, TypeVar
 
 from agentenv.core.env_calls import call_plain
-from agentenv.core.rollout import Record, RolloutConfig, Start, open_episode, play, run_episode, together
+from agentenv.core.rollout import (
+    Record,
+    RolloutConfig,
+    Start,
+    never_fitted,
+    open_episode,
+    play,
+    run_episode,
+    together,
+)
 from agentenv.core.trajectory import Origin, SegmentKind, Trajectory
 from agentenv.core.types import EndReason
-from agentenv.errors import ConfigurationError, ContextTooSmall
+from agentenv.errors import ConfigurationError
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.trainers.guidance import guide, unguided
 from agentenv.trainers.reflection import episode_log, failed_reflection, validate_report
@@ -198,10 +207,10 @@ async def play_hinted(
     config = replace(stage.config, context_tokens=stage.config.context_tokens + added)
     try:
         guided = await play(record, stage.policy, stage.chat, config)
-    except ContextTooSmall:
-        return []
     finally:
         stage.policy.release(episode)
+    if never_fitted(guided):
+        return []
     solved = guided.valid and guided.reward >= start.env.reward_ceiling
     did: dict[str, Any] = {"hinted": 1, "hinted_solved": int(solved)}
     lineage: dict[str, Any] = {"origin": Origin.RETRY, "parent_id": parent, "fork_turn": 0}

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentenv.core.rollout import Record, Start, open_episode, play, take_turn, together
+from agentenv.core.rollout import Record, Start, never_fitted, open_episode, play, take_turn, together
 from agentenv.core.trajectory import Origin, Trajectory
-from agentenv.errors import ConfigurationError, ContextTooSmall, SnapshotRefused
+from agentenv.errors import ConfigurationError, SnapshotRefused
 from agentenv.trainers.guidance import guide, is_guided, pivot_masked, reopened, unguided
 from agentenv.trainers.reflection import Reflector, failed_reflection, pivot_of, validate_report
 from agentenv.trainers.reflectors import check_reflector, make_reflector
@@ -113,10 +113,8 @@ class ReflectRetryStrategy:
         """The retry to its end, guidance and all; None where the guidance leaves no room for a turn."""
         added = guide(record, stage.chat, guidance) if self.guidance else 0
         config = replace(stage.config, context_tokens=stage.config.context_tokens + added)
-        try:
-            return await play(record, stage.policy, stage.chat, config)
-        except ContextTooSmall:
-            return None
+        guided = await play(record, stage.policy, stage.chat, config)
+        return None if never_fitted(guided) else guided
 
 
 def improved(before: Trajectory, after: Trajectory, ceiling: float) -> bool:

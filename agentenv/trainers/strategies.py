@@ -34,7 +34,6 @@ class RolloutStrategy(Protocol):
             their own.
 
         Raises:
-            ContextTooSmall: a prompt leaves no room for one turn.
             ConfigurationError: the task cannot be posed or rendered, or the environment cannot do what the strategy needs.
         """
 
@@ -93,7 +92,6 @@ async def play_groups(
     """The groups of one step, played concurrently under one lockstep; in the order of ``groups``.
 
     Raises:
-        ContextTooSmall: a prompt leaves no room for one turn.
         ConfigurationError: what a strategy raises for one of its groups.
     """
     lockstep = Lockstep() if stage.config.deterministic else None

@@ -20,6 +20,7 @@ from agentenv.data.world import WorldConfig, write_world
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation import ground
 from agentenv.evaluation.checksums import verify
+from agentenv.evaluation.contents import _environment
 from agentenv.evaluation.journal import read_seconds
 from agentenv.policies.fakes import random_policy
 from agentenv.retrievers.corpus import load_corpus
@@ -197,6 +198,31 @@ def test_an_environment_of_one_s_own_is_told_by_its_module(
     finally:
         sys.modules.pop("mine_of_contents", None)
         importlib.invalidate_caches()
+
+
+def test_a_module_beside_that_of_an_environment_counts_and_so_does_a_module_of_this_package(
+    place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    package = place / "mine_with_parts"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "parts.py").write_text("BONUS = 1\n")
+    (package / "envs.py").write_text("from mine_with_parts.parts import BONUS\n" + ENVIRONMENT)
+    monkeypatch.syspath_prepend(str(place))
+    register("contents/Parts-v0", "mine_with_parts.envs:Mine")
+    try:
+        before = _environment("contents/Parts-v0")
+        assert _environment("contents/Parts-v0") == before
+        (package / "parts.py").write_text("BONUS = 2\n")
+        assert _environment("contents/Parts-v0") != before
+    finally:
+        for name in ("mine_with_parts", "mine_with_parts.parts", "mine_with_parts.envs"):
+            sys.modules.pop(name, None)
+    edited = tmp_path / "calculator.py"
+    before = _environment("agentenv/Calculator-v0")
+    edited.write_text("# another calculator\n")
+    monkeypatch.setattr(sys.modules["agentenv.envs.calculator"], "__file__", str(edited))
+    assert _environment("agentenv/Calculator-v0") != before
 
 
 def test_a_folder_of_an_earlier_version_says_so(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

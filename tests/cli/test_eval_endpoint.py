@@ -9,6 +9,7 @@ import pytest
 
 from agentenv.cli.main import main
 from agentenv.data.sealed import seal
+from agentenv.errors import UnknownName
 from agentenv.policies.endpoint import KEY_VARIABLE, Endpoint
 from agentenv.policies.fake_endpoint import Answer, Body, FakeEndpoint
 
@@ -199,3 +200,30 @@ def test_every_option_of_an_endpoint_stands_in_the_help_and_in_the_documentation
     options = {option.name for option in fields(Endpoint)} - {"model", "url"}
     assert [name for name in options if name not in text] == []
     assert [name for name in options if f"`{name}`" not in page] == []
+
+
+def test_a_spent_budget_ends_with_1_and_a_headline_that_says_of_how_many_questions_the_score_is(
+    tmp_path: Path, retriever: str, questions: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first question takes two requests."""
+    data = ["--dataset", "jsonl", "--data", str(questions), "--concurrency", "1"]
+    with FakeEndpoint(search_then_answer) as server:
+        argv = ["eval", "--policy", f"openai:any@{server.url}#max_requests=2", "--retriever", retriever]
+        argv += ["--out", str(tmp_path / "run"), *data]
+        capsys.readouterr()
+        assert main(argv) == 1
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "1 of 2 questions, 1 faults" in shown
+        assert "INCOMPLETE" in shown
+        assert main(argv) == 1  # the finished folder says it again
+        assert main([*argv, "--retry-faults"]) == 0
+    assert "2 questions, 0 faults" in " ".join(capsys.readouterr().out.split())
+    assert "incomplete" not in json.loads((tmp_path / "run" / "results.json").read_text())
+
+
+def test_a_field_for_the_limit_that_no_endpoint_has_is_refused() -> None:
+    with pytest.raises(UnknownName, match="foo"):
+        Endpoint.parse("m@http://x#limit_field=foo")
+    assert (
+        Endpoint.parse("m@http://x#limit_field=max_completion_tokens").limit_field == "max_completion_tokens"
+    )

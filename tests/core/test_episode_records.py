@@ -10,7 +10,7 @@ import pytest
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.env import AsyncEnv, Env
-from agentenv.core.rollout import Record, RolloutConfig, Start, open_episode, rollout, sample, unplayed
+from agentenv.core.rollout import Record, RolloutConfig, Start, open_episode, rollout, sample
 from agentenv.core.trajectory import SegmentKind, Trajectory, Turn
 from agentenv.core.types import (
     Completion,
@@ -24,7 +24,7 @@ from agentenv.core.types import (
     ToolResult,
     ToolStatus,
 )
-from agentenv.errors import ConfigurationError, ContextTooSmall, EnvFault
+from agentenv.errors import ConfigurationError, EnvFault
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy
 
@@ -220,7 +220,6 @@ def test_one_prompt_without_room_fails_its_own_episode() -> None:
     assert (good.valid, good.reward) == (True, 1.0)
     assert (small.valid, small.end_reason, small.reward) == (False, EndReason.ENV_FAULT, 0.0)
     assert "'long'" in small.error
-    assert unplayed(Start(Listener(), long, 0), "e", ContextTooSmall("x")).task is long
 
 
 @pytest.mark.parametrize("info", [{}, {"task_id": "other"}])

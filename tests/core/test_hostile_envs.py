@@ -328,6 +328,7 @@ def test_numbers_of_other_libraries_are_rewards(reward: Any) -> None:
 class Echoing(Plain):
     """Decodes what the policy wrote as JSON, and shows it in the turn after."""
 
+    refuses_half_escapes = True
     said = ""
 
     def step(self, action: str) -> Step:

@@ -14,7 +14,7 @@ from agentenv.core.batching import Batcher
 from agentenv.core.chat import InlineFormat, TemplateFormat
 from agentenv.core.env import AsyncEnv
 from agentenv.core.protocols import ChatFormat
-from agentenv.core.rollout import RolloutConfig, Start, rollout
+from agentenv.core.rollout import RolloutConfig, Start, never_fitted, rollout
 from agentenv.core.trajectory import SegmentKind, Trajectory, to_record
 from agentenv.core.types import (
     Completion,
@@ -307,10 +307,14 @@ def test_an_observation_that_does_not_fit_is_not_recorded() -> None:
     assert shape(t)[-1] == ("policy", 0, 0, "one<|im_end|>")
 
 
-def test_a_prompt_that_leaves_no_room_is_one_clear_error() -> None:
+def test_a_prompt_that_leaves_no_room_fails_its_own_episode() -> None:
     for deterministic in (True, False):
-        with pytest.raises(ContextTooSmall, match=r"task 't' takes 3 tokens and context_tokens is 3"):
-            run(scripted("one", episodes=2), [Echo(), Echo()], context_tokens=3, deterministic=deterministic)
+        for t in run(
+            scripted("one", episodes=2), [Echo(), Echo()], context_tokens=3, deterministic=deterministic
+        ):
+            assert (t.valid, t.end_reason, t.reward) == (False, EndReason.ENV_FAULT, 0.0)
+            assert "task 't' takes 3 tokens and context_tokens is 3" in t.error
+            assert never_fitted(t)
 
 
 class Small(ScriptedPolicy):
@@ -331,8 +335,9 @@ class Small(ScriptedPolicy):
 def test_the_engine_s_own_context_ends_an_episode_as_well() -> None:
     (t,) = run(Small(10, "one", "bye"), [Echo()])
     assert (t.end_reason, t.valid, t.reward) == (EndReason.TOKEN_LIMIT, True, 0.25)
-    with pytest.raises(ContextTooSmall):
-        run(Small(3, "one"), [Echo()])
+    (t,) = run(Small(3, "one"), [Echo()])
+    assert (t.valid, t.end_reason, never_fitted(t)) == (False, EndReason.ENV_FAULT, True)
+    assert "3 tokens" in t.error
 
 
 def test_turn_tokens_bound_one_turn() -> None:

@@ -173,3 +173,11 @@ def test_canonical_solutions_pass(name: str, count: int) -> None:
     assert all(reason in loaded.exceptions[label] for label, reason in expected.items())
     assert len(loaded.tasks) == count - len(expected)
     assert failed == []
+
+
+def test_tasks_of_different_splits_have_different_ids() -> None:
+    ids = {
+        split: {task.id for task in generate_code_tasks(20, split=split)}
+        for split in ("train", "dev", "test", "")
+    }
+    assert len(set().union(*ids.values())) == 80

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -346,3 +347,16 @@ def test_supporting_documents_of_a_corpus_with_the_same_ids_and_other_texts_are_
     opened = open_ground(source, SearchConfig(retriever="bm25", corpus=str(searched)), EnvConfig(), len)
     assert bool(opened.source.tasks[0].data.get("supporting_ids")) == same
     assert bool(index_recall(opened)) == same
+
+
+def test_a_corpus_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
+    """Also where the new content is as long as the old one and carries its date."""
+    path = tmp_path / "corpus.jsonl"
+    named = Source("s", "", (), None, path)
+    several = Source("s", "", (), None, None, corpora=(("a", path),))
+    for title in ("old", "new"):
+        path.write_text(json.dumps({"id": "1", "title": title, "text": "x"}) + "\n")
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+        for source in (named, several):
+            assert [document.title for document in corpus_of(source) or ()] == [title]
+    assert corpus_of(named) is corpus_of(named)

@@ -12,7 +12,11 @@ import pytest
 from agentenv.core.types import Completion, Document, FinishReason, Passage, Query, Sampling, Task
 from agentenv.data.sources import Source
 from agentenv.envs.local_search import STOP
+<<<<<<< HEAD
 from agentenv.errors import Fault, PolicyFault, RetrieverFault, UnknownName
+=======
+from agentenv.errors import ContextTooSmall, Fault, PolicyFault, UnknownName
+>>>>>>> 436f075 (Close eight leftovers: long questions, half escapes, plans, budgets, environments' sources, intervals)
 from agentenv.evaluation.ground import EnvConfig, Ground
 from agentenv.evaluation.journal import Journal
 from agentenv.evaluation.player import Player, open_player, play_missing
@@ -22,6 +26,16 @@ from agentenv.policies.fakes import ByteTokenizer
 from agentenv.retrievers.fakes import InMemoryRetriever
 
 TASKS = tuple(Task(f"t{i:02d}", f"question {i}", (f"answer {i}",)) for i in range(20))
+
+
+class Plain:
+    """The bytes of `ByteTokenizer` under a name of its own: the budget of its contexts is not widened."""
+
+    def __init__(self) -> None:
+        self._bytes = ByteTokenizer()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bytes, name)
 
 
 class Service:
@@ -184,6 +198,7 @@ def test_a_service_that_never_answered_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "episodes.jsonl").exists()
 
 
+<<<<<<< HEAD
 class Searching(Service):
     """Searches in its first turn and answers in the second."""
 
@@ -228,6 +243,40 @@ def test_a_retriever_that_never_comes_back_stops_the_run(lockstep: bool, tmp_pat
     with pytest.raises(Fault, match="did not answer"):
         play(player(Searching(), batch=1, lockstep=lockstep), tmp_path, field=field)
     assert len((tmp_path / "episodes.jsonl").read_text().splitlines()) == 2
+=======
+ENDLESS = "why " * 20_000
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_a_batch_of_endless_questions_fails_alone(lockstep: bool, tmp_path: Path) -> None:
+    """Eight of them in a row stop nothing, at the beginning, in the middle or at the end."""
+    short = replace(EpisodeCard(), context_tokens=8000)
+    for places in (range(8), range(8, 16), range(12, 20)):
+        tasks = [replace(task, question=ENDLESS) if i in places else task for i, task in enumerate(TASKS)]
+        folder = tmp_path / str(places.start)
+        who = replace(player(Service(), batch=4, lockstep=lockstep), card=short, spec="hf:x")
+        records = play(replace(who, tokenizer=Plain()), folder, field=ground(tasks))
+        assert [i for i, record in enumerate(records) if not record["valid"]] == list(places)
+        assert all("8000" in records[i]["error"] for i in places)
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_questions_that_are_all_endless_are_refused(lockstep: bool, tmp_path: Path) -> None:
+    tasks = [replace(task, question=ENDLESS) for task in TASKS]
+    who = replace(
+        player(Service(), batch=4, lockstep=lockstep),
+        card=replace(EpisodeCard(), context_tokens=8000),
+        tokenizer=Plain(),
+    )
+    with pytest.raises(ContextTooSmall, match="8000"):
+        play(who, tmp_path, field=ground(tasks))
+    assert not (tmp_path / "episodes.jsonl").exists()
+
+
+def test_a_browser_that_dies_with_every_episode_of_a_small_batch_does_not_end_the_run(tmp_path: Path) -> None:
+    records = play(player(Service(broken=range(4, 8)), batch=2, lockstep=True), tmp_path)
+    assert [i for i, record in enumerate(records) if not record["valid"]] == [4, 5, 6, 7]
+>>>>>>> 436f075 (Close eight leftovers: long questions, half escapes, plans, budgets, environments' sources, intervals)
 
 
 def test_what_the_names_stand_for() -> None:

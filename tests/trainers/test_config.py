@@ -31,7 +31,8 @@ def test_overrides_reach_every_kind_of_value() -> None:
     base = load_config("laptop-search")
     words = (
         "--seed 5 --name 7 --rollout.group-size=4 --optimization.learning_rate 3e-5 --evaluation.bounds False "
-        "--evaluation.scorers em_squad f1_squad em_cover --test.limit 9 --test.split dev --test.data a/b "
+        "--evaluation.scorers em_squad f1_squad em_cover --test.limit 9 --test.dataset hotpotqa --test.split dev "
+        "--test.data a/b "
         "--test.world.hops [1,1] --test.world.families lookup --env.options.k 5 --env.options.snippet_words 8"
     )
     config = override(base, words.split())
@@ -169,3 +170,33 @@ def test_the_questions_of_a_run_are_held_out_where_nothing_is_said_of_them() -> 
         ]
     named = TrainConfig.model_validate({"train": {"world": {"split": "test", "seed": 4}}})
     assert (named.train.world.split, named.train.world.seed) == ("test", 4)
+
+
+def test_options_of_the_environment_of_a_base_are_not_those_of_another_one(tmp_path: Path) -> None:
+    other = ["--env.id", "agentenv/Code-v0"]
+    base = load_config("laptop-search")
+    assert base.env.options
+    assert override(base, other).env.options == {}
+    assert override(base, ["--env.options.max_turns", "2", *other]).env.options == {"max_turns": 2}
+    assert override(base, ["--env.id", base.env.id]).env.options == base.env.options
+    file = tmp_path / "own.toml"
+    file.write_text('base = "laptop-search"\nenv = { id = "agentenv/Code-v0", options = { attempts = 2 } }\n')
+    assert load_config(str(file)).env.options == {"attempts": 2}
+    file.write_text('base = "laptop-search"\n[env.options]\nk = 5\n')
+    assert load_config(str(file)).env.options == {**base.env.options, "k": 5}
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("--train.split nope", "nope"),
+        ("--dev.limit 0", "0"),
+        ("--test.limit -3", "-3"),
+        ("--cluster.address nowhere", "nowhere"),
+        ("--cluster.address http://x:6379", "http://x:6379"),
+    ],
+)
+def test_what_the_run_could_not_use_is_refused_when_the_configuration_is_read(words: str, named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        override(load_config("laptop-search"), words.split())
+    assert override(load_config("laptop-search"), ["--cluster.address", "10.0.0.1:6379"]).cluster.address

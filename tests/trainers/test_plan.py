@@ -1,5 +1,6 @@
 """The planner: bytes by hand, a refusal for each thing that can be too large, and a probe that changes nothing."""
 
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 
 from agentenv.errors import ConfigurationError
 from agentenv.policies.lora import adapt
+from agentenv.trainers.addresses import refuse_silent
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.config_files import override
 from agentenv.trainers.plan import Memory, available_memory, memory_of, plan_run
@@ -108,3 +110,14 @@ def test_what_does_not_fit_is_refused_with_what_to_change() -> None:
 def test_an_option_of_another_type_is_refused_before_anything_is_measured() -> None:
     with pytest.raises(ConfigurationError, match="'three'"):
         plan_run(override(SMALL, ["--env.options.k", "three"]))
+
+
+def test_a_plan_for_a_cluster_at_which_nobody_answers_is_refused() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: a connection is refused
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ConfigurationError, match=address):
+            refuse_silent(address)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        refuse_silent(f"127.0.0.1:{listening.getsockname()[1]}")
+    refuse_silent("local")

@@ -8,7 +8,7 @@ import random
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,7 +33,7 @@ from agentenv.core.types import (
     ToolStatus,
 )
 from agentenv.envs.calculator import Calculator
-from agentenv.errors import ConfigurationError, ContextTooSmall, UnknownName
+from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy, complete
 from agentenv.trainers.config import TrainConfig
@@ -135,9 +135,26 @@ def test_a_group_may_have_another_size_than_its_starts() -> None:
     assert [len(group) for group in groups] == [2, 2]
 
 
+def test_a_question_that_fits_no_context_fails_alone_under_every_strategy() -> None:
+    endless = replace(TASK, question="why " * 5000)
+    for name, options in (("tree", {}), ("rollback", {}), ("reflect_retry", {"reflector": "rule"})):
+        groups = [[Start(Calculator(), task, seed, task.id) for seed in range(4)] for task in (TASK, endless)]
+        good, bad = play(groups, stage(SeededPolicy()), get_strategy(name, options))
+        assert all(t.valid for t in good), name
+        assert {t.valid for t in bad} == {False}, name
+        assert all("4000" in t.error for t in bad), name
+
+
+class Refused(ScriptedPolicy):
+    """Cannot be asked."""
+
+    async def generate(self, *args: Any, **more: Any) -> Any:
+        raise ConfigurationError("no such model")
+
+
 def test_bad_input_comes_out_as_it_was_raised() -> None:
-    with pytest.raises(ContextTooSmall, match="context_tokens is 10: raise it"):
-        play([starts(2), starts(2)], stage(ScriptedPolicy({}), context_tokens=10))
+    with pytest.raises(ConfigurationError, match="no such model"):
+        play([starts(2), starts(2)], stage(Refused({})))
 
 
 def test_a_lane_is_one_live_episode() -> None:
