@@ -62,8 +62,8 @@ class Source:
     """Of several sets together: each corpus file, with the name that stands before the ids of its documents."""
 
 
-def check_draw(config: SourceConfig) -> None:
-    """Refuses a number of questions below 1, and a split that a world is not of.
+def check_draw(config: SourceConfig) -> SourceConfig:
+    """``config``, refused with a number of questions below 1, or with a split that its world is not of.
 
     Raises:
         ConfigurationError: either of them.
@@ -77,6 +77,7 @@ def check_draw(config: SourceConfig) -> None:
             f"split is {config.split!r}, and the world is of the split {config.world.split!r}: leave split out, or set "
             "world.split."
         )
+    return config
 
 
 def open_source(config: SourceConfig) -> Source:

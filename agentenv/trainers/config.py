@@ -368,8 +368,7 @@ class TrainConfig(Frozen):
     @classmethod
     def _known_questions(cls, source: SourceConfig) -> SourceConfig:
         check_source(source.dataset, None if source.dataset == OWN else source.split, source.data)
-        check_draw(source)
-        return source
+        return check_draw(source)
 
     @field_validator("search")
     @classmethod

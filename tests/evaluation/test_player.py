@@ -12,11 +12,7 @@ import pytest
 from agentenv.core.types import Completion, Document, FinishReason, Passage, Query, Sampling, Task
 from agentenv.data.sources import Source
 from agentenv.envs.local_search import STOP
-<<<<<<< HEAD
-from agentenv.errors import Fault, PolicyFault, RetrieverFault, UnknownName
-=======
-from agentenv.errors import ContextTooSmall, Fault, PolicyFault, UnknownName
->>>>>>> 436f075 (Close eight leftovers: long questions, half escapes, plans, budgets, environments' sources, intervals)
+from agentenv.errors import ContextTooSmall, Fault, PolicyFault, RetrieverFault, UnknownName
 from agentenv.evaluation.ground import EnvConfig, Ground
 from agentenv.evaluation.journal import Journal
 from agentenv.evaluation.player import Player, open_player, play_missing
@@ -198,7 +194,6 @@ def test_a_service_that_never_answered_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "episodes.jsonl").exists()
 
 
-<<<<<<< HEAD
 class Searching(Service):
     """Searches in its first turn and answers in the second."""
 
@@ -243,7 +238,8 @@ def test_a_retriever_that_never_comes_back_stops_the_run(lockstep: bool, tmp_pat
     with pytest.raises(Fault, match="did not answer"):
         play(player(Searching(), batch=1, lockstep=lockstep), tmp_path, field=field)
     assert len((tmp_path / "episodes.jsonl").read_text().splitlines()) == 2
-=======
+
+
 ENDLESS = "why " * 20_000
 
 
@@ -271,12 +267,6 @@ def test_questions_that_are_all_endless_are_refused(lockstep: bool, tmp_path: Pa
     with pytest.raises(ContextTooSmall, match="8000"):
         play(who, tmp_path, field=ground(tasks))
     assert not (tmp_path / "episodes.jsonl").exists()
-
-
-def test_a_browser_that_dies_with_every_episode_of_a_small_batch_does_not_end_the_run(tmp_path: Path) -> None:
-    records = play(player(Service(broken=range(4, 8)), batch=2, lockstep=True), tmp_path)
-    assert [i for i, record in enumerate(records) if not record["valid"]] == [4, 5, 6, 7]
->>>>>>> 436f075 (Close eight leftovers: long questions, half escapes, plans, budgets, environments' sources, intervals)
 
 
 def test_what_the_names_stand_for() -> None:
