@@ -111,8 +111,8 @@ class Eval:
             benchmark = Benchmark(dataset=",".join(self.dataset), **fields)
             display = displays(benchmark.dataset)
             results = run_benchmark(benchmark, self.out, display, retry_faults=self.retry_faults)
-        whole = {"ok": "incomplete" not in results}
-        return results | {"seconds": _seconds(self.out, results), "out": str(self.out)} | whole
+        ended = {"seconds": _seconds(self.out, results), "ok": "incomplete" not in results}
+        return results | ended | {"out": str(self.out)}
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """Scores with n and interval, retrieval, bounds, errors, costs; of a suite one line a set."""
