@@ -1,4 +1,4 @@
-"""Every figure that the README publishes names its result file and is what stands there; other pages by their list.
+"""Figures that pages publish name their result file and are what stands there.
 
 ``benchmarks/published.toml`` lists texts of the documents with the places of their numbers in a result file, as JSON
 pointers (RFC 6901).
@@ -69,6 +69,24 @@ def test_every_number_of_the_readmes_table_is_checked(figure: str, file: str) ->
         left = left.replace(row["text"], "")
     assert not NUMBER.findall(left), (
         f"{left!r} has numbers that benchmarks/published.toml does not place in {file}"
+    )
+
+
+def pages_with_results() -> list[tuple[str, str]]:
+    """Each page of the documentation with each result file that it names; dated records of what was tried are left out."""
+    pages = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.stem not in ("log", "lab")]
+    known = {path.name for path in RESULTS.glob("*.json")}
+    return [
+        (f"docs/{page.name}", name)
+        for page in pages
+        for name in sorted(known & set(re.findall(r"\w+\.json", page.read_text(encoding="utf-8"))))
+    ]
+
+
+@pytest.mark.parametrize(("document", "file"), pages_with_results())
+def test_what_a_page_takes_from_a_result_file_is_checked(document: str, file: str) -> None:
+    assert any(row["document"] == document and row["file"] == file for row in FIGURES), (
+        f"{document} names {file}: place its figures in benchmarks/published.toml"
     )
 
 
