@@ -20,9 +20,10 @@ from typing import Any
 import pytest
 import torch
 import tyro
+from rich.console import Console
 
 from agentenv.cli.main import COMMANDS, main
-from agentenv.cli.train import next_commands
+from agentenv.cli.train import Train, next_commands
 from agentenv.core.chat import InlineFormat
 from agentenv.core.types import Message
 from agentenv.data.world import FictionalWorld, WorldConfig
@@ -578,3 +579,14 @@ def test_what_to_do_next_fits_the_run(words: list[str], wanted: list[str], not_w
         assert any(word.startswith("runs/my run") or word.startswith("hf:runs/my run") for word in argv)
         module, _, cls = COMMANDS[name].target.partition(":")
         tyro.cli(getattr(importlib.import_module(module), cls), args=argv)  # its flags exist
+
+
+def test_the_end_of_a_run_shows_the_bounds_of_its_score(capsys: pytest.CaptureFixture[str]) -> None:
+    score = {"mean": 0.5, "ci95": [0.4, 0.6], "n": 4}
+    bounds = {"expert": {"mean": 0.985, "n": 4}, "closed_book": {"note": "the policy failed"}}
+    result = {"scorer": "em_squad", "before": score, "after": score, "bounds": bounds, "index_recall": {}}
+    places = {"out": "runs/x", "report": "runs/x/report.html", "policy": "runs/x/policy"}
+    Train(load_config("laptop-search"), Path("runs/x")).show(result | places, Console(width=200))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["bound", "expert", "0.985"] in lines
+    assert ["bound", "closed_book", "the", "policy", "failed"] in lines
