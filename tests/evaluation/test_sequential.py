@@ -2,12 +2,13 @@
 
 from itertools import combinations
 from math import comb
+from typing import Any
 
 import numpy as np
 import pytest
 
 from agentenv.errors import ConfigurationError
-from agentenv.evaluation.sequential import Decision, Verdict, compare_sequentially
+from agentenv.evaluation.sequential import Decision, Floats, Verdict, _cut, _most_extreme, compare_sequentially
 
 
 def verdicts(found: Decision) -> dict[tuple[str, str], Verdict]:
@@ -33,6 +34,85 @@ def test_one_look_is_the_permutation_test() -> None:
     assert verdicts(at[0.05]) == {("a", "b"): Verdict.FIRST_BETTER}
     assert verdicts(at[0.02]) == {("a", "b"): Verdict.NO_DIFFERENCE}
     assert at[0.02].enough
+
+
+def test_a_pair_is_told_apart_when_its_p_value_is_alpha_exactly() -> None:
+    """Of 100 permutations 29 are as extreme as the one seen: p = .29 is at most alpha = .29, whose float times 100 is below 29."""
+    assert 0.29 * 100 < 29
+    scores = {"a": [10.0, 11.0], "b": [0.0, 1.0]}  # 2 of 6 splits are as extreme, so 29 of 100 are not rare
+
+    def apart(alpha: float, seed: int) -> bool:
+        return told_apart(
+            compare_sequentially(
+                scores, per_interim=2, interims=1, alpha=alpha, permutations=99, seed=seed
+            )
+        )
+
+    seeds = [seed for seed in range(200) if apart(0.295, seed) and not apart(0.285, seed)]
+    assert seeds
+    assert all(apart(0.29, seed) for seed in seeds)
+
+
+@pytest.mark.parametrize("unit", [0.1, 1 / 3, 1e9 / 3])
+def test_the_unit_of_the_scores_decides_nothing(unit: float) -> None:
+    """Splits with equal sums of whole numbers are equally extreme in tenths too, where their sums differ by rounding."""
+    rng = np.random.default_rng(1)
+    settings: dict[str, Any] = {"per_interim": 3, "interims": 1, "permutations": 99}
+    told = 0
+    for seed in range(60):
+        whole = {name: rng.integers(0, 9, 3) + shift for name, shift in (("a", 3), ("b", 0))}
+        scaled = {name: values * unit for name, values in whole.items()}
+        for alpha in (0.1, 0.2, 0.3, 0.5):
+            found = [
+                verdicts(compare_sequentially(scores, alpha=alpha, seed=seed, **settings))
+                for scores in (whole, scaled)
+            ]
+            assert found[0] == found[1], (whole, alpha)
+            told += found[0]["a", "b"] is Verdict.FIRST_BETTER
+    assert 20 < told < 220  # both outcomes were compared
+
+
+AB, AC = ("a", "b"), ("a", "c")
+
+
+def sizes(*looks: list[float]) -> list[Floats]:
+    """Sums under the identity and four other permutations, for each look."""
+    return [np.array(look) for look in looks]
+
+
+def test_a_permutation_is_taken_at_one_look_only() -> None:
+    """One of five permutations a look, by hand.
+
+    The fifth is taken at the first look and the fourth at the second. At the third the second is the most extreme of the
+    three left, whatever the first two taken are by now. At the fourth the identity is.
+    """
+    looks = sizes([3, 1, 1, 1, 9], [3, 1, 1, 9, 0], [3, 5, 1, 0, 0], [3, 0, 1, 9, 9])
+    found = [_most_extreme({AB: looks[:depth]}, 0.2) for depth in (1, 2, 3, 4)]
+    assert found == [None, None, None, AB]
+
+
+def test_a_pair_is_as_extreme_as_the_family_s_largest_sum_lets_it_be() -> None:
+    """The largest sums are 5, 4, 4, 1 and 1: the identity is the one of five. The mean, 2.5, would be below the third's 4."""
+    assert _most_extreme({AB: sizes([5, 0, 4, 1, 1]), AC: sizes([0, 4, 4, 1, 1])}, 0.2) == AB
+    # A permutation that is more extreme for the other pair keeps this one in the family.
+    assert _most_extreme({AB: sizes([5, 0, 0, 1, 1]), AC: sizes([0, 6, 0, 1, 1])}, 0.2) is None
+
+
+def test_the_pair_with_the_largest_difference_seen_leaves_the_family_first() -> None:
+    assert _most_extreme({AB: sizes([4, 0, 1, 1, 1]), AC: sizes([-5, 0, 1, 1, 1])}, 0.2) == AC
+    assert _most_extreme({AB: sizes([-5, 0, 1, 1, 1]), AC: sizes([4, 0, 1, 1, 1])}, 0.2) == AB
+
+
+@pytest.mark.parametrize(("allowed", "exceed"), [(-1, 0), (0, 0), (1, 1), (3, 3), (4, 4), (5, 4)])
+def test_as_many_values_exceed_the_cut_as_are_allowed(allowed: int, exceed: int) -> None:
+    for values in ([0.0, 2.0, 3.0, 4.0], [4e9, 0.0, 3e9, 2e9]):
+        assert sum(value > _cut(np.array(values), allowed) for value in values) == exceed
+
+
+def test_ties_with_the_cut_do_not_exceed_it() -> None:
+    for size in (1.0, 1e9):
+        values = np.array([1.0, 3.0, np.nextafter(3.0, 4.0)]) * size
+        assert [int((values > _cut(values, allowed)).sum()) for allowed in (0, 1, 2, 3)] == [0, 0, 2, 3]
 
 
 def test_two_looks_permute_each_interim_by_itself() -> None:

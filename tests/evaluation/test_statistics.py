@@ -148,6 +148,8 @@ def test_the_p_value_of_the_bootstrap_counts_what_lies_at_zero_and_stays_a_proba
     even = paired_bootstrap([0.0, 1.0] * 200, [1.0, 0.0] * 200)
     assert (even.method, even.difference) == ("bootstrap", 0.0)
     assert 0.9 < even.p_value <= 1.0
+    # 200 wins and losses even out in C(200, 100) / 2^200 = .056 of all resamples: on either side lie .528 with them.
+    assert paired_bootstrap([0.0, 1.0] * 100, [1.0, 0.0] * 100).p_value == 1.0
     sure = paired_bootstrap([0.0] * 250, [1.0, 0.5] * 125, resamples=99)
     assert sure.p_value == pytest.approx(2 / 100)
     still = paired_bootstrap([0.0, 0.0, 3.0, 3.0], [1.0, -1.0, 5.0, 1.0], clusters="aabb")

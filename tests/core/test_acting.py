@@ -1,0 +1,261 @@
+"""What an episode asks of its environment beside steps: a snapshot, the way back to it, its release, and forks.
+
+Each of them may be refused, fail or hang. Refusals leave the episode as it is; failures end it as an infrastructure failure
+that names the call; a release that fails hurts nobody.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from agentenv.core.acting import act, capture, check_posed, fork, opening_of, release, rewind
+from agentenv.core.env import Env
+from agentenv.core.episodes import Record, RolloutConfig, Start
+from agentenv.core.snapshot import Snapshot
+from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task
+from agentenv.errors import EnvFault, SnapshotError, SnapshotRefused
+
+TASK = Task("t", "Count.", ("3",))
+CONFIG = RolloutConfig(deadline_s=0.3)
+_gate = threading.Event()
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    _gate.clear()
+    yield
+    _gate.set()
+
+
+def hang() -> None:
+    _gate.wait(20)
+
+
+def refuse() -> None:
+    raise SnapshotRefused("a thread runs")
+
+
+def break_() -> None:
+    raise OSError("no space left")
+
+
+def nothing() -> None: ...
+
+
+class File:
+    """A resource that counts what is held of it, as a sandbox session would hold files."""
+
+    def __init__(self, on_release: Callable[[], None] = nothing) -> None:
+        self.lines: tuple[str, ...] = ()
+        self.held = 0
+        self.on_release = on_release
+        self.released_in = ""
+
+    def snapshot(self) -> "Handle":
+        self.held += 1
+        return Handle(self, self.lines)
+
+    def restore(self, handle: "Handle") -> None:
+        self.lines = handle.lines
+
+    def fork(self) -> "File":
+        twin = File()
+        twin.lines = self.lines
+        return twin
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class Handle:
+    file: File
+    lines: tuple[str, ...]
+
+    def release(self) -> None:
+        self.file.released_in = threading.current_thread().name
+        self.file.on_release()
+        self.file.held -= 1
+
+
+@dataclass
+class Count:
+    turns: int = 0
+    files: list[File] = field(default_factory=list)
+
+
+class Counter(Env[Count]):
+    """Counts its turns; ``trouble`` happens before each snapshot, restore and fork."""
+
+    def __init__(self, trouble: Callable[[], None] = nothing, *files: File) -> None:
+        super().__init__()
+        self.trouble, self.files = trouble, files
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        super().reset(seed=seed)
+        self.state = Count(files=[*self.files])
+        return (Message("user", "Count."),), {"task_id": TASK.id}
+
+    def step(self, action: str) -> Step:
+        self.check_running()
+        self.state.turns += 1
+        for file in self.state.files:
+            file.lines += (action,)
+        return self.result((Message("tool", str(self.state.turns)),), reward=0.25)
+
+    def snapshot(self) -> Snapshot:
+        self.trouble()
+        return super().snapshot()
+
+    def restore(self, snapshot: Snapshot) -> None:
+        self.trouble()
+        super().restore(snapshot)
+
+    def fork(self, n: int = 1) -> list[Any]:
+        self.trouble()
+        return super().fork(n)
+
+
+def begun(env: Counter) -> Record:
+    env.reset(seed=0)
+    return Record(Start(env, TASK, 0), "e-0")
+
+
+def said(record: Record) -> str:
+    """What the next turn of the environment shows; the episode goes on."""
+    observation = asyncio.run(act(record, "on", RolloutConfig()))
+    assert observation is not None
+    return observation[0].text
+
+
+def test_a_snapshot_brings_the_environment_back_any_number_of_times() -> None:
+    file = File()
+    record = begun(Counter(nothing, file))
+    assert said(record) == "1"
+    snapshot = asyncio.run(capture(record, CONFIG))
+    assert snapshot is not None
+    for _ in range(2):
+        assert [said(record), said(record)] == ["2", "3"]
+        asyncio.run(rewind(record, snapshot, CONFIG))
+        assert file.lines == ("on",)
+    assert record.ended is None
+    assert record.reward == 5 * 0.25  # the record is the caller's to wind back
+
+
+def test_forks_are_as_many_as_asked_for_and_go_their_own_ways() -> None:
+    record = begun(Counter())
+    assert said(record) == "1"
+    twins = asyncio.run(fork(record, 3, CONFIG))
+    assert len(twins) == 3
+    assert [twin.step("on").observation[0].text for twin in twins] == ["2"] * 3
+    assert twins[0].step("on").observation[0].text == "3"
+    assert said(record) == "2"
+
+
+Ask = Callable[[Record], Coroutine[Any, Any, object]]
+
+
+def asked(name: str, snapshot: Snapshot) -> Ask:
+    calls: dict[str, Ask] = {
+        "snapshot": lambda record: capture(record, CONFIG),
+        "restore": lambda record: rewind(record, snapshot, CONFIG),
+        "fork": lambda record: fork(record, 2, CONFIG),
+    }
+    return calls[name]
+
+
+@pytest.mark.parametrize(("call", "nothing_given"), [("snapshot", None), ("fork", [])])
+def test_a_state_that_refuses_to_be_captured_leaves_the_episode_as_it_is(
+    call: str, nothing_given: object
+) -> None:
+    env = Counter()
+    record = begun(env)
+    snapshot = env.snapshot()
+    env.trouble = refuse
+    assert asyncio.run(asked(call, snapshot)(record)) == nothing_given
+    assert record.ended is None
+    assert said(record) == "1"
+
+
+@pytest.mark.parametrize(("trouble", "named"), [(break_, "no space left"), (hang, "the environment's {}")])
+@pytest.mark.parametrize(("call", "nothing_given"), [("snapshot", None), ("restore", None), ("fork", [])])
+def test_a_failure_ends_the_episode_masked_and_named(
+    call: str, nothing_given: object, trouble: Callable[[], None], named: str
+) -> None:
+    env = Counter()
+    record = begun(env)
+    snapshot = env.snapshot()
+    env.trouble = trouble
+    assert asyncio.run(asked(call, snapshot)(record)) == nothing_given
+    assert record.ended is not None
+    assert (record.ended.end_reason, record.ended.valid, record.ended.reward) == (
+        EndReason.ENV_FAULT,
+        False,
+        0.0,
+    )
+    assert named.format(call) in record.ended.error
+
+
+def test_going_back_to_what_was_released_is_a_failure_of_that_episode() -> None:
+    env = Counter()
+    record = begun(env)
+    snapshot = env.snapshot()
+    snapshot.release()
+    asyncio.run(rewind(record, snapshot, CONFIG))
+    assert record.ended is not None
+    assert record.ended.end_reason is EndReason.ENV_FAULT
+    assert SnapshotError.__name__ in record.ended.error
+
+
+def test_a_release_frees_what_is_held_in_a_thread_of_the_environments() -> None:
+    """Freeing files may take long, so that the loop of the run must not do it; without any there is nothing to wait for."""
+    file = File()
+    record = begun(Counter(nothing, file))
+    snapshot = asyncio.run(capture(record, CONFIG))
+    assert snapshot is not None
+    assert file.held == 1
+    asyncio.run(release(snapshot, CONFIG))
+    assert (file.held, snapshot.released) == (0, True)
+    assert file.released_in != threading.current_thread().name
+    bare = asyncio.run(capture(begun(Counter()), CONFIG))
+    assert bare is not None
+    asyncio.run(release(bare, CONFIG))
+    assert bare.released
+
+
+@pytest.mark.parametrize("trouble", [break_, hang])
+def test_a_release_that_fails_or_hangs_hurts_nobody(trouble: Callable[[], None]) -> None:
+    file = File(trouble)
+    record = begun(Counter(nothing, file))
+    snapshot = asyncio.run(capture(record, CONFIG))
+    assert snapshot is not None
+    asyncio.run(release(snapshot, CONFIG))
+    assert file.held == 1  # what could not be freed is left to the environment's close
+    assert record.ended is None
+
+
+class Sleepy(Counter):
+    """Hangs in its reset."""
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        hang()
+        return super().reset(seed=seed)
+
+
+def test_a_reset_that_hangs_is_named() -> None:
+    with pytest.raises(EnvFault, match="the environment's reset"):
+        asyncio.run(opening_of(Start(Sleepy(), TASK, 0), CONFIG))
+
+
+def test_another_task_than_the_one_to_be_posed_is_refused_with_both_names() -> None:
+    check_posed(TASK, {"task_id": "t"})
+    for info, named in (({"task_id": "other"}, "'other'"), ({}, "task_id")):
+        with pytest.raises(EnvFault, match=f"'t'.*{named}"):
+            check_posed(TASK, info)
