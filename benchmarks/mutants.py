@@ -1,24 +1,28 @@
 """The share of mutants that the tests kill: small changes of the source, each of which should make some test fail.
 
-mutmut makes the mutants and runs the tests that reach each one; ``[tool.mutmut]`` in ``pyproject.toml`` says of which
-modules and with which tests. This script draws a sample of them, has it run, and sorts the survivors by reason:
+mutmut makes the mutants; ``[tool.mutmut]`` in ``pyproject.toml`` says of which modules and names the tests that may be run.
+This script draws a sample of them and runs, for each, the test file of its module and the files that import it, until a test
+fails (``mutant_runs.py``). Tests that stand further away are not run, so that the share of killed ones is a lower bound. The
+survivors are sorted by reason:
 
 ``text``         only words of a sentence differ, which no test of this project pins
 ``strict``       only the argument ``strict`` of ``zip`` differs, where both sides have one length by construction
 ``encoding``     only an encoding differs that is also the platform's default
 ``read``         ``mutants_explained.toml`` says in a sentence why it is no mistake that a test should find
 ``raised``       an error has another message as a whole: no test asks whether it names the offending value
-``no tests``     none of the chosen tests reaches the function
+``no tests``     no test file imports the module
+``died``         the process ended without a test that failed
+``out of time``  its tests took 90 seconds of the processor or ten minutes by the clock
 ``unexplained``  everything else: a test is missing, or the mutant computes the same
 
-A mutant whose tests ran out of time is run once more, alone, since the cause may be other load on the machine; those that run
-out of time again are counted as killed, and given by number. ``--again`` runs the survivors of the same draw once more after
-tests were added and adds its figures to those of the first run in the result file.
+A mutant whose tests ran out of time is not counted as killed: other load on the machine may be the cause. ``--again`` runs
+all of the same draw that were not killed once more, after tests were added, and adds its figures to those of the first run.
 
     make mutants ARGS="--sample 1500"
     make mutants ARGS="--sample 1500 --again"
 """
 
+import contextlib
 import io
 import json
 import os
@@ -30,6 +34,7 @@ import tokenize
 import tomllib
 from collections import Counter
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,45 +44,128 @@ from agentenv.evaluation.statistics import wilson_interval
 
 ROOT = Path(__file__).resolve().parents[1]
 MUTANTS = ROOT / "mutants"
+VERDICTS = MUTANTS / "verdicts.jsonl"
 EXPLAINED = Path(__file__).with_name("mutants_explained.toml")
-KILLED = ("killed", "timeout", "suspicious", "segfault")
 WHY = {
     "text": "Only words of a sentence differ, and no test pins those.",
     "strict": "Both sides of the zip have one length by construction, so that the check never fails.",
     "encoding": "The encoding is also the default of the platform.",
     "raised": "No test asks what the message of this error names.",
-    "no tests": "None of the chosen tests reaches the function.",
+    "no tests": "No test file imports the module.",
+    "died": "The process of the tests ended, and no test had failed before.",
+    "out of time": "Its tests ran out of time, which a mutant may cause by a loop without an end, or other load by itself.",
     "unexplained": "",
 }
-FIRST = "agentenv.core.pauses*"
-"""A small module: its run makes all mutants, so that they can be drawn from."""
 _STRICT = re.compile(r",\s*(strict=\w+)?\s*\)")
 _ENCODING = re.compile(r"encoding=[^,)]+,?\s*|\"utf-?8\"|None", re.IGNORECASE)
 _RAISED = re.compile(r"^(raise \w+\().*\)$")
 
 
-def verdicts() -> dict[str, int | None]:
-    """The exit status of the tests by mutant; None for one that was not run."""
-    found: dict[str, int | None] = {}
-    for path in sorted(MUTANTS.glob("agentenv/**/*.meta")):
-        found |= json.loads(path.read_text(encoding="utf-8"))["exit_code_by_key"]
-    return found
+def settings() -> dict[str, Any]:
+    """What ``pyproject.toml`` tells mutmut."""
+    found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    return dict(found["mutmut"])
+
+
+def make(children: int) -> list[str]:
+    """Makes all mutants that are not there yet, beside a copy of the tests, and returns their names."""
+    from mutmut.__main__ import copy_also_copy_files, copy_src_dir, create_mutants
+    from mutmut.mutation.trampoline import set_mutant_under_test
+
+    os.chdir(ROOT)
+    MUTANTS.mkdir(exist_ok=True)
+    set_mutant_under_test("mutant_generation")
+    with contextlib.redirect_stdout(sys.stderr):
+        copy_src_dir()
+        copy_also_copy_files()
+        create_mutants(children)
+    set_mutant_under_test("")
+    return sorted(
+        name
+        for path in MUTANTS.glob("agentenv/**/*.meta")
+        for name in json.loads(path.read_text(encoding="utf-8"))["exit_code_by_key"]
+    )
+
+
+def files_for(module: str) -> list[str]:
+    """The test files for ``module``: that of the same name first, then those that import it, the smaller ones first.
+
+    Where none has its name, those that import a module that imports it come too, and where even these are none all of its
+    package's and the commands'.
+    """
+    found = _importing(module)
+    if not any(file.name == _own(module) for file in found):
+        pattern = _named(module)
+        users = (path for path in sorted(ROOT.glob("agentenv/**/*.py")) if pattern.search(_text(path)))
+        for user in users:
+            found += _importing(".".join(user.relative_to(ROOT).with_suffix("").parts))
+    found = found or [file for file in _chosen() if file.parent.name in (module.split(".")[1], "cli")]
+    return [file.relative_to(MUTANTS).as_posix() for file in dict.fromkeys(found)]
+
+
+def _importing(module: str) -> list[Path]:
+    pattern, own = _named(module), _own(module)
+    found = [file for file in _chosen() if file.name == own or pattern.search(_text(file))]
+    return sorted(found, key=lambda file: (file.name != own, file.stat().st_size, file))
+
+
+def _own(module: str) -> str:
+    return f"test_{module.rpartition('.')[2]}.py"
+
+
+def _named(module: str) -> re.Pattern[str]:
+    return re.compile(rf"\b{re.escape(module)}\b")
+
+
+@cache
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+@cache
+def _chosen() -> tuple[Path, ...]:
+    return tuple(file for word in selection()[0] for file in _expanded(MUTANTS / word))
+
+
+def selection() -> tuple[list[str], list[str]]:
+    """Files and folders of tests that may be run, and the words that leave some of them out."""
+    words = settings()["pytest_add_cli_args_test_selection"]
+    end = words.index("--deselect")
+    return words[:end], words[end:]
+
+
+def _expanded(path: Path) -> list[Path]:
+    return sorted(path.rglob("test_*.py")) if path.is_dir() else [path]
 
 
 def run(names: Iterable[str], children: int) -> None:
-    """Has mutmut run the mutants of these names or patterns."""
-    command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(children), *names]
-    done = subprocess.run(
-        command, cwd=ROOT, check=False, stdout=sys.stderr, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
+    """Runs the tests of these mutants; what became of them stands in ``VERDICTS``."""
+    files = {module: files_for(module) for module in set(map(module_of, names))}
+    todo = [{"mutant": name, "files": files[module_of(name)]} for name in names]
+    listed = MUTANTS / "drawn.json"
+    listed.write_text(json.dumps(todo), encoding="utf-8")
+    words = ["--rootdir=.", "-p", "mutant_runs", *settings()["pytest_add_cli_args"], *selection()[1]]
+    words += ["--mutants", str(listed), "--verdicts", str(VERDICTS), "--children", str(children)]
+    words += sorted({file for several in files.values() for file in several})
+    command = [sys.executable, "-m", "pytest", "-q", *words]
+    paths = os.pathsep.join([str(MUTANTS), str(Path(__file__).parent)])
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "MUTANT_UNDER_TEST": ""}
+    done = subprocess.run(command, cwd=MUTANTS, check=False, stdout=sys.stderr, env=env)
     if done.returncode:
-        sys.exit(f"mutmut ended with status {done.returncode}.")
+        sys.exit(f"The tests ended with status {done.returncode}.")
+
+
+def verdicts() -> dict[str, dict[str, Any]]:
+    """What became of each mutant that was run, the last time."""
+    rows = map(json.loads, VERDICTS.read_text(encoding="utf-8").splitlines())
+    return {row["mutant"]: row for row in rows}
 
 
 def changed(name: str) -> tuple[str, str]:
     """The lines that a mutant takes away and those that it puts in their place."""
-    command = [sys.executable, "-m", "mutmut", "show", name]
-    diff = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+    from mutmut.__main__ import find_mutant, get_diff_for_mutant
+
+    diff = get_diff_for_mutant(name, path=find_mutant(name).path).splitlines()
     lines = [line for line in diff if not line.startswith(("---", "+++"))]
     return tuple("\n".join(line[1:].strip() for line in lines if line[:1] == sign) for sign in "-+")  # type: ignore[return-value]
 
@@ -126,7 +214,7 @@ def survivor(name: str, status: str, read: dict[tuple[str, str, str], str]) -> d
     if (function, before, after) in read:
         kind, why = "read", read[function, before, after]
     else:
-        kind = "no tests" if status == "no tests" else reason(before, after)
+        kind = reason(before, after) if status == "survived" else status
         why = WHY[kind]
     return {"mutant": name, "reason": kind, "before": before, "after": after, "why": why}
 
@@ -144,35 +232,30 @@ def main() -> None:
     parser.add_argument("--children", type=int, default=1, help="mutants that run at once")
     parser.add_argument("--again", action="store_true", help="run the survivors of the same draw once more")
     args = parser.parse_args()
-    run([FIRST], args.children)
-    names = sorted(verdicts())
+    names = make(args.children)
     drawn = random.Random(args.seed).sample(names, args.sample) if args.sample else names
-    first = first_figures(args.out or RESULTS / "mutants.json", drawn) if args.again else {}
-    run(select(drawn, not_killed=True) if args.again else drawn if args.sample else [], args.children)
-    late = [name for name, status in statuses(drawn).items() if status == "timeout"]
-    if late:
-        run(late, 1)
-    figures = summary(len(names), statuses(drawn)) | {"first_run_out_of_time": len(late)} | first
+    if args.again:
+        ended = statuses(drawn)
+        first = first_figures(args.out or RESULTS / "mutants.json", ended)
+        run([name for name, how in ended.items() if how != "killed"], args.children)
+    else:
+        first = {}
+        VERDICTS.unlink(missing_ok=True)
+        run(drawn, args.children)
+    figures = summary(len(names), statuses(drawn)) | first
     finish("mutants", args, figures, lines(figures))
 
 
 def statuses(names: Iterable[str]) -> dict[str, str]:
     """What became of each of these mutants."""
-    from mutmut.stats import status_by_exit_code  # type: ignore[import-not-found]
-
     found = verdicts()
-    return {name: status_by_exit_code[found[name]] for name in names}
+    return {name: found[name]["ended"] for name in names}
 
 
-def select(names: Iterable[str], *, not_killed: bool) -> list[str]:
-    """Those of ``names`` that no test has killed, or those that one has."""
-    return [name for name, status in statuses(names).items() if (status not in KILLED) is not_killed]
-
-
-def first_figures(path: Path, drawn: Iterable[str]) -> dict[str, Any]:
+def first_figures(path: Path, ended: dict[str, str]) -> dict[str, Any]:
     """The figures of the run before in a result file, for the file of the run that follows it."""
     earlier = json.loads(path.read_text(encoding="utf-8"))
-    if earlier["killed"] != len(select(drawn, not_killed=False)):
+    if earlier["killed"] != list(ended.values()).count("killed"):
         sys.exit(f"{path} is not of this draw, or what it ran is gone: run the draw without --again first.")
     kept = ("command", "killed", "killed_share", "killed_share_ci95", "survivors_by_reason", "survivors")
     return {"first_run": earlier.get("first_run", {key: earlier[key] for key in kept})}
@@ -180,7 +263,7 @@ def first_figures(path: Path, drawn: Iterable[str]) -> dict[str, Any]:
 
 def summary(all_mutants: int, status: dict[str, str]) -> dict[str, Any]:
     """Counts and shares, by module and in all, and the survivors with their changed lines and the reason."""
-    killed = {name for name, outcome in status.items() if outcome in KILLED}
+    killed = {name for name, outcome in status.items() if outcome == "killed"}
     read = explained()
     survivors = [survivor(name, status[name], read) for name in sorted(set(status) - killed)]
     modules = Counter(map(module_of, status))
@@ -192,7 +275,6 @@ def summary(all_mutants: int, status: dict[str, str]) -> dict[str, Any]:
         "mutants": all_mutants,
         "run": len(status),
         "killed": len(killed),
-        "of_these_by_timeout": sum(status[name] == "timeout" for name in killed),
         "killed_share": len(killed) / len(status),
         "killed_share_ci95": list(wilson_interval(len(killed), len(status))),
         "explained": with_reason,

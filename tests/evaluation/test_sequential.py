@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from agentenv.errors import ConfigurationError
-from agentenv.evaluation.sequential import Decision, Floats, Verdict, _cut, _most_extreme, compare_sequentially
+from agentenv.evaluation.sequential import (
+    Decision,
+    Floats,
+    Verdict,
+    _cut,
+    _most_extreme,
+    compare_sequentially,
+)
 
 
 def verdicts(found: Decision) -> dict[tuple[str, str], Verdict]:
@@ -43,9 +50,7 @@ def test_a_pair_is_told_apart_when_its_p_value_is_alpha_exactly() -> None:
 
     def apart(alpha: float, seed: int) -> bool:
         return told_apart(
-            compare_sequentially(
-                scores, per_interim=2, interims=1, alpha=alpha, permutations=99, seed=seed
-            )
+            compare_sequentially(scores, per_interim=2, interims=1, alpha=alpha, permutations=99, seed=seed)
         )
 
     seeds = [seed for seed in range(200) if apart(0.295, seed) and not apart(0.285, seed)]
