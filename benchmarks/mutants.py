@@ -1,9 +1,9 @@
 """The share of mutants that the tests kill: small changes of the source, each of which should make some test fail.
 
 mutmut makes the mutants; ``[tool.mutmut]`` in ``pyproject.toml`` says of which modules and names the tests that may be run.
-This script draws a sample of them and runs, for each, the test file of its module and the files that import it, until a test
-fails (``mutant_runs.py``). Tests that stand further away are not run, so that the share of killed ones is a lower bound. The
-survivors are sorted by reason:
+This script draws a sample of them and runs, for each, the test file of its module, then the files that import it and those
+that import a module that does, until a test fails (``mutant_runs.py``). Tests that stand further away are not run, so that the
+share of killed ones is a lower bound. The survivors are sorted by reason:
 
 ``text``         only words of a sentence differ, which no test of this project pins
 ``strict``       only the argument ``strict`` of ``zip`` differs, where both sides have one length by construction
@@ -90,14 +90,12 @@ def make(children: int) -> list[str]:
 def files_for(module: str) -> list[str]:
     """The test files for ``module``: that of the same name first, then those that import it, the smaller ones first.
 
-    Where none has its name, those that import a module that imports it come too, and where even these are none all of its
-    package's and the commands'.
+    After them come those that import a module that imports it; where there are none at all, those of its package and of the
+    commands.
     """
-    found = _importing(module)
-    if not any(file.name == _own(module) for file in found):
-        pattern = _named(module)
-        users = (path for path in sorted(ROOT.glob("agentenv/**/*.py")) if pattern.search(_text(path)))
-        for user in users:
+    found, pattern = _importing(module), _named(module)
+    for user in sorted(ROOT.glob("agentenv/**/*.py")):
+        if pattern.search(_text(user)):
             found += _importing(".".join(user.relative_to(ROOT).with_suffix("").parts))
     found = found or [file for file in _chosen() if file.parent.name in (module.split(".")[1], "cli")]
     return [file.relative_to(MUTANTS).as_posix() for file in dict.fromkeys(found)]

@@ -133,6 +133,21 @@ def said(record: Record) -> str:
     return observation[0].text
 
 
+class Keyed(Counter):
+    """Says which state it is in."""
+
+    def anchor_key(self) -> str:
+        return f"after {self.state.turns}"
+
+
+def test_a_turn_is_recorded_with_the_state_that_it_was_taken_in() -> None:
+    record = begun(Keyed())
+    assert [said(record), said(record)] == ["1", "2"]
+    assert [turn.anchor_key for turn in record.turns] == ["after 0", "after 1"]
+    assert [turn.observation[0].text for turn in record.turns] == ["1", "2"]
+    assert [(turn.action, turn.reward, turn.valid) for turn in record.turns] == [("on", 0.25, True)] * 2
+
+
 def test_a_snapshot_brings_the_environment_back_any_number_of_times() -> None:
     file = File()
     record = begun(Counter(nothing, file))

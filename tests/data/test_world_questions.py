@@ -147,7 +147,8 @@ def test_only_a_comparison_of_two_plain_names_may_hold_its_answer() -> None:
     assert {earlier.format("Ann", "Bob"), later.format("Ann", "Bob")} & plain  # the same facts are asked once
     nested = asked(tiny(), "comparison", 3)
     assert later.format("Ann", "the author of W1") in nested  # Bob
-    assert earlier.format("Ann", "the author of W1") not in nested  # Ann
+    solver = Solver(tiny())
+    assert not [one for one in nested if any(answer in one.split(",")[-1] for answer in solver.answers(one))]
     born = "Where was the author of {} born?"
     assert born.format("W1") in asked(tiny(), "bridge")
     told = replace(tiny(), names=tiny().names | {"work": ["Hi Saga", "W2"]})

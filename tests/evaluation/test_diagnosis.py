@@ -42,6 +42,11 @@ MISSED = {
             "gave_up",
         ),  # searched once more
         (None, {"turns": [{"action": "<answer>Paris", "valid": False}]}, "format"),
+        (
+            None,
+            {"turns": [{"action": "<answer>Paris"}]},
+            "gave_up",
+        ),  # a turn counts as valid where it says nothing
         (None, {"turns": []}, "gave_up"),
         ("Paris", {"valid": False}, "fault"),
     ],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentenv.cli.main import main
-from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.errors import AgentEnvError, ConfigurationError, UnknownName
 from agentenv.evaluation.compare import compare_suites
 from agentenv.evaluation.records import Record
 from agentenv.evaluation.report import write_report
@@ -130,6 +130,30 @@ def suite(
         path.write_text(json.dumps(json.loads(path.read_text()) | found))
     summarize_suite(folder, list(right))
     return folder
+
+
+class Silent:
+    """A display of nothing."""
+
+    def phase(self, name: str, total: int) -> None: ...
+
+    def advance(self, done: int, figures: dict[str, Any]) -> None: ...
+
+    def note(self, sentence: str) -> None: ...
+
+
+def test_a_folder_takes_the_same_suite_again_and_no_other(
+    tmp_path: Path, record: Maker, write_run: Callable[..., None]
+) -> None:
+    """The same one gets as far as its first set, whose folder is not of this evaluation; another one is refused whole."""
+    folder = suite(tmp_path / "a", record, write_run, {"hotpotqa": {0}, "musique": {0}})
+    held = (folder / "suite.json").read_bytes()
+    for second, refused in (("musique", r"^hotpotqa: "), ("nq", r"'hotpotqa', 'musique'.*'hotpotqa', 'nq'")):
+        (tmp_path / "suite.toml").write_text(f"[hotpotqa]\n[{second}]\n")
+        asked = read_suite(tmp_path / "suite.toml", DEFAULTS | {"data": tmp_path})
+        with pytest.raises(AgentEnvError, match=refused):
+            asked.run(folder, lambda name: Silent())
+    assert (folder / "suite.json").read_bytes() == held
 
 
 @pytest.fixture

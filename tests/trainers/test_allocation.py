@@ -165,6 +165,12 @@ def test_dars_allocations(accuracy: float, weighting: str, scale: str, expected:
     assert given == expected
 
 
+def test_a_half_is_where_a_group_stops_being_hard() -> None:
+    """Size 20: 9 and 11 right have the same S, .495, so 20 S = 9.9 of a peak of 10: ceil(.1 / .495) = 1 for the hard one."""
+    given = [hardness_allocation(right / 20, 20, cap=32) for right in (9, 10, 11)]
+    assert given == [1, 0, 0]
+
+
 def test_float_noise_buys_no_rollout() -> None:
     """Size 6, a = 1/3: S = 4/9, n S = 8/3; hardness 2 (2/3) 3 = 4: (4/3) / (4/9) = 3 and not 4."""
     assert hardness_allocation(1 / 3, 6, cap=64, weighting="hardness") == 3

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.core.trajectory import Trajectory
+from agentenv.core.trajectory import Trajectory, Turn
 from agentenv.core.types import EndReason, Task
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.advantages import get_estimator
@@ -87,6 +87,18 @@ def test_a_proposer_is_paid_by_the_solve_rate_of_its_question(name: str) -> None
     board.plays["solve"] = tries
     assert board.solve_rate == 0.25
     assert REWARDS[name](board, "propose", 0) == pytest.approx(0.75)
+
+
+def test_the_form_is_of_the_tags_that_the_move_writes(episode: Callable[..., Trajectory]) -> None:
+    """Whole, doubled and open: 1, .5 and 0. What else stands there does not count."""
+    task = Task("t", "q")
+    for text, worth in (("<a>x</a><b>y", 1.0), ("<a>x</a><a>z</a>", 0.5), ("<a>x", 0.0), ("", 0.0)):
+        turn = Turn(text)
+        board = Board(task)
+        board.plays["propose"] = [
+            Trajectory(task, (), (turn,), 1.0, EndReason.ANSWERED, info={"writes": ("a",)})
+        ]
+        assert REWARDS["form"](board, "propose", 0) == worth
 
 
 def test_each_role_is_compared_with_itself(episode: Callable[..., Trajectory]) -> None:

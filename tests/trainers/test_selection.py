@@ -1,5 +1,6 @@
 """Which tasks are played: posteriors, worst-case weights and schedules, by hand."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -101,6 +102,20 @@ def test_a_class_loss_is_a_mean_over_its_own_steps() -> None:
     sampler.settle(ledger_of({0: [0, 0], 1: [1, 1]}))
     figures = sampler.settle(ledger_of({0: [0, 1], 2: [1, 0]}, step=2)).figures
     assert figures == pytest.approx({"loss_hops_1": 0.14 / 0.19, "loss_hops_2": 0.0})
+
+
+def test_losses_of_classes_are_taken_up_again() -> None:
+    """A resumed sampler draws as the one that was stopped, and goes on with its means."""
+    sampler, resumed = GroupRobust(), GroupRobust()
+    sampler.settle(ledger_of({0: [0, 0], 1: [1, 1]}))
+    resumed.load_state_dict(json.loads(json.dumps(sampler.state_dict())))
+    for step in range(2, 6):
+        drawn = [one.draw(ledger_of({}, step=step, seed=step, questions=3)) for one in (sampler, resumed)]
+        assert drawn[0] == drawn[1]
+        figures = [
+            one.settle(ledger_of({0: [0, 1], 2: [1, 0]}, step=step)).figures for one in (sampler, resumed)
+        ]
+        assert figures[0] == figures[1]
 
 
 def test_failing_classes_are_drawn_more() -> None:
