@@ -2,8 +2,8 @@
 
 mutmut makes the mutants; ``[tool.mutmut]`` in ``pyproject.toml`` says of which modules and names the tests that may be run.
 This script draws a sample of them and runs, for each, the test file of its module, then the files that import it and those
-that import a module that does, until a test fails (``mutant_runs.py``). Tests that stand further away are not run, so that the
-share of killed ones is a lower bound. The survivors are sorted by reason:
+that import a module that does, until a test fails (``mutant_runs.py``). Tests that stand further away are not run, so that
+the share of killed ones is a lower bound. The survivors are sorted by reason:
 
 ``text``         only words of a sentence differ, which no test of this project pins
 ``strict``       only the argument ``strict`` of ``zip`` differs, where both sides have one length by construction

@@ -207,6 +207,11 @@ def test_a_turn_ends_as_the_template_ends_it(base_model: Any) -> None:
     assert base_model.decode(extended[len(held) + 1 :]).count("<|im_end|>") == 1
 
 
+def test_the_end_is_that_of_the_assistant_s_turns_alone(base_model: Any) -> None:
+    base_model.chat_template = "{% for m in messages %}{{ m['content'] + ('<|im_end|>' if m['role'] == 'assistant' else '<pad>') }}{% endfor %}"
+    assert end_of_turn(base_model) == base_model.convert_tokens_to_ids("<|im_end|>")
+
+
 def test_every_end_of_a_turn_is_known(base_model: Any) -> None:
     end, eos = end_of_turn(base_model), base_model.eos_token_id
     assert ends_of_turn(base_model) == (eos, end)

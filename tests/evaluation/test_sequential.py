@@ -44,7 +44,7 @@ def test_one_look_is_the_permutation_test() -> None:
 
 
 def test_a_pair_is_told_apart_when_its_p_value_is_alpha_exactly() -> None:
-    """Of 100 permutations 29 are as extreme as the one seen: p = .29 is at most alpha = .29, whose float times 100 is below 29."""
+    """Of 100 permutations 29 are as extreme as the one seen: p is at most alpha = .29, whose float times 100 is below 29."""
     assert 0.29 * 100 < 29
     scores = {"a": [10.0, 11.0], "b": [0.0, 1.0]}  # 2 of 6 splits are as extreme, so 29 of 100 are not rare
 
@@ -97,7 +97,7 @@ def test_a_permutation_is_taken_at_one_look_only() -> None:
 
 
 def test_a_pair_is_as_extreme_as_the_family_s_largest_sum_lets_it_be() -> None:
-    """The largest sums are 5, 4, 4, 1 and 1: the identity is the one of five. The mean, 2.5, would be below the third's 4."""
+    """The largest sums are 5, 4, 4, 1 and 1: the identity is the one of five. Its mean, 2.5, is below the third's 4."""
     assert _most_extreme({AB: sizes([5, 0, 4, 1, 1]), AC: sizes([0, 4, 4, 1, 1])}, 0.2) == AB
     # A permutation that is more extreme for the other pair keeps this one in the family.
     assert _most_extreme({AB: sizes([5, 0, 0, 1, 1]), AC: sizes([0, 6, 0, 1, 1])}, 0.2) is None
