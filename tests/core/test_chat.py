@@ -208,7 +208,8 @@ def test_a_turn_ends_as_the_template_ends_it(base_model: Any) -> None:
 
 
 def test_the_end_is_that_of_the_assistant_s_turns_alone(base_model: Any) -> None:
-    base_model.chat_template = "{% for m in messages %}{{ m['content'] + ('<|im_end|>' if m['role'] == 'assistant' else '<pad>') }}{% endfor %}"
+    other = "('<|im_end|>' if m['role'] == 'assistant' else '<pad>')"
+    base_model.chat_template = "{% for m in messages %}{{ m['content'] + " + other + " }}{% endfor %}"
     assert end_of_turn(base_model) == base_model.convert_tokens_to_ids("<|im_end|>")
 
 
