@@ -65,7 +65,9 @@ def test_the_unit_of_the_scores_decides_nothing(unit: float) -> None:
     settings: dict[str, Any] = {"per_interim": 3, "interims": 1, "permutations": 99}
     told = 0
     for seed in range(60):
-        whole = {name: rng.integers(0, 9, 3) + shift for name, shift in (("a", 3), ("b", 0))}
+        whole = {
+            name: rng.integers(0, 9, 3).astype(np.float64) + shift for name, shift in (("a", 3), ("b", 0))
+        }
         scaled = {name: values * unit for name, values in whole.items()}
         for alpha in (0.1, 0.2, 0.3, 0.5):
             found = [
