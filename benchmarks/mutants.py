@@ -1,9 +1,9 @@
 """The share of mutants that the tests kill: small changes of the source, each of which should make some test fail.
 
 mutmut makes the mutants; ``[tool.mutmut]`` in ``pyproject.toml`` says of which modules and names the tests that may be run.
-This script draws a sample of them and runs, for each, the test file of its module, then the files that import it and those
-that import a module that does, until a test fails (``mutant_runs.py``). Tests that stand further away are not run, so that
-the share of killed ones is a lower bound. The survivors are sorted by reason:
+This script draws a sample of them and runs, for each, the test file of its module, then the files that import it and, where
+these are few, those that import a module that does, until a test fails (``mutant_runs.py``). Tests that stand further away
+are not run, so that the share of killed ones is a lower bound. The survivors are sorted by reason:
 
 ``text``         only words of a sentence differ, which no test of this project pins
 ``strict``       only the argument ``strict`` of ``zip`` differs, where both sides have one length by construction
@@ -45,6 +45,8 @@ from agentenv.evaluation.statistics import wilson_interval
 ROOT = Path(__file__).resolve().parents[1]
 MUTANTS = ROOT / "mutants"
 VERDICTS = MUTANTS / "verdicts.jsonl"
+ENOUGH = 5
+"""Files of tests, from which on no more are looked for further away."""
 EXPLAINED = Path(__file__).with_name("mutants_explained.toml")
 WHY = {
     "text": "Only words of a sentence differ, and no test pins those.",
@@ -90,15 +92,23 @@ def make(children: int) -> list[str]:
 def files_for(module: str) -> list[str]:
     """The test files for ``module``: that of the same name first, then those that import it, the smaller ones first.
 
-    After them come those that import a module that imports it; where there are none at all, those of its package and of the
-    commands.
+    After them come those that import a module that imports it, and so on until there are ``ENOUGH``; where there are none at
+    all, those of its package and of the commands.
     """
-    found, pattern = _importing(module), _named(module)
-    for user in sorted(ROOT.glob("agentenv/**/*.py")):
-        if pattern.search(_text(user)):
-            found += _importing(".".join(user.relative_to(ROOT).with_suffix("").parts))
+    found, known, edge = _importing(module), {module}, [module]
+    while edge and len(set(found)) < ENOUGH:
+        users = {user for one in edge for user in _users(one)}
+        edge = sorted(users - known)
+        known |= users
+        found += [file for user in edge for file in _importing(user)]
     found = found or [file for file in _chosen() if file.parent.name in (module.split(".")[1], "cli")]
     return [file.relative_to(MUTANTS).as_posix() for file in dict.fromkeys(found)]
+
+
+@cache
+def _users(module: str) -> tuple[str, ...]:
+    paths = (path for path in sorted(ROOT.glob("agentenv/**/*.py")) if _named(module).search(_text(path)))
+    return tuple(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths)
 
 
 def _importing(module: str) -> list[Path]:
@@ -190,6 +200,8 @@ def reason(before: str, after: str) -> str:
     raised = [_RAISED.match(source.replace("\n", " ")) for source in (before, after)]
     if raised[0] and raised[1] and raised[0].group(1) == raised[1].group(1):
         return "raised"
+    if after in ("None", "") and set(without_text(before)) <= {"<text>", "f", "\n", ""}:
+        return "raised"
     if _STRICT.sub(")", before) == _STRICT.sub(")", after):
         return "strict"
     if "encoding" in before and _ENCODING.sub("", before).replace(", )", ")") == _ENCODING.sub(
@@ -235,19 +247,19 @@ def main() -> None:
     if args.again:
         ended = statuses(drawn)
         first = first_figures(args.out or RESULTS / "mutants.json", ended)
-        run([name for name, how in ended.items() if how != "killed"], args.children)
+        run([name for name in drawn if ended.get(name) != "killed"], args.children)
     else:
         first = {}
         VERDICTS.unlink(missing_ok=True)
         run(drawn, args.children)
-    figures = summary(len(names), statuses(drawn)) | first
+    figures = {"mutants": len(names), "drawn": len(drawn)} | summary(statuses(drawn)) | first
     finish("mutants", args, figures, lines(figures))
 
 
 def statuses(names: Iterable[str]) -> dict[str, str]:
-    """What became of each of these mutants."""
+    """What became of each of these mutants, as far as they were run."""
     found = verdicts()
-    return {name: found[name]["ended"] for name in names}
+    return {name: found[name]["ended"] for name in names if name in found}
 
 
 def first_figures(path: Path, ended: dict[str, str]) -> dict[str, Any]:
@@ -255,11 +267,19 @@ def first_figures(path: Path, ended: dict[str, str]) -> dict[str, Any]:
     earlier = json.loads(path.read_text(encoding="utf-8"))
     if earlier["killed"] != list(ended.values()).count("killed"):
         sys.exit(f"{path} is not of this draw, or what it ran is gone: run the draw without --again first.")
-    kept = ("command", "killed", "killed_share", "killed_share_ci95", "survivors_by_reason", "survivors")
+    kept = (
+        "command",
+        "run",
+        "killed",
+        "killed_share",
+        "killed_share_ci95",
+        "survivors_by_reason",
+        "survivors",
+    )
     return {"first_run": earlier.get("first_run", {key: earlier[key] for key in kept})}
 
 
-def summary(all_mutants: int, status: dict[str, str]) -> dict[str, Any]:
+def summary(status: dict[str, str]) -> dict[str, Any]:
     """Counts and shares, by module and in all, and the survivors with their changed lines and the reason."""
     killed = {name for name, outcome in status.items() if outcome == "killed"}
     read = explained()
@@ -270,7 +290,6 @@ def summary(all_mutants: int, status: dict[str, str]) -> dict[str, Any]:
     with_reason = sum(reasons[kind] for kind in ("text", "strict", "encoding", "read"))
     counted = len(status) - with_reason
     return {
-        "mutants": all_mutants,
         "run": len(status),
         "killed": len(killed),
         "killed_share": len(killed) / len(status),

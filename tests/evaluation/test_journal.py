@@ -125,15 +125,15 @@ def test_a_run_without_an_episode_gives_its_folder_back(record: Maker, tmp_path:
 def test_seconds_are_of_the_run_proper(tmp_path: Path) -> None:
     """6 s for 3 episodes, 2 of them right: 2 s a question, 3 s a right answer; the middle one waited 1.5 s."""
     assert read_seconds(tmp_path) == {}
-    log_seconds(tmp_path, "run", 4.0, [3.0, 1.5])
+    log_seconds(tmp_path, "run", 4.5, [3.0, 1.5])
     log_seconds(tmp_path, "oracle", 100.0, [100.0])
-    log_seconds(tmp_path, "run", 2.0, [0.5])
+    log_seconds(tmp_path, "run", 2.25, [0.5])
     with (tmp_path / "timings.jsonl").open("a") as file:
         file.write('{"phase": "run", "sec')  # the writer was killed
     assert read_seconds(tmp_path, 2) == {
-        "seconds": 6.0,
-        "seconds_per_question": 2.0,
+        "seconds": 6.75,
+        "seconds_per_question": 2.25,
         "median_seconds_of_an_episode": 1.5,
-        "seconds_per_correct": 3.0,
+        "seconds_per_correct": 3.375,
     }
     assert "seconds_per_correct" not in read_seconds(tmp_path, 0)

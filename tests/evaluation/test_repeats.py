@@ -83,6 +83,9 @@ def test_two_systems_over_seeds(
     assert found["sequential"]["verdict"] == "first better"
     assert found["sequential"]["enough"]
     assert found["questions"]["ci95"][0] > 0
+    assert found["questions"]["n"] == 9
+    few = compare_runs(good[:3], bad, "em_squad")["sequential"]  # nine questions are not nine seeds
+    assert (few["looked"], few["more_seeds"], few["verdict"]) == (0, 2, "undecided")
     words = ["seeds", *map(str, good[:3]), "--against", *map(str, bad[:3]), "--json"]
     assert main(words) == 0
     result = json.loads(capsys.readouterr().out)
