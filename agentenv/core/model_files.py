@@ -128,9 +128,16 @@ def _module_folders(folder: Path) -> Iterator[Path]:
                 f"{path} names the module {kind!r:.80}, which is not one of sentence-transformers' own; its code would run"
             )
         inner = folder / str(place)
-        if not inner.resolve().is_relative_to(folder.resolve()):
+        try:
+            outside = not inner.resolve().is_relative_to(folder.resolve())
+            found = inner.is_dir()
+        except (OSError, ValueError) as error:  # no name that a file system takes
+            raise CheckpointMismatch(
+                f"{path} names the folder {place!r:.80}, which no folder can be called"
+            ) from error
+        if outside:
             raise CheckpointMismatch(f"{path} names the folder {place!r:.80} outside of {folder}")
-        if place and inner.is_dir():
+        if place and found:
             yield inner
 
 

@@ -86,6 +86,15 @@ def test_a_module_outside_of_the_folder_is_refused(encoder: Path, place: str) ->
         make_encoder(f"st:{encoder}")
 
 
+@pytest.mark.parametrize("place", ["x" * 500, "a\0b", "\ud800"])
+def test_a_module_whose_folder_has_no_possible_name_is_refused(encoder: Path, place: str) -> None:
+    modules = json.loads((encoder / "modules.json").read_text())
+    modules[1]["path"] = place
+    (encoder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(CheckpointMismatch, match=r"modules\.json"):
+        check_model_files(encoder)
+
+
 @pytest.mark.parametrize("content", ["[", "{}", "[1]", "[" * 100_000, '[{"type": "x"}]', "null", "\x00"])
 def test_a_damaged_list_of_modules_is_one_sentence(encoder: Path, content: str) -> None:
     (encoder / "modules.json").write_text(content)
