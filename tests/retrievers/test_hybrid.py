@@ -28,7 +28,7 @@ def test_equal_sums_go_to_the_best_single_rank_then_to_the_row() -> None:
 
 
 def test_of_equal_sums_the_best_single_rank_is_first_whatever_the_row_and_the_worst_rank() -> None:
-    """k = 0. Row 9 is 2nd and 6th, row 4 twice 3rd: 1/2 + 1/6 = 1/3 + 1/3."""
+    """With k = 0, row 9 is 2nd and 6th, row 4 twice 3rd: 1/2 + 1/6 = 1/3 + 1/3."""
     fused = reciprocal_rank_fusion([[20, 9, 4], [21, 22, 4, 23, 24, 9]], k=0)
     assert [row for row, _ in fused] == [20, 21, 9, 4, 22, 23, 24]
     assert fused[2][1] == fused[3][1]
