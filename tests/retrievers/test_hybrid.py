@@ -115,6 +115,8 @@ def test_the_fingerprint_is_of_both_halves() -> None:
     assert infos[0].fingerprint != infos[1].fingerprint
     assert len({info.fingerprint for info in (infos[0], first.dense.info(), first.bm25.info())}) == 3
     assert told[-1] == (150, 150)
+    kind = HybridRetriever.build(DOCUMENTS, HashEncoder(dim=64), "HNSW8").info()
+    assert kind.fingerprint not in {info.fingerprint for info in infos}  # another index over the same vectors
 
 
 def test_a_saved_hybrid_finds_the_same_with_titles_and_texts(tmp_path: Path) -> None:
