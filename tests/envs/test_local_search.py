@@ -169,6 +169,7 @@ def test_a_search_in_the_last_turn_ends_the_episode_unanswered() -> None:
     step = search(env, "London")
     assert (step.truncated, step.terminated, step.reward) == (True, False, 0.0)
     assert (step.info["end_reason"], step.info["answer"]) == (EndReason.TURN_LIMIT, None)
+    assert step.info["valid"] is False
     assert len(env.state.retrieved) == 1, "the search is disabled"
 
 
