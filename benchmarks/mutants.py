@@ -60,6 +60,7 @@ WHY = {
 }
 _STRICT = re.compile(r",\s*(strict=\w+)?\s*\)")
 _ENCODING = re.compile(r"encoding=[^,)]+,?\s*|\"utf-?8\"|None", re.IGNORECASE)
+_BRACES = re.compile(r"\{[^{}]*\}")
 _RAISED = re.compile(r"^(raise \w+\().*\)$")
 
 
@@ -187,7 +188,8 @@ def without_text(source: str) -> list[str]:
     try:
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
             text = token.type == tokenize.STRING and " " in token.string
-            tokens.append("<text>" if text else token.string)
+            code = _BRACES.findall(token.string) if text else []  # of a formatted string
+            tokens.extend(["<text>", *code] if text else [token.string])
     except (tokenize.TokenError, IndentationError):
         return [*tokens, source if not tokens else ""]
     return tokens
@@ -200,7 +202,7 @@ def reason(before: str, after: str) -> str:
     raised = [_RAISED.match(source.replace("\n", " ")) for source in (before, after)]
     if raised[0] and raised[1] and raised[0].group(1) == raised[1].group(1):
         return "raised"
-    if after in ("None", "") and set(without_text(before)) <= {"<text>", "f", "\n", ""}:
+    if after in ("None", "") and without_text(before)[:1] == ["<text>"]:
         return "raised"
     if _STRICT.sub(")", before) == _STRICT.sub(")", after):
         return "strict"

@@ -122,6 +122,11 @@ def test_a_run_without_an_episode_gives_its_folder_back(record: Maker, tmp_path:
     assert (begun / CONFIG).is_file()
 
 
+def test_an_evaluation_may_go_into_a_folder_whose_parents_are_not_there(tmp_path: Path) -> None:
+    claim(tmp_path / "some" / "where", ASKED, write=True)
+    assert (tmp_path / "some" / "where").is_dir()
+
+
 def test_seconds_are_of_the_run_proper(tmp_path: Path) -> None:
     """6 s for 3 episodes, 2 of them right: 2 s a question, 3 s a right answer; the middle one waited 1.5 s."""
     assert read_seconds(tmp_path) == {}

@@ -361,6 +361,12 @@ def test_scores_that_have_no_mean_are_refused(values: list[float]) -> None:
         bootstrap_ci(values)
 
 
+def test_right_and_wrong_may_be_given_as_truth_values() -> None:
+    first, second = [True, False] * 20, [True, True, False, False] * 10
+    assert estimate(first) == estimate([float(one) for one in first])
+    assert paired_bootstrap(first, second) == paired_bootstrap([1.0, 0.0] * 20, [1.0, 1.0, 0.0, 0.0] * 10)
+
+
 def test_arguments_without_meaning_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="3 against 2"):
         paired_bootstrap([1.0, 1.0, 0.0], [1.0, 0.0])
