@@ -17,6 +17,8 @@ _OLD = ".old"
 _ERRNO = re.compile(
     r"\(os error (\d+)\)"
 )  # how libraries written in Rust, such as safetensors, name an errno
+_SQLITE = {8: errno.EROFS, 10: errno.EIO, 13: errno.ENOSPC, 14: errno.EACCES}
+"""System errors by SQLite's result code: READONLY, IOERR, FULL, CANTOPEN (sqlite.org/rescode.html)."""
 
 
 def sync(path: Path) -> None:
@@ -166,15 +168,16 @@ def remove(path: Path) -> None:
 def os_errors() -> Iterator[None]:
     """Turns the error of a library that failed at a system call into the ``OSError`` that it stands for.
 
-    safetensors reports a full disk as an exception of its own, which would reach the user as a traceback.
+    safetensors and SQLite report a full disk as exceptions of their own, which would reach the user as a traceback.
     """
     try:
         yield
     except OSError:
         raise
     except Exception as error:
-        if found := _ERRNO.search(str(error)):
-            number = int(found[1])
+        found, code = _ERRNO.search(str(error)), getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if found or code in _SQLITE:
+            number = int(found[1]) if found else _SQLITE[code]
             raise OSError(number, os.strerror(number)) from error
         cause: BaseException | None = error
         while cause is not None:  # torch fails once more while it closes the archive that it could not write

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
-from agentenv.core.files import put_in_place
+from agentenv.core.files import os_errors, put_in_place
 from agentenv.data.sql_domains import Column, Domain, Table
 from agentenv.data.world_config import Split
 from agentenv.data.world_names import Namer
@@ -32,6 +32,9 @@ def write_databases(domain: Domain, name: str, split: Split, folder: Path) -> tu
 
     Returns:
         The file that is shown, then its twins.
+
+    Raises:
+        OSError: one cannot be written, because the disk is full for example.
     """
     labels = _labels(domain, random.Random(f"labels {name}"), split)
     paths = []
@@ -39,7 +42,13 @@ def write_databases(domain: Domain, name: str, split: Split, folder: Path) -> tu
         path = folder / (f"{name}-{copy}.sqlite" if copy else f"{name}.sqlite")
         draft = path.with_suffix(f".{os.getpid()}.draft")
         draft.unlink(missing_ok=True)
-        _fill(draft, domain, labels, random.Random(f"values {name} {copy}"))
+        try:
+            with os_errors():
+                _fill(draft, domain, labels, random.Random(f"values {name} {copy}"))
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            error.filename = str(path)
+            raise
         draft.chmod(0o444)
         put_in_place(draft, path)
         paths.append(path)

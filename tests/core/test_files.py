@@ -3,9 +3,11 @@
 import ast
 import errno
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -168,6 +170,11 @@ def test_a_library_that_names_the_system_s_error_gives_that_error() -> None:
     assert caught.value.errno == errno.ENOSPC
     with pytest.raises(OSError, match="space"), files.os_errors():
         _as_torch_fails()
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute("PRAGMA max_page_count = 1")
+        with pytest.raises(OSError, match="space") as caught, files.os_errors():
+            connection.execute("CREATE TABLE one (two)")
+    assert caught.value.errno == errno.ENOSPC
     with pytest.raises(RuntimeError, match="else"), files.os_errors():
         raise RuntimeError("something else")
 

@@ -1,6 +1,8 @@
 """Generated databases and questions: reproducible, sound, graded, apart by split; no constant is right; golds recomputed."""
 
 import sqlite3
+import subprocess
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -201,3 +203,24 @@ def test_unknown_splits_and_used_up_databases_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="ask fewer or raise databases"):
         generate_sql_tasks(500, levels=(4,), databases=1, folder=tmp_path)
     assert LEVELS == (1, 2, 3, 4, 5)
+
+
+FULL = """
+import resource, signal, sys
+from pathlib import Path
+from agentenv.data.sql_tasks import generate_sql_tasks
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))
+try:
+    generate_sql_tasks(1, split="train", folder=Path(sys.argv[1]))
+except OSError as error:
+    print(error.filename)
+"""
+
+
+def test_a_database_that_does_not_fit_is_an_error_of_the_system_and_leaves_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert Path(done.stdout.strip()).parent == tmp_path
+    assert list(tmp_path.iterdir()) == []
