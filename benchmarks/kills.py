@@ -168,9 +168,8 @@ def marked(mark: str) -> dict[int, str]:
     for path in Path("/proc").glob("[0-9]*"):
         try:
             if f"{MARK}={mark}".encode() in (path / "environ").read_bytes().split(b"\0"):
-                found[int(path.name)] = (
-                    (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                )
+                command = (path / "cmdline").read_bytes().replace(b"\0", b" ")
+                found[int(path.name)] = command.decode(errors="replace").strip()
         except OSError:  # it has just ended
             continue
     return found
