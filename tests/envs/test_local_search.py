@@ -408,6 +408,37 @@ def test_without_supporting_documents_yes_and_no_alone_need_no_page_that_holds_t
         assert (env.expert_gives_up() is None) is knows
 
 
+def test_what_was_asked_and_found_adds_up_over_turns() -> None:
+    env = begun(k=1)
+    search(env, "Ada wrote")
+    search(env, "Beijing")
+    assert env.state.queries == ["Ada wrote", "Beijing"]
+    assert env.state.retrieved == [["d1"], ["d3"]]
+
+
+def test_an_answer_that_was_shown_before_is_not_found_again() -> None:
+    env = begun(k=1, found_reward=0.5)
+    assert [search(env, query).reward for query in ("Thames", "Beijing", "Thames")] == [0.5, 0.0, 0.0]
+
+
+def test_the_expert_asks_one_query_a_turn_where_nothing_else_is_said() -> None:
+    path = tuple({"query": query, "answer": "-"} for query in ("Ada", "London"))
+    env = begun(Task("q", "Who?", ("Ada",), data={"path": path}))
+    assert env.expert() == ("<search>Ada</search>", "<search>London</search>", "<answer>Ada</answer>")
+    assert env.expert_gives_up() == "<answer></answer>"  # it has a path and has shown nothing yet
+    with pytest.raises(ConfigurationError, match="'q1'"):
+        begun().expert_gives_up()  # no path, and nothing was searched
+
+
+def test_a_supporting_document_that_was_cut_away_was_not_shown() -> None:
+    task = Task("q", "Who?", ("Ada",), data={"supporting_ids": ("d2",)})
+    for room, given in ((500, None), (4, "<answer></answer>")):
+        env = begun(task, k=1, observation_tokens=room)
+        search(env, "Thames")
+        assert env.state.retrieved == [["d2"]]
+        assert env.expert_gives_up() == given
+
+
 def test_the_small_world_fills_what_is_not_given() -> None:
     recorder = Recorder()
     assert LocalSearch(tasks=(TASK,)).held_tasks() == (TASK,)
