@@ -1,7 +1,11 @@
 """Multi-turn environments for language-model agents, and a GRPO trainer that can rewind them."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 import agentenv.envs  # noqa: F401  # registers what is shipped
 from agentenv.core.env import AsyncEnv, Env
+from agentenv.core.protocols import ChatFormat, Policy, Retriever
 from agentenv.core.registry import EnvSpec, discover, make, make_vec, register, registered, spec
 from agentenv.core.snapshot import Snapshot
 from agentenv.core.tools import Tool, ToolEnv, tool
@@ -48,9 +52,37 @@ from agentenv.errors import (
     UnknownName,
 )
 
+if TYPE_CHECKING:
+    from agentenv.api import EvaluationResult, Score, TrainResult, evaluate, train
+    from agentenv.policies.agent import Agent
+    from agentenv.policies.spec import make_policy
+    from agentenv.retrievers.spec import make_retriever
+    from agentenv.sandbox.spec import make_executor
+    from agentenv.sandbox.types import Executor
+    from agentenv.trainers.config import TrainConfig
+    from agentenv.trainers.config_files import load_config
+
+_LAZY = {
+    "Agent": "agentenv.policies.agent",
+    "EvaluationResult": "agentenv.api",
+    "Executor": "agentenv.sandbox.types",
+    "Score": "agentenv.api",
+    "TrainConfig": "agentenv.trainers.config",
+    "TrainResult": "agentenv.api",
+    "evaluate": "agentenv.api",
+    "load_config": "agentenv.trainers.config_files",
+    "make_executor": "agentenv.sandbox.spec",
+    "make_policy": "agentenv.policies.spec",
+    "make_retriever": "agentenv.retrievers.spec",
+    "train": "agentenv.api",
+}
+"""Public names that are imported when they are first asked for, so that ``import agentenv`` stays light."""
+
 __all__ = [
+    "Agent",
     "AgentEnvError",
     "AsyncEnv",
+    "ChatFormat",
     "CheckpointMismatch",
     "Completion",
     "ConfigurationError",
@@ -63,6 +95,8 @@ __all__ = [
     "EnvFault",
     "EnvSpec",
     "EpisodeOver",
+    "EvaluationResult",
+    "Executor",
     "Fault",
     "FinishReason",
     "IndexMismatch",
@@ -73,14 +107,17 @@ __all__ = [
     "Origin",
     "Part",
     "Passage",
+    "Policy",
     "PolicyFault",
     "Query",
     "QueryContext",
     "ReplayDivergence",
+    "Retriever",
     "RetrieverFault",
     "RetrieverInfo",
     "Sampling",
     "SandboxFault",
+    "Score",
     "Segment",
     "SegmentKind",
     "Snapshot",
@@ -93,16 +130,41 @@ __all__ = [
     "ToolEnv",
     "ToolResult",
     "ToolStatus",
+    "TrainConfig",
+    "TrainResult",
     "Trajectory",
     "Turn",
     "UnknownName",
     "VectorEnv",
+    "evaluate",
+    "load_config",
     "make",
+    "make_executor",
+    "make_policy",
+    "make_retriever",
     "make_vec",
     "register",
     "registered",
     "spec",
     "tool",
+    "train",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name of `_LAZY` (PEP 562).
+
+    Raises:
+        AttributeError: no such name.
+    """
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 discover()

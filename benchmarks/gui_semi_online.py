@@ -33,7 +33,7 @@ from agentenv.evaluation.runner import play
 from agentenv.evaluation.sop import measure_sop
 from agentenv.policies.spec import make_policy
 from agentenv.trainers.config import TrainConfig
-from agentenv.trainers.config_files import load_config, override
+from agentenv.trainers.config_files import changed, load_config, override
 from agentenv.trainers.folder import RunFolder
 from agentenv.trainers.grpo import train
 from agentenv.trainers.run import rollout_config
@@ -65,10 +65,12 @@ def config_of(args: argparse.Namespace, way: str, seed: int) -> TrainConfig:
         words += ["--env.id", "agentenv/SemiOnlineGUI-v0", "--env.options.patch_budget", str(budget)]
         words += ["--optimization.estimator", "dual_level"]
     preset = load_config("lab-desktop")
-    if budget is not None:  # recordings end where the expert did
-        options = {name: value for name, value in preset.env.options.items() if name != "max_steps"}
-        preset = preset.model_copy(update={"env": preset.env.model_copy(update={"options": options})})
-    return override(preset, words + (OFFLINE if way == "offline" else []))
+    config = override(preset, words + (OFFLINE if way == "offline" else []))
+    if budget is not None:  # recordings end where the expert did, and are shown as the desktop itself is
+        shared = {name: value for name, value in preset.env.options.items() if name != "max_steps"}
+        tasks = {"train.options": preset.train.options, "dev.options": preset.dev.options}
+        config = changed(config, {"env.options": shared, **tasks, "test.options": preset.test.options})
+    return config
 
 
 def trained(config: TrainConfig, folder: Path) -> RunFolder:

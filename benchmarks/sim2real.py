@@ -42,8 +42,17 @@ def words_of(arm: str, simulator: str) -> list[str]:
     noise = "noise_start=0.25,noise_end=0.25" if arm == "constant" else "noise_start=0,noise_end=0.5"
     searched = ["--simulation.retriever", f"simulated:{noise},temperature=0,tokens=256@{simulator}"]
     if arm == "self":
-        env = ["--env.id", "agentenv/SelfSearch-v0", "--env.options.prompt", "{question}"]
-        return [*env, "--rollout.strategy", "self_search", "--rollout.turn_tokens", "128"]
+        shared = load_config("laptop-search").env.options | {"prompt": "{question}"}
+        options = [word for name, value in shared.items() for word in (f"--env.options.{name}", str(value))]
+        return [
+            "--env.id",
+            "agentenv/SelfSearch-v0",
+            *options,
+            "--rollout.strategy",
+            "self_search",
+            "--rollout.turn_tokens",
+            "128",
+        ]
     shares = ["--simulation.real", "0.0", "1.0" if arm == "mixed" else "0.0"]
     return [] if arm == "real" else searched + shares
 

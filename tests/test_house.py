@@ -45,6 +45,7 @@ FLOOR = {
     "serving": 4,
     "trainers": 4,
     "cli": 5,
+    "api": 5,
     "": 5,  # agentenv/__init__.py, which hands the public names on
 }
 # Everything that an extra installs and that may not be loaded before it is needed.

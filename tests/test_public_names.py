@@ -6,12 +6,14 @@ import sys
 import agentenv
 
 NAMES = """
-    AgentEnvError AsyncEnv CheckpointMismatch Completion ConfigurationError ContextTooSmall CorpusError
-    DatasetError Document EndReason Env EnvFault EnvSpec EpisodeOver Fault FinishReason IndexMismatch Info Message
-    MissingExtra Observation Origin Part Passage PolicyFault Query QueryContext ReplayDivergence RetrieverFault
-    RetrieverInfo Sampling SandboxFault Segment SegmentKind Snapshot SnapshotError SnapshotRefused
-    StateCapability Step Task Tool ToolEnv ToolResult ToolStatus Trajectory Turn UnknownName VectorEnv make make_vec
-    register registered spec tool
+    Agent AgentEnvError AsyncEnv ChatFormat CheckpointMismatch Completion ConfigurationError ContextTooSmall
+    CorpusError DatasetError Document EndReason Env EnvFault EnvSpec EpisodeOver EvaluationResult Executor
+    Fault FinishReason IndexMismatch Info Message MissingExtra Observation Origin Part Passage Policy
+    PolicyFault Query QueryContext ReplayDivergence Retriever RetrieverFault RetrieverInfo Sampling
+    SandboxFault Score Segment SegmentKind Snapshot SnapshotError SnapshotRefused StateCapability Step Task
+    Tool ToolEnv ToolResult ToolStatus TrainConfig TrainResult Trajectory Turn UnknownName VectorEnv
+    evaluate load_config make make_executor make_policy make_retriever make_vec register registered spec
+    tool train
 """
 HEAVY = {
     "torch",

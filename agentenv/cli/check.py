@@ -1,17 +1,15 @@
 """The command ``agentenv check``."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
 
 from agentenv.core.env import Env
-from agentenv.core.registry import is_remote, load_class, located, make, spec
+from agentenv.core.registry import env_class, is_remote, located, make
 from agentenv.errors import AgentEnvError, ConfigurationError, Fault
 
 MARKS = {"ok": "[green]ok     [/]", "failed": "[red]failed [/]", "skipped": "[yellow]skipped[/]"}
@@ -69,12 +67,6 @@ def factory_of(env: str, **arguments: Any) -> Callable[[], Env[Any]]:
         UnknownName: no such id.
         ConfigurationError: no such module or class, or the class is no environment.
     """
-    if is_remote(env) or ":" not in env:
-        if not is_remote(env):
-            spec(env)
-        return partial(make, env, **arguments)
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        return partial(load_class(env), **arguments)
-    finally:
-        sys.path.remove(str(Path.cwd()))
+    if not is_remote(env):  # a server may still be starting; making an environment of it waits
+        env_class(env)
+    return partial(make, env, **arguments)

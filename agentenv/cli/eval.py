@@ -1,7 +1,6 @@
 """``agentenv eval``: one benchmark, or a suite of several."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ from rich.console import Console
 
 from agentenv.cli.grid import print_table
 from agentenv.core.values import read_value
-from agentenv.errors import AgentEnvError, ConfigurationError
+from agentenv.errors import ConfigurationError
 from agentenv.evaluation.flat_tables import Column, Table, interval_text
 from agentenv.evaluation.spending import added, described
 
@@ -32,7 +31,8 @@ class Eval:
     several sets over their corpora together. ``fictional`` reads the folder of a world, ``env`` takes the environment's
     own tasks."""
     env: str = ""
-    """Environment. Default: that of a code set is agentenv/Code-v0, of any other set agentenv/LocalSearch-v0."""
+    """A registered id, module:Class (the module may stand in this folder) or remote:URL. Without --dataset its own tasks are
+    posed. Default: that of a code set is agentenv/Code-v0, of any other set agentenv/LocalSearch-v0."""
     option: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """KEY=VALUE for the environment's constructor, may be repeated; the value as in TOML, or a bare word."""
     data: Path | None = None
@@ -74,13 +74,12 @@ class Eval:
 
     def run(self) -> dict[str, Any]:
         """Runs the benchmark, or every benchmark of the suite."""
-        from agentenv.core.trust import confirm_file
-        from agentenv.evaluation.benchmark import Benchmark, run_benchmark
-        from agentenv.evaluation.suite import read_suite
+        from agentenv.api import evaluate
 
-        if (self.suite is None) == (not self.dataset):
+        if bool(self.dataset) if self.suite else not (self.dataset or self.env):
             raise ConfigurationError(
-                "give --dataset NAME or --suite FILE, not both; `agentenv list` shows the names"
+                "give --dataset NAME, --env ID for the environment's own tasks, or --suite FILE; `agentenv list` shows the "
+                "names"
             )
         if self.concurrency < 1:
             raise ConfigurationError(f"--concurrency is {self.concurrency}; at least one episode must run")
@@ -101,18 +100,22 @@ class Eval:
             "concurrency": self.concurrency,
         }
         if self.suite:
-            confirm_file(self.suite, trusted=self.trust_config)
-        suite = read_suite(self.suite, fields) if self.suite else None
-        with _Displays(self.out) as displays:
-            if suite:
-                found = suite.run(self.out, displays, retry_faults=self.retry_faults)
-                whole = not any("incomplete" in part for part in found["suite"].values())
-                return found | {"out": str(self.out), "ok": whole}
-            benchmark = Benchmark(dataset=",".join(self.dataset), **fields)
-            display = displays(benchmark.dataset)
-            results = run_benchmark(benchmark, self.out, display, retry_faults=self.retry_faults)
-        ended = {"seconds": _seconds(self.out, results), "ok": "incomplete" not in results}
-        return results | ended | {"out": str(self.out)}
+            return self._run_suite(self.suite, fields)
+        found = evaluate(dataset=self.dataset, out=self.out, retry_faults=self.retry_faults, **fields).results
+        ended = {"seconds": _seconds(self.out, found), "ok": "incomplete" not in found}
+        return {**found, **ended, "out": str(self.out)}
+
+    def _run_suite(self, file: Path, fields: dict[str, Any]) -> dict[str, Any]:
+        from agentenv.cli.progress import LiveDisplays
+        from agentenv.core.trust import confirm_file
+        from agentenv.evaluation.suite import read_suite
+
+        confirm_file(file, trusted=self.trust_config)
+        suite = read_suite(file, fields)
+        with LiveDisplays(self.out) as displays:
+            found = suite.run(self.out, displays, retry_faults=self.retry_faults)
+        whole = not any("incomplete" in part for part in found["suite"].values())
+        return found | {"out": str(self.out), "ok": whole}
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """Scores with n and interval, retrieval, bounds, errors, costs; of a suite one line a set."""
@@ -138,33 +141,7 @@ def read_options(pairs: Sequence[str]) -> dict[str, Any]:
     return options
 
 
-class _Displays(ExitStack):
-    """The live displays of the benchmarks of one command, with one log; a mistake leaves no log of its own behind."""
-
-    def __init__(self, out: Path) -> None:
-        super().__init__()
-        self._out = out
-        self._log = out / "run.log"
-        self._ours = not self._log.exists()
-
-    def __call__(self, title: str) -> Any:
-        from agentenv.cli.progress import LiveDisplay
-
-        self.close()  # the one before
-        self._out.mkdir(parents=True, exist_ok=True)
-        return self.enter_context(LiveDisplay(title, log=self._log))
-
-    def __exit__(self, *details: Any) -> bool:
-        suppressed = super().__exit__(*details)
-        if isinstance(details[1], AgentEnvError | OSError) and self._ours and self._out.is_dir():
-            others = [path for path in self._out.iterdir() if path != self._log]
-            if not others:
-                self._log.unlink(missing_ok=True)
-                self._out.rmdir()
-        return bool(suppressed)
-
-
-def _seconds(out: Path, results: dict[str, Any]) -> dict[str, float]:
+def _seconds(out: Path, results: Mapping[str, Any]) -> dict[str, float]:
     from agentenv.evaluation.journal import read_seconds
 
     return read_seconds(out, results["errors"]["correct"])
@@ -250,7 +227,7 @@ def _show(result: dict[str, Any], console: Console) -> None:
         line("  ".join(f"{cause.replace('_', ' ')} {n}" for cause, n in errors.items()))
     for what, value in described(result["usage"]).items() if "usage" in result else ():
         line(f"{what:<24}{value}")
-    for what, unit in (("tokens", result["tokens"]["unit"]), ("seconds", "seconds")):
+    for what, unit in (("tokens", result["tokens"].get("unit", "")), ("seconds", "seconds")):
         found = {k: v for k, v in result[what].items() if isinstance(v, float)}
         for kind, value in found.items():
             line(f"{unit} {kind.replace('seconds', '').strip('_').replace('_', ' '):<24}{value:.3g}")

@@ -41,9 +41,10 @@ class {title}(Env[{title}State]):
 
     @classmethod
     def make_tasks(cls, n: int, *, seed: int = 0, split: str = "train") -> Sequence[Task]:
-        """Numbers; each belongs to one split only."""
-        drawn = Random(seed).choices([n for n in range(10_000) if in_split(str(n), split)], k=n)
-        return [Task(f"{{split}}-{{i}}", QUESTION, (str(secret),), split) for i, secret in enumerate(drawn)]
+        """At most ``n`` numbers; each belongs to one split only, and is the id of its task."""
+        numbers = [str(number) for number in range(10_000) if in_split(str(number), split)]
+        drawn = Random(seed).sample(numbers, min(n, len(numbers)))
+        return [Task(secret, QUESTION, (secret,), split) for secret in drawn]
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -135,14 +136,19 @@ class New:
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """The files and what to do next."""
+        entry = result["entry_point"]
         lines = [
             *(f"wrote {path}" for path in result["files"]),
-            f"check it: cd {self.out} && agentenv check {result['entry_point']}",
+            f"From the folder {self.out} these commands find it by {entry}:",
+            f"  agentenv check {entry}",
+            f"  agentenv train own-env --env.id {entry} --out runs/{result['name']}",
+            f"  agentenv eval --env {entry} --policy hf:runs/{result['name']}/policy --out runs/{result['name']}-eval",
+            f"  agentenv serve {entry}",
             f"register it in a program: {result['register']}",
-            "register it for every command: in the pyproject.toml of its package, which pip install -e . installs,",
+            f"register it for every command, in any folder, as {result['id']}: in the pyproject.toml of its package, which",
+            "pip install -e . installs,",
             f'  [project.entry-points."{ENTRY_POINT_GROUP}"]',
-            f'  "{result["id"]}" = "{result["entry_point"]}"',
-            f"then: agentenv eval --dataset env --env {result['id']} --policy scripted --out runs/{result['name']}",
+            f'  "{result["id"]}" = "{entry}"',
         ]
         for line in lines:
             console.print(line, highlight=False, markup=False, soft_wrap=True)

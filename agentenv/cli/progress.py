@@ -5,6 +5,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +23,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.text import Text
+
+from agentenv.errors import AgentEnvError
 
 _SHOWN = {
     "score": "score",
@@ -164,6 +167,35 @@ class LiveDisplay:
         self._console.print(
             f"[yellow]warning:[/yellow] {escape(sentence)}", highlight=False, soft_wrap=not self._live
         )
+
+
+class LiveDisplays(ExitStack):
+    """The live displays of several benchmarks, one after the other, with one log; a mistake leaves no log of its own behind.
+
+    Args:
+        out: folder of the log, made with the first display.
+    """
+
+    def __init__(self, out: Path) -> None:
+        super().__init__()
+        self._out = out
+        self._log = out / "run.log"
+        self._ours = not self._log.exists()
+
+    def __call__(self, title: str) -> LiveDisplay:
+        """The display of the next one, which ends that of the one before."""
+        self.close()
+        self._out.mkdir(parents=True, exist_ok=True)
+        return self.enter_context(LiveDisplay(title, log=self._log))
+
+    def __exit__(self, *details: Any) -> bool:
+        suppressed = super().__exit__(*details)
+        if isinstance(details[1], AgentEnvError | OSError) and self._ours and self._out.is_dir():
+            others = [path for path in self._out.iterdir() if path != self._log]
+            if not others:
+                self._log.unlink(missing_ok=True)
+                self._out.rmdir()
+        return bool(suppressed)
 
 
 def _minutes(seconds: float) -> str:

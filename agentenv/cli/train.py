@@ -85,29 +85,16 @@ class Train:
 
     def run(self) -> dict[str, Any]:
         """Trains, or with ``--plan`` says what the run will need."""
-        try:
-            import torch  # noqa: F401 (the extra is there)
-        except ModuleNotFoundError as error:
-            raise MissingExtra.of("torch", "train") from error
-        from agentenv.cli.progress import LiveDisplay
-        from agentenv.trainers.folder import RunFolder
-        from agentenv.trainers.grpo import train
-        from agentenv.trainers.plan import plan_run
-        from agentenv.trainers.run import follow
-        from agentenv.trainers.sharded import leads
-
         if self.plan:
+            try:
+                from agentenv.trainers.plan import plan_run
+            except ModuleNotFoundError as error:
+                raise MissingExtra.of(str(error.name), "train") from error
             return plan_run(self.config)
-        if not leads():
-            follow(self.config)
-            raise SystemExit(0)  # the first process has the results
-        folder = (RunFolder.open if self.resume else RunFolder.create)(self.out, self.config)
-        with LiveDisplay(self.config.name, log=self.out / "run.log") as display:
-            results = train(folder, display)
-        from agentenv.evaluation.report import write_report
+        from agentenv.api import train
 
-        report = write_report(self.out)
-        return results | {"report": str(report), "policy": str(self.out / "policy"), "out": str(self.out)}
+        done = train(self.config, out=self.out, resume=self.resume)
+        return {**done.results, "report": str(done.report), "policy": str(done.policy), "out": str(done.out)}
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """The headline, where everything is, and what to do next."""

@@ -2,13 +2,29 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 _GRACE_S = 10.0
+
+
+@contextmanager
+def without_running_loop() -> Iterator[None]:
+    """Within the block this thread runs no event loop as far as asyncio knows, so that ``asyncio.run`` may be called.
+
+    A notebook runs each cell inside its own loop, which stands still while the cell computes. A thread beside it would do
+    too, but signals reach the main thread only, and an interrupted cell has to end the work.
+    """
+    outer = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(outer)
 
 
 class BackgroundLoop:

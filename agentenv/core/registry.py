@@ -8,15 +8,19 @@ Third parties need one line in their ``pyproject.toml``::
 Every entry is mirrored into Gymnasium's registry, so ``gymnasium.make`` knows it after ``import agentenv``.
 The mirror sets no ``max_episode_steps`` and adds no wrapper: what ``gymnasium.make`` returns is the
 environment itself.
+
+Two further forms work wherever an id does: ``module:Class``, whose module is looked for in the current folder first, and
+``remote:URL`` for an environment behind ``agentenv serve``.
 """
 
+import contextlib
 import importlib
 import importlib.metadata
 import re
 import sys
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
 
 ENTRY_POINT_GROUP = "agentenv.envs"
 _REMOTE = "remote:"
+_ENTRY_POINT = re.compile(r"[\w.]+:\w+")
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ def register(id: str, entry_point: str, *, kwargs: Mapping[str, Any] | None = No
     """
     if not re.fullmatch(r"[\w-]+/[\w.-]+-v\d+", id):
         raise ConfigurationError(f"{id!r} is no environment id; write namespace/Name-v0")
-    if not re.fullmatch(r"[\w.]+:\w+", entry_point):
+    if not _ENTRY_POINT.fullmatch(entry_point):
         raise ConfigurationError(f"{entry_point!r} is no entry point; write module:Class")
     spec = EnvSpec(id, entry_point, dict(kwargs or {}), extra)
     if _specs.get(id, spec) != spec:
@@ -99,19 +104,37 @@ def registered() -> dict[str, EnvSpec]:
 
 
 def spec(id: str) -> EnvSpec:
-    """The entry of ``id``.
+    """The entry of ``id``; that of ``module:Class`` is made up.
 
     Raises:
         UnknownName: no such environment; names the nearest.
     """
-    if re.fullmatch(r"[\w.]+:\w+", id):
-        raise ConfigurationError(
-            f"{id!r} is module:Class, which agentenv check alone takes: give it an id, such as 'acme/Maze-v0', in the "
-            f'pyproject.toml of its package, under [project.entry-points."{ENTRY_POINT_GROUP}"], and install that'
-        )
+    if is_class(id):
+        return EnvSpec(id, id)
     if id not in _specs:
         raise UnknownName.among("environment", id, _specs)
     return _specs[id]
+
+
+def is_class(id: str) -> bool:
+    """Whether ``id`` is ``module:Class`` in place of a registered id."""
+    return _ENTRY_POINT.fullmatch(id) is not None and not is_remote(id)
+
+
+@contextlib.contextmanager
+def _current_folder_first() -> Iterator[None]:
+    """Within the block modules are imported from the current folder first; afterwards that folder is searched last.
+
+    It stays on the path because a module may import its neighbours later, inside a function.
+    """
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
+        if here not in sys.path:
+            sys.path.append(here)
 
 
 def load_class(entry_point: str, extra: str = "") -> type[Env[Any]]:
@@ -150,14 +173,21 @@ def located(error: BaseException) -> str:
 
 
 def env_class(id: str) -> type[Env[Any]]:
-    """The class of a registered environment.
+    """The class of an environment: of a registered id, of ``module:Class``, or of what is served at ``remote:URL``.
 
     Raises:
         UnknownName: no such environment; names the nearest.
         MissingExtra: an optional dependency is not installed; names the extra.
+        ConfigurationError: no such module, class or server.
     """
+    if is_remote(id):
+        served: type[Env[Any]] = importlib.import_module("agentenv.serving.remote").remote_class(
+            id.removeprefix(_REMOTE)
+        )
+        return served
     entry = spec(id)
-    return load_class(entry.entry_point, entry.extra)
+    with _current_folder_first() if is_class(id) else contextlib.nullcontext():
+        return load_class(entry.entry_point, entry.extra)
 
 
 def is_remote(id: str) -> bool:
@@ -169,16 +199,20 @@ def make(id: str, **kwargs: Any) -> Env[Any]:
     """A new environment.
 
     Args:
-        id: For example ``agentenv/LocalSearch-v0``, or ``remote:URL`` for one behind ``agentenv serve``.
+        id: For example ``agentenv/LocalSearch-v0``, ``module:Class`` for one that is not registered, or ``remote:URL`` for
+            one behind ``agentenv serve``.
         **kwargs: Arguments of its class; they go before the registered ones.
 
     Raises:
         UnknownName: no such environment; names the nearest.
         MissingExtra: an optional dependency is not installed; names the extra.
+        ConfigurationError: no such module, class or server.
     """
     if is_remote(id):
         return load_class("agentenv.serving.remote:RemoteEnv")(url=id.removeprefix(_REMOTE), **kwargs)  # type: ignore[call-arg]
-    env_class(id)
+    cls = env_class(id)
+    if is_class(id):
+        return cls(**kwargs)
     env: Any = gymnasium.make(id, **kwargs)
     made: Env[Any] = env.unwrapped
     return made

@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from agentenv.core.registry import is_class
 from agentenv.core.toml_files import read_toml
 from agentenv.errors import ConfigurationError
 
 _OUTWARD = re.compile(
     r"://|(^|[@:,=])\s*(remote|openai|web|https?):|^vllm:.*@|(^|[@:])unsafe-local$", re.IGNORECASE
 )
+_ENV_KEY = re.compile(r"(^|\.)env(\.id)?$")
 _SHOWN = 100
 
 
@@ -27,13 +29,20 @@ def risks(values: Any, above: str = "") -> Iterator[str]:
     elif isinstance(values, list):
         for value in values:
             yield from risks(value, above)
-    elif isinstance(values, str) and (_OUTWARD.search(values.strip()) or _is_host(above, values)):
+    elif isinstance(values, str) and (
+        _OUTWARD.search(values.strip()) or _is_host(above, values) or _is_module(above, values)
+    ):
         yield f"{above} = {values[:_SHOWN]!r}"
 
 
 def _is_host(key: str, value: str) -> bool:
     """Whether a setting that holds addresses without a scheme names one."""
     return (key.endswith("cluster.address") and value not in ("", "local")) or key.endswith("engine.urls")
+
+
+def _is_module(key: str, value: str) -> bool:
+    """Whether a setting names an environment as ``module:Class``, which imports a module that may lie beside the file."""
+    return _ENV_KEY.search(key) is not None and is_class(value)
 
 
 def confirm_file(path: Path, *, trusted: bool) -> None:

@@ -6,20 +6,21 @@ same benchmark on the same folder goes on where it stopped; the files are those 
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
 
+from agentenv.core.protocols import Policy
 from agentenv.core.registry import env_class
 from agentenv.core.signals import Interrupted
 from agentenv.core.types import Task
 from agentenv.data.code_sets import CODE_SETS
 from agentenv.data.sources import OWN, Source, SourceConfig, check_source
-from agentenv.errors import AgentEnvError, PolicyFault
+from agentenv.errors import AgentEnvError, ConfigurationError, PolicyFault
 from agentenv.evaluation.bounds import bound_of, measure_expert, noted, recall_or_none, variants, why
 from agentenv.evaluation.checksums import verify
 from agentenv.evaluation.contents import contents_of
@@ -41,11 +42,13 @@ from agentenv.evaluation.player import (
     Progress,
     open_player,
     play_missing,
+    player_of,
 )
 from agentenv.evaluation.records import EPISODES, RESULTS, Record, read_json, write_results
 from agentenv.evaluation.report import PAGE, write_report
 from agentenv.evaluation.results import measure_of, score_of, summarize
 from agentenv.evaluation.spending import Spending, announced
+from agentenv.policies.agent import AGENT
 from agentenv.policies.card import EpisodeCard
 from agentenv.policies.openai import OpenAIPolicy
 from agentenv.policies.spec import check_policy, is_endpoint, is_engine
@@ -71,7 +74,8 @@ class Display(Protocol):
 class Benchmark:
     """What is evaluated on what; the fields are those of ``agentenv eval``.
 
-    An environment that is not named is that of the set, scorers that are not named those of the environment.
+    An environment that is not named is that of the set, a set that is not named is the environment's own tasks, and scorers
+    that are not named are those of the environment.
     """
 
     dataset: str
@@ -92,6 +96,9 @@ class Benchmark:
     concurrency: int = 64
 
     def __post_init__(self) -> None:
+        if not (self.dataset or self.env):
+            raise ConfigurationError("name a question set, or an environment that makes its own tasks")
+        object.__setattr__(self, "dataset", self.dataset or OWN)
         if self.bounds is None:
             object.__setattr__(self, "bounds", not is_endpoint(self.policy))
         env = self.env or (CODE if self.dataset in CODE_SETS else SEARCH)
@@ -100,8 +107,12 @@ class Benchmark:
         object.__setattr__(self, "scorers", self.scorers or own)
 
 
-def check_names(benchmark: Benchmark) -> None:
+def check_names(benchmark: Benchmark, policy: Policy | None = None) -> None:
     """Refuses names that stand for nothing before any work, that of other benchmarks of a suite included.
+
+    Args:
+        benchmark: what to evaluate.
+        policy: who answers, where that is no spec.
 
     Raises:
         UnknownName: no such set, split, scorer, retriever or policy; carries the nearest.
@@ -111,11 +122,17 @@ def check_names(benchmark: Benchmark) -> None:
     for scorer in benchmark.scorers:
         measure_of(scorer)
     known_retriever(benchmark.retriever)
-    check_policy(benchmark.policy)
+    if policy is None:
+        check_policy(benchmark.policy)
 
 
 def run_benchmark(
-    benchmark: Benchmark, out: Path, display: Display, *, retry_faults: bool = False
+    benchmark: Benchmark,
+    out: Path,
+    display: Display,
+    *,
+    policy: Policy | None = None,
+    retry_faults: bool = False,
 ) -> dict[str, Any]:
     """Answers every question once, greedily, and writes ``results.json``, ``episodes.jsonl`` and ``report.html``.
 
@@ -125,6 +142,7 @@ def run_benchmark(
         benchmark: what to evaluate.
         out: its folder.
         display: who is told how far the work is.
+        policy: who answers, where that is no spec; ``benchmark.policy`` is its name then.
         retry_faults: whether episodes that failed through a fault of ours are played again.
 
     Returns:
@@ -136,19 +154,18 @@ def run_benchmark(
         Fault: everything fails; what was finished is kept.
         Interrupted: SIGINT or SIGTERM came; what was finished is kept.
     """
-    check_names(benchmark)
+    check_names(benchmark, policy)
     claim(out, {"benchmark": _identity(benchmark)})
     display.phase("questions and index", 0)
     source, search = _sources(benchmark)
     opened = open_tasks(source, search, EnvConfig(id=benchmark.env))
-    contents = contents_of(opened, search, benchmark.env, benchmark.policy)
+    contents = contents_of(opened, search, benchmark.env, benchmark.policy, policy)
     claim(out, {"benchmark": _identity(benchmark), CONTENTS: contents})
     if (out / RESULTS).is_file() and not (retry_faults and read_json(out / RESULTS)["faults"]):
         return _finished(out)
     fresh = not (out / CONFIG).is_file()
     try:
-        player = open_player(benchmark.policy, benchmark.concurrency, env_class(benchmark.env).stop)
-        with closing(player):
+        with _player(benchmark, policy) as player:
             ground = _open(benchmark, opened, player, display)
             return _played(benchmark, contents, player, ground, out, display, retry_faults)
     except Interrupted as error:
@@ -158,6 +175,17 @@ def run_benchmark(
         if fresh:
             release(out)
         raise
+
+
+@contextmanager
+def _player(benchmark: Benchmark, policy: Policy | None) -> Iterator[Player]:
+    """Who answers; what was opened for that is closed again."""
+    stop = env_class(benchmark.env).stop
+    if policy is not None:
+        yield player_of(policy, benchmark.policy, benchmark.concurrency, stop)
+        return
+    with closing(open_player(benchmark.policy, benchmark.concurrency, stop)) as player:
+        yield player
 
 
 def _finished(out: Path) -> dict[str, Any]:
@@ -395,7 +423,9 @@ def _coverage(ground: Ground) -> dict[str, Any]:
 def _identity(benchmark: Benchmark) -> dict[str, Any]:
     """What has to be the same for a run to go on; episodes at an endpoint do not know how many run beside them."""
     fields = asdict(benchmark)
-    by_arrival = is_endpoint(benchmark.policy) or is_engine(benchmark.policy)
+    by_arrival = (
+        is_endpoint(benchmark.policy) or is_engine(benchmark.policy) or benchmark.policy.startswith(AGENT)
+    )
     return fields | {"concurrency": None} if by_arrival else fields
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from types import ModuleType
 
 from agentenv.core.digests import file_digest, path_digest, value_digest
-from agentenv.core.registry import env_class
+from agentenv.core.protocols import Policy
+from agentenv.core.registry import env_class, is_remote
 from agentenv.data.sources import Source
 from agentenv.evaluation.ground import BM25, SearchConfig
 from agentenv.policies.spec import policy_digest
@@ -20,27 +21,35 @@ _GIVEN = {*sys.stdlib_module_names, "gymnasium", "pydantic", "numpy", "typing_ex
 """What environments are built on and do not change with them."""
 
 
-def contents_of(source: Source, search: SearchConfig, env: str, policy: str) -> dict[str, str]:
+def contents_of(
+    source: Source, search: SearchConfig, env: str, policy: str, given: Policy | None = None
+) -> dict[str, str]:
     """The digests, by what they are of; empty where there is nothing, or nothing that could be compared.
 
     Args:
         source: The questions, with the corpus that is searched.
         search: The retriever.
         env: Id of the environment.
-        policy: Its spec.
+        policy: Its spec, or the name of one that is given.
+        given: The policy itself, where it has no spec.
 
     Raises:
         OSError: a file cannot be read.
         RetrieverFault: a retriever behind an address does not answer.
     """
-    weights = policy == "tiny" or policy.startswith(("hf:", "vllm:"))
+    weights = given is None and (policy == "tiny" or policy.startswith(("hf:", "vllm:")))
     return {
         "questions": value_digest(source.tasks),
         "corpus": _corpus(source),
         "index": _index(search.retriever),
-        "policy": policy_digest(policy) if weights else policy,
+        "policy": policy_digest(policy) if weights else policy if given is None else _given(policy, given),
         "environment": _environment(env),
     }
+
+
+def _given(name: str, policy: Policy) -> str:
+    """Of an agent its source; of another object its class and the version of its weights, which is all that it says."""
+    return str(getattr(policy, "digest", f"{name}, version {policy.version}"))
 
 
 def _corpus(source: Source) -> str:
@@ -71,6 +80,8 @@ def _environment(env: str) -> str:
     A module of another package stands for that whole package, because what it imports may decide a score as well.
     """
     cls = env_class(env)
+    if is_remote(env):
+        return value_digest(vars(cls)["card"])  # what the server says of it: its source is not here
     names = dict.fromkeys(base.__module__ for base in cls.__mro__)
     tops = {name: name.partition(".")[0] for name in names}
     sources = {name if top == "agentenv" else top for name, top in tops.items() if top not in _GIVEN}

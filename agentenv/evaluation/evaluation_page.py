@@ -90,7 +90,7 @@ def _suite(directory: Path, against: Path | None) -> Page:
             for entry in episodes_of(several, scorer, name, EPISODES_A_SET)
         ],
         note=_note(sides),
-        unit=newest[names[0]]["tokens"]["unit"],
+        unit=newest[names[0]]["tokens"].get("unit", "tokens"),
     )
     return with_pictures(page, [side for several in sides.values() for side in several])
 

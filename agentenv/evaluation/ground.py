@@ -16,7 +16,7 @@ from pydantic import Field
 from agentenv.core.env import Env, run_sync
 from agentenv.core.env_options import checked_arguments, parameters_of
 from agentenv.core.protocols import Retriever
-from agentenv.core.registry import env_class, make
+from agentenv.core.registry import env_class, make, registered
 from agentenv.core.types import Task
 from agentenv.core.validation import Frozen
 from agentenv.data.datasets import SETS, load_dataset
@@ -135,6 +135,24 @@ def takes(env_id: str, argument: str) -> bool:
         MissingExtra: an optional dependency of it is not installed.
     """
     return any(parameter.name == argument for _, parameter in parameters_of(env_class(env_id)))
+
+
+def env_id_of(cls: type[Env[Any]]) -> str:
+    """The registered id of an environment's class, or else ``module:Class``.
+
+    Raises:
+        ConfigurationError: it is no environment, or cannot be found again by its name.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, Env)):
+        raise ConfigurationError(
+            f"{cls!r} is no subclass of agentenv.Env; give one, or the id of an environment"
+        )
+    name = f"{cls.__module__}:{cls.__qualname__}"
+    if "." in cls.__qualname__:
+        raise ConfigurationError(
+            f"{name} cannot be found by its name: define the class at the top level of its module"
+        )
+    return next((id for id, one in registered().items() if one.entry_point == name and not one.kwargs), name)
 
 
 def open_tasks(source: SourceConfig, search: SearchConfig, env: EnvConfig) -> Source:

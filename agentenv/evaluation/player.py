@@ -18,11 +18,12 @@ from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import RolloutConfig, never_fitted
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason, Task
-from agentenv.errors import ContextTooSmall, EnvFault, Fault, PolicyFault
+from agentenv.errors import ConfigurationError, ContextTooSmall, EnvFault, Fault, PolicyFault
 from agentenv.evaluation.ground import Ground
 from agentenv.evaluation.journal import Journal, log_seconds
 from agentenv.evaluation.records import Record
 from agentenv.evaluation.runner import expert_policy, play_batch, roomy, to_record
+from agentenv.policies.agent import AgentPolicy
 from agentenv.policies.card import EpisodeCard, read_card
 from agentenv.policies.extractive import EXTRACTIVE, EXTRACTIVE_CARD, ExtractivePolicy
 from agentenv.policies.fakes import ByteTokenizer
@@ -94,7 +95,9 @@ class Player:
 
     @property
     def token_unit(self) -> str:
-        """What its tokens are."""
+        """What its tokens are; empty of an agent that shows none, so that nothing is counted."""
+        if isinstance(self.policy, AgentPolicy):
+            return ""
         if isinstance(self.policy, OpenAIPolicy):
             return "pieces of text"
         return "bytes" if isinstance(self.tokenizer, ByteTokenizer) else "tokens"
@@ -153,6 +156,29 @@ def open_player(spec: str, concurrency: int, stop: tuple[str, ...]) -> Player:
     return Player(spec, card, loaded, loaded.tokenizer, concurrency, lockstep=True, stop=stop)
 
 
+def player_of(policy: Policy, name: str, concurrency: int, stop: tuple[str, ...]) -> Player:
+    """The player of a policy that is there already; whoever made it closes it.
+
+    Args:
+        policy: with a ``tokenizer``, and a ``card`` where it is used to episodes of another form than the default.
+        name: in results.
+        concurrency: episodes at a time.
+        stop: texts that end an action.
+
+    Raises:
+        ConfigurationError: it has no tokenizer.
+    """
+    tokenizer = getattr(policy, "tokenizer", None)
+    if tokenizer is None:
+        raise ConfigurationError(
+            f"{name} has no attribute `tokenizer`, which turns messages into its tokens; an agent that takes messages is a "
+            "plain function of them"
+        )
+    card = getattr(policy, "card", None) or EpisodeCard()
+    by_arrival = isinstance(policy, AgentPolicy | OpenAIPolicy | VLLMPolicy)
+    return Player(name, card, policy, tokenizer, concurrency, lockstep=not by_arrival, stop=stop)
+
+
 def play_missing(
     player: Player,
     ground: Ground,
@@ -186,7 +212,7 @@ def play_missing(
 
     def keep(played: Sequence[Trajectory]) -> None:
         nonlocal last
-        records = [to_record(trajectory, directory) for trajectory in played]
+        records = [to_record(trajectory, directory, counted=bool(player.token_unit)) for trajectory in played]
         journal.append(records)
         now = time.perf_counter()
         log_seconds(directory, phase, now - last, [_seconds(trajectory) for trajectory in played])

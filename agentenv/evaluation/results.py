@@ -55,7 +55,7 @@ def summarize(
         seed: seed of the sampling and of the bootstrap.
         bounds: what closed book, oracle passages and the scripted expert score on the same questions.
         settings: whatever else decides the numbers: decoding, turn limit, fingerprints.
-        token_unit: what a token of the policy is.
+        token_unit: what a token of the policy is; empty leaves out what is counted in tokens.
 
     Raises:
         UnknownName: a scorer that does not exist.
@@ -82,7 +82,7 @@ def summarize(
         "end_reasons": dict(sorted(Counter(record["end_reason"] for record in records).items())),
         "errors": errors if explained else {"scorer": scorers[0], "correct": correct},
         "capabilities": capability_report(records, values, SEARCH_SKILLS) if explained else [],
-        "tokens": costs(scored, correct, token_unit),
+        "tokens": costs(scored, correct, token_unit) if token_unit else {},
         "bounds": mark_below(bounds or {}, tables["scores"][scorers[0]]["mean"]),
         "settings": dict(settings or {}),
     }

@@ -197,20 +197,18 @@ def roomy(config: RolloutConfig) -> RolloutConfig:
     return replace(config, context_tokens=_ROOM, turn_tokens=1 << 16)
 
 
-def to_record(trajectory: Trajectory, directory: Path | None = None) -> Record:
+def to_record(trajectory: Trajectory, directory: Path | None = None, *, counted: bool = True) -> Record:
     """The line of ``episodes.jsonl`` for one episode.
 
     Args:
         trajectory: the episode.
         directory: of the evaluation: pictures of the screens are written there and named in the record, but for a sealed
             set. None leaves them out.
+        counted: whether numbers of tokens mean anything; an agent behind a plain function shows none.
     """
     task = trajectory.task
     results = (result for turn in trajectory.turns for result in turn.tool_results)
     retrieved = searches_of(results, complete=trajectory.reports_searches)
-    tokens: Counter[tuple[int, SegmentKind]] = Counter()
-    for segment in trajectory.segments:
-        tokens[segment.turn, segment.kind] += len(segment.ids)
     record: Record = {
         "id": task.id,
         "question": task.question,
@@ -228,13 +226,12 @@ def to_record(trajectory: Trajectory, directory: Path | None = None) -> Record:
                 "valid": turn.valid,
                 "reward": turn.reward,
                 "tool_results": [_tool_record(result) for result in turn.tool_results],
-                "policy_tokens": tokens[index, SegmentKind.POLICY],
-                "observation_tokens": tokens[index, SegmentKind.ENV],
             }
-            for index, turn in enumerate(trajectory.turns)
+            for turn in trajectory.turns
         ],
-        "tokens": {"policy": trajectory.response_tokens, "total": tokens.total()},
     }
+    if counted:
+        _count_tokens(record, trajectory)
     if directory is not None and "canary" not in task.data:
         for row, scene in zip(record["turns"], keep_scenes(trajectory, directory), strict=True):
             if scene is not None:
@@ -256,6 +253,17 @@ def to_record(trajectory: Trajectory, directory: Path | None = None) -> Record:
     if hops := task.data.get("hops"):
         record["hops"] = hops
     return record
+
+
+def _count_tokens(record: Record, trajectory: Trajectory) -> None:
+    """Adds the numbers of tokens of the episode and of each of its turns."""
+    tokens: Counter[tuple[int, SegmentKind]] = Counter()
+    for segment in trajectory.segments:
+        tokens[segment.turn, segment.kind] += len(segment.ids)
+    record["tokens"] = {"policy": trajectory.response_tokens, "total": tokens.total()}
+    for index, turn in enumerate(record["turns"]):
+        turn["policy_tokens"] = tokens[index, SegmentKind.POLICY]
+        turn["observation_tokens"] = tokens[index, SegmentKind.ENV]
 
 
 def _tool_record(result: ToolResult) -> ToolRecord:

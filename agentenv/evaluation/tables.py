@@ -155,7 +155,7 @@ def suite_tables(parts: Mapping[str, Json], summary: Json, scorer: str) -> list[
         found, tokens = results["retrieval"], results["tokens"]
         shares = [found.get("support_recall"), found.get("all_support"), results["answer_in_corpus"]["share"]]
         shares += [found.get("answer_shown"), results["searches_per_question"] if found else None]
-        spent = tokens["total_per_correct"]
+        spent = tokens.get("total_per_correct")
         cells = _cells(results["scores"].get(scorer, {})) + [
             _mean(results["bounds"].get(b, {})) for b in bounds
         ]

@@ -16,7 +16,15 @@ from agentenv.serving.mcp import PARSE_ERROR, SERVER_ERROR, answer, complaint, f
 from agentenv.serving.mcp_sessions import McpSession
 from agentenv.serving.service import EnvService
 from agentenv.serving.toolbox import toolbox
-from agentenv.serving.wire import VERSION, ActionData, ObservationData, ResetData, error_out, read_json
+from agentenv.serving.wire import (
+    VERSION,
+    ActionData,
+    ObservationData,
+    ResetData,
+    TasksQuery,
+    error_out,
+    read_json,
+)
 
 if TYPE_CHECKING:
     from starlette.requests import HTTPConnection, Request
@@ -62,6 +70,10 @@ def make_app(service: EnvService) -> Any:
     async def schema(request: Request) -> Response:
         return _told(service, request, schemas)
 
+    @app.get("/tasks")
+    async def tasks(request: Request) -> Response:
+        return await _tasks(service, request)
+
     @app.post("/mcp")
     async def mcp(request: Request) -> Response:
         return await _mcp(service, request)
@@ -89,6 +101,7 @@ def describe(service: EnvService) -> dict[str, Any]:
         "reward_ceiling": env.reward_ceiling,
         "no_expert": env.no_expert,
         "call_markers": list(env.call_markers),
+        "stop": list(env.stop),
         "client_tasks": service.client_tasks,
         "client_data": list(env.client_data),
         "tools": [tool.to_mcp() for tool in toolbox(env).values()],
@@ -132,6 +145,21 @@ def _told(service: EnvService, request: "Request", work: Callable[[], dict[str, 
 
 def _refused(error: Refusal) -> "Response":
     return json_response({"error": str(error), "kind": error.kind}, error.status)
+
+
+async def _tasks(service: EnvService, request: "Request") -> "Response":
+    """Tasks of the environment's own making, by number, seed and split in the address's query."""
+    try:
+        _admit(service, request)
+        asked = TasksQuery.model_validate(dict(request.query_params))
+        return json_response({"tasks": await service.tasks(asked.n, asked.seed, asked.split)}, 200)
+    except Refusal as error:
+        return _refused(error)
+    except ValidationError as error:
+        return json_response({"error": f"The address's query: {sentence(error)}", "kind": "BadRequest"}, 400)
+    except Exception as error:
+        said = error_out(error)
+        return json_response({"error": said["message"], "kind": said["kind"]}, 500 if said["fault"] else 400)
 
 
 async def _converse(service: EnvService, socket: "WebSocket") -> None:

@@ -16,6 +16,7 @@ from agentenv.core.validation import sentence
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.serving.wire import TaskData
 
+_MOST_HELD = 100_000  # tasks that callers asked for; beyond it no more are made for them
 _MOST_NAMED = 200  # characters of an id that an error repeats
 
 
@@ -37,6 +38,25 @@ class ClientOptions:
     def held(self, id: str) -> Task | None:
         """The task of that id, where there is one."""
         return self._held.get(id)
+
+    def hold(self, tasks: Iterable[Task]) -> None:
+        """Lets clients name ``tasks``, which were made for one of them.
+
+        Raises:
+            ConfigurationError: another task has the id of one of them already, or too many are held.
+        """
+        made = {task.id: task for task in tasks}
+        taken = next((id for id, task in made.items() if self._held.get(id, task) != task), None)
+        if taken is not None:
+            raise ConfigurationError(
+                f"two tasks of this server have the id {taken[:_MOST_NAMED]!r}: make_tasks has to give every task an id "
+                "that depends on its content"
+            )
+        if len(self._held.keys() | made.keys()) > _MOST_HELD:
+            raise ConfigurationError(
+                f"this server holds {len(self._held)} tasks, and no more than {_MOST_HELD}"
+            )
+        self._held |= made
 
     def read(self, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
         """The options as the environment takes them.

@@ -6,8 +6,9 @@ A connection that breaks is a fault: the episode is lost, masked and counted, an
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import httpx
@@ -20,6 +21,10 @@ from agentenv.serving.wire import VERSION, info_in, observation_in, options_out,
 
 _START_S = 120.0  # a server may load an index first
 _ROUND_S = 0.5
+_REMEMBERED_S = (
+    60.0  # what a server says of its environment, while a run asks about the class again and again
+)
+_TASKS_S = 180.0  # for a server to make tasks
 
 
 @dataclass
@@ -124,26 +129,73 @@ class RemoteEnv(AsyncEnv[RemoteState]):
         return str(self.state.link.ask_now("render")["text"])
 
 
+def remote_class(url: str) -> type[RemoteEnv]:
+    """The environment at ``url`` as a class: how its actions end, and tasks that the server makes.
+
+    Raises:
+        ConfigurationError: nobody answers there, or somebody else does.
+    """
+    return _remote_class(url.rstrip("/"), int(time.monotonic() // _REMEMBERED_S))
+
+
+@lru_cache(maxsize=16)
+def _remote_class(url: str, period: int) -> type[RemoteEnv]:
+    found = _card(url)
+
+    class Served(RemoteEnv):
+        """An environment behind ``agentenv serve``; its episodes are scored by the rewards that the server gives."""
+
+        card = found
+        stop = tuple(found.get("stop", ()))
+
+        def __init__(self, *, patience: Patience | None = None, render_mode: str | None = None) -> None:
+            super().__init__(url, patience=patience, render_mode=render_mode)
+
+        @classmethod
+        def make_tasks(cls, n: int, *, seed: int = 0, split: str = "train") -> Sequence[Task]:
+            """Tasks that the server makes, without their answers unless it hands out the expert's actions too."""
+            asked = {"n": n, "seed": seed, "split": split}
+            rows = _asked(f"{url}/tasks", asked, _TASKS_S)["tasks"]
+            # Without answers only the id tells two tasks of one question apart.
+            return [
+                Task(
+                    row["id"], row["question"], tuple(row["answers"]), row["split"], {"served_as": row["id"]}
+                )
+                for row in rows
+            ]
+
+    return Served
+
+
 def _card(url: str) -> dict[str, Any]:
     """What the server says of its environment; waits for one that is starting.
 
     Raises:
         ConfigurationError: nobody answers there, or somebody else does.
     """
+    card = _asked(f"{url}/metadata", {}, CONNECT_S)
+    if card.get("version") != VERSION:
+        raise ConfigurationError(f"{url} speaks version {card.get('version')!r}, not {VERSION!r}")
+    return card
+
+
+def _asked(address: str, query: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """The JSON object that a server gives for an address; waits for one that is starting.
+
+    Raises:
+        ConfigurationError: nobody answers there, or the server refuses.
+    """
     began = time.monotonic()
     while True:
         try:
-            response = httpx.get(f"{url}/metadata", headers=headers(), timeout=CONNECT_S, trust_env=False)
+            response = httpx.get(address, params=query, headers=headers(), timeout=seconds, trust_env=False)
             if response.is_success:
-                card: dict[str, Any] = response.json()
-                if card["version"] != VERSION:
-                    raise ConfigurationError(f"{url} speaks version {card['version']!r}, not {VERSION!r}")
-                return card
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
-            raise ConfigurationError(f"no environment is served at {url!r}: {error}") from error
+                return dict(response.json())
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError) as error:
+            raise ConfigurationError(f"no environment is served at {address!r}: {error}") from error
         starting = response.status_code == httpx.codes.SERVICE_UNAVAILABLE
         if not starting or time.monotonic() - began > _START_S:
-            raise ConfigurationError(f"no environment is served at {url!r}: {reason(response.content)}")
+            raise ConfigurationError(f"no environment is served at {address!r}: {reason(response.content)}")
         time.sleep(_ROUND_S)
 
 

@@ -9,13 +9,14 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from random import Random
 from typing import Any, TypeVar
 
 from agentenv.core.env import Env
-from agentenv.core.types import StateCapability
+from agentenv.core.types import StateCapability, Task
 from agentenv.errors import EnvFault
 from agentenv.retrievers.gate import READY, STOPPING, Gate, Refusal
 from agentenv.retrievers.meter import Meter
@@ -131,6 +132,36 @@ class EnvService(Gate):
         """
         assert self._client_options is not None
         return self._client_options.read(given)
+
+    async def tasks(self, n: int, seed: int, split: str) -> list[dict[str, Any]]:
+        """At most ``n`` tasks as they are sent; callers may name them by their ids from then on.
+
+        They are the tasks of that split that the environment holds, or else tasks that its class makes. The accepted answers
+        are left out unless callers may ask for the expert's actions, which hold them too.
+
+        Raises:
+            ConfigurationError: the environment holds none and makes none; or another task has the id of one of them.
+            Refusal: the service is not ready.
+            EnvFault: they were not made in time.
+        """
+        env, options = self.prototype, self._client_options
+        assert options is not None
+
+        def made() -> Sequence[Task]:
+            held = [task for task in env.held_tasks() if task.split in ("", split)]
+            return (
+                Random(seed).sample(held, min(n, len(held)))
+                if held
+                else env.make_tasks(n, seed=seed, split=split)
+            )
+
+        tasks = await self.finished(asyncio.ensure_future(asyncio.to_thread(made)), "making tasks")
+        options.hold(tasks)
+        answers = {task.id: list(task.answers) if self.expert else [] for task in tasks}
+        return [
+            {"id": task.id, "question": task.question, "answers": answers[task.id], "split": task.split}
+            for task in tasks
+        ]
 
     async def session(self, client: str = "") -> Session:
         """A session of a fresh environment for the caller at the address ``client``, once there is a place.

@@ -103,6 +103,19 @@ class TaskData(BaseModel):
         return task.model_copy(update={"id": task.id or task.question})
 
 
+class TasksQuery(BaseModel):
+    """Which of the environment's own tasks a caller asks for."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    n: int = Field(ge=0, le=10_000)
+    """How many."""
+    seed: int = 0
+    """Seeds their draw."""
+    split: str = "train"
+    """The part of the tasks that they are from."""
+
+
 class ActionData(BaseModel):
     """Data of ``step``: one required field, so that a client may send plain text as the action."""
 

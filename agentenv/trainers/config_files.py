@@ -6,12 +6,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from agentenv.core.toml_files import read_toml
 from agentenv.core.values import read_value
+from agentenv.data.sources import OWN
 from agentenv.errors import ConfigurationError, UnknownName
-from agentenv.evaluation.ground import EnvConfig
 from agentenv.trainers.config import TrainConfig
 from agentenv.trainers.identity import IDENTITY, Identity
 
@@ -28,6 +28,15 @@ _FREE_TABLES = (
     "optimization.objective_options",
 )
 """Their keys are checked by whom they are for."""
+_OPTIONS_OF = {
+    "id": "options",
+    "dataset": "options",
+    "strategy": "strategy_options",
+    "sampler": "sampler_options",
+    "estimator": "estimator_options",
+    "objective": "objective_options",
+}
+"""What names something, and the table beside it with the options of that."""
 
 
 def presets() -> dict[str, Path]:
@@ -36,18 +45,18 @@ def presets() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
-def load_config(name: str) -> TrainConfig:
+def load_config(name: str | Path) -> TrainConfig:
     """The configuration of a preset or of a TOML file; ``base = "PRESET"`` in a file takes what it does not say from there.
 
-    The environment's options of a base are left out where the file names another environment.
+    Options of a base are left out where the file names another environment, strategy and so on than the base.
 
     Raises:
         UnknownName: neither a preset nor a file, or no such base.
         ConfigurationError: the file is no TOML, or a key or value of it is wrong.
     """
-    path = presets().get(name) or Path(name)
+    path = presets().get(str(name)) or Path(name)
     if not path.is_file():
-        raise UnknownName.among("preset or TOML file", name, presets())
+        raise UnknownName.among("preset or TOML file", str(name), presets())
     return config_of(read_toml(path), str(path))
 
 
@@ -70,20 +79,8 @@ def _on_its_base(values: Mapping[str, Any], place: str) -> dict[str, Any]:
     if base not in presets():
         raise UnknownName.among(f"preset to be the base of {place}:", base, presets())
     _check_keys(own, TrainConfig().model_dump(), place)
-    below = _on_its_base(read_toml(presets()[base]), f"preset {base}")
-    return merged(below if _env_id(own, below) == _env_id(below) else _without_options(below), own)
-
-
-def _env_id(*tables: Mapping[str, Any]) -> str:
-    """The environment that the first of ``tables`` to name one names."""
-    found = (table.get("env", {}) for table in tables)
-    return next((str(env["id"]) for env in found if isinstance(env, dict) and "id" in env), EnvConfig().id)
-
-
-def _without_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """``values`` for another environment: options of one say nothing to the next."""
-    env = {name: held for name, held in values.get("env", {}).items() if name != "options"}
-    return {**values, "env": env}
+    above = _on_its_base(read_toml(presets()[base]), f"preset {base}")
+    return merged(without_foreign_options(above, own), own)
 
 
 def merged(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,6 +90,35 @@ def merged(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]
         tables = isinstance(value, dict) and isinstance(base.get(key), dict)
         both[key] = merged(base[key], value) if tables else value
     return both
+
+
+def without_foreign_options(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """``base``, which ``values`` are to be merged into, without the options of what they replace by another one.
+
+    Options belong to the name beside them: those of an environment say nothing to another one, likewise those of a strategy,
+    a sampler, an estimator, an objective and a data set. The options of an environment's own tasks go with the environment.
+    """
+    kept = _without_options_of_others(base, values, TrainConfig().model_dump(mode="json"))
+    if kept.get("env") != base.get("env"):
+        for name in ("train", "dev", "test"):
+            if base.get(name, {}).get("dataset") == OWN:
+                kept[name] = {key: value for key, value in kept[name].items() if key != "options"}
+    return kept
+
+
+def _without_options_of_others(
+    base: Mapping[str, Any], values: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """As `without_foreign_options`; ``defaults`` are the names where ``base`` says nothing."""
+    kept = dict(base)
+    for name, options in _OPTIONS_OF.items():
+        before = base.get(name, defaults.get(name))
+        if name in values and before is not None and values[name] != before:
+            kept.pop(options, None)
+    for key, value in values.items():
+        if isinstance(value, Mapping) and isinstance(kept.get(key), Mapping) and key in defaults:
+            kept[key] = _without_options_of_others(base[key], value, defaults[key])
+    return kept
 
 
 def resume_config(folder: Path) -> TrainConfig:
@@ -167,12 +193,9 @@ def override(base: TrainConfig, words: Sequence[str]) -> TrainConfig:
         UnknownName: no such key; carries the nearest.
         ConfigurationError: a value that is missing or wrong.
     """
-    values = base.model_dump(mode="json")
-    flags = list(_flags(words))
-    if any(flag == "--env.id" and given and given[-1] != base.env.id for flag, given in flags):
-        values["env"]["options"] = {}  # they are those of another environment
-    for flag, given in flags:
-        *tables, key = flag.removeprefix("--").replace("-", "_").split(".")
+    values = without_foreign_options(base.model_dump(mode="json"), _names_in(words))
+    for flag, given in _flags(words):
+        *tables, key = _path(flag)
         table = values
         for name in tables:
             if not isinstance(table.get(name), dict):
@@ -188,6 +211,21 @@ def override(base: TrainConfig, words: Sequence[str]) -> TrainConfig:
         listed = len(after) > 1 or (isinstance(before, list) and not isinstance(after[0], list))
         table[key] = after if listed else after[0]
     return parse_config(values, "the command line")
+
+
+def _path(flag: str) -> list[str]:
+    """``--env.options.max-turns`` as keys."""
+    return flag.removeprefix("--").replace("-", "_").split(".")
+
+
+def _names_in(words: Sequence[str]) -> dict[str, Any]:
+    """What the command line names that may have options, such as another environment."""
+    named: dict[str, Any] = {}
+    for flag, given in _flags(words):
+        *tables, key = _path(flag)
+        if key in _OPTIONS_OF and len(given) == 1:
+            named = merged(named, _nested(tables, {key: given[0]}))
+    return named
 
 
 def _nested(tables: Sequence[str], values: dict[str, Any]) -> dict[str, Any]:
@@ -216,6 +254,27 @@ def _switched(flag: str, key: str, table: Mapping[str, Any]) -> tuple[str, list[
     if plain != key and isinstance(table.get(plain), bool):
         return plain, ["false"]
     raise ConfigurationError(f"{flag} needs a value")
+
+
+def changed(base: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
+    """``base`` with values by dotted key, such as ``{"optimization.steps": 60}``; a table is merged into the one there.
+
+    Raises:
+        UnknownName: no such key; carries the nearest.
+        ConfigurationError: a value is wrong.
+    """
+    given: dict[str, Any] = {}
+    for key, value in overrides.items():
+        *tables, name = key.split(".")
+        given = merged(given, _nested(tables, {name: _plain(value)}))
+    values = base.model_dump(mode="json")
+    values = merged(without_foreign_options(values, given), given)
+    return parse_config(values, "the overrides")
+
+
+def _plain(value: Any) -> Any:
+    """A part of a configuration as plain values."""
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else value
 
 
 def dump_config(config: TrainConfig) -> str:

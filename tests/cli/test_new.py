@@ -5,11 +5,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import agentenv
 from agentenv.cli.main import main
+from agentenv.policies.fakes import random_policy
 
 
 def test_the_generated_environment_passes_unchanged(
@@ -31,6 +33,36 @@ def test_the_generated_environment_passes_unchanged(
         )
         assert done.returncode == 0, done.stdout + done.stderr
     assert "0 of 16 checks failed" in done.stdout
+
+
+def test_what_is_written_is_checked_trained_and_evaluated_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    random_policy(tmp_path / "small", ["Guess a number from 0 to 9999; Higher. Lower."])
+
+    def run(*words: str) -> Any:
+        assert main([*words, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    entry = run("new", "walked_through")["entry_point"]
+    assert run("check", entry)["ok"]
+    small = (
+        "--optimization.steps 2 --rollout.questions 2 --rollout.group_size 2 --rollout.turn_tokens 4 "
+        "--rollout.context_tokens 200 --test.limit 3 --dev.limit 2 --threads 1 --policy hf:small"
+    )
+    overrides = ["--env.id", entry, *small.split()]
+    assert run("train", "own-env", *overrides, "--plan")["episodes_per_step"] == 4
+    trained = run("train", "own-env", *overrides, "--out", "run")
+    assert (trained["steps"], trained["before"]["n"], trained["after"]["n"]) == (2, 3, 3)
+    assert trained["bounds"]["expert"]["mean"] == 1.0
+    asked = run("eval", "--env", entry, "--policy", "hf:run/policy", "--limit", "3", "--out", "asked")
+    assert (asked["split"], asked["n"]) == ("test", 3)
+    expert = run("eval", "--env", entry, "--policy", "scripted", "--limit", "3", "--out", "expert")
+    assert expert["scores"]["reward"]["mean"] == 1.0
+    for folder in ("run", "asked"):
+        assert Path(run("report", folder)["report"]).is_file()
 
 
 def test_people_are_told_what_to_do_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,9 +60,43 @@ def test_an_unknown_id_names_the_nearest() -> None:
             call("agentenv/Calculater-v0")
 
 
-def test_module_and_class_in_place_of_an_id_are_told_from_a_misspelt_id() -> None:
-    with pytest.raises(ConfigurationError, match=r"'maze:Maze'.*agentenv\.envs"):
-        agentenv.make("maze:Maze")
+OWN = """
+from agentenv.envs.calculator import Calculator
+
+
+class Own(Calculator):
+    def neighbour(self):
+        import own_neighbour  # imported when it is called, as environments do with what is slow to import
+
+        return own_neighbour.VALUE
+"""
+
+
+def test_module_and_class_in_the_current_folder_work_as_an_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_module.py").write_text(OWN)
+    (tmp_path / "own_neighbour.py").write_text("VALUE = 7")
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+    monkeypatch.setattr(sys, "path", list(before))
+    env = agentenv.make("own_module:Own", render_mode="ansi")
+    assert (type(env).__name__, env.render_mode) == ("Own", "ansi")
+    assert registry.env_class("own_module:Own") is type(env)
+    assert agentenv.spec("own_module:Own").entry_point == "own_module:Own"
+    assert agentenv.make_vec("own_module:Own", 2).num_envs == 2
+    assert env.neighbour() == 7  # type: ignore[attr-defined]
+    # The folder is searched last afterwards: a file called queue.py in it replaces no module of the standard library.
+    assert sys.path == [*before, str(tmp_path)]
+
+
+def test_module_and_class_that_are_not_there_are_told_from_a_misspelt_id() -> None:
+    with pytest.raises(ConfigurationError, match="no_such_module"):
+        agentenv.make("no_such_module:Maze")
+    with pytest.raises(ConfigurationError, match="Nothing"):
+        agentenv.make("agentenv.envs.calculator:Nothing")
+    with pytest.raises(UnknownName):
+        agentenv.make("agentenv/Calculater-v0")
 
 
 def test_registered_arguments_are_defaults() -> None:

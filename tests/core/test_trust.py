@@ -26,6 +26,7 @@ OUTWARD = [
     '[cluster]\naddress = "evil.example:6379"',
     '[rollout.strategy_options]\ncritic = "OpenAI:m@evil.example"',
     '[second]\npolicy = "openai:m@http://evil.example"',
+    '[env]\nid = "evil_example:Class"',
     '[dev.options]\ndeep = [{a = ["HTTPS://evil.example"]}]',
 ]
 HARMLESS = [
@@ -35,6 +36,7 @@ HARMLESS = [
     '[env]\nid = "agentenv/Code-v0"\n[env.options]\nexecutor = "bwrap"',
     '[search]\nretriever = "simulated:grammar"',
     'name = "the web: a study"',
+    'policy = "hf:weights"\n[env]\nid = "agentenv/Calculator-v0"',
 ]
 
 
@@ -53,7 +55,12 @@ def test_such_a_file_is_refused_with_its_settings_named(
         assert main(words) == 1
         (line,) = capsys.readouterr().err.splitlines()[-1:]
         assert "--trust-config" in line
-        assert "evil.example" in line.lower() or "unsafe-local" in line or "web:serper" in line
+        assert (
+            "evil.example" in line.lower()
+            or "unsafe-local" in line
+            or "web:serper" in line
+            or "evil_example" in line
+        )
     assert not (tmp_path / "out").exists()
     confirm_file(path, trusted=True)
 

@@ -18,6 +18,7 @@ import agentenv  # noqa: E402
 from agentenv.cli.main import main  # noqa: E402
 from agentenv.core.contract import EnvContract  # noqa: E402
 from agentenv.core.env import Env  # noqa: E402
+from agentenv.core.registry import env_class  # noqa: E402
 from agentenv.core.types import Task  # noqa: E402
 from agentenv.errors import (  # noqa: E402
     ConfigurationError,
@@ -253,3 +254,91 @@ def test_what_cannot_be_served_is_one_sentence(
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--help"]) == 0
     assert "agentenv serve agentenv/Calculator-v0 --port 8100" in " ".join(capsys.readouterr().out.split())
+
+
+OWN = """
+from agentenv.cli.new import ENVIRONMENT
+
+exec(ENVIRONMENT.format(title="Guessed"))
+Guessed.__module__ = __name__
+"""
+
+
+@pytest.fixture(scope="module")
+def guessing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server of an own environment that keeps the answers to itself."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "guessing_game.py").write_text(OWN)
+    process = Process("guessing_game:Guessed", folder=folder)
+    yield process.url
+    process.end()
+
+
+def by_halves(messages: list[dict[str, Any]]) -> str:
+    """Guesses the middle of what is left."""
+    low, high = 0, 10_000
+    for guess, hint in zip(messages[1::2], messages[2::2], strict=True):
+        if hint["content"] == "Higher.":
+            low = int(guess["content"]) + 1
+        else:
+            high = int(guess["content"])
+    return str((low + high) // 2)
+
+
+def test_what_is_served_is_evaluated_as_if_it_were_here(guessing: str) -> None:
+    result = agentenv.evaluate(by_halves, env=f"remote:{guessing}", limit=5)
+    assert (result.score.scorer, result.score.mean, result.n) == ("reward", 1.0, 5)
+    assert all(episode["answers"] == [] for episode in result.episodes)
+    again = agentenv.evaluate(by_halves, env=f"remote:{guessing}", limit=5)
+    assert [one["id"] for one in again.episodes] == [one["id"] for one in result.episodes]
+
+
+def test_what_is_served_is_trained_on(guessing: str, tmp_path: Path) -> None:
+    from agentenv.policies.fakes import random_policy
+
+    random_policy(tmp_path / "small", ["Guess a number from 0 to 9999. Higher. Lower."])
+    result = agentenv.train(
+        "own-env",
+        out=tmp_path / "out",
+        overrides={
+            "env.id": f"remote:{guessing}",
+            "policy": f"hf:{tmp_path / 'small'}",
+            "rollout": {"questions": 2, "group_size": 2, "turn_tokens": 4, "context_tokens": 200},
+            "test.limit": 3,
+            "dev.limit": 2,
+        },
+        optimization__steps=2,
+    )
+    assert (result.before.n, result.after.n, result.results["faults"]) == (3, 3, 0)
+
+
+def test_a_served_class_says_how_its_actions_end_and_where_its_tasks_come_from(calculator: str) -> None:
+    cls = env_class(f"remote:{calculator}")
+    assert cls.stop == env_class("agentenv/Calculator-v0").stop
+    tasks = cls.make_tasks(3, seed=1, split="test")
+    local = env_class("agentenv/Calculator-v0").make_tasks(3, seed=1, split="test")
+    assert [(task.id, task.question, task.answers) for task in tasks] == [
+        (task.id, task.question, task.answers) for task in local
+    ]
+    with pytest.raises(ConfigurationError, match="nowhere"):
+        cls.make_tasks(3, split="nowhere")
+    with pytest.raises(ConfigurationError, match="10001"):
+        cls.make_tasks(10_001)
+
+
+def test_a_server_that_is_not_there_is_one_error() -> None:
+    with pytest.raises(ConfigurationError, match=r"127\.0\.0\.1:9"):
+        env_class("remote:http://127.0.0.1:9")
+
+
+def test_two_tasks_of_one_id_are_refused(serving: Any) -> None:
+    class Twice(agentenv.ToolEnv[Any]):
+        @classmethod
+        def make_tasks(cls, n: int, *, seed: int = 0, split: str = "train") -> list[Task]:
+            return [Task(str(i), f"question {seed}", ("a",), split) for i in range(n)]
+
+    with serving(Twice) as served:
+        cls = env_class(f"remote:{served.url}")
+        assert len(cls.make_tasks(2, seed=1)) == len(cls.make_tasks(2, seed=1)) == 2
+        with pytest.raises(ConfigurationError, match="'0'"):
+            cls.make_tasks(2, seed=2)

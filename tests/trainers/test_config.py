@@ -1,13 +1,14 @@
 """The configuration: every shipped preset, TOML there and back, overrides, and one sentence for each mistake."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.trainers.advantages import ESTIMATORS
 from agentenv.trainers.config import TrainConfig
-from agentenv.trainers.config_files import dump_config, load_config, override, presets
+from agentenv.trainers.config_files import changed, config_of, dump_config, load_config, override, presets
 from agentenv.trainers.learner import Correction, Objective
 from agentenv.trainers.run import objective_of
 
@@ -200,3 +201,77 @@ def test_what_the_run_could_not_use_is_refused_when_the_configuration_is_read(wo
     with pytest.raises(ConfigurationError, match=named):
         override(load_config("laptop-search"), words.split())
     assert override(load_config("laptop-search"), ["--cluster.address", "10.0.0.1:6379"]).cluster.address
+
+
+OTHER_ENV = 'base = "laptop-search"\n[env]\nid = "agentenv/Calculator-v0"\n'
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        ("", {}),
+        ('[env.options]\nrender_mode = "ansi"', {"render_mode": "ansi"}),
+    ],
+)
+def test_another_environment_does_not_inherit_the_options_of_the_base(
+    changes: str, kept: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "other.toml"
+    path.write_text(OTHER_ENV + changes)
+    config = load_config(path)
+    assert config.env.options == kept
+    assert config.rollout == load_config("laptop-search").rollout
+
+
+def test_options_stay_where_the_name_stays() -> None:
+    base = load_config("laptop-search")
+    same = {"env": {"id": "agentenv/LocalSearch-v0", "options": {"k": 7}}}
+    assert config_of({"base": "laptop-search", **same}, "test").env.options == base.env.options | {"k": 7}
+    assert override(base, ["--env.id", "agentenv/LocalSearch-v0"]) == base
+
+
+def test_on_the_command_line_and_in_python_options_go_with_their_name_too() -> None:
+    base = load_config("laptop-search")
+    words = ["--env.id", "agentenv/Calculator-v0", "--env.options.render_mode", "ansi"]
+    assert override(base, words).env.options == {"render_mode": "ansi"}
+    assert override(base, [*words[2:], *words[:2]]).env.options == {"render_mode": "ansi"}
+    overrides = {"env.id": "agentenv/Calculator-v0", "env.options.render_mode": "ansi"}
+    assert changed(base, overrides).env.options == {"render_mode": "ansi"}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "new"),
+    [
+        ("rollout.strategy", {"depth": 1}, "plain"),
+        ("rollout.sampler", {"pool": 3}, "uniform"),
+        ("optimization.estimator", {"population": "step"}, "group_relative"),
+    ],
+)
+def test_options_of_a_strategy_sampler_or_estimator_go_with_it(
+    name: str, options: dict[str, Any], new: str
+) -> None:
+    old = {"rollout.strategy": "tree", "rollout.sampler": "dapo", "optimization.estimator": "anchor_state"}
+    known = {} if name == "rollout.sampler" else options
+    base = changed(load_config("laptop-search"), {name: old[name], f"{name}_options": known})
+    later = override(base, [f"--{name}", new])
+    assert changed(base, {name: new}) == later
+    table, key = name.split(".")
+    assert getattr(getattr(later, table), f"{key}_options") == {}
+
+
+def test_options_of_own_tasks_go_with_their_environment() -> None:
+    tasks = {"train.dataset": "env", "train.options": {"n": 3}, "dev.dataset": "env", "test.dataset": "env"}
+    base = changed(load_config("laptop-search"), tasks)
+    assert override(base, ["--env.id", "agentenv/Calculator-v0"]).train.options == {}
+    assert base.train.options == {"n": 3}
+
+
+def test_values_in_python_are_checked_like_those_of_a_file() -> None:
+    base = load_config("laptop-search")
+    assert changed(base, {"optimization": {"steps": 7}, "seed": 3}).optimization.steps == 7
+    assert changed(base, {"optimization": {"steps": 7}}).rollout == base.rollout
+    assert changed(base, {}) == base
+    with pytest.raises(UnknownName, match="optimisation"):
+        changed(base, {"optimisation.steps": 7})
+    with pytest.raises(ConfigurationError, match=r"optimization\.steps.*'many'"):
+        changed(base, {"optimization.steps": "many"})

@@ -1,0 +1,323 @@
+"""Training and evaluating from Python. The commands ``agentenv train`` and ``agentenv eval`` call these functions too."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+from agentenv.core.background import without_running_loop
+from agentenv.core.env import Env
+from agentenv.core.protocols import Policy
+from agentenv.core.trust import confirm_file
+from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
+from agentenv.evaluation.benchmark import Benchmark, run_benchmark
+from agentenv.evaluation.benchmark import Display as EvalDisplay
+from agentenv.evaluation.ground import env_id_of
+from agentenv.evaluation.records import Record, read_evaluation
+from agentenv.evaluation.report import PAGE, write_report
+from agentenv.policies.agent import Agent, AgentPolicy
+from agentenv.trainers.config import TrainConfig
+from agentenv.trainers.config_files import CONFIG, changed, load_config, presets, resume_config
+
+if TYPE_CHECKING:  # the module imports torch
+    from agentenv.trainers.run import Display as TrainDisplay
+
+DEFAULT_PRESET = "laptop-search"
+
+
+@dataclass(frozen=True)
+class Score:
+    """A mean over questions with its uncertainty."""
+
+    scorer: str
+    """Name of the scorer; ``reward`` is what the environment itself gave."""
+    mean: float | None
+    """None where no episode could be played."""
+    n: int
+    """Questions that it is a mean of; infrastructure failures are left out."""
+    ci95: tuple[float, float] | None
+    """95 % interval of the mean; None where too few questions give none."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a training run gave."""
+
+    out: Path
+    """Its folder."""
+    before: Score
+    """On the test questions, before the first step."""
+    after: Score
+    """On the same questions, after the last step."""
+    policy: Path
+    """Folder of the trained policy, for ``hf:PATH``."""
+    report: Path
+    """A self-contained HTML page."""
+    results: Mapping[str, Any]
+    """The content of ``results.json``."""
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """What an evaluation gave."""
+
+    scores: Mapping[str, Score]
+    """By scorer, the headline first."""
+    n: int
+    """Questions that were answered."""
+    faults: int
+    """Questions whose episode an infrastructure failure or an exception of the agent ended; they are in no mean."""
+    episodes: Sequence[Record]
+    """One record for each question, in their order: turns, reward, how it ended, and of a failure what went wrong."""
+    results: Mapping[str, Any]
+    """The content of ``results.json``."""
+    out: Path | None
+    """The folder; None where none was asked for."""
+
+    @property
+    def score(self) -> Score:
+        """The headline."""
+        return next(iter(self.scores.values()))
+
+    @property
+    def report(self) -> Path | None:
+        """A self-contained HTML page; None where no folder was asked for."""
+        return None if self.out is None else self.out / PAGE
+
+
+def train(
+    config: str | Path | TrainConfig | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overrides: Mapping[str, Any] | None = None,
+    trust_config: bool = False,
+    display: "TrainDisplay | None" = None,
+    **settings: Any,
+) -> TrainResult:
+    """Trains a policy and evaluates it before and after. It may be called from a script and from a notebook.
+
+    Args:
+        config: Name of a preset, path of a TOML file, or a configuration; None is the preset ``laptop-search``.
+        out: Folder of the run; None is ``runs/NAME``.
+        resume: Goes on with the run in ``out`` from its last checkpoint; ``config`` is then left out.
+        overrides: Values that go before those of ``config``, by dotted key, such as ``{"optimization.steps": 60}``.
+        trust_config: Whether a TOML file may run code without a jail or contact hosts; otherwise that is asked at the
+            terminal.
+        display: Who is told how far the run is; None shows it on stderr and writes it to ``run.log``.
+        **settings: As ``overrides``, with two underscores for each dot: ``optimization__steps=60``.
+
+    Raises:
+        AgentEnvError: The configuration cannot be used.
+        Fault: Every episode of a step failed through an infrastructure failure; what was learned is kept.
+        Diverged: The weights or the loss are not finite any more.
+
+    Example:
+        ```python
+        result = agentenv.train("laptop-search", out="runs/first", optimization__steps=20)
+        print(result.before.mean, result.after.mean, result.report)
+        ```
+    """
+    loaded = _configuration(config, out, resume=resume, trusted=trust_config)
+    loaded = changed(loaded, _dotted(overrides or {}, settings))
+    folder = Path(out) if out is not None else Path("runs") / loaded.name
+    with without_running_loop():
+        return _trained(loaded, folder, resume, display)
+
+
+def _configuration(
+    config: str | Path | TrainConfig | None, out: str | Path | None, *, resume: bool, trusted: bool
+) -> TrainConfig:
+    if isinstance(config, TrainConfig):
+        return config
+    if resume:
+        if config is not None or out is None:
+            raise ConfigurationError(
+                "resume=True takes the configuration of the run in `out`: give `out` and no other configuration"
+            )
+        confirm_file(Path(out) / CONFIG, trusted=trusted)
+        return resume_config(Path(out))
+    name = DEFAULT_PRESET if config is None else str(config)
+    if name not in presets():
+        confirm_file(Path(name), trusted=trusted)
+    return load_config(name)
+
+
+def _dotted(overrides: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Both kinds of overrides by dotted key.
+
+    Raises:
+        ConfigurationError: a key is given twice.
+    """
+    named = {key.replace("__", "."): value for key, value in settings.items()}
+    if twice := sorted(named.keys() & overrides.keys()):
+        raise ConfigurationError(f"{twice[0]} is given twice, in overrides and as a keyword argument")
+    return {**overrides, **named}
+
+
+def _trained(config: TrainConfig, out: Path, resume: bool, display: "TrainDisplay | None") -> TrainResult:
+    try:
+        from agentenv.trainers import grpo
+        from agentenv.trainers.folder import RunFolder
+        from agentenv.trainers.run import follow
+        from agentenv.trainers.sharded import leads
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of(str(error.name), "train") from error
+    from agentenv.cli.progress import LiveDisplay
+
+    if not leads():
+        follow(config)
+        raise SystemExit(0)  # the first process of torchrun has the results
+    folder = (RunFolder.open if resume else RunFolder.create)(out, config)
+    with ExitStack() as stack:
+        shown = display or stack.enter_context(LiveDisplay(config.name, log=out / "run.log"))
+        results = grpo.train(folder, shown)
+    return TrainResult(
+        out=out,
+        before=_score(results["before"]["scorer"], results["before"]),
+        after=_score(results["after"]["scorer"], results["after"]),
+        policy=out / "policy",
+        report=write_report(out),
+        results=results,
+    )
+
+
+class Settings(TypedDict, total=False):
+    """What else `evaluate` takes by name; each is a field of `Benchmark`."""
+
+    options: Mapping[str, Any]
+    """Arguments of the environment's constructor."""
+    data: str | Path | None
+    """Folder or file of the set; None looks at the environment variable AGENTENV_DATA."""
+    split: str | None
+    """Split of the set; None takes its first, and ``test`` of an environment's own tasks."""
+    retriever: str
+    """A spec such as ``faiss:DIR``; empty builds an index of the set's own corpus, ``bm25`` one of words."""
+    corpus: str | Path
+    """A file, or the name of a set, whose corpus is searched in place of the set's own."""
+    limit: int | None
+    """Number of questions drawn; None takes all, and 200 of an environment's own."""
+    seed: int
+    """Seeds the draw and the episodes."""
+    k: int | None
+    """Passages a search; None takes what the policy was trained with."""
+    max_turns: int | None
+    """Turns before the last one, in which only an answer counts; None likewise."""
+    bounds: bool | None
+    """Whether to play the questions again without search and with gold passages; None does so where the policy computes on
+    this machine."""
+
+
+def evaluate(
+    policy: str | Policy | Agent = "tiny",
+    *,
+    env: str | type[Env[Any]] = "",
+    dataset: str | Path | Sequence[str | Path] = "",
+    out: str | Path | None = None,
+    scorers: Sequence[str] = (),
+    concurrency: int | None = None,
+    retry_faults: bool = False,
+    display: EvalDisplay | None = None,
+    **settings: Unpack[Settings],
+) -> EvaluationResult:
+    """Answers every question once, greedily. It may be called from a script and from a notebook.
+
+    Args:
+        policy: A spec as of ``agentenv eval --policy``; an object with the methods of `Policy`; or one's own agent: a
+            function from the messages of an episode (dicts with ``role`` and ``content``) to the next action as text, plain
+            or ``async``. An exception of the agent ends one episode as ``policy_fault``; what would need its tokens is not
+            measured.
+        env: Id of an environment, ``module:Class``, ``remote:URL`` or a class. Empty takes that of the question set.
+        dataset: A question set, a file of questions, or several of them. Empty takes the environment's own tasks.
+        out: Folder of the evaluation, in which one that was stopped goes on; None keeps none.
+        scorers: The first is the headline; none named takes those that suit the environment.
+        concurrency: Episodes at a time; None is 64, and 1 for an agent that is a plain function, which may not be safe to
+            call from several threads.
+        retry_faults: Whether episodes in ``out`` that an infrastructure failure ended are played again.
+        display: Who is told how far the evaluation is; None shows it on stderr.
+        **settings: `Settings`: ``limit``, ``seed``, ``options`` of the environment, ``split`` and the like.
+
+    Raises:
+        AgentEnvError: An unknown name, unreadable questions, a policy that cannot be loaded.
+        Fault: Every episode fails.
+
+    Example:
+        ```python
+        async def act(messages):
+            return (await client.chat.completions.create(model="m", messages=messages)).choices[0].message.content
+
+
+        result = agentenv.evaluate(act, env="agentenv/Calculator-v0", limit=50)
+        ```
+    """
+    given = None if isinstance(policy, str) else _opened(policy, concurrency)
+    benchmark = Benchmark(
+        dataset=",".join(map(str, [dataset] if isinstance(dataset, str | Path) else dataset)),
+        policy=policy if isinstance(policy, str) else getattr(given, "name", type(policy).__qualname__),
+        scorers=tuple(scorers),
+        env=env if isinstance(env, str) else env_id_of(env),
+        concurrency=_episodes_at_a_time(concurrency, given),
+        **_fields(settings, given),
+    )
+    return _evaluated(benchmark, given, out, display, retry_faults=retry_faults)
+
+
+def _fields(settings: Settings, policy: Policy | None) -> dict[str, Any]:
+    """``settings`` as fields of `Benchmark`; an agent is not asked a question again for bounds unless that is wanted."""
+    fields: dict[str, Any] = dict(settings)
+    if unknown := sorted(fields.keys() - Settings.__annotations__.keys()):
+        raise UnknownName.among("argument of evaluate()", unknown[0], Settings.__annotations__)
+    if fields.get("data") is not None:
+        fields["data"] = Path(fields["data"])
+    fields["corpus"] = str(fields.get("corpus", ""))
+    fields["options"] = dict(fields.get("options", {}))
+    if isinstance(policy, AgentPolicy) and fields.get("bounds") is None:
+        fields["bounds"] = False
+    return fields
+
+
+def _opened(policy: Policy | Agent, concurrency: int | None) -> Policy:
+    """A policy object as it is, and one's own agent as a policy."""
+    return policy if isinstance(policy, Policy) else AgentPolicy(policy, threads=concurrency or 1)
+
+
+def _episodes_at_a_time(asked: int | None, policy: Policy | None) -> int:
+    if asked is not None and asked < 1:
+        raise ConfigurationError(f"concurrency is {asked}; at least one episode must run")
+    return asked or (1 if isinstance(policy, AgentPolicy) and not policy.is_async else 64)
+
+
+def _evaluated(
+    benchmark: Benchmark,
+    policy: Policy | None,
+    out: str | Path | None,
+    display: EvalDisplay | None,
+    *,
+    retry_faults: bool,
+) -> EvaluationResult:
+    from agentenv.cli.progress import LiveDisplays
+
+    with ExitStack() as stack:
+        if isinstance(policy, AgentPolicy):
+            stack.callback(policy.close)
+        folder = Path(out if out is not None else stack.enter_context(tempfile.TemporaryDirectory()))
+        stack.enter_context(without_running_loop())
+        with LiveDisplays(folder) as displays:
+            shown = display or displays(benchmark.dataset)
+            run_benchmark(benchmark, folder, shown, policy=policy, retry_faults=retry_faults)
+        found = read_evaluation(folder)
+    return EvaluationResult(
+        scores={name: _score(name, score) for name, score in found.results["scores"].items()},
+        n=found.results["n"],
+        faults=found.results["faults"],
+        episodes=found.records,
+        results=found.results,
+        out=None if out is None else folder,
+    )
+
+
+def _score(scorer: str, found: Mapping[str, Any]) -> Score:
+    ci95 = found["ci95"]
+    return Score(scorer, found["mean"], found["n"], None if ci95 is None else (ci95[0], ci95[1]))
