@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+TABLE = "docs/measurements.md"
 RESULTS = ROOT / "benchmarks" / "results"
 FIGURES: list[dict[str, Any]] = tomllib.loads(
     (ROOT / "benchmarks/published.toml").read_text(encoding="utf-8")
@@ -40,10 +41,8 @@ def shown_as(shown: str, value: float) -> bool:
 
 
 def measured() -> list[tuple[str, str]]:
-    """Figure and file of each row of the README's table of measurements."""
-    section = (
-        (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## Measured\n")[2].partition("\n## ")[0]
-    )
+    """Figure and file of each row of the table of measurements."""
+    section = (ROOT / TABLE).read_text(encoding="utf-8").partition("\n## Measured\n")[2].partition("\n## ")[0]
     rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
     return [(cells[1].strip(), cells[2].strip().strip("`")) for cells in rows[2:]]
 
@@ -62,8 +61,8 @@ def test_a_published_figure_is_what_its_file_says(figure: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize(("figure", "file"), measured(), ids=lambda cell: cell[:50])
-def test_every_number_of_the_readmes_table_is_checked(figure: str, file: str) -> None:
-    listed = [row for row in FIGURES if row["document"] == "README.md" and row["file"] == file]
+def test_every_number_of_the_table_is_checked(figure: str, file: str) -> None:
+    listed = [row for row in FIGURES if row["document"] == TABLE and row["file"] == file]
     left = figure
     for row in listed:
         left = left.replace(row["text"], "")
