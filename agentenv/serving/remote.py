@@ -155,7 +155,7 @@ def _remote_class(url: str, period: int) -> type[RemoteEnv]:
         def make_tasks(cls, n: int, *, seed: int = 0, split: str = "train") -> Sequence[Task]:
             """Tasks that the server makes, without their answers unless it hands out the expert's actions too."""
             asked = {"n": n, "seed": seed, "split": split}
-            rows = _asked(f"{url}/tasks", asked, _TASKS_S)["tasks"]
+            rows = _asked(url, "tasks", asked, _TASKS_S)["tasks"]
             # Without answers only the id tells two tasks of one question apart.
             return [
                 Task(
@@ -173,14 +173,14 @@ def _card(url: str) -> dict[str, Any]:
     Raises:
         ConfigurationError: nobody answers there, or somebody else does.
     """
-    card = _asked(f"{url}/metadata", {}, CONNECT_S)
+    card = _asked(url, "metadata", {}, CONNECT_S)
     if card.get("version") != VERSION:
         raise ConfigurationError(f"{url} speaks version {card.get('version')!r}, not {VERSION!r}")
     return card
 
 
-def _asked(address: str, query: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """The JSON object that a server gives for an address; waits for one that is starting.
+def _asked(url: str, route: str, query: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """The JSON object that a server gives on a route; waits for one that is starting.
 
     Raises:
         ConfigurationError: nobody answers there, or the server refuses.
@@ -188,14 +188,16 @@ def _asked(address: str, query: Mapping[str, Any], seconds: float) -> dict[str, 
     began = time.monotonic()
     while True:
         try:
-            response = httpx.get(address, params=query, headers=headers(), timeout=seconds, trust_env=False)
+            response = httpx.get(
+                f"{url}/{route}", params=query, headers=headers(), timeout=seconds, trust_env=False
+            )
             if response.is_success:
                 return dict(response.json())
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError) as error:
-            raise ConfigurationError(f"no environment is served at {address!r}: {error}") from error
+            raise ConfigurationError(f"no environment is served at {url!r}: {error}") from error
         starting = response.status_code == httpx.codes.SERVICE_UNAVAILABLE
         if not starting or time.monotonic() - began > _START_S:
-            raise ConfigurationError(f"no environment is served at {address!r}: {reason(response.content)}")
+            raise ConfigurationError(f"no environment is served at {url!r}: {reason(response.content)}")
         time.sleep(_ROUND_S)
 
 
