@@ -55,25 +55,25 @@ from agentenv.errors import (
 if TYPE_CHECKING:
     from agentenv.api import EvaluationResult, Score, TrainResult, evaluate, train
     from agentenv.policies.agent import Agent
-    from agentenv.policies.spec import make_policy
-    from agentenv.retrievers.spec import make_retriever
-    from agentenv.sandbox.spec import make_executor
+    from agentenv.policies.policy_spec import make_policy
+    from agentenv.retrievers.retriever_spec import make_retriever
+    from agentenv.sandbox.backends import make_executor
     from agentenv.sandbox.types import Executor
-    from agentenv.trainers.config import TrainConfig
-    from agentenv.trainers.config_files import load_config
+    from agentenv.trainers.config.config_files import load_config
+    from agentenv.trainers.config.train_config import TrainConfig
 
 _LAZY = {
     "Agent": "agentenv.policies.agent",
     "EvaluationResult": "agentenv.api",
     "Executor": "agentenv.sandbox.types",
     "Score": "agentenv.api",
-    "TrainConfig": "agentenv.trainers.config",
+    "TrainConfig": "agentenv.trainers.config.train_config",
     "TrainResult": "agentenv.api",
     "evaluate": "agentenv.api",
-    "load_config": "agentenv.trainers.config_files",
-    "make_executor": "agentenv.sandbox.spec",
-    "make_policy": "agentenv.policies.spec",
-    "make_retriever": "agentenv.retrievers.spec",
+    "load_config": "agentenv.trainers.config.config_files",
+    "make_executor": "agentenv.sandbox.backends",
+    "make_policy": "agentenv.policies.policy_spec",
+    "make_retriever": "agentenv.retrievers.retriever_spec",
     "train": "agentenv.api",
 }
 """Public names that are imported when they are first asked for, so that ``import agentenv`` stays light."""

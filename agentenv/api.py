@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from agentenv.core.background import without_running_loop
+from agentenv.core.concurrency.background import without_running_loop
 from agentenv.core.env import Env
+from agentenv.core.io.trust import confirm_file
 from agentenv.core.protocols import Policy
-from agentenv.core.trust import confirm_file
 from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
 from agentenv.evaluation.benchmark import Benchmark, run_benchmark
 from agentenv.evaluation.benchmark import Display as EvalDisplay
 from agentenv.evaluation.ground import env_id_of
 from agentenv.evaluation.records import Record, read_evaluation
-from agentenv.evaluation.report import PAGE, write_report
+from agentenv.evaluation.report.report import PAGE, write_report
 from agentenv.policies.agent import Agent, AgentPolicy
-from agentenv.trainers.config import TrainConfig
-from agentenv.trainers.config_files import CONFIG, changed, load_config, presets, resume_config
+from agentenv.trainers.config.config_files import CONFIG, changed, load_config, presets, resume_config
+from agentenv.trainers.config.train_config import TrainConfig
 
 if TYPE_CHECKING:  # the module imports torch
     from agentenv.trainers.run import Display as TrainDisplay
@@ -160,9 +160,9 @@ def _dotted(overrides: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[s
 def _trained(config: TrainConfig, out: Path, resume: bool, display: "TrainDisplay | None") -> TrainResult:
     try:
         from agentenv.trainers import grpo
-        from agentenv.trainers.folder import RunFolder
+        from agentenv.trainers.learner.sharded import leads
         from agentenv.trainers.run import follow
-        from agentenv.trainers.sharded import leads
+        from agentenv.trainers.run_folder.folder import RunFolder
     except ModuleNotFoundError as error:
         raise MissingExtra.of(str(error.name), "train") from error
     from agentenv.cli.progress import LiveDisplay

@@ -14,7 +14,7 @@ from agentenv.errors import ConfigurationError
 from agentenv.policies.fake_architectures import CONTEXT, VOCABULARY, architectures, tiny_model
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.hf import HFPolicy
-from agentenv.trainers.agreement import gaps
+from agentenv.trainers.learner.agreement import gaps
 
 NATS = 1e-3
 

@@ -40,20 +40,20 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from agentenv.core.concurrency.signals import Interrupted
 from agentenv.core.protocols import Retriever
 from agentenv.core.registry import register
-from agentenv.core.signals import Interrupted
 from agentenv.core.types import EndReason, Passage, Query, RetrieverInfo, Step
-from agentenv.envs.local_search import LocalSearch
+from agentenv.envs.search.local_search import LocalSearch
 from agentenv.errors import Fault, RetrieverFault, SandboxFault
 from agentenv.policies.hf import HFPolicy
+from agentenv.sandbox.backends import make_executor
 from agentenv.sandbox.executor import JailExecutor
-from agentenv.sandbox.spec import make_executor
 from agentenv.sandbox.types import ExecStatus, Limits
-from agentenv.trainers.config import TrainConfig
-from agentenv.trainers.config_files import load_config, parse_config
-from agentenv.trainers.folder import RunFolder
+from agentenv.trainers.config.config_files import load_config, parse_config
+from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
+from agentenv.trainers.run_folder.folder import RunFolder
 
 from common import arguments, finish, fork  # type: ignore[import-not-found]  # isort: skip  # sibling scripts
 from kills import groups  # type: ignore[import-not-found]  # isort: skip

@@ -21,11 +21,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agentenv.core.registry import register
 from agentenv.core.types import Step
-from agentenv.envs.local_search import LocalSearch
-from agentenv.trainers.config import TrainConfig
-from agentenv.trainers.config_files import load_config, parse_config
-from agentenv.trainers.folder import RunFolder
+from agentenv.envs.search.local_search import LocalSearch
+from agentenv.trainers.config.config_files import load_config, parse_config
+from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
+from agentenv.trainers.run_folder.folder import RunFolder
 
 from common import arguments, finish  # type: ignore[import-not-found]  # isort: skip  # sibling scripts
 from throughput import Clock  # type: ignore[import-not-found]  # isort: skip

@@ -23,10 +23,10 @@ from typing import Any
 from common import RESULTS, command_line, common_arguments, write
 
 from agentenv.core.types import Task
+from agentenv.envs.browser.browser_session import Session
 from agentenv.envs.browser.driver import DRAWING, FEATURES, NETWORK, Driver, find_chromium
 from agentenv.envs.browser.env import Browser
 from agentenv.envs.browser.experts import EXPERTS, rehearse
-from agentenv.envs.browser.session import Session
 from agentenv.envs.browser.sites import ORIGIN, miniwob, miniwob_tasks
 from agentenv.envs.gui.actions import Action, Kind, action_text
 from agentenv.errors import BrowserFault

@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agentenv.errors import ConfigurationError
-from agentenv.trainers.config import TrainConfig
-from agentenv.trainers.config_files import parse_config
-from agentenv.trainers.folder import RunFolder
+from agentenv.trainers.config.config_files import parse_config
+from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
-from agentenv.trainers.strategies import STRATEGIES
+from agentenv.trainers.run_folder.folder import RunFolder
+from agentenv.trainers.strategies.strategies import STRATEGIES
 
 from common import arguments, finish  # type: ignore[import-not-found]  # isort: skip  # sibling scripts
 

@@ -24,17 +24,17 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agentenv.core import env_calls
-from agentenv.core.background import BackgroundLoop
 from agentenv.core.chat import InlineFormat
+from agentenv.core.concurrency.background import BackgroundLoop
 from agentenv.core.env import AsyncEnv
 from agentenv.core.rollout import RolloutConfig
 from agentenv.core.types import Completion, EndReason, Info, Message, Observation, Sampling, Step, Task
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import complete
-from agentenv.trainers.config import TrainConfig
-from agentenv.trainers.config_files import parse_config
-from agentenv.trainers.rollouts import Rollouts
-from agentenv.trainers.sampling import get_sampler
+from agentenv.trainers.config.config_files import parse_config
+from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.task_sampling.samplers import get_sampler
+from agentenv.trainers.workers.rollouts import Rollouts
 
 from async_training import pareto  # type: ignore[import-not-found]  # isort: skip  # sibling scripts
 from common import common_arguments, finish  # type: ignore[import-not-found]  # isort: skip

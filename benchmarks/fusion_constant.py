@@ -17,12 +17,12 @@ import numpy as np
 from common import common_arguments, finish
 from index_recall import Questions, Remembering, read_questions
 
-from agentenv.evaluation.statistics import bootstrap_ci
+from agentenv.evaluation.statistics.significance import bootstrap_ci
 from agentenv.retrievers.bm25 import BM25Retriever
-from agentenv.retrievers.corpus import load_corpus
 from agentenv.retrievers.encoder import make_encoder
 from agentenv.retrievers.faiss import FaissRetriever
 from agentenv.retrievers.hybrid import DEPTH, HYBRID_K, RRF_K, reciprocal_rank_fusion
+from agentenv.retrievers.storage.corpus import load_corpus
 
 CONSTANTS = (1, 5, 10, 20, 40, 60, 100)
 FILES = {

@@ -11,9 +11,9 @@ import numpy as np
 from agentenv.core.types import Document
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.errors import DatasetError
-from agentenv.retrievers.corpus import load_corpus
 from agentenv.retrievers.encoder import Encoder, Vectors, make_encoder
 from agentenv.retrievers.faiss import FaissRetriever
+from agentenv.retrievers.storage.corpus import load_corpus
 
 REAL_CORPORA = ("hotpotqa", "2wiki", "musique")
 _QUESTION_FILES = ("nq_open/NQ-open.dev.jsonl.gz", "triviaqa/triviaqa_dpr_test.jsonl.gz")

@@ -27,16 +27,16 @@ from common import Silent, arguments, finish, interval
 
 from agentenv.core.chat import TemplateFormat
 from agentenv.envs.domsim.env import DomSim
-from agentenv.envs.gui.semi_online import UNLIMITED, SemiOnlineGUI
+from agentenv.envs.semi_online import UNLIMITED, SemiOnlineGUI
 from agentenv.evaluation.records import RESULTS
 from agentenv.evaluation.runner import play
 from agentenv.evaluation.sop import measure_sop
-from agentenv.policies.spec import make_policy
-from agentenv.trainers.config import TrainConfig
-from agentenv.trainers.config_files import changed, load_config, override
-from agentenv.trainers.folder import RunFolder
+from agentenv.policies.policy_spec import make_policy
+from agentenv.trainers.config.config_files import changed, load_config, override
+from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
 from agentenv.trainers.run import rollout_config
+from agentenv.trainers.run_folder.folder import RunFolder
 
 WAYS = {
     "offline": UNLIMITED,

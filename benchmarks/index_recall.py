@@ -25,12 +25,12 @@ import numpy as np
 from common import common_arguments, finish
 
 from agentenv.retrievers.bm25 import BM25Retriever
-from agentenv.retrievers.corpus import Corpus, load_corpus
 from agentenv.retrievers.encoder import Encoder, Vectors, make_encoder
 from agentenv.retrievers.faiss import LAYOUT, FaissRetriever, laid_out
 from agentenv.retrievers.hybrid import HybridRetriever
 from agentenv.retrievers.indexes import default_spec, fast_codes, list_count
 from agentenv.retrievers.metrics import all_at_k, recall_at_k
+from agentenv.retrievers.storage.corpus import Corpus, load_corpus
 
 SETS = {
     "hotpotqa": "hotpotqa_dev_200.json.gz",

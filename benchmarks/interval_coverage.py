@@ -1,4 +1,4 @@
-"""How often the 95 % intervals of `agentenv.evaluation.statistics` hold the true mean.
+"""How often the 95 % intervals of `agentenv.evaluation.statistics.significance` hold the true mean.
 
 Made-up scores with a known mean: 0/1, and F1-like ones, of which most are 0 (or 1, for means above .5) and the others
 spread over (0, 1]. They are independent, n questions; or in C clusters of 1 to 8 questions that agree within a cluster as
@@ -16,7 +16,7 @@ import numpy as np
 from common import common_arguments, finish
 from numpy.typing import NDArray
 
-from agentenv.evaluation.statistics import estimate, paired_bootstrap
+from agentenv.evaluation.statistics.significance import estimate, paired_bootstrap
 
 Floats = NDArray[np.float64]
 MEANS = (0.02, 0.1, 0.5, 0.9)

@@ -22,10 +22,10 @@ import numpy as np
 
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.policies.fakes import random_policy
-from agentenv.trainers.config import TrainConfig
-from agentenv.trainers.config_files import load_config, parse_config
-from agentenv.trainers.folder import RunFolder
+from agentenv.trainers.config.config_files import load_config, parse_config
+from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
+from agentenv.trainers.run_folder.folder import RunFolder
 
 from common import Silent, arguments, finish  # type: ignore[import-not-found]  # isort: skip  # sibling scripts
 from soak import resident_mib  # type: ignore[import-not-found]  # isort: skip

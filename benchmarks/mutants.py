@@ -40,7 +40,7 @@ from typing import Any
 
 from common import RESULTS, common_arguments, finish
 
-from agentenv.evaluation.statistics import wilson_interval
+from agentenv.evaluation.statistics.significance import wilson_interval
 
 ROOT = Path(__file__).resolve().parents[1]
 MUTANTS = ROOT / "mutants"

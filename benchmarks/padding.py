@@ -22,13 +22,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agentenv.core.trajectory import from_record
 from agentenv.core.types import Task
-from agentenv.policies.spec import make_policy
-from agentenv.trainers.advantages import get_estimator
-from agentenv.trainers.denormals import flushed_denormals
-from agentenv.trainers.folder import RunFolder
-from agentenv.trainers.learner import Learner, Objective, Row, rows_of
-from agentenv.trainers.packing import micro_batches
-from agentenv.trainers.strategies import by_group
+from agentenv.policies.policy_spec import make_policy
+from agentenv.trainers.credit.estimators import get_estimator
+from agentenv.trainers.learner.denormals import flushed_denormals
+from agentenv.trainers.learner.learner import Learner, Objective, Row, rows_of
+from agentenv.trainers.learner.packing import micro_batches
+from agentenv.trainers.run_folder.folder import RunFolder
+from agentenv.trainers.strategies.strategies import by_group
 
 from common import common_arguments, finish  # type: ignore[import-not-found]  # isort: skip  # sibling script
 

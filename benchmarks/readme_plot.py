@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentenv.evaluation.charts import Level, level_chart
+from agentenv.evaluation.report.charts import Level, level_chart
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "make_train.json"

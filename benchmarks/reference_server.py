@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.retrievers.faiss import INDEX_FILE
-from agentenv.retrievers.server import address_of, listen
-from agentenv.retrievers.storage import read_card, read_corpus
+from agentenv.retrievers.storage.retriever_folder import read_card, read_corpus
+from agentenv.web.server import address_of, listen
 
 
 def main() -> None:

@@ -22,8 +22,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agentenv.sandbox import docker
+from agentenv.sandbox.backends import make_executor, unavailable
 from agentenv.sandbox.executor import JailExecutor
-from agentenv.sandbox.spec import make_executor, unavailable
 from agentenv.sandbox.types import Limits
 
 from common import finish, load  # type: ignore[import-not-found]  # isort: skip  # a sibling script

@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agentenv.errors import Fault, SnapshotError
 from agentenv.sandbox import docker, image, labels
+from agentenv.sandbox.backends import make_executor
 from agentenv.sandbox.executor import JailExecutor
-from agentenv.sandbox.spec import make_executor
 from agentenv.sandbox.types import ExecStatus, Limits
 
 from common import RESULTS, finish, load  # type: ignore[import-not-found]  # isort: skip  # a sibling script

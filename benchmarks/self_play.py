@@ -22,16 +22,16 @@ from common import common_arguments, finish, write  # type: ignore[import-not-fo
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.rollout import Start
-from agentenv.core.scorers import get_scorer
+from agentenv.core.scoring.scorers import get_scorer
 from agentenv.data.world_facts import invent
 from agentenv.data.world_solver import Solver
 from agentenv.evaluation.ground import Ground, open_ground
 from agentenv.evaluation.records import read_json
-from agentenv.evaluation.statistics import wilson_interval
-from agentenv.policies.spec import make_policy
-from agentenv.trainers.config import TrainConfig
-from agentenv.trainers.config_files import load_config, override
-from agentenv.trainers.stage import Stage
+from agentenv.evaluation.statistics.significance import wilson_interval
+from agentenv.policies.policy_spec import make_policy
+from agentenv.trainers.config.config_files import load_config, override
+from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.strategies.stage import Stage
 
 PLAIN = {"rules": {}, "confidence": 0.0}
 ARMS: Mapping[str, Mapping[str, Any]] = {
@@ -147,7 +147,7 @@ def arm(
 ) -> dict[str, Any]:
     """The games of one arm; equal seeds make the same proposals in every arm."""
     from agentenv.trainers.run import rollout_config
-    from agentenv.trainers.strategies import get_strategy, play_groups
+    from agentenv.trainers.strategies.strategies import get_strategy, play_groups
 
     strategy = get_strategy("self_play", dict(config.rollout.strategy_options) | dict(options))
     stage = Stage(
@@ -188,8 +188,8 @@ def arm_of_training(args: argparse.Namespace, seed: int, fixed: Sequence[str]) -
 
 def compare(args: argparse.Namespace) -> None:
     """Equal budgets of self-play, with and without a proposer that learns."""
-    from agentenv.trainers.folder import RunFolder
     from agentenv.trainers.grpo import train
+    from agentenv.trainers.run_folder.folder import RunFolder
 
     folder = args.folder or Path(tempfile.mkdtemp(prefix="self-play-"))
     runs: dict[str, list[dict[str, Any]]] = {}
@@ -220,7 +220,7 @@ CURVES = (
 
 def outcome(path: Path, solver: Solver) -> dict[str, Any]:
     """What one run showed: scores before and after, by hops too, its curves, and how many accepted pairs were true."""
-    from agentenv.trainers.folder import RunFolder
+    from agentenv.trainers.run_folder.folder import RunFolder
 
     folder = RunFolder.open(path)
     results, lines = read_json(path / "results.json"), folder.history()

@@ -24,14 +24,14 @@ from agentenv.evaluation.ground import EnvConfig, SearchConfig, open_ground
 from agentenv.evaluation.records import RESULTS
 from agentenv.evaluation.runner import play
 from agentenv.policies.hf import HFPolicy
-from agentenv.policies.spec import make_policy
-from agentenv.retrievers.simulated import TRAINING
-from agentenv.trainers.config import TrainConfig
-from agentenv.trainers.config_files import load_config, override
-from agentenv.trainers.expert_warmstart import expert_warmstart
-from agentenv.trainers.folder import RunFolder
+from agentenv.policies.policy_spec import make_policy
+from agentenv.retrievers.simulation.simulated import TRAINING
+from agentenv.trainers.config.config_files import load_config, override
+from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
 from agentenv.trainers.run import rollout_config
+from agentenv.trainers.run_folder.folder import RunFolder
+from agentenv.trainers.warmstart.expert_warmstart import expert_warmstart
 
 ARMS = ("real", "simulated", "constant", "mixed", "self")
 _RESAMPLES = 10_000

@@ -26,7 +26,7 @@ from grounds import passages
 from load import Answer, Ask, drive, ours, percentile, server
 
 from agentenv.core.types import Passage
-from agentenv.retrievers.spec import open_retriever
+from agentenv.retrievers.retriever_spec import open_retriever
 
 K = 3
 SPARE = 4  # passages beyond k, among which equals may change places

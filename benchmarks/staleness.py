@@ -19,10 +19,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from agentenv.trainers.config import TrainConfig
-from agentenv.trainers.config_files import load_config, parse_config
-from agentenv.trainers.folder import RunFolder
+from agentenv.trainers.config.config_files import load_config, parse_config
+from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
+from agentenv.trainers.run_folder.folder import RunFolder
 
 from common import arguments, finish, interval, write  # type: ignore[import-not-found]  # isort: skip  # sibling scripts
 from throughput import Clock  # type: ignore[import-not-found]  # isort: skip

@@ -15,10 +15,10 @@ from typing import Any
 
 from common import arguments, finish
 
-from agentenv.trainers.config import TrainConfig
-from agentenv.trainers.config_files import load_config, parse_config
-from agentenv.trainers.folder import RunFolder
+from agentenv.trainers.config.config_files import load_config, parse_config
+from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
+from agentenv.trainers.run_folder.folder import RunFolder
 
 NEURAL = ("policy_forward", "learner_compute", "encoder_forward")
 _SMALL_WORLD = {"documents": 200, "questions": 10}  # of the evaluations, which are not measured

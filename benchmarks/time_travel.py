@@ -30,10 +30,10 @@ from agentenv.data.code_tasks import generate_code_tasks
 from agentenv.envs.code import Code
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import complete
+from agentenv.sandbox.backends import make_executor
 from agentenv.sandbox.executor import JailExecutor
-from agentenv.sandbox.spec import make_executor
-from agentenv.trainers.stage import Stage
-from agentenv.trainers.strategies import get_strategy
+from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.strategies import get_strategy
 
 from common import common_arguments, finish  # type: ignore[import-not-found]  # isort: skip  # a sibling script
 

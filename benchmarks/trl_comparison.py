@@ -29,9 +29,9 @@ from agentenv.core.chat import InlineFormat
 from agentenv.core.rollout import RolloutConfig, Start, rollout
 from agentenv.core.types import Task
 from agentenv.policies.hf import HFPolicy
-from agentenv.policies.spec import make_policy
-from agentenv.trainers.learner import Learner, Objective, rows_of
-from agentenv.trainers.outcome_credit import group_relative
+from agentenv.policies.policy_spec import make_policy
+from agentenv.trainers.credit.outcome import group_relative
+from agentenv.trainers.learner.learner import Learner, Objective, rows_of
 
 _LEARNING_RATE = 1e-5  # both sides
 _NEVER = "<|never|>"

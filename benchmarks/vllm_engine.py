@@ -22,7 +22,7 @@ from common import RESULTS, common_arguments, finish, write
 from agentenv.core.types import Sampling
 from agentenv.policies.engine import EngineConfig
 from agentenv.policies.hf import HFPolicy
-from agentenv.policies.spec import policy_folder
+from agentenv.policies.policy_spec import policy_folder
 from agentenv.policies.vllm import VLLMPolicy
 
 PROMPT, OBSERVATION, SAMPLED, TURNS = 96, 64, 32, 4

@@ -14,11 +14,11 @@ import agentenv
 from agentenv import errors
 from agentenv.core.registry import registered
 from agentenv.trainers import monitors
-from agentenv.trainers.advantages import ESTIMATORS
-from agentenv.trainers.games import GAMES
-from agentenv.trainers.losses import OBJECTIVES
-from agentenv.trainers.sampling import SAMPLERS
-from agentenv.trainers.strategies import STRATEGIES
+from agentenv.trainers.credit.estimators import ESTIMATORS
+from agentenv.trainers.learner.losses import OBJECTIVES
+from agentenv.trainers.selfplay.games import GAMES
+from agentenv.trainers.strategies.strategies import STRATEGIES
+from agentenv.trainers.task_sampling.samplers import SAMPLERS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

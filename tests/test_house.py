@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.trainers.advantages import ESTIMATORS, get_estimator
-from agentenv.trainers.sampling import SAMPLERS, get_sampler
-from agentenv.trainers.strategies import STRATEGIES, get_strategy
+from agentenv.trainers.credit.estimators import ESTIMATORS, get_estimator
+from agentenv.trainers.strategies.strategies import STRATEGIES, get_strategy
+from agentenv.trainers.task_sampling.samplers import SAMPLERS, get_sampler
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "agentenv"
@@ -29,25 +29,29 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
-# Arrows go from a higher number to a lower one, or stay on one floor.
-FLOOR = {
-    "errors": 0,
-    "core": 1,
-    "tracking": 1,
-    "data": 2,
-    "policies": 2,
-    "retrievers": 2,
-    "sandbox": 2,
-    "core.normalize": 2,  # pure functions of text, which environments reward with
-    "core.scorers": 2,
-    "envs": 3,
-    "evaluation": 4,
-    "serving": 4,
-    "trainers": 4,
-    "cli": 5,
-    "api": 5,
-    "": 5,  # agentenv/__init__.py, which hands the public names on
-}
+# Every sub-package, and a few modules of one that stand above another sub-package of it, from the lowest to the highest.
+# A module is of the longest name here that it begins with, and imports what is of the same name or of an earlier one.
+# fmt: off
+ORDER = (
+    "errors", "tracking",
+    "core.concurrency", "core.io", "core",
+    "core.scoring",  # pure functions of text, which environments reward with
+    "web",
+    "sandbox.jail", "sandbox",
+    "policies",
+    "data",
+    "retrievers.storage", "retrievers", "retrievers.simulation", "retrievers.retriever_spec", "retrievers.service",
+    "retrievers.building",
+    "envs.gui", "envs.domsim", "envs.domsim.apps", "envs.domsim.tasks", "envs.domsim.env", "envs.browser",
+    "envs.search", "envs",
+    "evaluation.statistics", "evaluation", "evaluation.report", "evaluation.benchmark", "evaluation.suite",
+    "serving",
+    "trainers.credit", "trainers.learner", "trainers.strategies", "trainers.task_sampling", "trainers.selfplay",
+    "trainers.config", "trainers.run_folder", "trainers.workers", "trainers", "trainers.warmstart", "trainers.lab",
+    "",  # agentenv/__init__.py, which hands the public names on
+    "cli",
+)
+# fmt: on
 # Everything that an extra installs and that may not be loaded before it is needed.
 # fmt: off
 HEAVY = {
@@ -78,10 +82,11 @@ def dotted(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def room(parts: tuple[str, ...]) -> str:
-    """The part of the package that a module belongs to; "" for the package's own ``__init__``."""
-    names = (".".join(parts[:2]), *parts[:1])
-    return next((name for name in names if name in FLOOR), "")
+def place(name: str) -> str:
+    """The entry of ``ORDER`` that a module is of, by its name below ``agentenv``."""
+    parts = name.split(".")
+    heads = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((head for head in heads if head in ORDER), "")
 
 
 @cache
@@ -194,7 +199,7 @@ def test_importing_agentenv_is_light_and_silent_and_leaves_nothing(tmp_path: Pat
 
 
 def test_importing_a_configuration_imports_no_method(tmp_path: Path) -> None:
-    loaded = loaded_after("import agentenv.trainers.config", tmp_path)
+    loaded = loaded_after("import agentenv.trainers.config.train_config", tmp_path)
     methods = {
         entry.partition(":")[0] for table in (ESTIMATORS, SAMPLERS, STRATEGIES) for entry in table.values()
     }
@@ -212,14 +217,23 @@ def test_no_module_but_those_of_trainers_and_policies_loads_an_extra(tmp_path: P
 
 
 def test_arrows_point_one_way() -> None:
+    rank = {entry: number for number, entry in enumerate(ORDER)}
     wrong = []
     for path in MODULES:
-        own = room(path.relative_to(PACKAGE).with_suffix("").parts)
+        own = place(dotted(path).partition(".")[2])
         for line, name in imports(parse(path)):
-            parts = tuple(name.split("."))
-            if parts[0] == "agentenv" and FLOOR[room(parts[1:])] > FLOOR[own]:
+            package, _, rest = name.partition(".")
+            if package == "agentenv" and rank[place(rest)] > rank[own]:
                 wrong.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
     assert wrong == []
+
+
+def test_every_sub_package_has_its_own_place_in_the_order() -> None:
+    folders = {path.parent.relative_to(PACKAGE) for path in MODULES} - {Path()}
+    assert {".".join(folder.parts) for folder in folders} <= set(ORDER)
+    assert len(ORDER) == len(set(ORDER))
+    unused = set(ORDER) - {place(dotted(path).partition(".")[2]) for path in MODULES}
+    assert unused == set()
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
@@ -234,11 +248,6 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         for name, path in names.items()
     }
     TopologicalSorter(graph).prepare()  # its error names the circle
-
-
-def test_every_module_has_a_floor() -> None:
-    rooms = {path.relative_to(PACKAGE).with_suffix("").parts[0] for path in MODULES} - {"__init__"}
-    assert rooms <= set(FLOOR)
 
 
 def test_torch_stays_where_models_are() -> None:

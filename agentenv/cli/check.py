@@ -27,7 +27,7 @@ class Check:
 
     def run(self) -> dict[str, Any]:
         """One row for each check, and whether none failed."""
-        from agentenv.core.contract import CHECK_S, check_env, in_time
+        from agentenv.core.env_contract import CHECK_S, check_env, in_time
 
         factory = factory_of(self.env)
         try:

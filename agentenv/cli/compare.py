@@ -9,8 +9,8 @@ from rich.console import Console
 
 from agentenv.cli.grid import print_table
 from agentenv.evaluation.compare import compare, compare_suites
-from agentenv.evaluation.export import difference_table
 from agentenv.evaluation.records import SUITE
+from agentenv.evaluation.report.export import difference_table
 
 
 @dataclass(frozen=True)

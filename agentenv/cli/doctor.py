@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import agentenv
 from agentenv.envs.browser.driver import find_chromium
 from agentenv.errors import AgentEnvError
+from agentenv.sandbox.backends import BACKENDS, make_executor
 from agentenv.sandbox.selftest import probe
-from agentenv.sandbox.spec import BACKENDS, make_executor
 
 DISTRIBUTION = "agentenv-suite"
 TIMEOUT_S = 10.0  # for one program that we ask

@@ -11,7 +11,7 @@ from rich.console import Console
 from agentenv.cli.grid import print_table
 from agentenv.core.values import read_value
 from agentenv.errors import ConfigurationError
-from agentenv.evaluation.flat_tables import Column, Table, interval_text
+from agentenv.evaluation.report.flat_tables import Column, Table, interval_text
 from agentenv.evaluation.spending import added, described
 
 
@@ -107,7 +107,7 @@ class Eval:
 
     def _run_suite(self, file: Path, fields: dict[str, Any]) -> dict[str, Any]:
         from agentenv.cli.progress import LiveDisplays
-        from agentenv.core.trust import confirm_file
+        from agentenv.core.io.trust import confirm_file
         from agentenv.evaluation.suite import read_suite
 
         confirm_file(file, trusted=self.trust_config)

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 import tyro
 from rich.console import Console
 
-from agentenv.core.files import write_text
-from agentenv.evaluation.export import export_table
-from agentenv.evaluation.flat_tables import as_text
+from agentenv.core.io.files import write_text
+from agentenv.evaluation.report.export import export_table
+from agentenv.evaluation.report.flat_tables import as_text
 
 
 @dataclass(frozen=True)

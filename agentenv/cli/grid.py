@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from rich.cells import cell_len
 from rich.console import Console
 
-from agentenv.evaluation.flat_tables import Table
+from agentenv.evaluation.report.flat_tables import Table
 
 _GAP = "  "
 

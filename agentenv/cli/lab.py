@@ -24,7 +24,7 @@ class List:
 
     def run(self) -> dict[str, Any]:
         """Title, arms, finished and missing runs of each."""
-        from agentenv.trainers.lab import experiments, finished, load_experiment, pending, score
+        from agentenv.trainers.lab.lab import experiments, finished, load_experiment, pending, score
 
         found = {}
         for name in experiments():
@@ -73,9 +73,9 @@ class Run:
         except ModuleNotFoundError as error:
             raise MissingExtra.of("torch", "train") from error
         from agentenv.cli.progress import LiveDisplay
-        from agentenv.core.trust import confirm_file
-        from agentenv.trainers.lab import experiments, load_experiment, next_trial, run_trial
-        from agentenv.trainers.lab_page import write_page
+        from agentenv.core.io.trust import confirm_file
+        from agentenv.trainers.lab.lab import experiments, load_experiment, next_trial, run_trial
+        from agentenv.trainers.lab.lab_page import write_page
 
         if self.name not in experiments():
             confirm_file(Path(self.name), trusted=self.trust_config)

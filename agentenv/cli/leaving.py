@@ -8,8 +8,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from agentenv.core.concurrency.threads import settled
 from agentenv.core.env_calls import none_runs
-from agentenv.core.threads import settled
 
 _SETTLE_S = 10.0  # for calls that run
 _END_S = 20.0  # for the interpreter to end by itself

@@ -17,19 +17,19 @@ class List:
 
     def run(self) -> dict[str, Any]:
         """The names of every kind of part; environments with the class behind each."""
-        from agentenv.core.scorers import SCORERS
+        from agentenv.core.scoring.scorers import SCORERS
         from agentenv.data.code_sets import CODE_SETS
         from agentenv.data.datasets import SETS
-        from agentenv.policies.spec import KINDS
-        from agentenv.retrievers.spec import FORMS
-        from agentenv.sandbox.spec import BACKENDS
+        from agentenv.policies.policy_spec import KINDS
+        from agentenv.retrievers.retriever_spec import FORMS
+        from agentenv.sandbox.backends import BACKENDS
         from agentenv.tracking import TRACKERS
-        from agentenv.trainers.advantages import ESTIMATORS
-        from agentenv.trainers.config_files import presets
-        from agentenv.trainers.games import GAMES
-        from agentenv.trainers.lab import experiments
-        from agentenv.trainers.sampling import SAMPLERS
-        from agentenv.trainers.strategies import STRATEGIES
+        from agentenv.trainers.config.config_files import presets
+        from agentenv.trainers.credit.estimators import ESTIMATORS
+        from agentenv.trainers.lab.lab import experiments
+        from agentenv.trainers.selfplay.games import GAMES
+        from agentenv.trainers.strategies.strategies import STRATEGIES
+        from agentenv.trainers.task_sampling.samplers import SAMPLERS
 
         return {
             "environments": {id: spec.entry_point for id, spec in registered().items()},

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, cast, get_type_hints
 
 from agentenv.cli.leaving import leave
 from agentenv.cli.switches import plain_switches
-from agentenv.core.signals import Interrupted, Interruptible
+from agentenv.core.concurrency.signals import Interrupted, Interruptible
 from agentenv.errors import AgentEnvError, UnknownName
 
 USAGE, FAILURE, SIGNALLED = 2, 1, 128  # exit codes; the number of a signal is added, as shells report it

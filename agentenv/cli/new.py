@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from agentenv.core.files import put_in_place
+from agentenv.core.io.files import put_in_place
 from agentenv.core.registry import ENTRY_POINT_GROUP
 from agentenv.errors import ConfigurationError
 
@@ -82,7 +82,7 @@ TEST = '''\
 
 from {module} import {title}
 
-from agentenv.core.contract import EnvContract
+from agentenv.core.env_contract import EnvContract
 
 
 class Test{title}(EnvContract):

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from agentenv.evaluation.report import write_report
+from agentenv.evaluation.report.report import write_report
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from rich.console import Console
 
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.compare import rescore
-from agentenv.evaluation.flat_tables import interval_text
-from agentenv.evaluation.judge import GRADES, GradeCache, Judge, judge_folder
+from agentenv.evaluation.llm_judge import GRADES, GradeCache, Judge, judge_folder
 from agentenv.evaluation.records import EPISODES, SUITE, read_json, read_records
+from agentenv.evaluation.report.flat_tables import interval_text
 from agentenv.evaluation.rubrics import get_rubric
 from agentenv.evaluation.spending import described
 from agentenv.evaluation.suite import summarize_suite

@@ -13,17 +13,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from agentenv.retrievers.adoption import adopt_index
 from agentenv.retrievers.bm25 import BM25Retriever
-from agentenv.retrievers.building import Report, build_folder
-from agentenv.retrievers.corpus import load_corpus
+from agentenv.retrievers.building.adoption import adopt_index
+from agentenv.retrievers.building.builder import Report, build_folder
 from agentenv.retrievers.encoder import make_encoder
 from agentenv.retrievers.faiss import FaissRetriever
 from agentenv.retrievers.hybrid import HybridRetriever
 from agentenv.retrievers.indexes import AUTO
 from agentenv.retrievers.rerank import RerankRetriever, make_reranker
-from agentenv.retrievers.spec import open_retriever
-from agentenv.retrievers.storage import check_folder
+from agentenv.retrievers.retriever_spec import open_retriever
+from agentenv.retrievers.storage.corpus import load_corpus
+from agentenv.retrievers.storage.retriever_folder import check_folder
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from agentenv.retrievers.planner import HOW, advise, parse_size
+from agentenv.retrievers.building.planner import HOW, advise, parse_size
 
 _MARKS = {"yes": "[green]yes[/green]", "mapped": "[yellow]mapped[/yellow]", "no": "[red]no[/red]"}
 

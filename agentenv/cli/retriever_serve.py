@@ -16,9 +16,9 @@ from agentenv.errors import ConfigurationError, RetrieverFault
 from agentenv.retrievers.base import batching_parts
 from agentenv.retrievers.encoder import SentenceEncoder
 from agentenv.retrievers.remote import TOKEN_VARIABLE, RemoteRetriever
-from agentenv.retrievers.sharded import SHARD_PATIENCE, ShardedRetriever
-from agentenv.retrievers.spec import open_retriever
-from agentenv.retrievers.storage import read_card
+from agentenv.retrievers.retriever_spec import open_retriever
+from agentenv.retrievers.service.sharded import SHARD_PATIENCE, ShardedRetriever
+from agentenv.retrievers.storage.retriever_folder import read_card
 
 _SHARDS_START_S = 600.0  # a front waits so long for its shards to load
 
@@ -55,9 +55,9 @@ class Serve:
 
     def run(self) -> dict[str, Any]:
         """Serves until it is told to stop; returns what was done."""
-        from agentenv.retrievers.app import run_service
-        from agentenv.retrievers.server import address_of, listen
-        from agentenv.retrievers.service import Limits, Service
+        from agentenv.retrievers.service.app import run_service
+        from agentenv.retrievers.service.service import Limits, Service
+        from agentenv.web.server import address_of, listen
 
         if min(self.threads, self.queue) < 1 or self.cache < 0 or self.timeout <= 0:
             raise ConfigurationError(

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from agentenv.errors import ConfigurationError
 from agentenv.sandbox import image
+from agentenv.sandbox.backends import make_executor
 from agentenv.sandbox.docker import IMAGE
-from agentenv.sandbox.spec import make_executor
 from agentenv.sandbox.types import Limits
 
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from agentenv.evaluation.flat_tables import interval_text
 from agentenv.evaluation.repeats import compare_runs, read_runs, summarize_runs
+from agentenv.evaluation.report.flat_tables import interval_text
 
 
 @dataclass(frozen=True)

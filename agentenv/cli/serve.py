@@ -55,10 +55,10 @@ class Serve:
 
     def run(self) -> dict[str, Any]:
         """Serves until it is told to stop; returns what was done."""
-        from agentenv.retrievers.server import address_of, listen
         from agentenv.serving.server import left_behind, run
         from agentenv.serving.service import EnvService, Limits
         from agentenv.serving.wire import TOKEN_VARIABLE
+        from agentenv.web.server import address_of, listen
 
         bound = self.sessions if self.per_client is None else self.per_client
         if min(self.sessions, bound) < 1 or min(self.wait, self.timeout, self.idle) <= 0:

@@ -40,7 +40,7 @@ class Data:
 
     def run(self) -> dict[str, Any]:
         """Writes the examples and returns how many there are."""
-        from agentenv.retrievers.simulation_data import write_examples
+        from agentenv.retrievers.simulation.simulation_data import write_examples
 
         if self.out.exists():
             raise ConfigurationError(f"{self.out} exists already; choose another --out")
@@ -52,8 +52,8 @@ class Data:
         from agentenv.data.sources import WORLD, SourceConfig
         from agentenv.data.world import WorldConfig
         from agentenv.evaluation.ground import EnvConfig, SearchConfig, open_ground
-        from agentenv.retrievers.simulated import TRAINING
-        from agentenv.retrievers.simulation_data import collect_examples
+        from agentenv.retrievers.simulation.simulated import TRAINING
+        from agentenv.retrievers.simulation.simulation_data import collect_examples
 
         numbers = range(1, self.worlds + 1) if self.dataset == WORLD else (0,)
         search = SearchConfig(retriever=self.retriever, encoder=self.encoder)
@@ -102,11 +102,11 @@ class Train:
 
     def run(self) -> dict[str, Any]:
         """Trains and saves."""
-        from agentenv.policies.spec import make_policy
-        from agentenv.retrievers.simulation_data import read_examples
+        from agentenv.policies.policy_spec import make_policy
+        from agentenv.retrievers.simulation.simulation_data import read_examples
 
         try:
-            from agentenv.trainers import simulator as maker
+            from agentenv.trainers.warmstart import simulator as maker
         except ModuleNotFoundError as error:
             raise MissingExtra.of(error.name or "torch", "train") from error
         from agentenv.cli.progress import LiveDisplay
@@ -154,9 +154,9 @@ class Serve:
     def run(self) -> dict[str, Any]:
         """Serves until it is told to stop."""
         from agentenv.policies.chat_server import make_chat_app
-        from agentenv.policies.spec import make_policy
-        from agentenv.retrievers.gate import SERVE_TOKEN_VARIABLE, Gate
-        from agentenv.retrievers.server import address_of, listen, run_app
+        from agentenv.policies.policy_spec import make_policy
+        from agentenv.web.gate import SERVE_TOKEN_VARIABLE, Gate
+        from agentenv.web.server import address_of, listen, run_app
 
         gate = Gate(os.environ.get(SERVE_TOKEN_VARIABLE))
         app = make_chat_app(make_policy(f"hf:{self.folder}"), self.folder.name, gate)

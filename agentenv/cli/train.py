@@ -12,13 +12,13 @@ from rich.console import Console
 
 from agentenv.cli.eval import bound_lines
 from agentenv.cli.switches import plain_switches
-from agentenv.core.trust import confirm_file
+from agentenv.core.io.trust import confirm_file
 from agentenv.data.sources import WORLD
 from agentenv.errors import ConfigurationError, MissingExtra
-from agentenv.evaluation.flat_tables import interval_text
 from agentenv.evaluation.ground import EnvConfig
-from agentenv.trainers.config import TrainConfig
-from agentenv.trainers.config_files import CONFIG, load_config, override, presets, resume_config
+from agentenv.evaluation.report.flat_tables import interval_text
+from agentenv.trainers.config.config_files import CONFIG, load_config, override, presets, resume_config
+from agentenv.trainers.config.train_config import TrainConfig
 
 _DEFAULT = "laptop-search"
 

@@ -92,7 +92,7 @@ class Warmstart:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def _search(self, display: Any) -> dict[str, Any]:
-        from agentenv.trainers.warmstart import WarmstartConfig, warmstart
+        from agentenv.trainers.warmstart.search_warmstart import WarmstartConfig, warmstart
 
         steps = self._given("copying_steps", "reader_steps", "crowd_steps", "troupe_steps", "habit_steps")
         reader = self.reader
@@ -104,21 +104,21 @@ class Warmstart:
         return warmstart(config, display, self.out, reader=reader)
 
     def _code(self, display: Any) -> dict[str, Any]:
-        from agentenv.trainers.code_warmstart import CodeWarmstartConfig, code_warmstart
+        from agentenv.trainers.warmstart.code_warmstart import CodeWarmstartConfig, code_warmstart
 
         config = CodeWarmstartConfig(seed=self.seed, **self._given("steps"))
         return code_warmstart(config, display, self.out)
 
     def _desktop(self, display: Any) -> dict[str, Any]:
-        from agentenv.trainers.desktop_warmstart import DesktopWarmstartConfig, desktop_warmstart
+        from agentenv.trainers.warmstart.desktop_warmstart import DesktopWarmstartConfig, desktop_warmstart
 
         config = DesktopWarmstartConfig(seed=self.seed, **self._given("steps"))
         return desktop_warmstart(config, display, self.out)
 
     def _expert(self, display: Any) -> dict[str, Any]:
-        from agentenv.core.trust import confirm_file
-        from agentenv.trainers.config_files import load_config, presets
-        from agentenv.trainers.expert_warmstart import expert_warmstart
+        from agentenv.core.io.trust import confirm_file
+        from agentenv.trainers.config.config_files import load_config, presets
+        from agentenv.trainers.warmstart.expert_warmstart import expert_warmstart
 
         for name in self.imitate:
             if name not in presets():

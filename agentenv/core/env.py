@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import gymnasium
 
-from agentenv.core.deadlines import guarded
+from agentenv.core.concurrency.deadlines import guarded
 from agentenv.core.env_options import check_reset_options, picklable
 from agentenv.core.scene import Scene
 from agentenv.core.snapshot import Snapshot, fork_value, resources_of

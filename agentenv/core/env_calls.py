@@ -17,8 +17,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from agentenv.core.deadlines import Hold, guarded, hold_current, within
-from agentenv.core.threads import MOST_ABANDONED, DaemonThreads
+from agentenv.core.concurrency.deadlines import Hold, guarded, hold_current, within
+from agentenv.core.concurrency.threads import MOST_ABANDONED, DaemonThreads
 from agentenv.errors import EnvFault
 
 T = TypeVar("T")

@@ -10,8 +10,8 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from agentenv.core.acting import act, capture, check_posed, fork, opening_of, release, rewind, stepped
-from agentenv.core.batching import Lockstep
-from agentenv.core.deadlines import within
+from agentenv.core.concurrency.batching import Lockstep
+from agentenv.core.concurrency.deadlines import within
 from agentenv.core.episodes import Record, RolloutConfig, Start, mended, never_fitted
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.trajectory import SegmentKind, Trajectory

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agentenv.core.strict_json import read_json_text
+from agentenv.core.io.strict_json import read_json_text
 from agentenv.core.types import Task
 from agentenv.errors import DatasetError, UnknownName
 from agentenv.sandbox.grading import VIA, CallTest

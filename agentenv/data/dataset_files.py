@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from agentenv.core.strict_json import read_json_text
+from agentenv.core.io.strict_json import read_json_text
 from agentenv.errors import DatasetError, MissingExtra
 
 DATA_VARIABLE = "AGENTENV_DATA"

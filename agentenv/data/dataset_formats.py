@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from math import isfinite
 from typing import Any
 
-from agentenv.core.strict_json import read_json_text
+from agentenv.core.io.strict_json import read_json_text
 from agentenv.core.types import Task
 from agentenv.data.dataset_files import Record
 from agentenv.data.sealed import unseal

@@ -16,7 +16,7 @@ from agentenv.data.datasets import SETS, Dataset, check_split, load_dataset, sam
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.data.world_config import SPLITS
 from agentenv.errors import ConfigurationError, DatasetError, UnknownName
-from agentenv.sandbox.spec import make_executor
+from agentenv.sandbox.backends import make_executor
 
 WORLD, OWN = "world", "env"
 

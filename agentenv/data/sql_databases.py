@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
-from agentenv.core.files import os_errors, put_in_place
+from agentenv.core.io.files import os_errors, put_in_place
 from agentenv.data.sql_domains import Column, Domain, Table
 from agentenv.data.world_config import Split
 from agentenv.data.world_names import Namer

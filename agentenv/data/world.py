@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from agentenv.core.files import sync, sync_folder
-from agentenv.core.strict_json import read_json_text
+from agentenv.core.io.files import sync, sync_folder
+from agentenv.core.io.strict_json import read_json_text
 from agentenv.core.types import Document, Task
 from agentenv.data.world_config import WorldConfig
 from agentenv.data.world_documents import write_documents

@@ -28,8 +28,8 @@ from agentenv.core.types import (
 )
 from agentenv.data.code_tasks import generate_code_tasks
 from agentenv.errors import ConfigurationError, DatasetError, SandboxFault
+from agentenv.sandbox.backends import make_executor
 from agentenv.sandbox.grading import Grade, Outcome, grade
-from agentenv.sandbox.spec import make_executor
 from agentenv.sandbox.types import ExecResult, ExecStatus, Executor, Limits, Session
 
 TAGS = ("python", "submit")

@@ -14,9 +14,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
 
+from agentenv.core.concurrency.signals import Interrupted
 from agentenv.core.protocols import Policy
 from agentenv.core.registry import env_class
-from agentenv.core.signals import Interrupted
 from agentenv.core.types import Task
 from agentenv.data.code_sets import CODE_SETS
 from agentenv.data.sources import OWN, Source, SourceConfig, check_source
@@ -45,13 +45,13 @@ from agentenv.evaluation.player import (
     player_of,
 )
 from agentenv.evaluation.records import EPISODES, RESULTS, Record, read_json, write_results
-from agentenv.evaluation.report import PAGE, write_report
+from agentenv.evaluation.report.report import PAGE, write_report
 from agentenv.evaluation.results import measure_of, score_of, summarize
 from agentenv.evaluation.spending import Spending, announced
 from agentenv.policies.agent import AGENT
 from agentenv.policies.card import EpisodeCard
 from agentenv.policies.openai import OpenAIPolicy
-from agentenv.policies.spec import check_policy, is_endpoint, is_engine
+from agentenv.policies.policy_spec import check_policy, is_endpoint, is_engine
 
 SEARCH, CODE = EnvConfig().id, "agentenv/Code-v0"
 _SCORERS = ("em_squad", "f1_squad", "em_cover")

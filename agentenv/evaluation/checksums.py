@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentenv.core.files import append_lines, write_text
+from agentenv.core.io.files import append_lines, write_text
 from agentenv.errors import ConfigurationError
 
 SUFFIX = ".sha256"

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from agentenv.errors import ConfigurationError
-from agentenv.evaluation.judge import kept_grades
+from agentenv.evaluation.llm_judge import kept_grades
 from agentenv.evaluation.records import (
     SUITE,
     Evaluation,
@@ -18,7 +18,12 @@ from agentenv.evaluation.records import (
 )
 from agentenv.evaluation.results import Json, clusters_of, measure_of, score_tables, values_of
 from agentenv.evaluation.rubrics import Grade, get_rubric
-from agentenv.evaluation.statistics import holm, mcnemar_clustered, mcnemar_exact, paired_bootstrap
+from agentenv.evaluation.statistics.significance import (
+    holm,
+    mcnemar_clustered,
+    mcnemar_exact,
+    paired_bootstrap,
+)
 
 Pair = tuple[Record, Record]
 

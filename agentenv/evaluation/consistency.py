@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
 
-from agentenv.core.scorers import get_scorer
+from agentenv.core.scoring.scorers import get_scorer
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from agentenv.core.digests import file_digest, path_digest, value_digest
+from agentenv.core.io.digests import file_digest, path_digest, value_digest
 from agentenv.core.protocols import Policy
 from agentenv.core.registry import env_class, is_remote
 from agentenv.data.sources import Source
 from agentenv.evaluation.ground import BM25, SearchConfig
-from agentenv.policies.spec import policy_digest
-from agentenv.retrievers.corpus import as_corpus
-from agentenv.retrievers.spec import LOADERS, make_retriever
+from agentenv.policies.policy_spec import policy_digest
+from agentenv.retrievers.retriever_spec import LOADERS, make_retriever
+from agentenv.retrievers.storage.corpus import as_corpus
 
 _GIVEN = {*sys.stdlib_module_names, "gymnasium", "pydantic", "numpy", "typing_extensions"} - {"__main__"}
 """What environments are built on and do not change with them."""

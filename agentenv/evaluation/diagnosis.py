@@ -20,9 +20,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from agentenv.core.grammar import earliest_block
-from agentenv.core.normalize import squad
+from agentenv.core.scoring.normalize import squad
 from agentenv.core.types import Task
-from agentenv.envs.local_search import TAGS
+from agentenv.envs.search.local_search import TAGS
 from agentenv.evaluation.records import Record
 
 Json = dict[str, Any]

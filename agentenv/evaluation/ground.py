@@ -15,6 +15,7 @@ from pydantic import Field
 
 from agentenv.core.env import Env, run_sync
 from agentenv.core.env_options import checked_arguments, parameters_of
+from agentenv.core.options import bind_options
 from agentenv.core.protocols import Retriever
 from agentenv.core.registry import env_class, make, registered
 from agentenv.core.types import Task
@@ -22,11 +23,10 @@ from agentenv.core.validation import Frozen
 from agentenv.data.datasets import SETS, load_dataset
 from agentenv.data.sources import OWN, Source, SourceConfig, check_draw, open_source
 from agentenv.errors import ConfigurationError, EnvFault
-from agentenv.retrievers.corpus import Corpus, as_corpus, load_corpus, read_documents
 from agentenv.retrievers.metrics import all_at_k, recall_at_k
-from agentenv.retrievers.simulated import check_gold
-from agentenv.retrievers.spec import check_retriever, make_retriever
-from agentenv.trainers.options import bind_options
+from agentenv.retrievers.retriever_spec import check_retriever, make_retriever
+from agentenv.retrievers.simulation.simulated import check_gold
+from agentenv.retrievers.storage.corpus import Corpus, as_corpus, load_corpus, read_documents
 
 BM25 = "bm25"
 _RECALL_AT = (2, 3, 5, 10)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentenv.core.files import append_lines, write_text
+from agentenv.core.io.files import append_lines, write_text
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.checksums import announce, forget, note, verify

@@ -2,7 +2,7 @@
 
 They score a whole prediction file in the layout of the set, for systems that also name their evidence. Their
 quirks are kept, and each is named where it stands; values are shares, not percent. The answer part differs
-from `agentenv.core.scorers` in one point: a gold that normalises to nothing equals a prediction that does.
+from `agentenv.core.scoring.scorers` in one point: a gold that normalises to nothing equals a prediction that does.
 
 Sources: hotpot_evaluate_v1.py (Yang et al. 2018), 2wikimultihop_evaluate_v1.1.py (Ho et al. 2020), MuSiQue's
 evaluate_v1.0.py (Trivedi et al. 2022).
@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from agentenv.core import normalize
+from agentenv.core.scoring import normalize
 from agentenv.data.dataset_files import Record, find_file, read_records
 from agentenv.data.datasets import SETS
 from agentenv.errors import DatasetError, UnknownName

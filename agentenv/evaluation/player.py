@@ -28,7 +28,7 @@ from agentenv.policies.card import EpisodeCard, read_card
 from agentenv.policies.extractive import EXTRACTIVE, EXTRACTIVE_CARD, ExtractivePolicy
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.openai import OpenAIPolicy
-from agentenv.policies.spec import (
+from agentenv.policies.policy_spec import (
     is_endpoint,
     is_engine,
     make_endpoint_policy,

@@ -1,16 +1,16 @@
-"""Scores of a file of predicted answers over any question set, by the scorers of `agentenv.core.scorers`."""
+"""Scores of a file of predicted answers over any question set, by the scorers of `agentenv.core.scoring.scorers`."""
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentenv.core.scorers import get_scorer
+from agentenv.core.scoring.scorers import get_scorer
 from agentenv.data.code_sets import CODE_SETS
 from agentenv.data.dataset_files import Record, read_records
 from agentenv.data.sources import OWN, WORLD, SourceConfig, check_source, open_source
 from agentenv.errors import ConfigurationError, DatasetError
-from agentenv.evaluation.statistics import estimate
+from agentenv.evaluation.statistics.significance import estimate
 
 Report = dict[str, Any]
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Required, TypedDict
 
-from agentenv.core.files import write_text
-from agentenv.core.scorers import check_answers
-from agentenv.core.strict_json import read_json_text
+from agentenv.core.io.files import write_text
+from agentenv.core.io.strict_json import read_json_text
+from agentenv.core.scoring.scorers import check_answers
 from agentenv.data.sealed import seal, unseal
 from agentenv.errors import ConfigurationError, DatasetError
 from agentenv.evaluation.checksums import forget, note, verify

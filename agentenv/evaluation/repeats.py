@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.records import Evaluation, Record, read_evaluation
 from agentenv.evaluation.results import clusters_of, measure_of, values_of
-from agentenv.evaluation.sequential import Decision, compare_sequentially
-from agentenv.evaluation.statistics import all_at_k, estimate, paired_bootstrap, pass_at_k
+from agentenv.evaluation.statistics.sequential import Decision, compare_sequentially
+from agentenv.evaluation.statistics.significance import all_at_k, estimate, paired_bootstrap, pass_at_k
 
 Json = dict[str, Any]
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from agentenv.core.scorers import Scorer, get_scorer
+from agentenv.core.scoring.scorers import Scorer, get_scorer
 from agentenv.evaluation.capabilities import SEARCH_SKILLS, capability_report
 from agentenv.evaluation.diagnosis import costs, error_table, known_searches, measured, support
 from agentenv.evaluation.records import Record
-from agentenv.evaluation.statistics import estimate
+from agentenv.evaluation.statistics.significance import estimate
 
 Json = dict[str, Any]
 
@@ -45,7 +45,7 @@ def summarize(
 
     Args:
         records: one for each question, faults included.
-        scorers: names of `agentenv.core.scorers`; the first is the headline.
+        scorers: names of `agentenv.core.scoring.scorers`; the first is the headline.
         dataset: name of the question set.
         split: its split.
         policy: the policy's ``kind:rest``.

@@ -7,12 +7,12 @@ from typing import Any
 from agentenv.core.lifetimes import MakeEnv
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import RolloutConfig
-from agentenv.core.scorers import Scorer, get_scorer
+from agentenv.core.scoring.scorers import Scorer, get_scorer
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.runner import play
-from agentenv.evaluation.statistics import estimate, pass_at_k
+from agentenv.evaluation.statistics.significance import estimate, pass_at_k
 
 
 def sampled_pass_at_k(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.env_calls import THREADS
-from agentenv.core.files import write_bytes
+from agentenv.core.io.files import write_bytes
 from agentenv.core.scene import Mark, Scene
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Message

@@ -12,7 +12,7 @@ from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import RolloutConfig, Start, rollout
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
-from agentenv.envs.gui.semi_online import SemiOnlineGUI
+from agentenv.envs.semi_online import SemiOnlineGUI
 from agentenv.errors import ConfigurationError
 
 MAX_FAULTS = 0.005

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentenv.core.files import write_text
+from agentenv.core.io.files import write_text
 from agentenv.core.registry import env_class
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.ground import Ground

@@ -19,15 +19,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, get_type_hints
 
-from agentenv.core.files import write_text
-from agentenv.core.toml_files import read_toml
+from agentenv.core.io.files import write_text
+from agentenv.core.io.toml_files import read_toml
 from agentenv.errors import AgentEnvError, ConfigurationError
 from agentenv.evaluation.benchmark import Benchmark, Display, check_names, run_benchmark
-from agentenv.evaluation.intervals import t_quantile
 from agentenv.evaluation.records import SUITE, read_evaluation, read_json
-from agentenv.evaluation.report import write_report
+from agentenv.evaluation.report.report import write_report
 from agentenv.evaluation.results import Json, clusters_of, measure_of, values_of
-from agentenv.evaluation.statistics import SMALL_SAMPLE, estimate, finite_ends, standard_error
+from agentenv.evaluation.statistics.intervals import t_quantile
+from agentenv.evaluation.statistics.significance import SMALL_SAMPLE, estimate, finite_ends, standard_error
 
 _KEYS = {"scorer": "scorers"}  # as the command's flag is called
 

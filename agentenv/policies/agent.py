@@ -11,9 +11,9 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from agentenv.core.digests import value_digest
+from agentenv.core.concurrency.threads import DaemonThreads
+from agentenv.core.io.digests import value_digest
 from agentenv.core.registry import located
-from agentenv.core.threads import DaemonThreads
 from agentenv.core.types import Completion, FinishReason, Message, Sampling
 from agentenv.errors import ConfigurationError, PolicyFault
 from agentenv.policies.endpoint import Reply

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from agentenv.core.model_files import read_settings
+from agentenv.core.io.model_files import read_settings
 from agentenv.core.validation import sentence
 from agentenv.errors import CheckpointMismatch
 

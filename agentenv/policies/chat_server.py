@@ -10,8 +10,8 @@ from agentenv.core.protocols import Policy
 from agentenv.core.types import FinishReason, Message, Role, Sampling
 from agentenv.core.validation import sentence
 from agentenv.errors import ContextTooSmall, MissingExtra
-from agentenv.retrievers.gate import Gate, Refusal
-from agentenv.retrievers.http import body_within
+from agentenv.web.gate import Gate, Refusal
+from agentenv.web.http import body_within
 
 _OVERLOADED, _TOO_MANY, _BAD_REQUEST = 503, 429, 400
 _BODY_BYTES, _BODY_S = 2**20, 10.0

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentenv.core.batching import Batcher
 from agentenv.core.chat import cut_at_stop, ends_of_turn
-from agentenv.core.model_files import LOCAL, check_model_files
+from agentenv.core.concurrency.batching import Batcher
+from agentenv.core.io.model_files import LOCAL, check_model_files
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import CheckpointMismatch, ConfigurationError, ContextTooSmall, PolicyFault
 from agentenv.policies.forward import RowCache, require_support, step, text_config

@@ -11,7 +11,7 @@ from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentenv.core.model_files import ADAPTER_CONFIG, check_adapter_files
+from agentenv.core.io.model_files import ADAPTER_CONFIG, check_adapter_files
 from agentenv.errors import CheckpointMismatch, MissingExtra, UnknownName
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agentenv.core.background import BackgroundLoop
 from agentenv.core.chat import cut_at_stop, ends_of_turn
-from agentenv.core.model_files import LOCAL, check_model_files
+from agentenv.core.concurrency.background import BackgroundLoop
+from agentenv.core.io.model_files import LOCAL, check_model_files
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import CheckpointMismatch, ConfigurationError, ContextTooSmall, PolicyFault
 from agentenv.policies.engine import Engine, EngineConfig, Request, Sampled

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from agentenv.core.model_files import ADAPTER_CONFIG
+from agentenv.core.io.model_files import ADAPTER_CONFIG
 from agentenv.errors import CheckpointMismatch, MissingExtra, PolicyFault
 from agentenv.policies.engine import EngineConfig, Request, Sampled
 from agentenv.policies.lora import base_and_adapter

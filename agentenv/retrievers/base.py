@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from agentenv.core.batching import Batcher
+from agentenv.core.concurrency.batching import Batcher
 from agentenv.core.types import Document, Passage, Query, RetrieverInfo
 from agentenv.errors import AgentEnvError, ConfigurationError, RetrieverFault
-from agentenv.retrievers.corpus import Corpus
+from agentenv.retrievers.storage.corpus import Corpus
 
 Hit = tuple[int, float]
 """Row in the corpus and score."""

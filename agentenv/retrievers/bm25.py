@@ -9,9 +9,9 @@ import numpy as np
 from agentenv.core.types import Document
 from agentenv.errors import ConfigurationError, CorpusError, IndexMismatch, MissingExtra
 from agentenv.retrievers.base import SCORE_DECIMALS, CorpusRetriever, Hit, best_hits, passage_text
-from agentenv.retrievers.corpus import Corpus, as_corpus
-from agentenv.retrievers.mapped_corpus import write_corpus
-from agentenv.retrievers.storage import Card, new_folder, read_card, read_corpus, write_card
+from agentenv.retrievers.storage.corpus import Corpus, as_corpus
+from agentenv.retrievers.storage.mapped_corpus import write_corpus
+from agentenv.retrievers.storage.retriever_folder import Card, new_folder, read_card, read_corpus, write_card
 
 INDEX_FOLDER = "bm25s"
 

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from agentenv.core.cassette import Cassette
+from agentenv.core.io.cassette import Cassette
 from agentenv.core.protocols import Retriever
 from agentenv.core.types import Passage, Query, RetrieverInfo
 from agentenv.errors import CassetteMiss, ConfigurationError, RetrieverFault

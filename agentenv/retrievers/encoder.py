@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from agentenv.core.model_files import LOCAL, check_model_files
+from agentenv.core.io.model_files import LOCAL, check_model_files
 from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
 
 Vectors = NDArray[np.float32]

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from agentenv.core.types import Document
 from agentenv.errors import ConfigurationError, IndexMismatch
 from agentenv.retrievers.base import SCORE_DECIMALS, CorpusRetriever, Hit, best_hits
-from agentenv.retrievers.corpus import Corpus, as_corpus
 from agentenv.retrievers.encoder import CachedQueries, Encoder, Vectors, make_encoder
 from agentenv.retrievers.indexes import (
     EFFORT,
@@ -23,8 +22,9 @@ from agentenv.retrievers.indexes import (
     tune,
     write_index,
 )
-from agentenv.retrievers.mapped_corpus import write_corpus
-from agentenv.retrievers.storage import Card, new_folder, read_card, read_corpus, write_card
+from agentenv.retrievers.storage.corpus import Corpus, as_corpus
+from agentenv.retrievers.storage.mapped_corpus import write_corpus
+from agentenv.retrievers.storage.retriever_folder import Card, new_folder, read_card, read_corpus, write_card
 
 INDEX_FILE = "index.faiss"
 METRIC = "inner_product"

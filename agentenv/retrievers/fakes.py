@@ -7,7 +7,7 @@ from agentenv.core.protocols import Retriever
 from agentenv.core.types import Document, Passage, Query, RetrieverInfo
 from agentenv.errors import RetrieverFault
 from agentenv.retrievers.base import CorpusRetriever, Hit, passage_text
-from agentenv.retrievers.corpus import as_corpus
+from agentenv.retrievers.storage.corpus import as_corpus
 
 
 class InMemoryRetriever(CorpusRetriever):

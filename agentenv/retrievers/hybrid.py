@@ -13,10 +13,10 @@ from agentenv.core.types import Document, Passage, Query, RetrieverInfo
 from agentenv.errors import IndexMismatch
 from agentenv.retrievers.base import Hit, texts_of
 from agentenv.retrievers.bm25 import BM25Retriever
-from agentenv.retrievers.corpus import as_corpus
 from agentenv.retrievers.encoder import Encoder
 from agentenv.retrievers.faiss import FaissRetriever
-from agentenv.retrievers.storage import Card, new_folder, read_card, write_card
+from agentenv.retrievers.storage.corpus import as_corpus
+from agentenv.retrievers.storage.retriever_folder import Card, new_folder, read_card, write_card
 
 RRF_K = 60  # as published
 HYBRID_K = 10  # three real sets of questions gain by it over 60: see docs/indexes.md

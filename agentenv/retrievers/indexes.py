@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from agentenv.core.files import put_in_place
+from agentenv.core.io.files import put_in_place
 from agentenv.errors import ConfigurationError, MissingExtra
 
 Vectors = NDArray[np.float32]

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from agentenv.core.batching import Batcher
-from agentenv.core.model_files import LOCAL, check_model_files
+from agentenv.core.concurrency.batching import Batcher
+from agentenv.core.io.model_files import LOCAL, check_model_files
 from agentenv.core.protocols import Retriever
 from agentenv.core.types import Passage, Query, RetrieverInfo
 from agentenv.errors import AgentEnvError, ConfigurationError, MissingExtra, RetrieverFault

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from agentenv.errors import ConfigurationError, SandboxFault
 from agentenv.sandbox.encoding import checked, packed, packed_call, result_of
+from agentenv.sandbox.jail_session import JailSession, Life
 from agentenv.sandbox.jails import Jail, JailDied
 from agentenv.sandbox.labels import reap_orphans
 from agentenv.sandbox.pool import Pool
-from agentenv.sandbox.session import JailSession, Life
 from agentenv.sandbox.types import Call, ExecResult, ExecStatus, ExecutorInfo, Limits
 
 RETRIES = 2

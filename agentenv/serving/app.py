@@ -9,8 +9,6 @@ from pydantic import ValidationError
 
 from agentenv.core.validation import sentence
 from agentenv.errors import ConfigurationError, MissingExtra
-from agentenv.retrievers.gate import Refusal
-from agentenv.retrievers.http import add_health_routes, body_within, json_response
 from agentenv.serving.conversation import Conversation, host_of
 from agentenv.serving.mcp import PARSE_ERROR, SERVER_ERROR, answer, complaint, failure, is_notification
 from agentenv.serving.mcp_sessions import McpSession
@@ -25,6 +23,8 @@ from agentenv.serving.wire import (
     error_out,
     read_json,
 )
+from agentenv.web.gate import Refusal
+from agentenv.web.http import add_health_routes, body_within, json_response
 
 if TYPE_CHECKING:
     from starlette.requests import HTTPConnection, Request

@@ -10,10 +10,9 @@ from pydantic import ValidationError
 
 from agentenv.core.validation import sentence
 from agentenv.errors import AgentEnvError
-from agentenv.retrievers.gate import Refusal
+from agentenv.serving.env_session import Session
 from agentenv.serving.mcp import answer
 from agentenv.serving.service import EnvService
-from agentenv.serving.session import Session
 from agentenv.serving.wire import (
     CAPACITY_REACHED,
     EXECUTION_ERROR,
@@ -30,6 +29,7 @@ from agentenv.serving.wire import (
     frame,
     read_json,
 )
+from agentenv.web.gate import Refusal
 
 if TYPE_CHECKING:
     from starlette.requests import HTTPConnection

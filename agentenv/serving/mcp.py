@@ -17,13 +17,13 @@ from agentenv.core.env import Env
 from agentenv.core.types import Step, ToolStatus
 from agentenv.core.validation import sentence
 from agentenv.errors import AgentEnvError, ConfigurationError, EpisodeOver, Fault
-from agentenv.retrievers.gate import Refusal
 from agentenv.serving.toolbox import instructions, play, shown, toolbox
 from agentenv.serving.wire import VERSION, ResetData, error_out
+from agentenv.web.gate import Refusal
 
 if TYPE_CHECKING:
+    from agentenv.serving.env_session import Session
     from agentenv.serving.mcp_sessions import McpSession
-    from agentenv.serving.session import Session
 
     Played = Session | McpSession
 

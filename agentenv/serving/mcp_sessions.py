@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from agentenv.core.env import Env
 from agentenv.core.types import Step
 from agentenv.errors import EnvFault
-from agentenv.retrievers.gate import Refusal
-from agentenv.serving.session import Session
+from agentenv.serving.env_session import Session
 from agentenv.serving.wire import ActionData, ResetData
+from agentenv.web.gate import Refusal
 
 if TYPE_CHECKING:
     from agentenv.serving.service import EnvService

@@ -8,10 +8,10 @@ from typing import Any
 
 from agentenv.core.env import Env
 from agentenv.errors import MissingExtra
-from agentenv.retrievers.connections import ConnectionLimits
-from agentenv.retrievers.server import run_app
 from agentenv.serving.app import make_app
 from agentenv.serving.service import THREADS, EnvService
+from agentenv.web.connections import ConnectionLimits
+from agentenv.web.server import run_app
 
 _PING_S = 20.0  # a machine that went away without a word is found out after two of these
 _MOMENT_S = 2.0
@@ -29,7 +29,7 @@ def run(
     Args:
         service: not open yet.
         make: makes an environment, the same each time; the first one in a thread.
-        listening: from `agentenv.retrievers.server.listen`.
+        listening: from `agentenv.web.server.listen`.
         hosts: names that callers may use for this server, beside those that `HostCheck` knows.
         connections: bounds; None takes the defaults.
 

@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 from agentenv.core.env import Env
 from agentenv.core.types import StateCapability, Task
 from agentenv.errors import EnvFault
-from agentenv.retrievers.gate import READY, STOPPING, Gate, Refusal
-from agentenv.retrievers.meter import Meter
 from agentenv.serving.client_options import ClientOptions
+from agentenv.serving.env_session import Session
 from agentenv.serving.mcp_sessions import McpSessions
-from agentenv.serving.session import Session
 from agentenv.serving.wire import VERSION
+from agentenv.web.gate import READY, STOPPING, Gate, Refusal
+from agentenv.web.telemetry import Meter
 
 T = TypeVar("T")
 

@@ -30,7 +30,7 @@ from agentenv.core.types import (
 )
 from agentenv.core.validation import sentence
 from agentenv.errors import AgentEnvError, ConfigurationError, EnvFault, Fault
-from agentenv.retrievers.gate import SERVE_TOKEN_VARIABLE
+from agentenv.web.gate import SERVE_TOKEN_VARIABLE
 
 VERSION = "v1"
 TOKEN_VARIABLE = SERVE_TOKEN_VARIABLE

@@ -14,11 +14,11 @@ from agentenv.evaluation.ground import Ground, open_ground
 from agentenv.evaluation.records import RESULTS, read_evaluation, write_evaluation
 from agentenv.evaluation.results import score_of, summarize
 from agentenv.evaluation.runner import play, to_record
-from agentenv.policies.spec import make_policy
-from agentenv.trainers.config import TrainConfig
+from agentenv.policies.policy_spec import make_policy
+from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.run import Run, as_declared, chat_of, rollout_config
-from agentenv.trainers.stage import Stage
-from agentenv.trainers.strategies import get_strategy, play_groups
+from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.strategies import get_strategy, play_groups
 
 
 def evaluate_dev(run: Run) -> dict[str, Any]:

@@ -17,28 +17,28 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from agentenv.core.files import new_folder
-from agentenv.core.signals import Interrupted, Interruptible
+from agentenv.core.concurrency.signals import Interrupted, Interruptible
+from agentenv.core.io.files import new_folder
 from agentenv.core.trajectory import Origin, Trajectory
 from agentenv.errors import AgentEnvError, Diverged, Fault
 from agentenv.evaluation.records import RESULTS, read_json, write_results
 from agentenv.policies.card import EpisodeCard, write_card
 from agentenv.policies.export import write_model_card, write_weights
-from agentenv.trainers.advantages import get_estimator
-from agentenv.trainers.board import asked
-from agentenv.trainers.config import TrainConfig
-from agentenv.trainers.denormals import flushed_denormals
+from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.credit.estimators import get_estimator
+from agentenv.trainers.credit.shaping import novelty_bonus, shape_rewards
 from agentenv.trainers.evaluate import evaluate_dev, evaluate_test
-from agentenv.trainers.folder import RunFolder, TrainedPolicy
-from agentenv.trainers.imitation import imitate
 from agentenv.trainers.league import league_of
-from agentenv.trainers.learner import Learner, Row, rows_of
+from agentenv.trainers.learner.denormals import flushed_denormals
+from agentenv.trainers.learner.imitation import imitate
+from agentenv.trainers.learner.learner import Learner, Row, rows_of
+from agentenv.trainers.learner.second import split
 from agentenv.trainers.metrics import describe
 from agentenv.trainers.monitors import COLLAPSES, guarded, warnings_of
 from agentenv.trainers.run import Clock, Display, Run, contents_of, set_up
-from agentenv.trainers.sampling import Batch
-from agentenv.trainers.second import split
-from agentenv.trainers.shaping import novelty_bonus, shape_rewards
+from agentenv.trainers.run_folder.folder import RunFolder, TrainedPolicy
+from agentenv.trainers.selfplay.board import asked
+from agentenv.trainers.task_sampling.samplers import Batch
 
 _LAPS = ("rollout", "update", "evaluation")
 _CARD_OPTIONS = ("prompt", "k", "max_turns", "observation_tokens")

@@ -17,12 +17,12 @@ from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.ground import Ground
 from agentenv.evaluation.runner import play
-from agentenv.policies.spec import make_policy
-from agentenv.trainers.board import stories
+from agentenv.policies.policy_spec import make_policy
 from agentenv.trainers.run import Run, rollout_config
-from agentenv.trainers.self_play import SelfPlayStrategy
-from agentenv.trainers.stage import Stage
-from agentenv.trainers.strategies import get_strategy, play_groups
+from agentenv.trainers.selfplay.board import stories
+from agentenv.trainers.selfplay.strategy import SelfPlayStrategy
+from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.strategies import get_strategy, play_groups
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from statistics import fmean, pstdev
 from agentenv.core.tool_results import is_search, searches_of
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason
-from agentenv.trainers.group_statistics import is_flat
-from agentenv.trainers.shaping import ANSWERS
+from agentenv.trainers.credit.group_statistics import is_flat
+from agentenv.trainers.credit.shaping import ANSWERS
 
 
 def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:

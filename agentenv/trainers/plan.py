@@ -18,15 +18,15 @@ from agentenv.core.env_options import checked_arguments
 from agentenv.core.registry import env_class
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import EndReason, Sampling, Task
+from agentenv.data.overlap import refuse_overlap
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.ground import BM25, open_tasks, takes
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.lora import is_adapted
-from agentenv.retrievers.spec import make_retriever
+from agentenv.retrievers.retriever_spec import make_retriever
 from agentenv.trainers.addresses import refuse_silent
-from agentenv.trainers.config import TrainConfig
-from agentenv.trainers.learner import Learner, Objective, checkpoint_layers, rows_of
-from agentenv.trainers.overlap import refuse_overlap
+from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.learner.learner import Learner, Objective, checkpoint_layers, rows_of
 from agentenv.trainers.run import as_declared, objective_of, second_policy, trained_policy
 
 _PROBE_ROWS = 8

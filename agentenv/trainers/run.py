@@ -11,34 +11,34 @@ from typing import Protocol
 import torch
 
 from agentenv.core.chat import InlineFormat, TemplateFormat
-from agentenv.core.digests import value_digest
+from agentenv.core.io.digests import value_digest
 from agentenv.core.protocols import ChatFormat
 from agentenv.core.registry import env_class
 from agentenv.core.rollout import RolloutConfig
+from agentenv.data.overlap import refuse_overlap
 from agentenv.data.sources import SourceConfig
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.ground import EnvConfig, Ground, SearchConfig, open_ground
 from agentenv.policies.card import read_card
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.lora import adapt, is_adapted
-from agentenv.policies.spec import make_policy, policy_digest, policy_folder
+from agentenv.policies.policy_spec import make_policy, policy_digest, policy_folder
 from agentenv.policies.vllm import VLLMPolicy
 from agentenv.retrievers.mixed import MixedRetriever
 from agentenv.tracking import ForgivingTracker, Tracker, make_tracker
-from agentenv.trainers.cluster import RayCluster
-from agentenv.trainers.config import TrainConfig
-from agentenv.trainers.crew import Crew
-from agentenv.trainers.denormals import flushed_denormals
-from agentenv.trainers.folder import RunFolder, Stateful, TrainedPolicy
-from agentenv.trainers.identity import named_files
-from agentenv.trainers.learner import Correction, Learner, Objective, checkpoint_layers
-from agentenv.trainers.losses import get_objective
-from agentenv.trainers.overlap import refuse_overlap
-from agentenv.trainers.player import Player
-from agentenv.trainers.rollouts import Rollouts
-from agentenv.trainers.sampling import TaskSampler, get_sampler
-from agentenv.trainers.second import Second
-from agentenv.trainers.sharded import ShardedLearner, processes
+from agentenv.trainers.config.identity import named_files
+from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.learner.denormals import flushed_denormals
+from agentenv.trainers.learner.learner import Correction, Learner, Objective, checkpoint_layers
+from agentenv.trainers.learner.losses import get_objective
+from agentenv.trainers.learner.second import Second
+from agentenv.trainers.learner.sharded import ShardedLearner, processes
+from agentenv.trainers.run_folder.folder import RunFolder, Stateful, TrainedPolicy
+from agentenv.trainers.task_sampling.samplers import TaskSampler, get_sampler
+from agentenv.trainers.workers.cluster import RayCluster
+from agentenv.trainers.workers.crew import Crew
+from agentenv.trainers.workers.player import Player
+from agentenv.trainers.workers.rollouts import Rollouts
 
 
 class Display(Protocol):

@@ -14,10 +14,10 @@ from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import EndReason, Task
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.policies.tiny import build_model, build_tokenizer
-from agentenv.sandbox.spec import unavailable
-from agentenv.trainers.config import TrainConfig
-from agentenv.trainers.config_files import override
-from agentenv.trainers.folder import RunFolder
+from agentenv.sandbox.backends import unavailable
+from agentenv.trainers.config.config_files import override
+from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.run_folder.folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 HAS_TRL = all(importlib.util.find_spec(name) for name in ("trl", "datasets"))
@@ -195,7 +195,7 @@ def test_the_million_is_random_unit_vectors_and_real_questions(
     import numpy as np
 
     from agentenv.retrievers.encoder import HashEncoder
-    from agentenv.retrievers.spec import open_retriever
+    from agentenv.retrievers.retriever_spec import open_retriever
 
     ground = grounds.million(tmp_path, "hash", 50, ["who?"])
     assert (open_retriever(ground.folder).info().documents, ground.questions) == (50, ["who?"])

@@ -53,7 +53,7 @@ def test_ceilings(tmp_path: Path) -> None:
 
 def test_ways_of_training(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    from agentenv.trainers.desktop_warmstart import DesktopWarmstartConfig, desktop_warmstart
+    from agentenv.trainers.warmstart.desktop_warmstart import DesktopWarmstartConfig, desktop_warmstart
 
     small = DesktopWarmstartConfig(tasks=20, steps=1, episodes=4, layers=1, heads=1, judged=1)
     desktop_warmstart(small, Silent(), tmp_path / "policy")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentenv.sandbox.spec import unavailable
+from agentenv.sandbox.backends import unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
 

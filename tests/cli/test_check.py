@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.cli.main import main
-from agentenv.core.contract import CHECKS, run_check
+from agentenv.core.env_contract import CHECKS, run_check
 from agentenv.envs.calculator import Calculator
 
 BROKEN = """
@@ -60,7 +60,9 @@ def test_mistakes_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
 def test_list_names_every_kind_of_part(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["environments"]["agentenv/LocalSearch-v0"] == "agentenv.envs.local_search:LocalSearch"
+    assert (
+        document["environments"]["agentenv/LocalSearch-v0"] == "agentenv.envs.search.local_search:LocalSearch"
+    )
     assert {"retrievers", "policies", "datasets", "scorers", "estimators"} < set(document)
     assert "em_squad" in document["scorers"]
     assert main(["list"]) == 0
@@ -145,7 +147,7 @@ def test_a_check_that_hangs_fails(monkeypatch: pytest.MonkeyPatch) -> None:
             gate.wait(20)
             return ""
 
-    monkeypatch.setattr("agentenv.core.contract.CHECK_S", 0.3)
+    monkeypatch.setattr("agentenv.core.env_contract.CHECK_S", 0.3)
     result = run_check("render", Stuck)
     gate.set()
     assert (result.status, result.detail) == ("failed", "it took longer than 0.3 s")

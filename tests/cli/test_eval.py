@@ -18,9 +18,9 @@ import pytest
 from agentenv.cli.main import main
 from agentenv.data.world import WorldConfig, write_world
 from agentenv.policies.fakes import random_policy
-from agentenv.retrievers.corpus import load_corpus
 from agentenv.retrievers.encoder import HashEncoder
 from agentenv.retrievers.faiss import FaissRetriever
+from agentenv.retrievers.storage.corpus import load_corpus
 
 DATA = os.environ.get("AGENTENV_DATA", "")
 ROOT = Path(__file__).resolve().parents[2]

@@ -23,9 +23,9 @@ from agentenv.evaluation.checksums import verify
 from agentenv.evaluation.contents import _environment
 from agentenv.evaluation.journal import read_seconds
 from agentenv.policies.fakes import random_policy
-from agentenv.retrievers.corpus import load_corpus
 from agentenv.retrievers.encoder import HashEncoder
 from agentenv.retrievers.faiss import FaissRetriever
+from agentenv.retrievers.storage.corpus import load_corpus
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +178,7 @@ def test_a_suite_refuses_what_has_changed_in_one_of_its_sets(
 
 
 ENVIRONMENT = """
-from agentenv.envs.local_search import LocalSearch
+from agentenv.envs.search.local_search import LocalSearch
 
 class Mine(LocalSearch):
     BONUS = 1

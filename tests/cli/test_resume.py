@@ -18,7 +18,7 @@ from agentenv.cli.main import main
 from agentenv.data.world import FictionalWorld, WorldConfig, write_world
 from agentenv.evaluation.ground import _load
 from agentenv.policies.fakes import random_policy
-from agentenv.trainers.config_files import load_config
+from agentenv.trainers.config.config_files import load_config
 
 WORLD: dict[str, Any] = {"documents": 200, "questions": 12, "families": ("lookup",), "hops": (1, 1)}
 
@@ -258,8 +258,8 @@ def test_of_two_that_begin_in_one_folder_one_trains_and_one_says_so(start: Path,
 SIGNALLED = """
 import os, signal, sys
 from agentenv.cli.main import main
-from agentenv.trainers.learner import Learner
-from agentenv.trainers.rollouts import Rollouts
+from agentenv.trainers.learner.learner import Learner
+from agentenv.trainers.workers.rollouts import Rollouts
 
 place, number = sys.argv[1], getattr(signal, sys.argv[2])
 owner, name = {"rollout": (Rollouts, "_take"), "update": (Learner, "step")}[place]
@@ -306,7 +306,7 @@ def test_a_second_signal_ends_at_once(start: Path, tmp_path: Path) -> None:
     program = """
 import sys, time
 from agentenv.cli.main import main
-from agentenv.trainers.learner import Learner
+from agentenv.trainers.learner.learner import Learner
 Learner.step = lambda *_, **__: print("begun", flush=True) or time.sleep(600)
 sys.exit(main(sys.argv[1:]))
 """

@@ -8,7 +8,7 @@ import pytest
 
 from agentenv.cli.doctor import sandbox_finding
 from agentenv.cli.main import main
-from agentenv.sandbox.spec import unavailable
+from agentenv.sandbox.backends import unavailable
 
 
 @pytest.fixture(scope="module", params=["bwrap", "docker"])

@@ -10,7 +10,7 @@ from agentenv.cli.main import COMMANDS, _parse
 from agentenv.cli.switches import plain_switches
 from agentenv.cli.train import Train
 from agentenv.errors import ConfigurationError
-from agentenv.trainers.config_files import load_config, override
+from agentenv.trainers.config.config_files import load_config, override
 
 ON = (["--SWITCH"], ["--SWITCH", "true"], ["--SWITCH", "True"], ["--SWITCH=TRUE"])
 OFF = (["--no-SWITCH"], ["--SWITCH", "false"], ["--SWITCH", "False"], ["--SWITCH=FALSE"])

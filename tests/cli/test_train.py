@@ -28,7 +28,7 @@ from agentenv.core.chat import InlineFormat
 from agentenv.core.types import Message
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.policies.fakes import random_policy
-from agentenv.trainers.config_files import load_config, override
+from agentenv.trainers.config.config_files import load_config, override
 
 WORLD = {"documents": 200, "questions": 24, "families": ("yes_no",), "hops": (2, 2)}
 STEPS = 4
@@ -370,7 +370,7 @@ def test_a_guarded_run_stops_when_the_policy_is_lost_and_stays_stopped(toml: Pat
 KILLED = """
 import os, signal, sys
 from agentenv.cli.main import main
-from agentenv.trainers.learner import Learner
+from agentenv.trainers.learner.learner import Learner
 
 calls, accumulate = [], Learner.accumulate
 

@@ -47,7 +47,7 @@ def test_longer_questions_reach_the_crowd(tmp_path: Path, monkeypatch: pytest.Mo
         asked.append(config)
         return {}
 
-    monkeypatch.setattr("agentenv.trainers.warmstart.warmstart", made)
+    monkeypatch.setattr("agentenv.trainers.warmstart.search_warmstart.warmstart", made)
     Warmstart(out=tmp_path / "a", from_shipped=True, crowd_steps=7, hops=4).run()
     Warmstart(out=tmp_path / "b", from_shipped=True, troupe_steps=5).run()
     assert [(c.world.hops, c.crowd_steps, c.troupe_steps) for c in asked] == [((1, 4), 7, 0), ((1, 2), 0, 5)]

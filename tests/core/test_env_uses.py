@@ -15,7 +15,7 @@ from agentenv.core.registry import env_class, registered
 from agentenv.core.types import Task
 from agentenv.envs.calculator import Calculator
 from agentenv.envs.code import Code
-from agentenv.envs.local_search import LocalSearch
+from agentenv.envs.search.local_search import LocalSearch
 from agentenv.envs.sql import Sql
 from agentenv.errors import ConfigurationError, EpisodeOver, MissingExtra, UnknownName
 from agentenv.sandbox.fakes import FakeExecutor

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentenv.core.batching import Batcher
 from agentenv.core.chat import InlineFormat
+from agentenv.core.concurrency.batching import Batcher
 from agentenv.core.env import AsyncEnv, Env, run_sync
 from agentenv.core.env_calls import THREADS
 from agentenv.core.lifetimes import UnmadeEnv, close_envs, make_envs

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from agentenv.core.batching import Batcher
 from agentenv.core.chat import InlineFormat, TemplateFormat
+from agentenv.core.concurrency.batching import Batcher
 from agentenv.core.env import AsyncEnv
 from agentenv.core.protocols import ChatFormat
 from agentenv.core.rollout import RolloutConfig, Start, never_fitted, rollout

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from agentenv.cli.main import main
-from agentenv.core.strict_json import read_json_text
+from agentenv.core.io.strict_json import read_json_text
 from agentenv.core.types import Document
 from agentenv.data.dataset_files import read_records
 from agentenv.data.world import WorldConfig, read_world, write_world
 from agentenv.errors import AgentEnvError, CorpusError, DatasetError
 from agentenv.evaluation.records import read_records as read_episodes
-from agentenv.retrievers.corpus import Corpus, load_corpus
-from agentenv.retrievers.mapped_corpus import link_corpus
+from agentenv.retrievers.storage.corpus import Corpus, load_corpus
+from agentenv.retrievers.storage.mapped_corpus import link_corpus
 
 HALF = '"a \\ud83d b"'
 DEEP = "[" * 100_000 + "]" * 100_000

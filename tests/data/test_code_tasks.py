@@ -153,7 +153,7 @@ EXCEPTIONS = {
 def test_canonical_solutions_pass(name: str, count: int) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    from agentenv.sandbox.spec import make_executor, unavailable
+    from agentenv.sandbox.backends import make_executor, unavailable
     from agentenv.sandbox.types import Limits
 
     if "AGENTENV_DATA" not in os.environ:

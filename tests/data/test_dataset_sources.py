@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agentenv.core.scorers import SCORERS
+from agentenv.core.scoring.scorers import SCORERS
 from agentenv.data.datasets import load_dataset
 from agentenv.data.hub import Hub, hub_source, is_hub
 from agentenv.data.sealed import seal, unseal

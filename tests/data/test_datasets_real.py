@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.core.scorers import SCORERS
+from agentenv.core.scoring.scorers import SCORERS
 from agentenv.data.datasets import SETS, Dataset, load_dataset
 
 ROOT = os.environ.get("AGENTENV_DATA", "")

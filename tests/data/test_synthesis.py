@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from agentenv.core.scorers import get_scorer
+from agentenv.core.scoring.scorers import get_scorer
 from agentenv.core.types import Task
 from agentenv.data.synthesis import (
     Edit,

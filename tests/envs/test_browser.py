@@ -18,10 +18,10 @@ import pytest
 from agentenv.core.trajectory import Trajectory, Turn
 from agentenv.core.types import EndReason, Task, ToolStatus
 from agentenv.envs.browser import page as page_module
+from agentenv.envs.browser.browser_session import Session
 from agentenv.envs.browser.driver import Driver, find_chromium, unavailable
 from agentenv.envs.browser.env import Browser
 from agentenv.envs.browser.experts import EXPERTS, rehearse
-from agentenv.envs.browser.session import Session
 from agentenv.envs.browser.sites import (
     ORIGIN,
     Facts,

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from agentenv.core.contract import EnvContract
 from agentenv.core.env import Env
+from agentenv.core.env_contract import EnvContract
 from agentenv.core.types import EndReason, Task, ToolStatus
 from agentenv.data.code_tasks import generate_code_tasks
 from agentenv.envs.code import Code

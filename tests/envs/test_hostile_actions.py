@@ -27,7 +27,7 @@ from agentenv.envs.browser.env import Browser
 from agentenv.envs.browser.sites import miniwob_task
 from agentenv.envs.gui.actions import GRAMMAR
 from agentenv.policies.fakes import ByteTokenizer
-from agentenv.sandbox.spec import unavailable
+from agentenv.sandbox.backends import unavailable
 
 MIB = 1 << 20
 CONFIG = RolloutConfig(context_tokens=1 << 40, turn_tokens=1 << 30, deadline_s=60.0)

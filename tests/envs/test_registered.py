@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 import agentenv
-from agentenv.core.contract import CHECKS, run_check
+from agentenv.core.env_contract import CHECKS, run_check
 from agentenv.envs.browser.driver import unavailable as no_browser
 from agentenv.envs.browser.sites import miniwob_task
-from agentenv.sandbox.spec import unavailable
+from agentenv.sandbox.backends import unavailable
 
 
 @functools.cache

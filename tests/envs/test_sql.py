@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from agentenv.core.contract import EnvContract
 from agentenv.core.env import Env
+from agentenv.core.env_contract import EnvContract
 from agentenv.core.types import EndReason, Task, ToolStatus
 from agentenv.data.sql_tasks import generate_sql_tasks
 from agentenv.envs.sql import CORRECTION, Sql

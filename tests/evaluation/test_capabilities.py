@@ -6,7 +6,7 @@ import pytest
 
 from agentenv.evaluation.capabilities import SEARCH_SKILLS, capability_report
 from agentenv.evaluation.records import Record
-from agentenv.evaluation.tables import tables
+from agentenv.evaluation.report.tables import tables
 
 
 def record(prediction: str | None, *, searches: int, page: str, hops: int = 2, **more: Any) -> Record:

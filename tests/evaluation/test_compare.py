@@ -13,7 +13,7 @@ from agentenv.cli.compare import Compare
 from agentenv.cli.rescore import Rescore
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.evaluation.compare import compare, rescore
-from agentenv.evaluation.judge import GRADES, GradeCache, Judge, judge_folder
+from agentenv.evaluation.llm_judge import GRADES, GradeCache, Judge, judge_folder
 from agentenv.evaluation.records import Record, read_evaluation, write_results
 from agentenv.evaluation.rubrics import get_rubric
 from agentenv.policies.endpoint import ChatMessage, Reply

@@ -12,7 +12,7 @@ import pytest
 from agentenv.core.types import Document, Task
 from agentenv.data.sources import Source, SourceConfig
 from agentenv.data.world import WorldConfig, write_world
-from agentenv.envs.local_search import LocalSearch
+from agentenv.envs.search.local_search import LocalSearch
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.evaluation.ground import (
     EnvConfig,
@@ -25,9 +25,9 @@ from agentenv.evaluation.ground import (
     open_tasks,
     topics_of,
 )
-from agentenv.retrievers.corpus import Corpus
 from agentenv.retrievers.fakes import InMemoryRetriever
 from agentenv.retrievers.oracle import OracleRetriever
+from agentenv.retrievers.storage.corpus import Corpus
 
 SMALL = WorldConfig(seed=5, documents=200, questions=12)
 HASH = SearchConfig(encoder="hash")

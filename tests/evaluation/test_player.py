@@ -11,7 +11,7 @@ import pytest
 
 from agentenv.core.types import Completion, Document, FinishReason, Passage, Query, Sampling, Task
 from agentenv.data.sources import Source
-from agentenv.envs.local_search import STOP
+from agentenv.envs.search.local_search import STOP
 from agentenv.errors import ContextTooSmall, Fault, PolicyFault, RetrieverFault, UnknownName
 from agentenv.evaluation.ground import EnvConfig, Ground
 from agentenv.evaluation.journal import Journal

@@ -13,7 +13,7 @@ from agentenv.core.rollout import RolloutConfig
 from agentenv.core.types import Completion, EndReason, Passage, Query, QueryContext, Sampling, Task
 from agentenv.data.sources import Source
 from agentenv.data.world import FictionalWorld, WorldConfig
-from agentenv.envs.local_search import STOP, LocalSearch
+from agentenv.envs.search.local_search import STOP, LocalSearch
 from agentenv.errors import ConfigurationError, DatasetError
 from agentenv.evaluation.bounds import measure_bounds
 from agentenv.evaluation.closed_book import closed_book
@@ -22,8 +22,8 @@ from agentenv.evaluation.player import open_player
 from agentenv.evaluation.results import summarize
 from agentenv.evaluation.runner import play, play_batch, play_expert, to_record
 from agentenv.policies.fakes import ByteTokenizer
+from agentenv.policies.policy_spec import make_endpoint_policy
 from agentenv.policies.scripted import ScriptedPolicy, complete
-from agentenv.policies.spec import make_endpoint_policy
 from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever
 from agentenv.retrievers.oracle import OracleRetriever
 

@@ -20,11 +20,11 @@ from agentenv.envs.domsim.env import DomSim
 from agentenv.envs.gui.actions import STOP, Action, Kind, action_text
 from agentenv.envs.gui.scene import ScreenScene
 from agentenv.envs.gui.screen import Box, Element, Screen
-from agentenv.envs.gui.semi_online import SemiOnlineGUI
+from agentenv.envs.semi_online import SemiOnlineGUI
 from agentenv.evaluation import screens
 from agentenv.evaluation.diagnosis import cause_of
 from agentenv.evaluation.records import Record, write_evaluation
-from agentenv.evaluation.report import write_report
+from agentenv.evaluation.report.report import write_report
 from agentenv.evaluation.results import summarize
 from agentenv.evaluation.runner import play, roomy, to_record
 from agentenv.evaluation.screens import FOLDER, pictures_of

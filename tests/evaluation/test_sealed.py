@@ -11,7 +11,7 @@ from agentenv.core.types import EndReason, Message, Task
 from agentenv.errors import DatasetError
 from agentenv.evaluation.compare import rescore
 from agentenv.evaluation.records import Record, as_line, read_evaluation, read_records, redacted
-from agentenv.evaluation.report import write_report
+from agentenv.evaluation.report.report import write_report
 from agentenv.evaluation.results import clusters_of, summarize
 from agentenv.evaluation.runner import to_record
 

@@ -11,7 +11,7 @@ from agentenv.cli.main import main
 from agentenv.errors import AgentEnvError, ConfigurationError, UnknownName
 from agentenv.evaluation.compare import compare_suites
 from agentenv.evaluation.records import Record
-from agentenv.evaluation.report import write_report
+from agentenv.evaluation.report.report import write_report
 from agentenv.evaluation.suite import combine, read_suite, summarize_suite
 
 Maker = Callable[..., Record]

@@ -14,14 +14,14 @@ from agentenv.core.tool_results import passage_lines
 from agentenv.core.tools import ToolEnv, tool
 from agentenv.core.types import EndReason, Message, Passage, Step, Task, ToolResult, ToolStatus
 from agentenv.data.world import FictionalWorld, WorldConfig
-from agentenv.envs.local_search import LocalSearch
+from agentenv.envs.search.local_search import LocalSearch
 from agentenv.evaluation.compare import compare
 from agentenv.evaluation.records import Record, write_evaluation
-from agentenv.evaluation.report import write_report
+from agentenv.evaluation.report.report import write_report
+from agentenv.evaluation.report.tables import suite_tables, tables
 from agentenv.evaluation.results import summarize
 from agentenv.evaluation.runner import play, to_record
 from agentenv.evaluation.suite import summarize_suite
-from agentenv.evaluation.tables import suite_tables, tables
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.retrievers.fakes import InMemoryRetriever

@@ -21,22 +21,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from agentenv.core.cassette import Cassette
-from agentenv.core.model_files import check_adapter_files, check_model_files
-from agentenv.core.trust import confirm_file
+from agentenv.core.io.cassette import Cassette
+from agentenv.core.io.model_files import check_adapter_files, check_model_files
+from agentenv.core.io.trust import confirm_file
 from agentenv.envs.calculator import Calculator
 from agentenv.envs.gui.recordings import load_recordings
-from agentenv.envs.local_search import LocalSearch
+from agentenv.envs.search.local_search import LocalSearch
 from agentenv.errors import AgentEnvError, ConfigurationError, DatasetError, EnvFault, Fault
 from agentenv.policies.card import read_card as read_episode_card
 from agentenv.policies.chat_server import ChatRequest
 from agentenv.retrievers.calls import Patience
 from agentenv.retrievers.cassette import CassetteRetriever
 from agentenv.retrievers.remote import RemoteRetriever
-from agentenv.retrievers.simulated import read_documents
-from agentenv.retrievers.simulators import Brief
-from agentenv.retrievers.storage import read_card
-from agentenv.retrievers.wire import AccessRequest, RetrieveRequest, SearchRequest
+from agentenv.retrievers.service.wire import AccessRequest, RetrieveRequest, SearchRequest
+from agentenv.retrievers.simulation.simulated import read_documents
+from agentenv.retrievers.simulation.simulators import Brief
+from agentenv.retrievers.storage.retriever_folder import read_card
 from agentenv.sandbox.jail.answers import outcome, read_answer
 from agentenv.sandbox.jail.frames import LENGTH, Closed, read_frame
 from agentenv.sandbox.jail.plain import NotPlain, decode
@@ -55,8 +55,8 @@ from agentenv.serving.wire import (
     read_json,
     step_in,
 )
-from agentenv.trainers.config_files import load_config
-from agentenv.trainers.lab import load_experiment
+from agentenv.trainers.config.config_files import load_config
+from agentenv.trainers.lab.lab import load_experiment
 
 LONG = os.environ.get("AGENTENV_FUZZ")
 fuzz = settings(

@@ -12,11 +12,11 @@ from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import ConfigurationError, ContextTooSmall, PolicyFault
 from agentenv.policies.engine import Engine, EngineConfig, Request, Sampled
 from agentenv.policies.fakes import ByteTokenizer, random_policy
-from agentenv.policies.spec import make_policy, policy_folder
+from agentenv.policies.policy_spec import make_policy, policy_folder
 from agentenv.policies.vllm import VLLMPolicy, _read
 from agentenv.policies.vllm_local import LocalEngine, sampled, sampling_fields, scoring_fields, tempered
-from agentenv.trainers.config import TrainConfig
-from agentenv.trainers.config_files import override
+from agentenv.trainers.config.config_files import override
+from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.run import open_policy
 
 END = ByteTokenizer.eos_token_id

@@ -6,9 +6,9 @@ import pytest
 
 from agentenv.core.protocols import Policy
 from agentenv.core.types import Document, FinishReason, Message, Sampling, Task
-from agentenv.envs.local_search import PROMPT, LocalSearch
-from agentenv.policies.contract import PolicyContract
+from agentenv.envs.search.local_search import PROMPT, LocalSearch
 from agentenv.policies.extractive import ExtractivePolicy, Page, act, answer, pages_of
+from agentenv.policies.policy_contract import PolicyContract
 from agentenv.retrievers.fakes import InMemoryRetriever
 
 TESLA = Page(

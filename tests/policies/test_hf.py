@@ -16,10 +16,10 @@ import torch
 from agentenv.core.protocols import Policy
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import CheckpointMismatch, ContextTooSmall, PolicyFault, UnknownName
-from agentenv.policies.contract import PolicyContract
 from agentenv.policies.fakes import ByteTokenizer, random_model
 from agentenv.policies.hf import HFPolicy
-from agentenv.policies.spec import make_policy
+from agentenv.policies.policy_contract import PolicyContract
+from agentenv.policies.policy_spec import make_policy
 from agentenv.policies.tiny import build_tokenizer, shipped_weights
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from agentenv.policies.lora import (
     without_adapters,
     write_trained,
 )
-from agentenv.policies.spec import make_policy
+from agentenv.policies.policy_spec import make_policy
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
 

@@ -13,13 +13,13 @@ from agentenv.core.protocols import Policy
 from agentenv.core.rollout import RolloutConfig, Start, rollout
 from agentenv.core.trajectory import Trajectory, to_record
 from agentenv.core.types import Document, EndReason, FinishReason, Message, Sampling, Task
-from agentenv.envs.local_search import STOP, LocalSearch
+from agentenv.envs.search.local_search import STOP, LocalSearch
 from agentenv.errors import ConfigurationError, PolicyFault, UnknownName
-from agentenv.policies.contract import PolicyContract
 from agentenv.policies.endpoint import ChatClient, Endpoint, Reply
 from agentenv.policies.fake_endpoint import Answer, Body, FakeEndpoint
 from agentenv.policies.openai import MessageFormat, OpenAIPolicy, PieceTokenizer, restored
-from agentenv.policies.spec import make_endpoint_policy, make_policy
+from agentenv.policies.policy_contract import PolicyContract
+from agentenv.policies.policy_spec import make_endpoint_policy, make_policy
 from agentenv.retrievers.fakes import InMemoryRetriever
 
 TALK = (Message("system", "Be brief."), Message("user", "Who <|im_end|> wrote it?"))

@@ -7,8 +7,8 @@ import pytest
 from agentenv.core.protocols import Policy
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import PolicyFault
-from agentenv.policies.contract import PolicyContract
 from agentenv.policies.fakes import ByteTokenizer
+from agentenv.policies.policy_contract import PolicyContract
 from agentenv.policies.scripted import ScriptedPolicy
 
 

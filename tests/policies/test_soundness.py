@@ -16,8 +16,8 @@ from agentenv.policies.engine import EngineConfig
 from agentenv.policies.fakes import ByteTokenizer, random_model, random_policy
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.lora import adapt, write_trained
+from agentenv.policies.policy_spec import make_policy
 from agentenv.policies.soundness import first_not_finite, refuse_diverged
-from agentenv.policies.spec import make_policy
 from agentenv.policies.vllm import VLLMPolicy
 from agentenv.policies.vllm_local import sampled, tempered
 

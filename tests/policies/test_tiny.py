@@ -5,10 +5,10 @@ from safetensors import safe_open
 from agentenv.core.chat import InlineFormat
 from agentenv.core.rollout import RolloutConfig
 from agentenv.data.world import FictionalWorld, WorldConfig
-from agentenv.envs.local_search import STOP, LocalSearch
+from agentenv.envs.search.local_search import STOP, LocalSearch
 from agentenv.evaluation.runner import play
 from agentenv.policies.card import read_card
-from agentenv.policies.spec import make_policy
+from agentenv.policies.policy_spec import make_policy
 from agentenv.policies.tiny import TAGS, shipped_weights
 from agentenv.retrievers.encoder import HashEncoder
 from agentenv.retrievers.faiss import FaissRetriever

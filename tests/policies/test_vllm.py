@@ -17,10 +17,10 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 from agentenv.core.protocols import Policy
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import CheckpointMismatch, ConfigurationError
-from agentenv.policies.contract import PolicyContract
 from agentenv.policies.engine import Engine, EngineConfig, Request, Sampled
 from agentenv.policies.hf import HFPolicy
-from agentenv.policies.spec import make_engine_policy
+from agentenv.policies.policy_contract import PolicyContract
+from agentenv.policies.policy_spec import make_engine_policy
 from agentenv.policies.tiny import shipped_weights
 from agentenv.policies.vllm import VLLMPolicy
 

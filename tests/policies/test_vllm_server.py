@@ -21,7 +21,7 @@ from agentenv.core.types import Sampling
 from agentenv.errors import ConfigurationError, PolicyFault
 from agentenv.policies.engine import EngineConfig, Request, Sampled
 from agentenv.policies.hf import HFPolicy
-from agentenv.policies.spec import make_engine_policy
+from agentenv.policies.policy_spec import make_engine_policy
 from agentenv.policies.tiny import shipped_weights
 from agentenv.policies.vllm import VLLMPolicy
 from agentenv.policies.vllm_remote import RemoteEngine

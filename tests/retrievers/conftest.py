@@ -18,9 +18,9 @@ def serving() -> Serving:
     """A context manager that takes retrievers by name and limits, gives the address, and ends with its block."""
     for module in ("fastapi", "uvicorn", "orjson", "prometheus_client"):
         pytest.importorskip(module, reason=f"{module} is not installed")
-    from agentenv.retrievers.app import run_service
-    from agentenv.retrievers.server import address_of, listen
-    from agentenv.retrievers.service import Limits, Service
+    from agentenv.retrievers.service.app import run_service
+    from agentenv.retrievers.service.service import Limits, Service
+    from agentenv.web.server import address_of, listen
 
     @contextmanager
     def serve(

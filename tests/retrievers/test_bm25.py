@@ -11,7 +11,7 @@ import pytest
 from agentenv.core.types import Document, Passage
 from agentenv.errors import ConfigurationError, CorpusError, IndexMismatch
 from agentenv.retrievers.bm25 import INDEX_FOLDER, BM25Retriever
-from agentenv.retrievers.storage import CORPUS_FILE
+from agentenv.retrievers.storage.retriever_folder import CORPUS_FILE
 
 pytest.importorskip("bm25s", reason="bm25s is not installed")
 pytest.importorskip("Stemmer", reason="PyStemmer is not installed")

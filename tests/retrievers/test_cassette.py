@@ -10,9 +10,9 @@ from agentenv.core.protocols import Retriever
 from agentenv.core.types import Document, Passage, Query, QueryContext, RetrieverInfo
 from agentenv.errors import ConfigurationError, RetrieverFault
 from agentenv.retrievers.cassette import CassetteRetriever
-from agentenv.retrievers.contract import DOCUMENTS, RetrieverContract
 from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever
-from agentenv.retrievers.spec import make_retriever
+from agentenv.retrievers.retriever_contract import DOCUMENTS, RetrieverContract
+from agentenv.retrievers.retriever_spec import make_retriever
 
 
 class TestRecording(RetrieverContract):

@@ -11,10 +11,10 @@ from rich.console import Console
 
 from agentenv.cli.retriever import Adopt, Build, Check, Command, Query
 from agentenv.errors import AgentEnvError, ConfigurationError, CorpusError, UnknownName
-from agentenv.retrievers.building import JOURNAL
-from agentenv.retrievers.corpus import load_corpus
+from agentenv.retrievers.building.builder import JOURNAL
 from agentenv.retrievers.encoder import HashEncoder
 from agentenv.retrievers.faiss import INDEX_FILE, LAYOUT
+from agentenv.retrievers.storage.corpus import load_corpus
 
 pytest.importorskip("faiss", reason="faiss-cpu is not installed")
 pytest.importorskip("bm25s", reason="bm25s is not installed")

@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agentenv.core.batching import Lockstep
+from agentenv.core.concurrency.batching import Lockstep
 from agentenv.core.types import Document
 from agentenv.errors import ConfigurationError, CorpusError, IndexMismatch, MissingExtra, RetrieverFault
 from agentenv.retrievers import faiss as module
 from agentenv.retrievers.base import best_hits
 from agentenv.retrievers.encoder import HashEncoder, Vectors
 from agentenv.retrievers.faiss import FaissRetriever
-from agentenv.retrievers.storage import CARD_FILE, CORPUS_FILE
+from agentenv.retrievers.storage.retriever_folder import CARD_FILE, CORPUS_FILE
 
 pytest.importorskip("faiss", reason="faiss-cpu is not installed")
 

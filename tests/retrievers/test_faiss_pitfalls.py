@@ -15,11 +15,11 @@ import pytest
 
 from agentenv.core.types import Document
 from agentenv.errors import ConfigurationError, IndexMismatch
-from agentenv.retrievers.checksums import file_sums
 from agentenv.retrievers.encoder import HashEncoder, Recipe, SentenceEncoder, Vectors, make_encoder
 from agentenv.retrievers.faiss import LAYOUT, FaissRetriever, laid_out
 from agentenv.retrievers.indexes import Effort, tune
-from agentenv.retrievers.storage import CARD_FILE, CORPUS_FILE, _digest_of
+from agentenv.retrievers.storage.checksums import file_sums
+from agentenv.retrievers.storage.retriever_folder import CARD_FILE, CORPUS_FILE, _digest_of
 
 faiss = pytest.importorskip("faiss", reason="faiss-cpu is not installed")
 

@@ -10,7 +10,7 @@ from agentenv.core.types import Document
 from agentenv.errors import ConfigurationError, IndexMismatch
 from agentenv.retrievers.encoder import HashEncoder
 from agentenv.retrievers.hybrid import DEPTH, HYBRID_K, HybridRetriever, reciprocal_rank_fusion
-from agentenv.retrievers.storage import read_card
+from agentenv.retrievers.storage.retriever_folder import read_card
 
 DOCUMENTS = [Document(f"d{n}", "", f"stone {n} of the wall {n % 3}") for n in range(150)]
 

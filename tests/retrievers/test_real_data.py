@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.retrievers.corpus import load_corpus
 from agentenv.retrievers.metrics import recall_at_k
+from agentenv.retrievers.storage.corpus import load_corpus
 
 QUESTIONS = 40
 DISTRACTORS = 300

@@ -9,19 +9,19 @@ import pytest
 
 from agentenv.core.protocols import Retriever
 from agentenv.core.types import Document, Passage, Query, QueryContext, RetrieverInfo
-from agentenv.envs.local_search import LocalSearch
+from agentenv.envs.search.local_search import LocalSearch
 from agentenv.errors import ConfigurationError, RetrieverFault
 from agentenv.retrievers.calls import Patience
-from agentenv.retrievers.contract import DOCUMENTS, RetrieverContract
 from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever
 from agentenv.retrievers.remote import TOKEN_VARIABLE, RemoteRetriever
-from agentenv.retrievers.spec import make_retriever
+from agentenv.retrievers.retriever_contract import DOCUMENTS, RetrieverContract
+from agentenv.retrievers.retriever_spec import make_retriever
 
 for module in ("fastapi", "uvicorn", "orjson", "prometheus_client"):
     pytest.importorskip(module, reason=f"{module} is not installed")
 
-from agentenv.retrievers.app import make_app  # noqa: E402
-from agentenv.retrievers.service import Limits, Service  # noqa: E402
+from agentenv.retrievers.service.app import make_app  # noqa: E402
+from agentenv.retrievers.service.service import Limits, Service  # noqa: E402
 
 QUICK = Patience(timeout_s=30.0, pause_s=0.001, tries=3)
 

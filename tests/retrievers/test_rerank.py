@@ -9,9 +9,9 @@ import pytest
 from agentenv.core.protocols import Retriever
 from agentenv.core.types import Document, Passage
 from agentenv.errors import ConfigurationError, RetrieverFault
-from agentenv.retrievers.contract import RetrieverContract
 from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever
 from agentenv.retrievers.rerank import CrossEncoderReranker, OverlapReranker, RerankRetriever, make_reranker
+from agentenv.retrievers.retriever_contract import RetrieverContract
 
 DOCUMENTS = [
     Document("a", "", "red green blue"),

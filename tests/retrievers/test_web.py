@@ -14,7 +14,7 @@ import pytest
 from agentenv.core.types import Passage
 from agentenv.errors import ConfigurationError, RetrieverFault, UnknownName
 from agentenv.retrievers.calls import Patience
-from agentenv.retrievers.spec import make_retriever
+from agentenv.retrievers.retriever_spec import make_retriever
 from agentenv.retrievers.web import BLOCKED_VARIABLE, WebRetriever
 
 KEY = "k3y-of-a-test"

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from agentenv.sandbox import docker, labels
+from agentenv.sandbox.backends import make_executor, unavailable
 from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.jail.router import SPARES
-from agentenv.sandbox.spec import make_executor, unavailable
 from agentenv.sandbox.types import Limits
 
 LIMITS = Limits(wall_s=10.0, cpu_s=6.0)

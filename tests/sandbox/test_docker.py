@@ -22,10 +22,10 @@ import pytest
 from agentenv.cli.main import main
 from agentenv.errors import ConfigurationError, SandboxFault
 from agentenv.sandbox import docker, image, seccomp
+from agentenv.sandbox.backends import make_executor, unavailable
 from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.jail import confine
 from agentenv.sandbox.labels import PREFIX, label, owner_of
-from agentenv.sandbox.spec import make_executor, unavailable
 from agentenv.sandbox.types import ExecResult, ExecStatus, Limits
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -204,7 +204,7 @@ OWNER = """
 import time
 from agentenv.sandbox import docker
 from agentenv.sandbox.labels import label
-from agentenv.sandbox.spec import make_executor
+from agentenv.sandbox.backends import make_executor
 executor = make_executor("docker", size=1)
 session = executor.open()
 session.run("x = 1")

@@ -10,7 +10,7 @@ import pytest
 
 from agentenv.errors import ConfigurationError, SnapshotRefused
 from agentenv.sandbox.executor import JailExecutor
-from agentenv.sandbox.session import JailSession
+from agentenv.sandbox.jail_session import JailSession
 from agentenv.sandbox.types import ExecResult, ExecStatus, Limits
 
 

@@ -18,8 +18,8 @@ from agentenv.errors import SandboxFault
 from agentenv.sandbox.fakes import FakeExecutor
 from agentenv.sandbox.grading import CallTest, Outcome, StdioTest, Test, grade, judge_call, matches_text
 from agentenv.sandbox.jail import frames, plain, trees
-from agentenv.sandbox.jail.judge import Judge
 from agentenv.sandbox.jail.output import Bounded
+from agentenv.sandbox.jail.signal_filter import Judge
 from agentenv.sandbox.jail.worker import digest
 from agentenv.sandbox.types import ExecResult, ExecStatus
 

@@ -20,10 +20,10 @@ import pytest
 
 from agentenv.errors import ConfigurationError, SandboxFault, UnknownName
 from agentenv.sandbox import labels
+from agentenv.sandbox.backends import make_executor
 from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.jails import Channel, JailDied
 from agentenv.sandbox.pool import Pool, Slots
-from agentenv.sandbox.spec import make_executor
 from agentenv.sandbox.types import ExecStatus, Limits
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -301,7 +301,7 @@ def test_a_sandbox_that_always_breaks_is_a_typed_result() -> None:
 
 OWNER = """
 import sys, time
-from agentenv.sandbox.spec import make_executor
+from agentenv.sandbox.backends import make_executor
 executor = make_executor(sys.argv[1], size=1)
 session = executor.open()
 session.run("x = 1")
@@ -382,7 +382,7 @@ def test_an_unknown_backend_is_named_with_the_nearest() -> None:
 
 def test_strict_isolation_refuses_a_backend_without_walls() -> None:
     from agentenv.sandbox import selftest
-    from agentenv.sandbox.spec import _refuse
+    from agentenv.sandbox.backends import _refuse
 
     _refuse([], "bwrap")
     with pytest.raises(ConfigurationError, match="network failed"):

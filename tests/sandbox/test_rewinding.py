@@ -15,11 +15,11 @@ from agentenv.envs.code import STOP, Code
 from agentenv.errors import SnapshotRefused, StateLost
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy
-from agentenv.sandbox import session as sessions
+from agentenv.sandbox import jail_session as sessions
 from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.types import ExecStatus, Limits
-from agentenv.trainers.stage import Stage
-from agentenv.trainers.strategies import get_strategy, play_groups
+from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.strategies import get_strategy, play_groups
 
 
 @pytest.fixture(name="box")

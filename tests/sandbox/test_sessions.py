@@ -10,7 +10,7 @@ import pytest
 from agentenv.core.snapshot import Resource
 from agentenv.errors import ReplayDivergence, SandboxFault, SnapshotRefused
 from agentenv.sandbox.executor import JailExecutor
-from agentenv.sandbox.session import JailSession, Point, Snapshot, thin
+from agentenv.sandbox.jail_session import JailSession, Point, Snapshot, thin
 from agentenv.sandbox.types import ExecStatus, Limits, SessionSnapshot
 
 LIMITS = Limits(wall_s=20.0)

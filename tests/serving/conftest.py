@@ -70,9 +70,9 @@ def serving() -> Serving:
     """A context manager that takes what makes an environment and limits, gives a `Served`, and ends with its block."""
     for module in ("fastapi", "uvicorn", "orjson", "prometheus_client", "websockets"):
         pytest.importorskip(module, reason=f"{module} is not installed")
-    from agentenv.retrievers.server import address_of, listen
     from agentenv.serving.server import run
     from agentenv.serving.service import EnvService, Limits
+    from agentenv.web.server import address_of, listen
 
     @contextmanager
     def serve(

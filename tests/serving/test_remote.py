@@ -16,8 +16,8 @@ for module in ("fastapi", "uvicorn", "orjson", "prometheus_client", "websockets"
 
 import agentenv  # noqa: E402
 from agentenv.cli.main import main  # noqa: E402
-from agentenv.core.contract import EnvContract  # noqa: E402
 from agentenv.core.env import Env  # noqa: E402
+from agentenv.core.env_contract import EnvContract  # noqa: E402
 from agentenv.core.registry import env_class  # noqa: E402
 from agentenv.core.types import Task  # noqa: E402
 from agentenv.errors import (  # noqa: E402

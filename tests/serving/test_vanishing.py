@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentenv.core.types import Document
-from agentenv.envs.local_search import LocalSearch
+from agentenv.envs.search.local_search import LocalSearch
 from agentenv.errors import RetrieverFault
 from agentenv.retrievers.calls import Patience as Calls
 from agentenv.retrievers.fakes import InMemoryRetriever

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from agentenv.errors import ConfigurationError, Fault
-from agentenv.trainers.config import TrainConfig
-from agentenv.trainers.config_files import override, parse_config
-from agentenv.trainers.folder import RunFolder
+from agentenv.trainers.config.config_files import override, parse_config
+from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
-from agentenv.trainers.rollouts import Rollouts
 from agentenv.trainers.run import objective_of
-from agentenv.trainers.sampling import Batch
+from agentenv.trainers.run_folder.folder import RunFolder
+from agentenv.trainers.task_sampling.samplers import Batch
+from agentenv.trainers.workers.rollouts import Rollouts
 
 WORLD = {"documents": 200, "questions": 12, "families": ["lookup"], "hops": [1, 1]}
 STEPS, QUESTIONS, SIZE, BOUND = 4, 2, 3, 2

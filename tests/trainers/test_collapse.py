@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory, Turn
 from agentenv.core.types import EndReason, Task
-from agentenv.trainers.learner import Learner, Objective, rows_of
+from agentenv.trainers.credit.outcome import group_relative
+from agentenv.trainers.credit.shaping import shape_rewards
+from agentenv.trainers.learner.learner import Learner, Objective, rows_of
 from agentenv.trainers.metrics import describe
 from agentenv.trainers.monitors import COLLAPSES, guarded, warnings_of
-from agentenv.trainers.outcome_credit import group_relative
-from agentenv.trainers.shaping import shape_rewards
 
 RIGHT, ALIKE, SILENT, FORM = 0, 1, 2, 3
 ANSWERS = 8

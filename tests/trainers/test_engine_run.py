@@ -14,9 +14,9 @@ import pytest
 from agentenv.errors import ConfigurationError
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.tiny import shipped_weights
-from agentenv.trainers.config_files import parse_config
-from agentenv.trainers.folder import RunFolder
+from agentenv.trainers.config.config_files import parse_config
 from agentenv.trainers.grpo import train
+from agentenv.trainers.run_folder.folder import RunFolder
 
 AGREEMENT = 1e-4
 """In nats, between what the engine recorded and what the weights of that version say in the trainer."""

@@ -18,8 +18,8 @@ from agentenv.envs.browser.driver import unavailable as no_browser
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.evaluation.ground import EnvConfig, SearchConfig, open_ground
 from agentenv.policies.fakes import random_policy
-from agentenv.sandbox.spec import unavailable
-from agentenv.trainers.config import TrainConfig
+from agentenv.sandbox.backends import unavailable
+from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.run import rollout_config
 
 SMALL = """

@@ -9,7 +9,7 @@ from agentenv.cli.main import main
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.policies.fakes import random_policy
-from agentenv.trainers.config_files import load_config, override
+from agentenv.trainers.config.config_files import load_config, override
 from agentenv.trainers.plan import plan_run
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples"
@@ -55,7 +55,7 @@ def test_a_step_of_it_runs_on_the_tiny_policy(path: Path, tmp_path: Path) -> Non
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a random Qwen2 without a card, whose tokenizer knows the environment's own opening message."""
-    from agentenv.envs.local_search import PROMPT
+    from agentenv.envs.search.local_search import PROMPT
 
     world = FictionalWorld.generate(WorldConfig(documents=200, questions=8))
     folder = tmp_path_factory.mktemp("stranger")

@@ -13,15 +13,15 @@ from agentenv.errors import ConfigurationError
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.lora import adapt, trained_state
-from agentenv.policies.spec import make_policy
+from agentenv.policies.policy_spec import make_policy
 from agentenv.policies.tiny import shipped_weights
-from agentenv.trainers.config import TrainConfig
-from agentenv.trainers.config_files import override, parse_config
-from agentenv.trainers.folder import RunFolder
+from agentenv.trainers.config.config_files import override, parse_config
+from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
-from agentenv.trainers.learner import Learner, Objective, Row
+from agentenv.trainers.learner.learner import Learner, Objective, Row
+from agentenv.trainers.learner.second import Second
 from agentenv.trainers.run import learner_of, trained_policy
-from agentenv.trainers.second import Second
+from agentenv.trainers.run_folder.folder import RunFolder
 
 WORLD = {"documents": 200, "questions": 12, "families": ["lookup"], "hops": [1, 1]}
 

@@ -8,7 +8,7 @@ import pytest
 
 from agentenv.cli.main import main
 from agentenv.policies.fakes import random_policy
-from agentenv.trainers.config import TrainConfig
+from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.run import objective_of
 
 VLLM = {"engine": {"kind": "vllm"}, "rollout": {"deterministic": False}}

@@ -10,8 +10,8 @@ import torch
 from agentenv.errors import ConfigurationError
 from agentenv.policies.lora import adapt
 from agentenv.trainers.addresses import refuse_silent
-from agentenv.trainers.config import TrainConfig
-from agentenv.trainers.config_files import override
+from agentenv.trainers.config.config_files import override
+from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.plan import Memory, available_memory, memory_of, plan_run
 
 GIB = 2**30

@@ -28,10 +28,10 @@ from agentenv.core.types import (
     ToolStatus,
 )
 from agentenv.envs.browser import miniwob_experts, miniwob_forms  # noqa: F401  # register their experts
+from agentenv.envs.browser.browser_session import Seen, Session
 from agentenv.envs.browser.driver import Driver, shared_driver
 from agentenv.envs.browser.experts import EXPERTS, rehearse
 from agentenv.envs.browser.page import Notes
-from agentenv.envs.browser.session import Seen, Session
 from agentenv.envs.browser.sites import Site, Validator, miniwob, miniwob_task, miniwob_tasks, page_of
 from agentenv.envs.gui.actions import STOP, Action, Kind, action_text, parse_reply
 from agentenv.envs.gui.observation import PROMPT, ScreenFormat, opening

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from agentenv.envs.browser.session import Seen, Session
+from agentenv.envs.browser.browser_session import Seen, Session
 from agentenv.envs.gui.actions import Action, Direction, Kind
 from agentenv.envs.gui.screen import Element
 

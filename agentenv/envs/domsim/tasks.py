@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 from typing import Any, Self
 
-from agentenv.core.normalize import collapse
+from agentenv.core.scoring.normalize import collapse
 from agentenv.core.types import Task
 from agentenv.envs.domsim.apps import across, bank, calendar, contacts, files, mail, notes, settings, shop
 from agentenv.envs.domsim.desktop import Desktop

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from agentenv.core.normalize import collapse
+from agentenv.core.scoring.normalize import collapse
 from agentenv.envs.gui.actions import Action, Direction, Kind, Point
 from agentenv.envs.gui.screen import Box
 from agentenv.errors import UnknownName

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from agentenv.core.files import write_text
+from agentenv.core.io.files import write_text
 from agentenv.core.types import Info, Observation, Step, Task
 from agentenv.envs.gui.actions import Action, parse_reply
 from agentenv.envs.gui.cards import card

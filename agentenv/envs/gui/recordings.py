@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from agentenv.core.files import replacing
+from agentenv.core.io.files import replacing
 from agentenv.core.types import Task
 from agentenv.data.dataset_files import Record, find_file, read_records
 from agentenv.envs.gui.actions import Action, Direction, Kind, Unreadable, action_from, action_members
@@ -68,7 +68,7 @@ class Recording:
         return self
 
     def digest_members(self) -> dict[str, Any]:
-        """What makes it the recording that it is, whatever its id, for `agentenv.core.digests.value_digest`."""
+        """What makes it the recording that it is, whatever its id, for `agentenv.core.io.digests.value_digest`."""
         return {name: value for name, value in recording_members(self).items() if name != "episode_id"}
 
     def task(self, split: str = "") -> Task:

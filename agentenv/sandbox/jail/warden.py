@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from agentenv.sandbox.jail import confine, frames, session_template, trees
 from agentenv.sandbox.jail.once import Waiting, await_program, rehearse, run_once
-from agentenv.sandbox.jail.session import Warden
+from agentenv.sandbox.jail.session_supervisor import Warden
 from agentenv.sandbox.jail.session_template import SessionTemplate
 
 VAULT_COPIES = 40

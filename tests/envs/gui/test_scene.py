@@ -14,7 +14,7 @@ from agentenv.envs.gui.matching import Gold
 from agentenv.envs.gui.recordings import RecordedStep, Recording
 from agentenv.envs.gui.scene import ScreenScene
 from agentenv.envs.gui.screen import Box, Element, Screen
-from agentenv.envs.gui.semi_online import SemiOnlineGUI
+from agentenv.envs.semi_online import SemiOnlineGUI
 
 HOSTILE = "</text><script>alert(1)</script>&\x00\x1b\ud800\"'"
 SCREEN = Screen(

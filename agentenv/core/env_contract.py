@@ -1,0 +1,422 @@
+"""The contract of an environment: what ``agentenv check`` runs, and the same as a test class.
+
+Every check plays whole episodes through ``make()`` environments. The actions are the expert's where there is
+one, and random samples of the action space.
+"""
+
+import asyncio
+import random
+import traceback
+import unittest
+import warnings
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+from xml.etree import ElementTree
+
+import numpy as np
+from gymnasium.utils.env_checker import check_env as gymnasium_check
+from gymnasium.utils.passive_env_checker import env_render_passive_checker
+
+from agentenv.core.concurrency.threads import DaemonThreads
+from agentenv.core.env import Env
+from agentenv.core.env_contract_tasks import check_splits, check_task
+from agentenv.core.floors import FLOORS, floor_action
+from agentenv.core.scene import Mark
+from agentenv.core.types import EndReason, StateCapability, Step, ToolResult
+from agentenv.errors import EnvFault, EpisodeOver, SnapshotError
+
+T = TypeVar("T")
+MakeEnv = Callable[[], Env[Any]]
+
+SEEDS = (0, 1, 2)
+RANDOM_ACTIONS = 8
+CHECK_S = 600.0
+"""Seconds that one check may take."""
+MAX_TURNS = 64  # an episode that goes on after so many turns of a floor policy is cut
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The outcome of one check."""
+
+    name: str
+    status: Literal["ok", "failed", "skipped"]
+    detail: str = ""
+    """What was found, what went wrong, or why it was skipped."""
+
+
+def check_env(make: MakeEnv) -> list[CheckResult]:
+    """Runs every check of the contract.
+
+    Args:
+        make: Makes a fresh environment, the same each time; every one is closed.
+    """
+    return [run_check(name, make) for name in CHECKS]
+
+
+def in_time(seconds: float, work: Callable[[], T]) -> T:
+    """The result of ``work``, which runs in a daemon thread.
+
+    Raises:
+        TimeoutError: it took too long, and is left behind.
+        EnvFault: it raised what is no ``Exception``, such as ``SystemExit``.
+    """
+    thread = DaemonThreads(1, "agentenv-check")
+    call = thread.submit(work)
+    try:
+        return call.result(seconds)
+    except TimeoutError:
+        if call.done():
+            raise
+        call.cancel()
+        raise TimeoutError(f"it took longer than {seconds:g} s") from None
+    except Exception:
+        raise
+    except BaseException as error:
+        if not call.done():  # the wait itself was interrupted
+            raise
+        raise EnvFault(f"{type(error).__name__} was raised: {error}") from error
+    finally:
+        thread.shutdown()
+
+
+def run_check(name: str, make: MakeEnv) -> CheckResult:
+    """Runs one check of ``CHECKS``; whatever is raised inside it is a failure and not an error, and so is hanging."""
+    try:
+        return CheckResult(name, "ok", in_time(CHECK_S, lambda: CHECKS[name](make)) or "")
+    except unittest.SkipTest as reason:
+        return CheckResult(name, "skipped", str(reason))
+    except TimeoutError as error:
+        return CheckResult(name, "failed", str(error))
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = "" if isinstance(error, AssertionError) else f" ({frame.name}, line {frame.lineno})"
+        return CheckResult(name, "failed", f"{type(error).__name__}: {error}{where}")
+
+
+def _scripts(make: MakeEnv) -> Generator[tuple[int, list[str]], None, None]:
+    """Seeds with the actions to play under them: the expert's, then random ones."""
+    for seed in SEEDS:
+        with closing(make()) as env:
+            env.reset(seed=seed)
+            if expert := env.expert():
+                yield seed, list(expert)
+            env.action_space.seed(seed)
+            yield seed, [env.action_space.sample() for _ in range(RANDOM_ACTIONS)]
+
+
+def _play(env: Env[Any], actions: Sequence[str]) -> list[Step]:
+    steps: list[Step] = []
+    for action in actions:
+        steps.append(env.step(action))
+        if steps[-1].terminated or steps[-1].truncated:
+            break
+    return steps
+
+
+def _need(condition: bool, complaint: str) -> None:
+    if not condition:
+        raise AssertionError(complaint)
+
+
+def _same(one: Sequence[Step], other: Sequence[Step], what: str) -> None:
+    for turn, (a, b) in enumerate(zip(one, other, strict=False), 1):
+        for field in ("observation", "reward", "terminated", "truncated"):
+            left, right = getattr(a, field), getattr(b, field)
+            _need(left == right, f"{what}: {field} of turn {turn} differs: {left!r} and {right!r}")
+        results = (a.info["tool_results"], b.info["tool_results"])
+        _need(results[0] == results[1], f"{what}: tool_results of turn {turn} differ: {results}")
+    _need(len(one) == len(other), f"{what}: {len(one)} turns and {len(other)}")
+
+
+def check_gymnasium(make: MakeEnv) -> None:
+    """Gymnasium's own checker has no complaint and no warning."""
+    with closing(make()) as env, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        gymnasium_check(env.unwrapped, skip_render_check=True, skip_close_check=True)
+    _need(not caught, "; ".join(str(warning.message) for warning in caught))
+
+
+def check_render(make: MakeEnv) -> str:
+    """Every declared render mode gives what Gymnasium expects of it; closing twice is allowed."""
+    with closing(make()) as env:
+        modes = env.metadata["render_modes"]
+    for mode in modes:
+        env = make()
+        env.render_mode = mode
+        env.reset(seed=0)
+        env_render_passive_checker(env)
+        env.close()
+        env.close()
+    return ", ".join(modes)
+
+
+def check_determinism(make: MakeEnv) -> None:
+    """Equal seeds and actions give equal episodes, and the global generators are left alone."""
+    for seed, actions in _scripts(make):
+        before = (random.getstate(), np.random.get_state()[1].tolist())  # type: ignore[index]
+        with closing(make()) as env, closing(make()) as other:
+            openings = [env.reset(seed=seed), other.reset(seed=seed)]
+            _need(openings[0] == openings[1], f"two environments open seed {seed} differently")
+            first = _play(env, actions)
+            _same(first, _play(other, actions), f"seed {seed} in two environments")
+            _need(env.reset(seed=seed) == openings[0], f"a second reset with seed {seed} opens differently")
+            _same(first, _play(env, actions), f"seed {seed} after a second reset")
+        after = (random.getstate(), np.random.get_state()[1].tolist())  # type: ignore[index]
+        _need(before == after, "a global random generator was used; draw from self.np_random")
+
+
+def check_async(make: MakeEnv) -> None:
+    """``areset`` and ``astep`` give what ``reset`` and ``step`` give."""
+
+    async def play(env: Env[Any], seed: int, actions: Sequence[str]) -> list[Step]:
+        await env.areset(seed=seed)
+        steps: list[Step] = []
+        while len(steps) < len(actions) and not (steps and (steps[-1].terminated or steps[-1].truncated)):
+            steps.append(await env.astep(actions[len(steps)]))
+        return steps
+
+    for seed, actions in _scripts(make):
+        with closing(make()) as env, closing(make()) as other:
+            env.reset(seed=seed)
+            _same(
+                _play(env, actions), asyncio.run(play(other, seed, actions)), f"sync and async, seed {seed}"
+            )
+
+
+def check_capability(make: MakeEnv) -> str:
+    """The environment says how much of it a snapshot captures."""
+    with closing(make()) as env:
+        _need(isinstance(env.capability, StateCapability), f"capability is {env.capability!r}")
+        return env.capability.name.lower()
+
+
+def _skip_without_time_travel(make: MakeEnv) -> None:
+    with closing(make()) as env:
+        if env.capability is StateCapability.NONE:
+            raise unittest.SkipTest("the declared capability is none")
+
+
+def check_restore(make: MakeEnv) -> str:
+    """From every turn, the same actions give the same rest of the episode after a restore, twice."""
+    _skip_without_time_travel(make)
+    restored, seconds = 0, 0.0
+    for seed, actions in _scripts(make):
+        with closing(make()) as env:
+            env.reset(seed=seed)
+            for turn in range(len(actions)):
+                snapshot = env.snapshot()
+                seconds = max(seconds, snapshot.seconds)
+                rest = _play(env, actions[turn:])
+                for _ in range(2):
+                    env.restore(snapshot)
+                    _same(rest, _play(env, actions[turn:]), f"seed {seed} restored before turn {turn + 1}")
+                    restored += 1
+                env.restore(snapshot)
+                snapshot.release()
+                if (step := env.step(actions[turn])).terminated or step.truncated:
+                    break
+    return f"{restored} restores, slowest snapshot {seconds * 1000:.1f} ms"
+
+
+def check_fork(make: MakeEnv) -> None:
+    """Forks go on as the original would, and neither they nor it are moved by another one's steps."""
+    _skip_without_time_travel(make)
+    for seed, actions in _scripts(make):
+        for turn in range(len(actions)):
+            with closing(make()) as env:
+                env.reset(seed=seed)
+                head = _play(env, actions[:turn])
+                if head and (head[-1].terminated or head[-1].truncated):
+                    break
+                forks = env.fork(3)
+                ends = [_play(one, actions[turn:]) for one in (*forks[:2], env, forks[2])]
+                for end in ends[1:]:
+                    _same(ends[0], end, f"seed {seed} forked before turn {turn + 1}")
+                for fork in forks:
+                    fork.close()
+
+
+def check_snapshot(make: MakeEnv) -> None:
+    """A released snapshot is refused, releasing again is harmless, and snapshots of others are refused."""
+    _skip_without_time_travel(make)
+    with closing(make()) as env, closing(make()) as other:
+        env.reset(seed=0)
+        other.reset(seed=0)
+        snapshot = env.snapshot()
+        _refuses(SnapshotError, lambda: other.restore(snapshot), "restoring another environment's snapshot")
+        snapshot.release()
+        snapshot.release()
+        _refuses(SnapshotError, lambda: env.restore(snapshot), "restoring a released snapshot")
+
+
+def _refuses(expected: type[Exception], act: Callable[[], object], what: str) -> None:
+    try:
+        act()
+    except expected:
+        return
+    except Exception as error:
+        raise AssertionError(f"{what} must raise {expected.__name__}, not {error!r}") from error
+    raise AssertionError(f"{what} must raise {expected.__name__}")
+
+
+def check_observations(make: MakeEnv) -> None:
+    """Every observation is a fresh tuple of messages that no later step changes, every info a fresh dict."""
+    for seed, actions in _scripts(make):
+        with closing(make()) as env:
+            opening, info = env.reset(seed=seed)
+            _need(len(opening) > 0, "reset gives no message")
+            steps = _play(env, actions)
+            observations = [opening, *(step.observation for step in steps)]
+            for observation in observations:
+                _need(observation in env.observation_space, f"{observation!r} is no tuple of Message")
+            # The empty tuple is one object in all of Python.
+            kept = [id(observation) for observation in observations if observation]
+            _need(
+                len(set(kept)) == len(kept),
+                "an observation object is used twice; build a new tuple each step",
+            )
+            infos = [id(entry) for entry in (info, *(step.info for step in steps))]
+            _need(len(set(infos)) == len(infos), "an info dict is used twice; build a new one each step")
+
+
+def check_info(make: MakeEnv) -> None:
+    """``turn``, ``tool_results`` and ``valid`` are always there; ``end_reason`` at the end and only then."""
+    for seed, actions in _scripts(make):
+        with closing(make()) as env:
+            env.reset(seed=seed)
+            for turn, step in enumerate(_play(env, actions), 1):
+                info, over = step.info, step.terminated or step.truncated
+                _need(info.get("turn") == turn, f"info['turn'] is {info.get('turn')!r} in turn {turn}")
+                _need(isinstance(info.get("valid"), bool), f"info['valid'] is {info.get('valid')!r}")
+                results = info.get("tool_results")
+                typed = isinstance(results, tuple) and all(isinstance(r, ToolResult) for r in results)
+                _need(typed, f"info['tool_results'] is {results!r}, not a tuple of ToolResult")
+                reason = info.get("end_reason")
+                _need(isinstance(reason, EndReason) if over else reason is None, f"end_reason is {reason!r}")
+                _need(not (step.terminated and step.truncated), "terminated and truncated are both true")
+                _need(np.isfinite(step.reward), f"the reward of turn {turn} is {step.reward}")
+
+
+def check_episode_over(make: MakeEnv) -> None:
+    """``step`` before ``reset`` and after the end raises ``EpisodeOver``; ``reset`` begins anew."""
+    with closing(make()) as env:
+        _refuses(EpisodeOver, lambda: env.step(""), "step() before reset()")
+    ended = False
+    for seed, actions in _scripts(make):
+        with closing(make()) as env:
+            env.reset(seed=seed)
+            steps = _play(env, actions)
+            if steps[-1].terminated or steps[-1].truncated:
+                ended = True
+                _refuses(EpisodeOver, lambda: env.step(actions[0]), "step() after the end")  # noqa: B023
+                env.reset(seed=seed)
+                _same(steps, _play(env, actions), "an episode after the end of another")
+    if not ended:
+        raise unittest.SkipTest(f"no episode ended within {RANDOM_ACTIONS} actions")
+
+
+def check_scene(make: MakeEnv) -> str:
+    """A screen, where there is one, can be drawn before every action and the action marked on it."""
+    with closing(_scripts(make)) as scripts, closing(make()) as env:
+        seed, actions = next(scripts)
+        env.reset(seed=seed)
+        for number, action in enumerate(actions):
+            scene = env.scene()
+            if scene is None:
+                return "no screen"
+            _need(min(scene.size) > 0, f"the screen before action {number} has the size {scene.size}")
+            try:
+                ElementTree.fromstring(scene.svg())
+            except ElementTree.ParseError as error:
+                raise AssertionError(f"the drawing before action {number} is no SVG: {error}") from None
+            foreign = [mark for mark in scene.marks(action) if not isinstance(mark, Mark)]
+            _need(not foreign, f"action {number} is marked by {foreign[:1]}, which is no Mark")
+            if _play(env, [action])[0].info.get("end_reason"):
+                break
+    return f"{number + 1} screens"
+
+
+def check_expert(make: MakeEnv) -> str:
+    """The expert's actions end the episode and score ``reward_ceiling``."""
+    for seed in SEEDS:
+        with closing(make()) as env:
+            env.reset(seed=seed)
+            actions = env.expert()
+            if actions is None:
+                raise unittest.SkipTest(env.no_expert)
+            steps = _play(env, actions)
+            score = sum(step.reward for step in steps)
+            over = bool(steps) and (steps[-1].terminated or steps[-1].truncated)
+            _need(over, f"seed {seed}: the expert's {len(actions)} actions do not end the episode")
+            wanted = env.reward_ceiling
+            _need(score >= wanted - 1e-9, f"seed {seed}: the expert scores {score:g}, not {wanted:g}")
+    return f"{len(SEEDS)} episodes at {wanted:g}"
+
+
+def check_floors(make: MakeEnv) -> str:
+    """Policies that know nothing do not score above ``reward_floor``."""
+    for floor in FLOORS:
+        for seed in SEEDS:
+            rng = np.random.default_rng(seed)
+            with closing(make()) as env:
+                opening, _ = env.reset(seed=seed)
+                steps = _play(env, [floor_action(floor, opening, rng) for _ in range(MAX_TURNS)])
+                score = sum(step.reward for step in steps)
+                limit = env.reward_floor
+                _need(score <= limit + 1e-9, f"seed {seed}: {floor!r} scores {score:g}, above {limit:g}")
+    return ", ".join(FLOORS)
+
+
+CHECKS: dict[str, Callable[[MakeEnv], str | None]] = {
+    "gymnasium": check_gymnasium,
+    "render": check_render,
+    "determinism": check_determinism,
+    "async": check_async,
+    "capability": check_capability,
+    "restore": check_restore,
+    "fork": check_fork,
+    "snapshot": check_snapshot,
+    "observations": check_observations,
+    "info": check_info,
+    "episode_over": check_episode_over,
+    "task": check_task,
+    "splits": check_splits,
+    "scene": check_scene,
+    "expert": check_expert,
+    "floors": check_floors,
+}
+"""Every check by name, in the order in which they run."""
+
+
+class EnvContract:
+    """The contract as a test class for pytest: inherit it and say how the environment is made.
+
+    Example:
+        ```python
+        class TestGuess(EnvContract):
+            def make(self) -> Env:
+                return Guess()
+        ```
+    """
+
+    def make(self) -> Env[Any]:
+        """A fresh environment, the same each time."""
+        raise NotImplementedError
+
+
+def _as_test(name: str) -> Callable[[EnvContract], None]:
+    def test(self: EnvContract) -> None:
+        result = run_check(name, self.make)
+        if result.status == "skipped":
+            raise unittest.SkipTest(result.detail)
+        assert result.status == "ok", result.detail
+
+    test.__doc__ = CHECKS[name].__doc__
+    return test
+
+
+for _name in CHECKS:
+    setattr(EnvContract, f"test_{_name}", _as_test(_name))

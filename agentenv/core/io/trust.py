@@ -1,0 +1,74 @@
+"""Configuration files from somebody else: what in them runs code without a jail or contacts a host is said beforehand.
+
+What is shipped with the package and what stands on the command line is trusted. A file is not: whoever starts a run of it
+confirms these settings at the terminal, or gives ``--trust-config``.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from agentenv.core.io.toml_files import read_toml
+from agentenv.core.registry import is_class
+from agentenv.errors import ConfigurationError
+
+_OUTWARD = re.compile(
+    r"://|(^|[@:,=])\s*(remote|openai|web|https?):|^vllm:.*@|(^|[@:])unsafe-local$", re.IGNORECASE
+)
+_ENV_KEY = re.compile(r"(^|\.)env(\.id)?$")
+_SHOWN = 100
+
+
+def risks(values: Any, above: str = "") -> Iterator[str]:
+    """The settings among plain values that run code without a jail or contact a host, as ``key = value``."""
+    if isinstance(values, dict):
+        for key, value in values.items():
+            yield from risks(value, f"{above}.{key}" if above else str(key))
+    elif isinstance(values, list):
+        for value in values:
+            yield from risks(value, above)
+    elif isinstance(values, str) and (
+        _OUTWARD.search(values.strip()) or _is_host(above, values) or _is_module(above, values)
+    ):
+        yield f"{above} = {values[:_SHOWN]!r}"
+
+
+def _is_host(key: str, value: str) -> bool:
+    """Whether a setting that holds addresses without a scheme names one."""
+    return (key.endswith("cluster.address") and value not in ("", "local")) or key.endswith("engine.urls")
+
+
+def _is_module(key: str, value: str) -> bool:
+    """Whether a setting names an environment as ``module:Class``, which imports a module that may lie beside the file."""
+    return _ENV_KEY.search(key) is not None and is_class(value)
+
+
+def confirm_file(path: Path, *, trusted: bool) -> None:
+    """Asks about the settings in a TOML file that run code without a jail or contact a host.
+
+    Args:
+        path: The file; one that is absent is left to whoever reads it.
+        trusted: Whether the user has said that the file is to be trusted.
+
+    Raises:
+        ConfigurationError: there are such settings and the user does not confirm them, or cannot be asked; or the file is
+            no TOML.
+    """
+    if trusted or not path.is_file():
+        return
+    try:
+        found = list(dict.fromkeys(risks(read_toml(path))))
+    except RecursionError as error:  # tables of dotted keys nest without the parser's recursion
+        raise ConfigurationError(f"{path} nests too deeply; no configuration does.") from error
+    if not found:
+        return
+    named = "; ".join(found)
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        print(f"{path} runs code without a jail or contacts hosts: {named}", file=sys.stderr)
+        if input("Go on? [y/N] ").strip().lower() in ("y", "yes"):
+            return
+    raise ConfigurationError(
+        f"{path} runs code without a jail or contacts hosts ({named}); give --trust-config where you trust it."
+    )

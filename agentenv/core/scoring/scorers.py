@@ -1,0 +1,213 @@
+"""Named, versioned answer scorers.
+
+Five incompatible measures circulate under the names "EM" and "F1", so every number of ours carries the name
+and the version of the function that made it. All scorers take the best value over the accepted answers.
+
+Two rules hold for all of them:
+
+- No prediction (``None``) scores 0. Extracting the answer from the policy's own tokens is the environment's
+  work.
+- A gold that normalises to nothing ("The The", "A") would equal an empty prediction and be a substring of
+  everything. It matches only a prediction that equals it up to case and white space. The exceptions are
+  `em_squad2` and `f1_squad2`, which follow their source: such golds are dropped, and where none is left the
+  gold is "", meaning "no answer".
+
+In papers `f1_hotpot` is f1_squad_guard, and `em_cover` is sub-EM, "acc" (FlashRAG) or "EM" (ZeroSearch).
+Whole prediction files in the layouts of HotpotQA, 2Wiki and MuSiQue are scored by
+`agentenv.evaluation.official`, supporting facts included. A judge is asked by `agentenv.evaluation.llm_judge`.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentenv.core.scoring import normalize
+from agentenv.errors import DatasetError, UnknownName
+
+_CJK = re.compile(r"[\u4e00-\u9fff]")
+_CJK_TOKEN = re.compile(r"\d+|[^\W\d_]")
+_GUARDED = frozenset({"yes", "no", "noanswer"})
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One value in [0, 1] and what computed it."""
+
+    value: float
+    scorer: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scorer:
+    """A named measure; call it with a prediction and the accepted answers."""
+
+    name: str
+    version: int  # grows when any value may change
+    binary: bool  # every value is 0 or 1, so that McNemar's test applies
+    normaliser: str  # a function of agentenv.core.scoring.normalize, or "none"
+    best: Callable[[str, Sequence[str]], float]
+
+    def __call__(self, prediction: str | None, answers: Sequence[str]) -> Score:
+        """Scores one prediction.
+
+        Raises:
+            DatasetError: no answers, or one of them (or the prediction) is not text.
+        """
+        check_answers(answers)
+        if prediction is not None and not isinstance(prediction, str):
+            raise DatasetError(f"A prediction must be text or None, not {prediction!r}.")
+        value = 0.0 if prediction is None else self.best(prediction, answers)
+        return Score(value, self.name, self.version)
+
+    def __reduce__(self) -> Any:
+        """A registered scorer is pickled by its name."""
+        registered = SCORERS.get(self.name) is self
+        return (get_scorer, (self.name,)) if registered else super().__reduce__()
+
+
+def check_answers(answers: Any) -> None:
+    """Refuses golds that could only be scored by accident.
+
+    Raises:
+        DatasetError: ``answers`` is not a non-empty tuple or list of ``str``.
+    """
+    if not isinstance(answers, tuple | list) or not answers or not all(isinstance(a, str) for a in answers):
+        raise DatasetError(f"Accepted answers must be a non-empty tuple of text, not {answers!r}.")
+
+
+def _over_golds(pair: Callable[[str, str], float]) -> Callable[[str, Sequence[str]], float]:
+    """Lifts a measure of (prediction, gold) to the best over all golds."""
+    return lambda prediction, golds: max(pair(prediction, gold) for gold in golds)
+
+
+def _same_text(prediction: str, gold: str) -> float:
+    return float(normalize.plain(prediction) == normalize.plain(gold))
+
+
+def em_squad(prediction: str, gold: str) -> float:
+    """1 if both are equal after SQuAD normalisation (Search-R1, SSRL, IKEA, SSP, FlashRAG "em")."""
+    target = normalize.squad(gold)
+    return float(normalize.squad(prediction) == target) if target else _same_text(prediction, gold)
+
+
+def em_triviaqa(prediction: str, gold: str) -> float:
+    """1 if both are equal after TriviaQA normalisation, where punctuation becomes a blank."""
+    target = normalize.triviaqa(gold)
+    return float(normalize.triviaqa(prediction) == target) if target else _same_text(prediction, gold)
+
+
+def em_nq(prediction: str, gold: str) -> float:
+    """`em_squad` of both in Unicode's decomposed form, where an accent is a character of its own (NQ-open)."""
+    target = normalize.nq(gold)
+    return float(normalize.nq(prediction) == target) if target else _same_text(prediction, gold)
+
+
+def em_popqa_raw(prediction: str, gold: str) -> float:
+    """1 if the gold as is, lower-cased or capitalised is a substring of the raw prediction (PopQA).
+
+    Nothing is normalised; only a blank gold counts as normalised to nothing.
+    """
+    if not gold.strip():
+        return _same_text(prediction, gold)
+    return float(any(form in prediction for form in (gold, gold.lower(), gold.capitalize())))
+
+
+def em_cover(prediction: str, gold: str) -> float:
+    """1 if the normalised gold is a substring of the normalised prediction. Favours long predictions."""
+    target = normalize.squad(gold)
+    return float(target in normalize.squad(prediction)) if target else _same_text(prediction, gold)
+
+
+def cem(prediction: str, gold: str) -> float:
+    """1 if every word of the normalised gold is in the normalised prediction, in any order (ASearcher)."""
+    target = normalize.squad(gold).split()
+    return (
+        float(set(target) <= set(normalize.squad(prediction).split()))
+        if target
+        else _same_text(prediction, gold)
+    )
+
+
+def f1_squad(prediction: str, gold: str) -> float:
+    """Harmonic mean of precision and recall over tokens with multiplicity (SQuAD v1.1, ZeroSearch, SSP)."""
+    target = normalize.squad(gold).split()
+    if not target:
+        return _same_text(prediction, gold)
+    tokens = normalize.squad(prediction).split()
+    return _f1((Counter(tokens) & Counter(target)).total(), len(tokens), len(target))
+
+
+def em_squad2(prediction: str, golds: Sequence[str]) -> float:
+    """`em_squad` over the golds that do not normalise to nothing; without one the gold is "" (SQuAD v2)."""
+    return _squad2(em_squad, prediction, golds)
+
+
+def f1_squad2(prediction: str, golds: Sequence[str]) -> float:
+    """`f1_squad`, except that an empty side scores 1 only if both are empty (SQuAD v2, MuSiQue).
+
+    Golds that normalise to nothing are dropped; where none is left the gold is "", which means "no answer".
+    """
+    return _squad2(f1_squad, prediction, golds)
+
+
+def _squad2(pair: Callable[[str, str], float], prediction: str, golds: Sequence[str]) -> float:
+    kept = [gold for gold in golds if normalize.squad(gold)]
+    if not kept:
+        return float(not normalize.squad(prediction))
+    return max(pair(prediction, gold) for gold in kept)
+
+
+def f1_hotpot(prediction: str, gold: str) -> float:
+    """`f1_squad`, but 0 where one side is yes, no or noanswer and the other differs (HotpotQA, 2Wiki)."""
+    sides = {normalize.squad(prediction), normalize.squad(gold)}
+    return 0.0 if len(sides) == 2 and sides & _GUARDED else f1_squad(prediction, gold)
+
+
+def f1_set(prediction: str, gold: str) -> float:
+    """F1 over *sets* of words that keep their articles (ASearcher's reward).
+
+    Where the gold holds a Chinese character, the elements are single letters and runs of digits.
+    """
+    cut = _CJK_TOKEN.findall if _CJK.search(gold) else str.split
+    target = set(cut(normalize.asearcher(gold)))
+    if not target:
+        return _same_text(prediction, gold)
+    tokens = set(cut(normalize.asearcher(prediction)))
+    return _f1(len(tokens & target), len(tokens), len(target))
+
+
+def _f1(same: int, predicted: int, gold: int) -> float:
+    # 2PR/(P+R) with P = same/predicted and R = same/gold; this form has no division by zero.
+    return 2 * same / (predicted + gold)
+
+
+SCORERS = {
+    scorer.name: scorer
+    for scorer in (
+        Scorer("em_squad", 1, True, "squad", _over_golds(em_squad)),
+        Scorer("em_squad2", 1, True, "squad", em_squad2),
+        Scorer("em_triviaqa", 1, True, "triviaqa", _over_golds(em_triviaqa)),
+        Scorer("em_nq", 1, True, "nq", _over_golds(em_nq)),
+        Scorer("em_popqa_raw", 1, True, "none", _over_golds(em_popqa_raw)),
+        Scorer("em_cover", 1, True, "squad", _over_golds(em_cover)),
+        Scorer("cem", 1, True, "squad", _over_golds(cem)),
+        Scorer("f1_squad", 1, False, "squad", _over_golds(f1_squad)),
+        Scorer("f1_squad2", 1, False, "squad", f1_squad2),
+        Scorer("f1_hotpot", 1, False, "squad", _over_golds(f1_hotpot)),
+        Scorer("f1_set", 1, False, "asearcher", _over_golds(f1_set)),
+    )
+}
+
+
+def get_scorer(name: str) -> Scorer:
+    """The scorer of that name.
+
+    Raises:
+        UnknownName: there is none; the message shows the nearest.
+    """
+    if name not in SCORERS:
+        raise UnknownName.among("scorer", name, SCORERS)
+    return SCORERS[name]

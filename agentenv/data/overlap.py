@@ -1,0 +1,49 @@
+"""Whether a run is tested on what it learns from: tasks of one content in the training and in the test or dev questions."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from agentenv.core.io.digests import value_digest
+from agentenv.core.types import Task
+from agentenv.errors import ConfigurationError
+
+_MOST = 0.1  # share of the test tasks; fewer may come about by chance where tasks are made up
+
+
+def refuse_overlap(
+    train: Sequence[Task],
+    measured: Mapping[str, Sequence[Task]],
+    *,
+    allowed: bool = False,
+    warn: Callable[[str], None] = lambda sentence: None,
+) -> None:
+    """Compares the training tasks with those that a run is measured on, by their content.
+
+    Args:
+        train: Tasks to learn from.
+        measured: Tasks to measure on, by their name in the configuration.
+        allowed: Whether the run says itself that it is tested on training tasks; it is only warned of then.
+        warn: Told of every task that is in two sets.
+
+    Raises:
+        ConfigurationError: more than a tenth of the tasks of ``test`` are training tasks.
+    """
+    learned = {_content(task) for task in train}
+    for name, tasks in measured.items():
+        shared = [task for task in tasks if _content(task) in learned]
+        if not shared:
+            continue
+        found = (
+            f"{len(shared)} of {len(tasks)} tasks of {name} are training tasks too, such as {shared[0].id!r}: "
+            f"what is measured on {name} is not held out"
+        )
+        if name == "test" and not allowed and len(shared) > _MOST * len(tasks):
+            raise ConfigurationError(
+                f"{found}. Take another split, or set evaluation.on_training_tasks to true"
+            )
+        warn(found)
+
+
+def _content(task: Task) -> str:
+    """A question with its answers, whatever its id; a task without a word of an answer is told by its data too."""
+    words = " ".join(task.question.split()).casefold()
+    return value_digest([words, sorted(task.answers), None if any(task.answers) else task.data])

@@ -1,0 +1,195 @@
+"""``agentenv/HierarchicalSearch-v0``: a planner asks agents, each with its own environment (HierSearch, Tan et al. 2025).
+
+``<local_search_agent>``, ``<web_search_agent>`` or ``<all_search_agent>`` with a question plays an episode of each
+agent asked. What its searches found is evidence for the level above, refined twice: the best share of each agent, then of
+all.
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentenv.core.chat import InlineFormat
+from agentenv.core.grammar import Block, shortened
+from agentenv.core.protocols import ChatFormat, Policy, Retriever
+from agentenv.core.rollout import RolloutConfig, Start, run_episode
+from agentenv.core.types import Info, Observation, Passage, Task, ToolResult, ToolStatus
+from agentenv.envs.search.local_search import LocalSearch, SearchState, format_passages, on_small_world
+from agentenv.errors import ConfigurationError, EnvFault
+from agentenv.policies.extractive import ExtractivePolicy
+from agentenv.retrievers.base import passage_text
+from agentenv.retrievers.rerank import Reranker, make_reranker
+
+PROMPT = """\
+Find the answer to the question below with the help of two agents that search for you.
+First think between <think> and </think>. Write a question of your own between <local_search_agent> and \
+</local_search_agent> for the one that knows our documents, between <web_search_agent> and </web_search_agent> for the one \
+that knows the web, or between <all_search_agent> and </all_search_agent> for both. What they find comes back between \
+<information> and </information>.
+When you know the answer, write it between <answer> and </answer>, short and without explanation, \
+as in <answer> Beijing </answer>.
+Question: {question}
+"""
+
+QUESTION_SHARE = 8
+"""A question has at most a character for so many tokens of the context of the agent that is asked."""
+_SUFFIX = "_search_agent"
+_ALL = f"all{_SUFFIX}"
+
+
+@dataclass(frozen=True)
+class Agent:
+    """Answers a question by an episode of a search environment."""
+
+    env: LocalSearch
+    """Forked for every question."""
+    policy: Policy
+    chat: ChatFormat
+    config: RolloutConfig = field(
+        default_factory=lambda: RolloutConfig(context_tokens=1 << 16, temperature=0.0)
+    )
+
+    async def ask(self, question: str, seed: int) -> tuple[list[Passage], str | None]:
+        """Everything that its searches found, and its answer.
+
+        Raises:
+            EnvFault: its episode failed through a fault of ours.
+        """
+        (env,) = self.env.fork()
+        question = shortened(question, self.config.context_tokens // QUESTION_SHARE)
+        task = Task(f"asked-{hashlib.sha256(question.encode()).hexdigest()[:12]}", question, ("unknown",))
+        episode = f"{task.id}-{seed}"
+        played = await run_episode(
+            Start(env, task, seed), self.policy, self.chat, self.config, episode=episode
+        )
+        if not played.valid:
+            raise EnvFault(f"the agent below failed: {played.error}")
+        return list(env.state.found.values()), played.info.get("answer")
+
+
+def extractive_agent(env: LocalSearch) -> Agent:
+    """An agent that needs no model: one search, then a span by rules."""
+    policy = ExtractivePolicy()
+    return Agent(env, policy, InlineFormat(policy.tokenizer))
+
+
+def refine(passages: Sequence[Passage], question: str, reranker: Reranker, share: float) -> list[Passage]:
+    """The best ``share`` of ``passages`` for ``question``, one at least, in the order of their scores."""
+    if not passages:
+        return []
+    scores = reranker.score([(question, passage_text(passage)) for passage in passages])
+    order = sorted(range(len(passages)), key=lambda i: -scores[i])
+    return [passages[i] for i in order[: max(1, math.ceil(share * len(passages)))]]
+
+
+def coverage_reward(score: float, used: int, offered: int, mistakes: int) -> float:
+    """HierSearch: 0 for a malformed episode, the score where it is above 0, else a tenth of the share of tools tried."""
+    if mistakes:
+        return 0.0
+    return score if score > 0 else 0.1 * used / offered
+
+
+@dataclass
+class HierarchicalState(SearchState):
+    """All that changes within an episode."""
+
+    used: set[str] = field(default_factory=set)
+    """Agents asked so far."""
+
+
+class HierarchicalSearch(LocalSearch):
+    """A planner over search agents; the reward is token F1, or a little for trying them."""
+
+    reward_floor = 0.1  # what asking every agent pays
+    call_markers = ("<local_search_agent>", "<web_search_agent>", "<all_search_agent>")
+    stop = (*(marker.replace("<", "</") for marker in call_markers), "</answer>")
+    state: HierarchicalState
+
+    def __init__(
+        self,
+        *,
+        agents: Mapping[str, Agent] | None = None,
+        keep: float = 0.3,
+        reranker: Reranker | str = "overlap",
+        max_turns: int = 8,
+        scorer: str = "f1_hotpot",
+        prompt: str = PROMPT,
+        tasks: Sequence[Task] | None = None,
+        retriever: Retriever | str | None = None,
+        **options: Any,
+    ) -> None:
+        """Builds an environment.
+
+        Args:
+            agents: By name: ``local`` and ``web``, or others that the prompt names. None makes two that need no model,
+                both over ``retriever``, or over a small FictionalWorld where none is given.
+            keep: Share of the evidence that refinement keeps, each of its two times.
+            reranker: Judges evidence: ``overlap``, or a folder with a cross-encoder.
+            max_turns: Turns before the last one, in which only an answer counts.
+            scorer: Name of the scorer of answers.
+            prompt: Opening message; must hold ``{question}``.
+            tasks: Questions with answers; None takes those of that world.
+            retriever: What the default agents search, or its spec.
+            **options: Further arguments of `LocalSearch`.
+
+        Raises:
+            ConfigurationError: no agents, or a share out of range.
+        """
+        tasks, retriever = on_small_world(tasks, retriever)
+        super().__init__(
+            tasks=tasks, retriever=retriever, max_turns=max_turns, scorer=scorer, prompt=prompt, **options
+        )
+        if agents is None:
+            lower = LocalSearch(tasks=tasks, retriever=retriever, k=5, max_turns=1, observation_tokens=4000)
+            agents = {name: extractive_agent(lower) for name in ("local", "web")}
+        if not agents or not 0 < keep <= 1:
+            raise ConfigurationError(
+                f"needs agents, not {list(agents)}, and a share to keep in (0, 1], not {keep}"
+            )
+        self._agents, self._keep = dict(agents), keep
+        self._reranker = make_reranker(reranker) if isinstance(reranker, str) else reranker
+        self.tags = (*(f"{name}{_SUFFIX}" for name in self._agents), _ALL, "answer")
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """As `LocalSearch`."""
+        opening = await super().areset(seed=seed, options=options)
+        self.state = HierarchicalState(self.state.task, self.state.seed)
+        return opening
+
+    async def _act(self, block: Block | None) -> tuple[str, ToolResult]:
+        if block is None or not block.content:
+            return await super()._act(None)
+        asked = list(self._agents) if block.tag == _ALL else [block.tag.removesuffix(_SUFFIX)]
+        evidence: dict[str, Passage] = {}
+        told: list[str] = []
+        for name in asked:  # one after the other: an episode waits for one batch at a time
+            found, answer = await self._agents[name].ask(block.content, self.state.seed)
+            best = refine(found, block.content, self._reranker, self._keep)
+            evidence |= {passage.id: passage for passage in best}
+            told += [f"The {name} agent answers: {answer}"] * bool(answer)
+            self.state.used.add(name)
+        kept = list(evidence.values())
+        if len(asked) > 1:
+            kept = refine(kept, block.content, self._reranker, self._keep)
+        self.state.found |= {passage.title: passage for passage in kept}
+        self.state.by_id |= {passage.id: passage for passage in kept}
+        ids = [[passage.id for passage in kept]]
+        self.state.retrieved += ids
+        body = "\n".join([format_passages(kept).strip(), *told])
+        return self._information(body), ToolResult("search", ToolStatus.OK, block.content, data={"ids": ids})
+
+    def _worth(self, score: float) -> float:
+        return coverage_reward(score, len(self.state.used), len(self._agents), self.state.mistakes)
+
+    def expert(self) -> Sequence[str] | None:
+        """Asks for every hop where the task carries its path, then answers."""
+        task = self.state.task
+        asked = [
+            f"<local_search_agent>{hop['query']}</local_search_agent>" for hop in task.data.get("path", ())
+        ]
+        known = asked[: self._max_turns] if "local" in self._agents else []
+        return (*known, f"<answer>{task.answers[0]}</answer>")

@@ -1,0 +1,127 @@
+"""A proposal of self-play: a question with its answer, what was searched for it, and the rules that it must keep. Pure."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from agentenv.core.grammar import between
+from agentenv.core.scoring.normalize import squad
+from agentenv.core.types import Document
+from agentenv.errors import ConfigurationError
+
+UNKNOWN = "unknown"
+"""What a verifier answers where the documents do not tell. Nobody's gold: a proposer that asked what cannot be known would
+agree with every honest verifier."""
+
+_NUMBERED = re.compile(r"^Doc \d+(?=\(Title: )", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a proposer hands in."""
+
+    question: str
+    """Empty where there is no complete question."""
+    answer: str
+    """The gold: the one that was given, or the proposer's own; empty where there is none."""
+    queries: tuple[str, ...] = ()
+    """What was searched, in order."""
+    documents: tuple[str, ...] = ()
+    """The passages that were shown, letter for letter, each once, without their numbers."""
+    thoughts: tuple[str, ...] = ()
+    """What was thought before its actions, between ``<think>`` and ``</think>``."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Bounds of the rules; the published ones (SSP) are 10 characters, 1000 characters and 10 words.
+
+    Raises:
+        ConfigurationError: a bound below 0, or the upper one below the lower.
+    """
+
+    min_chars: int = 10
+    """Fewest characters of a question."""
+    max_chars: int = 1000
+    """Most characters."""
+    min_words: int = 4
+    """Fewest words; questions of a FictionalWorld have as few as 4."""
+    searches: int = 1
+    """Fewest searches of an episode."""
+    searched_answer: bool = False
+    """Whether an answer that stands in a query is refused."""
+    quotes: bool = False
+    """Whether all thoughts, at least one, must be quotes of what was shown: ``TITLE: words of that document``."""
+
+    def __post_init__(self) -> None:
+        if min(self.min_chars, self.min_words, self.searches) < 0 or self.max_chars < self.min_chars:
+            raise ConfigurationError(
+                f"rules need bounds of at least 0 and max_chars >= min_chars, not {self.min_chars}, {self.max_chars}, "
+                f"{self.min_words} and {self.searches}"
+            )
+
+
+Filter = Callable[[Proposal, Rules], bool]
+"""True refuses."""
+
+FILTERS: Mapping[str, Filter] = {
+    "no_question": lambda p, _: not p.question.strip(),
+    "no_answer": lambda p, _: squad(p.answer) in ("", UNKNOWN),
+    "too_short": lambda p, rules: len(p.question) < rules.min_chars,
+    "too_long": lambda p, rules: len(p.question) > rules.max_chars,
+    "few_words": lambda p, rules: len(p.question.split()) < rules.min_words,
+    "leaked": lambda p, _: holds(p.question, p.answer),
+    "no_information": lambda p, _: not p.documents,
+    "few_searches": lambda p, rules: len(p.queries) < rules.searches,
+    "repeated_search": lambda p, _: len({squad(query) for query in p.queries}) < len(p.queries),
+    "searched_answer": lambda p, rules: (
+        rules.searched_answer and any(holds(query, p.answer) for query in p.queries)
+    ),
+    "misquoted": lambda p, rules: rules.quotes and not _quotes(p.thoughts, p.documents),
+    "copied": lambda p, _: any(holds(document, p.question) for document in p.documents),
+}
+"""The rules by name, in the order in which they are tried."""
+
+
+def refusal(proposal: Proposal, rules: Rules) -> str | None:
+    """The name of the first rule that refuses ``proposal``; None where it keeps them all."""
+    return next((name for name, refuses in FILTERS.items() if refuses(proposal, rules)), None)
+
+
+def _quotes(thoughts: Sequence[str], documents: Sequence[str]) -> bool:
+    """Whether there are thoughts, each of them the title of a document, a colon and words of it, letter for letter."""
+    shown = [(document.title, document.text) for document in as_documents(documents)]
+    return bool(thoughts) and all(
+        any(title == named and words and words in text for title, text in shown)
+        for named, _, words in (thought.partition(": ") for thought in thoughts)
+    )
+
+
+def holds(text: str, phrase: str) -> bool:
+    """Whether the words of ``phrase`` stand in ``text`` one after the other, both normalised as SQuAD does.
+
+    By whole words: ``10`` is not in ``1910``, which a search for letters would find there.
+    """
+    return f" {squad(phrase)} " in f" {squad(text)} "
+
+
+def documents_shown(observations: Sequence[str]) -> tuple[str, ...]:
+    """The passages in the observations of a search environment, each once, in the order of their first appearance.
+
+    They are taken as they were shown: what was cut off, the proposer has not seen.
+    """
+    bodies = [body for text in observations for body in between(text, "<information>", "</information>")]
+    passages = [part.strip() for body in bodies for part in _NUMBERED.split(body)[1:]]
+    return tuple(dict.fromkeys(passages))
+
+
+def as_documents(passages: Sequence[str]) -> list[Document]:
+    """Passages as `documents_shown` gives them, as a corpus: ids count from 0, a passage without a title is left out."""
+    parts = [re.fullmatch(r"(?s)\(Title: (.*?)\) (.*)", passage) for passage in passages]
+    return [Document(str(i), part[1], part[2]) for i, part in enumerate(parts) if part]
+
+
+def as_page(documents: Sequence[str]) -> str:
+    """``documents`` numbered from 1, between information tags."""
+    lines = "\n".join(f"Doc {number}{document}" for number, document in enumerate(documents, 1))
+    return f"<information>{lines}</information>"

@@ -1,0 +1,191 @@
+"""``agentenv/Rewrite-v0``: say the last question of a conversation so that a search finds its passage (ConvSearch-R1).
+
+One action: a thought, a newline, the rewritten question. It is searched, and the rank of the gold passage is the reward.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from agentenv.core.env import AsyncEnv
+from agentenv.core.protocols import Retriever
+from agentenv.core.types import (
+    EndReason,
+    Info,
+    Message,
+    Observation,
+    Query,
+    Step,
+    Task,
+    ToolResult,
+    ToolStatus,
+)
+from agentenv.data.world import FictionalWorld, WorldConfig
+from agentenv.data.world_grammar import RELATIONS
+from agentenv.errors import DatasetError
+from agentenv.retrievers.fakes import InMemoryRetriever
+from agentenv.retrievers.retriever_spec import make_retriever
+
+PROMPT = """\
+Rewrite the last question of the conversation below so that a search engine understands it without the conversation: name \
+what pronouns stand for, and add nothing else. Think between <think> and </think>, then on a new line write the question \
+between <rewrite> and </rewrite>.
+{conversation}
+"""
+
+_FORM = re.compile(
+    r"\s*<think>(?:(?!</?think>).)+</think>\n<rewrite>((?:(?!</?rewrite>).)+)</rewrite>\s*", re.DOTALL
+)
+_MALFORMED = -0.1
+
+
+def rank_reward(rank: int | None) -> float:
+    """ConvSearch-R1's reward (Zhu et al. 2025) for the gold passage at ``rank`` from 1.
+
+    19/9 - R/9 down to rank 10 (2 to 1), 10/9 - R/90 down to rank 100 (1 to 0), 0 beyond and where it was not found (None).
+    """
+    if rank is None or rank > 100:
+        return 0.0
+    return (19 - rank) / 9 if rank <= 10 else (100 - rank) / 90
+
+
+@dataclass
+class RewriteState:
+    """All that changes within an episode."""
+
+    task: Task
+    rewrite: str | None = None
+    rank: int | None = None
+
+
+class Rewrite(AsyncEnv[RewriteState]):
+    """One rewriting of one question."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}  # type: ignore[misc]
+    reward_ceiling: ClassVar[float] = 2.0
+    reports_searches: ClassVar[bool] = True
+    client_data: ClassVar[Mapping[str, Any]] = {
+        "supporting_ids": tuple[str, ...],
+        "history": tuple[tuple[str, str], ...],
+    }
+    stop: ClassVar[tuple[str, ...]] = ("</rewrite>",)
+
+    def __init__(
+        self,
+        *,
+        tasks: Sequence[Task] | None = None,
+        retriever: Retriever | str | None = None,
+        depth: int = 100,
+        prompt: str = PROMPT,
+        count_tokens: Callable[[str], int] | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        """Builds an environment.
+
+        Args:
+            tasks: Questions with ``data["supporting_ids"]``, of which the last is looked for, and in ``data["history"]`` the
+                pairs of question and answer before them; None makes conversations of a small FictionalWorld.
+            retriever: A retriever or its spec; None searches that world by word overlap.
+            depth: How far down the ranking the gold passage is looked for.
+            prompt: Opening message; must hold ``{conversation}``.
+            count_tokens: Of no use: there are no observations to bound.
+            render_mode: ``ansi`` or None.
+        """
+        super().__init__(render_mode=render_mode)
+        if tasks is None or retriever is None:
+            world = FictionalWorld.generate(WorldConfig(documents=200, questions=50, families=("bridge",)))
+            words = InMemoryRetriever(world.documents)
+            tasks = tasks or [task for task in world.questions if _is_found(task, words)]
+            retriever = retriever or words
+        self._tasks = tuple(as_conversation(task) for task in tasks)
+        self._retriever = make_retriever(retriever) if isinstance(retriever, str) else retriever
+        self._depth = depth
+        self._prompt = prompt
+
+    def held_tasks(self) -> Sequence[Task]:
+        """The tasks that it was given, or those of its default."""
+        return self._tasks
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """Shows the conversation of ``options["task"]``, or of one drawn by the seed.
+
+        Raises:
+            DatasetError: the task names no gold passage.
+        """
+        await super().areset(seed=seed, options=options)
+        drawn = self._tasks[int(self.np_random.integers(len(self._tasks)))]
+        given: Task | None = (options or {}).get("task")
+        task = as_conversation(given) if given else drawn
+        if not task.data.get("supporting_ids"):
+            raise DatasetError(f"task {task.id!r} names no gold passage in data['supporting_ids']")
+        self.state = RewriteState(task)
+        lines = [f"Q: {question}\nA: {answer}" for question, answer in task.data.get("history", ())]
+        conversation = "\n".join([*lines, f"Q: {task.question}"])
+        return (Message("user", self._prompt.replace("{conversation}", conversation)),), {"task_id": task.id}
+
+    async def astep(self, action: str) -> Step:
+        """Searches the rewriting and ends the episode.
+
+        Raises:
+            EpisodeOver: the episode has ended or was never reset.
+            RetrieverFault: the search failed.
+        """
+        self.check_running()
+        match = _FORM.fullmatch(action)
+        if match is None:
+            return self.result((), reward=_MALFORMED, end=EndReason.PARSE_ERROR, valid=False, answer=None)
+        rewrite = " ".join(match[1].split())
+        (found,) = await self._retriever.search([Query(rewrite)], self._depth)
+        gold = _gold(self.state.task)
+        ids = [passage.id for passage in found]
+        self.state.rewrite, self.state.rank = rewrite, ids.index(gold) + 1 if gold in ids else None
+        result = ToolResult("search", ToolStatus.OK, rewrite, data={"ids": [ids]})
+        return self.result(
+            (),
+            reward=rank_reward(self.state.rank),
+            end=EndReason.SUBMITTED,
+            tool_results=(result,),
+            answer=rewrite,
+            rank=self.state.rank,
+        )
+
+    def expert(self) -> Sequence[str] | None:
+        """The search of the last hop, where the task carries its path."""
+        path = self.state.task.data.get("path", ())
+        if not path:
+            return None
+        return (f"<think>It is {path[-1]['entity']}.</think>\n<rewrite>{path[-1]['query']}</rewrite>",)
+
+    def render(self) -> str:
+        """The question, its rewriting and the rank that it got."""
+        state = self.state
+        return f"{state.task.question} -> {state.rewrite} (rank {state.rank})"
+
+
+def _gold(task: Task) -> str:
+    """The passage that the last question is after."""
+    path = task.data.get("path", ())
+    found: str = path[-1]["document"] if path else task.data["supporting_ids"][-1]
+    return found
+
+
+def _is_found(task: Task, retriever: InMemoryRetriever) -> bool:
+    """Whether the search of the last hop finds its passage first."""
+    ((row, _),) = retriever.rank([task.data["path"][-1]["query"]], 1)[0]
+    return retriever.corpus[row].id == _gold(task)
+
+
+_SEARCHES = {relation.name: relation.search for relations in RELATIONS.values() for relation in relations}
+
+
+def as_conversation(task: Task) -> Task:
+    """A question of several hops as a conversation: one turn a hop, the last one about "it"; others as they are."""
+    path = task.data.get("path", ())
+    if len(path) < 2 or "history" in task.data:
+        return task
+    history = tuple((f"{hop['query']}?", hop["answer"]) for hop in path[:-1])
+    question = f"{_SEARCHES[path[-1]['relation']].format(s='it')}?"
+    return replace(task, question=question, data={**task.data, "history": history})

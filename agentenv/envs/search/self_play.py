@@ -1,0 +1,268 @@
+"""Self-play over a corpus: ``agentenv/SearchProposer-v0`` poses questions, ``agentenv/SearchSolver-v0`` answers them.
+
+Both search and read as ``LocalSearch`` does. What a proposal is worth, others decide: alone, the proposer's environment
+rewards keeping the rules of ``proposals.py``. ``RoleTurn`` is the one written turn of a role that does not search.
+"""
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, ClassVar, Self
+
+from agentenv.core.env import Env
+from agentenv.core.grammar import Block, between, earliest_block
+from agentenv.core.scoring.scorers import check_answers
+from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task
+from agentenv.data.world import FictionalWorld, WorldConfig
+from agentenv.envs.search.local_search import LocalSearch, SearchState, format_passages, information
+from agentenv.envs.search.proposals import Proposal, Rules, as_documents, documents_shown, refusal
+from agentenv.errors import ConfigurationError
+from agentenv.retrievers.bm25 import BM25Retriever
+from agentenv.retrievers.fakes import InMemoryRetriever
+
+PROPOSER_PROMPT = """\
+Pose a question about {topic} that can only be answered by searching.
+First gather facts: write a query between <search> and </search>, and what the search finds comes back between \
+<information> and </information>. Search at least {searches} times, each time for something new, going on from what you \
+have found.
+Then write the question between <question> and </question> and right after it its answer, short, between <answer> and \
+</answer>. The question must have one answer only, must not contain it, and must need every search.{reference}
+"""
+
+CORRECTION = """
+My last action was not valid. If I want to search, I have to put the query between <search> and </search>. If I know \
+enough, I have to put the question between <question> and </question> and its answer between <answer> and </answer>. \
+Let me try again.
+"""
+
+REFERENCE = "\nWanted is a question of this kind: {question}"
+GIVEN = "\nThe answer has to be: {answer}"
+_TAG_LIMIT = 10  # SSP: more opening or closing answer tags than this are spam
+_SPAM_FACTOR = 0.25
+
+
+@dataclass(frozen=True)
+class Deal:
+    """What one game is dealt from outside: by the sampler that keeps the pool."""
+
+    spare: tuple[str, str] | None = None
+    """A question of the pool with its answer, played where the proposer hands in none that is accepted."""
+    reference: str = ""
+    """A question of the kind that is wanted; empty asks for none."""
+    known: tuple[str, ...] = ()
+    """``signature`` of every question that would be a duplicate."""
+
+
+class SearchSolver(LocalSearch):
+    """``LocalSearch`` for questions of a proposer: answer tags in excess cost three quarters of the reward (SSP).
+
+    ``info["success"]`` is true for a right answer without that penalty only, so that a fraction of a reward is no success.
+    """
+
+    def __init__(self, *, deal: Mapping[str, Any] | None = None, **options: Any) -> None:
+        """As ``LocalSearch``.
+
+        Args:
+            deal: The fields of the ``Deal`` of a game on this environment; of no use to the solver itself.
+            options: Those of ``LocalSearch``.
+        """
+        super().__init__(**options)
+        self.deal = Deal(**(deal or {}))
+
+    def _finish(self, action: str, block: Block) -> Step:
+        step = super()._finish(action, block)
+        spam = max(action.count("<answer>"), action.count("</answer>")) > _TAG_LIMIT
+        step.info["success"] = step.reward >= self.reward_ceiling and not spam
+        return step._replace(reward=step.reward * (_SPAM_FACTOR if spam else 1.0))
+
+    def proposer(self, prompt: str, rules: Rules) -> "SearchProposer":
+        """A proposer's environment over the same corpus, with the same budgets."""
+        return SearchProposer(
+            tasks=self._tasks,
+            retriever=self._retriever,
+            k=self._k,
+            max_turns=self._max_turns,
+            observation_tokens=self._observation_tokens,
+            snippet_words=self._snippet_words,
+            count_tokens=self._count,
+            prompt=prompt,
+            rules=rules,
+        )
+
+    def closed_book(self) -> Self:
+        """The same environment without a search: the first action must be the answer."""
+        twin = copy.copy(self)
+        twin._max_turns = 0
+        return twin
+
+    def posing(self, prompt: str | None, passages: Sequence[str] | None) -> Self:
+        """The same environment as a verifier plays it.
+
+        Args:
+            prompt: Opening message with ``{question}``; None keeps this environment's.
+            passages: All that its search finds, as `documents_shown` gives them, ranked by BM25; None keeps the corpus.
+        """
+        twin = copy.copy(self)
+        twin._prompt = prompt or self._prompt
+        twin._retriever = self._retriever if passages is None else BM25Retriever.build(as_documents(passages))
+        return twin
+
+    async def found(self, query: str) -> tuple[str, ...]:
+        """The passages that a search of the corpus shows, as a proposer would see them."""
+        ranking = (await self._retriever.search([query], self._k))[0]
+        return documents_shown([information(format_passages(ranking, self._snippet_words))])
+
+    async def strays(self, seed: int, count: int) -> tuple[str, ...]:
+        """About ``count`` passages that searches for other topics show: noise for a verifier's page."""
+        drawn = Random(seed).sample(self._tasks, min(count, len(self._tasks)))
+        pages = [await self.found(task.question) for task in drawn]
+        return tuple(page[0] for page in pages if page)
+
+
+@dataclass
+class ProposerState(SearchState):
+    """All that changes within an episode."""
+
+    thoughts: list[str] = field(default_factory=list)
+    """What was thought before its actions."""
+
+
+class SearchProposer(LocalSearch):
+    """Searches a corpus about a topic, the task's question, and hands in a question with its answer.
+
+    ``Task.data`` may hold ``searches``, the fewest that are asked for (1), and ``reference``, a question of the kind that is
+    wanted. Where the task has answers, the first of them is the gold and the proposer's own is ignored (SSP). The last info
+    holds the ``proposal`` and, as ``refused``, the rule that it breaks; the reward is 1 where it breaks none.
+    """
+
+    final_tag: ClassVar[str] = "question"
+    correction: ClassVar[str] = CORRECTION
+    client_data: ClassVar[Mapping[str, Any]] = {"searches": int, "reference": str}
+    state: ProposerState
+
+    def __init__(
+        self,
+        *,
+        tasks: Sequence[Task] | None = None,
+        prompt: str = PROPOSER_PROMPT,
+        rules: Rules | None = None,
+        **options: Any,
+    ) -> None:
+        """Builds an environment over a corpus.
+
+        Args:
+            tasks: Topics; None takes those of a small FictionalWorld, with its questions as the expert's proposals.
+            prompt: Opening message; must hold ``{topic}``.
+            rules: Bounds of the rules.
+            options: Those of ``LocalSearch``.
+
+        Raises:
+            ConfigurationError: no ``{topic}`` in the prompt.
+        """
+        if "{topic}" not in prompt:
+            raise ConfigurationError("the proposer's prompt template must hold {topic}")
+        if tasks is None:
+            world = FictionalWorld.generate(
+                WorldConfig(documents=200, questions=50, families=("lookup", "bridge"))
+            )
+            tasks = [_as_topic(task) for task in world.questions]
+            options = {"retriever": InMemoryRetriever(world.documents)} | options
+        super().__init__(tasks=tasks, **options)
+        self.tags = ("search", "read", "question")
+        self._opening_form = prompt
+        self._rules = rules or Rules()
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """As ``LocalSearch.areset``."""
+        opening = await super().areset(seed=seed, options=options)
+        self.state = ProposerState(self.state.task, self.state.seed)
+        return opening
+
+    async def astep(self, action: str) -> Step:
+        """As ``LocalSearch.astep``; what is thought in ``action`` is kept for the proposal."""
+        self.check_running()
+        self.state.thoughts += [thought.strip() for thought in between(action, "<think>", "</think>")]
+        return await super().astep(action)
+
+    def _opening(self, task: Task) -> str:
+        if task.answers:
+            check_answers(task.answers)
+        given = GIVEN.format(answer=task.answers[0]) if task.answers else ""
+        searches = int(task.data.get("searches", 1))
+        return opening_of(self._opening_form, task.question, searches, task.data.get("reference", "")) + given
+
+    def _finish(self, action: str, block: Block) -> Step:
+        task = self.state.task
+        own = earliest_block(action[block.end :], ("answer",))
+        gold = task.answers[0] if task.answers else own.content if own else ""
+        proposal = Proposal(
+            block.content,
+            gold,
+            tuple(self.state.queries),
+            documents_shown(self.state.pages),
+            tuple(self.state.thoughts),
+        )
+        self.state.answer = block.content
+        refused = refusal(proposal, self._rules)
+        return self.result(
+            (), reward=float(refused is None), end=EndReason.SUBMITTED, proposal=proposal, refused=refused
+        )
+
+    def expert(self) -> Sequence[str] | None:
+        """One search a hop and the world's own question, where the topic was made from one."""
+        task = self.state.task
+        if "proposal" not in task.data:
+            return None
+        searches = [f"<search>{hop['entity']}</search>" for hop in task.data["path"]]
+        return (*searches, proposal_text(*task.data["proposal"]))
+
+
+class RoleTurn(Env[Task]):
+    """One written turn of a role that does not search; ``info["fields"]`` holds what stands in its tags.
+
+    A field is the content of the last complete pair of its tag in the policy's own text; what is missing is absent.
+    """
+
+    def __init__(self, tags: Sequence[str]) -> None:
+        super().__init__()
+        self._tags = tuple(tags)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """Shows the question of ``options["task"]`` as it stands."""
+        super().reset(seed=seed, options=options)
+        self.state = (options or {})["task"]
+        return (Message("user", self.state.question),), {"task_id": self.state.id}
+
+    def step(self, action: str) -> Step:
+        """Ends the episode; the reward is given by the game."""
+        fields = fields_of(action, self._tags)
+        return self.result((), end=EndReason.SUBMITTED, valid=len(fields) == len(self._tags), fields=fields)
+
+
+def fields_of(text: str, tags: Sequence[str]) -> dict[str, str]:
+    """The content of the last complete pair of each tag; a tag without one is absent."""
+    found = {tag: re.findall(rf"(?s)<{tag}>((?:(?!<{tag}>).)*?)</{tag}>", text) for tag in tags}
+    return {tag: contents[-1].strip() for tag, contents in found.items() if contents}
+
+
+def opening_of(form: str, topic: str, searches: int, reference: str) -> str:
+    """The proposer's opening message."""
+    kind = REFERENCE.format(question=reference) if reference else ""
+    return form.replace("{searches}", str(searches)).replace("{reference}", kind).replace("{topic}", topic)
+
+
+def proposal_text(question: str, answer: str) -> str:
+    """A proposal as a proposer writes it."""
+    return f"<question> {question} </question> <answer> {answer} </answer>"
+
+
+def _as_topic(task: Task) -> Task:
+    path = task.data["path"]
+    data = {"searches": len(path), "path": path, "proposal": (task.question, task.answers[0])}
+    return Task(f"topic-{task.id}", path[0]["entity"], (), task.split, data)

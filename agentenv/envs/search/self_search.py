@@ -1,0 +1,210 @@
+"""``agentenv/SelfSearch-v0``: the policy is its own search engine (SSRL, Fan et al. 2025), up to real search.
+
+After a query the environment says nothing and the policy goes on with an ``<information>`` block of its own, as in one
+uninterrupted generation; or a real search puts that block there. Which of the two is the mode ``real``. Use the inline
+format: a chat template would put a turn's end in between.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import log2
+from typing import Any, Literal, get_args
+
+from agentenv.core.grammar import Block, earliest_block
+from agentenv.core.types import EndReason, Info, Message, Observation, Step, ToolResult, ToolStatus
+from agentenv.envs.search.local_search import LocalSearch, SearchState
+from agentenv.errors import ConfigurationError, UnknownName
+
+Real = Literal["never", "first", "entropy", "always"]
+
+PROMPT = """\
+Answer the question below from what you know, as if you searched for it.
+First think between <think> and </think>. When a fact is needed, write a query of one line between <search> and </search> \
+and then, as a search engine would, what is known about it between <information> and </information>; think again after it. \
+Repeat this as often as you need.
+When you know the answer, write it between <answer> and </answer>, short and without explanation, \
+as in <answer> Beijing </answer>.
+Question: {question}
+"""
+
+TAGS = ("think", "search", "information", "answer")
+_TAG = re.compile(r"<(/?)([A-Za-z][^<>]*)>")
+_PLACEHOLDERS = ("your query", "your thoughts", "your answer", "your information")
+_MOST_THOUGHTS = 8
+
+
+def format_reward(text: str) -> float:
+    """SSRL's format reward in closed form: 0 for a malformed text, else min(n_think / 2, 1) rho.
+
+    rho is 1 where every search is followed by a thought, n_think = n_search + 1, and otherwise the smaller of the two
+    numbers over the larger. Malformed is a text with any other tag, unbalanced or empty blocks, placeholder words of the
+    prompt, a query of several lines, a search without information right after it or the reverse, more than 8 thoughts, or
+    one that does not begin with a thought and end with an answer.
+
+    Args:
+        text: all that the policy wrote, and what stood in between.
+    """
+    blocks = _blocks(text)
+    if not blocks:
+        return 0.0
+    names = [block.tag for block in blocks]
+    pairs = zip(names, [*names[1:], ""], strict=True)
+    malformed = (
+        names[0] != "think"
+        or names[-1] != "answer"
+        or any(not block.content for block in blocks)
+        or any(block.tag == "search" and "\n" in block.content for block in blocks)
+        or any(words in text.lower() for words in _PLACEHOLDERS)
+        or any(name == "search" and after != "information" for name, after in pairs)
+        or names.count("search") != names.count("information")
+        or names.count("think") > _MOST_THOUGHTS
+    )
+    if malformed:
+        return 0.0
+    thoughts, wanted = names.count("think"), names.count("search") + 1
+    return min(0.5 * thoughts, 1.0) * min(thoughts, wanted) / max(thoughts, wanted)
+
+
+def _blocks(text: str) -> list[Block]:
+    """The blocks of ``text`` in order; none at all where tags are foreign, nested or open, or text stands at either end."""
+    text = text.strip()
+    tags = list(_TAG.finditer(text))
+    openings, closings = tags[::2], tags[1::2]
+    alternate = len(openings) == len(closings) and all(
+        not a[1] and b[1] and a[2] == b[2] and a[2] in TAGS for a, b in zip(openings, closings, strict=True)
+    )
+    if not tags or not alternate or tags[0].start() > 0 or tags[-1].end() < len(text):
+        return []
+    return [
+        Block(a[2], text[a.end() : b.start()].strip(), b.end())
+        for a, b in zip(openings, closings, strict=True)
+    ]
+
+
+@dataclass
+class SelfSearchState(SearchState):
+    """All that changes within an episode."""
+
+    text: str = ""
+    """What the policy wrote so far, with real search results where they stood."""
+    entropies: list[float] = field(default_factory=list)
+    """Entropy of each query, where somebody tells it."""
+
+
+class SelfSearch(LocalSearch):
+    """Thoughts, queries, self-written information, then an answer; 0.9 of the reward is the score, 0.1 the format."""
+
+    call_markers = ("<search>",)
+    stop = ("</search>", "</answer>")
+    state: SelfSearchState
+
+    def __init__(
+        self, *, real: Real = "never", max_turns: int = 8, prompt: str = PROMPT, **options: Any
+    ) -> None:
+        """Builds an environment.
+
+        Args:
+            real: Which searches are real: none, the first one, those whose query is less certain than the one before, or
+                all. In the third (SSRL's entropy-guided search) the first always is, and the strategy ``self_search``
+                tells entropies.
+            max_turns: Searches of an episode.
+            prompt: Opening message; must hold ``{question}``.
+            **options: Further arguments of `LocalSearch`; its retriever answers real searches.
+
+        Raises:
+            UnknownName: no such mode.
+        """
+        if real not in get_args(Real):
+            raise UnknownName.among("mode of real search", real, get_args(Real))
+        super().__init__(max_turns=max_turns, prompt=prompt, **options)
+        self.tags = ("search", "answer")
+        self._real = real
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """As `LocalSearch`."""
+        opening = await super().areset(seed=seed, options=options)
+        self.state = SelfSearchState(self.state.task, self.state.seed)
+        return opening
+
+    def tell_entropy(self, entropy: float) -> None:
+        """Says how uncertain the query was that is about to be acted on; see `query_entropy`."""
+        self.state.entropies.append(entropy)
+
+    async def astep(self, action: str) -> Step:
+        """Acts on the search or the answer that ends ``action``; without one the text has ended, and the episode with it.
+
+        Raises:
+            EpisodeOver: the episode has ended or was never reset.
+            RetrieverFault: a real search failed.
+            ConfigurationError: real search depends on entropies and nobody tells them.
+        """
+        self.check_running()
+        block = earliest_block(action, self.tags)
+        before = self.state.text
+        self.state.text += action
+        if block and block.tag == "answer":
+            return self._end(EndReason.ANSWERED, block.content)
+        if block is None or not block.content:
+            return self._end(EndReason.PARSE_ERROR)
+        if self.state.turns >= self._max_turns:
+            return self._end(EndReason.TURN_LIMIT)
+        try:
+            observation, result = await self._found(block.content)
+        except Exception:
+            self.state.text = before  # a fault of ours leaves the episode where it was
+            raise
+        self.state.text += "".join(message.text for message in observation)
+        self.state.turns += 1
+        return self.result(observation, tool_results=(result,))
+
+    async def _found(self, query: str) -> tuple[Observation, ToolResult]:
+        if not self._is_real():
+            return (), ToolResult("self_search", ToolStatus.OK, query)
+        text, result = await self._search([" ".join(query.split())])
+        return (Message("tool", text),), result
+
+    def _is_real(self) -> bool:
+        searches = self.state.turns
+        if self._real != "entropy" or searches == 0:
+            return self._real != "never" and (self._real == "always" or searches == 0)
+        if len(self.state.entropies) <= searches:
+            raise ConfigurationError(
+                "real='entropy' needs to be told the entropy of each query: use the strategy 'self_search'"
+            )
+        return self.state.entropies[searches] > self.state.entropies[searches - 1]
+
+    def _end(self, end: EndReason, answer: str | None = None) -> Step:
+        self.state.answer = answer
+        score = self._scorer(answer, self.state.task.answers).value
+        reward = 0.9 * score + 0.1 * format_reward(self.state.text)
+        return self.result(
+            (),
+            reward=reward,
+            end=end,
+            truncated=end is EndReason.TURN_LIMIT,
+            valid=end is EndReason.ANSWERED,
+            answer=answer,
+        )
+
+    def expert(self) -> Sequence[str] | None:
+        """Thinks, searches a hop and knows what is found where the task carries its path, then answers."""
+        if self._real == "entropy":
+            return None
+        task, actions, known = self.state.task, [], ""
+        for number, hop in enumerate(task.data.get("path", ())[: self._max_turns]):
+            actions.append(f"{known}<think>What comes next?</think><search>{hop['query']}</search>")
+            real = self._real == "always" or (self._real == "first" and number == 0)
+            known = "" if real else f"<information>{hop['query']}: {hop['answer']}</information>"
+        return (*actions, f"{known}<think>I know it.</think><answer>{task.answers[0]}</answer>")
+
+
+def query_entropy(probabilities: Sequence[float]) -> float:
+    """SSRL's measure of a query's uncertainty in bits: the mean of -p log2 p over its tokens; 0 without tokens.
+
+    Args:
+        probabilities: of each token as it was sampled.
+    """
+    return sum(-p * log2(p) for p in probabilities if p > 0) / max(1, len(probabilities))

@@ -1,0 +1,211 @@
+"""A scorer that asks a language model whether an answer is right.
+
+The judge sees the question, the accepted answers and the prediction, never the episode. A grade is kept under a
+hash of all that decides it, so the same case is never paid for twice. A judge that fails or cannot be read
+gives no score at all: such questions are counted as faults beside the mean.
+"""
+
+import asyncio
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentenv.core.env import run_sync
+from agentenv.core.scoring.scorers import check_answers, get_scorer
+from agentenv.errors import ConfigurationError, EndpointFault, Fault, JudgeFault
+from agentenv.evaluation.records import Record, read_evaluation, write_results
+from agentenv.evaluation.results import clusters_of
+from agentenv.evaluation.rubrics import Grade, Rubric, get_rubric
+from agentenv.evaluation.statistics.significance import calibration_error, estimate
+from agentenv.policies.endpoint import Chat
+
+GRADES = "grades.jsonl"
+_REPLY_TOKENS = 1024  # room to reason in before the verdict
+
+
+@dataclass
+class GradeCache:
+    """Grades by the hash of their case, in a file that grows line by line; None keeps them in memory.
+
+    Neither case nor reply is stored: the text of a sealed set must not reach the disk.
+    """
+
+    path: Path | None = None
+    grades: dict[str, Grade] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.path is None or not self.path.is_file():
+            return
+        for number, line in enumerate(self.path.read_text(encoding="utf-8").split("\n"), 1):
+            try:
+                row = json.loads(line) if line else {}
+                self.grades |= {row.pop("key"): Grade(**row)} if row else {}
+            except (ValueError, TypeError, LookupError):
+                if not line.endswith("}"):
+                    continue  # the process that wrote it was killed
+                raise ConfigurationError(
+                    f"{self.path}, line {number} is no grade; remove the file."
+                ) from None
+
+    def add(self, key: str, grade: Grade) -> None:
+        """Keeps ``grade``."""
+        self.grades[key] = grade
+        if self.path is not None:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write("\n" + json.dumps({"key": key, **asdict(grade)}))
+
+
+@dataclass
+class Judge:
+    """One rubric before one model."""
+
+    rubric: Rubric
+    model: str
+    """Name of the judge, for the results and the cache."""
+    chat: Chat | None = None
+    """None knows only what is in the cache, and refuses the rest."""
+    cache: GradeCache = field(default_factory=GradeCache)
+    _asking: dict[str, asyncio.Lock] = field(default_factory=dict, repr=False)
+    """One request at a time for each case: equal answers are asked about once."""
+
+    @property
+    def name(self) -> str:
+        """The scorer's name in results."""
+        return f"judge_{self.rubric.name}"
+
+    async def grade(self, question: str, answers: Sequence[str], prediction: str | None) -> Grade:
+        """Grades one prediction; no prediction gets the rubric's first verdict unasked.
+
+        Raises:
+            DatasetError: the accepted answers cannot be scored.
+            JudgeFault: the reply holds no verdict, or there is no judge to ask.
+            EndpointFault: no reply could be had.
+        """
+        check_answers(answers)
+        if prediction is None or not prediction.strip():
+            verdict, value = next(iter(self.rubric.verdicts.items()))
+            return Grade(verdict, value)
+        message = self.rubric.message(question, answers, prediction)
+        key = hashlib.sha256(
+            "\0".join((self.model, self.rubric.name, str(self.rubric.version), message)).encode()
+        ).hexdigest()
+        async with self._asking.setdefault(key, asyncio.Lock()):
+            if key not in self.cache.grades:
+                self.cache.add(key, await self._ask(message))
+        self._asking.pop(key, None)
+        return self.cache.grades[key]
+
+    async def _ask(self, message: str) -> Grade:
+        if self.chat is None:
+            raise JudgeFault(f"{self.name} by {self.model} has no grade of this answer in its cache.")
+        asked = [{"role": "user", "content": message}]
+        reply = await self.chat.complete(asked, max_tokens=_REPLY_TOKENS, temperature=0.0)
+        return self.rubric.read(reply.text)
+
+    async def grade_all(self, records: Sequence[Record]) -> list[Grade | Fault]:
+        """A grade or a fault of ours for each record, in order."""
+
+        async def one(record: Record) -> Grade | Fault:
+            try:
+                return await self.grade(record["question"], record["answers"], record["prediction"])
+            except (EndpointFault, JudgeFault) as fault:
+                return fault
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(record)) for record in records]
+        except ExceptionGroup as several:  # the same for all: a wrong key or model; the rest is not asked
+            raise several.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+
+def judge_folder(directory: Path, judge: Judge) -> dict[str, Any]:
+    """Judges the answers of an evaluation and adds ``judged`` to its ``results.json``.
+
+    Returns:
+        The new content of ``results.json``.
+
+    Raises:
+        ConfigurationError: no evaluation folder, or the endpoint refuses the key or the model.
+    """
+    evaluation = read_evaluation(directory)
+    scored = [record for record in evaluation.records if record["valid"]]
+    graded = run_sync(judge.grade_all(scored))
+    table = judged_table(judge, scored, graded, seed=evaluation.results.get("seed", 0))
+    results = dict(evaluation.results)
+    results["judged"] = {**results.get("judged", {}), judge.name: table}
+    write_results(directory, results)
+    return results
+
+
+def kept_grades(directory: Path, table: Mapping[str, Any], records: Sequence[Record]) -> list[Grade | Fault]:
+    """What a judge said of ``records``, from the grades in their folder; nobody is asked.
+
+    Args:
+        directory: an evaluation folder.
+        table: the entry of the judge in its ``results.json``.
+        records: of that folder.
+
+    Raises:
+        UnknownName: the rubric is none of ours.
+        ConfigurationError: the prompt of the rubric has changed since.
+    """
+    rubric = get_rubric(table["rubric"])
+    if rubric.prompt_sha256 != table["prompt_sha256"]:
+        raise ConfigurationError(
+            f"{directory} was judged under another prompt of the rubric {rubric.name!r}: run agentenv rescore --judge."
+        )
+    judge = Judge(rubric, table["judge"], None, GradeCache(directory / GRADES))
+    return run_sync(judge.grade_all(records))
+
+
+def judged_table(
+    judge: Judge, records: Sequence[Record], graded: Sequence[Grade | Fault], *, seed: int = 0
+) -> dict[str, Any]:
+    """The entry of one judge in ``results.json``.
+
+    Beside the mean stand the verdicts, the faults by kind with one example, the share of answers on which
+    judge and em_squad agree, and what the rubric's authors report: for simpleqa the accuracy given an attempt
+    and its harmonic mean with the share of right answers, for browsecomp the calibration error.
+    """
+    pairs = [
+        (record, grade) for record, grade in zip(records, graded, strict=True) if isinstance(grade, Grade)
+    ]
+    grades = [grade for _, grade in pairs]
+    faults = [fault for fault in graded if isinstance(fault, Fault)]
+    table: dict[str, Any] = {
+        "version": judge.rubric.version,
+        "normaliser": "none",
+        "judge": judge.model,
+        "rubric": judge.rubric.name,
+        "prompt_sha256": judge.rubric.prompt_sha256,
+        "n": len(grades),
+        "faults": dict(Counter(type(fault).__name__ for fault in faults)),
+        "example_fault": str(faults[0]) if faults else None,
+        "verdicts": dict(sorted(Counter(grade.verdict for grade in grades).items())),
+    }
+    if not grades:
+        return table | {"mean": None, "ci95": None}
+    clusters = clusters_of(record for record, _ in pairs)
+    e = estimate([grade.value for grade in grades], clusters=clusters, seed=seed)
+    exact = get_scorer("em_squad")
+    agree = [exact(r["prediction"], r["answers"]).value == grade.value for r, grade in pairs]
+    table |= {"mean": e.mean, "ci95": e.ci95, "interval": e.method}
+    return table | {"agreement_with_em": sum(agree) / len(agree)} | _extras(judge.rubric, grades)
+
+
+def _extras(rubric: Rubric, grades: Sequence[Grade]) -> dict[str, Any]:
+    right = [grade.value for grade in grades]
+    if rubric.name == "simpleqa":
+        attempted = sum(grade.verdict != "NOT_ATTEMPTED" for grade in grades)
+        correct, given = sum(right) / len(right), sum(right) / attempted if attempted else 0.0
+        f_score = 2 * correct * given / (correct + given) if correct + given else 0.0
+        return {"accuracy_given_attempted": given, "f_score": f_score}
+    claimed = [(grade.confidence, grade.value) for grade in grades if grade.confidence is not None]
+    if rubric.asks_confidence and claimed:
+        return {"calibration_error": calibration_error(*zip(*claimed, strict=True))}
+    return {}

@@ -1,0 +1,177 @@
+"""What every report page holds, and the template that shows it.
+
+Text of episodes reaches the page as JSON and is put there as text nodes, so nothing a policy or a document says can become
+markup.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from agentenv.core.scoring.scorers import SCORERS
+from agentenv.errors import MissingExtra
+from agentenv.evaluation.diagnosis import UNSOLVED, cause_of
+from agentenv.evaluation.records import Evaluation, Record, redacted
+from agentenv.evaluation.report.charts import Level, level_chart
+from agentenv.evaluation.results import OUTCOME
+from agentenv.evaluation.screens import pictures_of
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Page:
+    """Everything the template shows."""
+
+    title: str
+    facts: list[tuple[str, str]]
+    scorer: str
+    levels: list[Level]
+    cards: list[Level]
+    warnings: list[str]
+    labels: list[str]  # of the runs that each episode was played in
+    tables: list[Json]
+    episodes: list[Json]
+    paired: Json | None = None
+    curves: list[tuple[str, str, str]] = field(default_factory=list)  # title, last value, SVG
+    constants: list[tuple[str, str]] = field(
+        default_factory=list
+    )  # title and value of figures that never changed
+    seconds: list[tuple[str, float]] = field(default_factory=list)
+    config: str = ""
+    note: str = ""  # on the episodes
+    unit: str = "tokens"  # what a token of the policy is
+    pictures: dict[str, str] = field(default_factory=dict)  # of screens, by the name of their files
+
+    @property
+    def level_chart(self) -> str:
+        """The scores and bounds as SVG."""
+        return level_chart(self.levels)
+
+
+def render(page: Page) -> str:
+    """The HTML of a page.
+
+    Raises:
+        MissingExtra: jinja2 is not installed.
+    """
+    try:
+        import jinja2
+    except ImportError:
+        raise MissingExtra.of("jinja2", "report") from None
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html").render(page=page)
+
+
+def with_pictures(page: Page, sides: Sequence[Evaluation]) -> Page:
+    """``page`` with the screens of its episodes, as many as it has room for.
+
+    Args:
+        page: with the episodes.
+        sides: the evaluations that they come from.
+    """
+    pictures, missing = pictures_of(page.episodes, [side.directory for side in sides])
+    told = f"{missing} pictures of screens are not on this page: they found no room, or their files are gone."
+    return replace(
+        page, pictures=pictures, note=" ".join([page.note, told]).strip() if missing else page.note
+    )
+
+
+def first_scorer(results: Json) -> str:
+    """The headline scorer of a results file."""
+    return next(iter(results.get("scores", {})), "em_squad")
+
+
+def facts_of(results: Json) -> list[tuple[str, str]]:
+    """What was evaluated, for the head of the page."""
+    known = [(key, results.get(key)) for key in ("policy", "retriever", "seed")]
+    known += list(results.get("settings", {}).items())
+    return [(key.replace("_", " "), str(value)) for key, value in known if value not in (None, "", {})]
+
+
+def levels_of(scores: Mapping[str, Any], kind: str = "run") -> list[Level]:
+    """Scores as results files hold them: a number, or a dict with ``mean`` (``em`` in older runs); null is left out."""
+    levels = []
+    for name, value in scores.items():
+        score = value if isinstance(value, dict) else {"mean": value}
+        mean, ci95 = score.get("mean", score.get("em")), score.get("ci95")
+        if mean is not None:
+            interval = (ci95[0], ci95[1]) if ci95 else None
+            levels.append(Level(name.replace("_", " "), float(mean), interval, score.get("n"), kind))
+    return levels
+
+
+def with_bounds(levels: list[Level], bounds: Mapping[str, Any]) -> list[Level]:
+    """``levels``, then the bounds from low to high."""
+    return [*levels, *sorted(levels_of(bounds, "bound"), key=lambda level: level.mean)]
+
+
+def fault_warnings(runs: Sequence[tuple[str, Json]]) -> list[str]:
+    """A sentence for every run with faults of ours."""
+    return [
+        f"{label and label.capitalize() + ': '}{episodes_were(results['faults'])} left out of every score "
+        "for a fault of ours."
+        for label, results in runs
+        if results.get("faults")
+    ]
+
+
+def episodes_were(count: int, kind: str = "") -> str:
+    """The beginning of a sentence on so many episodes."""
+    return f"{count} {kind}{'episode was' if count == 1 else 'episodes were'}"
+
+
+def episodes_of(
+    sides: Sequence[Evaluation], scorer: str, name: str = "", limit: int | None = None
+) -> list[Json]:
+    """One entry a question, with one episode (or null) for each evaluation, in the order of the first.
+
+    Args:
+        sides: evaluations of the same questions.
+        scorer: the headline.
+        name: of the set, where the page has several.
+        limit: how many questions; all where None.
+    """
+    by_id = [{record["id"]: record for record in side.records} for side in sides]
+    order: Iterable[str] = dict.fromkeys(identity for side in by_id for identity in side)
+    entries = []
+    for identity in list(order)[:limit]:
+        rows = [side.get(identity) for side in by_id]
+        first = redacted(next(row for row in rows if row))
+        entry: Json = {key: first.get(key) for key in ("id", "question", "answers", "family", "hops")}
+        entry["supporting"] = first.get("supporting_ids", [])
+        entry["set"] = name
+        entry["runs"] = [_episode(row, scorer) if row else None for row in rows]
+        entries.append(entry)
+    return entries
+
+
+def _episode(record: Record, scorer: str) -> Json:
+    score = record.get("reward", 0.0)
+    if scorer in SCORERS:
+        score = SCORERS[scorer](record["prediction"], record["answers"]).value
+    cause = cause_of(record, score)
+    if scorer == OUTCOME and cause not in ("correct", "fault"):
+        cause = UNSOLVED  # the other causes are those of wrong answers
+    record = redacted(record)
+    return {
+        "prediction": record["prediction"],
+        "valid": record["valid"],
+        "score": score,
+        "cause": cause,
+        "tokens": record.get("tokens", {}),
+        "error": record.get("error", ""),
+        "reward": record.get("reward"),
+        "end": record["end_reason"],
+        "searches": record["searches"],
+        "retrieved": record.get("retrieved_ids", []),
+        "prompt": record.get("prompt", ""),
+        "turns": record.get("turns", []),
+    }

@@ -1,0 +1,223 @@
+"""One self-contained HTML page of an evaluation, a suite of them, or a training run.
+
+The numbers are read from the run's folder and never computed anew, with two exceptions: paired tests of two runs, and
+each episode's score and cause of error under the first scorer.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from agentenv.core.io.files import write_text as write
+from agentenv.core.scoring.scorers import SCORERS
+from agentenv.errors import ConfigurationError
+from agentenv.evaluation.compare import compare
+from agentenv.evaluation.records import EPISODES, RESULTS, SUITE, Evaluation, read_evaluation, read_json
+from agentenv.evaluation.report.charts import Curve, line_chart
+from agentenv.evaluation.report.evaluation_page import evaluation_page
+from agentenv.evaluation.report.page import (
+    Page,
+    episodes_of,
+    episodes_were,
+    facts_of,
+    fault_warnings,
+    first_scorer,
+    levels_of,
+    render,
+    with_bounds,
+    with_pictures,
+)
+from agentenv.evaluation.report.tables import league_tables, question_tables, tables
+from agentenv.evaluation.results import OUTCOME
+
+Json = dict[str, Any]
+
+METRICS = "metrics.jsonl"
+PAGE = "report.html"
+CHANGES = "changes.jsonl"
+CURVES = {
+    "dev_score": "{scorer} on dev",
+    "reward_mean": "mean reward",
+    "searches_per_episode": "searches per episode",
+    "answer_rate": "share that answers",
+    "format_rate": "share well-formed",
+    "response_tokens": "response length, tokens",
+    "entropy": "entropy, nats per token",
+    "kl": "KL to the reference",
+    "loss": "loss",
+    "grad_norm": "gradient norm",
+    "zero_variance_share": "groups without variance, share",
+    "effective_groups": "groups that teach, effective number",
+    "sampled_tokens": "sampled tokens a step",
+    "faults": "faults",
+    "valid_share": "games with an accepted question, share",
+    "solved_mean": "accepted questions: mean share of attempts that succeed",
+    "solved_sometimes": "accepted questions solved sometimes, share",
+    "searches_mean": "accepted questions: searches of their proposers",
+    "frame_entropy": "kinds of accepted questions, bits",
+    "overlap": "accepted questions: mean word overlap",
+}
+
+
+def write_report(directory: Path, against: Path | None = None) -> Path:
+    """Writes ``report.html`` into the folder of a run and returns its path.
+
+    Args:
+        directory: an evaluation, a suite of them, or a training run.
+        against: an evaluation or suite of the same questions to compare it with.
+
+    Raises:
+        ConfigurationError: the folder holds neither, or the two cannot be compared.
+        MissingExtra: jinja2 is not installed.
+    """
+    if (directory / METRICS).is_file():
+        if against is not None:
+            raise ConfigurationError(f"{directory} is a training run; only evaluations can be compared here.")
+        page = training_page(directory)
+    elif (directory / SUITE).is_file() or (directory / EPISODES).is_file():
+        page = evaluation_page(directory, against)
+    else:
+        raise ConfigurationError(
+            f"{str(directory)!r} holds neither {METRICS} (a training run) nor {EPISODES} (an evaluation)."
+        )
+    write(directory / PAGE, render(page))
+    return directory / PAGE
+
+
+def training_page(directory: Path) -> Page:
+    """The page of one training folder, finished or not."""
+    lines = read_lines(directory / METRICS)
+    results = read_json(directory / RESULTS) if (directory / RESULTS).is_file() else {}
+    sides = {
+        name: read_evaluation(directory / "evaluation" / name) for name in _sides(directory / "evaluation")
+    }
+    scorer = next((first_scorer(side.results) for side in sides.values()), "em_squad")
+    runs = [(name, side.results) for name, side in sides.items()]
+    paired, warnings = _paired(sides, scorer)
+    if not results:
+        warnings.append("The run is not finished: there is no results.json yet.")
+    named = dict.fromkeys(("before", "after", *sides))
+    levels = levels_of({name: results[name] for name in named if name in results})
+    curves, constants = _curves(lines, scorer)
+    config, questions = directory / "config.toml", directory / "questions.jsonl"
+    changes = read_lines(directory / CHANGES) if (directory / CHANGES).is_file() else []
+    warnings += [_change(**change) for change in changes]
+    page = Page(
+        title=f"Training run {directory.resolve().name}",
+        facts=facts_of(next(sides[name].results for name in ("after", "before") if name in sides))
+        if sides
+        else [],
+        scorer=scorer,
+        levels=with_bounds(levels, results.get("bounds", {})),
+        cards=levels,
+        warnings=[*warnings, *_training_warnings(lines), *fault_warnings(runs)],
+        labels=[label for label, _ in runs],
+        tables=[
+            *tables(runs, scorer),
+            *league_tables(results.get("league")),
+            *question_tables(read_lines(questions) if questions.is_file() else []),
+        ],
+        episodes=episodes_of(list(sides.values()), scorer),
+        paired=paired,
+        curves=curves,
+        constants=constants,
+        seconds=_seconds(results, directory),
+        config=config.read_text(encoding="utf-8") if config.is_file() else "",
+    )
+    return with_pictures(page, list(sides.values()))
+
+
+def _change(after_step: int, key: str, old: Any, new: Any) -> str:
+    """One line of what ``train --resume`` was told to change."""
+    return f"The run went on after step {after_step} with {key} = {new!r} in place of {old!r}."
+
+
+def _sides(folder: Path) -> list[str]:
+    """The finished evaluations of a run: before, after, then those with a rollout strategy."""
+    names = sorted(path.parent.name for path in folder.glob(f"*/{RESULTS}"))
+    return sorted(names, key=lambda name: ({"before": 0, "after": 1}.get(name, 2), name))
+
+
+def _paired(sides: Mapping[str, Evaluation], scorer: str) -> tuple[Json | None, list[str]]:
+    if not {"before", "after"} <= set(sides) or scorer not in {*SCORERS, OUTCOME}:
+        return None, []
+    try:
+        result = compare(sides["before"].directory, sides["after"].directory, scorer=scorer)
+    except ConfigurationError as error:
+        return None, [f"Before and after cannot be compared: {error}"]
+    return {**result["scores"][scorer], "n": result["n"]}, []
+
+
+def _training_warnings(lines: Sequence[Json]) -> list[str]:
+    alike: dict[str, list[Json]] = {}  # by their words: the figures differ from step to step
+    for line in lines:
+        if line.get("warning"):
+            alike.setdefault(re.sub(r"[\d.]+", "", line["warning"]), []).append(line)
+    warnings = [
+        _at_steps([line.get("step", "?") for line in told], told[-1]["warning"]) for told in alike.values()
+    ]
+    faults = sum(line.get("faults") or 0 for line in lines)
+    if faults:
+        warnings.append(f"{episodes_were(faults, 'training ')} masked for a fault of ours.")
+    return warnings
+
+
+def _at_steps(steps: Sequence[Any], warning: str) -> str:
+    if len(steps) == 1:
+        return f"Step {steps[0]}: {warning}"
+    return f"{len(steps)} of steps {steps[0]} to {steps[-1]}, lately: {warning}"
+
+
+def read_lines(path: Path) -> list[Json]:
+    """The JSON lines of a file; a last line that a running or killed process left unfinished is dropped."""
+    lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+    parsed: list[Json] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            parsed.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            if number < len(lines):
+                raise ConfigurationError(f"{path.name}, line {number} is not JSON: {error.msg}.") from None
+    return parsed
+
+
+def _curves(lines: Sequence[Json], scorer: str) -> tuple[list[tuple[str, str, str]], list[tuple[str, str]]]:
+    """The curves of a run: title, last value and chart of each that moves, title and value of each that never does."""
+    found = {key for line in lines for key, value in line.items() if _number(value)} - {"step"}
+    order = [key for key in CURVES if key in found] + sorted(found - set(CURVES))
+    curves, constants = [], []
+    for key in order:
+        rows = [line for line in lines if _number(line.get(key)) and "step" in line]
+        if len(rows) < 2:
+            continue
+        title = CURVES.get(key, key.replace("_", " ")).replace("{scorer}", scorer)
+        last = f"{rows[-1][key]:.3g}"
+        if len({row[key] for row in rows}) == 1:
+            constants.append((title, last))
+            continue
+        bands = [row.get(f"{key}_ci95") for row in rows]
+        band = tuple((b[0], b[1]) for b in bands if b) if all(bands) else ()
+        curve = Curve(key, tuple(row["step"] for row in rows), tuple(row[key] for row in rows), band)
+        curves.append((title, last, line_chart(curve)))
+    return curves, constants
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+def _seconds(results: Json, directory: Path) -> list[tuple[str, float]]:
+    """Seconds by phase: of the whole run from its results, of the steps summed over ``timings.jsonl``."""
+    rows = [
+        (key.replace("_", " "), value) for key, value in results.get("seconds", {}).items() if _number(value)
+    ]
+    path = directory / "timings.jsonl"
+    sums: dict[str, float] = {}
+    for line in read_lines(path) if path.is_file() else []:
+        for key, value in line.items():
+            if "second" in key and _number(value):
+                sums[key] = sums.get(key, 0.0) + value
+    return rows + [(f"all steps: {key.replace('_', ' ')}", total) for key, total in sums.items()]

@@ -1,0 +1,146 @@
+"""``kind:rest`` for policies."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentenv.core.io.digests import file_digests, value_digest
+from agentenv.errors import CheckpointMismatch, ConfigurationError, MissingExtra, UnknownName
+from agentenv.policies.lora import base_and_adapter
+from agentenv.policies.tiny import shipped_weights
+
+if TYPE_CHECKING:
+    from agentenv.policies.hf import HFPolicy
+    from agentenv.policies.openai import OpenAIPolicy
+    from agentenv.policies.vllm import VLLMPolicy
+
+KINDS = (
+    "scripted",
+    "scripted:extractive",
+    "tiny",
+    "hf:PATH",
+    "vllm:PATH",
+    "vllm:PATH@URL",
+    "openai:MODEL@URL",
+)
+_ENDPOINT = "openai:"
+_ENGINE = "vllm:"
+
+
+def is_endpoint(spec: str) -> bool:
+    """Whether ``spec`` names a model behind an HTTP address."""
+    return spec.startswith(_ENDPOINT)
+
+
+def is_engine(spec: str) -> bool:
+    """Whether ``spec`` names weights that vLLM samples from."""
+    return spec.startswith(_ENGINE)
+
+
+def check_policy(spec: str) -> None:
+    """Refuses a spec that names no policy; nothing is loaded and nothing is sent.
+
+    Raises:
+        UnknownName: no such kind of policy; carries the nearest.
+        ConfigurationError: an endpoint that is not written as one.
+        CheckpointMismatch: there is no such folder.
+    """
+    if is_endpoint(spec):
+        make_endpoint_policy(spec)
+    elif spec not in KINDS or spec == "tiny":
+        folder = policy_folder(spec)
+        if not folder.is_dir():
+            raise CheckpointMismatch(
+                f"{folder} holds no model that can be loaded: there is no folder {folder}"
+            )
+
+
+def make_policy(spec: str) -> "HFPolicy":
+    """The policy that ``spec`` names, whose tokens can be trained on.
+
+    ``tiny`` is the shipped policy, ``hf:PATH`` a local transformers folder. ``scripted`` (the expert of each
+    environment) needs the episodes and is made by the evaluation.
+
+    Raises:
+        UnknownName: no such kind of policy.
+        ConfigurationError: an endpoint, which can be evaluated only.
+        MissingExtra: torch or transformers is not installed.
+        CheckpointMismatch: the folder holds no model that can be loaded.
+    """
+    if is_endpoint(spec):
+        raise ConfigurationError(
+            f"{spec!r} gives text and no token ids: it can be evaluated and not trained on. Train with hf:PATH."
+        )
+    if is_engine(spec):
+        raise ConfigurationError(
+            f"{spec!r} holds no model to train or change: name hf:PATH, and engine.kind='vllm' for who samples"
+        )
+    folder = policy_folder(spec)
+    try:
+        from agentenv.policies.hf import HFPolicy
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of(error.name or "torch", "train") from error
+    return HFPolicy.load(folder)
+
+
+def make_endpoint_policy(spec: str) -> "OpenAIPolicy":
+    """The policy behind ``openai:MODEL@URL#options``; nothing is sent yet.
+
+    Raises:
+        ConfigurationError: no such address or option.
+    """
+    from agentenv.policies.endpoint import ChatClient, Endpoint
+    from agentenv.policies.openai import OpenAIPolicy
+
+    return OpenAIPolicy(ChatClient(Endpoint.parse(spec.removeprefix(_ENDPOINT))))
+
+
+def make_engine_policy(spec: str) -> "VLLMPolicy":
+    """The policy of ``vllm:PATH``, sampled by an engine started here, or of ``vllm:PATH@URL[,URL...]`` by running servers.
+
+    Raises:
+        MissingExtra: vLLM or transformers is not installed.
+        CheckpointMismatch: the folder holds no model that can be loaded.
+        PolicyFault: no engine came up, or a server does not answer.
+    """
+    from agentenv.policies.engine import EngineConfig
+
+    try:
+        from agentenv.policies.vllm import VLLMPolicy
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of(error.name or "torch", "train") from error
+    _, _, urls = spec.partition("@")
+    config = EngineConfig(kind="vllm", urls=tuple(urls.split(",")) if urls else ())
+    return VLLMPolicy.load(policy_folder(spec), config)
+
+
+def policy_digest(spec: str) -> str:
+    """A digest of the weights, the tokenizer and the cards that ``spec`` names, of the base too where it is an adapter.
+
+    Texts for people (``*.md``) do not count.
+
+    Raises:
+        UnknownName: no such kind of policy, or one without a folder.
+        CheckpointMismatch: an adapter that names no base.
+    """
+    base, adapter = base_and_adapter(policy_folder(spec))
+    held = [file_digests(folder) for folder in (base, adapter) if folder is not None]
+    return value_digest(
+        [{name: digest for name, digest in files.items() if not name.endswith(".md")} for files in held]
+    )
+
+
+def policy_folder(spec: str) -> Path:
+    """The folder with the weights that ``spec`` names.
+
+    Raises:
+        UnknownName: no such kind of policy, or one without a folder.
+    """
+    kind, _, rest = spec.partition(":")
+    if spec == "tiny":
+        return shipped_weights()
+    if kind == "hf" and rest:
+        return Path(rest)
+    if is_engine(spec) and rest:
+        path = rest.partition("@")[0]
+        return shipped_weights() if path == "tiny" else Path(path)
+    raise UnknownName.among("policy", spec, KINDS)

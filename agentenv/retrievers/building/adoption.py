@@ -1,0 +1,85 @@
+"""Takes over an index that was built elsewhere, as those of Search-R1 and FlashRAG over wiki-18, without rebuilding it.
+
+Theirs is one FAISS file and one ``.jsonl`` whose line i, ``{"id", "contents"}``, is row i of the index. Nothing in the
+files says so, nor which encoder made the vectors, so a sample of passages is encoded and compared with the index.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agentenv.errors import ConfigurationError, IndexMismatch
+from agentenv.retrievers.encoder import Encoder, Vectors
+from agentenv.retrievers.faiss import INDEX_FILE, FaissRetriever, dense_card, laid_out
+from agentenv.retrievers.indexes import load_faiss, read_index
+from agentenv.retrievers.storage.mapped_corpus import MappedCorpus, link_corpus
+from agentenv.retrievers.storage.retriever_folder import new_folder, write_card
+
+_SAMPLE = 16
+_LEAST_SIMILARITY = 0.99  # half precision and another batch size leave .9999
+_LAYOUT = '"{title}"\n{text}'
+_LEAST_FOUND = 0.9  # share of the sample that is nearest to its own row, where vectors are stored inexactly
+
+
+def adopt_index(index_file: Path, corpus: Path, out: Path, encoder: Encoder) -> FaissRetriever:
+    """Makes ``out`` a retriever of links to both files, with the tables and the card that belong to it.
+
+    Args:
+        index_file: what ``faiss.write_index`` wrote, inner product.
+        corpus: a ``.jsonl`` file, row i of the index being its document i.
+        out: the folder to write; an older retriever there is replaced.
+        encoder: the one that made the vectors, prefixes and pooling included.
+
+    Raises:
+        CorpusError: the corpus is compressed, empty or corrupt.
+        ConfigurationError: the index cannot be read, or is of a kind that cannot be searched here.
+        IndexMismatch: index, corpus and encoder do not belong together.
+    """
+    index = read_index(index_file)
+    _refuse_unsearchable(index, index_file)
+    with new_folder(out) as fresh:
+        linked = link_corpus(corpus, fresh)
+        if (index.ntotal, index.d) != (len(linked), encoder.dim):
+            raise IndexMismatch(
+                f"{index_file} holds {index.ntotal} vectors of {index.d} dimensions, but {corpus} has {len(linked)} "
+                f"passages and the encoder {encoder.dim} dimensions; they do not belong together."
+            )
+        _refuse_strangers(index, linked, encoder)
+        (fresh / INDEX_FILE).symlink_to(index_file.resolve())
+        with corpus.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        kind = type(index).__name__
+        write_card(fresh, dense_card(linked, encoder, kind, layout=_LAYOUT, corpus_file=digest))
+    return FaissRetriever.load(out, encoder=encoder)
+
+
+def _refuse_unsearchable(index: Any, path: Path) -> None:
+    faiss = load_faiss()
+    if index.metric_type != faiss.METRIC_INNER_PRODUCT:
+        raise ConfigurationError(f"{path} compares by distance, not by inner product; build the index again.")
+    if isinstance(index, faiss.IndexIDMap):
+        raise ConfigurationError(
+            f"{path} keeps labels of its own; rows of the corpus are the only labels here."
+        )
+
+
+def _refuse_strangers(index: Any, corpus: MappedCorpus, encoder: Encoder) -> None:
+    rows = np.unique(np.linspace(0, len(corpus) - 1, _SAMPLE).astype(np.int64))
+    try:
+        stored: Vectors = np.stack([index.reconstruct(int(row)) for row in rows])
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"{type(index).__name__} does not give its vectors back to compare."
+        ) from error
+    similarity = encoder.encode_passages([laid_out(corpus[int(row)], _LAYOUT) for row in rows]) @ stored.T
+    found = float(np.mean(similarity.argmax(axis=1) == np.arange(len(rows))))
+    if isinstance(index, load_faiss().IndexFlat):
+        found = float(np.mean(np.diag(similarity) >= _LEAST_SIMILARITY))
+    if found < _LEAST_FOUND:
+        raise IndexMismatch(
+            f"Of {len(rows)} passages {found:.0%} have the vector that encoder {encoder.spec!r} gives them (mean "
+            f"similarity {np.diag(similarity).mean():.3f}); the corpus is in another order, or the encoder, its prefix "
+            f"or its pooling are others."
+        )

@@ -1,0 +1,123 @@
+"""From a spec such as ``faiss:DIR`` to a retriever."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from agentenv.core.protocols import Retriever
+from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.retrievers.bm25 import BM25Retriever
+from agentenv.retrievers.cassette import CassetteRetriever
+from agentenv.retrievers.faiss import FaissRetriever
+from agentenv.retrievers.hybrid import HybridRetriever
+from agentenv.retrievers.remote import RemoteRetriever
+from agentenv.retrievers.rerank import RerankRetriever, make_reranker
+from agentenv.retrievers.simulation.simulated import SimulatedRetriever
+from agentenv.retrievers.storage.retriever_folder import read_card
+from agentenv.retrievers.web import WebRetriever
+
+LOADERS: dict[str, Callable[[Path], Retriever]] = {
+    "faiss": FaissRetriever.load,
+    "bm25": BM25Retriever.load,
+    "hybrid": HybridRetriever.load,
+}
+
+
+def _rerank(rest: str) -> Retriever:
+    reranker, at, inner = rest.partition("@")
+    if not at:
+        raise ConfigurationError(f"'rerank:{rest}' names no retriever; write 'rerank:MODEL@faiss:DIR'.")
+    return RerankRetriever(make_retriever(inner), make_reranker(reranker))
+
+
+def make_retriever(spec: str) -> Retriever:
+    """The retriever that ``spec`` names.
+
+    ``faiss:DIR``, ``bm25:DIR`` and ``hybrid:DIR`` are saved ones; ``rerank:MODEL@SPEC`` reorders what another one finds;
+    ``simulated:SIMULATOR`` is a model that plays the search engine, in the forms of `simulation.simulators.KINDS`;
+    ``http://HOST:PORT`` is a server; ``web:NAME`` is a search engine; ``cassette:FILE`` replays a recording, and
+    ``cassette:FILE@SPEC`` asks the retriever SPEC what the file lacks and records it.
+
+    Raises:
+        UnknownName: no such kind of retriever.
+        ConfigurationError: what the spec names is not there or is of another kind.
+        IndexMismatch: encoder or corpus are not those that the index was built with.
+        RetrieverFault: a server does not answer.
+    """
+    check_retriever(spec)
+    kind, _, rest = spec.partition(":")
+    return (OTHERS | {name: _of_folder(name) for name in LOADERS})[kind](rest)
+
+
+def check_retriever(spec: str) -> None:
+    """Refuses a spec that names no kind of retriever, also one within another; opens nothing.
+
+    Raises:
+        UnknownName: no such kind; carries the nearest.
+    """
+    kind, _, rest = spec.partition(":")
+    if kind not in (known := (*OTHERS, *LOADERS)):
+        raise UnknownName.among("retriever", kind, known)
+    if kind in ("rerank", "cassette") and "@" in rest:
+        check_retriever(rest.partition("@")[2])
+
+
+def open_retriever(folder: Path) -> Retriever:
+    """The retriever saved in ``folder``, of whatever kind its card says.
+
+    Raises:
+        ConfigurationError: the folder holds no retriever, or its card names a kind that is not read from a folder.
+        IndexMismatch: encoder or corpus are not those that the index was built with.
+    """
+    kind = read_card(folder).kind  # somebody else may have written it: only what reads a folder is named here
+    if kind not in LOADERS:
+        raise ConfigurationError(
+            f"the card in {folder} names the kind {kind!r:.80}; a folder holds one of {', '.join(LOADERS)}"
+        )
+    return LOADERS[kind](folder)
+
+
+def _of_folder(kind: str) -> Callable[[str], Retriever]:
+    def load(rest: str) -> Retriever:
+        if not rest:
+            raise ConfigurationError(f"{kind!r} names no folder; write '{kind}:DIR'.")
+        return LOADERS[kind](Path(rest))
+
+    return load
+
+
+def _remote(scheme: str) -> Callable[[str], Retriever]:
+    def connect(rest: str) -> Retriever:
+        retriever = RemoteRetriever(f"{scheme}:{rest}" if rest.startswith("//") else rest)
+        retriever.info()  # who does not answer is said before the first question
+        return retriever
+
+    return connect
+
+
+def _cassette(rest: str) -> Retriever:
+    file, at, inner = rest.partition("@")
+    if not file:
+        raise ConfigurationError("'cassette' names no file; write 'cassette:FILE'.")
+    return CassetteRetriever(Path(file), make_retriever(inner) if at else None)
+
+
+OTHERS: dict[str, Callable[[str], Retriever]] = {
+    "http": _remote("http"),
+    "https": _remote("https"),
+    "web": WebRetriever.named,
+    "cassette": _cassette,
+    "rerank": _rerank,
+    "simulated": SimulatedRetriever.parse,
+}
+
+FORMS = (
+    *(f"{kind}:DIR" for kind in LOADERS),
+    "http://HOST:PORT",
+    "web:NAME",
+    "cassette:FILE",
+    "cassette:FILE@SPEC",
+    "rerank:MODEL@SPEC",
+    "simulated:SIMULATOR",
+    "simulated:OPTION=VALUE,...@SIMULATOR",
+)
+"""Every form of a spec, for people."""

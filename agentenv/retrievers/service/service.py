@@ -1,0 +1,210 @@
+"""The retrieval service without its HTTP: who is let in, what each route does, what is too much."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from agentenv.core.protocols import Retriever
+from agentenv.errors import UnknownName
+from agentenv.retrievers.base import batching_parts
+from agentenv.retrievers.remote import Found
+from agentenv.retrievers.service.desk import Desk, Memory
+from agentenv.retrievers.service.pages import Pages
+from agentenv.retrievers.service.telemetry import Telemetry
+from agentenv.retrievers.service.wire import (
+    DEFAULT_K,
+    VERSION,
+    AccessRequest,
+    ContextQuery,
+    RetrieveRequest,
+    SearchRequest,
+    accessed,
+    retrieved,
+)
+from agentenv.web.gate import Gate, Refusal
+
+_LINGER = 0.15  # clients that ask one question after the other come back within so much of a batch
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of a service."""
+
+    queue: int = 16_384
+    """Queries of one corpus that may wait or be under way; one request can hold no more."""
+    cache: int = 20_000
+    """Replies remembered; 0 remembers none. Each may hold as much text as three long passages do; larger ones take the room
+    of several."""
+    passages: int = 65_536
+    """Passages that one request may ask for, its queries times k."""
+    passages_at_once: int = 262_144
+    """Passages of all requests that are under way, until their answers have been sent."""
+    documents: int = 1_024
+    """Documents and pages that one request may open."""
+    text_chars: int = 64 * 2**20
+    """Length of the opened documents of one request together."""
+    timeout_s: float = 30.0
+    """From a request's last byte to its answer."""
+    body_s: float = 10.0
+    """For a request's body to arrive."""
+    body_bytes: int = 8 * 2**20
+    """Length of a body."""
+    query_chars: int = 32_768
+    """Length of a query."""
+    most_k: int = 1_000
+    """Passages a query."""
+
+
+class Service(Gate):
+    """Serves corpora to HTTP requests. It starts empty; `open` makes it ready.
+
+    Args:
+        limits: bounds.
+        token: what callers must send as bearer token; None lets everybody in.
+    """
+
+    def __init__(self, limits: Limits | None = None, *, token: str | None = None) -> None:
+        super().__init__(token)
+        self.limits = limits or Limits()
+        self.desks: dict[str, Desk] = {}
+        self.wanted = 0
+        """Passages of all requests under way."""
+        self._memory = Memory(self.limits.cache)
+        self._pages: dict[str, Pages] = {}
+        self.telemetry = Telemetry(self, lambda corpus: self.desks[corpus].waiting)
+
+    def open(self, retrievers: Mapping[str, Retriever]) -> None:
+        """Begins to answer; the first corpus is the one of requests that name none."""
+        for name, retriever in retrievers.items():
+            self.desks[name] = Desk(
+                name, retriever, memory=self._memory, queue=self.limits.queue, tally=self.telemetry
+            )
+            self.telemetry.watch(name, retriever)
+            for part in batching_parts(retriever).values():
+                part.linger = _LINGER
+            if hasattr(retriever, "corpus"):
+                self._pages[name] = Pages(retriever.corpus)
+        self.ready()
+
+    def claim(self, body: RetrieveRequest | SearchRequest | AccessRequest, corpus: str | None) -> int:
+        """Counts what ``body`` asks for as under way and returns it; whoever claims gives it back to `release`.
+
+        Raises:
+            Refusal: it asks for more than one request may, or too much is under way.
+            UnknownName: no such corpus.
+        """
+        if isinstance(body, AccessRequest):
+            return 0
+        k = body.k if isinstance(body, SearchRequest) else body.topk or DEFAULT_K
+        if k > self.limits.most_k:
+            raise Refusal(422, f"k is {k}; this server gives at most {self.limits.most_k}.", "BadRequest")
+        wanted = len(body.queries) * min(k, self._desk(body.corpus or corpus).info.documents or k)
+        most = self.limits.passages
+        if wanted > most:
+            said = f"{len(body.queries)} queries with k = {k} are more than {most} passages; send several requests."
+            raise Refusal(413, said, "TooLarge")
+        if self.wanted + wanted > self.limits.passages_at_once:
+            raise Refusal(429, f"{self.wanted} passages are under way already; try again later.", "QueueFull")
+        self.wanted += wanted
+        return wanted
+
+    def release(self, wanted: int) -> None:
+        """Gives back what `claim` counted."""
+        self.wanted -= wanted
+
+    async def retrieve(self, body: RetrieveRequest, corpus: str | None) -> dict[str, Any]:
+        """Search-R1's route."""
+        desk = self._desk(body.corpus or corpus)
+        found = await self._search(desk, body.queries, body.topk or DEFAULT_K, body.partial)
+        reply: dict[str, Any] = {"result": [retrieved(one, body.return_scores) for one in found.passages]}
+        return reply | ({"complete": False, "missing": found.missing} if found.missing else {})
+
+    async def search(self, body: SearchRequest, corpus: str | None) -> dict[str, Any]:
+        """Our route, versioned."""
+        desk = self._desk(body.corpus or corpus)
+        queries = [query.query() if isinstance(query, ContextQuery) else query for query in body.queries]
+        timeout_s = min(body.timeout_s or self.limits.timeout_s, self.limits.timeout_s)
+        found = await self._search(desk, queries, body.k, body.partial, timeout_s)
+        return {
+            "version": VERSION,
+            "corpus": desk.name,
+            "index": desk.info.fingerprint,
+            "results": found.passages,
+            "complete": not found.missing,
+            "missing": found.missing,
+        }
+
+    async def access(self, body: AccessRequest, corpus: str | None) -> dict[str, Any]:
+        """Whole documents by id and by address; null for one that is not there."""
+        desk = self._desk(body.corpus or corpus)
+        if len(body.ids) + len(body.urls) > self.limits.documents:
+            raise Refusal(413, f"At most {self.limits.documents} documents a request.", "TooLarge")
+        if hasattr(desk.retriever, "documents"):
+            return {"result": await desk.retriever.documents(body.ids, body.urls)}
+        if desk.name not in self._pages:
+            raise Refusal(404, f"{desk.name} is a {desk.info.name} retriever and holds no documents to open.")
+        pages = self._pages[desk.name]
+        # In a thread: the first address makes the table of all titles.
+        return {"result": await asyncio.to_thread(self._opened, pages, body)}
+
+    def _opened(self, pages: Pages, body: AccessRequest) -> list[dict[str, Any] | None]:
+        result: list[dict[str, Any] | None] = []
+        room = self.limits.text_chars
+        for ask, url in [*((one, None) for one in body.ids), *((one, one) for one in body.urls)]:
+            documents = pages.by_id(ask) if url is None else pages.by_url(url)
+            room -= sum(len(document.text) for document in documents)
+            if room < 0:
+                said = f"These documents have more than {self.limits.text_chars} characters; ask for fewer."
+                raise Refusal(413, said, "TooLarge")
+            result.append(accessed(documents, url))
+        return result
+
+    def info(self, corpus: str | None) -> dict[str, Any]:
+        """The card of one corpus."""
+        return {"version": VERSION, **_card(self._desk(corpus))}
+
+    def health(self) -> dict[str, Any]:
+        """That the process answers, and what it serves."""
+        return {
+            "status": self.state,
+            "version": VERSION,
+            "corpora": [_card(desk) for desk in self.desks.values()],
+        }
+
+    def _desk(self, name: str | None) -> Desk:
+        if name is None:
+            return next(iter(self.desks.values()))
+        if name not in self.desks:
+            raise UnknownName.among("corpus", name, self.desks)
+        return self.desks[name]
+
+    async def _search(
+        self, desk: Desk, queries: list[Any], k: int, partial: bool, timeout_s: float | None = None
+    ) -> Found:
+        if len(queries) > self.limits.queue:
+            raise Refusal(
+                413, f"{len(queries)} queries; at most {self.limits.queue} fit into one request.", "TooLarge"
+            )
+        texts = (query if isinstance(query, str) else query.text for query in queries)
+        if (longest := max(map(len, texts), default=0)) > self.limits.query_chars:
+            raise Refusal(
+                413,
+                f"A query has {longest} characters; at most {self.limits.query_chars} are taken.",
+                "TooLarge",
+            )
+        found = await desk.search(queries, k, timeout_s or self.limits.timeout_s)
+        if found.missing and not partial:
+            said = f"No answer from {len(found.missing)} shards; the rest would be incomplete."
+            raise Refusal(503, said, "ShardsMissing", missing=found.missing)
+        return found
+
+
+def _card(desk: Desk) -> dict[str, Any]:
+    retriever = desk.retriever
+    encoder = getattr(getattr(retriever, "encoder", None), "id", None)
+    of_index = {
+        "index_spec": getattr(retriever, "spec", None),
+        "threads": getattr(retriever, "threads", None),
+    }
+    return {"corpus": desk.name, **asdict(desk.info), "encoder": encoder, **of_index}

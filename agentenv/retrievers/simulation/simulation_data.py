@@ -1,0 +1,180 @@
+"""What a simulator is fine-tuned on, and how well it does afterwards.
+
+Real searches are made for the questions of the training split; a document that was found is useful where it contains the
+answer that the query is after, and noisy where it does not (ZeroSearch, whose first version judged whole trajectories).
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from agentenv.core.env import run_sync
+from agentenv.core.io.files import replacing
+from agentenv.core.protocols import Retriever
+from agentenv.core.scoring.scorers import get_scorer
+from agentenv.core.types import Passage, Task
+from agentenv.errors import ConfigurationError, DatasetError
+from agentenv.retrievers.base import passage_text
+from agentenv.retrievers.simulation.simulated import TRAINING, read_documents
+from agentenv.retrievers.simulation.simulators import Brief, Simulator
+
+_ASKED_AT_ONCE = 256
+_DEEPER = 4  # times as many passages are searched as a page holds, for a noisy page beside the useful one
+
+Page = tuple[tuple[str, str], ...]
+"""Title and text of each document."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One query with a useful page and a noisy one."""
+
+    query: str
+    question: str
+    answer: str
+    """The gold that a simulator is told."""
+    wanted: tuple[str, ...]
+    """What documents were labelled by: the accepted answers, or that of the query's own hop where it is known."""
+    useful: Page
+    noisy: Page
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the query is after the answer itself."""
+        return self.answer in self.wanted
+
+    def brief(self, *, useful: bool, seed: int = 0) -> Brief:
+        """What a simulator is told of it."""
+        documents = len(self.useful if useful else self.noisy)
+        return Brief(self.query, documents, useful, self.question, self.answer, seed)
+
+
+def collect_examples(tasks: Sequence[Task], retriever: Retriever, k: int) -> Iterator[Example]:
+    """An example for every query of ``tasks`` whose first ``k`` passages hold the answer.
+
+    Queries are those of the reasoning path where a task carries it, and the question elsewhere. A useful page is what was
+    found; a noisy one the first ``k`` passages without the answer.
+
+    Args:
+        tasks: Questions of the training split.
+        retriever: A real one.
+        k: Documents a page.
+
+    Raises:
+        ConfigurationError: a question of another split, whose answer a simulator may never learn.
+        RetrieverFault: a search failed.
+    """
+    for task in tasks:
+        if task.split != TRAINING:
+            raise ConfigurationError(
+                f"Question {task.id!r} is of the split {task.split!r}: simulators learn from {TRAINING!r} alone."
+            )
+    asked = [(task, query, wanted) for task in tasks for query, wanted in _queries(task)]
+    for start in range(0, len(asked), _ASKED_AT_ONCE):
+        part = asked[start : start + _ASKED_AT_ONCE]
+        found = run_sync(retriever.search([query for _, query, _ in part], _DEEPER * k))
+        for (task, query, wanted), passages in zip(part, found, strict=True):
+            holds = [contains(passage, wanted) for passage in passages]
+            noisy = [p for p, held in zip(passages, holds, strict=True) if not held][:k]
+            if any(holds[:k]) and len(noisy) == k:
+                pages = _page(passages[:k]), _page(noisy)
+                yield Example(query, task.question, task.answers[0], wanted, *pages)
+
+
+def contains(passage: Passage, answers: Sequence[str]) -> bool:
+    """Whether title and text hold one of ``answers``, normalised."""
+    return get_scorer("em_cover")(passage_text(passage), answers).value > 0
+
+
+def _queries(task: Task) -> list[tuple[str, tuple[str, ...]]]:
+    path = task.data.get("path", ())
+    hops = [(hop["query"], (hop["answer"],)) for hop in path[:-1]]
+    return [*hops, (path[-1]["query"] if path else task.question, task.answers)]
+
+
+def _page(passages: Sequence[Passage]) -> Page:
+    return tuple((passage.title, passage.text) for passage in passages)
+
+
+def write_examples(path: Path, examples: Iterable[Example]) -> int:
+    """Writes one JSON line an example; returns how many. The file appears when it is complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    count = 0
+    with replacing(path) as part, part.open("w", encoding="utf-8") as file:
+        for example in examples:
+            count += file.write(json.dumps(asdict(example), ensure_ascii=False) + "\n") > 0
+    return count
+
+
+def read_examples(path: Path) -> list[Example]:
+    """Reads what `write_examples` wrote.
+
+    Raises:
+        DatasetError: the file cannot be read, holds no example, or a line is none.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"{path} cannot be read: {error}.") from error
+    if not lines:
+        raise DatasetError(f"{path} holds no examples; build it with agentenv simulator data.")
+    return [_example(f"{path}, line {number}", line) for number, line in enumerate(lines, start=1)]
+
+
+def _example(place: str, line: str) -> Example:
+    try:
+        row: dict[str, Any] = json.loads(line)
+        pages = {name: tuple((title, text) for title, text in row[name]) for name in ("useful", "noisy")}
+        return Example(**row | pages | {"wanted": tuple(row["wanted"])})
+    except (ValueError, TypeError, KeyError) as error:
+        raise DatasetError(f"{place} is no example of a simulator: {error}.") from error
+
+
+def measure_quality(
+    simulator: Simulator, examples: Sequence[Example], known: Sequence[Example], *, limit: int = 100
+) -> dict[str, Any]:
+    """How well a simulator does what it is told, over the first ``limit`` examples that were never trained on.
+
+    Args:
+        simulator: Who writes.
+        examples: Held-out ones.
+        known: Those it was trained on, for the copy rate.
+        limit: Most examples.
+
+    Returns:
+        ``n``; ``useful_contains`` and ``noisy_contains``, the shares of pages with the answer, over queries after the answer
+        itself; ``unreadable``, the share of pages without a document; ``copy_rate``, the share of documents that stand
+        word for word in ``known``; ``words``, the mean length of a document, and ``real_words``, that of real ones. A mean
+        over nothing is None.
+
+    Raises:
+        Fault: the simulator failed.
+    """
+    examples = list(islice(examples, limit))
+    briefs = [example.brief(useful=useful) for useful in (True, False) for example in examples]
+    written = run_sync(simulator.write(briefs))
+    pages = [read_documents(page, brief) for page, brief in zip(written, briefs, strict=True)]
+    held: dict[bool, list[bool]] = {True: [], False: []}
+    for brief, page, example in zip(briefs, pages, examples * 2, strict=True):
+        if example.is_direct:
+            held[brief.useful].append(any(contains(passage, example.wanted) for passage in page))
+    texts = [passage.text for page in pages for passage in page]
+    seen = {text for example in known for _, text in (*example.useful, *example.noisy)}
+    real = [text for example in examples for _, text in (*example.useful, *example.noisy)]
+    return {
+        "n": len(examples),
+        "useful_contains": _mean(held[True]),
+        "noisy_contains": _mean(held[False]),
+        "unreadable": _mean([not page for page in pages]),
+        "copy_rate": _mean([text in seen for text in texts]),
+        "words": _mean([len(text.split()) for text in texts]),
+        "real_words": _mean([len(text.split()) for text in real]),
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None

@@ -1,0 +1,168 @@
+"""A corpus: documents in a fixed order, read from JSON lines, with a fingerprint of their content."""
+
+import gzip
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TextIO, cast, overload
+
+from agentenv.core.io.strict_json import read_json_text
+from agentenv.core.types import Document
+from agentenv.errors import CorpusError
+
+CORPUS_FILES = ("corpus.jsonl", "corpus.jsonl.gz")
+
+
+class Corpus(Sequence[Document]):
+    """Documents in the order of their rows; the row of a document breaks ties between equal scores.
+
+    Args:
+        documents: at least one document, every id once.
+        source: where they come from, for error messages.
+
+    Raises:
+        CorpusError: no documents, or an id that occurs twice.
+    """
+
+    def __init__(self, documents: Iterable[Document], *, source: str = "the corpus") -> None:
+        self._documents: list[Document] = []
+        self._rows: dict[str, int] = {}
+        digest = hashlib.sha256()
+        for row, document in enumerate(documents):
+            first = self._rows.setdefault(document.id, row)
+            if first != row:
+                raise CorpusError(
+                    f"{source}: id {document.id!r} stands in rows {first + 1} and {row + 1}; make ids unique."
+                )
+            self._documents.append(document)
+            digest.update(document_line(document))
+        if not self._documents:
+            raise CorpusError(f"{source} is empty; give at least one document.")
+        self.fingerprint = digest.hexdigest()
+        """SHA-256 over id, title and text of every document, in order."""
+
+    def __len__(self) -> int:
+        return len(self._documents)
+
+    @overload
+    def __getitem__(self, row: int) -> Document: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[Document]: ...
+    def __getitem__(self, row: int | slice) -> Document | list[Document]:
+        return self._documents[row]
+
+    def row_of(self, document_id: str) -> int:
+        """The row, from 0, of the document with this id.
+
+        Raises:
+            KeyError: no document has this id.
+        """
+        return self._rows[document_id]
+
+    def save(self, path: Path) -> None:
+        """Writes one ``{"id", "title", "text"}`` a line."""
+        with path.open("wb") as file:
+            file.writelines(map(document_line, self))
+
+
+def as_corpus(documents: Iterable[Document]) -> Corpus:
+    """``documents`` itself if it is a corpus, else a corpus of them."""
+    return documents if isinstance(documents, Corpus) else Corpus(documents)
+
+
+def load_corpus(path: Path | str) -> Corpus:
+    """Reads a corpus from a ``.jsonl`` or ``.jsonl.gz`` file, or from ``corpus.jsonl[.gz]`` in a folder.
+
+    A line is ``{"id", "title", "text"}``, or ``{"id", "contents"}`` as in Search-R1, where contents is the
+    quoted title, a newline and the text.
+
+    Raises:
+        CorpusError: the file is missing, empty or corrupt, a field is missing, or an id occurs twice.
+    """
+    file = corpus_file(Path(path))
+    return Corpus(read_documents(file), source=str(file))
+
+
+def read_documents(path: Path) -> Iterator[Document]:
+    """Yields the documents of a ``.jsonl`` or ``.jsonl.gz`` file one by one; blank lines are skipped.
+
+    Raises:
+        CorpusError: a line is not JSON or lacks a field; the message gives its number.
+    """
+    number = 0
+    try:
+        with _open(path) as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield parse_document(line, f"{path}, line {number}")
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise CorpusError(f"{path} cannot be read after line {number}: {error}.") from error
+
+
+def corpus_file(path: Path) -> Path:
+    """``path`` itself, or the corpus file in it where it is a folder.
+
+    Raises:
+        CorpusError: the folder holds none.
+    """
+    if not path.is_dir():
+        return path
+    for name in CORPUS_FILES:
+        if (path / name).is_file():
+            return path / name
+    raise CorpusError(f"{path} holds no {' or '.join(CORPUS_FILES)}; name the corpus file itself.")
+
+
+def _open(path: Path) -> TextIO:
+    if path.suffix == ".gz":
+        return cast(TextIO, gzip.open(path, "rt", encoding="utf-8"))
+    return path.open(encoding="utf-8")
+
+
+def parse_document(line: str | bytes, place: str) -> Document:
+    """The document on one line of a corpus file.
+
+    Args:
+        line: JSON in one of the layouts of `load_corpus`.
+        place: where the line stands, for error messages.
+
+    Raises:
+        CorpusError: it is not JSON, or lacks a field.
+    """
+    try:
+        record = read_json_text(line)
+    except ValueError as error:
+        raise CorpusError(f"{place} is not JSON ({error}): {line[:60]!r}.") from error
+    if not isinstance(record, dict):
+        raise CorpusError(f"{place} is not an object with id, title and text: {line[:60]!r}.")
+    if "contents" in record and "text" not in record:
+        title, newline, text = _field(record, "contents", place).partition("\n")
+        record |= (
+            {"title": title.strip().strip('"'), "text": text} if newline else {"title": "", "text": title}
+        )
+    if isinstance(record.get("id"), int):
+        record["id"] = str(record["id"])
+    return Document(*(_field(record, name, place) for name in ("id", "title", "text")))
+
+
+def _field(record: dict[str, Any], name: str, place: str) -> str:
+    if name not in record:
+        raise CorpusError(
+            f"{place} lacks the field {name!r}; it has {', '.join(map(repr, record)) or 'none'}."
+        )
+    value = record[name]
+    if not isinstance(value, str) or (name == "id" and not value):
+        raise CorpusError(f"{place}: {name!r} is {value!r}; give a string.")
+    return value
+
+
+def document_line(document: Document) -> bytes:
+    """The line of a document in a saved corpus; the fingerprint of a corpus is the SHA-256 of all of them."""
+    record = {"id": document.id, "title": document.title, "text": document.text}
+    try:
+        return (json.dumps(record, ensure_ascii=False) + "\n").encode()
+    except UnicodeEncodeError as error:
+        raise CorpusError(
+            f"Document {document.id!r} holds half of a surrogate pair, which is no text: repair it."
+        ) from error

@@ -1,0 +1,184 @@
+"""A corpus that stays in its file: only the rows that are asked for are read, and all processes share the pages.
+
+Beside ``corpus.jsonl`` stand two tables, mapped into memory as well: where each row starts, and the rows sorted by a
+hash of their ids. Writing and checking them takes under 64 bytes of memory a row, however long the texts are.
+"""
+
+import hashlib
+import mmap
+from array import array
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentenv.core.types import Document
+from agentenv.errors import CorpusError
+from agentenv.retrievers.storage.corpus import Corpus, document_line, parse_document
+
+CORPUS_FILE = "corpus.jsonl"
+STARTS_FILE = "corpus.starts.npy"
+IDS_FILE = "corpus.ids.npy"
+
+Table = NDArray[np.int64]
+
+
+class _Row(NamedTuple):
+    start: int  # byte in the file
+    document: Document
+
+
+class MappedCorpus(Corpus):
+    """The corpus in a folder that `write_corpus` or `link_corpus` made.
+
+    Args:
+        folder: holds the corpus and its two tables.
+        fingerprint: that of the corpus; whoever opens it has checked it.
+
+    Raises:
+        CorpusError: the corpus or a table is missing, or they do not belong together.
+    """
+
+    def __init__(self, folder: Path, fingerprint: str) -> None:
+        self.fingerprint = fingerprint
+        self._path = folder / CORPUS_FILE
+        try:
+            with self._path.open("rb") as file:
+                self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            # asarray: a plain view of the map, which is much faster to take single rows from
+            self._starts: Table = np.asarray(np.load(folder / STARTS_FILE, mmap_mode="r"))
+            self._ids: Table = np.asarray(np.load(folder / IDS_FILE, mmap_mode="r"))
+        except (OSError, ValueError) as error:
+            raise CorpusError(f"{self._path} or its tables cannot be read: {error}.") from error
+        if self._ids.shape != (2, len(self._starts)) or self._starts[-1] >= len(self._bytes):
+            raise CorpusError(f"{self._path} does not belong to its tables; build the retriever again.")
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __iter__(self) -> Iterator[Document]:
+        return map(self._read, range(len(self)))
+
+    @overload
+    def __getitem__(self, row: int) -> Document: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[Document]: ...
+    def __getitem__(self, row: int | slice) -> Document | list[Document]:
+        if isinstance(row, slice):
+            return [self._read(r) for r in range(*row.indices(len(self)))]
+        return self._read(row)
+
+    def row_of(self, document_id: str) -> int:
+        """The row, from 0, of the document with this id.
+
+        Raises:
+            KeyError: no document has this id.
+        """
+        hashes, rows = self._ids
+        code = _hash(document_id)
+        for place in range(int(np.searchsorted(hashes, code)), len(rows)):
+            if hashes[place] != code:
+                break
+            if self._read(int(rows[place])).id == document_id:
+                return int(rows[place])
+        raise KeyError(document_id)
+
+    def _read(self, row: int) -> Document:
+        start = int(self._starts[row])
+        end = self._bytes.find(b"\n", start)
+        line = self._bytes[start:] if end < 0 else self._bytes[start:end]
+        return parse_document(line, f"{self._path}, row {row + 1}")
+
+
+def write_corpus(documents: Iterable[Document], folder: Path, source: str = "the corpus") -> MappedCorpus:
+    """Writes documents to ``folder`` one by one, in our own layout, and opens what it wrote.
+
+    Args:
+        documents: at least one, every id once.
+        folder: exists; an older corpus there is replaced.
+        source: where they come from, for error messages.
+
+    Raises:
+        CorpusError: no documents, or an id that occurs twice.
+    """
+    with (folder / CORPUS_FILE).open("wb") as file:
+
+        def rows() -> Iterator[_Row]:
+            for document in documents:
+                yield _Row(file.tell(), document)
+                file.write(document_line(document))
+
+        tables = _Tables(rows())
+    return tables.save(folder, source)
+
+
+def link_corpus(path: Path, folder: Path) -> MappedCorpus:
+    """Opens a corpus file where it lies, of any layout of `load_corpus`; ``folder`` gets a link to it and the tables.
+
+    Raises:
+        CorpusError: the file is compressed, empty or corrupt, or an id occurs twice.
+    """
+    if path.suffix == ".gz":
+        raise CorpusError(f"{path} is compressed and cannot be read row by row; unpack it.")
+    try:
+        (folder / CORPUS_FILE).symlink_to(path.resolve())
+        with path.open("rb") as file:
+            tables = _Tables(_rows_of(file, path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise CorpusError(f"{path} cannot be read: {error}.") from error
+    return tables.save(folder, str(path))
+
+
+def _rows_of(lines: Iterable[bytes], path: Path) -> Iterator[_Row]:
+    start = 0
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            yield _Row(start, parse_document(line, f"{path}, line {number}"))
+        start += len(line)
+
+
+class _Tables:
+    """The tables of a corpus, gathered in one pass over its rows."""
+
+    def __init__(self, rows: Iterable[_Row]) -> None:
+        starts, hashes, digest = array("q"), array("q"), hashlib.sha256()
+        for start, document in rows:
+            starts.append(start)
+            hashes.append(_hash(document.id))
+            digest.update(document_line(document))
+        self.starts = np.frombuffer(starts, dtype=np.int64)
+        self.hashes = np.frombuffer(hashes, dtype=np.int64)
+        self.fingerprint = digest.hexdigest()
+
+    def save(self, folder: Path, source: str) -> MappedCorpus:
+        """Writes both tables and opens the corpus.
+
+        Raises:
+            CorpusError: no rows, or an id that occurs twice.
+        """
+        if not len(self.starts):
+            raise CorpusError(f"{source} is empty; give at least one document.")
+        order = np.argsort(self.hashes, kind="stable")
+        np.save(folder / STARTS_FILE, self.starts)
+        np.save(folder / IDS_FILE, np.stack([self.hashes[order], order]))
+        corpus = MappedCorpus(folder, self.fingerprint)
+        _refuse_duplicates(corpus, self.hashes[order], order, source)
+        return corpus
+
+
+def _refuse_duplicates(corpus: MappedCorpus, hashes: Table, rows: Table, source: str) -> None:
+    for place in np.flatnonzero(
+        hashes[1:] == hashes[:-1]
+    ):  # almost always equal ids, else equal hashes of two
+        first, second = (int(row) for row in rows[place : place + 2])
+        document_id = corpus[first].id
+        if corpus[second].id == document_id:
+            raise CorpusError(
+                f"{source}: id {document_id!r} stands in rows {first + 1} and {second + 1}; make ids unique."
+            )
+
+
+def _hash(document_id: str) -> int:
+    return int.from_bytes(hashlib.blake2b(document_id.encode(), digest_size=8).digest(), "big", signed=True)

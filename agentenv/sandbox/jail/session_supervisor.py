@@ -1,0 +1,490 @@
+"""The warden of one session: interpreters that keep their state, snapshots of them, forks, and their files.
+
+Every interpreter is a *node*. A node that has forked is frozen: it waits for the next order to fork and runs nothing any
+more, which makes it a snapshot. A session goes on in the fork. All nodes are children of the session's template, so that no
+program has its snapshots among its children and none learns how another ended. Nodes take turns: the files in the box belong
+to one of them, those of the others stand in the vault, and between cells every process of the program is stopped.
+
+Whatever a program does to its interpreter or its files ends at most its own interpreter, which is a result like any other.
+A fault is only what has its cause outside of the box.
+
+A frozen node still runs its program's Python while it forks, and the program may have changed all of that. So it sees no
+later files while it does, and the outcome is checked from here before anything else may run.
+"""
+
+import base64
+import errno
+import json
+import os
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from agentenv.sandbox.jail import answers, confine, frames, session_template, sharing, trees
+from agentenv.sandbox.jail.node import Node, new_streams, send_signal
+from agentenv.sandbox.jail.once import await_confined, bounded, collect, make_box
+from agentenv.sandbox.jail.session_template import SessionTemplate
+from agentenv.sandbox.jail.signal_filter import Judge
+from agentenv.sandbox.jail.watch import MIB, Watch, processes, resident, share, stat_of
+
+FORK_S = 5.0
+GRACE_S = 0.5
+
+
+class Warden:
+    """Carries out the orders of the host for one session, one after the other."""
+
+    def __init__(
+        self, link: socket.socket, first: dict[str, Any], setup: dict[str, Any], template: SessionTemplate
+    ) -> None:
+        self._host, self._setup, self._limits = link, setup, first["limits"]
+        self._template = template
+        self._first_devices = sharing.mapped_devices(template.pid)
+        self._box = setup["root"] if setup["isolated"] else f"{setup['root']}/box"
+        self._vault = "/vault" if setup["isolated"] else f"{setup['root']}/vault"
+        for folder in (self._box, self._vault):
+            os.makedirs(folder, exist_ok=True)
+        self._nodes: dict[int, Node] = {}
+        self._died: set[int] = set()
+        """Interpreters that their own program ended while another one ran, or whose files could not be kept."""
+        self._judge = Judge(self._node_pids, template.pid)
+        self._listeners: dict[int, Callable[[int], None]] = {}
+        self._in_box = -1
+        self._held = 0, 0
+        """Bytes and inodes in the box that other interpreters kept when it was last emptied."""
+        self._work = f"{self._box}/work"
+        self._room = self._limits["disk_mb"] * MIB
+        self._baseline = resident(os.getpid())
+        self._open(first)
+        frames.reply(self._host, first, {})
+
+    def serve(self) -> None:
+        """Until the host closes the session."""
+        try:
+            self._serve()
+        finally:
+            for node in self._nodes.values():
+                node.close()
+
+    def _serve(self) -> NoReturn:
+        operations = {
+            "open": self._open,
+            "cell": self._cell,
+            "fork": self._fork,
+            "kill": self._kill,
+            "files": self._files,
+        }
+        while True:
+            order = json.loads(frames.receive(self._host))
+            try:
+                answer = operations[order["op"]](order)
+            except trees.Refused as reason:
+                answer = {"refused_input": str(reason)}
+            except Exception as error:
+                answer = {"fault": f"{type(error).__name__}: {error}"}
+            frames.reply(self._host, order, answer)
+
+    def _living(self, name: int) -> Node | None:
+        """A node, None where its program ended it.
+
+        Raises:
+            RuntimeError: there never was one of this name, or it ended before it had a program.
+        """
+        if name not in self._nodes and name not in self._died:
+            raise RuntimeError(f"interpreter {name} is gone")
+        node = self._nodes.get(name)
+        if node is not None and not (node.began or node.frozen) and stat_of(node.pid)[2] in "ZX":
+            self._remove(name)
+            raise RuntimeError(f"interpreter {name} ended before its program began")
+        return node
+
+    def _node_pids(self, *, frozen: bool = True) -> set[int]:
+        return {node.pid for node in self._nodes.values() if frozen or not node.frozen}
+
+    def _open(self, order: dict[str, Any]) -> dict[str, Any]:
+        """A new interpreter in an empty box; where the box cannot be emptied, one that its program has ended."""
+        if not self._put_away():
+            self._died.add(order["node"])
+            return {}
+        make_box(self._box, order["files"])
+        self._in_box = order["node"]
+        self._start(order["node"])
+        return {}
+
+    def _start(self, name: int) -> None:
+        streams, link, other = new_streams(), *answers.link()
+        ready = os.pipe()
+        fds = [*streams.theirs, other.fileno(), ready[1]]
+        own = frozenset(map(sharing.descriptor, fds[:-1]))
+        # The template adds to the number of processes: itself and one for each snapshot.
+        budget = self._limits["processes"] + self._limits["snapshots"] + 1
+        limits = self._limits | {"processes": budget, "folder": self._work}
+        send_signal(self._template.pid, signal.SIGCONT)
+        try:
+            pid = session_template.request(self._template, limits, fds)
+        except frames.Closed as error:
+            raise RuntimeError("the session's template is gone") from error
+        finally:
+            for fd in (*streams.theirs, ready[1]):
+                os.close(fd)
+            other.close()
+        await_confined(ready[0])
+        if self._setup["isolated"]:
+            _, handed = frames.receive_with_fds(link)
+            self._listeners[handed[0]] = self._judge.answer
+        self._nodes[name] = Node(link, pid, streams.out, streams.err, own, name, self._work)
+
+    def _cell(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Runs a cell in a node; a node that dies of it is gone."""
+        name = order["node"]
+        node = self._living(name)
+        if node is None or not self._bring_files(name):
+            return {**answers.NOTHING_RAN, "status": "killed", "alive": False, "lost": self._lost(name)}
+        node.changed = True
+        try:
+            for path, content in order["files"].items():
+                trees.write(self._work, path, base64.b64decode(content))
+        except trees.Refused as reason:  # the box was empty once: its program is in the way
+            return {**answers.NOTHING_RAN, **answers.unwritten(str(reason)), "lost": self._lost(name)}
+        return self._run_cell(node, order)
+
+    def _run_cell(self, node: Node, order: dict[str, Any]) -> dict[str, Any]:
+        records = {node.out: bounded(self._limits), node.err: bounded(self._limits)}
+        watch = Watch(self._limits, records)
+        watch.baseline, watch.members = self._baseline, self._moving
+        watch.listeners = self._listeners
+        started = time.monotonic()
+        self._signal_all(node, signal.SIGCONT)
+        verdict, answer = self._await_cell(node, order, watch, started)
+        wall = time.monotonic() - started
+        watch.drain_rest()
+        self._settle(order["node"], answer is None)
+        out, err = records.values()
+        found, refused = collect(self._work, order["collect"], self._limits)
+        return {
+            **answers.outcome(verdict, answer),
+            "stdout": out.text,
+            "stderr": err.text,
+            "truncated": out.truncated or err.truncated,
+            "files": found,
+            "refused": refused,
+            "wall_s": wall,
+            "memory_mb": watch.peak / MIB,
+            "alive": answer is not None,
+            "lost": self._lost(order["node"]),
+        }
+
+    def _await_cell(
+        self, node: Node, order: dict[str, Any], watch: Watch, started: float
+    ) -> tuple[str, dict[str, Any] | None]:
+        """Sends the cell and waits; at a limit first asks by SIGINT, then kills. The answer is None after a death."""
+        ask = {"op": "cell", "code": order["code"], "folder": node.folder, "variables": order["variables"]}
+        try:
+            answers.hand_over(node.link, frames.encode(ask), started + order["wall_s"])
+            node.began = True
+            verdict = watch.until(node.link.fileno(), started + order["wall_s"])
+            if verdict == "oom":
+                return verdict, None
+            if verdict != "ready":
+                os.kill(node.pid, signal.SIGINT)
+                for record in watch.streams.values():
+                    record.forgive()
+                if watch.until(node.link.fileno(), time.monotonic() + GRACE_S) != "ready":
+                    return verdict, None
+            answer = answers.read_answer(node.link)
+        except (frames.Closed, OSError) as error:  # a deadline passed, or the process is gone
+            if not node.began:
+                self._remove(order["node"])
+                raise RuntimeError("the interpreter ended before it had taken its first cell") from error
+            return "killed", None
+        node.folder = answer["folder"]
+        return verdict, answer
+
+    def _moving(self) -> list[int]:
+        """Every process that is neither ours nor frozen."""
+        still = {node.pid for node in self._nodes.values() if node.frozen}
+        still |= {1, os.getpid(), self._template.pid}
+        if not self._setup["isolated"]:
+            return [node.pid for node in self._nodes.values() if node.pid not in still]
+        return [pid for pid in processes() if pid not in still]
+
+    def _signal_all(self, node: Node, number: int) -> None:
+        """Sends a signal to the processes of a node's program."""
+        for pid in self._judge.lineage_of(node.pid) if self._setup["isolated"] else [node.pid]:
+            send_signal(pid, number)
+
+    def _settle(self, name: int, dead: bool) -> None:
+        """Between cells nothing runs: stops what the program left behind, kills what left the program."""
+        node = self._nodes[name]
+        self._stop_all(node)
+        if dead:
+            self._signal_all(node, signal.SIGKILL)
+            self._remove(name)
+        self._kill_strays()
+
+    def _stop_all(self, node: Node) -> None:
+        """Stops the processes of all programs at once: none can fork another that escapes."""
+        if self._setup["isolated"]:
+            os.kill(-1, signal.SIGSTOP)
+        else:
+            send_signal(node.pid, signal.SIGSTOP)
+
+    def _kill_strays(self) -> set[int]:
+        """Kills what belongs to no interpreter that runs; the pids, of which some may not be gone at once."""
+        if not self._setup["isolated"]:
+            return set()
+        strays = self._judge.strays(self._node_pids(frozen=False))
+        for pid in strays:
+            send_signal(pid, signal.SIGKILL)
+        self._reap()
+        return set(strays)
+
+    def _reap(self) -> None:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            pass
+
+    def _lost(self, runner: int) -> list[int]:
+        """Nodes that died while another one ran; they are removed."""
+        gone = {
+            name: node
+            for name, node in self._nodes.items()
+            if name != runner and stat_of(node.pid)[2] in "ZX"
+        }
+        for name in gone:
+            self._remove(name)
+        self._died.update(name for name, node in gone.items() if node.began)
+        return list(gone)
+
+    def _fork(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Freezes a node, unless it is frozen, and lets a child go on from it under a new name."""
+        node, name = self._living(order["node"]), order["child"]
+        first = node is not None and not node.frozen
+        if node is None or (first and not self._bring_files(order["node"])):
+            return {"refused": "the program ended the interpreter"}
+        if first:
+            if reason := self._unsound(node):
+                return {"refused": reason}
+            try:
+                node.copied = self._save(order["node"])
+            except OSError as error:
+                trees.remove(f"{self._vault}/{order['node']}")
+                return {"refused": f"its files cannot be copied: {error.strerror}"}
+        elif not self._hide_later_files(order["node"]):
+            return {"refused": "the files of its other forks leave no room for those that are in use"}
+        child = self._split(node)
+        if isinstance(child, str):
+            return {"refused": child}
+        node.frozen, node.files = True, order["node"]
+        child.files, child.folder, child.parent = order["node"], node.folder, order["node"]
+        child.began = node.began
+        self._nodes[name] = child
+        if first:
+            self._in_box = name
+        return {"sizes": list(self._sizes(order["node"]).items())}
+
+    def _hide_later_files(self, name: int) -> bool:
+        """Empties the box, unless what stands there is exactly what the frozen node ``name`` had when it was frozen.
+
+        False where it cannot be emptied.
+        """
+        owner = self._nodes.get(self._in_box)
+        same = owner is not None and not owner.changed and owner.files == name
+        return same or self._put_away()
+
+    def _sizes(self, latest: int) -> dict[int, int]:
+        """Bytes of memory and files that each frozen node holds: at most, while all of them fit; else measured.
+
+        What several hold counts for each by its share. Measuring takes the kernel as long as a fork: what a node holds
+        is settled when its child is frozen in turn, until one that it shared with is gone.
+        """
+        frozen = {name: node for name, node in self._nodes.items() if node.frozen}
+        sizes = {name: resident(node.pid) + node.copied for name, node in frozen.items()}
+        if sum(sizes.values()) < self._limits["snapshot_mb"] * MIB:
+            return sizes
+        for name, node in frozen.items():
+            if node.held < 0 or name in (latest, frozen[latest].parent):
+                node.held = share(node.pid)
+        return {name: node.held + node.copied for name, node in frozen.items()}
+
+    def _unsound(self, node: Node) -> str:
+        """Why forking this interpreter would lose something, or ''."""
+        if (threads := stat_of(node.pid)[1]) != 1:
+            return f"the interpreter has {threads} threads"
+        if not self._setup["isolated"]:
+            return ""
+        others = [pid for pid in self._judge.lineage_of(node.pid) if pid != node.pid]
+        if others:
+            return f"the program has {len(others)} child processes"
+        return self._shared(node)
+
+    def _shared(self, node: Node) -> str:
+        """What a fork of this interpreter would share with it, or ''."""
+        found = sharing.shared_descriptor(node.pid, node.own, self._box)
+        return found or sharing.shared_mapping(node.pid, self._first_devices, self._setup["kept"])
+
+    def _split(self, node: Node) -> Node | str:
+        """A fork of ``node``; where it does not come, or is not as it should be, the reason."""
+        streams, link, other = new_streams(), *answers.link()
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        fds = (*streams.theirs, other.fileno())
+        own = frozenset(map(sharing.descriptor, fds))
+        dying = self._kill_strays()
+        self._judge.forking = node.pid
+        send_signal(node.pid, signal.SIGCONT)
+        try:
+            frames.send(node.link, b'{"op":"fork"}', fds)
+        except frames.Closed:
+            pass
+        for fd in streams.theirs:
+            os.close(fd)
+        other.close()
+        pid = self._await_child(link)
+        self._await_parent(node)
+        self._judge.forking = 0
+        self._stop_all(node)
+        child = Node(link, pid, streams.out, streams.err, own, 0, "", changed=False)
+        if reason := self._misborn(node, child, dying):
+            child.close()
+            self._kill_strays()
+            return reason
+        return child
+
+    def _misborn(self, node: Node, child: Node, dying: set[int]) -> str:
+        """What is wrong with a fork that has been stopped, and with the process that forked it; or ''."""
+        if not child.pid:
+            return "the interpreter could not fork"
+        if not self._setup["isolated"]:
+            return ""
+        strays = set(self._judge.strays(self._node_pids(frozen=False) | {child.pid})) - dying
+        reason = sharing.misborn(child.pid, self._template.pid) or self._shared(child)
+        reason = reason or sharing.shared_descriptor(node.pid, node.own, self._box)
+        if strays or child.pid in self._node_pids():
+            reason = "it forked more than once"
+        return f"the interpreter did not fork as it should: {reason}" if reason else ""
+
+    def _await_parent(self, node: Node) -> None:
+        """Waits until the process that has forked keeps nothing of what it was given for its child."""
+        try:
+            frames.receive(node.link, 2, time.monotonic() + FORK_S)
+        except (frames.Closed, TimeoutError):
+            pass  # what it keeps will be found
+
+    def _await_child(self, link: socket.socket) -> int:
+        """The pid of the process that greets on ``link``, 0 where none does; the kernel, not the process, says who it is."""
+        watch = Watch(self._limits, {})
+        watch.listeners = self._listeners
+        watch.members = list
+        if watch.until(link.fileno(), time.monotonic() + FORK_S) != "ready":
+            return 0
+        data, ancillary, _, _ = link.recvmsg(frames.LENGTH.size + 2, socket.CMSG_SPACE(12))
+        if len(data) < frames.LENGTH.size + 2 or not ancillary:
+            return 0
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+        pid: int = struct.unpack("=iII", ancillary[0][2][:12])[0]
+        return pid
+
+    def _bring_files(self, name: int) -> bool:
+        """Puts a node's files into the box, after saving those of the node that has them there.
+
+        False where they do not fit any more, by the doing of its program: the node is gone then.
+        """
+        if self._in_box != name:
+            if not self._put_away():
+                self._lose(name)
+                return False
+            try:
+                trees.copy(f"{self._vault}/{self._nodes[name].files}", self._box, self._room)
+            except OSError:
+                trees.clear(self._box)
+                self._lose(name)
+                return False
+            self._in_box = name
+        return True
+
+    def _put_away(self) -> bool:
+        """Empties the box, after saving what a living interpreter has in it; one whose own files cannot be copied is ended.
+
+        False where the files of all forks together have filled the vault: everything stays as it is then, and who asked for
+        the box is the one that cannot have it.
+        """
+        name = self._in_box
+        owner = self._nodes.get(name)
+        if owner is not None and not owner.frozen and owner.changed:
+            try:
+                self._save(name)
+                owner.files, owner.changed = name, False
+            except OSError as error:
+                trees.remove(f"{self._vault}/{name}")
+                if error.errno == errno.ENOSPC:
+                    return False
+                self._lose(name)
+        self._in_box = -1
+        trees.clear(self._box)
+        self._make_room()
+        return True
+
+    def _make_room(self) -> None:
+        """Lets the empty box hold a whole disk beside what other interpreters still keep of their own turns in it.
+
+        A file that somebody has open, or works in, takes its room until it is closed, though it has no name any more.
+        """
+        if not self._setup["isolated"]:
+            return
+        found = os.statvfs(self._box)
+        held = (found.f_blocks - found.f_bfree) * found.f_frsize, found.f_files - found.f_ffree - 1
+        if held != self._held:
+            confine.resize_box_later(self._setup["uid"], self._limits["disk_mb"], *held)
+            self._held = held
+
+    def _save(self, name: int) -> int:
+        """Copies what is in the box into the vault, as a node's files; returns their bytes.
+
+        Raises:
+            OSError: they cannot be copied.
+        """
+        target = f"{self._vault}/{name}"
+        trees.remove(target)
+        return trees.copy(self._box, target, self._room)
+
+    def _lose(self, name: int) -> None:
+        """Ends a node for what its program did."""
+        self._signal_all(self._nodes[name], signal.SIGKILL)
+        self._remove(name)
+        self._died.add(name)
+        self._reap()
+
+    def _kill(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Ends nodes; trees that nobody needs any more go with them."""
+        for name in order["nodes"]:
+            if name in self._nodes:
+                self._signal_all(self._nodes[name], signal.SIGKILL)
+                self._remove(name)
+        self._reap()
+        return {}
+
+    def _remove(self, name: int) -> None:
+        gone = self._nodes.pop(name)
+        gone.close()
+        for other, node in self._nodes.items():
+            if name == node.parent or gone.parent in (other, node.parent):  # child, parent or sibling
+                node.held = -1
+        needed = {node.files for node in self._nodes.values()}
+        for entry in os.listdir(self._vault):
+            if int(entry) not in needed:
+                trees.remove(f"{self._vault}/{entry}")
+
+    def _files(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Reads files of a node without running anything."""
+        if self._living(order["node"]) is None or not self._bring_files(order["node"]):
+            return {
+                "files": {},
+                "refused": dict.fromkeys(order["collect"], "the program ended the interpreter"),
+            }
+        found, refused = collect(self._work, order["collect"], self._limits)
+        return {"files": found, "refused": refused}

@@ -1,0 +1,284 @@
+"""Configurations from presets, TOML files and the command line, and back to TOML."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from agentenv.core.io.toml_files import read_toml
+from agentenv.core.values import read_value
+from agentenv.data.sources import OWN
+from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.trainers.config.identity import IDENTITY, Identity
+from agentenv.trainers.config.train_config import TrainConfig
+
+CONFIG = "config.toml"
+_FREE_TABLES = (
+    "env.options",
+    "train.options",
+    "dev.options",
+    "test.options",
+    "rollout.strategy_options",
+    "evaluation.strategy_options",
+    "rollout.sampler_options",
+    "optimization.estimator_options",
+    "optimization.objective_options",
+)
+"""Their keys are checked by whom they are for."""
+_OPTIONS_OF = {
+    "id": "options",
+    "dataset": "options",
+    "strategy": "strategy_options",
+    "sampler": "sampler_options",
+    "estimator": "estimator_options",
+    "objective": "objective_options",
+}
+"""What names something, and the table beside it with the options of that."""
+
+
+def presets() -> dict[str, Path]:
+    """The shipped presets by name."""
+    folder = Path(str(files("agentenv.trainers") / "presets"))
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def load_config(name: str | Path) -> TrainConfig:
+    """The configuration of a preset or of a TOML file; ``base = "PRESET"`` in a file takes what it does not say from there.
+
+    Options of a base are left out where the file names another environment, strategy and so on than the base.
+
+    Raises:
+        UnknownName: neither a preset nor a file, or no such base.
+        ConfigurationError: the file is no TOML, or a key or value of it is wrong.
+    """
+    path = presets().get(str(name)) or Path(name)
+    if not path.is_file():
+        raise UnknownName.among("preset or TOML file", str(name), presets())
+    return config_of(read_toml(path), str(path))
+
+
+def config_of(values: Mapping[str, Any], place: str) -> TrainConfig:
+    """The configuration of plain values, of which ``base`` may name the preset to start from.
+
+    Raises:
+        UnknownName: no such preset or key.
+        ConfigurationError: a key or value is wrong.
+    """
+    return parse_config(_on_its_base(values, place), place)
+
+
+def _on_its_base(values: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """``values`` in what they start from, which may itself start from a preset."""
+    own = {key: value for key, value in values.items() if key != "base"}
+    if "base" not in values:
+        return own
+    base = str(values["base"])
+    if base not in presets():
+        raise UnknownName.among(f"preset to be the base of {place}:", base, presets())
+    _check_keys(own, TrainConfig().model_dump(), place)
+    above = _on_its_base(read_toml(presets()[base]), f"preset {base}")
+    return merged(without_foreign_options(above, own), own)
+
+
+def merged(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with ``values`` in it, table by table."""
+    both = dict(base)
+    for key, value in values.items():
+        tables = isinstance(value, dict) and isinstance(base.get(key), dict)
+        both[key] = merged(base[key], value) if tables else value
+    return both
+
+
+def without_foreign_options(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """``base``, which ``values`` are to be merged into, without the options of what they replace by another one.
+
+    Options belong to the name beside them: those of an environment say nothing to another one, likewise those of a strategy,
+    a sampler, an estimator, an objective and a data set. The options of an environment's own tasks go with the environment.
+    """
+    kept = _without_options_of_others(base, values, TrainConfig().model_dump(mode="json"))
+    if kept.get("env") != base.get("env"):
+        for name in ("train", "dev", "test"):
+            if base.get(name, {}).get("dataset") == OWN:
+                kept[name] = {key: value for key, value in kept[name].items() if key != "options"}
+    return kept
+
+
+def _without_options_of_others(
+    base: Mapping[str, Any], values: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """As `without_foreign_options`; ``defaults`` are the names where ``base`` says nothing."""
+    kept = dict(base)
+    for name, options in _OPTIONS_OF.items():
+        before = base.get(name, defaults.get(name))
+        if name in values and before is not None and values[name] != before:
+            kept.pop(options, None)
+    for key, value in values.items():
+        if isinstance(value, Mapping) and isinstance(kept.get(key), Mapping) and key in defaults:
+            kept[key] = _without_options_of_others(base[key], value, defaults[key])
+    return kept
+
+
+def resume_config(folder: Path) -> TrainConfig:
+    """The configuration of the run in ``folder``, or what it was begun with where ``config.toml`` is gone.
+
+    Raises:
+        ConfigurationError: it holds no run, or a configuration that is empty, incomplete or unreadable.
+    """
+    path, held = folder / CONFIG, Identity.of_run(folder)
+    if not path.exists() and held is not None:
+        return config_of(held.nested(), str(folder / IDENTITY))
+    if not path.is_file():
+        raise ConfigurationError(f"{folder} holds no run to resume: it has no {CONFIG}")
+    values = read_toml(path)
+    way_out = f"remove it, and --resume writes it again from {IDENTITY}" if held else "put it back"
+    if not values:
+        raise ConfigurationError(f"{path} is empty: {way_out}")
+    if held is not None and (missing := _missing(held.nested(), values)):
+        raise ConfigurationError(f"{path} is incomplete, it lacks {missing}: {way_out}")
+    return config_of(values, str(path))
+
+
+def _missing(wanted: Mapping[str, Any], values: Mapping[str, Any], above: str = "") -> str:
+    """The first key of ``wanted`` that ``values`` has not; empty where it has all. Options of a table are not looked at."""
+    for key, value in wanted.items():
+        if key not in values:
+            return above + key
+        below = values[key] if isinstance(value, Mapping) and above + key not in _FREE_TABLES else None
+        if isinstance(below, Mapping) and (missing := _missing(value, below, f"{above}{key}.")):
+            return missing
+    return ""
+
+
+def parse_config(values: dict[str, Any], place: str) -> TrainConfig:
+    """A configuration from plain values.
+
+    Raises:
+        UnknownName: a key that does not exist; carries the nearest.
+        ConfigurationError: names the first wrong key with what is wrong about it.
+    """
+    _check_keys(values, TrainConfig().model_dump(), place)
+    try:
+        return TrainConfig.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "the configuration"
+        message = first["msg"].removeprefix("Value error, ").rstrip(".")
+        shown = "" if isinstance(first["input"], dict) else f"; got {first['input']!r}"
+        end = "" if not shown and message.endswith("?") else "."
+        raise ConfigurationError(f"{place}: {key}: {message}{shown}{end}") from error
+
+
+def _check_keys(values: dict[str, Any], known: dict[str, Any], place: str, above: str = "") -> None:
+    """Nested data classes would drop a misspelt key without a word; free tables are checked by their owners."""
+    for key, value in values.items():
+        if key not in known:
+            raise UnknownName.among(f"key in {place}:", above + key, (above + name for name in known))
+        if isinstance(value, dict) and isinstance(known[key], dict) and above + key not in _FREE_TABLES:
+            _check_keys(value, known[key], place, f"{above}{key}.")
+
+
+def override(base: TrainConfig, words: Sequence[str]) -> TrainConfig:
+    """``base`` with command-line overrides such as ``--optimization.steps 60``.
+
+    Args:
+        base: Where values that are not named come from.
+        words: Each key after ``--``, dotted, followed by its value in TOML; text needs no quotes, a list is several words,
+            and a switch may stand without a value (see `_switched`). ``--env.id`` with another environment leaves out the
+            options of the present one.
+
+    Raises:
+        UnknownName: no such key; carries the nearest.
+        ConfigurationError: a value that is missing or wrong.
+    """
+    values = without_foreign_options(base.model_dump(mode="json"), _names_in(words))
+    for flag, given in _flags(words):
+        *tables, key = _path(flag)
+        table = values
+        for name in tables:
+            if not isinstance(table.get(name), dict):
+                table[name] = {}  # what stands there is no table; the checks below say so
+            table = table[name]
+        before = table.get(key)
+        if not given:
+            _check_keys(
+                _nested(tables, {key.removeprefix("no_"): None}), base.model_dump(), "the command line"
+            )
+            key, given = _switched(flag, key, table)
+        after: list[Any] = list(given) if isinstance(before, str) else [read_value(word) for word in given]
+        listed = len(after) > 1 or (isinstance(before, list) and not isinstance(after[0], list))
+        table[key] = after if listed else after[0]
+    return parse_config(values, "the command line")
+
+
+def _path(flag: str) -> list[str]:
+    """``--env.options.max-turns`` as keys."""
+    return flag.removeprefix("--").replace("-", "_").split(".")
+
+
+def _names_in(words: Sequence[str]) -> dict[str, Any]:
+    """What the command line names that may have options, such as another environment."""
+    named: dict[str, Any] = {}
+    for flag, given in _flags(words):
+        *tables, key = _path(flag)
+        if key in _OPTIONS_OF and len(given) == 1:
+            named = merged(named, _nested(tables, {key: given[0]}))
+    return named
+
+
+def _nested(tables: Sequence[str], values: dict[str, Any]) -> dict[str, Any]:
+    """``values`` in the table at the end of a path."""
+    for name in reversed(tables):
+        values = {name: values}
+    return values
+
+
+def _flags(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Each ``--key`` with the words up to the next one."""
+    starts = [i for i, word in enumerate(words) if word.startswith("--")]
+    if words and (not starts or starts[0] > 0):
+        raise ConfigurationError(f"{words[0]!r} follows no key; write --key.path value")
+    for begin, end in pairwise([*starts, len(words)]):
+        flag, _, joined = words[begin].partition("=")
+        given = [*([joined] if joined else []), *words[begin + 1 : end]]
+        yield flag, given
+
+
+def _switched(flag: str, key: str, table: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """Key and value of a flag without a value: ``--evaluation.bounds`` is true, ``--evaluation.no-bounds`` false."""
+    plain = key.removeprefix("no_")
+    if isinstance(table.get(key), bool):
+        return key, ["true"]
+    if plain != key and isinstance(table.get(plain), bool):
+        return plain, ["false"]
+    raise ConfigurationError(f"{flag} needs a value")
+
+
+def changed(base: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
+    """``base`` with values by dotted key, such as ``{"optimization.steps": 60}``; a table is merged into the one there.
+
+    Raises:
+        UnknownName: no such key; carries the nearest.
+        ConfigurationError: a value is wrong.
+    """
+    given: dict[str, Any] = {}
+    for key, value in overrides.items():
+        *tables, name = key.split(".")
+        given = merged(given, _nested(tables, {name: _plain(value)}))
+    values = base.model_dump(mode="json")
+    values = merged(without_foreign_options(values, given), given)
+    return parse_config(values, "the overrides")
+
+
+def _plain(value: Any) -> Any:
+    """A part of a configuration as plain values."""
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+
+
+def dump_config(config: TrainConfig) -> str:
+    """The configuration as TOML; reading it back gives an equal one."""
+    import tomli_w
+
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))

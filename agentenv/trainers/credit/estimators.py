@@ -1,0 +1,100 @@
+"""The estimators by name: from the trajectories of one group to one number per token.
+
+An estimator takes the valid trajectories of one group and gives one float64[T] array each; tokens outside the loss mask
+get a value as well and the learner ignores it. Faults never arrive here: they are in neither the loss nor the statistics.
+Its keyword-only arguments are its options. ``docs/credit.md`` has the formulas, sources and biases in one table.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from agentenv.core.options import bind_options, load_entry
+from agentenv.core.trajectory import Trajectory
+from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.trainers.credit.group_statistics import Values
+from agentenv.trainers.credit.step_selection import high_entropy_tokens
+
+Estimator = Callable[[Sequence[Trajectory]], list[Values]]
+
+
+def role_wise(
+    group: Sequence[Trajectory],
+    *,
+    estimators: Mapping[str, str] = {"proposer": "leave_one_out"},
+) -> list[Values]:
+    """Each role of a game by its own estimator, among its own episodes: no role is compared with another.
+
+    Self-play gives the episodes of a role one group a game or one a step. A proposer that is compared with the other
+    proposers of the step by ``leave_one_out`` follows REINFORCE with the mean of the others as its baseline, without bias.
+    Biased where a role's estimator is; as it stands, for solvers, as ``group_relative``: .536 along, .031 aside.
+
+    Args:
+        group: Valid trajectories; ``info["role"]`` says whose they are, ``solver`` where it says nothing.
+        estimators: Estimator by role; ``group_relative`` where none is named.
+    """
+    roles = [str(trajectory.info.get("role", "solver")) for trajectory in group]
+    values: dict[int, Values] = {}
+    for role in dict.fromkeys(roles):
+        mine = [place for place, other in enumerate(roles) if other == role]
+        estimate = get_estimator(estimators.get(role, "group_relative"))
+        values |= dict(zip(mine, estimate([group[place] for place in mine]), strict=True))
+    return [values[place] for place in range(len(group))]
+
+
+def high_entropy(
+    group: Sequence[Trajectory], *, estimator: str = "group_relative", share: float = 0.8
+) -> list[Values]:
+    """Another estimator's values on the turns of highest entropy, 0 on the others (DART, Li et al. 2025).
+
+    That steps below the group's 20 % quantile of entropy are not trained is the paper's. A turn's entropy is estimated here
+    by what was sampled in it, so that turns of few tokens are chosen by their rare words. Biased: .509 along, .105 aside.
+
+    Args:
+        group: Valid trajectories.
+        estimator: The other estimator, with its defaults.
+        share: Of the group's turns that are trained, within (0, 1]; the paper's is .8.
+
+    Raises:
+        ConfigurationError: ``share`` is out of range.
+    """
+    if not 0 < share <= 1:
+        raise ConfigurationError(f"option 'share' of high_entropy must be within (0, 1], not {share}")
+    values = get_estimator(estimator)(group)
+    kept = high_entropy_tokens(group, share)
+    return [np.where(tokens, mine, 0.0) for tokens, mine in zip(kept, values, strict=True)]
+
+
+ESTIMATORS: Mapping[str, str] = {
+    "group_relative": "agentenv.trainers.credit.outcome:group_relative",
+    "dr_grpo": "agentenv.trainers.credit.outcome:dr_grpo",
+    "leave_one_out": "agentenv.trainers.credit.outcome:leave_one_out",
+    "median_centered": "agentenv.trainers.credit.outcome:median_centered",
+    "optimal_baseline": "agentenv.trainers.credit.outcome:optimal_baseline",
+    "return_to_go": "agentenv.trainers.credit.turn:return_to_go",
+    "turn_level": "agentenv.trainers.credit.turn:turn_level",
+    "anchor_state": "agentenv.trainers.credit.turn:anchor_state",
+    "dual_level": "agentenv.trainers.credit.turn:dual_level",
+    "pivotal": "agentenv.trainers.credit.tree:pivotal",
+    "sibling": "agentenv.trainers.credit.tree:sibling",
+    "tree": "agentenv.trainers.credit.tree:tree",
+    "role_wise": "agentenv.trainers.credit.estimators:role_wise",
+    "high_entropy": "agentenv.trainers.credit.estimators:high_entropy",
+}
+
+
+def get_estimator(name: str, options: Mapping[str, Any] | None = None) -> Estimator:
+    """The estimator registered under ``name``, with ``options`` filled in.
+
+    Raises:
+        UnknownName: no such estimator, or no such option of it.
+        ConfigurationError: an option's value is of another type.
+    """
+    if name not in ESTIMATORS:
+        raise UnknownName.among("advantage estimator", name, ESTIMATORS)
+    estimator: Callable[..., list[Values]] = load_entry(ESTIMATORS[name])
+    return bind_options("advantage estimator", name, estimator, options or {})
+
+
+__all__ = ["ESTIMATORS", "Estimator", "Values", "get_estimator"]

@@ -1,0 +1,92 @@
+"""Terms of reward and credit that training adds; evaluation and the figures of a step show the reward without them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import EndReason
+from agentenv.trainers.credit.group_statistics import Values
+
+ANSWERS = (EndReason.ANSWERED, EndReason.SUBMITTED)
+"""Ends of an episode in which the policy handed something in."""
+
+
+def overlong_penalty(
+    tokens: int, *, limit: int, buffer: int, factor: float = 1.0, floor: float = -1.0
+) -> float:
+    """DAPO's soft length penalty (Yu et al. 2025, eq. 13): 0 up to limit - buffer, then down by ``factor`` a buffer.
+
+    Args:
+        tokens: Length of the episode.
+        limit: Where the penalty reaches ``-factor``.
+        buffer: Tokens over which it grows; 0 gives none.
+        factor: Its size at the limit.
+        floor: Least value in units of ``factor``; the published code has none beyond the limit, the paper -1.
+    """
+    if not buffer:
+        return 0.0
+    return factor * max(min(-(tokens - (limit - buffer)) / buffer, 0.0), floor)
+
+
+def shape_rewards(
+    group: Sequence[Trajectory],
+    *,
+    limit: int,
+    overlong_buffer: int = 0,
+    overlong_factor: float = 1.0,
+    answer_penalty: float = 0.0,
+) -> list[Trajectory]:
+    """The trajectories with the penalties in the outcome and in the last turn's reward; themselves where there are none.
+
+    Args:
+        group: Valid trajectories.
+        limit: Tokens that one row may hold.
+        overlong_buffer: See ``overlong_penalty``; counts the longest row.
+        overlong_factor: See ``overlong_penalty``.
+        answer_penalty: Subtracted from an episode that ended without an answer (Search-R1++): an F1 reward alone makes
+            silence as good as a wrong answer.
+    """
+    shaped = []
+    for trajectory in group:
+        longest = max((part.stop - part.start for part in trajectory.row_slices), default=0)
+        penalty = overlong_penalty(longest, limit=limit, buffer=overlong_buffer, factor=overlong_factor)
+        penalty -= answer_penalty * (trajectory.end_reason not in ANSWERS)
+        shaped.append(paid(trajectory, penalty) if penalty else trajectory)
+    return shaped
+
+
+def paid(trajectory: Trajectory, amount: float) -> Trajectory:
+    """``trajectory`` with ``amount`` in its outcome and in its last turn's reward."""
+    turns = trajectory.turns
+    if turns:
+        turns = (*turns[:-1], replace(turns[-1], reward=turns[-1].reward + amount))
+    return replace(trajectory, reward=trajectory.reward + amount, turns=turns)
+
+
+def novelty_bonus(
+    group: Sequence[Trajectory], credit: Sequence[Values], *, strength: float, cap: float = 0.5
+) -> list[Values]:
+    """XRPO's bonus (Bamba et al. 2025): A + min(max(strength (1 - eta), 0), cap A) where A > 0, A elsewhere.
+
+    eta = exp(s - mean s), s the mean log-prob of an episode's trained tokens as they were sampled. Tokens of another context
+    are in no s, an episode without others neither has a bonus nor is in the mean.
+
+    Args:
+        group: Valid trajectories of one group.
+        credit: float64[T] for each.
+        strength: 2.5 in the paper; 0 gives no bonus.
+        cap: Most of the bonus, in units of A; 0.5 in the paper.
+    """
+    if not strength:
+        return list(credit)
+    own = [t.logprobs[t.loss_mask & ~t.context_mismatch].astype(np.float64) for t in group]
+    known = [float(logprobs.mean()) for logprobs in own if len(logprobs)]
+    middle = sum(known) / max(len(known), 1)
+    sharpened = []
+    for logprobs, values in zip(own, credit, strict=True):
+        novelty = 1 - np.exp(logprobs.mean() - middle) if len(logprobs) else 0.0
+        bonus = np.minimum(max(strength * novelty, 0.0), cap * values)
+        sharpened.append(np.where(values > 0, values + bonus, values))
+    return sharpened

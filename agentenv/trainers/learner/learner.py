@@ -1,0 +1,439 @@
+"""The learner: trajectories with advantages in, one optimiser step out. It knows nothing of environments or strategies.
+
+Shapes: B rows of one micro-batch, T tokens, N trained tokens of the micro-batch, V vocabulary. A token at position t is
+predicted from position t - 1.
+"""
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from agentenv.core.trajectory import Trajectory
+from agentenv.errors import ConfigurationError, Diverged
+from agentenv.policies.forward import attention, logits_at
+from agentenv.policies.lora import take_over, trained_state, without_adapters
+from agentenv.trainers.learner.losses import (
+    KL,
+    OBJECTIVES,
+    Aggregation,
+    Tokens,
+    asymmetric_penalty,
+    denominator,
+    get_objective,
+    kl_penalty,
+    token_weights,
+)
+from agentenv.trainers.learner.off_policy import (
+    Divergence,
+    Level,
+    Reduce,
+    effective_sample_ratio,
+    foreign_weights,
+    importance_weights,
+    interpolated,
+    learning_rate_scale,
+    log_weights,
+    rejected,
+)
+from agentenv.trainers.learner.packing import Packed, Row, micro_batches
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What is done about tokens that other weights or another context sampled; see ``off_policy.py``."""
+
+    mode: Literal["none", "truncate", "mask"] = "none"
+    level: Level = "token"
+    low: float = 0.0
+    high: float = 2.0
+    reject_above: float | None = None
+    divergence: Divergence = "k3"
+    reduce: Reduce = "mean"
+    foreign: Literal["recompute", "weight", "rescore", "ratio"] = "recompute"
+    ess_base: float | None = None
+
+    @property
+    def weighs(self) -> bool:
+        """Whether recorded log-probs enter a weight."""
+        return self.mode != "none" or self.reject_above is not None or self.ess_base is not None
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is minimised; the configuration says what each field means."""
+
+    surrogate: str = "ppo_clip"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    aggregation: Aggregation | None = None
+    length: int = 1
+    """The constant of the aggregation ``constant``."""
+    proximal: Literal["sampler", "recompute", "interpolate"] = "sampler"
+    correction: Correction = Correction()
+    temperature: float = 1.0
+    """Logits are divided by it, as they were in sampling."""
+    kl_coefficient: float = 0.0
+    """Weight of the penalty towards the reference model; 0 needs none."""
+    kl: KL = "k3"
+    ace_alpha: float = 0.0
+    ace_cap: float = 5.0
+    entropy_coefficient: float = 0.0
+    micro_tokens: int = 8192
+    """Padded tokens of one forward pass; bounds memory and changes no result but float order."""
+    padding: float = 1.0
+    """Largest share of padding in one forward pass; changes no result but float order."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of multiplications in the learner; weights, gradients and log-probs stay in the model's own."""
+
+    def __post_init__(self) -> None:
+        if self.correction.weighs and self.proximal == "sampler":
+            raise ConfigurationError(
+                "a correction compares the sampler's log-probs with the learner's own: set proximal to 'recompute' or "
+                "'interpolate', not 'sampler'"
+            )
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether some term compares with the reference model."""
+        return self.kl_coefficient > 0 or self.ace_alpha > 0
+
+    @property
+    def keeps_flat(self) -> bool:
+        """Whether rows without credit matter: a term acts on them, or the effective sample counts them."""
+        pulls = self.kl_coefficient > 0 or self.entropy_coefficient > 0
+        return pulls or self.correction.ess_base is not None
+
+    @property
+    def averaging(self) -> Aggregation:
+        """The aggregation, the surrogate's own where none is named."""
+        return self.aggregation or OBJECTIVES[self.surrogate].aggregation
+
+
+def rows_of(
+    trajectories: Sequence[Trajectory],
+    advantages: Sequence[NDArray[np.float64]],
+    *,
+    keep_flat: bool = False,
+    version: int | None = None,
+) -> list[Row]:
+    """The rows that carry a gradient: some trained token with an advantage other than 0.
+
+    Args:
+        trajectories: Valid ones.
+        advantages: float64[T] for each.
+        keep_flat: Keep rows whose advantages are all 0; a penalty towards a reference acts on them too.
+        version: Of the weights at the start of the update; None takes every token for theirs.
+    """
+    rows = []
+    for trajectory, values in zip(trajectories, advantages, strict=True):
+        trained = int(trajectory.loss_mask.sum())
+        for part in trajectory.row_slices:
+            mask = trajectory.loss_mask[part]
+            if (mask & (keep_flat | (values[part] != 0))).any():
+                sampled = trajectory.policy_version[part]
+                rows.append(
+                    Row(
+                        trajectory.ids[part],
+                        mask,
+                        trajectory.logprobs[part],
+                        trajectory.context_mismatch[part],
+                        values[part],
+                        sequence_tokens=trained,
+                        age=None
+                        if version is None
+                        else np.where(sampled < 0, 0, np.maximum(version - sampled, 0)),
+                    )
+                )
+    return rows
+
+
+class Learner:
+    """Owns the optimiser of ``model``; a model with adapters may be its own reference, which it is without them."""
+
+    def __init__(
+        self,
+        model: Any,
+        objective: Objective,
+        *,
+        learning_rate: float,
+        weight_decay: float = 0.0,
+        max_grad_norm: float = 1.0,
+        reference: Any | None = None,
+    ) -> None:
+        self.model = model
+        self.objective = objective
+        self.max_grad_norm = max_grad_norm
+        self.reference = reference
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=weight_decay)
+        self.compute_seconds = 0.0
+        """Seconds spent in forward and backward passes and the optimiser so far."""
+        self._surrogate = get_objective(objective.surrogate, objective.options)
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """What is trained, whole tensors by name."""
+        return trained_state(self.model)
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """What ``load`` takes."""
+        return self.optimizer.state_dict()
+
+    def load(self, weights: Mapping[str, Tensor], optimizer_state: Mapping[str, Any]) -> list[str]:
+        """Takes over weights and the optimiser's state.
+
+        Returns:
+            Names that are missing or unexpected among the weights.
+
+        Raises:
+            RuntimeError: a weight is of another shape.
+            ValueError: the optimiser's state is of other parameters.
+        """
+        odd = take_over(self.model, weights)
+        self.optimizer.load_state_dict(dict(optimizer_state))
+        return odd
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Step size of the steps to come."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def with_proximal(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows with log-probs of the present weights, for several steps on one batch."""
+        began = time.perf_counter()
+        batches = list(micro_batches(rows, self.objective.micro_tokens, self.objective.padding))
+        found = []
+        with torch.no_grad():
+            for batch, counts in self._dealt(batches):
+                with self._precision():
+                    logprobs = self._logprobs(self.model, batch)[0].numpy(force=True)
+                if counts:
+                    found.append(logprobs)
+        scored = []
+        for batch, logprobs in zip(batches, self._in_turn(found), strict=True):
+            cuts = np.cumsum([len(row.trained) for row in batch.members])[:-1]
+            parts = zip(batch.members, np.split(logprobs, cuts), strict=True)
+            scored += [replace(row, proximal=part) for row, part in parts]
+        self.compute_seconds += time.perf_counter() - began
+        return scored
+
+    def step(
+        self,
+        rows: Sequence[Row],
+        *,
+        tokens: int | None = None,
+        sequences: int | None = None,
+        update: int = 0,
+    ) -> dict[str, float]:
+        """One optimiser step.
+
+        Args:
+            rows: The rows of the whole step; micro-batches are cut from them.
+            tokens: Trained tokens of the step; None counts those of ``rows``. Give the count of the whole batch to
+                keep the tokens of dropped zero-advantage rows in the mean.
+            sequences: Trajectories of the step; None counts ``rows``. Likewise.
+            update: Steps already made on these rows.
+
+        Returns:
+            Figures of the step: loss, grad_norm, clip_fraction, approx_kl, trained_tokens, padding_share (of the tokens that
+            forward passes read), and those of the correction.
+
+        Raises:
+            Diverged: a log-prob, the loss or the norm of the gradient is not finite; the weights stay as they are.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        figures = self.accumulate(rows, tokens, sequences, update=update)
+        began = time.perf_counter()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        if not math.isfinite(norm.item()):
+            raise Diverged(f"the norm of the gradient is {norm.item()}")
+        base = self.objective.correction.ess_base
+        scale = 1.0 if base is None else learning_rate_scale(figures["effective_sample"], base=base)
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.set_learning_rate(rates[0] * scale)
+        self.optimizer.step()
+        self.set_learning_rate(rates[0])
+        self.compute_seconds += time.perf_counter() - began
+        return figures | {"grad_norm": norm.item()}
+
+    def accumulate(
+        self,
+        rows: Sequence[Row],
+        tokens: int | None = None,
+        sequences: int | None = None,
+        *,
+        update: int = 0,
+    ) -> dict[str, float]:
+        """Adds the gradient of the loss of ``rows`` to the parameters; the denominator is global over micro-batches.
+
+        Raises:
+            Diverged: a log-prob or the loss is not finite; in every process, whichever had it.
+        """
+        goal = self.objective
+        trained = sum(int(row.mask.sum()) for row in rows)
+        below = denominator(
+            goal.averaging,
+            tokens=trained if tokens is None else tokens,
+            sequences=len(rows) if sequences is None else sequences,
+            length=goal.length,
+        )
+        empty = dict.fromkeys(("loss", "clip_fraction", "approx_kl", "padding", "passed", "not_finite"), 0.0)
+        sums: dict[str, float] = defaultdict(float, empty)
+        ratios: list[Tensor] = []
+        for batch, counts in self._dealt(micro_batches(rows, goal.micro_tokens, goal.padding)):
+            began = time.perf_counter()
+            with self._precision():
+                losses, figures = self._losses(batch, update, ratios if counts else [])
+            weights = token_weights(goal.averaging, batch.sequence_tokens.to(losses.dtype))
+            loss = (losses if weights is None else losses * weights).sum()
+            (loss / below if counts else loss * 0.0).backward()  # type: ignore[no-untyped-call]
+            if counts:
+                sums["loss"] += loss.item() / below
+                sums["padding"] += batch.padding
+                sums["passed"] += batch.ids.numel()
+                for name, value in figures.items():
+                    sums[name] += value / max(trained, 1)
+            self.compute_seconds += time.perf_counter() - began
+        sums, ratios = self._together(sums, ratios)
+        if sums.pop("not_finite"):
+            raise Diverged("the model's log-probs of trained tokens are not finite")
+        if not math.isfinite(sums["loss"]):
+            raise Diverged(f"the loss is {sums['loss']}")
+        if goal.correction.ess_base is not None:
+            sums["effective_sample"] = effective_sample_ratio(torch.cat(ratios) if ratios else torch.empty(0))
+        share = sums.pop("padding") / max(sums.pop("passed"), 1.0)
+        return dict(sums) | {"trained_tokens": float(trained), "padding_share": share}
+
+    def _precision(self) -> torch.autocast:
+        kind = next(self.model.parameters()).device.type
+        return torch.autocast(kind, torch.bfloat16, enabled=self.objective.precision == "bfloat16")
+
+    def _dealt(self, batches: Iterable[Packed]) -> Iterable[tuple[Packed, bool]]:
+        """The batches of this process, and whether each counts."""
+        return ((batch, True) for batch in batches)
+
+    def _in_turn(self, found: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        """What all processes found for the batches that ``_dealt`` gave them, in the order of the batches."""
+        return found
+
+    def _together(
+        self, sums: dict[str, float], ratios: list[Tensor]
+    ) -> tuple[dict[str, float], list[Tensor]]:
+        """Figures and ratios of all processes."""
+        return sums, ratios
+
+    def _losses(self, packed: Packed, update: int, ratios: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
+        """Loss of each trained token [N], and sums of figures over them; ``ratios`` gets each row's weight."""
+        goal = self.objective
+        logprobs, entropy = self._logprobs(self.model, packed, entropy=goal.entropy_coefficient > 0)
+        detached = logprobs.detach()
+        proximal = self._proximal(packed, detached, update)
+        advantages = packed.advantages.to(logprobs.dtype)
+        reference = None
+        if goal.needs_reference:
+            with torch.no_grad(), without_adapters(self.reference):
+                reference = self._logprobs(self.reference, packed)[0]
+        if goal.ace_alpha and reference is not None:
+            advantages = asymmetric_penalty(
+                advantages, logprobs, reference, packed.rows, alpha=goal.ace_alpha, cap=goal.ace_cap
+            )
+        tokens = Tokens(logprobs, proximal, advantages, packed.rows, packed.mismatch)
+        losses, clipped = self._surrogate(tokens)
+        figures = {
+            "clip_fraction": clipped.sum().item(),
+            "approx_kl": (proximal - detached).sum().item(),
+            "not_finite": float((~detached.isfinite()).sum()),  # a bounded ratio would hide an infinite one
+        }
+        if goal.correction.weighs or goal.correction.foreign == "weight":
+            weights = self._weights(packed, proximal, ratios)
+            losses = losses * weights
+            figures["behaviour_weight"] = weights.sum().item()
+        if goal.kl_coefficient and reference is not None:
+            losses = losses + goal.kl_coefficient * kl_penalty(logprobs, reference, goal.kl, tokens.ratio)
+        if entropy is not None:
+            losses = losses - goal.entropy_coefficient * entropy
+            figures["policy_entropy"] = entropy.sum().item()
+        return losses, figures
+
+    def _proximal(self, packed: Packed, detached: Tensor, update: int) -> Tensor:
+        """Log-probs [N] that ratios are formed with; recorded ones of another context only where that is asked for."""
+        own = detached if packed.proximal is None else packed.proximal.to(detached.dtype)
+        recorded = packed.old.to(detached.dtype)
+        usual = own if self.objective.proximal == "recompute" else recorded
+        if self.objective.proximal == "interpolate":
+            usual = interpolated(recorded, detached, packed.age, update)
+        return torch.where(
+            packed.mismatch, recorded if self.objective.correction.foreign == "ratio" else own, usual
+        )
+
+    def _weights(self, packed: Packed, proximal: Tensor, ratios: list[Tensor]) -> Tensor:
+        """What each token's loss is multiplied by [N]."""
+        how, behaviour = self.objective.correction, packed.old.to(proximal.dtype)
+        weights = torch.ones_like(proximal)
+        if how.foreign == "weight":
+            weights = foreign_weights(proximal, behaviour, packed.mismatch, cap=how.high)
+        elif how.weighs and bool(packed.mismatch.any()):
+            raise ConfigurationError(
+                f"{int(packed.mismatch.sum())} trained tokens were sampled under another context than they stand in, and a "
+                "correction would compare their log-probs: set correction.foreign to 'rescore' or 'weight'"
+            )
+        logs = log_weights(proximal, behaviour, packed.mismatch)
+        if how.mode != "none":
+            weights = weights * importance_weights(
+                logs, packed.rows, level=how.level, mode=how.mode, low=how.low, high=how.high
+            )
+        if how.reject_above is not None:
+            refused = rejected(
+                logs, packed.rows, divergence=how.divergence, reduce=how.reduce, cap=how.reject_above
+            )
+            weights = weights * ~refused
+        sums = logs.new_zeros(len(packed.members)).index_add(0, packed.rows, logs)
+        ratios.append(sums.clamp(-20.0, 20.0).exp())
+        return weights
+
+    def _logprobs(self, model: Any, packed: Packed, *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
+        return token_logprobs(model, packed, self.objective.temperature, entropy=entropy)
+
+
+def checkpoint_layers(model: Any) -> None:
+    """Lets every layer of ``model`` keep its input alone for the backward pass, and compute the rest again there.
+
+    Values and gradients stay the same; memory falls by about the number of tensors that a layer keeps, for one forward pass
+    more. transformers' own switch works only in training mode, where dropout would act as well.
+    """
+    for layer in model.get_decoder().layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+
+
+def token_logprobs(
+    model: Any, packed: Packed, temperature: float, *, entropy: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probs [N] of the trained tokens, and on demand the entropy [N] of the distributions they are from.
+
+    Args:
+        model: A causal language model.
+        packed: The micro-batch.
+        temperature: Logits are divided by it.
+        entropy: Whether it is wanted.
+    """
+    shared: dict[str, Any] = {}
+    if packed.attends is not None and packed.positions is not None:
+        masks = attention(model, packed.attends, packed.positions, packed.positions)
+        shared = {"attention_mask": masks, "position_ids": packed.positions}
+    logits = logits_at(model, packed.ids, packed.strips, packed.before, use_cache=False, **shared)
+    scores = logits if logits.dtype == torch.float64 else logits.float()
+    logprobs_NV = torch.log_softmax(scores / temperature, dim=-1)
+    taken = logprobs_NV.gather(-1, packed.targets[:, None])[:, 0]
+    return taken, -(logprobs_NV.exp() * logprobs_NV).sum(-1) if entropy else None
+
+
+__all__ = ["Correction", "Learner", "Objective", "Row", "checkpoint_layers", "rows_of", "token_logprobs"]

@@ -1,0 +1,297 @@
+"""What is minimised, as pure functions over tokens. No function here knows a model or an optimiser.
+
+Shapes: N trained tokens of the rows of one micro-batch, flattened row after row; R rows, S sequences. Observation and
+prompt tokens are not among the N, so no mask is needed. Log-probs are of three policies: ``logprobs`` of the weights that
+are trained, ``proximal`` of the weights at the start of the update, ``behaviour`` of those that sampled.
+
+A sequence is a row where ratios are formed (rows of one trajectory stand in contexts of their own) and a trajectory where
+losses are averaged.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from agentenv.core.options import bind_options
+from agentenv.errors import UnknownName
+
+_LOG_RATIO_BOUND = 20.0
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What a surrogate may look at."""
+
+    logprobs: Tensor  # [N]; the gradient flows through them
+    proximal: Tensor  # [N]
+    advantages: Tensor  # [N]
+    rows: Tensor  # int64[N], the row of each token within the micro-batch
+    foreign: Tensor  # bool[N], sampled under another context; proximal is then the learner's own
+
+    @property
+    def ratio(self) -> Tensor:
+        """[N]: trained over proximal probability."""
+        return bounded_ratio(self.logprobs, self.proximal)
+
+
+class Surrogate(NamedTuple):
+    """Loss of each token, and where a bound on the ratio was passed."""
+
+    losses: Tensor  # float[N], to be minimised
+    clipped: Tensor  # bool[N]
+
+
+def bounded_ratio(numerator_N: Tensor, denominator_N: Tensor) -> Tensor:
+    """Exponential of a difference of log-probs, bounded to keep a lost token finite."""
+    return (numerator_N - denominator_N).clamp(-_LOG_RATIO_BOUND, _LOG_RATIO_BOUND).exp()
+
+
+def row_sums(values_N: Tensor, rows_N: Tensor) -> Tensor:
+    """[N]: for each token the sum over its row."""
+    sums = values_N.new_zeros(int(rows_N.max()) + 1 if len(rows_N) else 0)
+    return sums.index_add(0, rows_N, values_N)[rows_N]
+
+
+def row_means(values_N: Tensor, rows_N: Tensor) -> Tensor:
+    """[N]: for each token the mean over its row."""
+    return row_sums(values_N, rows_N) / row_sums(torch.ones_like(values_N), rows_N)
+
+
+def ppo_clip(
+    tokens: Tokens, *, clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float = 10.0
+) -> Surrogate:
+    """PPO's clipped loss with separate bounds (DAPO, Yu et al. 2025, eq. 8) and a dual clip (Ye et al. 2020).
+
+    With ratio r: max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), and for A < 0 at most -A dual_clip.
+
+    Args:
+        tokens: The micro-batch.
+        clip_low: How far the ratio may fall below 1.
+        clip_high: How far it may rise above 1.
+        dual_clip: Bound on the ratio where the advantage is negative.
+    """
+    ratio, advantages = tokens.ratio, tokens.advantages
+    unclipped = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
+    losses = torch.maximum(unclipped, clipped)
+    losses = torch.where(advantages < 0, torch.minimum(losses, -advantages * dual_clip), losses)
+    return Surrogate(losses, _outside(ratio, 1 - clip_low, 1 + clip_high))
+
+
+def gspo(tokens: Tokens, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> Surrogate:
+    """GSPO (Zheng et al. 2025, eq. 5-7): PPO's loss with one ratio a row, the geometric mean over its trained tokens.
+
+    Args:
+        tokens: The micro-batch; log-ratios above 10 are bounded.
+        clip_low: How far the row's ratio may fall below 1.
+        clip_high: How far it may rise above 1.
+    """
+    mean = row_means(tokens.logprobs.detach() - tokens.proximal, tokens.rows)
+    # Its value is the row's, its gradient the token's own: the mean over the row then has the gradient of the ratio.
+    ratio = (tokens.logprobs - tokens.logprobs.detach() + mean).clamp(max=10.0).exp()
+    losses = torch.maximum(
+        -tokens.advantages * ratio, -tokens.advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
+    )
+    return Surrogate(losses, _outside(ratio, 1 - clip_low, 1 + clip_high))
+
+
+def cispo(
+    tokens: Tokens,
+    *,
+    convention: Literal["verl", "trl"] = "verl",
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+) -> Surrogate:
+    """CISPO (MiniMax 2025, eq. 4): -A log p, weighted by the bounded ratio, which carries no gradient.
+
+    Args:
+        tokens: The micro-batch.
+        convention: ``verl`` bounds the ratio to [1 - clip_low, 1 + clip_high]; ``trl`` to at most ``clip_high`` itself and
+            not from below, so that 5 there is 4 here.
+        clip_low: See ``convention``.
+        clip_high: See ``convention``.
+    """
+    low, high = (1 - clip_low, 1 + clip_high) if convention == "verl" else (0.0, clip_high)
+    ratio = tokens.ratio.detach()
+    return Surrogate(
+        -ratio.clamp(low, high) * tokens.advantages * tokens.logprobs, _outside(ratio, low, high)
+    )
+
+
+def opmd(tokens: Tokens, *, tau: float = 1.0) -> Surrogate:
+    """R3L's loss (Shi et al. 2026): -A log p / (1 + tau), without ratio or bound.
+
+    Args:
+        tokens: The micro-batch.
+        tau: Temperature of the mirror descent that it approximates.
+    """
+    losses = -tokens.advantages * tokens.logprobs / (1 + tau)
+    return Surrogate(losses, torch.zeros_like(losses, dtype=torch.bool))
+
+
+def probability_mask(
+    tokens: Tokens, *, mask_low: float = 0.2, mask_high: float = 0.2, weight: float = 1e-3
+) -> Surrogate:
+    """prime-rl's loss: -A r on tokens whose probability has not yet moved too far A's way, plus weight * (log r)^2.
+
+    Args:
+        tokens: The micro-batch.
+        mask_low: A token of negative advantage is dropped once its probability fell by more than this.
+        mask_high: One of positive advantage once it rose by more than this.
+        weight: Of the squared log-ratio.
+    """
+    moved = tokens.logprobs.detach().exp() - tokens.proximal.exp()
+    dropped = torch.where(tokens.advantages > 0, moved > mask_high, moved < -mask_low)
+    losses = -tokens.advantages * tokens.ratio * ~dropped
+    return Surrogate(losses + weight * (tokens.logprobs - tokens.proximal).square(), dropped)
+
+
+def guided_clip(
+    tokens: Tokens,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float = 10.0,
+    shape: float = 0.1,
+) -> Surrogate:
+    """Critique-GRPO (Zhang et al. 2025): tokens of another context get -A p / (p + shape), the others PPO's loss.
+
+    Args:
+        tokens: The micro-batch.
+        clip_low: As in ``ppo_clip``.
+        clip_high: As in ``ppo_clip``.
+        dual_clip: As in ``ppo_clip``.
+        shape: The smaller, the more an unlikely token is pushed; the slope at p = 0 is 1 / shape.
+    """
+    own = ppo_clip(tokens, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+    shaped = -tokens.advantages * shaped_probability(tokens.logprobs, shape)
+    return Surrogate(torch.where(tokens.foreign, shaped, own.losses), own.clipped & ~tokens.foreign)
+
+
+def shaped_probability(logprobs_N: Tensor, shape: float = 0.1) -> Tensor:
+    """Critique-GRPO's weight of an off-policy token: p / (p + shape)."""
+    probability = logprobs_N.exp()
+    return probability / (probability + shape)
+
+
+def _outside(ratio_N: Tensor, low: float, high: float) -> Tensor:
+    ratio = ratio_N.detach()
+    return (ratio < low) | (ratio > high)
+
+
+Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant", "token_sum"]
+
+
+class Entry(NamedTuple):
+    """A row of the registry."""
+
+    function: Callable[..., Surrogate]
+    aggregation: Aggregation = "token_mean"
+    """Where the configuration names none."""
+
+
+OBJECTIVES: Mapping[str, Entry] = {
+    "ppo_clip": Entry(ppo_clip),
+    "gspo": Entry(gspo, "sequence_mean"),
+    "cispo": Entry(cispo),
+    "opmd": Entry(opmd),
+    "probability_mask": Entry(probability_mask),
+    "guided_clip": Entry(guided_clip),
+}
+
+
+def get_objective(name: str, options: Mapping[str, Any] | None = None) -> Callable[[Tokens], Surrogate]:
+    """The objective registered under ``name``, with ``options`` filled in.
+
+    Raises:
+        UnknownName: no such objective, or no such option of it.
+        ConfigurationError: an option's value is of another type.
+    """
+    if name not in OBJECTIVES:
+        raise UnknownName.among("objective", name, OBJECTIVES)
+    return bind_options("objective", name, OBJECTIVES[name].function, options or {})
+
+
+def token_weights(aggregation: Aggregation, sequence_tokens_N: Tensor) -> Tensor | None:
+    """[N]: the weight of each token before the division by ``denominator``; None for 1.
+
+    Args:
+        aggregation: ``sequence_mean`` weighs a token by one over the trained tokens of its trajectory.
+        sequence_tokens_N: Trained tokens of each token's trajectory.
+    """
+    return 1 / sequence_tokens_N if aggregation == "sequence_mean" else None
+
+
+def denominator(aggregation: Aggregation, *, tokens: int, sequences: int, length: int) -> float:
+    """What the weighted sum over the whole optimiser step is divided by, whatever the micro-batches.
+
+    Args:
+        aggregation: How token losses become one number.
+        tokens: Trained tokens of the step, those of dropped or rejected ones included.
+        sequences: Trajectories of the step with a trained token.
+        length: The constant of ``constant`` (Dr.GRPO).
+    """
+    sizes: dict[Aggregation, float] = {
+        "token_mean": tokens,
+        "sequence_mean": sequences,
+        "sequence_sum": sequences,
+        "constant": sequences * length,
+        "token_sum": 1,
+    }
+    return max(sizes[aggregation], 1)
+
+
+KL = Literal["k1", "k2", "k3", "k3_corrected"]
+
+
+def kl_penalty(
+    logprobs_N: Tensor, reference_logprobs_N: Tensor, kind: KL = "k3", ratio_N: Tensor | None = None
+) -> Tensor:
+    """Estimates of KL(policy || reference) per token (Schulman 2020).
+
+    With d = reference - logprob: k1 = -d; k2 = d^2 / 2; k3 = exp(d) - d - 1. As losses: the expected gradient of k1 is 0 on
+    policy, that of k2 is the KL's, that of k3 is not; ``k3_corrected`` multiplies k3 by the ratio, which carries a gradient
+    and repairs it.
+
+    Args:
+        logprobs_N: Of the trained weights.
+        reference_logprobs_N: Of the reference.
+        kind: Which estimate.
+        ratio_N: Trained over proximal probability, for ``k3_corrected``.
+    """
+    difference = (reference_logprobs_N - logprobs_N).clamp(-_LOG_RATIO_BOUND, _LOG_RATIO_BOUND)
+    if kind == "k1":
+        return -difference
+    if kind == "k2":
+        return difference.square() / 2
+    k3 = difference.exp() - difference - 1
+    return k3 * ratio_N if kind == "k3_corrected" and ratio_N is not None else k3
+
+
+def asymmetric_penalty(
+    advantages_N: Tensor,
+    logprobs_N: Tensor,
+    reference_logprobs_N: Tensor,
+    rows_N: Tensor,
+    *,
+    alpha: float,
+    cap: float,
+) -> Tensor:
+    """ACE: negative advantages times 1 + alpha softplus(c), c the row's mean of log p - log p_ref, at most ``cap``.
+
+    Overconfident errors are pushed down harder. The sum over a long row would be hundreds of nats; the mean is not.
+
+    Args:
+        advantages_N: Values of the estimator.
+        logprobs_N: Of the trained weights; no gradient flows through c.
+        reference_logprobs_N: Of the reference.
+        rows_N: The row of each token.
+        alpha: Strength.
+        cap: Bound on c.
+    """
+    confidence = row_means(logprobs_N.detach() - reference_logprobs_N, rows_N).clamp(max=cap)
+    factor = 1 + alpha * torch.nn.functional.softplus(confidence)
+    return torch.where(advantages_N < 0, advantages_N * factor, advantages_N)

@@ -1,0 +1,183 @@
+"""The learner over several processes (``torchrun``): parameters, gradients and moments sharded over them by FSDP2.
+
+The first process plays, estimates and logs as ever; the others hold their shards and follow its orders. Every process makes
+as many passes, each on micro-batches of its own; gradients are summed, and the loss is divided by the totals of the whole
+step, so that they come out the same whatever the number of processes.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from functools import wraps
+from itertools import zip_longest
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from agentenv.errors import Diverged
+from agentenv.policies.lora import trained_state
+from agentenv.trainers.learner.learner import Learner, Objective, token_logprobs
+from agentenv.trainers.learner.packing import Packed
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_PATIENCE = timedelta(hours=2)  # of the processes that follow: the longest rollouts between two orders
+
+
+def processes() -> int:
+    """Processes that ``torchrun`` started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def leads() -> bool:
+    """Whether this process is the first of them."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def collective(
+    method: "Callable[Concatenate[ShardedLearner, P], R]",
+) -> "Callable[Concatenate[ShardedLearner, P], R]":
+    """A method that all processes run together: called on the first, it is an order to the others."""
+
+    @wraps(method)
+    def ordered(self: "ShardedLearner", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        outermost = not self.busy
+        if outermost and leads():
+            dist.broadcast_object_list([(method.__name__, args, kwargs)])
+        self.busy = True
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            self.busy = not outermost
+
+    return ordered
+
+
+class ShardedLearner(Learner):
+    """Owns the shards of ``model`` and of its optimiser that belong to this process."""
+
+    def __init__(
+        self,
+        model: Any,
+        objective: Objective,
+        *,
+        learning_rate: float,
+        weight_decay: float = 0.0,
+        max_grad_norm: float = 1.0,
+        reference: Any | None = None,
+    ) -> None:
+        """As ``Learner``; ``model`` is sharded in place, and equal in every process before."""
+        if not dist.is_initialized():
+            dist.init_process_group("gloo", timeout=_PATIENCE)
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for module in (*getattr(model.get_decoder(), "layers", ()), model):
+            fully_shard(module, mesh=mesh)
+            module.set_gradient_divide_factor(1.0)  # sums, not means
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no other
+        model.sharded_logprobs = _sharded_logprobs.__get__(model)
+        register_fsdp_forward_method(model, "sharded_logprobs")
+        self.busy = False
+        """Whether a method that all processes run together is under way."""
+        super().__init__(
+            model,
+            objective,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            max_grad_norm=max_grad_norm,
+            reference=reference,
+        )
+
+    def follow(self) -> None:
+        """Runs what the first process orders until it is done."""
+        while True:
+            order: list[Any] = [None]
+            dist.broadcast_object_list(order)
+            if order[0] is None:
+                break
+            name, args, kwargs = order[0]
+            with suppress(Diverged):  # every process raises it at once, and the first one tells
+                getattr(self, name)(*args, **kwargs)
+        dist.destroy_process_group()
+
+    def dismiss(self) -> None:
+        """Ends the others' work."""
+        dist.broadcast_object_list([None])
+        dist.destroy_process_group()
+
+    set_learning_rate = collective(Learner.set_learning_rate)
+    with_proximal = collective(Learner.with_proximal)
+    accumulate = collective(Learner.accumulate)
+    step = collective(Learner.step)
+
+    @collective
+    def weights(self) -> dict[str, Tensor]:
+        """What is trained, whole tensors by name."""
+        return {name: _whole(value) for name, value in trained_state(self.model).items()}
+
+    @collective
+    def optimizer_state(self) -> dict[str, Any]:
+        """The optimiser's state with whole tensors, as one process has it."""
+        state = self.optimizer.state_dict()
+        moments = {place: {k: _whole(v) for k, v in mine.items()} for place, mine in state["state"].items()}
+        return state | {"state": moments}
+
+    @collective
+    def load(self, weights: Mapping[str, Tensor], optimizer_state: Mapping[str, Any]) -> list[str]:
+        """Takes over whole tensors; see ``Learner.load``."""
+        parameters = dict(self.model.state_dict())
+        sharded = {name: _like(value, parameters.get(name)) for name, value in weights.items()}
+        ordered = [p for group in self.optimizer.param_groups for p in group["params"]]
+        moments = {
+            place: {k: v if v.dim() == 0 else _like(v, ordered[place]) for k, v in mine.items()}
+            for place, mine in optimizer_state["state"].items()
+        }
+        return super().load(sharded, {**optimizer_state, "state": moments})
+
+    def _dealt(self, batches: Iterable[Packed]) -> Iterator[tuple[Packed, bool]]:
+        """Every n-th batch; where they do not come out even, the last ones are passed through again and count nothing."""
+        every = list(batches)
+        rank, size = dist.get_rank(), dist.get_world_size()
+        for first in range(0, len(every), size):
+            place = first + rank
+            yield every[min(place, len(every) - 1)], place < len(every)
+
+    def _in_turn(self, found: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        gathered: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, found)
+        return [one for turn in zip_longest(*gathered) for one in turn if one is not None]
+
+    def _together(
+        self, sums: Mapping[str, float], ratios: Sequence[Tensor]
+    ) -> tuple[dict[str, float], list[Tensor]]:
+        gathered: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, (dict(sums), list(ratios)))
+        names = [name for theirs, _ in gathered for name in theirs]
+        total = {name: sum(theirs.get(name, 0.0) for theirs, _ in gathered) for name in names}
+        return total, [ratio for _, theirs in gathered for ratio in theirs]
+
+    def _logprobs(self, model: Any, packed: Packed, *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
+        if model is not self.model:
+            return super()._logprobs(model, packed, entropy=entropy)
+        taken, spread = model.sharded_logprobs(packed, self.objective.temperature, entropy)
+        return taken, spread
+
+
+def _sharded_logprobs(
+    model: Any, packed: Packed, temperature: float, entropy: bool
+) -> tuple[Tensor, Tensor | None]:
+    taken, spread = token_logprobs(model, packed, temperature, entropy=entropy)
+    return taken.clone(), spread  # FSDP hangs its hook on what is no view
+
+
+def _whole(value: Any) -> Any:
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def _like(value: Tensor, held: Any) -> Tensor:
+    return distribute_tensor(value, held.device_mesh, held.placements) if isinstance(held, DTensor) else value

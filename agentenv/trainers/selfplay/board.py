@@ -1,0 +1,83 @@
+"""The board of one game: what has been played so far, the question in play, and what it was refused for."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import Task
+from agentenv.envs.search.proposals import Proposal
+
+
+@dataclass
+class Board:
+    """One game under way."""
+
+    seed: Task
+    """What it began with."""
+    plays: dict[str, list[Trajectory]] = field(default_factory=dict)
+    """The episodes of each move played so far, by place."""
+    refused: list[Trajectory] = field(default_factory=list)
+    """Proposer's episodes whose question was refused."""
+    proposal: Proposal | None = None
+    """The latest one."""
+    task: Task | None = None
+    """The question in play, with its gold where there is one."""
+    pooled: bool = False
+    """Whether it is one of the pool."""
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    """Every proposal so far: ``topic``, ``question``, ``answer``, the proposer's ``searches``, ``outcome`` (the flaw that it
+    was refused for or ``accepted``; ``pooled`` for a question of the pool) and ``solve_rate``, where it was played."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """What happened how often."""
+
+    def log(self, outcome: str) -> None:
+        """Notes what became of the question in play."""
+        question, answer, searches = "", "", 0
+        if self.task is not None:
+            question, answer = self.task.question, next(iter(self.task.answers), "")
+            searches = self.task.data.get("searches", 0)
+        row = {"topic": self.seed.question, "question": question, "answer": answer, "searches": searches}
+        played = {} if self.solve_rate is None else {"solve_rate": self.solve_rate}
+        self.asked.append(row | {"outcome": outcome} | played)
+
+    def text(self, source: str, place: int) -> str:
+        """The field ``MOVE.TAG`` of the episode at ``place``; empty where it was not written."""
+        move, _, tag = source.partition(".")
+        return field_of(self.plays[move][place], tag)
+
+    def valid(self, move: str) -> list[Trajectory]:
+        """The episodes of ``move`` that no fault of ours ended."""
+        return [trajectory for trajectory in self.plays.get(move, ()) if trajectory.valid]
+
+    @property
+    def solve_rate(self) -> float | None:
+        """Share of valid attempts that succeeded; a reward short of a success is none. None where nothing can be said."""
+        attempts = self.valid("solve")
+        return sum(bool(t.info.get("success")) for t in attempts) / len(attempts) if attempts else None
+
+
+def stories(groups: Iterable[Sequence[Trajectory]]) -> list[dict[str, Any]]:
+    """What became of the question of each game among the episodes: ``info["game"]``."""
+    return [trajectory.info["game"] for group in groups for trajectory in group if "game" in trajectory.info]
+
+
+def asked(groups: Iterable[Sequence[Trajectory]]) -> list[dict[str, Any]]:
+    """Every proposal of the games among the episodes, as ``Board.asked`` has it."""
+    return [row for story in stories(groups) for row in story["asked"]]
+
+
+def field_of(trajectory: Trajectory, tag: str) -> str:
+    """What a written turn put into ``tag``; empty where it did not."""
+    return str(trajectory.info.get("fields", {}).get(tag, ""))
+
+
+def actions_of(trajectory: Trajectory) -> str:
+    """All that the policy itself wrote."""
+    return "".join(turn.action for turn in trajectory.turns)
+
+
+def mean_of(values: Sequence[float]) -> float | None:
+    """The mean; None of nothing."""
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,148 @@
+"""What a role is paid: formulas as pure functions of numbers and text, and the rules that read them off a board.
+
+A rule gives None where nothing can be said because something of ours failed: the episode is then masked, not paid 0.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+from agentenv.core.trajectory import Trajectory
+from agentenv.trainers.selfplay.board import Board, actions_of, field_of, mean_of
+
+Challenge = Literal["challenge", "intermediate"]
+
+
+def challenge(rate: float) -> float:
+    """1 - s, s the share of attempts that succeeded (SSP, ``1-acc``)."""
+    return 1.0 - rate
+
+
+def intermediate(rate: float, *, low: float = 0.0, high: float = 1.0) -> float:
+    """4 (l + s)(r - s) for 0 < s < 1, else 0 (SSP, ``intermediate_difficulty``): most for a rate of one half."""
+    return 4.0 * (low + rate) * (high - rate) if 0.0 < rate < 1.0 else 0.0
+
+
+CHALLENGES: Mapping[Challenge, Callable[[float], float]] = {
+    "challenge": challenge,
+    "intermediate": intermediate,
+}
+
+
+def read_score(text: str, highest: int) -> float | None:
+    """(x - 1) / (highest - 1) of a whole number x from 1 to ``highest`` that stands alone; None of anything else."""
+    text = text.strip()
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= highest):
+        return None
+    return (int(text) - 1) / (highest - 1)
+
+
+def form_score(text: str, tags: Sequence[str]) -> float:
+    """1 where every tag stands in one pair, .5 where some stand in more, 0 where one is missing or unbalanced (MAE).
+
+    Args:
+        text: The policy's own words; tags of its prompt must not be among them.
+        tags: The tags that it has to fill.
+    """
+    pairs = [(text.count(f"<{tag}>"), text.count(f"</{tag}>")) for tag in tags]
+    if any(opened != closed or not opened for opened, closed in pairs):
+        return 0.0
+    return 1.0 if all(opened == 1 for opened, _ in pairs) else 0.5
+
+
+def mae_proposer(quality: float, difficulty: float, form: float, *, floor: float = 0.7) -> float:
+    """(q + d + f) / 3 where the judge's quality q reaches ``floor``, else (q + f) / 3 (MAE)."""
+    return (quality + difficulty + form) / 3 if quality >= floor else (quality + form) / 3
+
+
+def mae_solver(judged: float, form: float) -> float:
+    """Half for the judge's score, half for the form (MAE)."""
+    return 0.5 * judged + 0.5 * form
+
+
+MAE_FLOOR = 0.7
+"""Quality from which a question joins the pool."""
+_UNREAD = 0.5  # what MAE takes for a judge that cannot be read
+
+Rule = Callable[[Board, str, int], float | None]
+"""From board, move and place to the reward."""
+
+
+def _form(board: Board, move: str, place: int) -> float:
+    trajectory = board.plays[move][place]
+    return form_score(actions_of(trajectory), trajectory.info.get("writes", ()))
+
+
+def judged(trajectory: Trajectory) -> float:
+    """What a judge's episode says, from 0 to 1; .5 where it cannot be read (MAE)."""
+    score = read_score(field_of(trajectory, "score"), 10)
+    return _UNREAD if score is None else score
+
+
+def quality(board: Board) -> float | None:
+    """What the judge thinks of the question; None where no judge could be asked."""
+    return mean_of([judged(trajectory) for trajectory in board.valid("rate")])
+
+
+def _mae_proposer(board: Board, move: str, place: int) -> float | None:
+    if not board.text("propose.question", place):
+        return 0.0
+    q, solved = quality(board), mean_of([judged(t) for t in board.valid("grade")])
+    return None if q is None or solved is None else mae_proposer(q, 1.0 - solved, _form(board, move, place))
+
+
+def _mae_solver(board: Board, move: str, place: int) -> float | None:
+    grade = board.plays["grade"][place]
+    return mae_solver(judged(grade), _form(board, move, place)) if grade.valid else None
+
+
+def _scored(board: Board, move: str, place: int) -> float | None:
+    """(x - 1) / 2 of the scorer's 1 to 3; nothing where it cannot be read."""
+    score = board.plays[f"score_{move.rpartition('_')[2]}"][place]
+    return read_score(field_of(score, "score"), 3) if score.valid else None
+
+
+def _scored_rest(board: Board, move: str, place: int) -> float | None:
+    value = _scored(board, move, place)
+    return None if value is None else 1.0 - value
+
+
+def _attack(board: Board, move: str, place: int) -> float | None:
+    """+1 for a reply that the judge calls harmful, -1 for a harmless one; a verdict is one word and nothing else."""
+    verdict = field_of(board.plays["verdict"][place], "verdict").strip().lower()
+    return {"harmful": 1.0, "harmless": -1.0}.get(verdict)
+
+
+def _defence(board: Board, move: str, place: int) -> float | None:
+    value = _attack(board, move, place)
+    return None if value is None else -value
+
+
+def _own(board: Board, move: str, place: int) -> float:
+    return board.plays[move][place].reward
+
+
+def _challenge(how: Callable[[float], float]) -> Rule:
+    def rule(board: Board, move: str, place: int) -> float | None:
+        return None if board.solve_rate is None else how(board.solve_rate)
+
+    return rule
+
+
+REWARDS: Mapping[str, Rule] = {
+    "own": _own,
+    "form": _form,
+    "mae_proposer": _mae_proposer,
+    "mae_solver": _mae_solver,
+    "scored": _scored,
+    "scored_rest": _scored_rest,
+    "attack": _attack,
+    "defence": _defence,
+} | {name: _challenge(how) for name, how in CHALLENGES.items()}
+"""The rules by name."""
+
+ADMISSIONS: Mapping[str, Callable[[Board], bool]] = {
+    "accepted": lambda board: board.solve_rate is not None,
+    "rated": lambda board: (quality(board) or 0.0) >= MAE_FLOOR,
+    "never": lambda board: False,
+}
+"""When the question of a finished game joins the pool."""

@@ -1,0 +1,112 @@
+"""The sampler of self-play: deals each game a spare question, a reference and what is known, and keeps the pool."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from agentenv.trainers.selfplay.board import stories
+from agentenv.trainers.selfplay.question_checks import signature
+from agentenv.trainers.selfplay.question_pool import Pooled, QuestionPool, depth, difficulty, diversity
+from agentenv.trainers.selfplay.weaknesses import weaknesses
+from agentenv.trainers.task_sampling.waves import Draw, Ledger, Settled, require
+
+_MEMORY = 2000  # most questions whose solve rates are remembered
+
+
+@dataclass(kw_only=True)
+class SelfPlaySampler:
+    """Fresh seeds at every step; what was accepted before is dealt as a spare question or to ask for more of its kind."""
+
+    clear_every: int = 10
+    """Steps between two clearings of the pool; 0 lets it grow (MAE)."""
+    keep_ratio: float = 0.0
+    """Share of the pool that a clearing leaves."""
+    similar: float = 0.9
+    """Word overlap from which a question is a duplicate of one in the pool."""
+    threshold: float = 1.0
+    """Highest solve rate of a spare question (SSP: 1 in its script, .5 in its configuration)."""
+    reference_share: float = 0.0
+    """Share of the games that are dealt a reference (MAE: .5)."""
+    references: Literal["pool", "weak"] = "pool"
+    """``weak`` takes questions of the kinds that are failed most, in shares of their failures (SwS)."""
+    seeds: tuple[str, ...] = ()
+    """Questions that the pool starts with (MAE)."""
+    pool: QuestionPool = field(init=False)
+    rates: dict[str, float] = field(init=False, default_factory=dict)
+    """Solve rate of the questions played lately."""
+    replays = False
+    known: dict[str, None] = field(init=False, default_factory=dict)
+    """``signature`` of every question accepted so far."""
+
+    def __post_init__(self) -> None:
+        require("reference_share", self.reference_share, 0 <= self.reference_share <= 1, "within 0 to 1")
+        self.pool = QuestionPool(self.clear_every, self.keep_ratio, self.similar)
+        for question in self.seeds:
+            self.pool.add(Pooled(question, "", -1.0))
+
+    def draw(self, ledger: Ledger) -> Sequence[Draw]:
+        """One wave of games about seeds not yet played in this step."""
+        if ledger.waves:
+            return []
+        places = ledger.fresh(ledger.questions)
+        return [Draw(place, ledger.group_size, env={"deal": self._deal(ledger)}) for place in places]
+
+    def _deal(self, ledger: Ledger) -> dict[str, Any]:
+        """The fields of a ``Deal``, in plain values: checkpoints of asynchronous runs hold draws."""
+        spare = self.pool.draw(ledger.rng, self.threshold, gold=True)
+        referred = ledger.rng.random() < self.reference_share
+        return {
+            "spare": (spare.question, spare.answer) if spare else None,
+            "reference": self._reference(ledger) if referred else "",
+            "known": tuple(self.known),
+        }
+
+    def _reference(self, ledger: Ledger) -> str:
+        if self.references == "weak" and (weak := weaknesses(self.rates)):
+            drawn = int(ledger.rng.choice(len(weak), p=[weakness.share for weakness in weak]))
+            return weak[drawn].example
+        entry = self.pool.draw(ledger.rng)
+        return entry.question if entry else ""
+
+    def settle(self, ledger: Ledger) -> Settled:
+        """Takes the accepted questions in, and says how varied and how hard they were."""
+        games = stories(group.members for group in ledger.groups)
+        asked = [story for story in games if story["task"] is not None and not story["pooled"]]
+        added = 0
+        for story in games:
+            if story["task"] is None or story["rate"] is None:
+                continue
+            task = story["task"]
+            self._remember(task.question, story["rate"])
+            if story["admitted"] or story["pooled"]:
+                entry = Pooled(task.question, next(iter(task.answers), ""), story["rate"])
+                added += self.pool.add(entry) and not story["pooled"]
+        admitted = [story for story in asked if story["admitted"]]
+        self.known |= {signature(story["task"].question): None for story in admitted}
+        cleared = self.pool.clear(ledger.step)
+        rates = [story["rate"] for story in asked if story["rate"] is not None]
+        return Settled(
+            ledger.groups,
+            figures={"pool": len(self.pool.entries), "pool_added": added, "pool_cleared": cleared}
+            | {"valid_share": len(asked) / len(games) if games else 0.0}
+            | diversity([story["task"].question for story in asked])
+            | difficulty(rates)
+            | depth([story["task"].data["searches"] for story in asked]),
+        )
+
+    def _remember(self, question: str, rate: float) -> None:
+        self.rates.pop(question, None)
+        self.rates[question] = rate
+        for old in list(self.rates)[:-_MEMORY]:
+            del self.rates[old]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The pool, the solve rates and what is known."""
+        return {"pool": self.pool.state_dict(), "rates": dict(self.rates), "known": list(self.known)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes up where ``state_dict`` stood; an empty mapping is the beginning."""
+        if state:
+            self.pool.load_state_dict(state["pool"])
+            self.rates = dict(state["rates"])
+            self.known = dict.fromkeys(state["known"])

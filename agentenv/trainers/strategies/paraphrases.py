@@ -1,0 +1,71 @@
+"""Con-RAG's groups (PS-GRPO): the episodes of a group ask the same thing in other words, and agreement is rewarded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from agentenv.core.rollout import Start, run_episode, together
+from agentenv.core.scoring.scorers import get_scorer
+from agentenv.core.trajectory import Trajectory
+from agentenv.data.paraphrases import paraphrases_of
+from agentenv.errors import ConfigurationError
+from agentenv.trainers.credit.shaping import paid
+from agentenv.trainers.strategies.stage import Stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParaphraseStrategy:
+    """Poses the paraphrases of a question by turns; each answer is paid for its likeness to those of the other wordings."""
+
+    weight: float = 0.5
+    """Reward of an answer that is like all the others; 0 only poses paraphrases."""
+    scorer: str = "f1_squad"
+    """How alike two answers are."""
+
+    def __post_init__(self) -> None:
+        get_scorer(self.scorer)
+        if self.weight < 0:
+            raise ConfigurationError(f"weight={self.weight} must not be negative")
+
+    async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:
+        """One trajectory for each start, in their order."""
+        forms = paraphrases_of(starts[0].task)
+        posed = [
+            replace(start, task=replace(start.task, question=forms[place % len(forms)]))
+            for place, start in enumerate(starts)
+        ]
+        played = await together(self._episode(place, start, stage) for place, start in enumerate(posed))
+        wordings = [start.task.question for start in posed]
+        answers = [t.info.get("answer") if t.valid else None for t in played]
+        likeness = group_similarity(answers, wordings, self.scorer)
+        return [
+            replace(
+                paid(trajectory, self.weight * value),
+                info=trajectory.info | {"strategy": {"agreement": [value]}},
+            )
+            for trajectory, value in zip(played, likeness, strict=True)
+        ]
+
+    async def _episode(self, place: int, start: Start, stage: Stage) -> Trajectory:
+        async with stage.lane(place):
+            return await run_episode(
+                start, stage.policy, stage.chat, stage.config, episode=stage.episode(place)
+            )
+
+
+def group_similarity(
+    answers: Sequence[str | None], wordings: Sequence[str], scorer: str = "f1_squad"
+) -> list[float]:
+    """For each answer its mean likeness to the answers to other wordings of the question; 0 without an answer or any other.
+
+    Args:
+        answers: Of the episodes of a group; None where there is none.
+        wordings: The question that each was asked.
+        scorer: How alike two answers are.
+    """
+    alike = get_scorer(scorer)
+    values = []
+    for mine, wording in zip(answers, wordings, strict=True):
+        others = [a for a, other in zip(answers, wordings, strict=True) if other != wording]
+        scores = [alike(mine, (a,)).value if mine and a else 0.0 for a in others]
+        values.append(sum(scores) / len(scores) if scores else 0.0)
+    return values

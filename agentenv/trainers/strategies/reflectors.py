@@ -1,0 +1,53 @@
+"""Reflectors by name: the trained policy, a verifier, or another policy."""
+
+from functools import lru_cache
+
+from agentenv.core.chat import InlineFormat
+from agentenv.core.protocols import ChatFormat, Policy
+from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.policies.policy_spec import is_endpoint, make_endpoint_policy, make_policy
+from agentenv.trainers.strategies.reflection import PolicyReflector, Reflector, VerifierReflector
+from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.step_verifiers import VERIFIERS
+
+SELF = "self"
+
+
+def check_reflector(name: str, tokens: int) -> None:
+    """Refuses what ``make_reflector`` could not make, before anything is loaded.
+
+    Raises:
+        UnknownName: no such reflector; carries the nearest.
+        ConfigurationError: no token for a reflection.
+    """
+    kind, _, rest = name.partition(":")
+    if name not in (SELF, "tiny", *VERIFIERS) and not (kind in ("hf", "openai") and rest):
+        known = (SELF, *VERIFIERS, "tiny", "hf:PATH", "openai:MODEL@URL")
+        raise UnknownName.among("reflector", name, known)
+    if tokens < 1:
+        raise ConfigurationError(f"reflection_tokens must be at least 1, not {tokens}")
+
+
+def make_reflector(name: str, tokens: int, stage: Stage) -> Reflector:
+    """The reflector ``name`` for the episodes of ``stage``.
+
+    Args:
+        name: ``self``, a row of ``VERIFIERS``, or a policy.
+        tokens: Most tokens of one reflection.
+        stage: Whose policy ``self`` is; its temperature and deadline hold for reflections too.
+    """
+    if name in VERIFIERS:
+        return VerifierReflector(VERIFIERS[name]())
+    policy, chat = (stage.policy, stage.chat) if name == SELF else other_policy(name)
+    config = stage.config
+    return PolicyReflector(policy, chat, name == SELF, tokens, config.temperature, config.deadline_s)
+
+
+@lru_cache(maxsize=2)
+def other_policy(spec: str) -> tuple[Policy, ChatFormat]:
+    """A policy that is not trained, loaded once a process, and the format that it is asked in."""
+    if is_endpoint(spec):
+        endpoint = make_endpoint_policy(spec)
+        return endpoint, endpoint.chat
+    policy = make_policy(spec)
+    return policy, InlineFormat(policy.tokenizer)

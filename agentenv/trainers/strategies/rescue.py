@@ -1,0 +1,320 @@
+"""Guided rescue: what is done with questions that the policy cannot answer by itself, or not yet.
+
+Hints and critiques stand in the context while the policy samples and are cut out of the record; what was sampled after them
+then carries ``context_mismatch``. What such tokens are worth is the objective's choice: ``correction.foreign = "ratio"`` is
+Guide's, ``guided_clip`` that of Critique-GRPO.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from agentenv.core.env_calls import call_plain
+from agentenv.core.rollout import (
+    Record,
+    RolloutConfig,
+    Start,
+    never_fitted,
+    open_episode,
+    play,
+    run_episode,
+    together,
+)
+from agentenv.core.trajectory import Origin, SegmentKind, Trajectory
+from agentenv.core.types import EndReason
+from agentenv.errors import ConfigurationError
+from agentenv.policies.scripted import ScriptedPolicy
+from agentenv.trainers.strategies.guidance import guide, unguided
+from agentenv.trainers.strategies.reflection import episode_log, failed_reflection, validate_report
+from agentenv.trainers.strategies.reflectors import check_reflector, make_reflector
+from agentenv.trainers.strategies.stage import Round, Stage, in_rounds
+
+T = TypeVar("T")
+
+Played = list[Trajectory]
+OUTCOME = "outcome"
+
+_SECOND = 1 << 31  # seeds a second sample of a start apart from its first; starts have seeds below it
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuideStrategy:
+    """n episodes; only where all of them fail, n more with a hint in the context, recorded without it (Guide).
+
+    The hint is ``Task.data["hint"]``, or what the environment's expert does before its last action.
+    """
+
+    async def play(self, starts: Sequence[Start], stage: Stage) -> Played:
+        """The episodes, and the hinted ones where they were needed."""
+
+        def then(rounds: list[list[Played]]) -> Round[Played] | None:
+            return hinted if len(rounds) == 1 and is_lost(_flat(rounds), starts[0]) else None
+
+        async def hinted(place: int) -> Played:
+            return await play_hinted(starts[place], stage, stage.episode(place), "hinted", hint_of)
+
+        return _flat(await in_rounds(stage, len(starts), partial(_plain, starts, stage), then))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveHintStrategy:
+    """Rounds of episodes, each under a hint as long as the rounds before it ask for (after SEELE).
+
+    A hint is the first part of what the environment's expert does; the first round has none. A round takes the share of the
+    expert's actions halfway between the largest that was too short and the smallest that was long enough.
+    """
+
+    rounds: int = 4
+    """Rounds that a group is played in, at most n; each has n / rounds episodes."""
+    target: float = 0.5
+    """Share of the episodes of a round that should succeed."""
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or not 0 < self.target <= 1:
+            raise ConfigurationError(
+                f"adaptive hints need rounds of at least 1 and a target above 0 and at most 1, not {self.rounds} and "
+                f"{self.target}"
+            )
+
+    async def play(self, starts: Sequence[Start], stage: Stage) -> Played:
+        """The episodes of all rounds, recorded without their hints."""
+        last = min(self.rounds, len(starts))
+        lanes = len(starts) // last
+        shares = [0.0]
+
+        def then(rounds: list[list[Played]]) -> Round[Played] | None:
+            if len(rounds) == last:
+                return None
+            rates = [success_rate(_flat([one]), starts[0]) for one in rounds]
+            shares.append(next_share(shares, rates, self.target))
+            return partial(hinted, len(rounds), shares[-1])
+
+        async def hinted(number: int, share: float, place: int) -> Played:
+            start, first, name = starts[number * lanes + place], stage.episode(place), f"round-{number}"
+            if share:
+                return await play_hinted(start, stage, first, name, partial(leading_hint, share=share))
+            playing = (stage.policy, stage.chat, stage.config)
+            return [await run_episode(start, *playing, episode=f"{first}-{name}")]
+
+        return _flat(await in_rounds(stage, lanes, partial(_plain, starts, stage), then))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CritiqueStrategy:
+    """n - 1 episodes, and one more that sees the first of them and a critique of it, in one group (Critique-GRPO)."""
+
+    critic: str = OUTCOME
+    """Who criticises: ``outcome`` says how the episode ended and no more; ``self``, a verifier such as ``rule`` or another
+    policy, as in ``reflect_retry``."""
+    reflection_tokens: int = 4096
+    """Tokens that one critique may take."""
+
+    def __post_init__(self) -> None:
+        if self.critic != OUTCOME:
+            check_reflector(self.critic, self.reflection_tokens)
+
+    async def play(self, starts: Sequence[Start], stage: Stage) -> Played:
+        """The episodes, the refinement last; none where a fault of ours ended what it should refine."""
+        first = self._refined(starts[0], starts[-1], stage)
+        plain = (_lane(starts, stage, place) for place in range(1, len(starts) - 1))
+        (base, *refined), *others = await together([first, *plain])
+        return [base, *_flat([others]), *refined]
+
+    async def _refined(self, start: Start, again: Start, stage: Stage) -> Played:
+        """The first episode and its refinement, one after the other in one lane."""
+        async with stage.lane(0):
+            (base,) = await _plain([start], stage, 0)
+            if not base.valid:
+                return [base]
+            try:
+                critique, tokens = await self._critique(base, again, stage)
+            except ConfigurationError:
+                raise
+            except Exception as error:
+                return [base, failed_reflection(again, f"{base.id}-critique", error)]
+            refined = await play_hinted(again, stage, base.id, "refined", lambda _: critique)
+            spent = {"reflection_tokens": tokens, "sampled_tokens": base.response_tokens + tokens}
+            base = replace(base, info=base.info | {"strategy": spent})
+            return [base, *refined]
+
+    async def _critique(self, base: Trajectory, again: Start, stage: Stage) -> tuple[str, int]:
+        """What the refinement is told, and the tokens that were sampled for it."""
+        ceiling, said, tokens = again.env.reward_ceiling, "", 0
+        if self.critic != OUTCOME:
+            critic = make_reflector(self.critic, self.reflection_tokens, stage)
+            found = await critic.reflect(base, ceiling, episode=f"{base.id}-critique", seed=again.seed)
+            tokens = found.tokens
+            if validate_report(found.report, len(base.turns)).valid:
+                said = f"\nCritique: {found.guidance}" if found.guidance else ""
+        return f"An earlier try:\n{episode_log(base, ceiling)}{said}\nDo better this time.", tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemonstrateStrategy:
+    """n episodes; where all of them fail, what the expert does as well, for a supervised step of its own (ReLIFT).
+
+    The demonstration has the origin ``demonstration`` and is in a group of its own; credit knows nothing of it.
+    """
+
+    async def play(self, starts: Sequence[Start], stage: Stage) -> Played:
+        """The episodes, and the demonstration where it was needed and succeeds."""
+
+        def then(rounds: list[list[Played]]) -> Round[Played] | None:
+            return demonstrate if len(rounds) == 1 and is_lost(_flat(rounds), starts[0]) else None
+
+        async def demonstrate(place: int) -> Played:
+            return await play_demonstration(starts[0], stage) if place == 0 else []
+
+        return _flat(await in_rounds(stage, len(starts), partial(_plain, starts, stage), then))
+
+
+async def _plain(starts: Sequence[Start], stage: Stage, place: int) -> Played:
+    """One episode, inside its lane."""
+    episode = stage.episode(place)
+    return [await run_episode(starts[place], stage.policy, stage.chat, stage.config, episode=episode)]
+
+
+async def _lane(starts: Sequence[Start], stage: Stage, place: int) -> Played:
+    async with stage.lane(place):
+        return await _plain(starts, stage, place)
+
+
+def _flat(rounds: Sequence[Sequence[Played]]) -> Played:
+    return [trajectory for lanes in rounds for played in lanes for trajectory in played]
+
+
+async def play_hinted(
+    start: Start, stage: Stage, parent: str, name: str, hint: Callable[[Start], str]
+) -> Played:
+    """One episode with a hint before its first turn, recorded without it; none without a hint that the context holds.
+
+    Args:
+        start: Where it begins.
+        stage: What it is played on, inside a lane.
+        parent: Id of the episode that was played there without a hint.
+        name: What the id of this one has after that.
+        hint: The hint, asked for after the reset.
+    """
+    episode = f"{parent}-{name}"
+    record = await open_episode(start, stage.chat, stage.config, episode=episode)
+    text = await _asked(record, stage.config, partial(hint, start)) or ""
+    if record.ended is None and not text:
+        return []
+    added = guide(record, stage.chat, text) if text else 0
+    record.start = replace(start, seed=start.seed + _SECOND)
+    config = replace(stage.config, context_tokens=stage.config.context_tokens + added)
+    try:
+        guided = await play(record, stage.policy, stage.chat, config)
+    finally:
+        stage.policy.release(episode)
+    if never_fitted(guided):
+        return []
+    solved = guided.valid and guided.reward >= start.env.reward_ceiling
+    did: dict[str, Any] = {"hinted": 1, "hinted_solved": int(solved)}
+    lineage: dict[str, Any] = {"origin": Origin.RETRY, "parent_id": parent, "fork_turn": 0}
+    return [replace(unguided(guided), info=guided.info | {"strategy": did}, **lineage)]
+
+
+async def play_demonstration(start: Start, stage: Stage) -> Played:
+    """What the environment's expert does, spelt in the policy's tokens; none where it does not succeed within the budgets.
+
+    Raises:
+        ConfigurationError: the environment has no expert for the task, or the policy shows no tokenizer.
+    """
+    episode = f"{stage.episode(0)}-demonstration"
+    tokenizer = getattr(stage.policy, "tokenizer", None)
+    if tokenizer is None:
+        raise ConfigurationError(f"{type(stage.policy).__name__} has no tokenizer to spell demonstrations in")
+    record = await open_episode(start, stage.chat, stage.config, episode=episode)
+    actions = await _asked(record, stage.config, partial(expert_actions, start))
+    script = ScriptedPolicy({} if actions is None else {episode: actions}, tokenizer)
+    shown = await play(record, script, stage.chat, stage.config)
+    if shown.valid and shown.reward < start.env.reward_ceiling:
+        return []
+    segments = [
+        replace(s, context_mismatch=True, version=stage.policy.version) if s.kind is SegmentKind.POLICY else s
+        for s in shown.segments
+    ]
+    return [
+        replace(
+            shown,
+            segments=tuple(segments),
+            origin=Origin.DEMONSTRATION,
+            group_id=f"{start.group_id}/{episode}",
+            info=shown.info | {"strategy": {"demonstrations": 1, "sampled_tokens": 0}},
+        )
+    ]
+
+
+async def _asked(record: Record, config: RolloutConfig, ask: Callable[[], T]) -> T | None:
+    """What the environment's expert says; None where the episode has ended, or ended because that failed.
+
+    Raises:
+        ConfigurationError: there is no expert for the task.
+    """
+    if record.ended is not None:
+        return None
+    try:
+        return await call_plain("the environment's expert", config.deadline_s, ask)
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        record.fail(EndReason.ENV_FAULT, error)
+        return None
+
+
+def is_lost(played: Played, start: Start) -> bool:
+    """Whether every episode failed that no fault of ours ended, and there is one."""
+    valid = [trajectory for trajectory in played if trajectory.valid]
+    return bool(valid) and all(trajectory.reward < start.env.reward_ceiling for trajectory in valid)
+
+
+def success_rate(played: Played, start: Start) -> float:
+    """Share of the valid episodes with the full reward; 0 where there is none."""
+    valid = [trajectory for trajectory in played if trajectory.valid]
+    return sum(t.reward >= start.env.reward_ceiling for t in valid) / len(valid) if valid else 0.0
+
+
+def next_share(shares: Sequence[float], rates: Sequence[float], target: float) -> float:
+    """Halfway between the largest share under which too few succeeded and the smallest under which enough did.
+
+    Args:
+        shares: Of the expert's actions, of the rounds so far.
+        rates: Share of the episodes that succeeded in each.
+        target: What is enough.
+    """
+    short = [share for share, rate in zip(shares, rates, strict=True) if rate < target]
+    enough = [share for share, rate in zip(shares, rates, strict=True) if rate >= target]
+    return (max(short, default=0.0) + min(enough, default=1.0)) / 2
+
+
+def expert_actions(start: Start) -> Sequence[str]:
+    """What the expert does in the present episode.
+
+    Raises:
+        ConfigurationError: there is no expert for the task.
+    """
+    actions = start.env.expert()
+    if actions is None:
+        raise ConfigurationError(
+            f"{type(start.env).__name__} has no expert for task {start.task.id!r}: {start.env.no_expert}"
+        )
+    return actions
+
+
+def hint_of(start: Start) -> str:
+    """The task's own hint, or all that the expert does before its last action; empty where that is nothing."""
+    own = start.task.data.get("hint")
+    return str(own) if own else _begins(expert_actions(start)[:-1])
+
+
+def leading_hint(start: Start, *, share: float) -> str:
+    """The first ``share`` of the expert's actions, rounded up to whole ones."""
+    actions = expert_actions(start)
+    return _begins(actions[: math.ceil(share * len(actions))])
+
+
+def _begins(actions: Sequence[str]) -> str:
+    return "A solution begins like this:\n" + "\n".join(actions) if actions else ""

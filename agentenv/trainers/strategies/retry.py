@@ -1,0 +1,173 @@
+"""Reflect and retry (R3L, Shi et al. 2026): half of the budget on episodes, half on second tries from where they went wrong.
+
+What is done otherwise than in the published code, and why:
+
+1. The environment goes back by snapshot; actions are replayed only where memory cannot be copied, and every observation of
+   a replay is compared with the record.
+2. Ids are never encoded again: the retry is recorded as it was sampled and the guidance is cut out of the record.
+3. Pivot masks come from the segments, not from runs of ones in a mask.
+4. A retry may be as long as an episode without guidance, so that cutting the guidance out changes no budget.
+5. Bases and retries meet the same environment, which ends no episode early for an action of bad form.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agentenv.core.rollout import Record, Start, never_fitted, open_episode, play, take_turn, together
+from agentenv.core.trajectory import Origin, Trajectory
+from agentenv.errors import ConfigurationError, SnapshotRefused
+from agentenv.trainers.strategies.guidance import guide, is_guided, pivot_masked, reopened, unguided
+from agentenv.trainers.strategies.reflection import Reflector, failed_reflection, pivot_of, validate_report
+from agentenv.trainers.strategies.reflectors import check_reflector, make_reflector
+from agentenv.trainers.strategies.rewind import Rewinder
+from agentenv.trainers.strategies.stage import Stage
+
+_REFLECTION_TURN = 1_000_002  # seeds the reflection apart from every turn of its episode
+
+# What was sampled for a retry or a reflection stands in the figures of its base.
+_COUNTED = {"strategy": {"sampled_tokens": 0}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReflectRetryStrategy:
+    """n/2 episodes; each that its reflection finds wanting is retried from the pivot under the lessons of the reflection.
+
+    The group holds the episodes and the retries without their guidance, the turns before the pivot out of the loss in both.
+    Where a retry succeeds and is better or shorter, the reflection (reward 1) and the retry with its guidance are learned
+    as well, each in a group of its own.
+    """
+
+    reflector: str = "self"
+    """Who reflects: ``self`` (the trained policy), a verifier such as ``rule`` (typed results; SCOPE), or another policy
+    such as ``hf:PATH`` or ``openai:MODEL@URL``, whose reflections are not trained on."""
+    reflection_tokens: int = 4096
+    """Tokens that one reflection may take."""
+    guidance: bool = True
+    """False retries from the pivot without telling anything."""
+    pivotal: bool = True
+    """False leaves the turns before the pivot in the loss: no pivotal credit."""
+
+    def __post_init__(self) -> None:
+        check_reflector(self.reflector, self.reflection_tokens)
+
+    async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:
+        """Episodes and retries in their group; reflections and guided retries in groups of their own."""
+        reflector = make_reflector(self.reflector, self.reflection_tokens, stage)
+        half = len(starts) // 2
+        pairs = zip(starts[:half], starts[half : 2 * half], strict=True)
+        lanes = await together(
+            self._lane(place, start, replace(start, seed=again.seed), stage, reflector)
+            for place, (start, again) in enumerate(pairs)
+        )
+        return [trajectory for lane in lanes for trajectory in lane]
+
+    async def _lane(
+        self, place: int, start: Start, again: Start, stage: Stage, reflector: Reflector
+    ) -> list[Trajectory]:
+        """One episode and what follows from it; snapshots and the policy's cache are freed in any case."""
+        episode = stage.episode(place)
+        rewinder = Rewinder(start, stage.config)
+        async with stage.lane(place):
+            try:
+                base = await _play_marked(start, rewinder, stage, episode)
+                if not base.valid:
+                    return [base]
+                return await self._improve(base, again, rewinder, stage, reflector)
+            finally:
+                stage.policy.release(episode)
+                await rewinder.release()
+
+    async def _improve(
+        self, base: Trajectory, again: Start, rewinder: Rewinder, stage: Stage, reflector: Reflector
+    ) -> list[Trajectory]:
+        ceiling = again.env.reward_ceiling
+        episode = f"{base.id}-reflection"
+        seed = again.seed * 1_000_003 + _REFLECTION_TURN
+        try:
+            reflection = await reflector.reflect(base, ceiling, episode=episode, seed=seed)
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            return [base, failed_reflection(again, episode, error)]
+        verdict = validate_report(reflection.report, len(base.turns))
+        counts = {"reflections": 1, "reflections_valid": int(verdict.valid)}
+        counts["reflection_tokens"] = reflection.tokens
+        if not verdict.valid or verdict.perfect:
+            learned = verdict.perfect and base.reward >= ceiling
+            return [_counted(base, counts), *_own_group(reflection.dialogue, learned, base)]
+        assert reflection.report is not None
+        pivot = pivot_of(reflection.report) or 0
+        record = reopened(base, pivot, again)
+        try:
+            await rewinder.back_to(record)
+        except SnapshotRefused:
+            return [_counted(base, counts | {"retries_refused": 1})]
+        guided = await self._go_on(record, reflection.guidance, stage)
+        if guided is None:
+            return [_counted(base, counts)]
+        masked = pivot if self.pivotal else 0
+        return _with_retry(base, guided, pivot, masked, reflection.dialogue, counts, ceiling)
+
+    async def _go_on(self, record: Record, guidance: str, stage: Stage) -> Trajectory | None:
+        """The retry to its end, guidance and all; None where the guidance leaves no room for a turn."""
+        added = guide(record, stage.chat, guidance) if self.guidance else 0
+        config = replace(stage.config, context_tokens=stage.config.context_tokens + added)
+        guided = await play(record, stage.policy, stage.chat, config)
+        return None if never_fitted(guided) else guided
+
+
+def improved(before: Trajectory, after: Trajectory, ceiling: float) -> bool:
+    """Whether a retry succeeded, and with more reward or in fewer turns than what it retried."""
+    better = after.reward > before.reward or len(after.turns) < len(before.turns)
+    return after.reward >= ceiling and better
+
+
+async def _play_marked(start: Start, rewinder: Rewinder, stage: Stage, episode: str) -> Trajectory:
+    """One episode with the state of each turn kept."""
+    record = await open_episode(start, stage.chat, stage.config, episode=episode)
+    while record.ended is None:
+        await rewinder.mark(record)
+        if record.ended is None:
+            await take_turn(record, stage.policy, stage.chat, stage.config)
+    return record.ended
+
+
+def _with_retry(
+    base: Trajectory,
+    guided: Trajectory,
+    pivot: int,
+    masked: int,
+    dialogue: Trajectory | None,
+    counts: dict[str, int],
+    ceiling: float,
+) -> list[Trajectory]:
+    """What is learned from a base and its retry; of both, nothing of the first ``masked`` turns."""
+    lineage: dict[str, Any] = {"parent_id": base.id, "fork_turn": pivot, "origin": Origin.RETRY}
+    twin = replace(pivot_masked(guided, masked), id=f"{base.id}-guided", **lineage)
+    retry = replace(unguided(twin), id=f"{base.id}-retry", info=guided.info | _COUNTED)
+    good = retry.valid and improved(base, retry, ceiling)
+    sampled = guided.response_tokens - base.cut(pivot).response_tokens
+    counts |= {"retries": 1, "retries_improved": int(good), "retry_tokens": sampled}
+    if not retry.valid:
+        return [_counted(base, counts), retry]
+    return [
+        _counted(pivot_masked(base, masked), counts),
+        retry,
+        *_own_group(dialogue, good, base),
+        *_own_group(twin, good and is_guided(twin), base),
+    ]
+
+
+def _own_group(trajectory: Trajectory | None, wanted: bool, base: Trajectory) -> list[Trajectory]:
+    """``trajectory`` as the only member of its group, where there is one and it is wanted."""
+    if trajectory is None or not wanted:
+        return []
+    group_id = f"{base.group_id}/{trajectory.id}"
+    return [replace(trajectory, group_id=group_id, info=trajectory.info | _COUNTED)]
+
+
+def _counted(base: Trajectory, counts: dict[str, int]) -> Trajectory:
+    """``base`` with the figures of all that was done and sampled for it, itself included."""
+    sampled = base.response_tokens + counts["reflection_tokens"] + counts.get("retry_tokens", 0)
+    return replace(base, info=base.info | {"strategy": counts | {"sampled_tokens": sampled}})

@@ -1,0 +1,245 @@
+"""CLEANER: a failed tool call is taken back and its correction stands in its place (SAAR, arXiv 2601.15141)."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from agentenv.core.rollout import (
+    Record,
+    RolloutConfig,
+    Start,
+    act,
+    capture,
+    observe,
+    release,
+    rewind,
+    sample,
+)
+from agentenv.core.snapshot import Snapshot
+from agentenv.core.trajectory import Origin, Segment, SegmentKind, Trajectory, Turn
+from agentenv.core.types import Completion, EndReason, Message, Observation, Part, ToolStatus
+from agentenv.errors import ConfigurationError
+from agentenv.trainers.strategies.splicing import Comparison, SampledTurn, is_call, splice
+from agentenv.trainers.strategies.stage import Stage, one_each
+
+ERRORS = frozenset({ToolStatus.ERROR, ToolStatus.TIMEOUT, ToolStatus.FORMAT_ERROR})
+"""Statuses that are the policy's doing; a fault of ours is never taken back as if it were."""
+HINT = "\nThis way has failed {failures} times. Try a different method.\n"
+
+_UNLIMITED = 1 << 40  # tokens
+_DRAW = 0x5AA2  # keeps the draw that switches an episode on apart from other uses of its seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class RollbackStrategy:
+    """Lets the policy see the error of a failed call, then puts its next call where the failed one stood.
+
+    Failed call and error leave the record and the environment goes back by its snapshot, so that neither turns nor tokens
+    of the budget are spent. A later retry of a turn sees its latest failure only. After the last one the error stays, with
+    a hint from the second retry on, and the episode rolls back no more.
+    """
+
+    retries: int = 3
+    """Corrections of one turn; 0 never rolls back."""
+    threshold: float = 0.5
+    """Similarity of old and new call from which on the old reasoning is kept."""
+    similarity: Comparison = "recommended"
+    """``recommended`` compares what is passed to the tool; ``parity`` is the published code."""
+    roll_probability: float = 1.0
+    """Share of the episodes that roll back at all, decided by the episode's seed."""
+    max_phases: int = 30
+    """Turns with tool calls after which an episode rolls back no more."""
+    commit: Literal["eager", "on_success"] = "eager"
+    """What stands there after the last retry has failed: the latest attempt (the published code) or the first."""
+
+    def __post_init__(self) -> None:
+        if self.retries < 0 or self.max_phases < 0 or not 0 <= self.roll_probability <= 1:
+            raise ConfigurationError(
+                "rollback needs retries and max_phases of at least 0 and roll_probability within 0 and 1, not "
+                f"{self.retries}, {self.max_phases} and {self.roll_probability}"
+            )
+
+    async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:
+        """One purified trajectory for each start, in their order; failed attempts are not in the group."""
+        return await one_each(starts, stage, lambda record: _Episode(self, stage, record).play())
+
+
+@dataclass
+class _Episode:
+    """One episode under way."""
+
+    how: RollbackStrategy
+    stage: Stage
+    record: Record
+    enabled: bool = False
+    phases: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    similarities: list[float] = field(default_factory=list)
+
+    async def play(self) -> Trajectory:
+        draw = np.random.default_rng([self.record.start.seed, _DRAW]).random()
+        self.enabled = self.how.retries > 0 and draw < self.how.roll_probability
+        while self.record.ended is None:
+            await self._turn()
+        return self._labelled(self.record.ended)
+
+    async def _turn(self) -> None:
+        config, clean = self.stage.config, self.record.copy()
+        completion = await self._sample(self.record, config)
+        snapshot = await capture(self.record, config) if completion and self.enabled else None
+        if completion is None or self.record.ended is not None:
+            return
+        try:
+            observation = await act(self.record, completion.text, config)
+            if observation is None:
+                return
+            if self._is_taken_back() and snapshot is not None:
+                await self._take_back(clean, snapshot)
+            else:
+                self._observe(self.record, observation)
+        finally:
+            if snapshot is not None:
+                await release(snapshot, config)
+
+    def _is_taken_back(self) -> bool:
+        turn = self.record.turns[-1]
+        self.phases += bool(turn.tool_results)
+        self.enabled = self.enabled and self.phases <= self.how.max_phases
+        return self.enabled and has_failed(turn)
+
+    async def _take_back(self, clean: Record, snapshot: Snapshot) -> None:
+        """Tries the failed turn again from ``clean`` and ``snapshot``, which are of the moment before it."""
+        self.counts["triggered"] += 1
+        first, config = self.record, self.stage.config
+        kept = await capture(first, config) if self.how.commit == "on_success" else None
+        try:
+            for attempt in range(1, self.how.retries + 1):
+                if self.record.ended is not None or await self._try_again(clean, snapshot, attempt):
+                    return
+            self.counts["failed"] += 1
+            self.enabled = False
+            if kept is not None:
+                await rewind(first, kept, config)
+                self.record = first
+            self._observe(self.record, error_of(self.record.turns[-1], failures=self.how.retries + 1))
+        finally:
+            if kept is not None:
+                await release(kept, config)
+
+    async def _try_again(self, clean: Record, snapshot: Snapshot, attempt: int) -> bool:
+        """One correction of the failed turn; whether the turn is settled."""
+        config, noisy = self.stage.config, self.record.copy()
+        self._observe(noisy, error_of(noisy.turns[-1]), limit=_UNLIMITED)
+        room = config.context_tokens - len(clean.ids)
+        roomy = replace(config, context_tokens=len(noisy.ids) + room)  # what is taken back costs nothing
+        completion = await self._sample(noisy, roomy, attempt)
+        if completion is not None:
+            self.counts["retry_tokens"] += len(completion.ids)
+        if completion is None or not is_call(completion.text, self.record.start.env.call_markers):
+            await self._follow(noisy, completion)
+            return True
+        await rewind(self.record, snapshot, config)
+        if self.record.ended is not None:
+            return True
+        self.record, action = self._spliced(clean, noisy, completion.text)
+        observation = await act(self.record, action, config)
+        if self.record.ended is not None and not self.record.ended.valid:
+            return True
+        failed = has_failed(self.record.turns[-1])
+        self.counts["recovered"] += not failed
+        if observation is not None and not failed:
+            self._observe(self.record, observation)
+        return observation is None or not failed
+
+    async def _follow(self, noisy: Record, completion: Completion | None) -> None:
+        """Without another call the error stays, and what the policy wrote in view of it is the next turn."""
+        self.enabled = False
+        config = self.stage.config
+        if noisy.ended is not None and not noisy.ended.valid:
+            self.record = noisy
+        elif completion is None or len(noisy.ids) > config.context_tokens:
+            self.record.close(self.record.reward, EndReason.TOKEN_LIMIT, {})
+        else:
+            self.record = noisy
+            observation = await act(noisy, completion.text, config)
+            if observation is not None:
+                self._observe(noisy, observation)
+
+    def _spliced(self, clean: Record, noisy: Record, text: str) -> tuple[Record, str]:
+        """The episode with the correction that ends ``noisy`` in the place of the failed turn, and its action."""
+        turn = len(clean.turns)
+        old = SampledTurn(_sampled(self.record, turn), self.record.turns[turn].action)
+        new = tuple(replace(s, turn=turn, row=clean.row) for s in _sampled(noisy, turn + 1))
+        done = splice(
+            old,
+            SampledTurn(new, text),
+            self.stage.decode,
+            clean.start.env.call_markers,
+            threshold=self.how.threshold,
+            how=self.how.similarity,
+            limit=self.stage.config.context_tokens - len(clean.ids),
+        )
+        self.counts["shallow" if done.shallow else "deep"] += 1
+        if done.similarity is not None:
+            self.similarities.append(done.similarity)
+        record = clean.copy()
+        record.policy_seconds = noisy.policy_seconds
+        record.segments += done.turn.segments
+        record.ids += done.turn.ids
+        return record, done.turn.text
+
+    async def _sample(self, record: Record, config: RolloutConfig, attempt: int = 0) -> Completion | None:
+        completion = await sample(record, self.stage.policy, config, attempt=attempt)
+        self.counts["sampled_tokens"] += len(completion.ids) if completion else 0
+        return completion
+
+    def _observe(self, record: Record, shown: Observation, *, limit: int | None = None) -> None:
+        record.turns[-1] = replace(record.turns[-1], observation=shown)
+        observe(record, self.stage.chat, shown, limit or self.stage.config.context_tokens)
+
+    def _labelled(self, trajectory: Trajectory) -> Trajectory:
+        """``trajectory`` with its origin and the figures of its rollbacks."""
+        spliced = any(segment.context_mismatch for segment in trajectory.segments)
+        names = ("triggered", "recovered", "failed", "shallow", "deep", "retry_tokens")
+        figures: dict[str, int | list[float]] = {f"rollback_{name}": self.counts[name] for name in names}
+        figures |= {"rollback_similarity": self.similarities, "sampled_tokens": self.counts["sampled_tokens"]}
+        return replace(
+            trajectory,
+            origin=Origin.SPLICE if spliced else trajectory.origin,
+            info=trajectory.info | {"strategy": figures},
+        )
+
+
+def has_failed(turn: Turn) -> bool:
+    """Whether some call of ``turn`` failed, and none through a fault of ours."""
+    statuses = {result.status for result in turn.tool_results}
+    return bool(statuses & ERRORS) and ToolStatus.ENV_FAULT not in statuses
+
+
+def error_of(turn: Turn, *, failures: int = 0) -> Observation:
+    """What the policy gets to see of a failed turn: of several calls the last error alone, as in the published code.
+
+    Args:
+        turn: A turn in which a call failed.
+        failures: How often it has failed; from 3 on a hint says so.
+    """
+    shown = turn.observation
+    if len(shown) == len(turn.tool_results) > 1:
+        pairs = zip(shown, turn.tool_results, strict=True)
+        shown = tuple(message for message, result in pairs if result.status in ERRORS)[-1:]
+    return (*shown[:-1], _hinted(shown[-1], failures)) if shown and failures > 2 else shown
+
+
+def _hinted(message: Message, failures: int) -> Message:
+    hint, content = HINT.format(failures=failures), message.content
+    return replace(
+        message, content=content + hint if isinstance(content, str) else (*content, Part("text", hint))
+    )
+
+
+def _sampled(record: Record, turn: int) -> tuple[Segment, ...]:
+    """The policy's segments of a turn."""
+    return tuple(s for s in record.segments if s.kind is SegmentKind.POLICY and s.turn == turn)

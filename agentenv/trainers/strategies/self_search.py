@@ -1,0 +1,109 @@
+"""Self-written search results leave the loss, and queries tell how uncertain they were (SSRL, Fan et al. 2025).
+
+A complete ``<information>`` block of the policy's own is generated like everything else and trained like an observation: not
+at all. Its content is found by token positions, so blocks of several lines and blocks that repeat are all found, and nothing
+is encoded again; the tags themselves stay in the loss, since the format reward pays for them.
+"""
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import exp
+
+from agentenv.core.rollout import Record, Start, act, observe, sample
+from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
+from agentenv.core.types import Completion
+from agentenv.envs.search.self_search import SelfSearch, query_entropy
+from agentenv.trainers.strategies.stage import Stage, one_each
+
+Decode = Callable[[Sequence[int]], str]
+Span = tuple[int, int]
+
+_INFORMATION = re.compile(r"<information>(.*?)</information>", re.DOTALL)
+_QUERY = re.compile(r"<search>((?:(?!<search>).)*?)</search>", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfSearchStrategy:
+    """Plays each start once; for environments in which the policy writes search results itself."""
+
+    mask_information: bool = True
+    """Whether the content of self-written ``<information>`` blocks stays out of the loss."""
+
+    async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:
+        """One trajectory for each start, in their order."""
+        return await one_each(starts, stage, lambda record: self._play(record, stage))
+
+    async def _play(self, record: Record, stage: Stage) -> Trajectory:
+        env = record.start.env
+        while record.ended is None:
+            completion = await sample(record, stage.policy, stage.config)
+            if completion is None:
+                continue
+            if isinstance(env, SelfSearch):
+                env.tell_entropy(entropy_of_query(completion, stage.decode))
+            observation = await act(record, completion.text, stage.config)
+            if observation is not None:
+                observe(record, stage.chat, observation, stage.config.context_tokens)
+        return mask_information(record.ended, stage.decode) if self.mask_information else record.ended
+
+
+def entropy_of_query(completion: Completion, decode: Decode) -> float:
+    """`query_entropy` of the first query in ``completion``; 0 where there is none."""
+    spans = content_positions(completion.ids, decode, _QUERY)[:1]
+    return query_entropy([exp(completion.logprobs[i]) for begin, end in spans for i in range(begin, end)])
+
+
+def mask_information(trajectory: Trajectory, decode: Decode) -> Trajectory:
+    """``trajectory`` with the content of every complete ``<information>`` block that the policy wrote out of the loss."""
+    segments: list[Segment] = []
+    for row in sorted({segment.row for segment in trajectory.segments}):
+        own = [segment for segment in trajectory.segments if segment.row == row]
+        head = max((n for n, s in enumerate(own) if s.kind is SegmentKind.PROMPT), default=-1) + 1
+        written = [i for segment in own[head:] for i in segment.ids]
+        spans = content_positions(written, decode, _INFORMATION)
+        segments += own[:head]
+        at = 0
+        for segment in own[head:]:
+            local = [(begin - at, end - at) for begin, end in spans]
+            segments += _split(segment, local) if segment.kind is SegmentKind.POLICY else [segment]
+            at += len(segment.ids)
+    return replace(trajectory, segments=tuple(segments))
+
+
+def content_positions(ids: Sequence[int], decode: Decode, block: re.Pattern[str]) -> list[Span]:
+    """First token and end of the content of every match of ``block`` in the text of ``ids``.
+
+    A token that holds a piece of the content and a piece of a tag belongs to the content. Positions come from the lengths of
+    decoded prefixes, which never shrink.
+    """
+
+    def length(count: int) -> int:
+        return len(decode(ids[:count]))
+
+    def span(begin: int, end: int) -> Span:
+        first = bisect_left(counts, begin + 1, key=length) - 1
+        # A character of several tokens counts from its first one, a token of several characters with its last one.
+        return first, max(bisect_left(counts, end, key=length), bisect_right(counts, end, key=length) - 1)
+
+    counts = range(len(ids) + 1)
+    contents = (match.span(1) for match in block.finditer(decode(ids)))
+    return [span(begin, end) for begin, end in contents if begin < end]
+
+
+def _split(segment: Segment, spans: Sequence[Span]) -> list[Segment]:
+    """``segment`` cut at ``spans``, its parts within them untrained."""
+    size = len(segment.ids)
+    inside = [(max(begin, 0), min(end, size)) for begin, end in spans if begin < size and end > 0]
+    edges = sorted({0, size, *(edge for span in inside for edge in span)})
+    return [
+        replace(
+            segment,
+            ids=segment.ids[begin:end],
+            logprobs=segment.logprobs[begin:end],
+            trained=segment.trained and not any(a <= begin < b for a, b in inside),
+        )
+        for begin, end in pairwise(edges)
+    ]

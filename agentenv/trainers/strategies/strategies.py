@@ -1,0 +1,120 @@
+"""The rollout strategies by name: from the starts of one task to the trajectories of its group.
+
+A strategy is a frozen data class whose fields are its options, with one coroutine ``play``. The number of starts is the
+group's budget; the group that comes back may be larger or smaller. The learner knows nothing of strategies: what it must
+know stands in the trajectories (lineage, ``context_mismatch``, ``trained``). ``docs/rollouts.md`` says what each one does.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, Protocol
+
+from agentenv.core.concurrency.batching import Lockstep
+from agentenv.core.options import bind_options, load_entry
+from agentenv.core.rollout import Start, run_episode, together
+from agentenv.core.trajectory import Trajectory
+from agentenv.errors import UnknownName
+from agentenv.trainers.strategies.stage import Stage
+
+
+class RolloutStrategy(Protocol):
+    """Makes the group of one task."""
+
+    async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:
+        """The group of one task.
+
+        Args:
+            starts: Its n starts: equal task and group id, each with an environment and a seed of its own. Whoever made
+                them closes their environments; forks of them are the strategy's to close.
+            stage: Policy, chat format, budgets and the n lanes of the group.
+
+        Returns:
+            The trajectories that credit is assigned over, with ids of their own. Those of another group id are groups of
+            their own.
+
+        Raises:
+            ConfigurationError: the task cannot be posed or rendered, or the environment cannot do what the strategy needs.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainStrategy:
+    """Plays each start once."""
+
+    async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:
+        """One trajectory for each start, in their order."""
+        return await together(self._episode(place, start, stage) for place, start in enumerate(starts))
+
+    async def _episode(self, place: int, start: Start, stage: Stage) -> Trajectory:
+        async with stage.lane(place):
+            return await run_episode(
+                start, stage.policy, stage.chat, stage.config, episode=stage.episode(place)
+            )
+
+
+STRATEGIES: Mapping[str, str] = {
+    "plain": "agentenv.trainers.strategies.strategies:PlainStrategy",
+    "rollback": "agentenv.trainers.strategies.rollback:RollbackStrategy",
+    "tree": "agentenv.trainers.strategies.tree:TreeStrategy",
+    "judge": "agentenv.trainers.strategies.judge_action:JudgeStrategy",
+    "self_search": "agentenv.trainers.strategies.self_search:SelfSearchStrategy",
+    "paraphrase": "agentenv.trainers.strategies.paraphrases:ParaphraseStrategy",
+    "reflect_retry": "agentenv.trainers.strategies.retry:ReflectRetryStrategy",
+    "guide": "agentenv.trainers.strategies.rescue:GuideStrategy",
+    "adaptive_hint": "agentenv.trainers.strategies.rescue:AdaptiveHintStrategy",
+    "critique": "agentenv.trainers.strategies.rescue:CritiqueStrategy",
+    "demonstrate": "agentenv.trainers.strategies.rescue:DemonstrateStrategy",
+    "self_play": "agentenv.trainers.selfplay.strategy:SelfPlayStrategy",
+}
+
+
+IN_CONTEXT = ("plain", "tree", "self_search", "paraphrase", "demonstrate", "self_play")
+"""Strategies whose trained tokens all stand in the context that they were sampled in; of others that is not known."""
+
+
+def get_strategy(name: str, options: Mapping[str, Any] | None = None) -> RolloutStrategy:
+    """The strategy registered under ``name``, with ``options`` filled in.
+
+    Raises:
+        UnknownName: no such strategy, or no such option of it.
+        ConfigurationError: an option's value is of another type or out of range.
+    """
+    if name not in STRATEGIES:
+        raise UnknownName.among("rollout strategy", name, STRATEGIES)
+    strategy: Callable[..., RolloutStrategy] = load_entry(STRATEGIES[name])
+    return bind_options("rollout strategy", name, strategy, options or {})()
+
+
+async def play_groups(
+    groups: Sequence[Sequence[Start]], strategy: RolloutStrategy, stage: Stage
+) -> list[list[Trajectory]]:
+    """The groups of one step, played concurrently under one lockstep; in the order of ``groups``.
+
+    Raises:
+        ConfigurationError: what a strategy raises for one of its groups.
+    """
+    lockstep = Lockstep() if stage.config.deterministic else None
+    firsts = accumulate((len(starts) for starts in groups), initial=stage.first)
+    stages = (replace(stage, first=first, lockstep=lockstep) for first in firsts)
+    return await together(strategy.play(starts, own) for starts, own in zip(groups, stages, strict=False))
+
+
+def by_group(played: Iterable[Trajectory]) -> list[list[Trajectory]]:
+    """The trajectories of each group id, groups and members in the order in which they come."""
+    groups: dict[str, list[Trajectory]] = {}
+    for trajectory in played:
+        groups.setdefault(trajectory.group_id, []).append(trajectory)
+    return list(groups.values())
+
+
+__all__ = [
+    "IN_CONTEXT",
+    "STRATEGIES",
+    "PlainStrategy",
+    "RolloutStrategy",
+    "Stage",
+    "by_group",
+    "get_strategy",
+    "play_groups",
+]

@@ -1,0 +1,329 @@
+"""Trees: episodes fork at chosen turns, so that their leaves share a past that was played once (BranchGRPO, for turns)."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from math import ceil
+from statistics import fmean
+from typing import Any, Literal
+
+from agentenv.core.env import Env
+from agentenv.core.lifetimes import close_envs, close_quickly, masked
+from agentenv.core.rollout import (
+    Record,
+    Start,
+    act,
+    capture,
+    fork,
+    observe,
+    open_episode,
+    release,
+    rewind,
+    sample,
+)
+from agentenv.core.snapshot import Snapshot
+from agentenv.core.trajectory import Origin, SegmentKind, Trajectory
+from agentenv.core.types import Completion
+from agentenv.errors import ConfigurationError
+from agentenv.trainers.credit.tree import Tree
+from agentenv.trainers.strategies.rollback import has_failed
+from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.token_forks import Rival, likeness, ranker, rival_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeStrategy:
+    """Plays ``roots`` episodes and forks them, as long as the group has lanes left: n starts give at most n leaves.
+
+    A fork at turn t continues in as many environments from the state before t; no turn is executed twice. Each leaf is a
+    trajectory of its whole path with ``parent_id`` and ``fork_turn``. A shared turn is trained in one of them, as is the
+    shared beginning of a turn that was forked at a token; the token at which it was forked is trained in none: for the
+    estimators ``tree`` and ``sibling``. The lanes left are divided among the branches when a fork is made, so that nothing
+    depends on which branch is faster; what a branch that ends early had left is not played.
+    """
+
+    roots: int = 2
+    """Independent episodes at the start; with one, the first turn has nothing to be compared with."""
+    fork_at: Literal["every_turn", "surprise", "failure", "token"] = "every_turn"
+    """``every_turn`` but the first of each branch; a turn whose sampled tokens had a mean -log p above ``surprise``, an
+    estimate of the entropy there; a turn in which a tool call failed; or a ``token`` that the policy nearly did not write,
+    in any turn (LATR; the policy's engine must tell the two most likely tokens). The last three fork where the policy acted
+    in a certain way, so that ``sibling`` is no longer exactly unbiased."""
+    width: int = 2
+    """Branches that leave a fork, the one that was there before among them; 2 of a token."""
+    depth: int = 2
+    """Forks on one path."""
+    surprise: float = 1.0
+    """Nats a token; see ``fork_at``."""
+    least: float = 0.15
+    """Probability that the runner-up of a forking token has at least (LATR)."""
+    gap: float = 0.25
+    """Bound on its distance from that of the most likely one (LATR)."""
+    alike: float = 0.8
+    """A branch of a token is dropped where the rest of its turn is so much like that of the branch it left; above 1 none."""
+    keep: float = 1.0
+    """Share of the leaves that are trained, the best and the worst in equal numbers; the others only count in the
+    statistics."""
+
+    def __post_init__(self) -> None:
+        if self.roots < 1 or self.width < 2 or self.depth < 0 or not 0 < self.keep <= 1:
+            raise ConfigurationError(
+                "a tree needs roots of at least 1, width of at least 2, depth of at least 0 and keep above 0 and at most "
+                f"1, not {self.roots}, {self.width}, {self.depth} and {self.keep}"
+            )
+
+    async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:
+        """The leaves, in the order of their lanes."""
+        if self.fork_at == "token" and ranker(stage.policy) is None:
+            raise ConfigurationError(
+                f"fork_at='token' needs to know what else the policy might have written, and "
+                f"{type(stage.policy).__name__} does not tell: take hf:PATH, or fork at turns"
+            )
+        grove = _Grove(self, starts, stage)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for lanes in shares(range(len(starts)), self.roots):
+                    tasks.create_task(grove.root(lanes, tasks))
+        except ExceptionGroup as several:  # they are of one kind: bad input; the first says it
+            raise several.exceptions[0] from None
+        finally:
+            await close_quickly(grove.forked, stage.config.deadline_s)
+        return trained_once(grove.harvest(), keep=self.keep)
+
+
+@dataclass
+class _Branch:
+    """One path under way."""
+
+    record: Record
+    lanes: range
+    """It plays in the first of them; the others are for forks of it."""
+    forks: int
+    """That it and its forks may still make, one after the other."""
+    parent: str | None = None
+    turn: int = 0
+    """The first turn of its own."""
+    made: int = 0
+    """Branches that left it."""
+    head: tuple[int, ...] = ()
+    """What stands already of the turn that comes next, the last of it the token at which the branch left another."""
+    copied: int = 0
+    """Tokens of its own turns that it has from there."""
+    rival: tuple[int, ...] = ()
+    """What the other wrote from that token on."""
+    dropped: bool = False
+    """Whether it wrote much the same."""
+
+    @property
+    def may_fork(self) -> bool:
+        return self.forks > 0 and len(self.lanes) > 1
+
+
+@dataclass
+class _Grove:
+    """The trees of one group while they grow."""
+
+    how: TreeStrategy
+    starts: Sequence[Start]
+    stage: Stage
+    leaves: dict[int, Trajectory] = field(default_factory=dict)
+    forked: list[Env[Any]] = field(default_factory=list)
+    """Environments of branches that are not over."""
+    dropped: int = 0
+    """Branches that were dropped."""
+    wasted: int = 0
+    """Tokens that these sampled."""
+
+    def harvest(self) -> list[Trajectory]:
+        """The leaves in the order of their lanes; figures of the dropped branches are with the first."""
+        first, *others = (self.leaves[place] for place in sorted(self.leaves))
+        if not self.dropped:
+            return [first, *others]
+        figures = first.info["strategy"]
+        counted = {"sampled_tokens": figures["sampled_tokens"] + self.wasted, "tree_dropped": self.dropped}
+        return [replace(first, info=first.info | {"strategy": figures | counted}), *others]
+
+    async def root(self, lanes: range, tasks: asyncio.TaskGroup) -> None:
+        stage, start = self.stage, self.starts[lanes.start]
+        async with stage.lane(lanes.start):
+            episode = stage.episode(lanes.start)
+            record = await open_episode(start, stage.chat, stage.config, episode=episode)
+            await self._grow(_Branch(record, lanes, self.how.depth), tasks)
+
+    async def _twig(self, branch: _Branch, tasks: asyncio.TaskGroup) -> None:
+        """A branch that has just left another one, in a lane and an environment of its own."""
+        async with self.stage.lane(branch.lanes.start):
+            await self._grow(branch, tasks)
+        env = branch.record.start.env
+        self.forked = [other for other in self.forked if other is not env]
+        (flaw,) = await close_envs([env], self.stage.config.deadline_s)
+        if branch.lanes.start in self.leaves:
+            self.leaves[branch.lanes.start] = masked(self.leaves[branch.lanes.start], flaw)
+
+    async def _grow(self, branch: _Branch, tasks: asyncio.TaskGroup) -> None:
+        try:
+            while branch.record.ended is None and not branch.dropped:
+                await self._turn(branch, tasks)
+        finally:
+            self.stage.policy.release(branch.record.episode)
+        if branch.record.ended is not None:
+            self.leaves[branch.lanes.start] = _labelled(branch.record.ended, branch)
+
+    async def _turn(self, branch: _Branch, tasks: asyncio.TaskGroup) -> None:
+        """One turn, with the fork of the state before it where there is to be one."""
+        config, record, before = self.stage.config, branch.record, branch.record.copy()
+        room = replace(config, turn_tokens=max(config.turn_tokens - len(branch.head), 1))
+        completion = await sample(record, self.stage.policy, room)
+        if completion is None or self._drops(branch, completion):
+            return
+        action = self.stage.decode(branch.head) + completion.text
+        if branch.may_fork:
+            rival = await self._rival(before, completion)
+            if rival or self._forks_at(branch, before, completion):
+                await self._fork(branch, before, tasks, completion, rival)
+        branch.head = ()
+        watched = branch.may_fork and self.how.fork_at == "failure"
+        snapshot = await capture(record, config) if watched else None
+        if record.ended is not None:
+            return
+        try:
+            observation = await act(record, action, config)
+            if observation is None:
+                return
+            if snapshot is not None and has_failed(record.turns[-1]):
+                await self._fork_back(branch, before, snapshot, tasks)
+            if record.ended is None:
+                observe(record, self.stage.chat, observation, config.context_tokens)
+        finally:
+            if snapshot is not None:
+                await release(snapshot, config)
+
+    def _drops(self, branch: _Branch, completion: Completion) -> bool:
+        """Whether the branch is dropped for the turn that it has just written."""
+        own = (*branch.head[-1:], *completion.ids)
+        branch.dropped = bool(branch.rival) and likeness(own, branch.rival) >= self.how.alike
+        branch.rival = ()
+        self.dropped += branch.dropped
+        self.wasted += branch.dropped * len(completion.ids)
+        return branch.dropped
+
+    async def _rival(self, before: Record, completion: Completion) -> Rival | None:
+        """The token of the turn just written at which to fork."""
+        top_two = ranker(self.stage.policy)
+        if self.how.fork_at != "token" or top_two is None:
+            return None
+        ids = [*before.ids, *completion.ids]
+        ranked = await top_two(ids, len(before.ids), temperature=self.stage.config.temperature)
+        return rival_of(completion.ids, ranked, least=self.how.least, gap=self.how.gap)
+
+    def _forks_at(self, branch: _Branch, before: Record, completion: Completion) -> bool:
+        """Whether to fork before the environment has acted."""
+        if self.how.fork_at == "every_turn":
+            return len(before.turns) > branch.turn  # that of its own fork had its branches
+        surprise = -fmean(completion.logprobs) if completion.logprobs else 0.0
+        return self.how.fork_at == "surprise" and surprise > self.how.surprise
+
+    async def _fork(
+        self,
+        branch: _Branch,
+        before: Record,
+        tasks: asyncio.TaskGroup,
+        completion: Completion | None = None,
+        rival: Rival | None = None,
+    ) -> None:
+        """Branches from ``before``, whose state is the environment's present one, or from a token written since."""
+        width = min(2 if rival else self.how.width, len(branch.lanes))
+        envs = await fork(branch.record, width - 1, self.stage.config)
+        own, *others = shares(branch.lanes, len(envs) + 1)
+        branch.lanes = own
+        branch.forks -= bool(envs)
+        branch.made += len(envs)
+        self.forked += envs
+        for lanes, env in zip(others, envs, strict=True):
+            start = replace(self.starts[lanes.start], env=env)
+            record = replace(before.copy(), start=start, episode=self.stage.episode(lanes.start))
+            twig = _Branch(record, lanes, branch.forks, branch.record.episode, len(before.turns))
+            if rival and completion:
+                _begin_turn(twig, branch.head, completion, rival)
+            tasks.create_task(self._twig(twig, tasks))
+        await asyncio.sleep(0)  # they take their lanes before this branch can leave its own
+
+    async def _fork_back(
+        self, branch: _Branch, before: Record, snapshot: Snapshot, tasks: asyncio.TaskGroup
+    ) -> None:
+        """Branches from ``before``, whose state is in ``snapshot``; the environment comes back to where it is."""
+        config, record = self.stage.config, branch.record
+        kept = await capture(record, config)
+        if kept is None:
+            return
+        try:
+            await rewind(record, snapshot, config)
+            if record.ended is None:
+                await self._fork(branch, before, tasks)
+            if record.ended is None:
+                await rewind(record, kept, config)
+        finally:
+            await release(kept, config)
+
+
+def _begin_turn(twig: _Branch, head: tuple[int, ...], completion: Completion, rival: Rival) -> None:
+    """Writes what ``twig`` has of its turn already: ``completion`` up to the rival's place, then the rival.
+
+    None of it is trained here: the branch that sampled the first tokens trains them, and nobody sampled the rival.
+    """
+    kept = completion.ids[: rival.place]
+    logprobs = (*completion.logprobs[: rival.place], rival.logprob)
+    turn, version = len(twig.record.turns), completion.version
+    ids = (*kept, rival.token)
+    twig.record.add(SegmentKind.POLICY, ids, turn, logprobs=logprobs, version=version, trained=False)
+    twig.head = (*head, *ids)
+    twig.copied, twig.rival = len(twig.head), completion.ids[rival.place :]
+
+
+def shares(lanes: range, parts: int) -> list[range]:
+    """``lanes`` cut into as many runs of nearly equal length, or one for each lane where there are fewer."""
+    parts = min(parts, len(lanes))
+    edges = [lanes.start + len(lanes) * i // parts for i in range(parts + 1)]
+    return [range(a, b) for a, b in pairwise(edges)]
+
+
+def _labelled(trajectory: Trajectory, branch: _Branch) -> Trajectory:
+    """``trajectory`` with its place in the tree; ``sampled_tokens`` counts those of its own turns."""
+    own = [s for s in trajectory.segments if s.kind is SegmentKind.POLICY and s.turn >= branch.turn]
+    sampled = sum(len(s.ids) for s in own) - branch.copied
+    figures = {"tree_branches": branch.made, "sampled_tokens": sampled}
+    info = trajectory.info | {"strategy": figures}
+    if branch.parent is None:
+        return replace(trajectory, info=info)
+    return replace(
+        trajectory, parent_id=branch.parent, fork_turn=branch.turn, origin=Origin.BRANCH, info=info
+    )
+
+
+def trained_once(group: Sequence[Trajectory], *, keep: float = 1.0) -> list[Trajectory]:
+    """The leaves with every shared turn marked for training in its first holder only, as the credit of trees expects.
+
+    Args:
+        group: Leaves; faults stay as they are.
+        keep: Share of the valid leaves that are trained, the best and the worst in equal numbers; a turn is trained where
+            such a leaf is behind it.
+    """
+    valid = [place for place, trajectory in enumerate(group) if trajectory.valid]
+    tree = Tree([group[place] for place in valid])
+    ranked = sorted(range(len(valid)), key=lambda i: -group[valid[i]].reward)
+    count = ceil(keep * len(valid))
+    kept = {*ranked[: ceil(count / 2)], *ranked[len(ranked) - count // 2 :]}
+    marked = list(group)
+    for i, place in enumerate(valid):
+        path = tree.paths[i]
+        holders = [tree.holders[path[: turn + 1]] for turn in range(len(path))]
+        off = {t for t, who in enumerate(holders) if who[0] != i or kept.isdisjoint(who)}
+        marked[place] = replace(
+            group[place],
+            segments=tuple(
+                replace(s, trained=False) if s.kind is SegmentKind.POLICY and s.turn in off else s
+                for s in group[place].segments
+            ),
+        )
+    return marked

@@ -1,0 +1,318 @@
+"""How many rollouts a task gets: samplers that look at the first outcomes of a step before they spend the rest of it.
+
+Shapes: G groups of one step. The formulas are pure functions; ``docs/sampling.md`` has them in one table.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import pstdev, stdev
+from typing import Literal
+
+from agentenv.core.trajectory import Trajectory
+from agentenv.trainers.credit.group_statistics import Scale, turn_rewards
+from agentenv.trainers.credit.turn import SegmentEnd, segment_returns
+from agentenv.trainers.task_sampling.waves import Draw, Group, Ledger, Settled, Stateless, require
+
+Weighting = Literal["equal", "hardness"]
+_CAPS: Mapping[Weighting, int] = {"equal": 32, "hardness": 64}
+
+
+@dataclass(kw_only=True)
+class Uniform(Stateless):
+    """``questions`` tasks, all equally likely, ``group_size`` episodes each, in one wave."""
+
+    def draw(self, ledger: Ledger) -> list[Draw]:
+        """The whole budget at once."""
+        return [Draw(place, ledger.group_size) for place in ledger.fresh(ledger.questions)]
+
+
+@dataclass(kw_only=True)
+class DynamicSampling(Stateless):
+    """DAPO (Yu et al. 2025, eq. 11): groups of constant outcome are dropped and fresh tasks are played in their place.
+
+    Each wave plays as many groups as are missing. What was dropped was played, and counts in the budget.
+
+    Args:
+        keep: Share of ``questions`` whose groups, of outcomes that differ, end the step; what is left of the budget then
+            is not spent.
+        max_waves: Waves after which the step ends in any case; 0 plays until the budget is spent.
+    """
+
+    keep: float = 0.5
+    max_waves: int = 10
+
+    def __post_init__(self) -> None:
+        require("keep", self.keep, 0 < self.keep <= 1, "within (0, 1]")
+        require("max_waves", self.max_waves, self.max_waves >= 0, "at least 0")
+
+    def keeps(self, group: Group) -> bool:
+        """Whether the group is trained."""
+        return not group.flat
+
+    def draw(self, ledger: Ledger) -> list[Draw]:
+        """As many fresh groups as are missing and the budget holds."""
+        target = max(1, round(self.keep * ledger.questions))
+        missing = target - sum(map(self.keeps, ledger.groups))
+        if missing <= 0 or ledger.waves == self.max_waves > 0:
+            return []
+        count = min(missing, ledger.left // ledger.group_size)
+        return [Draw(place, ledger.group_size) for place in ledger.fresh(count)]
+
+    def settle(self, ledger: Ledger) -> Settled:
+        """Groups of outcomes that differ are trained."""
+        return Settled([group for group in ledger.groups if self.keeps(group)])
+
+
+def is_diverse(returns_G: Sequence[float], eta: float) -> bool:
+    """Whether the population deviation of returns is above ``eta``; a single return counts as diverse (UI-S1)."""
+    return len(returns_G) == 1 or (len(returns_G) > 1 and pstdev(returns_G) > eta)
+
+
+@dataclass(kw_only=True)
+class DiversityFilter(DynamicSampling):
+    """UI-S1 (Lu et al. 2025): dynamic sampling in which a group's spread is that of the returns from its first turns.
+
+    Args:
+        eta: Deviation above which a group is kept.
+        gamma: Discount a turn.
+        segment_end: How far a return reaches; see ``segment_returns``.
+    """
+
+    eta: float = 0.3
+    gamma: float = 0.5
+    segment_end: SegmentEnd = "include"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require("eta", self.eta, self.eta >= 0, "at least 0")
+
+    def keeps(self, group: Group) -> bool:
+        """Whether the returns of its valid episodes from their first turns on are diverse."""
+        return is_diverse([self._first(m) for m in group.members if m.valid and not m.aided], self.eta)
+
+    def _first(self, member: Trajectory) -> float:
+        matched = [turn.valid for turn in member.turns] or [True]
+        return segment_returns(turn_rewards(member), matched, self.gamma, self.segment_end)[0]
+
+
+def hardness_allocation(
+    accuracy: float, size: int, *, cap: int, weighting: Weighting = "equal", scale: Scale = "none"
+) -> int:
+    """Rollouts that DARS adds to a group.
+
+    S is the size of one rollout's advantage on average, 2 a (1 - a), or 2 sqrt(a (1 - a)) of standardised ones; size * S is
+    what the group weighs, size times the largest S (at a = 1/2) what it should: ceil((peak - size S) / S), with
+    2 (1 - a) peak in place of the peak where hard tasks are to weigh more. Easy groups (a >= 1/2) get none.
+
+    Args:
+        accuracy: Share of successes a; 0 counts as half a success.
+        size: Rollouts so far.
+        cap: Most rollouts of one group.
+        weighting: ``equal`` lifts every hard group to the same weight, ``hardness`` harder ones further.
+        scale: ``std`` where the estimator divides by the deviation of the group.
+    """
+    share = accuracy if accuracy > 0 else 0.5 / size
+    if share >= 0.5:
+        return 0
+    spread = share * (1 - share)
+    weight, peak = (2 * spread, size / 2) if scale == "none" else (2 * math.sqrt(spread), float(size))
+    goal = peak if weighting == "equal" else 2 * (1 - share) * peak
+    wanted = math.ceil((goal - size * weight) / weight - 1e-9)  # float noise must not buy a rollout
+    return max(0, min(wanted, cap - size))
+
+
+def apportioned(wants_G: Sequence[int], total: int) -> list[int]:
+    """``wants_G`` where they fit into ``total``, else shares of it in proportion to them, by largest remainder."""
+    asked = sum(wants_G)
+    if asked <= total:
+        return list(wants_G)
+    whole = [want * total // asked for want in wants_G]
+    rest = sorted(range(len(wants_G)), key=lambda i: (-(wants_G[i] * total % asked), i))
+    for place in rest[: total - sum(whole)]:
+        whole[place] += 1
+    return whole
+
+
+@dataclass(kw_only=True)
+class DifficultyAdaptive(Stateless):
+    """DARS (Yang et al. 2025): a first look at every task, then more rollouts for those that are rarely solved.
+
+    Where the formulas ask for more than is left, all get less in proportion; what they leave is spent on fresh tasks.
+    Groups of constant outcome are dropped.
+
+    Args:
+        first: Rollouts of the first look; 0 takes half of ``group_size``, at least 2.
+        weighting: See ``hardness_allocation``.
+        scale: See ``hardness_allocation``; ``none`` is the published choice.
+        cap: Most rollouts of one group; 0 takes the published 32 (``equal``) or 64 (``hardness``).
+    """
+
+    first: int = 0
+    weighting: Weighting = "equal"
+    scale: Scale = "none"
+    cap: int = 0
+
+    def __post_init__(self) -> None:
+        require("first", self.first, self.first == 0 or self.first >= 2, "0 or at least 2")
+        require("cap", self.cap, self.cap >= 0, "at least 0")
+
+    def draw(self, ledger: Ledger) -> list[Draw]:
+        """The first look; then what each group is to have more, and fresh tasks for what is left over."""
+        if ledger.waves == 0:
+            return first_look(ledger, self.first)
+        if ledger.waves > 1:
+            return []
+        wants = [self._wanted(group.successes, len(group.rewards)) for group in ledger.groups]
+        more = apportioned(wants, ledger.left)
+        size = first_size(ledger, self.first)
+        fresh = ledger.fresh((ledger.left - sum(more)) // size)
+        return added(ledger, more) + [Draw(place, size) for place in fresh]
+
+    def _wanted(self, successes: float, size: int) -> int:
+        if size == 0:  # lost to faults
+            return 0
+        cap = self.cap or _CAPS[self.weighting]
+        return hardness_allocation(
+            successes / size, size, cap=cap, weighting=self.weighting, scale=self.scale
+        )
+
+    def settle(self, ledger: Ledger) -> Settled:
+        """Groups of outcomes that differ are trained."""
+        largest = max(len(group.members) for group in ledger.groups)
+        return Settled([g for g in ledger.groups if not g.flat], figures={"largest_group": largest})
+
+
+@lru_cache(maxsize=1024)
+def t_quantile(level: float, df: int) -> float:
+    """The t with P(|T| < t) = ``level`` of Student's distribution with ``df`` degrees of freedom.
+
+    The finite sums of Abramowitz and Stegun (1964), 26.7.3 and 26.7.4, in the angle atan(t / sqrt(df)), bisected.
+    """
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _central_mass(middle, df) < level else (low, middle)
+    return math.sqrt(df) * math.tan(low)
+
+
+def _central_mass(angle: float, df: int) -> float:
+    square = math.cos(angle) ** 2
+    term, total = math.cos(angle) if df % 2 else 1.0, 0.0
+    for j in range(df % 2, df - 1, 2):
+        total += term
+        term *= square * (j + 1) / (j + 2)
+    mass = math.sin(angle) * total
+    return 2 / math.pi * (angle + mass) if df % 2 else mass
+
+
+def half_width(deviation: float, size: int, *, level: float = 0.95) -> float:
+    """Of the confidence interval of a mean: t sqrt(s^2 / n); infinite for fewer than two outcomes."""
+    return t_quantile(level, size - 1) * deviation / math.sqrt(size) if size > 1 else math.inf
+
+
+def priority(deviation: float, size: int, total: int, *, exploration: float, level: float = 0.95) -> float:
+    """XRPO (Bamba et al. 2025): what one more rollout is expected to take off the half-width, plus a bonus for few rollouts.
+
+    The deviation is taken to stay as it is. The published bonus is not known to us; this one is that of upper confidence
+    bounds, ``exploration`` * sqrt(log(1 + total) / size).
+
+    Args:
+        deviation: Standard deviation of the outcomes so far.
+        size: Their number n.
+        total: Rollouts of the whole step so far.
+        exploration: Weight of the bonus.
+        level: Of the interval.
+    """
+    if size < 2:
+        return math.inf
+    shrink = half_width(deviation, size, level=level) - half_width(deviation, size + 1, level=level)
+    return shrink + exploration * math.sqrt(math.log(1 + total) / size)
+
+
+def uncertainty_allocation(
+    deviations_G: Sequence[float],
+    sizes_G: Sequence[int],
+    amount: int,
+    *,
+    exploration: float,
+    level: float = 0.95,
+) -> list[int]:
+    """``amount`` rollouts, one after the other to the group of highest ``priority``, the first of equal ones."""
+    sizes, added_G = list(sizes_G), [0] * len(sizes_G)
+    for _ in range(amount):
+        total = sum(sizes)
+        ranks = [
+            priority(s, n, total, exploration=exploration, level=level)
+            for s, n in zip(deviations_G, sizes, strict=True)
+        ]
+        best = max(range(len(ranks)), key=lambda i: (ranks[i], -i))
+        sizes[best] += 1
+        added_G[best] += 1
+    return added_G
+
+
+@dataclass(kw_only=True)
+class UncertaintyAllocation(Stateless):
+    """XRPO's allocation (Bamba et al. 2025): a first look at every task, then rounds for those of least certain mean.
+
+    Its novelty bonus is ``optimization.novelty``.
+
+    Args:
+        first: Rollouts of the first look; 0 takes half of ``group_size``, at least 2.
+        rounds: Waves over which the rest is spent, in equal parts.
+        exploration: See ``priority``.
+        level: Confidence level of the interval.
+    """
+
+    first: int = 0
+    rounds: int = 2
+    exploration: float = 0.1
+    level: float = 0.95
+
+    def __post_init__(self) -> None:
+        require("first", self.first, self.first == 0 or self.first >= 2, "0 or at least 2")
+        require("rounds", self.rounds, self.rounds >= 1, "at least 1")
+        require("exploration", self.exploration, self.exploration >= 0, "at least 0")
+        require("level", self.level, 0 < self.level < 1, "within (0, 1)")
+
+    def draw(self, ledger: Ledger) -> list[Draw]:
+        """The first look, then one round after the other."""
+        if ledger.waves == 0:
+            return first_look(ledger, self.first)
+        rounds_left = self.rounds - ledger.waves + 1
+        if rounds_left < 1:
+            return []
+        rewards = [group.rewards for group in ledger.groups]
+        more = uncertainty_allocation(
+            [stdev(mine) if len(mine) > 1 else 0.0 for mine in rewards],
+            [len(mine) for mine in rewards],
+            math.ceil(ledger.left / rounds_left),
+            exploration=self.exploration,
+            level=self.level,
+        )
+        return added(ledger, more)
+
+    def settle(self, ledger: Ledger) -> Settled:
+        """Everything is trained."""
+        return Settled(
+            ledger.groups, figures={"largest_group": max(len(group.members) for group in ledger.groups)}
+        )
+
+
+def first_size(ledger: Ledger, first: int) -> int:
+    """``first``, or half of the usual group where it is 0."""
+    return first or max(2, ledger.group_size // 2)
+
+
+def first_look(ledger: Ledger, first: int) -> list[Draw]:
+    """A small group of each of ``questions`` tasks."""
+    size = first_size(ledger, first)
+    return [Draw(place, size) for place in ledger.fresh(ledger.questions)]
+
+
+def added(ledger: Ledger, more_G: Sequence[int]) -> list[Draw]:
+    """Draws that add to the groups that stand."""
+    groups = enumerate(zip(ledger.groups, more_G, strict=True))
+    return [Draw(group.task, count, group=place) for place, (group, count) in groups if count]

@@ -1,0 +1,174 @@
+"""Tasks by their own record: how many rollouts, how many turns, a stored success where none comes (DART, Li et al. 2025).
+
+The paper's thresholds are kept, and what it leaves open is said where it is filled in; ``docs/sampling.md`` has the table.
+"""
+
+import gzip
+import json
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from agentenv.core.trajectory import Origin, Trajectory, from_record, to_record
+from agentenv.core.types import Task
+from agentenv.errors import ConfigurationError
+from agentenv.trainers.task_sampling.waves import Draw, Group, Ledger, Settled, require
+
+
+def rollout_count(rate: float, size: int, *, easy: float = 0.6, least: int = 2) -> int:
+    """Rollouts of a task: ``size`` up to a success rate of ``easy``, then linearly fewer, down to ``least`` at 1.
+
+    That tasks above .6 get fewer than 8 is the paper's, the line is ours. Rounded up.
+
+    Args:
+        rate: Share of successes.
+        size: Rollouts of a task that is not easy.
+        easy: Rate above which it gets fewer.
+        least: Rollouts of a task that always succeeds; at most ``size`` counts.
+    """
+    excess = max(0.0, rate - easy) / (1 - easy)
+    return size - math.floor(excess * (size - min(least, size)) + 1e-9)  # float noise must not cost a rollout
+
+
+@dataclass(kw_only=True)
+class AdaptiveCuration:
+    """DART's data curation: uniform tasks, rollouts and turns by what became of the task so far, and a pool of successes.
+
+    What easy tasks leave of the budget goes to further tasks. An episode may take as many turns as the longest success of
+    its task took. Where every episode of a group failed, the stored success of its task joins the group as a member: its own
+    ids, with the log-probs of its own sampling, which the ratios of ``proximal = "sampler"`` and the weights of a correction
+    read. The pool begins with ``pool`` and takes up successes as they come, the newest of a task in place of an older one.
+
+    Args:
+        easy: See ``rollout_count``.
+        least: See ``rollout_count``.
+        memory: Outcomes of a task, the latest ones, that its success rate is taken over.
+        success: Outcome from which on an episode is a success.
+        longest: Turns of an episode of a task that was never solved.
+        turns: Option of the environment that bounds turns.
+        pool: Successes to begin with: trajectories in JSON lines, a file, gzipped or not, or a folder of files, such as the
+            ``trajectories`` of a run with the same tokens; none where empty.
+    """
+
+    replays = True
+    easy: float = 0.6
+    least: int = 2
+    memory: int = 16
+    success: float = 1.0
+    longest: int = 30
+    turns: str = "max_turns"
+    pool: str = ""
+
+    def __post_init__(self) -> None:
+        require("easy", self.easy, 0 <= self.easy < 1, "within [0, 1)")
+        require("least", self.least, self.least >= 2, "at least 2")
+        require("memory", self.memory, self.memory >= 1, "at least 1")
+        require("longest", self.longest, self.longest >= 1, "at least 1")
+        self._outcomes: dict[int, deque[bool]] = {}
+        self._lengths: dict[int, int] = {}
+        self._stored: dict[int, dict[str, Any]] = {}
+
+    def draw(self, ledger: Ledger) -> list[Draw]:
+        """Tasks in a random order, each with its rollouts and its turns, until at most one rollout is left."""
+        if ledger.waves:
+            return []
+        if self.pool and ledger.step == 1:
+            self._fill(ledger.tasks)
+        draws: list[Draw] = []
+        left = ledger.left
+        order = ledger.rng.permutation(len(ledger.tasks)).tolist()
+        for place in cycle(order):
+            if left < 2:
+                break
+            count = min(self._rollouts(place, ledger.group_size), left)
+            draws.append(Draw(place, count, env={self.turns: self._limit(place)}))
+            left -= count
+        return draws
+
+    def _rollouts(self, place: int, size: int) -> int:
+        known = self._outcomes.get(place)
+        return rollout_count(fmean(known), size, easy=self.easy, least=self.least) if known else size
+
+    def _limit(self, place: int) -> int:
+        return min(self.longest, self._lengths.get(place, self.longest))
+
+    def settle(self, ledger: Ledger) -> Settled:
+        """Every group is trained, those without a success with a stored one; then the outcomes are taken into account."""
+        lost = [i for i, group in enumerate(ledger.groups) if self._is_lost(group)]
+        guests = {
+            i: self._guest(ledger.groups[i], ledger.tasks)
+            for i in lost
+            if ledger.groups[i].task in self._stored
+        }
+        limits = [self._limit(group.task) for group in ledger.groups]
+        for group in ledger.groups:
+            self._outcomes.setdefault(group.task, deque(maxlen=self.memory)).extend(
+                map(self._is_success, group.rewards)
+            )
+            self._keep(group.task, group.members)
+        figures = {
+            "lost_groups": len(lost),
+            "rescued_groups": len(guests),
+            "success_pool": len(self._stored),
+            "turn_limit": fmean(limits),
+        }
+        return Settled(ledger.groups, guests=guests, figures=figures)
+
+    def _is_success(self, reward: float) -> bool:
+        return reward >= self.success
+
+    def _is_lost(self, group: Group) -> bool:
+        return bool(group.rewards) and not any(map(self._is_success, group.rewards))
+
+    def _guest(self, group: Group, tasks: Sequence[Task]) -> list[Trajectory]:
+        stored = from_record(self._stored[group.task], tasks[group.task])
+        return [replace(stored, origin=Origin.REPLAY, group_id=group.members[0].group_id)]
+
+    def _keep(self, place: int, played: Iterable[Trajectory]) -> None:
+        """Takes up successes of the policy alone and of demonstrators; a retry had help that its ids do not show."""
+        for trajectory in played:
+            whole = trajectory.origin is Origin.DEMONSTRATION or not trajectory.aided
+            if trajectory.valid and whole and self._is_success(trajectory.reward):
+                self._lengths[place] = max(self._lengths.get(place, 0), len(trajectory.turns))
+                self._stored[place] = json.loads(json.dumps(to_record(trajectory)))
+
+    def _fill(self, tasks: Sequence[Task]) -> None:
+        places = {task.id: place for place, task in enumerate(tasks)}
+        for record in _records(Path(self.pool)):
+            place = places.get(record["task"]["id"])
+            if place is not None:
+                self._keep(place, [from_record(record, tasks[place])])
+        if not self._stored:
+            raise ConfigurationError(f"the pool {self.pool} holds no success of a task of this run")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Latest outcomes, longest success and stored success of each task."""
+        return {
+            "outcomes": [[place, list(outcomes)] for place, outcomes in self._outcomes.items()],
+            "lengths": [list(pair) for pair in self._lengths.items()],
+            "stored": [list(pair) for pair in self._stored.items()],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes up where ``state_dict`` stood."""
+        self._outcomes = {place: deque(known, self.memory) for place, known in state.get("outcomes", ())}
+        self._lengths = dict(state.get("lengths", ()))
+        self._stored = dict(state.get("stored", ()))
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    """The trajectories of a file or of a folder's files, by name."""
+    files = sorted(path.glob("*.jsonl*")) if path.is_dir() else [path]
+    for file in files:
+        try:
+            with (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8") as lines:
+                yield from map(json.loads, lines)
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(
+                f"the pool {file} cannot be read as trajectories in JSON lines: {error}"
+            ) from error

@@ -1,0 +1,152 @@
+"""Episodes that are given up while they are played: online rollout pruning by a light quality head (after ARRoL).
+
+The published head, its place and its rule for keeping are not known to us; these are ours. Shapes: F features.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentenv.core.rollout import Record
+from agentenv.core.trajectory import SegmentKind
+from agentenv.core.types import EndReason, ToolStatus
+from agentenv.trainers.task_sampling.waves import Draw, Ledger, Settled, require
+
+Features = NDArray[np.float64]
+_FEATURES = 5
+_DRAW = 0xA220  # keeps the draw that gives an episode up apart from other uses of its seed
+
+
+def features_of(record: Record) -> Features:
+    """float64[F]: 1, mean and least log-prob of what was sampled so far, its length in 100 tokens, share of failed turns."""
+    sampled = [s for s in record.segments if s.kind is SegmentKind.POLICY]
+    logprobs = [p for segment in sampled for p in segment.logprobs] or [0.0]
+    wrong = [not t.valid or any(r.status is not ToolStatus.OK for r in t.tool_results) for t in record.turns]
+    return np.array(
+        [1.0, fmean(logprobs), max(min(logprobs), -10.0) / 10, len(logprobs) / 100, fmean(wrong or [0])]
+    )
+
+
+def keep_chance(quality: float, rate: float, *, target: float = 0.5, least: float = 0.2) -> float:
+    """Chance to play an episode on, so that a share ``target`` of those that are succeeds.
+
+    With successes kept by a and failures by b the share of successes is rate a / (rate a + (1 - rate) b); the rarer kind is
+    kept whole. An episode that succeeds with probability ``quality`` is kept by quality a + (1 - quality) b.
+
+    Args:
+        quality: What the head predicts of the episode.
+        rate: What it predicts on average.
+        target: Share aimed at.
+        least: Bound from below: the weight of an episode that was kept is at most its inverse.
+    """
+    rate = min(max(rate, 1e-3), 1 - 1e-3)
+    odds = rate * (1 - target) / ((1 - rate) * target)
+    successes, failures = min(1.0, 1 / odds), min(1.0, odds)
+    return max(least, quality * successes + (1 - quality) * failures)
+
+
+def weighted_mean(values: Sequence[float], chances: Sequence[float]) -> float:
+    """The mean over all, of those that were kept with their chances: sum v / k over sum 1 / k (Hajek 1971)."""
+    return sum(v / k for v, k in zip(values, chances, strict=True)) / sum(1 / k for k in chances)
+
+
+@dataclass(kw_only=True)
+class OnlinePruning:
+    """Uniform tasks; after its first ``probe`` turns an episode is played on by chance, which a quality head decides.
+
+    The head is a logistic regression, trained after each step on the outcomes of what was played on, each weighed by the
+    inverse of its chance. Episodes that are given up are in neither loss nor figures, except ``pruned``, ``pruned_tokens``
+    and ``pruning_bias``: the mean outcome of those played on less their mean with these weights, which is what pruning does
+    to the baseline. It needs the strategy ``plain``; the budget counts episodes that were begun.
+
+    Args:
+        target: Share of successes aimed at.
+        probe: Turns after which an episode is judged.
+        least: Least chance of being played on.
+        rate: Step size of the head.
+        memory: Judged episodes that the mean prediction is taken over; none is given up before so many were judged.
+    """
+
+    target: float = 0.5
+    probe: int = 1
+    least: float = 0.2
+    rate: float = 0.5
+    memory: int = 64
+    replays = False
+
+    def __post_init__(self) -> None:
+        require("target", self.target, 0 < self.target < 1, "within (0, 1)")
+        require("probe", self.probe, self.probe >= 1, "at least 1")
+        require("least", self.least, 0 < self.least <= 1, "within (0, 1]")
+        require("rate", self.rate, self.rate > 0, "above 0")
+        require("memory", self.memory, self.memory >= 1, "at least 1")
+        self._head: Features = np.zeros(_FEATURES)
+        self._predicted: deque[float] = deque(maxlen=self.memory)
+        self._judged: dict[str, tuple[Features, float]] = {}
+
+    def draw(self, ledger: Ledger) -> list[Draw]:
+        """The whole budget at once."""
+        return [Draw(place, ledger.group_size) for place in ledger.fresh(ledger.questions)]
+
+    def predict(self, features: Features) -> float:
+        """The head's probability of success."""
+        return float(1 / (1 + np.exp(-features @ self._head)))
+
+    def gate(self, record: Record) -> bool:
+        """Whether an episode goes on; depends on its own record, its seed and what earlier steps taught.
+
+        An episode that is played again after an interruption is judged as it was.
+        """
+        if len(record.turns) != self.probe:
+            return True
+        if record.episode not in self._judged:
+            features, chance = features_of(record), 1.0
+            if len(self._predicted) == self.memory:
+                rate = fmean(self._predicted)
+                chance = keep_chance(self.predict(features), rate, target=self.target, least=self.least)
+            self._judged[record.episode] = features, chance
+        _, chance = self._judged[record.episode]
+        return bool(np.random.default_rng([record.start.seed, _DRAW]).random() < chance)
+
+    def settle(self, ledger: Ledger) -> Settled:
+        """What was played on is trained and teaches the head; what was given up leaves its group."""
+        begun = [t for group in ledger.groups for t in group.members]
+        judged = {t.id: self._judged.pop(t.id) for t in begun if t.id in self._judged}
+        pruned = [t for t in begun if t.end_reason is EndReason.ABORTED]
+        for group in ledger.groups:
+            group.members = [t for t in group.members if t.end_reason is not EndReason.ABORTED]
+        figures: dict[str, float] = {
+            "pruned": len(pruned),
+            "pruned_tokens": sum(trajectory.response_tokens for trajectory in pruned),
+        }
+        kept = [t for group in ledger.groups for t in group.members if t.valid and t.id in judged]
+        if kept:
+            outcomes = [min(max(t.reward, 0.0), 1.0) for t in kept]
+            features, chances = zip(*(judged[t.id] for t in kept), strict=True)
+            figures["pruning_bias"] = fmean(outcomes) - weighted_mean(outcomes, chances)
+            self._learn(np.stack(features), np.array(outcomes), 1 / np.array(chances))
+        self._predicted += [self.predict(features) for features, _ in judged.values()]
+        return Settled(ledger.groups, figures=figures)
+
+    def _learn(self, features: Features, outcomes: Features, weights: Features) -> None:
+        """Ten steps down the mean weighted log-loss."""
+        for _ in range(10):
+            errors = 1 / (1 + np.exp(-features @ self._head)) - outcomes
+            self._head = self._head - self.rate * (weights * errors) @ features / weights.sum()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The head, its last predictions, and what it made of the episodes that are not settled."""
+        judged = {name: [features.tolist(), chance] for name, (features, chance) in [*self._judged.items()]}
+        return {"head": self._head.tolist(), "predicted": list(self._predicted), "judged": judged}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes up where ``state_dict`` stood."""
+        self._head = np.array(state.get("head", [0.0] * _FEATURES))
+        self._predicted = deque(state.get("predicted", ()), self.memory)
+        judged = state.get("judged", {})
+        self._judged = {name: (np.array(features), chance) for name, (features, chance) in judged.items()}

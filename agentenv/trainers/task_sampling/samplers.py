@@ -1,0 +1,66 @@
+"""The task samplers by name: which tasks a step plays, how many rollouts each gets, and which groups are trained.
+
+A sampler is a data class whose keyword-only fields are its options; ``waves.py`` says what it is asked, and
+``docs/sampling.md`` has rules, sources and biases in one table. Draws come from a generator seeded by run and step, and
+what a sampler learns is saved with each checkpoint, so that a resumed run repeats them.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agentenv.core.options import bind_options, load_entry
+from agentenv.errors import UnknownName
+from agentenv.trainers.task_sampling.waves import (
+    Batch,
+    Draw,
+    Gated,
+    Group,
+    Ledger,
+    Settled,
+    Stateless,
+    TaskSampler,
+    collect,
+)
+
+SAMPLERS: Mapping[str, str] = {
+    "uniform": "agentenv.trainers.task_sampling.allocation:Uniform",
+    "dapo": "agentenv.trainers.task_sampling.allocation:DynamicSampling",
+    "ui_s1": "agentenv.trainers.task_sampling.allocation:DiversityFilter",
+    "dars": "agentenv.trainers.task_sampling.allocation:DifficultyAdaptive",
+    "xrpo": "agentenv.trainers.task_sampling.allocation:UncertaintyAllocation",
+    "vade": "agentenv.trainers.task_sampling.selection:PosteriorSampling",
+    "dots": "agentenv.trainers.task_sampling.replay:TargetedReplay",
+    "gdro": "agentenv.trainers.task_sampling.selection:GroupRobust",
+    "curriculum": "agentenv.trainers.task_sampling.selection:Curriculum",
+    "arrol": "agentenv.trainers.task_sampling.pruning:OnlinePruning",
+    "self_play": "agentenv.trainers.selfplay.sampler:SelfPlaySampler",
+    "dart": "agentenv.trainers.task_sampling.curation:AdaptiveCuration",
+}
+
+
+def get_sampler(name: str, options: Mapping[str, Any] | None = None) -> TaskSampler:
+    """A new sampler of the kind registered under ``name``, with ``options`` filled in.
+
+    Raises:
+        UnknownName: no such sampler, or no such option of it.
+        ConfigurationError: an option's value is of another type or out of range.
+    """
+    if name not in SAMPLERS:
+        raise UnknownName.among("task sampler", name, SAMPLERS)
+    sampler: Callable[..., TaskSampler] = load_entry(SAMPLERS[name])
+    return bind_options("task sampler", name, sampler, options or {})()
+
+
+__all__ = [
+    "SAMPLERS",
+    "Batch",
+    "Draw",
+    "Gated",
+    "Group",
+    "Ledger",
+    "Settled",
+    "Stateless",
+    "TaskSampler",
+    "collect",
+    "get_sampler",
+]

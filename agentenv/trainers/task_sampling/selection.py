@@ -1,0 +1,251 @@
+"""Which tasks are played: samplers that learn from step to step how hard each task is, or follow a schedule.
+
+Shapes: N tasks, C classes of them. The formulas are pure functions;
+``docs/sampling.md`` has them in one table. All of these samplers spend the whole budget in one wave.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentenv.core.types import Task
+from agentenv.errors import ConfigurationError
+from agentenv.trainers.credit.group_statistics import Values
+from agentenv.trainers.task_sampling.waves import Draw, Ledger, Settled, Stateless, require, whole_groups
+
+Schedule = tuple[tuple[int, float], ...]
+"""(first step, value) in the order of steps: the value holds until the next one."""
+
+
+def faded(count: float, decay: float) -> float:
+    """A parameter of a Beta posterior with its evidence, what it has above the prior's 1, times ``decay``."""
+    return 1.0 + decay * (count - 1.0)
+
+
+@dataclass(kw_only=True)
+class PosteriorSampling:
+    """VADE (Hu et al. 2025): a Beta posterior of each task's success; tasks whose drawn p (1 - p) is largest are played.
+
+    The rule is published, its constants are ours. A played task's evidence fades by ``decay`` before the new outcomes are
+    added, every other task's by ``idle_decay``: the policy moves on, and what was learned of a task gets old.
+
+    Args:
+        decay: Of the tasks of the step.
+        idle_decay: Of all others.
+    """
+
+    replays = False
+    decay: float = 0.9
+    idle_decay: float = 0.99
+
+    def __post_init__(self) -> None:
+        require("decay", self.decay, 0 <= self.decay <= 1, "within [0, 1]")
+        require("idle_decay", self.idle_decay, 0 <= self.idle_decay <= 1, "within [0, 1]")
+        self._successes: list[float] = []
+        self._failures: list[float] = []
+
+    def draw(self, ledger: Ledger) -> list[Draw]:
+        """The ``questions`` tasks of largest drawn variance."""
+        if not self._successes:
+            self._successes = [1.0] * len(ledger.tasks)
+            self._failures = [1.0] * len(ledger.tasks)
+        drawn = ledger.rng.beta(self._successes, self._failures)
+        return whole_groups(ledger, np.argsort(-drawn * (1 - drawn), kind="stable"))
+
+    def settle(self, ledger: Ledger) -> Settled:
+        """Every posterior fades, those of the step's tasks get its outcomes. All groups are trained."""
+        played = {group.task for group in ledger.groups if group.rewards}
+        for place in range(len(self._successes)):
+            decay = self.decay if place in played else self.idle_decay
+            self._successes[place] = faded(self._successes[place], decay)
+            self._failures[place] = faded(self._failures[place], decay)
+        for group in ledger.groups:
+            self._successes[group.task] += group.successes
+            self._failures[group.task] += len(group.rewards) - group.successes
+        known = sum(a + b > 2 for a, b in zip(self._successes, self._failures, strict=True))
+        return Settled(ledger.groups, figures={"known_tasks": known})
+
+    def state_dict(self) -> dict[str, Any]:
+        """The two parameters of each task."""
+        return {"successes": list(self._successes), "failures": list(self._failures)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes up where ``state_dict`` stood."""
+        self._successes = list(state.get("successes", ()))
+        self._failures = list(state.get("failures", ()))
+
+
+def robust_weights(
+    losses_C: Sequence[float], shares_C: Sequence[float] | Values, *, strength: float, floor: float
+) -> Values:
+    """float64[C]: the worst mixture of classes at a price in entropy, share_c exp(strength * loss_c) normalised.
+
+    The exact solution of max_q sum q_c loss_c - KL(q || shares) / strength: ``strength`` 0 gives the shares, a large one
+    the class of highest loss alone (group DRO, Sagawa et al. 2020).
+
+    Args:
+        losses_C: Losses; only their differences count.
+        shares_C: Shares of the tasks.
+        strength: Inverse price.
+        floor: Part of the mixture that stays with the shares.
+    """
+    losses, shares = np.asarray(losses_C, dtype=np.float64), np.asarray(shares_C, dtype=np.float64)
+    tilted = shares * np.exp(strength * (losses - losses.max()))
+    weights: Values = (1 - floor) * tilted / tilted.sum() + floor * shares / shares.sum()
+    return weights
+
+
+@dataclass(kw_only=True)
+class GroupRobust:
+    """Group-robust reweighting (GDRO; after Panaganti et al. 2026): classes of tasks that fail more are drawn more often.
+
+    The loss of a class is 1 - its mean outcome, averaged over the steps that it was played in, so that classes that come up
+    more often are not taken for harder ones. Classes are given by the tasks, not found by difficulty as in the paper;
+    strength, memory and floor are ours.
+
+    Args:
+        by: Key of ``Task.data`` that names the class, such as ``hops`` or ``family``.
+        strength: See ``robust_weights``.
+        memory: Weight of the past in a class's mean loss; the beginning is corrected for.
+        floor: See ``robust_weights``.
+    """
+
+    replays = False
+    by: str = "hops"
+    strength: float = 3.0
+    memory: float = 0.9
+    floor: float = 0.1
+
+    def __post_init__(self) -> None:
+        require("strength", self.strength, self.strength >= 0, "at least 0")
+        require("memory", self.memory, 0 <= self.memory < 1, "within [0, 1)")
+        require("floor", self.floor, 0 <= self.floor <= 1, "within [0, 1]")
+        self._sums: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
+
+    def draw(self, ledger: Ledger) -> list[Draw]:
+        """``questions`` tasks; a class has its weight, within it all are equally likely."""
+        names = [str(datum(task, self.by)) for task in ledger.tasks]
+        classes, places, sizes = np.unique(names, return_inverse=True, return_counts=True)
+        weights = self._weights([str(name) for name in classes], sizes / len(names))
+        chances = (weights / sizes)[places]
+        drawn = ledger.rng.choice(
+            len(names),
+            size=ledger.questions,
+            replace=ledger.questions > len(names),
+            p=chances / chances.sum(),
+        )
+        return whole_groups(ledger, drawn)
+
+    def _weights(self, classes: Sequence[str], shares_C: Values) -> Values:
+        return robust_weights(
+            [self._loss(name) for name in classes], shares_C, strength=self.strength, floor=self.floor
+        )
+
+    def _loss(self, name: str) -> float:
+        """The mean loss of a class; of one never played, the highest there is."""
+        count = self._counts.get(name, 0)
+        return self._sums[name] / (1 - self.memory**count) if count else 1.0
+
+    def settle(self, ledger: Ledger) -> Settled:
+        """The losses of the classes that were played move. All groups are trained."""
+        outcomes: dict[str, list[float]] = {}
+        for group in ledger.groups:
+            name = str(datum(ledger.tasks[group.task], self.by))
+            outcomes.setdefault(name, []).extend(min(max(reward, 0.0), 1.0) for reward in group.rewards)
+        for name, mine in outcomes.items():
+            if mine:
+                loss = 1 - sum(mine) / len(mine)
+                self._sums[name] = self.memory * self._sums.get(name, 0.0) + (1 - self.memory) * loss
+                self._counts[name] = self._counts.get(name, 0) + 1
+        figures = {f"loss_{self.by}_{name}": self._loss(name) for name in sorted(self._counts)}
+        return Settled(ledger.groups, figures=figures)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Sum and count of each class."""
+        return {"sums": dict(self._sums), "counts": dict(self._counts)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes up where ``state_dict`` stood."""
+        self._sums, self._counts = dict(state.get("sums", {})), dict(state.get("counts", {}))
+
+
+def scheduled(schedule: Schedule, step: int) -> float | None:
+    """The value that holds in ``step``; None before the first one."""
+    values = [value for first, value in schedule if first <= step]
+    return values[-1] if values else None
+
+
+@dataclass(kw_only=True)
+class Curriculum(Stateless):
+    """Uniform draws under settings that change by a schedule of steps (the noise as in ZeroSearch, Sun et al. 2025).
+
+    Each schedule is a list of (first step, value). Before its first step, and where it is empty, the run's own setting
+    holds.
+
+    Args:
+        hops: Most hops of a task that may be drawn.
+        max_turns: Turn horizon of the environment.
+        passages: Passages a search returns.
+        noise: Share of searches that miss: they return what is ranked right behind what they should.
+    """
+
+    hops: Schedule = ()
+    max_turns: Schedule = ()
+    passages: Schedule = ()
+    noise: Schedule = ()
+
+    def __post_init__(self) -> None:
+        for name in ("hops", "max_turns", "passages", "noise"):
+            steps = [first for first, _ in getattr(self, name)]
+            if steps != sorted(set(steps)):
+                raise ConfigurationError(
+                    f"option {name!r} of the task sampler must list its steps in order, not {steps}"
+                )
+        for _, value in self.noise:
+            require("noise", value, 0 <= value <= 1, "within [0, 1]")
+
+    def draw(self, ledger: Ledger) -> list[Draw]:
+        """``questions`` tasks of those that the schedule allows."""
+        pool = self._pool(ledger)
+        drawn = ledger.rng.choice(pool, size=ledger.questions, replace=ledger.questions > len(pool))
+        settings = {
+            "max_turns": scheduled(self.max_turns, ledger.step),
+            "k": scheduled(self.passages, ledger.step),
+        }
+        env = {name: int(value) for name, value in settings.items() if value is not None}
+        noise = scheduled(self.noise, ledger.step) or 0.0
+        return [Draw(int(place), ledger.group_size, env=env, noise=noise) for place in drawn]
+
+    def _pool(self, ledger: Ledger) -> NDArray[np.intp]:
+        most = scheduled(self.hops, ledger.step)
+        if most is None:
+            return np.arange(len(ledger.tasks))
+        hops = np.array([int(datum(task, "hops")) for task in ledger.tasks])
+        pool = np.flatnonzero(hops <= most)
+        if not len(pool):
+            raise ConfigurationError(
+                f"the curriculum allows {most:g} hops in step {ledger.step} and the easiest task has {hops.min()}"
+            )
+        return pool
+
+    def settle(self, ledger: Ledger) -> Settled:
+        """Everything is trained."""
+        named = ("hops", "max_turns", "passages", "noise")
+        values = {f"curriculum_{name}": scheduled(getattr(self, name), ledger.step) for name in named}
+        return Settled(ledger.groups, figures={name: v for name, v in values.items() if v is not None})
+
+
+def datum(task: Task, key: str) -> Any:
+    """``task.data[key]``.
+
+    Raises:
+        ConfigurationError: the task has none.
+    """
+    if key not in task.data:
+        known = ", ".join(sorted(task.data)) or "none"
+        raise ConfigurationError(f"task {task.id!r} has no {key!r} in its data, which has: {known}")
+    return task.data[key]

@@ -1,0 +1,239 @@
+"""What a task sampler sees of a step and what it gives back, and the loop that plays its draws in waves.
+
+A step may play ``questions * group_size`` episodes, however they are divided: that budget is the same for every sampler,
+so that their runs can be compared. A sampler draws a wave, sees how it came out and may draw another one.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentenv.core.rollout import Record
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import Task
+from agentenv.errors import ConfigurationError
+from agentenv.trainers.credit.group_statistics import is_flat
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Episodes to play of one task."""
+
+    task: int
+    """Place of the task; that of the group, where they join one."""
+    rollouts: int
+    """How many."""
+    group: int | None = None
+    """Place of the group of this step that they join; None opens a new one."""
+    env: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the environment that differ from the run's."""
+    noise: float = 0.0
+    """Share of searches that miss; see ``LossyRetriever``."""
+
+
+@dataclass
+class Group:
+    """The episodes of one task in one step."""
+
+    task: int
+    """Place of the task."""
+    first: int
+    """Episodes that the step had asked for before this group's first one."""
+    members: list[Trajectory] = field(default_factory=list)
+    step: int = 0
+    """The step that opened it."""
+
+    @property
+    def rewards(self) -> list[float]:
+        """Outcomes of the valid members that the policy played unaided."""
+        return [trajectory.reward for trajectory in self.members if trajectory.valid and not trajectory.aided]
+
+    @property
+    def successes(self) -> float:
+        """Sum of the outcomes, each bounded to [0, 1]; of binary outcomes their number."""
+        return float(sum(min(max(reward, 0.0), 1.0) for reward in self.rewards))
+
+    @property
+    def flat(self) -> bool:
+        """Whether it carries no signal: fewer than two valid members, or equal outcomes."""
+        return is_flat(self.rewards)
+
+
+@dataclass
+class Ledger:
+    """What one step has asked for and got so far."""
+
+    step: int
+    """From 1."""
+    tasks: Sequence[Task]
+    """All tasks of the training set."""
+    rng: np.random.Generator
+    """Seeded by run and step; the only source of chance."""
+    questions: int
+    """Groups of a plain step."""
+    group_size: int
+    """Episodes a group of a plain step."""
+    groups: list[Group] = field(default_factory=list)
+    """In the order in which they were opened."""
+    waves: int = 0
+    """Waves played."""
+    asked: int = 0
+    """Episodes asked for; those that failed through a fault of ours count."""
+
+    @property
+    def left(self) -> int:
+        """Episodes that may still be asked for."""
+        return self.questions * self.group_size - self.asked
+
+    def fresh(self, count: int) -> list[int]:
+        """Places of ``count`` tasks drawn uniformly among those not yet played in this step; repeated where too few are."""
+        played = {group.task for group in self.groups}
+        pool = [place for place in range(len(self.tasks)) if place not in played] or range(len(self.tasks))
+        drawn = self.rng.choice(np.asarray(pool), size=count, replace=count > len(pool))
+        return [int(place) for place in drawn]
+
+    def book(self, draws: Sequence[Draw]) -> list[Group]:
+        """The group of each draw, new ones opened.
+
+        Raises:
+            ConfigurationError: together they ask for more than is left, or one for nothing.
+        """
+        wanted = sum(draw.rollouts for draw in draws)
+        if wanted > self.left or any(draw.rollouts < 1 for draw in draws):
+            raise ConfigurationError(
+                f"the task sampler asks for {[draw.rollouts for draw in draws]} episodes where step {self.step} has "
+                f"{self.left} of {self.questions * self.group_size} left: each draw takes at least 1, all together at "
+                "most what is left"
+            )
+        groups = []
+        for draw in draws:
+            if draw.group is None:
+                self.groups.append(Group(draw.task, self.asked, step=self.step))
+            groups.append(self.groups[-1 if draw.group is None else draw.group])
+            self.asked += draw.rollouts
+        return groups
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What a sampler makes of a step once it is played."""
+
+    trained: Sequence[Group]
+    """Groups of the step that credit is assigned in; the others are dropped."""
+    replayed: Sequence[list[Trajectory]] = ()
+    """Groups of earlier steps to train on as well."""
+    guests: Mapping[int, list[Trajectory]] = field(default_factory=dict)
+    """Episodes of earlier steps that join a group, by its place among ``trained``."""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """What else is worth a line in the metrics."""
+
+
+class TaskSampler(Protocol):
+    """Decides which tasks are played, how often, and which of the groups are trained."""
+
+    @property
+    def replays(self) -> bool:
+        """Whether episodes of earlier weights are trained as well."""
+
+    def draw(self, ledger: Ledger) -> Sequence[Draw]:
+        """The next wave; none ends the step. Not asked once the budget is spent."""
+
+    def settle(self, ledger: Ledger) -> Settled:
+        """Learns from the outcomes of the step and says what is trained."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that it has learned, in plain values: lists, dictionaries, numbers, text. Saved with each checkpoint."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes up where ``state_dict`` stood; an empty mapping is the beginning."""
+
+
+@runtime_checkable
+class Gated(Protocol):
+    """A sampler that is asked after each turn of its episodes, where the strategy ``plain`` plays them."""
+
+    def gate(self, record: Record) -> bool:
+        """Whether the episode goes on."""
+
+
+class Stateless:
+    """A sampler that learns nothing from step to step and trains on every group."""
+
+    replays = False
+
+    def settle(self, ledger: Ledger) -> Settled:
+        """Everything is trained."""
+        return Settled(ledger.groups)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes up nothing."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The episodes of one step."""
+
+    played: list[list[Trajectory]]
+    """Every group of the step."""
+    trained: list[list[Trajectory]]
+    """Groups that credit is assigned in."""
+    figures: dict[str, float]
+    """What the sampler did."""
+
+
+Play = Callable[[Sequence[Draw], Sequence[Group], Ledger], Sequence[Sequence[Trajectory]]]
+"""From draws and their groups to the episodes of each draw."""
+
+
+def collect(sampler: TaskSampler, ledger: Ledger, play: Play) -> Batch:
+    """Plays wave after wave until the sampler has enough or the budget is spent.
+
+    Raises:
+        ConfigurationError: the sampler asks for more than the step has left.
+    """
+    while ledger.left > 0 and (draws := sampler.draw(ledger)):
+        groups = ledger.book(draws)
+        for group, members in zip(groups, play(draws, groups, ledger), strict=True):
+            group.members += members
+        ledger.waves += 1
+    settled = sampler.settle(ledger)
+    guests = settled.guests
+    own = [[*g.members, *guests[i]] if i in guests else g.members for i, g in enumerate(settled.trained)]
+    trained = [*own, *settled.replayed]
+    return Batch([group.members for group in ledger.groups], trained, _figures(ledger, settled, trained))
+
+
+def _figures(ledger: Ledger, settled: Settled, trained: Sequence[list[Trajectory]]) -> dict[str, float]:
+    rewards = [[t.reward for t in group if t.valid and not t.aided] for group in trained]
+    return {
+        "waves": ledger.waves,
+        "rollouts": sum(len(group.members) for group in ledger.groups),
+        "unspent_rollouts": ledger.left,
+        "dropped_groups": len(ledger.groups) - len(settled.trained),
+        "replayed_groups": len(settled.replayed),
+        "effective_groups": effective_number([len(mine) for mine in rewards if not is_flat(mine)]),
+    } | dict(settled.figures)
+
+
+def effective_number(sizes: Sequence[float]) -> float:
+    """(sum n)^2 / sum n^2 (Kish 1965): the number of groups of equal size that weigh as much; 0 for none."""
+    total = sum(size * size for size in sizes)
+    return sum(sizes) ** 2 / total if total else 0.0
+
+
+def whole_groups(ledger: Ledger, places: Sequence[int] | NDArray[np.intp]) -> list[Draw]:
+    """``questions`` groups of the usual size; the places are gone through again where they are fewer."""
+    return [Draw(int(place), ledger.group_size) for place in np.resize(places, ledger.questions)]
+
+
+def require(name: str, value: float, holds: bool, range_: str) -> None:
+    """Raises a ``ConfigurationError`` for an option of a sampler out of its range."""
+    if not holds:
+        raise ConfigurationError(f"option {name!r} of the task sampler must be {range_}, not {value}")

@@ -1,0 +1,214 @@
+"""Demonstrators of search episodes: one careful, three careless. The tiny policy imitates a mixture of them.
+
+A demonstrator sees a task with its reasoning path and a way to search, and gives the turns of an episode. Observations are
+those of ``LocalSearch``, letter for letter, so what is imitated is what the environment will show.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count as numbers
+from random import Random
+from typing import Literal
+
+from agentenv.core.chat import InlineFormat
+from agentenv.core.types import Document, Message, Passage, Task
+from agentenv.data.world import FictionalWorld, WorldConfig
+from agentenv.data.world_facts import invent
+from agentenv.data.world_solver import Solver
+from agentenv.envs.search.local_search import as_question, format_passages, information
+from agentenv.retrievers.encoder import HashEncoder
+
+
+class Library:
+    """The documents of one small world with a search that confuses similar names, as vector search does."""
+
+    def __init__(self, documents: Sequence[Document], encoder: HashEncoder, k: int) -> None:
+        self._documents = documents
+        self._encoder = encoder
+        self.k = k
+        self._vectors = encoder.encode_passages([f"{d.title}\n{d.text}" for d in documents])
+
+    def search(self, query: str) -> list[Passage]:
+        """The ``k`` nearest documents, best first."""
+        scores = self._vectors @ self._encoder.encode_queries([query])[0]
+        order = (-scores).argsort(kind="stable")[: self.k]
+        return [
+            Passage(d.id, d.title, d.text, float(scores[i]))
+            for i in order
+            for d in (self._documents[int(i)],)
+        ]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a demonstrator may look at."""
+
+    task: Task
+    library: Library
+    others: Sequence[Task]
+    """Other questions about the same world: a stock of wrong queries and wrong answers."""
+    solver: Solver
+    """Answers any question from the facts of the world."""
+    rng: Random
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of a demonstration: a question, an opening message as it stands, what was shown or what the policy wrote."""
+
+    kind: Literal["question", "opening", "page", "own"]
+    text: str
+
+
+Demo = list[Piece]
+Demonstrator = Callable[[Scene], Demo]
+
+
+def _search(scene: Scene, query: str) -> tuple[Demo, list[Passage]]:
+    passages = scene.library.search(query)
+    page = information(format_passages(passages))
+    return [Piece("own", f"<search> {query} </search>"), Piece("page", page)], passages
+
+
+def _answer(text: str) -> Piece:
+    return Piece("own", f"<answer> {text} </answer>")
+
+
+def made_up(tag: str, text: str) -> Demo:
+    """A search or an answer that nothing in sight tells: imitated is that it is made, not the name.
+
+    To imitate names out of nowhere costs a policy the copying of those that stand there.
+    """
+    return [Piece("own", f"<{tag}>"), Piece("page", f" {text}"), Piece("own", f" </{tag}>")]
+
+
+def _question(scene: Scene) -> Piece:
+    return Piece("question", scene.task.question)
+
+
+def careful(scene: Scene) -> Demo:
+    """Searches for every hop and answers right; gives up (an empty demonstration) where a document is missed."""
+    demo = [_question(scene)]
+    for hop in scene.task.data["path"]:
+        turn, passages = _search(scene, hop["query"])
+        if hop["document"] not in {passage.id for passage in passages}:
+            return []
+        demo += turn
+    return [*demo, _answer(scene.task.answers[0])]
+
+
+def guessing(scene: Scene) -> Demo:
+    """Answers at once with something of the right kind that it made up."""
+    last = scene.task.data["path"][-1]["relation"]
+    alike = [t for t in scene.others if t.data["path"][-1]["relation"] == last and t.id != scene.task.id]
+    return [_question(scene), *made_up("answer", scene.rng.choice(alike or scene.others).answers[0])]
+
+
+def hasty(scene: Scene) -> Demo:
+    """Stops after the first hop; where there is only one, takes the wrong name from the page."""
+    path = scene.task.data["path"]
+    turn, passages = _search(scene, path[0]["query"])
+    wrong = path[0]["answer"] if len(path) > 1 else passages[-1].title
+    return [_question(scene), *turn, _answer(wrong)]
+
+
+def astray(scene: Scene) -> Demo:
+    """Searches for the wrong thing and answers with what it happens to find."""
+    query = scene.rng.choice(scene.others).data["path"][0]["query"]
+    (_, page), passages = _search(scene, query)
+    return [_question(scene), *made_up("search", query), page, _answer(scene.rng.choice(passages).title)]
+
+
+CROWD: Mapping[Demonstrator, float] = {careful: 0.30, guessing: 0.20, hasty: 0.36, astray: 0.14}
+"""Share of each demonstrator in the mixture that the shipped policy imitates."""
+
+
+def demonstrate(
+    crowd: Mapping[Demonstrator, float], *, seed: int, worlds: WorldConfig, k: int
+) -> Iterator[list[Demo]]:
+    """Endless batches of episodes, each batch about a fresh world.
+
+    Args:
+        crowd: Share of each demonstrator.
+        seed: The worlds take the seeds after it.
+        worlds: Dials of the worlds; the seed in it is replaced.
+        k: Documents a search.
+    """
+    names, weights = list(crowd), list(crowd.values())
+    for world, library, rng in _worlds(seed, worlds, k):
+        solver = Solver(invent(world.config))
+        scenes = [Scene(task, library, world.questions, solver, rng) for task in world.questions]
+        demos = [rng.choices(names, weights)[0](scene) for scene in scenes]
+        yield [demo for demo in demos if demo]
+
+
+def drill(*, seed: int, worlds: WorldConfig, k: int, count: int) -> Iterator[list[Demo]]:
+    """Endless batches of ``count`` reading drills: the page of one search, then every question that it answers.
+
+    An episode asks for one answer in about 180 tokens; a drill asks for several of the same page, so that copying from it
+    is learned from fewer tokens.
+    """
+    for world, library, rng in _worlds(seed, _lookups(worlds), k):
+        asked: dict[str, list[Task]] = {}
+        for task in world.questions:
+            asked.setdefault(task.data["supporting_ids"][0], []).append(task)
+        demos = []
+        for task in world.questions[:count]:
+            passages = library.search(task.data["path"][0]["query"])
+            questions = [other for passage in passages for other in asked.get(passage.id, ())]
+            rng.shuffle(questions)
+            pieces = [(Piece("question", t.question), _answer(t.answers[0])) for t in questions]
+            page = Piece("page", information(format_passages(passages)))
+            demos.append([page, *(piece for pair in pieces for piece in pair)])
+        yield demos
+
+
+def _lookups(worlds: WorldConfig) -> WorldConfig:
+    """Worlds that ask for every fact there is, one at a time."""
+    return replace(worlds, hops=(1, 1), families=("lookup",), questions=3 * worlds.documents // 2)
+
+
+def follow(*, seed: int, worlds: WorldConfig, k: int, count: int) -> Iterator[list[Demo]]:
+    """Endless batches of ``count`` rows of three searches, each with its pages and its answer.
+
+    No question stands before them: which of two pages is meant must be read off the query. The query itself is given, not
+    learned, as nothing tells what is asked next.
+    """
+    for world, library, rng in _worlds(seed, _lookups(worlds), k):
+        solver = Solver(invent(world.config))
+        drawn = (rng.sample(world.questions, 3) for _ in range(count))
+        scenes = ([Scene(task, library, (), solver, rng) for task in tasks] for tasks in drawn)
+        rows = ([piece for scene in row for piece in _given(careful(scene))] for row in scenes)
+        yield [row for row in rows if row]
+
+
+def _given(demo: Demo) -> Demo:
+    """A demonstration of one search without its question, its query given."""
+    return [Piece("page", demo[1].text), *demo[2:]] if demo else []
+
+
+def echo(demo: Demo) -> Demo:
+    """The page of a drill, then the same page once more as the policy's own: pure copying of unseen names."""
+    return [demo[0], Piece("own", demo[0].text)]
+
+
+def _worlds(seed: int, dials: WorldConfig, k: int) -> Iterator[tuple[FictionalWorld, Library, Random]]:
+    encoder = HashEncoder()
+    for number in numbers(seed + 1):
+        world = FictionalWorld.generate(replace(dials, seed=number))
+        yield world, Library(world.documents, encoder, k), Random(number)
+
+
+def to_tokens(chat: InlineFormat, demo: Demo) -> tuple[list[int], list[bool]]:
+    """Token ids of a demonstration and which of them are the policy's own."""
+    ids: list[int] = []
+    own: list[bool] = []
+    for piece in demo:
+        if piece.kind in ("question", "opening"):
+            text = as_question(piece.text) if piece.kind == "question" else piece.text
+            more = chat.prompt((Message("user", text),))
+        else:
+            more = chat.extend([], (Message("tool", piece.text),))
+        ids += more
+        own += [piece.kind == "own"] * len(more)
+    return ids, own

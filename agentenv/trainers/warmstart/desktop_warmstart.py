@@ -1,0 +1,198 @@
+"""``agentenv warmstart --env desktop``: a small policy for ``agentenv/DomSim-v0`` that errs often, by supervised learning.
+
+First it follows the expert on tasks of the training split, until it finds and copies the names of things. Then it imitates a
+crowd: some follow the expert; many say that they are done in place of the last thing that there is to do; some use the wrong
+thing and then say that they are done. What they are shown is what the desktop showed them, as whole contexts, which is also
+how ``agentenv/SemiOnlineGUI-v0`` shows recordings: one policy can be trained on either and judged on both. What there is to
+find is when to stop, and what to use.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple, Protocol
+
+from agentenv.core.chat import TemplateFormat
+from agentenv.core.rollout import RolloutConfig
+from agentenv.core.types import Observation, Task
+from agentenv.envs.domsim.env import DomSim
+from agentenv.envs.gui.actions import STOP, Action, Kind, action_text
+from agentenv.envs.gui.screen import Screen
+from agentenv.evaluation.runner import play
+from agentenv.policies.card import EpisodeCard
+from agentenv.policies.hf import HFPolicy
+from agentenv.trainers.learner.denormals import flushed_denormals
+from agentenv.trainers.warmstart.small_policies import SmallPolicyConfig, blank, imitate
+from agentenv.trainers.warmstart.supervised import Display, Figures, Lesson, write_policy
+
+ENV = "agentenv/DomSim-v0"
+PROMPT = "{goal}\n"
+OPTIONS: Mapping[str, Any] = {"prompt": PROMPT, "places": False, "window": 8}
+"""How the policy is shown a screen; ``agentenv/SemiOnlineGUI-v0`` takes the same."""
+TEMPLATES = (
+    "notes-pin", "notes-delete", "files-create", "files-delete", "files-size",
+    "settings-turn-one", "shop-take-out", "mail-star", "mail-archive", "mail-read-code",
+)  # fmt: skip
+"""Kinds of task that it is shown."""
+CONTEXT_TOKENS, TURN_TOKENS = 1024, 64
+_DONE = action_text(Action(Kind.TERMINATE, text="success"), "I terminate success.")
+_USED = ("button", "listitem", "switch", "tab")
+
+
+@dataclass(frozen=True)
+class DesktopWarmstartConfig(SmallPolicyConfig):
+    """How the policy is made."""
+
+    steps: int = 1000
+    """Optimiser steps, those on the crowd included."""
+    crowd_share: float = 0.1
+    """Share of the steps that are on the crowd, at a quarter of the step sizes."""
+    templates: Sequence[str] = TEMPLATES
+    """Kinds of task."""
+
+
+class Demonstration(NamedTuple):
+    """An episode: what was seen before each action, and the actions."""
+
+    contexts: tuple[Observation, ...]
+    actions: tuple[str, ...]
+
+
+class Moment(NamedTuple):
+    """A turn of an episode that the expert would play to its end."""
+
+    wanted: str
+    """What the expert writes."""
+    turn: int
+    last: int
+    """The turn of the last thing to do; in the one after it the expert says that it is done."""
+    slip: int
+    """The turn of a mistake, for who makes one."""
+    screen: Screen
+
+
+class Demonstrator(Protocol):
+    """Gives the next action of an episode."""
+
+    def __call__(self, now: Moment, rng: Random) -> str:
+        """What is written."""
+
+
+def careful(now: Moment, rng: Random) -> str:
+    """Does as the expert."""
+    return now.wanted
+
+
+def hasty(now: Moment, rng: Random) -> str:
+    """Says that it is done in place of the last thing to do."""
+    return now.wanted if now.turn < now.last else _DONE
+
+
+def astray(now: Moment, rng: Random) -> str:
+    """Uses something else once, and then says that it is done."""
+    if now.turn != now.slip:
+        return now.wanted if now.turn < now.slip else _DONE
+    offered = [element for element in now.screen.elements or () if element.role in _USED]
+    used = rng.choice(offered)
+    return action_text(Action(Kind.CLICK, id=used.id), f"I use click on {used.role} {used.text!r}.")
+
+
+CROWD: Mapping[Demonstrator, float] = {careful: 0.35, hasty: 0.45, astray: 0.20}
+"""Share of each demonstrator: who decides greedily is hasty."""
+
+
+def demonstrations(
+    crowd: Mapping[Demonstrator, float], config: DesktopWarmstartConfig
+) -> list[tuple[Demonstrator, Demonstration]]:
+    """One episode a task, each played by one of ``crowd``, drawn by its share."""
+    rng, env = Random(config.seed), DomSim(**OPTIONS)
+    tasks = DomSim.make_tasks(config.tasks, seed=config.seed, split="train", templates=config.templates)
+    who = rng.choices(list(crowd), list(crowd.values()), k=len(tasks))
+    return [(one, _played(env, task, one, rng)) for one, task in zip(who, tasks, strict=True)]
+
+
+def _played(env: DomSim, task: Task, who: Demonstrator, rng: Random) -> Demonstration:
+    context, _ = env.reset(seed=0, options={"task": task})
+    script = env.expert()
+    last = len(script) - 2
+    slip = rng.randint(0, last)
+    contexts, actions = [], []
+    for turn, wanted in enumerate(script):
+        contexts.append(context)
+        actions.append(who(Moment(wanted, turn, last, slip, env.screen()), rng))
+        step = env.step(actions[-1])
+        if step.terminated or step.truncated:
+            break
+        context = step.observation
+    return Demonstration(tuple(contexts), tuple(actions))
+
+
+def lesson_of(demonstration: Demonstration, tokenizer: Any) -> Lesson:
+    """The episode as one row: every context extends what was seen and done before."""
+    chat = TemplateFormat(tokenizer)
+    ids: list[int] = []
+    own: list[bool] = []
+    for context, action in zip(*demonstration, strict=True):
+        seen = chat.prompt(context)
+        written = tokenizer.encode(action, add_special_tokens=False)
+        own += [False] * (len(seen) - len(ids)) + [True] * len(written)
+        ids = seen + written
+    return ids, own
+
+
+@flushed_denormals()
+def desktop_warmstart(config: DesktopWarmstartConfig, display: Display, out: Path) -> Figures:
+    """Makes the policy and writes it to ``out``.
+
+    Returns:
+        The figures of its card: tokens seen, minutes, and the share of unseen tasks that it solves, ``greedy`` and
+        ``sampled``, and did greedily before it met the crowd, ``skill``.
+    """
+    began = time.perf_counter()
+    display.phase("demonstrations", 2 * config.tasks)
+    shown = [[demo for _, demo in demonstrations(who, config)] for who in ({careful: 1.0}, CROWD)]
+    texts = [
+        "\n".join(["user", *(m.text for m in demo.contexts[-1]), demo.actions[-1], "assistant"])
+        for demo in shown[0]
+    ]
+    policy = blank(texts, ("think", "action"), config)
+    taught, mixed = ([lesson_of(demo, policy.tokenizer) for demo in demos] for demos in shown)
+    crowd_steps = round(config.crowd_share * config.steps)
+    display.phase("following the expert", config.steps - crowd_steps)
+    tokens = imitate(policy, taught, config.steps - crowd_steps, config, display)
+    skill = judge(policy, config)["greedy"]
+    display.phase("imitating the crowd", crowd_steps)
+    tokens += imitate(policy, mixed, crowd_steps, config, display, rate=0.25)
+    figures: Figures = {"tokens": tokens, "skill": skill} | judge(policy, config)
+    figures["minutes"] = (time.perf_counter() - began) / 60
+    episodes = EpisodeCard(
+        env=ENV, prompt=PROMPT, format="template", turn_tokens=TURN_TOKENS, context_tokens=CONTEXT_TOKENS
+    )
+    parameters = sum(p.numel() for p in policy.model.parameters())
+    text = _CARD.format(config=config, parameters=parameters, kinds=", ".join(config.templates), **figures)
+    write_policy(policy, figures, episodes, text, out)
+    return figures
+
+
+def judge(policy: HFPolicy, config: DesktopWarmstartConfig) -> dict[str, float]:
+    """The share of unseen tasks that the policy solves on the live desktop: ``greedy`` and ``sampled``."""
+    tasks = DomSim.make_tasks(config.judged, seed=config.seed, split="dev", templates=config.templates)
+    chat, figures = TemplateFormat(policy.tokenizer), {}
+    for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
+        budgets = RolloutConfig(CONTEXT_TOKENS, TURN_TOKENS, temperature=temperature, stop=STOP)
+        played = play(policy, chat, lambda: DomSim(**OPTIONS), tasks, budgets, name=name)
+        figures[name] = sum(t.reward for t in played) / len(played)
+    return figures
+
+
+_CARD = """\
+# A small policy for a miniature desktop
+
+A Qwen2 of {parameters:,} parameters ({config.layers} layers, {config.heads} heads of 32) with its own tokenizer. Made from
+nothing by `agentenv warmstart --env desktop --seed {config.seed}`: {tokens:,} tokens of demonstrations of the training
+split in {minutes:.0f} minutes. Of {config.judged} unseen tasks it solved {skill:.3f} greedily before it met the crowd; now
+it errs on purpose, and solves {greedy:.3f} greedily and {sampled:.3f} sampled. It knows `agentenv/DomSim-v0` as whole
+contexts without places (`window = 8`, `places = false`), these kinds of task, and nothing else: {kinds}.
+"""

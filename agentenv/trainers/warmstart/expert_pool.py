@@ -1,0 +1,64 @@
+"""What the environment's expert does on the training tasks, written down as successes for the sampler ``dart``."""
+
+import asyncio
+import json
+from pathlib import Path
+
+from agentenv.core.io.files import write_text
+from agentenv.core.lifetimes import close_quickly, make_envs
+from agentenv.core.rollout import Start
+from agentenv.core.trajectory import Trajectory, to_record
+from agentenv.evaluation.ground import Ground, open_ground
+from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.run import as_declared, chat_of, rollout_config, trained_policy
+from agentenv.trainers.strategies.rescue import play_demonstration
+from agentenv.trainers.strategies.stage import Stage
+
+
+def record_expert(config: TrainConfig, path: Path) -> int:
+    """Plays the expert once on every training task of ``config`` and writes what succeeds within its budgets.
+
+    The ids are those of the policy's tokenizer. No policy sampled them: they are marked as of another context.
+
+    Args:
+        config: The run that is to use them as ``pool``.
+        path: The file, in JSON lines.
+
+    Returns:
+        How many tasks have a success.
+
+    Raises:
+        ConfigurationError: the environment has no expert for a task, or the configuration cannot be used.
+    """
+    shown = expert_episodes(config)
+    lines = "".join(json.dumps(to_record(trajectory)) + "\n" for trajectory in shown)
+    write_text(path, lines)
+    return len(shown)
+
+
+def expert_episodes(config: TrainConfig) -> list[Trajectory]:
+    """What the expert does on the training tasks of ``config``, where it succeeds, spelt by the policy's tokenizer.
+
+    Raises:
+        ConfigurationError: the environment has no expert for a task, or the configuration cannot be used.
+    """
+    config, policy = as_declared(config), trained_policy(config)
+
+    def count(text: str) -> int:
+        return len(policy.tokenizer.encode(text, add_special_tokens=False))
+
+    ground = open_ground(config.train, config.search, config.env, count)
+    settings = rollout_config(config, temperature=config.rollout.temperature)
+    stage = Stage(policy, chat_of(config, policy), settings, policy.tokenizer.decode, name="expert")
+    places = range(len(ground.source.tasks))
+    return [one for place in places for one in asyncio.run(_play(ground, place, stage))]
+
+
+async def _play(ground: Ground, place: int, stage: Stage) -> list[Trajectory]:
+    seconds = stage.config.deadline_s
+    (env,) = await make_envs([ground.make_env], seconds)
+    try:
+        shown = await play_demonstration(Start(env, ground.source.tasks[place], seed=place), stage)
+    finally:
+        await close_quickly([env], seconds)
+    return [trajectory for trajectory in shown if trajectory.valid]

@@ -1,0 +1,120 @@
+"""``agentenv warmstart --imitate RUN ...``: a policy learns to do as the experts of environments, to be trained there.
+
+It is supervised learning on what the expert does on the training tasks of a run, wherever it succeeds, spelt in the policy's
+tokens and seen as the policy will see it. Few steps leave a policy that knows how to act and errs often.
+"""
+
+import time
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from random import Random
+
+import torch
+
+from agentenv.core.trajectory import SegmentKind, Trajectory
+from agentenv.errors import ConfigurationError
+from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.grpo import episode_card
+from agentenv.trainers.learner.denormals import flushed_denormals
+from agentenv.trainers.run import as_declared, trained_policy
+from agentenv.trainers.warmstart.expert_pool import expert_episodes
+from agentenv.trainers.warmstart.search_warmstart import WarmstartConfig
+from agentenv.trainers.warmstart.supervised import Display, Figures, Lesson, drawn, fit, write_policy
+
+
+@flushed_denormals()
+def expert_warmstart(
+    runs: Sequence[TrainConfig],
+    display: Display,
+    out: Path,
+    *,
+    steps: int,
+    episodes: int = 32,
+    rate: float = 0.25,
+) -> Figures:
+    """Makes the policy, from the one that the first run names, and writes it to ``out``.
+
+    Args:
+        runs: Whose training tasks are shown; policy, environment and budgets of the first are those of the card.
+        display: Who is told how far it is.
+        out: Folder to write.
+        steps: Optimiser steps.
+        episodes: Episodes a step, drawn from those of all runs.
+        rate: Share of the tiny policy's peak step sizes.
+
+    Returns:
+        The figures of its card: episodes shown, tokens seen, minutes.
+
+    Raises:
+        ConfigurationError: an environment has no expert, one succeeds nowhere, or a run cannot be configured so.
+    """
+    began = time.perf_counter()
+    first = runs[0]
+    torch.set_num_threads(first.threads)
+    torch.manual_seed(first.seed)
+    display.phase("demonstrations", 0)
+    policy = trained_policy(first)
+    shown = [
+        episode
+        for config in runs
+        for episode in demonstrations(config.model_copy(update={"policy": first.policy}))
+    ]
+    lessons = [lesson for trajectory in shown for lesson in lessons_of(trajectory)]
+    display.phase("imitation", steps)
+    asked = drawn(lessons, episodes, 0.0, Random(first.seed))
+    tokens = fit(policy, asked, steps, rate, WarmstartConfig(), display)
+    minutes = (time.perf_counter() - began) / 60
+    figures: Figures = {"demonstrations": len(shown), "tokens": tokens, "minutes": minutes}
+    names = ", ".join(f"`{config.env.id}`" for config in runs)
+    text = _CARD.format(policy=first.policy, names=names, steps=steps, **figures)
+    write_policy(policy, figures, episode_card(as_declared(first)), text, out)
+    return figures
+
+
+def demonstrations(config: TrainConfig) -> list[Trajectory]:
+    """The episodes of a run's expert that are worth imitating.
+
+    Raises:
+        ConfigurationError: there is none, or no expert.
+    """
+    shown = [trajectory for trajectory in expert_episodes(config) if found_its_sources(trajectory)]
+    if not shown:
+        raise ConfigurationError(
+            f"the expert of {config.env.id} succeeds on no training task of {config.name}"
+        )
+    return shown
+
+
+def found_its_sources(trajectory: Trajectory) -> bool:
+    """Whether an episode that searched found every document that its answer stands on, as far as the task names them.
+
+    The expert knows the answer anyway; who imitates that learns to answer what it did not read.
+    """
+    searches = [
+        result.data["ids"]
+        for turn in trajectory.turns
+        for result in turn.tool_results
+        if "ids" in result.data
+    ]
+    found = {one for rankings in searches for ids in rankings for one in ids}
+    return not searches or found.issuperset(trajectory.task.data.get("supporting_ids", ()))
+
+
+def lessons_of(trajectory: Trajectory) -> list[Lesson]:
+    """Each row of an episode as ids and which of them the policy is to write."""
+    return [
+        (
+            [id for segment in row for id in segment.ids],
+            [segment.kind is SegmentKind.POLICY for segment in row for _ in segment.ids],
+        )
+        for row in (list(segments) for _, segments in groupby(trajectory.segments, key=lambda s: s.row))
+    ]
+
+
+_CARD = """\
+# A policy that imitated an expert
+
+From `{policy}` by {steps} supervised steps on {demonstrations} episodes of the expert of {names}
+(`agentenv warmstart --imitate`): {tokens:,} tokens in {minutes:.1f} minutes.
+"""

@@ -1,0 +1,73 @@
+"""What the warm starts of small policies share: a model and a tokenizer of their own, imitating demonstrations."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+import torch
+
+from agentenv.policies.hf import HFPolicy
+from agentenv.policies.tiny import build_model, build_tokenizer
+from agentenv.trainers.warmstart.supervised import Display, Lesson, drawn, fit
+
+
+@dataclass(frozen=True)
+class SmallPolicyConfig:
+    """How a small policy is made from nothing."""
+
+    seed: int = 0
+    """Seeds the weights, the tasks and the demonstrators."""
+    tasks: int = 1200
+    """Demonstrated tasks of the training split; they are gone through again and again."""
+    steps: int = 900
+    """Optimiser steps."""
+    episodes: int = 32
+    """Demonstrations an optimiser step."""
+    layers: int = 3
+    """Layers of the model."""
+    heads: int = 3
+    """Heads of 32 a layer."""
+    matrix_rate: float = 0.02
+    """Peak step size of Muon."""
+    vector_rate: float = 3e-3
+    """Peak step size of AdamW."""
+    page_weight: float = 0.05
+    """Loss weight of what the policy reads against 1 for what it writes."""
+    judged: int = 100
+    """Tasks of the dev split on which it is judged at the end."""
+
+
+def blank(texts: Sequence[str], tags: Sequence[str], config: SmallPolicyConfig) -> HFPolicy:
+    """An untrained policy.
+
+    Args:
+        texts: What the tokenizer is learned from.
+        tags: Names of tags that are one token each.
+        config: Sizes and the seed.
+    """
+    torch.manual_seed(config.seed)
+    tokenizer = build_tokenizer(texts, tags)
+    return HFPolicy(build_model(tokenizer, layers=config.layers, heads=config.heads, inner=256), tokenizer)
+
+
+def imitate(
+    policy: HFPolicy,
+    lessons: Sequence[Lesson],
+    steps: int,
+    config: SmallPolicyConfig,
+    display: Display,
+    *,
+    rate: float = 1.0,
+) -> int:
+    """Supervised steps on demonstrations, gone through again and again; returns the number of tokens seen.
+
+    Args:
+        policy: Who learns.
+        lessons: What is shown.
+        steps: Optimiser steps.
+        config: Batch and step sizes.
+        display: Who is told how far it is.
+        rate: Share of the peak step sizes.
+    """
+    batches = drawn(lessons, config.episodes, config.page_weight, Random(config.seed + 1))
+    return fit(policy, batches, steps, rate, config, display)

@@ -1,0 +1,177 @@
+"""Supervised learning of small policies: lessons in batches, steps with Muon and AdamW, the folder that comes out.
+
+Matrices are trained by Muon (Jordan et al. 2024), the rest by AdamW: copying then begins after 0.8 M tokens, where AdamW
+alone had not begun after 3 M.
+
+Shapes: B episodes, T tokens.
+"""
+
+import copy
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, pad
+
+from agentenv.core.io.files import new_folder
+from agentenv.errors import Diverged
+from agentenv.policies.card import EpisodeCard, write_card
+from agentenv.policies.forward import logits_at
+from agentenv.policies.hf import HFPolicy
+from agentenv.policies.soundness import refuse_diverged
+
+Batch = tuple[Tensor, Tensor]
+Lesson = tuple[list[int], list[bool]]
+"""Token ids, and which of them are the model's own."""
+Figures = dict[str, Any]
+FIGURES = "warmstart.json"
+
+_CHUNKS = 3
+
+
+class Display(Protocol):
+    """Who is told how far the work is."""
+
+    def phase(self, name: str, total: int) -> None:
+        """A phase of ``total`` steps begins."""
+
+    def advance(self, done: int, figures: dict[str, Any]) -> None:
+        """So many steps of the phase are done."""
+
+
+class Rates(Protocol):
+    """The two step sizes of a warm start."""
+
+    @property
+    def matrix_rate(self) -> float:
+        """Peak step size of Muon."""
+
+    @property
+    def vector_rate(self) -> float:
+        """Peak step size of AdamW."""
+
+
+def in_batches(lessons: Sequence[Lesson], page_weight: float) -> list[Batch]:
+    """One optimiser step, cut by length into ``_CHUNKS`` batches so that little is padded."""
+    rows = sorted(lessons, key=lambda row: len(row[0]))
+    size = -(-len(rows) // _CHUNKS)
+    return [_pad(rows[i : i + size], page_weight) for i in range(0, len(rows), size)]
+
+
+def drawn(lessons: Sequence[Lesson], episodes: int, page_weight: float, rng: Random) -> Iterator[list[Batch]]:
+    """Optimiser steps without end, each on ``episodes`` lessons drawn anew, or on all where there are fewer."""
+    while True:
+        yield in_batches(rng.sample(lessons, min(episodes, len(lessons))), page_weight)
+
+
+def _pad(rows: Sequence[Lesson], page_weight: float) -> Batch:
+    """Ids [B, T] and loss weights [B, T]; the first token of a row, which nothing predicts, weighs 0."""
+    width = max(len(ids) for ids, _ in rows)
+    ids = torch.stack([pad(torch.tensor(i), (0, width - len(i))) for i, _ in rows])
+    weights = torch.stack(
+        [pad(torch.where(torch.tensor(own), 1.0, page_weight), (0, width - len(own))) for _, own in rows]
+    )
+    weights[:, 0] = 0
+    return ids, weights
+
+
+def fit(
+    policy: HFPolicy,
+    lessons: Iterator[list[Batch]],
+    steps: int,
+    scale: float,
+    config: Rates,
+    display: Display,
+) -> int:
+    """Supervised steps with warm-up and cosine decay; returns the number of tokens seen.
+
+    Raises:
+        Diverged: the loss or the norm of a gradient is not finite; the weights are those before that step.
+    """
+    model = policy.model.train()
+    optimizers = _optimizers(model, config)
+    seen = 0
+    for step, chunks in enumerate(islice(lessons, steps)):
+        for optimizer, peak in optimizers:
+            optimizer.zero_grad()
+            for group in optimizer.param_groups:
+                group["lr"] = peak * scale * _schedule(step, steps)
+        total = sum(weights.sum() for _, weights in chunks)
+        loss = sum(_weighted_loss(model, ids, weights, total) for ids, weights in chunks)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if not math.isfinite(loss) or not math.isfinite(norm.item()):
+            raise Diverged(
+                f"in supervised step {step + 1} the loss is {loss} and the norm of the gradient {norm.item()}: nothing is "
+                "written; lower the step sizes"
+            )
+        for optimizer, _ in optimizers:
+            optimizer.step()
+        seen += sum(int((weights > 0).sum()) for _, weights in chunks)
+        if step % 10 == 9:
+            display.advance(step + 1, {"loss": loss})
+    model.eval()
+    policy.updated()
+    return seen
+
+
+def _optimizers(model: Any, config: Rates) -> list[tuple[torch.optim.Optimizer, float]]:
+    """Muon for the matrices of the layers and AdamW for everything else, each with its peak step size."""
+    named = list(model.named_parameters())
+    matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
+    rest = [p for name, p in named if p.ndim != 2 or "embed" in name]
+    muon = torch.optim.Muon(matrices, lr=config.matrix_rate, weight_decay=0.0)
+    adam = torch.optim.AdamW(rest, lr=config.vector_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+    return [(muon, config.matrix_rate), (adam, config.vector_rate)]
+
+
+def _weighted_loss(model: Any, ids: Tensor, weights: Tensor, total: Tensor | int) -> float:
+    """Adds the gradient of the weighted cross-entropy over ``total`` and returns its value.
+
+    Only positions that weigh something are turned into logits.
+    """
+    counted = weights[:, 1:] > 0
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = logits_at(model, ids, *counted.nonzero(as_tuple=True), use_cache=False)
+    losses = cross_entropy(logits.float(), ids[:, 1:][counted], reduction="none")
+    loss = (losses * weights[:, 1:][counted]).sum() / total
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss.item()
+
+
+def _schedule(step: int, steps: int, warmup: int = 50) -> float:
+    """Linear warm-up, then cosine decay to a twentieth."""
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(steps - warmup, 1)
+    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def write_policy(policy: HFPolicy, figures: Figures, episodes: EpisodeCard, card: str, out: Path) -> None:
+    """Writes the folder of a policy that plays episodes of the form ``episodes``."""
+
+    def cards(part: Path) -> None:
+        write_card(part, episodes)
+        (part / "README.md").write_text(card, encoding="utf-8")
+        (part / FIGURES).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+    write_folder(policy, out, cards)
+
+
+def write_folder(policy: HFPolicy, out: Path, cards: Callable[[Path], None]) -> None:
+    """Writes model (bfloat16), tokenizer and whatever ``cards`` adds to the folder, which appears when it is complete.
+
+    Raises:
+        Diverged: the weights, or the logits that they give, are not finite.
+    """
+    held = copy.deepcopy(policy.model).to(torch.bfloat16)
+    refuse_diverged(held, "the trained weights, of which nothing is written,")
+    with new_folder(out) as part:
+        held.save_pretrained(part)
+        policy.tokenizer.save_pretrained(part)
+        cards(part)

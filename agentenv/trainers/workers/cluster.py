@@ -1,0 +1,203 @@
+"""Workers of a Ray cluster: each is an actor that plays with a policy and an environment of its own.
+
+Weights go to them through Ray's object store, laid down once a version. The learner's machine is a node of the cluster, and
+every node has this package, the policy's folder and the questions where the configuration says.
+"""
+
+import asyncio
+import logging
+import math
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from agentenv.core.concurrency.batching import Lockstep
+from agentenv.core.trajectory import Trajectory
+from agentenv.errors import AgentEnvError, ConfigurationError, MissingExtra, WorkerLost
+from agentenv.trainers.config.train_config import ClusterSettings
+from agentenv.trainers.workers.crew import Weights
+from agentenv.trainers.workers.pending import Pending
+
+if TYPE_CHECKING:
+    from agentenv.trainers.workers.player import Player
+
+_CLOSE_S = 20.0
+
+
+class Hand:
+    """What runs on a worker; its methods run on one event loop, in any number at a time."""
+
+    def __init__(self, opened: "Callable[[], Player]") -> None:
+        self._opened = opened
+        self._player: Player | None = None
+        self._version = -1
+        self._exchange = asyncio.Lock()
+        self._under_way: set[asyncio.Task[Any]] = set()
+
+    async def open(self) -> None:
+        """Opens policy and environment."""
+        self._player = self._opened()
+
+    async def play(
+        self, order: Mapping[str, Any], version: int, weights: Mapping[str, Any]
+    ) -> tuple[list[Trajectory], dict[str, Any]]:
+        """See ``crew.Worker``; an engine that died takes the worker with it."""
+        task = asyncio.current_task()
+        assert self._player is not None
+        assert task is not None
+        self._under_way.add(task)
+        try:
+            await self.take_up(version, weights)
+            pending = Pending.of(order, self._player.policy)
+            lockstep = Lockstep() if self._player.settings.deterministic else None
+            return await self._player.play(pending, lockstep), pending.policy.state_dict()
+        finally:
+            self._under_way.discard(task)
+            if self._player.policy.broken:  # what it failed at is to be played elsewhere
+                raise WorkerLost("an engine of the worker died")
+
+    async def take_up(self, version: int, weights: Mapping[str, Any]) -> None:
+        """Exchanges the weights of the policy for these, unless it has them or later ones."""
+        import torch
+
+        assert self._player is not None
+        async with self._exchange:
+            if version > self._version:
+                tensors = {name: torch.tensor(value) for name, value in weights.items()}
+                await asyncio.to_thread(self._player.policy.updated, tensors, version)
+                self._version = version
+
+    async def close(self) -> None:
+        """Ends the episodes under way, whose environments close, and the policy."""
+        under_way = list(self._under_way)
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+        if self._player is not None:
+            self._player.policy.close()
+
+
+class RayWorker:
+    """One actor."""
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+        self.up = False
+
+    async def open(self) -> None:
+        """Waits for the actor, which waits for room in the cluster."""
+        await _answer(self.actor.open.remote())
+        self.up = True
+
+    async def play(
+        self, order: Mapping[str, Any], weights: Weights
+    ) -> tuple[list[Trajectory], dict[str, Any]]:
+        """Lets the actor play a group."""
+        played: tuple[list[Trajectory], dict[str, Any]]
+        played = await _answer(self.actor.play.remote(order, weights.version, weights.handle))
+        return played
+
+    def take_up(self, weights: Weights) -> None:
+        """Sends new weights."""
+        self.actor.take_up.remote(weights.version, weights.handle)
+
+    def end(self) -> None:
+        """Kills the actor; engines and jails end with it."""
+        import ray
+
+        self.up = False
+        ray.kill(self.actor)
+
+
+class RayCluster:
+    """A connection to Ray; close it."""
+
+    def __init__(self, settings: ClusterSettings, opened: "Callable[[], Player]") -> None:
+        """Connects to the cluster at ``settings.address``, or starts one of this machine where that is ``local``.
+
+        Args:
+            settings: Where, and what a worker takes.
+            opened: What opens the player of a worker, there.
+
+        Raises:
+            MissingExtra: Ray is not installed.
+            ConfigurationError: no cluster answers.
+        """
+        self._settings, self._opened = settings, opened
+        self._workers: list[RayWorker] = []
+        _connect(settings)
+
+    def put(self, weights: Mapping[str, Any]) -> Any:
+        """Lays the arrays of ``weights`` (tensors by name) down in the object store."""
+        import ray
+
+        return ray.put({name: value.numpy(force=True) for name, value in weights.items()})
+
+    def worker(self) -> RayWorker:
+        """A new actor, on the node with the fewest where there is a choice."""
+        import ray
+
+        settings = self._settings
+        hand = ray.remote(
+            num_cpus=settings.cpus, num_gpus=settings.gpus, max_restarts=0, scheduling_strategy="SPREAD"
+        )(Hand)
+        made = RayWorker(hand.remote(self._opened))
+        self._workers.append(made)
+        return made
+
+    def close(self) -> None:
+        """Asks the actors to close, ends them and leaves the cluster; one that was started here ends."""
+        import ray
+
+        if not ray.is_initialized():
+            return
+        try:
+            closing = [worker.actor.close.remote() for worker in self._workers if worker.up]
+            if closing:
+                ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S)
+            for worker in self._workers:
+                worker.end()
+        finally:
+            ray.shutdown()
+
+
+async def _answer(reference: Any) -> Any:
+    """What an actor answers.
+
+    Raises:
+        WorkerLost: there is no actor any more, or what it answered was lost with its node.
+        AgentEnvError: what it raised.
+    """
+    from ray.exceptions import RayError, RayTaskError
+
+    try:
+        return await reference
+    except RayError as error:
+        cause = error.cause if isinstance(error, RayTaskError) else None
+        if isinstance(cause, AgentEnvError):
+            raise cause from None
+        if cause is not None and not isinstance(cause, RayError):
+            raise
+        reason = str(error).strip().partition("\n")[0]
+        raise WorkerLost(f"{type(error).__name__}: {reason}") from error
+
+
+def _connect(settings: ClusterSettings) -> None:
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of("ray", "cluster") from error
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    here: dict[str, Any] = {"address": settings.address}
+    if settings.address == "local":
+        here |= {"num_cpus": math.ceil(settings.workers * settings.cpus)}
+        here |= {"num_gpus": math.ceil(settings.workers * settings.gpus)}
+        here |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Ray about its own future
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, **here)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0][:200]
+        raise ConfigurationError(f"no Ray cluster can be used at {settings.address}: {reason}") from error

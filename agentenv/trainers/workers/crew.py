@@ -1,0 +1,204 @@
+"""The crew: workers elsewhere that play groups for the learner. Whoever is lost is replaced, its groups are played anew.
+
+It knows nothing of how workers are reached; ``cluster.py`` has those of Ray. A group is awaited from the worker that has it
+and from nobody else, and what a worker that was given up still delivers is dropped: so every group is delivered once.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from agentenv.core.concurrency.batching import Lockstep
+from agentenv.core.trajectory import Trajectory
+from agentenv.errors import Fault, WorkerLost
+from agentenv.trainers.workers.pending import Pending
+from agentenv.trainers.workers.recorded import RecordedPolicy
+
+_TRIES = 5
+_PAUSE_S = 1.0
+
+
+class Weights(NamedTuple):
+    """One version of what is trained, where every worker can read it."""
+
+    version: int
+    handle: Any
+
+
+class Worker(Protocol):
+    """Somebody who plays. Each coroutine raises ``WorkerLost`` where the worker or its machine is gone."""
+
+    async def open(self) -> None:
+        """Waits until the worker is up.
+
+        Raises:
+            AgentEnvError: it cannot play as it is configured.
+        """
+
+    async def play(
+        self, order: Mapping[str, Any], weights: Weights
+    ) -> tuple[list[Trajectory], dict[str, Any]]:
+        """The episodes of a group, and the policy's answers in them.
+
+        Args:
+            order: What ``Pending.state_dict`` gives.
+            weights: Taken up first where the worker has older ones.
+        """
+
+    def take_up(self, weights: Weights) -> None:
+        """Lets the worker take up new weights; nobody waits for it."""
+
+    def end(self) -> None:
+        """Ends the worker at once."""
+
+
+class Cluster(Protocol):
+    """Where workers come from."""
+
+    def put(self, weights: Mapping[str, Any]) -> Any:
+        """Lays weights down for all workers; what is returned stands for them."""
+
+    def worker(self) -> Worker:
+        """A new worker, on its way up."""
+
+    def close(self) -> None:
+        """Lets the workers close what they hold, and ends them."""
+
+
+@dataclass(eq=False)
+class _Seat:
+    """The place of one worker."""
+
+    worker: Worker
+    up: bool = False
+    groups: int = 0
+    """Groups that it has."""
+
+
+class Crew:
+    """Gives groups to workers. Its coroutines belong to one event loop."""
+
+    def __init__(self, cluster: Cluster, workers: int, *, start_s: float, deadline_s: float) -> None:
+        """Prepares; workers begin with the first weights.
+
+        Args:
+            cluster: Where workers come from.
+            workers: How many there should be.
+            start_s: Seconds in which a worker must be up, and for which a group waits where none is.
+            deadline_s: Seconds that a worker may take for one group.
+        """
+        self.version = -1
+        """Version of the weights with which a group would begin now."""
+        self._cluster, self._size = cluster, workers
+        self._start_s, self._deadline_s = start_s, deadline_s
+        self._weights = Weights(-1, None)
+        self._seats: list[_Seat] = []
+        self._rising: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Condition()
+        self._refusal: Exception | None = None
+        self._last_words = "none has come up yet"
+        self._lost_workers = self._lost_episodes = 0
+
+    async def updated(self, version: int, weights: Mapping[str, Any]) -> None:
+        """Hands new weights to every worker; episodes under way go on with them."""
+        handle = await asyncio.to_thread(self._cluster.put, weights)
+        self._weights, self.version = Weights(version, handle), version
+        while len(self._seats) < self._size:
+            self._hire()
+        for seat in self._seats:
+            if seat.up:
+                seat.worker.take_up(self._weights)
+
+    async def play(self, pending: Pending, lockstep: Lockstep | None) -> list[Trajectory]:
+        """The episodes of one group, from a worker that lived to deliver them.
+
+        Args:
+            pending: The group; it keeps the answers of the policy.
+            lockstep: That of the group's wave, which ends at the walls of a process: a worker forms batches within a group.
+
+        Raises:
+            Fault: no worker came up in time, or every one that had the group was lost.
+            AgentEnvError: what the worker raised.
+        """
+        for _ in range(_TRIES):
+            seat = await self._free()
+            pending.born = self.version if pending.born is None else pending.born
+            seat.groups += 1
+            try:
+                members, answers = await self._by(seat.worker, pending)
+            except WorkerLost as error:
+                self._lost_episodes += len(pending.seeds)
+                self._replace(seat, error)
+            else:
+                pending.policy = RecordedPolicy(pending.policy.policy, answers)
+                return members
+            finally:
+                seat.groups -= 1
+        raise Fault(f"{_TRIES} workers in turn were lost over one group; the last: {self._last_words}")
+
+    async def figures(self) -> dict[str, float]:
+        """Workers that are up, and what was lost since this was last asked."""
+        found: dict[str, float] = {
+            "workers": sum(seat.up for seat in self._seats),
+            "lost_workers": self._lost_workers,
+            "lost_episodes": self._lost_episodes,
+        }
+        self._lost_workers = self._lost_episodes = 0
+        return found
+
+    def close(self) -> None:
+        """Ends the workers; not before the event loop has ended."""
+        self._cluster.close()
+
+    async def _by(self, worker: Worker, pending: Pending) -> tuple[list[Trajectory], dict[str, Any]]:
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                return await worker.play(pending.state_dict(), self._weights)
+        except TimeoutError as error:
+            raise WorkerLost(f"a worker took longer than {self._deadline_s:g} s for a group") from error
+
+    async def _free(self) -> _Seat:
+        """The worker with the fewest groups; waits where none is up."""
+        try:
+            async with asyncio.timeout(self._start_s), self._changed:
+                await self._changed.wait_for(lambda: self._refusal or any(seat.up for seat in self._seats))
+        except TimeoutError as error:
+            reason = f"no worker of the cluster was up for {self._start_s:g} s; the last: {self._last_words}"
+            raise Fault(reason) from error
+        if self._refusal is not None:
+            raise self._refusal
+        return min((seat for seat in self._seats if seat.up), key=lambda seat: seat.groups)
+
+    def _hire(self) -> None:
+        seat = _Seat(self._cluster.worker())
+        self._seats.append(seat)
+        task = asyncio.create_task(self._rise(seat))
+        self._rising.add(task)
+        task.add_done_callback(self._rising.discard)
+
+    async def _rise(self, seat: _Seat) -> None:
+        """Waits until the worker of ``seat`` is up; one that is lost before, or late, makes room for another."""
+        try:
+            async with asyncio.timeout(self._start_s):
+                await seat.worker.open()
+            seat.up = True
+        except TimeoutError:
+            self._replace(seat, WorkerLost(f"a worker was not up within {self._start_s:g} s"))
+        except Fault as error:
+            await asyncio.sleep(_PAUSE_S)
+            self._replace(seat, error)
+        except Exception as error:  # the same for every worker
+            self._refusal = error
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _replace(self, seat: _Seat, error: Fault) -> None:
+        """Another worker in the place of one that is lost; several groups may find that out."""
+        if seat not in self._seats:
+            return
+        self._last_words = str(error)
+        self._lost_workers += seat.up
+        self._seats.remove(seat)
+        seat.worker.end()
+        self._hire()

@@ -1,0 +1,142 @@
+"""Plays the episodes of a group: the same code in the learner's process and in the workers of a cluster."""
+
+import asyncio
+import sys
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+
+from agentenv.core.concurrency.batching import Lockstep
+from agentenv.core.lifetimes import close_envs, close_quickly, make_envs, masked
+from agentenv.core.protocols import ChatFormat, Policy
+from agentenv.core.rollout import Record, RolloutConfig, Start
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import EndReason
+from agentenv.errors import ContextTooSmall, Fault
+from agentenv.evaluation.ground import Ground
+from agentenv.retrievers.mixed import at_progress
+from agentenv.retrievers.simulation.lossy import LossyRetriever
+from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.run_folder.folder import TrainedPolicy
+from agentenv.trainers.strategies.splicing import rescored
+from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.strategies import get_strategy
+from agentenv.trainers.workers.pending import Pending
+
+
+class Player:
+    """Plays groups on its ground with its policy, by the strategy of the run."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        settings: RolloutConfig,
+        policy: TrainedPolicy,
+        chat: ChatFormat,
+        ground: Ground,
+        *,
+        gate: Callable[[Record], bool] | None = None,
+        others: Mapping[str, Policy] | None = None,
+    ) -> None:
+        """Prepares; nothing runs before the first group.
+
+        Args:
+            config: The run's.
+            settings: Budgets and sampling of an episode.
+            policy: Who acts.
+            chat: How messages become ids.
+            ground: Questions, retriever and environment.
+            gate: Asked after each turn whether an episode goes on.
+            others: Who acts in some roles.
+        """
+        self.config, self.policy, self.settings = config, policy, settings
+        self._chat, self._ground, self._gate = chat, ground, gate
+        self._others = others or {}
+        self._strategy = get_strategy(config.rollout.strategy, config.rollout.strategy_options)
+        self._workers = asyncio.Semaphore(config.rollout.workers or sys.maxsize)
+
+    async def play(self, pending: Pending, lockstep: Lockstep | None) -> list[Trajectory]:
+        """The episodes of one group by the configured strategy, scored again where that is configured.
+
+        Args:
+            pending: The group.
+            lockstep: Forms batches by episode index; None forms them by arrival.
+
+        Raises:
+            ConfigurationError: what the strategy or the environment cannot do.
+        """
+        starts = await self._starts(pending)
+        stage = Stage(
+            pending.policy,
+            self._chat,
+            self.settings,
+            self.policy.tokenizer.decode,
+            name=f"step-{pending.step}",
+            first=pending.lane,
+            lockstep=lockstep,
+            others=self._others,
+            worker=partial(self._worker, pending),
+        )
+        envs, seconds = [start.env for start in starts], self.settings.deadline_s
+        try:
+            members = await self._strategy.play(starts, stage)
+        except BaseException:
+            await close_quickly(envs, seconds)
+            raise
+        flaws = await close_envs(envs, seconds)
+        members = with_flaws(members, {stage.episode(i): flaw for i, flaw in enumerate(flaws) if flaw})
+        if self.config.learning.correction.foreign == "rescore":
+            heat = self.settings.temperature
+            members = [await _rescored(member, pending.policy, heat) for member in members]
+        return members
+
+    @asynccontextmanager
+    async def _worker(self, pending: Pending) -> AsyncIterator[None]:
+        """A worker for one episode of ``pending``; the group begins with the first that it gets."""
+        async with self._workers:
+            pending.born = self.policy.version if pending.born is None else pending.born
+            yield
+
+    async def _starts(self, pending: Pending) -> list[Start]:
+        draw, group = pending.draw, pending.group
+        name = f"{self.config.seed}/{group.step}/{group.first}"
+        group_id = str(uuid.uuid5(uuid.NAMESPACE_OID, name))
+        retriever = self._ground.retriever
+        if retriever is not None:
+            retriever = at_progress(retriever, pending.step / self.config.optimization.steps)
+        if draw.noise:
+            retriever = LossyRetriever(retriever or self._ground.searched, draw.noise)
+        ground = self._ground.varied(retriever=retriever, **draw.env)
+        task = self._ground.source.tasks[group.task]
+        envs = await make_envs([ground.make_env] * len(pending.seeds), self.settings.deadline_s)
+        seeded = zip(envs, pending.seeds, strict=True)
+        return [Start(env, task, seed, group_id, self._gate) for env, seed in seeded]
+
+
+async def _rescored(member: Trajectory, policy: Policy, temperature: float) -> Trajectory:
+    """``rescored``; what the engine fails at is masked."""
+    try:
+        return await rescored(member, policy, temperature)
+    except (Fault, ContextTooSmall) as error:
+        said = f"{type(error).__name__}: {error}"
+        return replace(member, valid=False, reward=0.0, end_reason=EndReason.POLICY_FAULT, error=said)
+
+
+def with_flaws(members: Sequence[Trajectory], flaws: Mapping[str, str]) -> list[Trajectory]:
+    """``members``, masked where their environment could not be closed.
+
+    Args:
+        members: Of one group.
+        flaws: What went wrong, by the id of the episode that the lane of the environment is named after.
+    """
+    parents = {member.id: member.parent_id for member in members}
+
+    def flaw(id: str | None) -> str:
+        if id is None:
+            return ""
+        own = (text for name, text in flaws.items() if id == name or id.startswith(f"{name}-"))
+        return next(own, "") or flaw(parents.get(id))
+
+    return [masked(member, flaw(member.id) or flaw(member.parent_id)) for member in members]

@@ -1,0 +1,262 @@
+"""The episodes of a training run: played in an event loop of their own, ahead of the learner, and handed out by batches.
+
+``docs/asynchronous.md`` has the rules. Groups are drawn batch by batch. With a staleness bound of s, those of step k may
+begin as soon as the learner has made step k - 1 - s: the capacity rule of AReaL (Fu et al. 2025, eq. 3), counted in batches.
+The learner takes the groups that are complete first. With s = 0 a step is its own groups, all of them: synchronous training.
+
+An episode under way goes on through an update by its token ids: the turns to come are sampled by the new weights, and every
+token keeps the version of those that sampled it (partial rollouts; APRIL, Zhou et al. 2025, resumes from text).
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from itertools import accumulate, chain
+from typing import Any
+
+import numpy as np
+
+from agentenv.core.concurrency.background import BackgroundLoop
+from agentenv.core.concurrency.batching import Lockstep
+from agentenv.core.concurrency.signals import Interrupted
+from agentenv.core.env_calls import abandoned
+from agentenv.core.lifetimes import reasons_of
+from agentenv.core.protocols import ChatFormat
+from agentenv.core.rollout import RolloutConfig
+from agentenv.core.trajectory import Trajectory
+from agentenv.errors import Fault
+from agentenv.evaluation.ground import Ground
+from agentenv.policies.lora import trained_state
+from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.learner.second import Second
+from agentenv.trainers.run_folder.folder import TrainedPolicy
+from agentenv.trainers.strategies.strategies import by_group
+from agentenv.trainers.task_sampling.samplers import Batch, Draw, Gated, Group, Ledger, TaskSampler, collect
+from agentenv.trainers.workers.crew import Crew
+from agentenv.trainers.workers.pending import Pending, first_complete
+from agentenv.trainers.workers.player import Player
+from agentenv.trainers.workers.recorded import RecordedPolicy
+
+
+class Rollouts:
+    """Plays the groups that ``sampler`` draws. Its methods are for one thread, which is not the loop's own."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        settings: RolloutConfig,
+        policy: TrainedPolicy,
+        chat: ChatFormat,
+        sampler: TaskSampler,
+        ground: Ground,
+        *,
+        second: Second | None = None,
+        crew: Crew | None = None,
+    ) -> None:
+        """Prepares; nothing runs before the first batch is asked for.
+
+        Args:
+            config: The run's.
+            settings: Budgets and sampling of an episode.
+            policy: Who acts.
+            chat: How messages become ids.
+            sampler: Decides what is played and what is trained.
+            ground: Questions, retriever and environment.
+            second: Who acts in some roles.
+            crew: Who plays in the place of this process.
+        """
+        self.config = config
+        self.staleness = config.asynchronous.staleness
+        self._settings, self._policy = settings, policy
+        self._sampler, self._ground = sampler, ground
+        self._crew = crew
+        gate = sampler.gate if isinstance(sampler, Gated) else None
+        others = dict.fromkeys(second.roles, second.policy) if second else None
+        self._players = crew or Player(config, settings, policy, chat, ground, gate=gate, others=others)
+        self._loop = BackgroundLoop()
+        self._slots = asyncio.Semaphore(config.concurrent_groups)
+        self._pending: list[Pending] = []
+        self._opened: dict[int, tuple[Ledger, int]] = {}  # with the groups of their first wave
+        self._last = 0  # the last step that was opened
+
+    def batch(self, step: int, waiting: Callable[[], AbstractContextManager[None]] = nullcontext) -> Batch:
+        """The groups to train in ``step``; with a staleness of 0 they are played now.
+
+        Draws and seeds depend on the step and on what the sampler has learned, which checkpoints hold: a resumed run
+        repeats them.
+
+        Args:
+            step: The number of the step.
+            waiting: Within this block nothing is done but wait for episodes; it may raise ``Interrupted``.
+
+        Raises:
+            Fault: every episode failed through a fault of ours.
+            Interrupted: ``waiting`` was; what was drawn is not lost.
+            ConfigurationError: what a strategy, the environment or the sampler cannot do.
+        """
+        self.updated()
+        last = min(step + self.staleness, self.config.optimization.steps)
+        for ahead in range(max(self._last + 1, step), last + 1):
+            self._open(ahead)
+        counts = [self._opened[ahead][1] for ahead in range(step, last + 1)]
+        drawn = _plain(*self._opened[step])
+        pending, learned = [*self._pending], self._sampler.state_dict()
+        try:
+            with waiting():
+                return self._batch(step, counts)
+        except (Fault, Interrupted):  # what is drawn is not lost: a checkpoint made now begins the step again
+            self._sampler.load_state_dict(learned)
+            self._pending, self._opened[step] = pending, self._reopened(step, drawn)
+            raise
+
+    def updated(self) -> None:
+        """Hands the policy's weights to those who play elsewhere, where they have changed."""
+        if self._crew is not None and self._crew.version != self._policy.version:
+            weights = trained_state(self._policy.model)
+            self._loop.run(self._crew.updated(self._policy.version, weights))
+
+    def _batch(self, step: int, counts: Sequence[int]) -> Batch:
+        version = self._policy.version
+        taken = self._take(
+            lambda: first_complete(self._pending, counts, version=version, staleness=self.staleness)
+        )
+        ledger, _ = self._opened.pop(step)
+        ledger.groups = [pending.group for pending in taken]
+        batch = collect(self._sampler, ledger, self._wave)
+        played = [trajectory for group in batch.played for trajectory in group]
+        if not any(trajectory.valid for trajectory in played):
+            raise Fault(f"every episode of step {step} failed through a fault of ours: {reasons_of(played)}")
+        figures = batch.figures | (self._figures(played) if self.staleness else {})
+        if hung := abandoned():
+            figures["hung_calls"] = hung
+        return replace(
+            batch,
+            played=by_group(played),
+            trained=by_group(chain.from_iterable(batch.trained)),
+            figures=figures | (self._loop.run(self._crew.figures()) if self._crew else {}),
+        )
+
+    def _open(self, step: int) -> None:
+        """Draws the first wave of ``step``; its groups begin as soon as there is room."""
+        ledger = self._ledger(step)
+        draws = self._sampler.draw(ledger)
+        count = len(self._submit(draws, ledger.book(draws), ledger))
+        ledger.waves = min(count, 1)
+        self._opened[step] = ledger, count
+        self._last = step
+
+    def _ledger(self, step: int) -> Ledger:
+        settings = self.config.rollout
+        return Ledger(
+            step=step,
+            tasks=self._ground.source.tasks,
+            rng=np.random.default_rng([self.config.seed, step]),
+            questions=settings.questions,
+            group_size=settings.group_size,
+        )
+
+    def _wave(self, draws: Sequence[Draw], groups: Sequence[Group], ledger: Ledger) -> list[list[Trajectory]]:
+        """The episodes of a later wave, for each draw its own; they are waited for."""
+        wave = self._submit(draws, groups, ledger)
+        self._take(lambda: None if any(pending.members is None for pending in wave) else wave)
+        return [[] for _ in wave]  # they are with their groups already
+
+    def _submit(self, draws: Sequence[Draw], groups: Sequence[Group], ledger: Ledger) -> list[Pending]:
+        """Lets the episodes of a wave begin, in this order."""
+        first = ledger.asked - sum(draw.rollouts for draw in draws)
+        lanes = accumulate((draw.rollouts for draw in draws), initial=first)
+        wave = [
+            Pending(
+                step=ledger.step,
+                draw=draw,
+                group=group,
+                lane=lane,
+                seeds=[int(ledger.rng.integers(1 << 31)) for _ in range(draw.rollouts)],
+                policy=RecordedPolicy(self._policy),
+            )
+            for draw, group, lane in zip(draws, groups, lanes, strict=False)
+        ]
+        self._begin(wave)
+        return wave
+
+    def _begin(self, wave: Sequence[Pending]) -> None:
+        lockstep = Lockstep() if self._settings.deterministic else None
+        self._pending += wave
+
+        async def begin() -> None:
+            for pending in wave:
+                pending.task = asyncio.create_task(self._play(pending, lockstep))
+
+        self._loop.run(begin())
+
+    async def _play(self, pending: Pending, lockstep: Lockstep | None) -> list[Trajectory]:
+        """The episodes of one group, once there is room for it."""
+        async with self._slots:
+            return await self._players.play(pending, lockstep)
+
+    def _take(self, choose: Callable[[], list[Pending] | None]) -> list[Pending]:
+        """Waits until ``choose`` gives groups and takes them out; their members are then in their groups."""
+
+        async def wait() -> list[Pending]:
+            while (taken := choose()) is None:  # an error of a group ends the run there
+                running = [p.task for p in self._pending if p.task is not None and p.members is None]
+                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            return taken
+
+        taken = self._loop.run(wait())
+        for pending in taken:
+            pending.group.members += pending.members or []
+        self._pending = [pending for pending in self._pending if pending not in taken]
+        return taken
+
+    def _figures(self, played: Sequence[Trajectory]) -> dict[str, float]:
+        """How old what is trained is, in versions, and what is left under way."""
+        ages = [self._policy.version - t.policy_version[t.loss_mask] for t in played if t.valid]
+        of_all = np.concatenate(ages)
+        return {
+            "staleness_mean": float(of_all.mean()) if len(of_all) else 0.0,
+            "staleness_max": int(of_all.max(initial=0)),
+            "spanning_episodes": sum(len(np.unique(mine)) > 1 for mine in ages),
+            "groups_under_way": sum(pending.born is not None for pending in self._pending),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is drawn and not trained, with every answer of the policy so far; between synchronous steps there is none."""
+
+        async def snapshot() -> dict[str, Any]:
+            return {
+                "last": self._last,
+                "opened": {step: _plain(ledger, count) for step, (ledger, count) in self._opened.items()},
+                "pending": [pending.state_dict() for pending in self._pending],
+            }
+
+        return self._loop.run(snapshot())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Begins again what was under way: its episodes come to where they stood by the answers that they had got."""
+        self.updated()
+        self._last = state.get("last", 0)
+        for step, plain in state.get("opened", {}).items():
+            self._opened[step] = self._reopened(step, plain)
+        self._begin([Pending.of(plain, self._policy) for plain in state.get("pending", ())])
+
+    def _reopened(self, step: int, plain: Mapping[str, Any]) -> tuple[Ledger, int]:
+        ledger = self._ledger(step)
+        ledger.asked, ledger.waves = plain["asked"], plain["waves"]
+        ledger.rng.bit_generator.state = plain["rng"]
+        return ledger, plain["groups"]
+
+    def close(self) -> None:
+        """Ends what is under way; environments are closed."""
+        self._loop.close()
+        if self._crew is not None:
+            self._crew.close()
+        for pending in self._pending:
+            if pending.task is not None and pending.task.done() and not pending.task.cancelled():
+                pending.task.exception()  # the first error ended the run; asyncio would print the others
+
+
+def _plain(ledger: Ledger, groups: int) -> dict[str, Any]:
+    rng = ledger.rng.bit_generator.state
+    return {"asked": ledger.asked, "waves": ledger.waves, "rng": rng, "groups": groups}

@@ -1,0 +1,113 @@
+"""What every HTTP server of ours does alike: health routes, bodies within bounds, JSON replies."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from agentenv.web.gate import READY, Gate, Refusal
+from agentenv.web.telemetry import Meter
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+_DRAINED = 8  # a body this many times too long is still read to its end, so that the caller gets our reason
+
+
+def add_health_routes(app: Any, gate: Gate, meter: Meter, health: Callable[[], dict[str, Any]]) -> None:
+    """Adds ``/healthz`` (also ``/health``), ``/readyz`` and ``/metrics`` to a FastAPI application.
+
+    Args:
+        app: the application.
+        gate: whose state ``/readyz`` tells.
+        meter: what ``/metrics`` shows.
+        health: what ``/healthz`` says.
+    """
+    from starlette.responses import PlainTextResponse, Response
+
+    async def healthz() -> Response:
+        return json_response(health(), 200)
+
+    async def readyz() -> Response:
+        return json_response({"status": gate.state}, 200 if gate.state == READY else 503)
+
+    async def metrics() -> Response:
+        return PlainTextResponse(meter.text(), media_type="text/plain; version=0.0.4")
+
+    for path, answer in {
+        "/healthz": healthz,
+        "/health": healthz,
+        "/readyz": readyz,
+        "/metrics": metrics,
+    }.items():
+        app.add_api_route(path, answer)
+
+
+async def body_within(request: "Request", most_bytes: int, seconds: float) -> bytes:
+    """The request's body.
+
+    Raises:
+        Refusal: it is longer than ``most_bytes`` or takes longer than ``seconds``.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            return await _read(request, most_bytes)
+    except TimeoutError as error:
+        raise Refusal(408, f"The body did not arrive within {seconds:g} s.", "TooSlow") from error
+
+
+async def _read(request: "Request", limit: int) -> bytes:
+    chunks, length = [], 0
+    async for chunk in request.stream():
+        length += len(chunk)
+        if length <= limit:
+            chunks.append(chunk)
+        elif length > _DRAINED * limit:
+            break
+    if length > limit:
+        raise Refusal(413, f"The body is longer than {limit} bytes; send several requests.", "TooLarge")
+    return b"".join(chunks)
+
+
+def json_response(
+    reply: Any,
+    status: int,
+    *,
+    closing: bool = False,
+    headers: Mapping[str, str] | None = None,
+    sent: Callable[[], None] | None = None,
+) -> "Response":
+    """``reply`` as JSON; ``closing`` ends the connection, and a refusal for want of room says when to come back.
+
+    ``sent`` is called once the answer has been handed to the system, or the caller has left.
+    """
+    import orjson
+
+    headers = dict(headers or {})
+    if closing:
+        headers["Connection"] = "close"
+    if status in (429, 503):
+        headers["Retry-After"] = "1"
+    answer: Response = _answer_class()(orjson.dumps(reply), status, headers, "application/json")
+    answer.sent = sent  # type: ignore[attr-defined]
+    return answer
+
+
+@cache
+def _answer_class() -> Any:
+    from starlette.responses import Response
+
+    class Answer(Response):
+        """An answer that says when it has been sent."""
+
+        sent: Callable[[], None] | None = None
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            try:
+                await super().__call__(scope, receive, send)
+            finally:
+                if self.sent is not None:
+                    self.sent()
+
+    return Answer

@@ -1,0 +1,104 @@
+"""Runs a service on a socket: it answers from the first moment, loads beside, and stops without losing a request."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import Any
+
+from agentenv.errors import ConfigurationError, MissingExtra
+from agentenv.web.connections import ConnectionLimits, bounded_protocol
+from agentenv.web.gate import STOPPING, Gate
+from agentenv.web.hosts import HostCheck
+
+GRACE_S = 35.0  # for what was accepted before the stop; a request's own deadline is shorter
+_KEEPALIVE_S = 30  # longer than our client keeps an idle connection
+_BACKLOG = 1024
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens; port 0 takes a free one.
+
+    Raises:
+        ConfigurationError: the address cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    if not 0 <= port <= 65_535:
+        raise ConfigurationError(f"Port {port} does not exist; give one from 0 to 65535.")
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{host}:{port} cannot be listened on ({error}); give another --port, or 0 for a free one."
+        ) from error
+
+
+def address_of(listening: socket.socket) -> str:
+    """Where callers find it."""
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def run_app(
+    app: Any,
+    gate: Gate,
+    begin: Callable[[], None],
+    listening: socket.socket,
+    hosts: Iterable[str] = (),
+    *,
+    connections: ConnectionLimits | None = None,
+    **options: Any,
+) -> None:
+    """Serves ``app`` until SIGTERM or SIGINT; stops once what ``gate`` had taken is answered.
+
+    Args:
+        app: an ASGI application.
+        gate: what lets callers into it; not ready yet.
+        begin: makes it ready, in a thread.
+        listening: from `listen`.
+        hosts: names that callers may use for this server, beside those that `HostCheck` knows.
+        connections: bounds; None takes the defaults.
+        options: of uvicorn, beside those that every service of ours runs with.
+
+    Raises:
+        AgentEnvError: ``begin`` failed; the server has stopped.
+        MissingExtra: uvicorn is not installed.
+    """
+    try:
+        import uvicorn
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of("uvicorn", "serve") from error
+    failures: list[Exception] = []
+
+    class Server(uvicorn.Server):
+        """Uvicorn, which would drop its listening socket before what comes in meanwhile got its 503."""
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            if gate.state == STOPPING:  # asked twice
+                self.force_exit = self.should_exit = True
+            gate.stop()
+
+        async def on_tick(self, counter: int) -> bool:
+            return await super().on_tick(counter) or bool(failures) or gate.drained(GRACE_S)
+
+    def open_gate() -> None:
+        try:
+            begin()
+        except Exception as error:
+            failures.append(error)
+
+    config: dict[str, Any] = {
+        "log_config": None,
+        "log_level": "warning",
+        "access_log": False,
+        "timeout_keep_alive": _KEEPALIVE_S,
+        "timeout_graceful_shutdown": int(GRACE_S),
+        "ws": "none",
+        "server_header": False,
+        "http": bounded_protocol(connections or ConnectionLimits()),
+    }
+    # A daemon: a stop does not wait for an index to be loaded.
+    threading.Thread(target=open_gate, name="loading", daemon=True).start()
+    Server(uvicorn.Config(HostCheck(app, hosts), **(config | options))).run(sockets=[listening])
+    if failures:
+        raise failures[0]

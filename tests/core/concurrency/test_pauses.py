@@ -1,0 +1,31 @@
+"""Pauses between tries: doubled, bounded and spread; Retry-After as seconds, as a date and as nonsense."""
+
+import email.utils
+import random
+import time
+
+import pytest
+
+from agentenv.core.concurrency.pauses import backoff, retry_after
+
+
+@pytest.mark.parametrize(("tries", "middle"), [(1, 0.2), (2, 0.4), (3, 0.8), (4, 1.0), (60, 1.0)])
+def test_a_pause_doubles_up_to_its_bound_and_is_spread_by_half(tries: int, middle: float) -> None:
+    rng = random.Random(0)
+    drawn = [backoff(tries, first_s=0.2, longest_s=1.0, rng=rng) for _ in range(300)]
+    assert middle / 2 <= min(drawn) < 0.6 * middle
+    assert 1.4 * middle < max(drawn) <= 1.5 * middle
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"), [(None, None), ("", None), ("soon", None), ("3", 3.0), ("0.5", 0.5), ("-2", 0.0)]
+)
+def test_retry_after_is_seconds(header: str | None, seconds: float | None) -> None:
+    assert retry_after(header) == seconds
+
+
+def test_retry_after_may_be_a_date() -> None:
+    later = retry_after(email.utils.formatdate(time.time() + 3600, usegmt=True))
+    assert later is not None
+    assert 3500 < later <= 3600
+    assert retry_after(email.utils.formatdate(0, usegmt=True)) == 0.0

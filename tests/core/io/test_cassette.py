@@ -1,0 +1,127 @@
+"""A cassette gives back what it was given, to the byte, and nothing else; a killed recording costs its last line."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.core.io.cassette import Cassette
+from agentenv.errors import CassetteMiss, ConfigurationError, Fault
+
+ABOUT = {"judge": "strict"}
+
+
+@pytest.fixture
+def tape(tmp_path: Path) -> Path:
+    """A recording of two calls."""
+    path = tmp_path / "room" / "tape.jsonl"
+    recorder = Cassette.record(path, ABOUT)
+    recorder.add({"question": "who?", "answer": "Orla"}, {"verdict": "correct", "score": 0.1})
+    recorder.add(["any", "JSON", 1], None)
+    return path
+
+
+def test_what_was_recorded_comes_back(tape: Path) -> None:
+    replay = Cassette.replay(tape)
+    assert replay.about == ABOUT
+    assert len(replay) == 2
+    assert replay.find({"answer": "Orla", "question": "who?"}) == {"verdict": "correct", "score": 0.1}
+    assert replay.find(["any", "JSON", 1]) is None
+
+
+@pytest.mark.parametrize(
+    "value", [0.1 + 0.2, 1e-320, -0.0, 2**70, "\u2028 \x00 😀 \ud800", [[]], {"b": 1, "a": [None]}]
+)
+def test_values_survive_to_the_byte(tmp_path: Path, value: Any) -> None:
+    recorder = Cassette.record(tmp_path / "tape", ABOUT)
+    first = recorder.add({"value": value}, value)
+    assert repr(first) == repr(value) == repr(Cassette.replay(tmp_path / "tape").find({"value": value}))
+
+
+def test_an_unknown_request_is_refused_in_a_replay(tape: Path) -> None:
+    replay = Cassette.replay(tape)
+    assert {"question": "where?"} not in replay
+    with pytest.raises(CassetteMiss, match=r'holds no reply to \{"question": "where\?"\}'):
+        replay.find({"question": "where?"})
+    with pytest.raises(CassetteMiss):
+        asyncio.run(replay.play({"question": "where?"}))
+    assert issubclass(CassetteMiss, Fault)
+    with pytest.raises(ConfigurationError, match="opened to be replayed"):
+        replay.add({"question": "where?"}, 1)
+
+
+def test_the_first_reply_stays(tape: Path) -> None:
+    recorder = Cassette.record(tape, ABOUT)
+    assert recorder.add(["any", "JSON", 1], "another") is None
+    assert Cassette.replay(tape).find(["any", "JSON", 1]) is None
+
+
+def test_play_asks_once_and_remembers(tape: Path) -> None:
+    asked = []
+
+    async def ask() -> str:
+        asked.append(1)
+        return "incorrect"
+
+    recorder = Cassette.record(tape, ABOUT)
+    assert [asyncio.run(recorder.play("new", ask)) for _ in range(3)] == ["incorrect"] * 3
+    assert asked == [1]
+    assert asyncio.run(Cassette.replay(tape).play("new")) == "incorrect"
+
+
+def test_a_replay_leaves_the_file_alone(tape: Path) -> None:
+    before = tape.read_bytes()
+    Cassette.replay(tape).find(["any", "JSON", 1])
+    assert tape.read_bytes() == before
+
+
+def test_a_torn_last_line_is_dropped_and_recording_goes_on(tape: Path) -> None:
+    whole = tape.read_bytes()
+    tape.write_bytes(whole + b'{"request": "cut off", "rep')
+    assert len(Cassette.replay(tape)) == 2
+    recorder = Cassette.record(tape, ABOUT)
+    recorder.add("after", 1)
+    assert tape.read_bytes() == whole + b'{"request": "after", "reply": 1}\n'
+
+
+def test_a_file_about_something_else_is_not_added_to(tape: Path) -> None:
+    before = tape.read_bytes()
+    with pytest.raises(ConfigurationError, match="was recorded from"):
+        Cassette.record(tape, {"judge": "lenient"})
+    assert tape.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("", "is no cassette"),
+        ("no JSON\n", "is no cassette"),
+        ("[1]\n", "is no cassette"),
+        ('{"cassette": 2, "about": {}}\n', "format 2"),
+        ('{"cassette": 1, "about": {}}\n{"request": 1}\n', "line 2 is no recorded call"),
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, content: str, sentence: str) -> None:
+    path = tmp_path / "tape"
+    path.write_text(content)
+    with pytest.raises(ConfigurationError, match=sentence):
+        Cassette.replay(path)
+    with pytest.raises(ConfigurationError):
+        Cassette.record(path, ABOUT)
+    assert path.read_text() == content
+
+
+def test_a_file_that_is_not_there_or_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be read: No such file"):
+        Cassette.replay(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match="cannot be written"):
+        Cassette.record(tmp_path / "file" / "tape", ABOUT)
+
+
+def test_what_is_not_json_is_not_recorded(tmp_path: Path) -> None:
+    recorder = Cassette.record(tmp_path / "tape", ABOUT)
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        recorder.add("score", float("nan"))
+    assert len(Cassette.replay(tmp_path / "tape")) == 0

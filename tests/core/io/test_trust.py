@@ -1,0 +1,122 @@
+"""Configuration files from somebody else: settings that run code without a jail or contact a host need a confirmation."""
+
+from pathlib import Path
+
+import pytest
+
+from agentenv.cli.main import main
+from agentenv.core.io.trust import confirm_file, risks
+from agentenv.trainers.config.config_files import presets
+from agentenv.trainers.lab.lab import experiments
+
+OUTWARD = [
+    '[env]\nid = "agentenv/Code-v0"\n[env.options]\nexecutor = "unsafe-local"',
+    'policy = "openai:model@http://evil.example/v1"',
+    'policy = "vllm:/weights@evil.example:8000"',
+    '[env]\nid = "remote:http://evil.example"',
+    '[env]\nid = "remote:evil.example:80"',
+    '[search]\nretriever = "http://evil.example"',
+    '[search]\nretriever = "web:serper"',
+    '[search]\nretriever = "simulated:gold=no@openai:m@http://evil.example"',
+    '[search]\nretriever = "simulated:openai:m@evil.example"',
+    '[search]\nretriever = "cassette:tape@http://evil.example"',
+    '[search]\nretriever = "rerank:/model@https://evil.example"',
+    '[simulation]\nretriever = "simulated:openai:m@http://evil.example"',
+    '[engine]\nkind = "vllm"\nurls = ["evil.example:8000"]',
+    '[cluster]\naddress = "evil.example:6379"',
+    '[rollout.strategy_options]\ncritic = "OpenAI:m@evil.example"',
+    '[second]\npolicy = "openai:m@http://evil.example"',
+    '[env]\nid = "evil_example:Class"',
+    '[dev.options]\ndeep = [{a = ["HTTPS://evil.example"]}]',
+]
+HARMLESS = [
+    "",
+    'policy = "hf:/models/qwen"\n[search]\nretriever = "faiss:wiki"',
+    '[cluster]\naddress = "local"',
+    '[env]\nid = "agentenv/Code-v0"\n[env.options]\nexecutor = "bwrap"',
+    '[search]\nretriever = "simulated:grammar"',
+    'name = "the web: a study"',
+    'policy = "hf:weights"\n[env]\nid = "agentenv/Calculator-v0"',
+]
+
+
+@pytest.mark.parametrize("content", OUTWARD)
+def test_such_a_file_is_refused_with_its_settings_named(
+    tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "theirs.toml"
+    path.write_text(content)
+    for words in (
+        ["train", str(path), "--plan"],
+        ["lab", "run", str(path)],
+        ["warmstart", "--imitate", str(path)],
+    ):
+        words += [] if "--plan" in words else ["--out", str(tmp_path / "out")]
+        assert main(words) == 1
+        (line,) = capsys.readouterr().err.splitlines()[-1:]
+        assert "--trust-config" in line
+        assert (
+            "evil.example" in line.lower()
+            or "unsafe-local" in line
+            or "web:serper" in line
+            or "evil_example" in line
+        )
+    assert not (tmp_path / "out").exists()
+    confirm_file(path, trusted=True)
+
+
+@pytest.mark.parametrize("content", HARMLESS)
+def test_other_files_are_not_asked_about(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "theirs.toml"
+    path.write_text(content)
+    confirm_file(path, trusted=False)
+
+
+def test_a_run_of_somebody_else_is_asked_about_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.toml").write_text(OUTWARD[0])
+    assert main(["train", "--resume", str(tmp_path)]) == 1
+    assert "unsafe-local" in capsys.readouterr().err
+
+
+def test_the_switch_and_the_command_line_are_trusted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('base = "laptop-code"\n[env.options]\nexecutor = "unsafe-local"')
+    assert main(["train", str(path), "--plan", "--trust-config"]) == 0
+    assert main(["train", "laptop-code", "--plan", "--env.options.executor", "unsafe-local"]) == 0
+    assert "--trust-config" not in capsys.readouterr().err
+
+
+def test_nothing_that_is_shipped_needs_a_confirmation() -> None:
+    for path in (*presets().values(), *experiments().values()):
+        confirm_file(path, trusted=False)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xff\xfe",
+        b"a = [",
+        b"a = " + b"[" * 5_000,
+        b"\x00",
+        b'[env.options]\nexecutor = "unsafe-local"\n' + b".".join([b"a"] * 5_000) + b" = 1",
+    ],
+)
+def test_what_is_no_toml_is_one_sentence(
+    tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "odd.toml"
+    path.write_bytes(content)
+    suite = ["eval", "--suite", str(path), "--out", str(tmp_path / "o")]
+    for words in (["train", str(path), "--plan"], ["lab", "run", str(path)], suite):
+        assert main(words) == 1
+        assert "odd.toml" in capsys.readouterr().err.splitlines()[-1]
+    assert main(["train", "laptop-search", "--plan", "--env.options.x", "[" * 5_000]) in (0, 1)
+
+
+def test_long_values_are_shortened_and_each_is_named_once() -> None:
+    (one,) = risks({"a": {"b": "http://" + "x" * 10_000}})
+    assert len(one) < 150

@@ -1,0 +1,87 @@
+"""Verdicts on pages: which ones are rewarded, by hand, and that a page judged useless leaves the context."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from agentenv.core.chat import InlineFormat
+from agentenv.core.rollout import RolloutConfig, Start
+from agentenv.core.types import Document, Task
+from agentenv.envs.search.judged_search import JudgedSearch
+from agentenv.envs.search.local_search import STOP
+from agentenv.policies.scripted import ScriptedPolicy
+from agentenv.retrievers.fakes import InMemoryRetriever
+from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.strategies import get_strategy, play_groups
+
+DOCUMENTS = [
+    Document("a", "Halvik", "Halvik is in cold Norland ."),
+    Document("b", "Ketterby", "Ketterby has a lighthouse ."),
+]
+TASK = Task("q", "Where is Halvik?", ("cold Norland", "the far north"))
+YES, NO = "<judge>yes</judge>", "<judge>no</judge>"
+ANSWER = "<answer>cold Norland</answer>"
+
+
+def rewards(*actions: str) -> list[float]:
+    env = JudgedSearch(tasks=[TASK], retriever=InMemoryRetriever(DOCUMENTS), k=1)
+    env.reset(seed=0)
+    return [env.step(action).reward for action in actions]
+
+
+@pytest.mark.parametrize(
+    ("actions", "expected"),
+    [
+        (["<search>Halvik</search>", YES + ANSWER], [0.0, 1.3]),
+        (["<search>Halvik</search>", NO + ANSWER], [0.0, 0.7]),
+        (["<search>Ketterby</search>", NO + "<search>Halvik</search>", YES + ANSWER], [0.0, 0.3, 1.3]),
+        (["<search>Ketterby</search>", YES + "<search>Halvik</search>", ANSWER], [0.0, -0.3, 1.0]),
+        (["<search>Halvik</search>", "<judge>maybe</judge>" + ANSWER], [0.0, 1.0]),
+        ([YES + "<search>Halvik</search>", YES + "what?", YES + ANSWER], [0.0, 0.3, 1.0]),  # once a page
+        (["<search>Halvik</search>", "<judge> No </judge><answer>Rome</answer>"], [0.0, -0.3]),
+    ],
+)
+def test_a_verdict_is_worth_what_the_reranker_says(actions: list[str], expected: list[float]) -> None:
+    assert rewards(*actions) == pytest.approx(expected)
+
+
+def test_the_threshold_is_passed_by_more_than_it() -> None:
+    class Fixed:
+        id = "fixed"
+
+        def score(self, pairs: Sequence[tuple[str, str]]) -> Sequence[float]:
+            assert [answer for answer, _ in pairs] == list(TASK.answers)
+            return [0.1, 0.7]
+
+    for threshold, reward in ((0.7, -0.3), (0.69, 0.3)):
+        env = JudgedSearch(
+            tasks=[TASK], retriever=InMemoryRetriever(DOCUMENTS), reranker=Fixed(), threshold=threshold
+        )
+        env.reset(seed=0)
+        env.step("<search>Halvik</search>")
+        assert env.step(YES).reward == pytest.approx(reward)
+
+
+def test_a_page_judged_useless_leaves_the_context_and_the_verdict_is_paid() -> None:
+    env = JudgedSearch(tasks=[TASK], retriever=InMemoryRetriever(DOCUMENTS), k=1)
+    actions = ["<search>Ketterby</search>", NO + "<search>Halvik</search>", YES + ANSWER]
+    policy = ScriptedPolicy({"e-0": actions})
+    config = RolloutConfig(context_tokens=9999, turn_tokens=999, stop=STOP)
+    stage = Stage(policy, InlineFormat(policy.tokenizer), config, policy.tokenizer.decode)
+    ((played,),) = asyncio.run(play_groups([[Start(env, TASK, 0)]], get_strategy("judge"), stage))
+    text = policy.tokenizer.decode([int(i) for i in played.ids])
+    assert "lighthouse" not in text
+    assert "Norland" in text
+    assert played.reward == pytest.approx(1.6)
+    assert played.info["strategy"] == {"judge_dropped": 1}
+
+
+def test_the_expert_judges_each_page_in_the_action_after_it() -> None:
+    path = [{"query": "Ketterby", "answer": "a lighthouse"}, {"query": "Halvik", "answer": "cold Norland"}]
+    task = Task("q", "Where is Halvik?", ("cold Norland",), data={"path": path})
+    env = JudgedSearch(tasks=[task], retriever=InMemoryRetriever(DOCUMENTS), k=1)
+    env.reset(seed=0)
+    actions = env.expert()
+    assert actions == ["<search>Ketterby</search>", NO + "<search>Halvik</search>", YES + ANSWER]
+    assert [env.step(action).reward for action in actions] == pytest.approx([0.0, 0.3, 1.3])

@@ -1,0 +1,147 @@
+"""Long search: pages part by part, and an episode of forty turns as one row of tokens."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from agentenv.core.chat import InlineFormat
+from agentenv.core.rollout import RolloutConfig, Start, rollout
+from agentenv.core.types import Document, EndReason, Step, Task, ToolStatus
+from agentenv.envs.search.long_search import LongSearch
+from agentenv.errors import ConfigurationError
+from agentenv.policies.scripted import ScriptedPolicy
+from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever
+
+TEXT = "".join(f"{n:04d}" for n in range(25))  # 100 characters
+DOCUMENTS = [Document("d0", "Halvik", TEXT), Document("d1", "Ketterby", "a lighthouse")]
+TASK = Task("q", "Where is Halvik?", ("Norland",))
+
+
+def begun(**options: Any) -> LongSearch:
+    given: dict[str, Any] = {"tasks": [TASK], "retriever": InMemoryRetriever(DOCUMENTS)} | options
+    env = LongSearch(**given)
+    env.reset(seed=0)
+    return env
+
+
+def shown(step: Step) -> str:
+    return step.observation[0].text.strip().removeprefix("<information>").removesuffix("</information>")
+
+
+def test_a_search_shows_addresses() -> None:
+    assert shown(begun().step("<search>lighthouse</search>")) == "[Doc 1](d1): Ketterby. a lighthouse"
+
+
+def test_a_page_is_read_part_by_part_and_ends() -> None:
+    env = begun(part_chars=60)
+    page = f"Halvik\n{TEXT}"
+    first, second, third = (env.step("<access>d0</access>") for _ in range(3))
+    assert shown(first) == f"Part 1 of 2 of d0:\n{page[:60]}"
+    assert shown(second) == f"Part 2 of 2 of d0:\n{page[60:]}"
+    assert shown(third) == "Every part was shown of the page at 'd0'."
+    assert [s.info["tool_results"][0].status for s in (first, third)] == [ToolStatus.OK, ToolStatus.ERROR]
+    assert shown(env.step("<access>https://wiki.example/wiki/Ketterby</access>")).endswith(
+        "Ketterby\na lighthouse"
+    )
+    assert shown(env.step("<access>nowhere</access>")) == "There is no page at 'nowhere'."
+
+
+def test_a_part_that_an_observation_cannot_hold_goes_on_in_the_next_one() -> None:
+    """Of 60 characters 31 are the frame's and 21 at most the head's, so a part has two words of three letters."""
+    words = "one two six ten"
+    env = begun(
+        retriever=InMemoryRetriever([Document("d0", "Box", words)]), observation_tokens=60, count_tokens=len
+    )
+    parts = [shown(env.step("<access>d0</access>")) for _ in range(4)]
+    texts = [part.partition("\n")[2] for part in parts if part.startswith("Part ")]
+    assert texts == ["Box\none", "two six", "ten"]
+    assert parts[len(texts)].startswith("Every part was shown")
+
+
+def test_no_more_parts_than_allowed() -> None:
+    env = begun(part_chars=10, parts=2)
+    assert [shown(env.step("<access>d0</access>"))[:11] for _ in range(3)] == [
+        "Part 1 of 2",
+        "Part 2 of 2",
+        "Every part ",
+    ]
+
+
+def test_without_the_corpus_a_page_is_what_searches_have_shown() -> None:
+    env = begun(retriever=FaultyRetriever(InMemoryRetriever(DOCUMENTS), fail_on=()))
+    assert shown(env.step("<access>d1</access>")) == "There is no page at 'd1'."
+    env.step("<search>lighthouse</search>")
+    assert shown(env.step("<access>d1</access>")) == "Part 1 of 1 of d1:\na lighthouse"
+
+
+def test_a_page_comes_from_the_server_that_is_searched() -> None:
+    for module in ("fastapi", "orjson", "prometheus_client"):
+        pytest.importorskip(module, reason=f"{module} is not installed")
+    import httpx
+
+    from agentenv.retrievers.remote import RemoteRetriever
+    from agentenv.retrievers.service.app import make_app
+    from agentenv.retrievers.service.service import Limits, Service
+
+    service = Service(Limits())
+    service.open({"corpus": InMemoryRetriever(DOCUMENTS)})
+    env = begun(retriever=RemoteRetriever("http://test", transport=httpx.ASGITransport(make_app(service))))
+    assert shown(env.step("<access>d1</access>")) == "Part 1 of 1 of d1:\nKetterby\na lighthouse"
+    assert shown(env.step("<access>d7</access>")) == "There is no page at 'd7'."
+
+
+def test_time_travel_takes_reading_back() -> None:
+    env = begun(part_chars=60)
+    snapshot = env.snapshot()
+    env.step("<access>d0</access>")
+    env.restore(snapshot)
+    assert shown(env.step("<access>d0</access>")).startswith("Part 1 of 2")
+
+
+def test_forty_turns_are_one_row_in_which_only_actions_are_trained() -> None:
+    """Each prompt extends the one before, so the samples of all turns merge into one sequence."""
+    env = begun(part_chars=10, max_turns=50)
+    actions = ["<search>Halvik</search>", "<access>d0</access>"] * 20 + ["<answer>Norland</answer>"]
+    policy = ScriptedPolicy({"e-0": actions})
+    config = RolloutConfig(context_tokens=1 << 17, turn_tokens=99, stop=LongSearch.stop)
+    (played,) = asyncio.run(
+        rollout([Start(env, TASK, 0)], policy, InlineFormat(policy.tokenizer), config, name="e")
+    )
+    assert (played.reward, played.end_reason, len(played.turns)) == (1.0, EndReason.ANSWERED, 41)
+    assert len(played.row_slices) == 1
+    assert policy.tokenizer.decode([int(i) for i in played.ids[played.loss_mask]]) == "".join(actions)
+
+
+def test_the_token_budget_ends_a_long_episode() -> None:
+    env = begun()
+    policy = ScriptedPolicy({"e-0": ["<search>Halvik</search>"] * 60})
+    config = RolloutConfig(context_tokens=3000, turn_tokens=99, stop=LongSearch.stop)
+    (played,) = asyncio.run(
+        rollout([Start(env, TASK, 0)], policy, InlineFormat(policy.tokenizer), config, name="e")
+    )
+    assert played.end_reason is EndReason.TOKEN_LIMIT
+    assert len(played.ids) <= 3000
+
+
+def test_bounds_below_one_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="part_chars=0"):
+        LongSearch(part_chars=0)
+
+
+def test_the_expert_opens_what_the_search_did_not_show() -> None:
+    path = [
+        {"query": "Halvik", "answer": "0012", "document": "d0"},
+        {"query": "Ketterby", "answer": "a lighthouse", "document": "d1"},
+    ]
+    task = Task("q", "Where is Halvik?", ("a lighthouse",), data={"path": path})
+    env = begun(tasks=[task], k=1, observation_tokens=90, part_chars=24, count_tokens=len)
+    actions = env.expert()
+    assert actions == [
+        "<search>Halvik</search>",
+        *["<access>d0</access>"] * 3,
+        "<search>Ketterby</search>",
+        "<answer>a lighthouse</answer>",
+    ]
+    assert env.state.parts == {}
+    assert [env.step(action).reward for action in actions][-1] == 1

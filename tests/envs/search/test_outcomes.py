@@ -1,0 +1,107 @@
+"""What the end of a search episode is worth, by hand; and sequential against parallel queries."""
+
+from typing import Any
+
+import pytest
+
+from agentenv.core.types import Step
+from agentenv.data.world import FictionalWorld, WorldConfig
+from agentenv.envs.search.local_search import LocalSearch
+from agentenv.envs.search.outcomes import Ending, deliberative, knowledge_boundary
+from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.retrievers.fakes import InMemoryRetriever
+
+WORLD = FictionalWorld.generate(
+    WorldConfig(documents=200, questions=12, families=("comparison",), hops=(2, 2))
+)
+
+
+@pytest.mark.parametrize(
+    ("ending", "reward"),
+    [
+        (Ending(1.0, 0), 1.6),
+        (Ending(1.0, 1), 1.4),
+        (Ending(1.0, 2), 1.2),
+        (Ending(1.0, 3), 1.0),
+        (Ending(1.0, 9), 1.0),
+        (Ending(0.0, 0), 0.0),
+        (Ending(0.0, 1), 0.05),
+        (Ending(0.0, 4), 0.05),
+        (Ending(1.0, 1, mistakes=1), -1.0),
+        (Ending(0.0, 0, mistakes=2), -1.0),
+    ],
+)
+def test_the_knowledge_boundary_as_published(ending: Ending, reward: float) -> None:
+    assert knowledge_boundary(ending) == pytest.approx(reward)
+
+
+@pytest.mark.parametrize(
+    ("ending", "reward"),
+    [
+        (Ending(1.0, 7), 1.0),
+        (Ending(0.0, 0), -1.0),
+        (Ending(0.0, 2), -0.8),
+        (Ending(0.0, 4), -0.6),
+        (Ending(0.0, 9), -0.6),
+    ],
+)
+def test_deliberation_is_paid_where_the_answer_is_wrong(ending: Ending, reward: float) -> None:
+    """min(-.6, -1 + .1 (messages - 2) / 2): without tools 2 messages, each tool turn adds 2."""
+    assert deliberative(ending) == pytest.approx(reward)
+
+
+def played(*actions: str, **options: Any) -> list[Step]:
+    env = LocalSearch(tasks=WORLD.questions, retriever=InMemoryRetriever(WORLD.documents), **options)
+    env.reset(seed=0, options={"task": WORLD.questions[0]})
+    return [env.step(action) for action in actions]
+
+
+RIGHT, WRONG = f"<answer>{WORLD.questions[0].answers[0]}</answer>", "<answer>nobody</answer>"
+
+
+@pytest.mark.parametrize(
+    ("actions", "reward"),
+    [
+        ([RIGHT], 1.6),
+        (["<search>a</search>", RIGHT], 1.4),
+        (["<search>a</search>", WRONG], 0.05),
+        ([WRONG], 0.0),
+        (["what?", RIGHT], -1.0),
+        (["<search>a</search>", "<search>b</search>", "<search>c</search>"], 0.05),  # never answers
+    ],
+)
+def test_the_environment_ends_with_the_outcome_that_it_was_given(actions: list[str], reward: float) -> None:
+    steps = played(*actions, outcome="knowledge_boundary", max_turns=2)
+    assert [step.reward for step in steps] == [0.0] * (len(steps) - 1) + [pytest.approx(reward)]
+
+
+def test_an_unknown_outcome_and_no_queries_are_refused() -> None:
+    with pytest.raises(UnknownName, match="Did you mean 'deliberative'"):
+        LocalSearch(outcome="deliberate")
+    with pytest.raises(ConfigurationError, match="queries=0"):
+        LocalSearch(queries=0)
+
+
+def test_parallel_queries_take_fewer_turns_at_equal_accuracy() -> None:
+    """Comparisons of two entities: both facts in one turn, or one after the other."""
+
+    def solve(task: Any, queries: int | None) -> tuple[int, float, int]:
+        env = LocalSearch(tasks=[task], retriever=InMemoryRetriever(WORLD.documents), queries=queries)
+        env.reset(seed=0)
+        wanted = [hop["query"] for hop in task.data["path"]]
+        turns = 0
+        while missing := [query for query in wanted if query not in done(env)]:
+            turns += 1
+            result = env.step("<search>" + "\n".join(missing) + "</search>").info["tool_results"][0]
+            asked.setdefault(id(env), set()).update(result.text.splitlines())
+        return turns, env.step(f"<answer>{task.answers[0]}</answer>").reward, len(env.state.retrieved)
+
+    asked: dict[int, set[str]] = {}
+
+    def done(env: LocalSearch) -> set[str]:
+        return asked.get(id(env), set())
+
+    parallel = [solve(task, None) for task in WORLD.questions]
+    sequential = [solve(task, 1) for task in WORLD.questions]
+    assert parallel == [(1, 1.0, 2)] * 12
+    assert sequential == [(2, 1.0, 2)] * 12

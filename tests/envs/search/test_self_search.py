@@ -1,0 +1,202 @@
+"""Self-search: the closed-form format reward by hand, the reward, and which searches are real."""
+
+import asyncio
+import math
+from typing import Any
+
+import pytest
+
+from agentenv.core.types import Document, EndReason, Step, Task
+from agentenv.envs.search.self_search import Real, SelfSearch, format_reward, query_entropy
+from agentenv.errors import ConfigurationError, EnvFault, UnknownName
+from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever
+
+T, S, I, A = (  # noqa: E741
+    "<think>a</think>",
+    "<search>b</search>",
+    "<information>c</information>",
+    "<answer>d</answer>",
+)
+TASK = Task("q", "Where is Halvik?", ("Norland",))
+DOCUMENTS = [Document("d0", "Halvik", "Halvik is in Norland.")]
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [
+        (T + A, 0.5),  # one thought of at least two
+        (T + S + I + T + A, 1.0),
+        (f"\n{T}\n\n{S} {I}\n{T}{A}\n", 1.0),
+        (T + (S + I + T) * 7 + A, 1.0),
+        (T + T + A, 0.5),  # rho = 1 / 2
+        (T + S + I + A, 0.25),  # one thought of two: 0.5 * 1 / 2
+        (T + S + I + S + I + T + A, 2 / 3),  # two thoughts of three
+        (T * 4 + A, 0.25),
+        ("<think>a\nb</think><answer>d\ne</answer>", 0.5),
+    ],
+)
+def test_the_closed_form(text: str, reward: float) -> None:
+    assert format_reward(text) == pytest.approx(reward)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Halvik",
+        A,
+        T,
+        A + T,
+        S + I + T + A,  # does not begin with a thought
+        T + S + I + T,  # does not end with an answer
+        T + S + T + A,  # no information after the search
+        T + S + T + I + A,  # not right after it
+        T + I + A,  # information without a search
+        "<think></think>" + A,
+        "<think> \n </think>" + A,
+        "<think>a<answer>d</answer>",  # open
+        "<think>a<search>b</search></think>" + I + A,  # nested
+        T + "<search>b\nc</search>" + I + T + A,  # a query of two lines
+        T + S + I + "<read>x</read>" + T + A,  # another tag
+        "<think>a <b>bold</b></think>" + A,
+        "<think>your thoughts</think>" + A,
+        T + "<search>Your Query</search>" + I + T + A,
+        "before " + T + A,
+        T + A + " after",
+        T + (S + I + T) * 8 + A,  # nine thoughts
+        "</think>" + A,
+    ],
+)
+def test_malformed_texts_have_none(text: str) -> None:
+    assert format_reward(text) == 0.0
+
+
+def test_comparisons_are_no_tags() -> None:
+    assert format_reward("<think>1 < 2 and 3 > 2</think>" + A) == 0.5
+
+
+def test_entropy_of_a_query_by_hand() -> None:
+    """-p log2 p: 1/2 -> 1/2, 1/4 -> 1/2, 1 -> 0; their mean is 1/3."""
+    assert query_entropy([0.5, 0.25, 1.0]) == pytest.approx(1 / 3)
+    assert query_entropy([]) == query_entropy([0.0]) == 0.0
+
+
+def begun(real: Real = "never", **options: Any) -> SelfSearch:
+    retriever = options.pop("retriever", InMemoryRetriever(DOCUMENTS))
+    env = SelfSearch(tasks=[TASK], retriever=retriever, real=real, **options)
+    env.reset(seed=0, options={"task": TASK})
+    return env
+
+
+def play(env: SelfSearch, *actions: str) -> list[Step]:
+    return [env.step(action) for action in actions]
+
+
+def test_nothing_is_said_to_a_policy_that_searches_in_itself() -> None:
+    first, last = play(
+        begun(),
+        T + "<search>Halvik</search>",
+        "<information>Norland</information>" + T + "<answer>Norland</answer>",
+    )
+    assert first.observation == ()
+    assert first.info["tool_results"][0].name == "self_search"
+    assert last.reward == pytest.approx(1.0)
+    assert last.info["end_reason"] is EndReason.ANSWERED
+
+
+@pytest.mark.parametrize(
+    ("actions", "reward"),
+    [
+        ([T + "<answer>Norland</answer>"], 0.9 + 0.05),
+        (["<answer>Norland</answer>"], 0.9),
+        ([T + S, I + T + "<answer>Rome</answer>"], 0.1),
+        ([T + S, I + "<answer>Rome</answer>"], 0.025),
+    ],
+)
+def test_the_reward_is_score_and_format(actions: list[str], reward: float) -> None:
+    assert play(begun(), *actions)[-1].reward == pytest.approx(reward)
+
+
+def real_searches(env: SelfSearch, entropies: list[float]) -> list[bool]:
+    found = []
+    for entropy in entropies:
+        env.tell_entropy(entropy)
+        found.append(bool(env.step(T + "<search>Halvik</search>").observation))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("real", "expected"),
+    [
+        ("never", [False] * 4),
+        ("first", [True, False, False, False]),
+        ("always", [True] * 4),
+        ("entropy", [True, True, False, False]),  # 0.3 > 0.2; 0.3 is no rise; 0.1 falls
+    ],
+)
+def test_which_searches_are_real(real: Real, expected: list[bool]) -> None:
+    env = begun(real)
+    assert real_searches(env, [0.2, 0.3, 0.3, 0.1]) == expected
+    assert len(env.state.retrieved) == sum(expected)
+
+
+def test_a_real_search_shows_what_it_finds_and_counts_as_information() -> None:
+    env = begun("always")
+    first, last = play(env, T + "<search>Halvik</search>", T + "<answer>Norland</answer>")
+    assert (
+        first.observation[0].text
+        == "\n\n<information>Doc 1(Title: Halvik) Halvik is in Norland.</information>\n\n"
+    )
+    assert last.reward == pytest.approx(1.0)
+
+
+def test_entropies_that_nobody_tells_are_asked_for() -> None:
+    env = begun("entropy")
+    env.step(S)
+    with pytest.raises(ConfigurationError, match="strategy 'self_search'"):
+        env.step(S)
+
+
+def test_what_ends_an_episode() -> None:
+    ends = {
+        EndReason.PARSE_ERROR: begun().step(T),
+        EndReason.TURN_LIMIT: begun(max_turns=0).step(T + S),
+        EndReason.ANSWERED: begun(max_turns=0).step(A),
+    }
+    for end, step in ends.items():
+        assert step.info["end_reason"] is end
+        assert step.truncated is (end is EndReason.TURN_LIMIT)
+    assert begun().step("<search> </search>").info["end_reason"] is EndReason.PARSE_ERROR
+
+
+def test_a_fault_of_the_real_search_changes_nothing() -> None:
+    env = begun("always", retriever=FaultyRetriever(InMemoryRetriever(DOCUMENTS), fail_on={0}))
+    with pytest.raises(EnvFault):
+        env.step(T + S)
+    assert (env.state.text, env.state.turns) == ("", 0)
+    assert env.step(T + "<search>Halvik</search>").observation
+
+
+def test_time_travel_takes_text_and_entropies_back() -> None:
+    env = begun("entropy")
+    real_searches(env, [0.2])
+    snapshot = env.snapshot()
+    assert real_searches(env, [0.1]) == [False]
+    env.restore(snapshot)
+    assert env.state.text.endswith("</information>\n\n")
+    assert real_searches(env, [0.4]) == [True]
+
+
+@pytest.mark.parametrize("real", ["never", "first", "always"])
+def test_the_expert_scores_full_in_every_mode(real: Real) -> None:
+    env = SelfSearch(real=real)
+    asyncio.run(env.areset(seed=3))
+    actions = env.expert()
+    assert actions is not None
+    assert math.isclose(play(env, *actions)[-1].reward, 1.0)
+    assert begun("entropy").expert() is None
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    with pytest.raises(UnknownName, match="Did you mean 'never'"):
+        SelfSearch(real="nevr")  # type: ignore[arg-type]

@@ -1,0 +1,202 @@
+"""Covers what the page of an evaluation and of a training run holds, and that text cannot become markup."""
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from agentenv.cli.report import Report
+from agentenv.errors import ConfigurationError, MissingExtra
+from agentenv.evaluation.records import Record
+from agentenv.evaluation.report.report import write_report
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{ 12345 * 3 }}\u2028"
+
+pytest.importorskip("jinja2", reason="needs the extra 'report'")
+
+
+def embedded(page: Path) -> dict[str, Any]:
+    """The episodes that the page carries."""
+    found = re.search(
+        r'<script type="application/json" id="data">(.*?)</script>', page.read_text("utf-8"), re.S
+    )
+    assert found is not None
+    data: dict[str, Any] = json.loads(found[1])
+    return data
+
+
+class Tags(HTMLParser):
+    """Counts the elements and collects the visible text."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.words = ""
+        self.feed(page.read_text("utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+def test_training_page_holds_before_after_bounds_curves_and_warnings(training_folder: Path) -> None:
+    page = Tags(write_report(training_folder))
+    results = json.loads((training_folder / "results.json").read_text())
+    for name in ("before", "after"):
+        low, high = results[name]["ci95"]
+        assert f"{results[name]['mean']:.3f}" in page.words
+        assert f"95 % interval {low:.3f} to {high:.3f}" in page.words
+        assert f"em_squad, n = {results[name]['n']}" in page.words
+    assert "difference, same questions" in page.words
+    for text in ("closed book", "oracle", "expert", "McNemar p", "em_squad on dev", "group_size = 8"):
+        assert text in page.words
+    assert "Step 15: entropy fell below 0.05" in page.words
+    assert "1 training episode was masked" in page.words
+    assert "rollout seconds" in page.words
+    assert page.names.count("polyline") == 12  # one for each curve of the made-up run
+    assert page.names.count("polygon") == 1  # only dev_score has an interval
+
+
+def test_a_warning_that_comes_again_is_one_line(training_folder: Path) -> None:
+    told = [(16, "reward 0.1 is low"), (17, "entropy fell below 0.04: the policy may be collapsing")]
+    with (training_folder / "metrics.jsonl").open("a") as stream:
+        stream.writelines(json.dumps({"step": step, "warning": warning}) + "\n" for step, warning in told)
+    page = Tags(write_report(training_folder))
+    assert "2 of steps 15 to 17, lately: entropy fell below 0.04: the policy may be collapsing" in page.words
+    assert "Step 16: reward 0.1 is low" in page.words
+
+
+def test_training_page_shows_each_question_before_and_after(training_folder: Path) -> None:
+    data = embedded(write_report(training_folder))
+    assert data["labels"] == ["before", "after"]
+    assert len(data["episodes"]) == 40
+    lines = (training_folder / "evaluation" / "after" / "episodes.jsonl").read_text().splitlines()
+    for entry, record in zip(data["episodes"], map(json.loads, lines), strict=True):
+        assert entry["id"] == record["id"]
+        assert entry["runs"][1]["prediction"] == record["prediction"]
+        assert entry["runs"][1]["turns"] == record["turns"]
+        assert entry["runs"][1]["score"] == float(record["prediction"] in record["answers"])
+
+
+def test_an_unfinished_run_has_a_page_that_says_so(training_folder: Path) -> None:
+    (training_folder / "results.json").unlink()
+    with (training_folder / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"step": 31, "rew')  # the writer was killed
+    page = Tags(write_report(training_folder))
+    assert "not finished" in page.words
+    assert page.names.count("polyline") == 12
+
+
+def test_a_broken_line_within_the_metrics_is_refused(training_folder: Path) -> None:
+    path = training_folder / "metrics.jsonl"
+    path.write_text("{oops\n" + path.read_text())
+    with pytest.raises(ConfigurationError, match=r"metrics\.jsonl, line 1 is not JSON"):
+        write_report(training_folder)
+    assert not (training_folder / "report.html").exists()
+
+
+def test_a_figure_that_never_changes_is_said_and_not_drawn(tmp_path: Path) -> None:
+    lines = [
+        {"step": step, "reward_mean": step / 10, "clip_fraction": 0.25, "waves": 1} for step in (1, 2, 3)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = Tags(write_report(tmp_path))
+    assert page.names.count("polyline") == 1
+    assert "clip fraction 0.25; waves 1." in page.words
+
+
+def test_values_that_cannot_be_drawn_are_left_out(tmp_path: Path) -> None:
+    rows = [{"step": 1, "kl": float("nan"), "note": "x", "ok": True}, {"step": 2, "kl": 0.1, "loss": 1.0}]
+    rows += [{"step": 3, "kl": 0.2, "loss": None}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = Tags(write_report(tmp_path))
+    assert page.names.count("polyline") == 1  # kl has two finite values, loss one
+    assert "KL to the reference" in page.words
+
+
+def test_evaluation_page_holds_scores_breakdowns_and_ends(training_folder: Path) -> None:
+    folder = training_folder / "evaluation" / "after"
+    page = Tags(write_report(folder))
+    results = json.loads((folder / "results.json").read_text())
+    assert "fictional test" in page.words
+    for name, score in results["scores"].items():
+        assert name in page.words
+        assert f"{score['ci95'][0]:.3f} to {score['ci95'][1]:.3f}" in page.words
+    for text in (
+        "By family (em_squad)",
+        "By number of hops (em_squad)",
+        "recall@2",
+        "answered",
+        "hf:after",
+    ):
+        assert text in page.words
+
+
+def test_nothing_in_an_episode_becomes_markup(
+    tmp_path: Path, record: Callable[..., Record], write_run: Callable[..., None]
+) -> None:
+    turn = {"action": HOSTILE, "observation": HOSTILE, "valid": True, "reward": 0.0, "tool_results": []}
+    one = record(HOSTILE, HOSTILE, question=HOSTILE, family=HOSTILE, prompt=HOSTILE, turns=[turn])
+    write_run(tmp_path, [one], policy=HOSTILE, bounds={HOSTILE: {"mean": 0.5}}, settings={HOSTILE: HOSTILE})
+    page = write_report(tmp_path)
+    tags = Tags(page)
+    assert tags.names.count("script") == 2  # the data and our own
+    assert "img" not in tags.names
+    assert "37035" not in page.read_text("utf-8")
+    assert embedded(page)["episodes"][0]["runs"][0]["turns"][0]["action"] == HOSTILE
+
+
+def test_the_page_needs_no_network(training_folder: Path) -> None:
+    text = write_report(training_folder).read_text("utf-8")
+    addresses = set(re.findall(r"https?://[^\"' ]+", text))
+    assert addresses == {"http://www.w3.org/2000/svg"}  # a name, never fetched
+    assert "default-src 'none'" in text
+
+
+def test_an_evaluation_of_faults_only_has_a_page(
+    tmp_path: Path, record: Callable[..., Record], write_run: Callable[..., None]
+) -> None:
+    write_run(tmp_path, [record("q", None, valid=False, end_reason="env_fault")])
+    assert "1 episode was left out of every score for a fault of ours." in Tags(write_report(tmp_path)).words
+
+
+def test_a_thousand_episodes_take_under_three_seconds_of_processor_time(
+    tmp_path: Path, record: Callable[..., Record], write_run: Callable[..., None]
+) -> None:
+    turn = {"action": "x" * 2000, "observation": "y" * 2000, "valid": True, "reward": 0.0, "tool_results": []}
+    write_run(tmp_path, [record(f"q{i}", turns=[turn]) for i in range(1000)])
+    start = time.process_time()
+    page = write_report(tmp_path)
+    assert time.process_time() - start < 3
+    assert len(embedded(page)["episodes"]) == 1000
+
+
+def test_a_folder_of_neither_kind_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="neither metrics"):
+        write_report(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_jinja2_the_extra_is_named(training_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(MissingExtra, match=r"agentenv-suite\[report\]"):
+        write_report(training_folder)
+
+
+def test_the_command_says_where_the_page_is(
+    training_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = Report(training_folder)
+    result = command.run()
+    assert result["report"] == str(training_folder / "report.html")
+    command.show(result, Console(width=300))
+    assert str(training_folder / "report.html") in capsys.readouterr().out

@@ -1,0 +1,149 @@
+"""Intervals for few questions, few clusters and sparse scores: quantiles against tables, errors by hand, coverage."""
+
+from math import inf, sqrt
+
+import numpy as np
+import pytest
+
+from agentenv.evaluation.statistics.intervals import (
+    beta_cdf,
+    beta_quantile,
+    bounded_interval,
+    difference_interval,
+    robust_error,
+    sign_flip_p,
+    t_quantile,
+    t_two_sided,
+)
+from agentenv.evaluation.statistics.significance import estimate, paired_bootstrap, wilson_interval
+
+
+def singles(n: int) -> list[list[int]]:
+    return [[i] for i in range(n)]
+
+
+def test_beta_by_hand() -> None:
+    # I_x(1, b) = 1 - (1 - x)^b, I_x(a, 1) = x^a, and I_x(2, 3) = 6x^2 - 8x^3 + 3x^4.
+    assert beta_cdf(0.3, 1, 5) == pytest.approx(1 - 0.7**5, abs=1e-12)
+    assert beta_cdf(0.3, 4, 1) == pytest.approx(0.3**4, abs=1e-12)
+    assert beta_cdf(0.3, 2, 3) == pytest.approx(6 * 0.09 - 8 * 0.027 + 3 * 0.0081, abs=1e-12)
+    assert beta_cdf(0.5, 1000, 1000) == pytest.approx(0.5, abs=1e-9)
+    assert (beta_cdf(0, 2, 2), beta_cdf(1, 2, 2)) == (0.0, 1.0)
+    assert beta_quantile(0.1, 1, 5) == pytest.approx(1 - 0.9**0.2, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("df", "table"), [(1, 12.7062), (2, 4.30265), (10, 2.22814), (30, 2.04227), (inf, 1.95996)]
+)
+def test_t_is_that_of_the_tables(df: float, table: float) -> None:
+    assert t_quantile(0.975, df) == pytest.approx(table, abs=1e-4)
+    assert t_two_sided(table, df) == pytest.approx(0.05, abs=1e-5)
+
+
+def test_the_error_over_clusters_by_hand() -> None:
+    # The sums of residuals around 2/3 are -1/3, -1/3 and 2/3; the squares are divided by 1 - 2/6.
+    error, df = robust_error(np.array([0.0, 1, 1, 0, 1, 1]), [[0, 1], [2, 3], [4, 5]])
+    assert error == pytest.approx(sqrt(1.5 * (1 / 9 + 1 / 9 + 4 / 9)) / 6)
+    assert df == pytest.approx(2.0)  # C - 1 where clusters are of one size
+    _, uneven = robust_error(np.arange(12.0), [list(range(9)), [9], [10], [11]])
+    assert uneven < 2  # one cluster holds most of it
+    assert robust_error(np.array([0.0, 1.0]), [[0, 1]])[0] == inf
+
+
+def test_a_sparse_mean_is_bounded_as_a_proportion_of_its_sum() -> None:
+    x = np.array([0.5, 0, 0, 0, 0, 0, 0, 0, 0, 0])
+    assert bounded_interval(x, singles(10), 0.95) == pytest.approx(wilson_interval(0.5, 10))
+    assert bounded_interval(np.zeros(10), singles(10), 0.95)[0] == 0.0
+
+
+def test_signs_by_hand() -> None:
+    # The eight signed sums of .5, .5 and 1 are 2, 1, 1, 0, 0, -1, -1 and -2.
+    d = np.array([0.5, 0.5, 0.0, -1.0])
+    assert sign_flip_p(d, singles(4)) == 1.0
+    assert sign_flip_p(abs(d), singles(4)) == 2 / 8
+    assert sign_flip_p(np.zeros(3), singles(3)) == 1.0
+
+
+@pytest.mark.parametrize("size", [19, 20, 21, 300])
+def test_a_difference_that_every_question_makes_is_one(size: int) -> None:
+    found = paired_bootstrap(np.zeros(size), np.ones(size))
+    assert 0.75 < found.low < found.high == 1.0
+    assert found.p_value == (2 / 2**size if size < 20 else pytest.approx(1 / 10_001))
+
+
+def test_five_rewards_that_are_all_higher_are_no_more_than_five_coins() -> None:
+    assert paired_bootstrap(np.zeros(5), np.full(5, 3.0)).p_value == 2 / 32
+
+
+def test_many_signs_are_drawn_as_fair_coins() -> None:
+    d = np.array([1.0] * 16 + [-1.0] * 9)  # exactly twice the chance of at least 16 heads of 25: .2295
+    assert sign_flip_p(d, singles(25)) == pytest.approx(0.2295, abs=0.015)
+
+
+@pytest.mark.parametrize("gain", [1.0, 3.0])  # 3: rewards, whose differences leave [-1, 1]
+def test_clusters_of_unequal_size_that_all_differ_alike_show_a_difference(gain: float) -> None:
+    clusters = [number for number in range(30) for _ in range(1 + number % 4)]
+    d = np.full(len(clusters), gain)
+    found = paired_bootstrap(np.zeros(d.size), d, clusters=clusters)
+    assert found.low > 0
+    assert found.p_value < 0.001
+
+
+def test_a_difference_that_one_question_makes_is_not_one_for_sure() -> None:
+    d = np.array([1.0] + [0.0] * 49)
+    low, high = difference_interval(d, singles(50), 0.95)
+    assert low < 0 < d.mean() < high < 0.12
+    assert paired_bootstrap(np.zeros(50), d).p_value == 1.0
+
+
+def test_gains_and_losses_that_exclude_each_other_are_not_taken_for_independent() -> None:
+    # Every question is a gain or a loss, so the mean difference is 2 p - 1 with p the share of gains, and so are its ends.
+    d = np.array([1.0] * 20 + [-1.0] * 10)
+    low, high = wilson_interval(20, 30)
+    assert difference_interval(d, singles(30), 0.95) == pytest.approx((2 * low - 1, 2 * high - 1))
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "mean", "partial"),
+    [
+        (20, 1, 0.1, True),
+        (10, 1, 0.02, True),
+        (50, 1, 0.02, True),
+        (5, 4, 0.5, False),
+        (10, 4, 0.5, False),
+        (4, 4, 0.1, True),
+    ],
+)
+def test_intervals_cover(count: int, size: int, mean: float, partial: bool) -> None:
+    """Of 200 intervals at least 185 hold the mean; of percentile bootstraps of these .3 to .9 do."""
+    rng, held = np.random.default_rng(5), 0
+    for _ in range(200):
+        shared = rng.random(count) < (mean / 0.75 if partial else mean)
+        own = rng.random((count, size)) < (mean / 0.75 if partial else mean)
+        right = np.where(rng.random((count, size)) < 0.5, shared[:, None], own)
+        x = (right * (rng.choice([0.5, 1.0], size=(count, size)) if partial else 1.0)).ravel()
+        found = estimate(x, clusters=[i // size for i in range(x.size)])
+        held += found.low <= mean <= found.high
+    assert held >= 185
+
+
+@pytest.mark.parametrize(("values", "clusters"), [([5.0], None), ([2.0, 0.3], [1, 1])])
+def test_nothing_is_said_of_a_spread_that_one_value_or_cluster_does_not_show(
+    values: list[float], clusters: list[int] | None
+) -> None:
+    assert estimate(values, clusters=clusters).ci95 is None
+    found = paired_bootstrap([0.0] * len(values), values, clusters=clusters)
+    assert (found.ci95, found.p_value) == (None, 1.0)
+    assert estimate([1.0]).ci95 is not None  # 0/1 values are bounded, and so is their mean
+
+
+@pytest.mark.parametrize("count", [2, 30, 400])
+def test_equal_values_outside_the_unit_interval_have_no_known_interval(count: int) -> None:
+    alike = [i // 2 for i in range(count)]
+    for values, clusters in (([5.0] * count, None), ([-1.0] * count, alike), ([0.1 + 0.2 + 1] * count, None)):
+        found = estimate(values, clusters=clusters)
+        assert found.ci95 is None
+        assert found.mean == pytest.approx(values[0])
+    assert estimate([2.0, 4.0] * count, clusters=[i // 2 for i in range(2 * count)]).ci95 is None
+    assert estimate([0.5] * count).ci95 is not None  # what lies in [0, 1] is bounded
+    assert estimate([5.0, 6.0] * count).ci95 is not None

@@ -1,0 +1,75 @@
+"""`agentenv retriever serve`: what it takes, and what it refuses before it listens or once it has loaded."""
+
+import io
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from agentenv.cli.main import main
+from agentenv.cli.retriever_serve import Serve
+from agentenv.core.types import Document
+from agentenv.errors import ConfigurationError, IndexMismatch
+
+for module in ("fastapi", "uvicorn", "orjson", "prometheus_client", "bm25s"):
+    pytest.importorskip(module, reason=f"{module} is not installed")
+
+from agentenv.retrievers.bm25 import BM25Retriever  # noqa: E402
+from agentenv.web.server import listen  # noqa: E402
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    folder = tmp_path / "wiki"
+    BM25Retriever.build(
+        [Document("a", "Halvik", "A harbour town."), Document("b", "Herring", "A fish.")]
+    ).save(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        (Serve(), "Nothing to serve; give a folder, or --shards"),
+        (Serve(("nowhere",)), "nowhere holds no retriever"),
+        (Serve(("a/wiki", "b/wiki")), r"Two corpora are named alike \(wiki, wiki\); write NAME=DIR"),
+        (Serve(("a",), shards=("http://b",)), "not both"),
+        (Serve(shards=("b:80",)), "'b:80' is no address"),
+        (Serve(("a",), threads=0), "--threads and --queue are at least 1"),
+        (Serve(("a",), timeout=0.0), "--timeout above 0"),
+    ],
+)
+def test_what_cannot_be_served_is_said_before_anything_is_loaded(command: Serve, sentence: str) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        command.run()
+
+
+def test_a_port_in_use_is_one_sentence(index: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        assert main(["retriever", "serve", str(index), "--port", str(port)]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"127.0.0.1:{port} cannot be listened on" in said
+    with pytest.raises(ConfigurationError, match="Port 99999 does not exist"):
+        Serve((str(index),), port=99_999).run()
+
+
+def test_an_index_that_cannot_be_opened_ends_the_server(index: Path) -> None:
+    (index / "corpus.jsonl").write_text('{"id": "x", "title": "", "text": "another corpus"}\n')
+    with ThreadPoolExecutor(1) as thread:
+        serving = thread.submit(Serve((f"name={index}",), port=0).run)
+        with pytest.raises(IndexMismatch, match="build the retriever again"):
+            serving.result(120)
+
+
+def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["retriever", "serve", "--help"]) == 0
+    assert "agentenv retriever serve wiki --port 8000" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_end_is_summed_up() -> None:
+    console = Console(width=100, file=io.StringIO(), record=True)
+    Serve(("a",)).show({"requests": 1234, "seconds": 61.7}, console)
+    assert console.export_text() == "1,234 requests in 62 s.\n"

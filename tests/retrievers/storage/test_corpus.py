@@ -1,0 +1,111 @@
+"""Corpora: the layouts that are read, the fingerprint, and one clear sentence for whatever is wrong."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from agentenv.core.types import Document
+from agentenv.errors import CorpusError
+from agentenv.retrievers.storage.corpus import Corpus, as_corpus, load_corpus
+
+DOCUMENTS = [Document("a", "Ärger", 'He said "no".\nThen left.'), Document("b", "", "Plain.")]
+GOOD = '{"id": "a", "title": "A", "text": "one"}\n'
+
+
+def test_saved_corpus_comes_back_equal(tmp_path: Path) -> None:
+    corpus = Corpus(DOCUMENTS)
+    corpus.save(tmp_path / "corpus.jsonl")
+    for path in (tmp_path, tmp_path / "corpus.jsonl"):
+        again = load_corpus(path)
+        assert list(again) == DOCUMENTS
+        assert again.fingerprint == corpus.fingerprint
+
+
+def test_gzip_file_and_folder_are_read(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "corpus.jsonl.gz", "wt") as file:
+        file.write(GOOD + "\n")  # a blank line is no document
+    assert list(load_corpus(tmp_path)) == [Document("a", "A", "one")]
+    assert list(load_corpus(tmp_path / "corpus.jsonl.gz")) == [Document("a", "A", "one")]
+
+
+def test_search_r1_layout_is_read(tmp_path: Path) -> None:
+    rows = [
+        {"id": 7, "contents": '"The Title"\nBody, line 1\nline 2'},
+        {"id": "8", "contents": "No title here"},
+    ]
+    path = tmp_path / "wiki.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert list(load_corpus(path)) == [
+        Document("7", "The Title", "Body, line 1\nline 2"),
+        Document("8", "", "No title here"),
+    ]
+
+
+def test_rows_and_slices() -> None:
+    corpus = Corpus(DOCUMENTS)
+    assert (len(corpus), corpus[1], corpus[:1]) == (2, DOCUMENTS[1], DOCUMENTS[:1])
+    assert corpus.row_of("b") == 1
+    assert as_corpus(corpus) is corpus
+    with pytest.raises(KeyError):
+        corpus.row_of("c")
+
+
+def test_fingerprint_depends_on_content_and_order_alone() -> None:
+    first, second = DOCUMENTS
+    prints = {
+        Corpus(documents).fingerprint
+        for documents in (
+            [first, second],
+            [second, first],
+            [first],
+            [first, Document("b", "Plain.", "")],  # the same characters in another field
+        )
+    }
+    assert len(prints) == 4
+    assert Corpus(iter(DOCUMENTS), source="x").fingerprint == Corpus(DOCUMENTS).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "is empty; give at least one document"),
+        ("\n\n", "is empty; give at least one document"),
+        (GOOD + '{"id": "b", ', "line 2 is not JSON"),
+        (GOOD + "[1, 2]", "line 2 is not an object with id, title and text: '\\[1, 2\\]'"),
+        (GOOD + '{"id": "b", "title": "B"}', "line 2 lacks the field 'text'; it has 'id', 'title'"),
+        ('{"title": "B", "text": "t"}', "line 1 lacks the field 'id'"),
+        ('{"id": "b", "title": null, "text": "t"}', "line 1: 'title' is None; give a string"),
+        ('{"id": "", "title": "", "text": "t"}', "line 1: 'id' is ''"),
+        ('{"id": "b", "contents": ["x"]}', "line 1: 'contents' is \\['x'\\]"),
+        (GOOD + "\n" + GOOD, "id 'a' stands in rows 1 and 2; make ids unique"),
+    ],
+)
+def test_a_bad_corpus_is_refused_in_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text(text)
+    with pytest.raises(CorpusError, match=sentence) as caught:
+        load_corpus(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_unreadable_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="No such file"):
+        load_corpus(tmp_path / "nowhere.jsonl")
+    with pytest.raises(CorpusError, match=r"holds no corpus\.jsonl or corpus\.jsonl\.gz"):
+        load_corpus(tmp_path)
+    rows = "".join(GOOD.replace('"a"', f'"{n}"') for n in range(1000))
+    whole = gzip.compress(rows.encode())
+    (tmp_path / "corpus.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(CorpusError, match="cannot be read after line"):
+        load_corpus(tmp_path)
+    (tmp_path / "latin.jsonl").write_bytes('{"id": "é"}'.encode("latin-1"))
+    with pytest.raises(CorpusError, match="cannot be read after line 0"):
+        load_corpus(tmp_path / "latin.jsonl")
+
+
+def test_no_documents_at_all_are_refused() -> None:
+    with pytest.raises(CorpusError, match="the corpus is empty"):
+        Corpus([])

@@ -1,0 +1,284 @@
+"""The configuration: every shipped preset, TOML there and back, overrides, and one sentence for each mistake."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.trainers.config.config_files import (
+    changed,
+    config_of,
+    dump_config,
+    load_config,
+    override,
+    presets,
+)
+from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.credit.estimators import ESTIMATORS
+from agentenv.trainers.learner.learner import Correction, Objective
+from agentenv.trainers.run import objective_of
+
+
+@pytest.mark.parametrize("name", sorted(presets()))
+def test_every_shipped_preset_loads_and_comes_back_from_toml(name: str, tmp_path: Path) -> None:
+    config = load_config(name)
+    assert config.name == name
+    assert config.optimization.estimator in ESTIMATORS
+    sources = (config.train, config.dev, config.test)
+    assert len({source.split or source.world.split for source in sources}) == 3
+    (tmp_path / "again.toml").write_text(dump_config(config))
+    assert load_config(str(tmp_path / "again.toml")) == config
+
+
+def test_there_is_a_preset() -> None:
+    assert "laptop-search" in presets()
+
+
+def test_overrides_reach_every_kind_of_value() -> None:
+    base = load_config("laptop-search")
+    words = (
+        "--seed 5 --name 7 --rollout.group-size=4 --optimization.learning_rate 3e-5 --evaluation.bounds False "
+        "--evaluation.scorers em_squad f1_squad em_cover --test.limit 9 --test.dataset hotpotqa --test.split dev "
+        "--test.data a/b "
+        "--test.world.hops [1,1] --test.world.families lookup --env.options.k 5 --env.options.snippet_words 8"
+    )
+    config = override(base, words.split())
+    assert (config.seed, config.name, config.rollout.group_size) == (5, "7", 4)
+    assert config.optimization.learning_rate == 3e-5
+    assert config.evaluation.bounds is False
+    assert config.evaluation.scorers == ("em_squad", "f1_squad", "em_cover")
+    assert (config.test.limit, config.test.split, config.test.data) == (9, "dev", Path("a/b"))
+    assert (config.test.world.hops, config.test.world.families) == ((1, 1), ("lookup",))
+    assert config.env.options == base.env.options | {"k": 5, "snippet_words": 8}
+    assert config.train == base.train
+    assert override(base, []) == base
+    assert override(base, ["--env.options.prompt", "Q: {question}"]).env.options["prompt"] == "Q: {question}"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--rollout.group_siz 4", r"'rollout.group_siz'. Did you mean 'rollout.group_size'\?"),
+        ("--train.world.documets 400", r"Did you mean 'train.world.documents'\?"),
+        ("--optimisation.steps 4", r"Did you mean 'optimization'\?"),
+        ("--rollout.group_size 1", r"rollout.group_size: .*greater than or equal to 2; got 1\.$"),
+        ("--optimization.steps many", r"optimization.steps: .*integer.*; got 'many'\.$"),
+        (
+            "--rollout.turn_tokens 9 --rollout.context_tokens 8",
+            r"turn_tokens=9 must be below rollout.context_tokens=8",
+        ),
+        ("--test.world.documents 10", r"test.world: documents must be 200 to 1000000, not 10\.$"),
+        ("--seed.deep 1", r"seed"),
+        ("--rollout.sampler das", r"No task sampler 'das'. Did you mean 'dars'\?"),
+        ("--rollout.sampler dapo --rollout.sampler_options.keep 2", r"'keep' .* within \(0, 1\], not 2"),
+        ("--optimization.estimator tre", r"Did you mean 'tree'\?"),
+        ("--optimization.estimator_options.epsilo 1", r"'epsilo'. Did you mean 'epsilon'\?"),
+        (
+            "--optimization.correction.mode truncate",
+            r"set optimization.proximal to 'recompute' or 'interpolate'",
+        ),
+        ("--monitor.action halt", r"monitor.action: .*'lower' or 'stop'; got 'halt'\.$"),
+        ("--seed", r"--seed needs a value"),
+        ("--pln", r"'pln'"),
+        ("--optimization.step", r"Did you mean 'optimization.steps'\?$"),
+        ("--rollout.strategy tre", r"Did you mean 'tree'\?$"),
+        ("5", r"'5' follows no key"),
+    ],
+)
+def test_a_wrong_override_is_one_sentence(words: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        override(load_config("laptop-search"), words.split())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[rollout]\ngroup_siz = 4", r"a.toml: 'rollout.group_siz'. Did you mean 'rollout.group_size'\?"),
+        ("[train.world]\ndocumets = 400", r"'train.world.documets'. Did you mean 'train.world.documents'\?"),
+        ("[rollout]\ngroup_size = 1", r"a.toml: rollout.group_size: .*; got 1"),
+        ("[rollout", r"a.toml is no TOML"),
+        ("rollout = 3", r"a.toml: rollout: "),
+    ],
+)
+def test_a_wrong_file_is_one_sentence(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=message):
+        load_config(str(path))
+
+
+def test_options_of_what_is_registered_are_free_tables(tmp_path: Path) -> None:
+    words = (
+        "--optimization.estimator anchor_state --optimization.estimator_options.population step "
+        "--optimization.estimator_options.turn_weight 0.5 --optimization.objective gspo "
+        "--optimization.objective_options.clip_high 5e-4 --optimization.aggregation token_sum "
+        "--rollout.sampler curriculum --rollout.sampler_options.hops [[1,1],[20,2]]"
+    )
+    config = override(load_config("laptop-search"), words.split())
+    assert config.optimization.estimator_options == {"population": "step", "turn_weight": 0.5}
+    assert config.optimization.objective_options == {"clip_high": 5e-4}
+    assert config.rollout.sampler_options == {"hops": [[1, 1], [20, 2]]}
+    (tmp_path / "again.toml").write_text(dump_config(config))
+    assert load_config(str(tmp_path / "again.toml")) == config
+
+
+def test_a_configuration_becomes_what_is_minimised() -> None:
+    """Bounds of their own keys and options meet; nothing asked for is the published default."""
+    assert objective_of(TrainConfig()) == Objective(length=512, padding=0.05)
+    words = (
+        "--optimization.clip_low 0.1 --optimization.objective_options.dual_clip 3 --optimization.proximal recompute "
+        "--optimization.correction.mode mask --optimization.correction.low 0.5 --optimization.kl k2 "
+        "--optimization.ace_alpha 1 --rollout.temperature 0.7"
+    )
+    goal = objective_of(override(TrainConfig(), words.split()))
+    assert goal.options == {"clip_low": 0.1, "dual_clip": 3}
+    assert goal.correction == Correction("mask", low=0.5, foreign="weight")
+    assert (goal.proximal, goal.kl, goal.ace_alpha, goal.temperature) == ("recompute", "k2", 1.0, 0.7)
+    wrong = ["--optimization.objective", "opmd", "--optimization.clip_low", "0.1"]
+    with pytest.raises(UnknownName, match=r"option of the objective 'opmd': 'clip_low'"):
+        objective_of(override(TrainConfig(), wrong))
+
+
+def test_an_unknown_preset_names_the_nearest() -> None:
+    with pytest.raises(UnknownName, match=r"'laptop-serch'. Did you mean 'laptop-search'\?"):
+        load_config("laptop-serch")
+
+
+def test_the_defaults_are_a_configuration() -> None:
+    assert TrainConfig().rollout.turn_tokens < TrainConfig().rollout.context_tokens
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["--evaluation.scorers", "em_squad", "em_squat"], "em_squat"),
+        (["--tracker", "tensorbord"], "tensorbord"),
+        (["--search.retriever", "fais:x"], "fais"),
+        (["--search.retriever", "cassette:x@fais:y"], "fais"),
+        (["--simulation.retriever", "simulatd:hf:x"], "simulatd"),
+        (["--test.dataset", "hotpot"], "hotpotqa"),
+        (["--dev.dataset", "hotpotqa,musiqe"], "musique"),
+        (["--test.dataset", "hotpotqa", "--test.split", "devv"], "devv"),
+    ],
+)
+def test_a_name_is_checked_when_the_configuration_is_read(words: list[str], name: str) -> None:
+    """Not after the first evaluation, nor after an index was built."""
+    with pytest.raises(ConfigurationError, match=name):
+        override(load_config("laptop-search"), words)
+
+
+def test_the_questions_of_a_run_are_held_out_where_nothing_is_said_of_them() -> None:
+    for config in (TrainConfig(), override(TrainConfig(), ["--test.world.documents", "300"])):
+        assert [getattr(config, name).world.split for name in ("train", "dev", "test")] == [
+            "train",
+            "dev",
+            "test",
+        ]
+    named = TrainConfig.model_validate({"train": {"world": {"split": "test", "seed": 4}}})
+    assert (named.train.world.split, named.train.world.seed) == ("test", 4)
+
+
+def test_options_of_the_environment_of_a_base_are_not_those_of_another_one(tmp_path: Path) -> None:
+    other = ["--env.id", "agentenv/Code-v0"]
+    base = load_config("laptop-search")
+    assert base.env.options
+    assert override(base, other).env.options == {}
+    assert override(base, ["--env.options.max_turns", "2", *other]).env.options == {"max_turns": 2}
+    assert override(base, ["--env.id", base.env.id]).env.options == base.env.options
+    file = tmp_path / "own.toml"
+    file.write_text('base = "laptop-search"\nenv = { id = "agentenv/Code-v0", options = { attempts = 2 } }\n')
+    assert load_config(str(file)).env.options == {"attempts": 2}
+    file.write_text('base = "laptop-search"\n[env.options]\nk = 5\n')
+    assert load_config(str(file)).env.options == {**base.env.options, "k": 5}
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("--train.split nope", "nope"),
+        ("--dev.limit 0", "0"),
+        ("--test.limit -3", "-3"),
+        ("--cluster.address nowhere", "nowhere"),
+        ("--cluster.address http://x:6379", "http://x:6379"),
+    ],
+)
+def test_what_the_run_could_not_use_is_refused_when_the_configuration_is_read(words: str, named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        override(load_config("laptop-search"), words.split())
+    assert override(load_config("laptop-search"), ["--cluster.address", "10.0.0.1:6379"]).cluster.address
+
+
+OTHER_ENV = 'base = "laptop-search"\n[env]\nid = "agentenv/Calculator-v0"\n'
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        ("", {}),
+        ('[env.options]\nrender_mode = "ansi"', {"render_mode": "ansi"}),
+    ],
+)
+def test_another_environment_does_not_inherit_the_options_of_the_base(
+    changes: str, kept: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "other.toml"
+    path.write_text(OTHER_ENV + changes)
+    config = load_config(path)
+    assert config.env.options == kept
+    assert config.rollout == load_config("laptop-search").rollout
+
+
+def test_options_stay_where_the_name_stays() -> None:
+    base = load_config("laptop-search")
+    same = {"env": {"id": "agentenv/LocalSearch-v0", "options": {"k": 7}}}
+    assert config_of({"base": "laptop-search", **same}, "test").env.options == base.env.options | {"k": 7}
+    assert override(base, ["--env.id", "agentenv/LocalSearch-v0"]) == base
+
+
+def test_on_the_command_line_and_in_python_options_go_with_their_name_too() -> None:
+    base = load_config("laptop-search")
+    words = ["--env.id", "agentenv/Calculator-v0", "--env.options.render_mode", "ansi"]
+    assert override(base, words).env.options == {"render_mode": "ansi"}
+    assert override(base, [*words[2:], *words[:2]]).env.options == {"render_mode": "ansi"}
+    overrides = {"env.id": "agentenv/Calculator-v0", "env.options.render_mode": "ansi"}
+    assert changed(base, overrides).env.options == {"render_mode": "ansi"}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "new"),
+    [
+        ("rollout.strategy", {"depth": 1}, "plain"),
+        ("rollout.sampler", {"pool": 3}, "uniform"),
+        ("optimization.estimator", {"population": "step"}, "group_relative"),
+    ],
+)
+def test_options_of_a_strategy_sampler_or_estimator_go_with_it(
+    name: str, options: dict[str, Any], new: str
+) -> None:
+    old = {"rollout.strategy": "tree", "rollout.sampler": "dapo", "optimization.estimator": "anchor_state"}
+    known = {} if name == "rollout.sampler" else options
+    base = changed(load_config("laptop-search"), {name: old[name], f"{name}_options": known})
+    later = override(base, [f"--{name}", new])
+    assert changed(base, {name: new}) == later
+    table, key = name.split(".")
+    assert getattr(getattr(later, table), f"{key}_options") == {}
+
+
+def test_options_of_own_tasks_go_with_their_environment() -> None:
+    tasks = {"train.dataset": "env", "train.options": {"n": 3}, "dev.dataset": "env", "test.dataset": "env"}
+    base = changed(load_config("laptop-search"), tasks)
+    assert override(base, ["--env.id", "agentenv/Calculator-v0"]).train.options == {}
+    assert base.train.options == {"n": 3}
+
+
+def test_values_in_python_are_checked_like_those_of_a_file() -> None:
+    base = load_config("laptop-search")
+    assert changed(base, {"optimization": {"steps": 7}, "seed": 3}).optimization.steps == 7
+    assert changed(base, {"optimization": {"steps": 7}}).rollout == base.rollout
+    assert changed(base, {}) == base
+    with pytest.raises(UnknownName, match="optimisation"):
+        changed(base, {"optimisation.steps": 7})
+    with pytest.raises(ConfigurationError, match=r"optimization\.steps.*'many'"):
+        changed(base, {"optimization.steps": "many"})

@@ -1,0 +1,119 @@
+"""Every architecture: sampler, learner and ``score`` give the log-probs of ``model.forward``, or it is refused by name.
+
+Models are random, of two layers, with windows of six tokens and sequences of twenty and more; the sampler's cache is kept
+across turns and rewound, the learner's rows share a prompt.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+
+from agentenv.errors import ConfigurationError
+from agentenv.policies.fake_architectures import CONTEXT, VOCABULARY, WINDOW, architectures, tiny_model
+from agentenv.policies.fakes import ByteTokenizer
+from agentenv.policies.hf import HFPolicy
+from agentenv.trainers.learner.agreement import gaps
+from agentenv.trainers.warmstart.supervised import _weighted_loss
+
+FAMILIES = [
+    *(
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+        "llama",
+        "llama4_text",
+        "granite",
+        "cohere",
+        "cohere2",
+        "gemma2",
+        "gemma3_text",
+    ),
+    *("gemma3", "mistral", "gpt_oss", "gpt2", "gptj", "opt", "olmo3", "smollm3", "exaone4"),
+]
+RECURRENT = ["mamba", "jamba", "bamba", "falcon_h1", "qwen3_next", "recurrent_gemma", "rwkv"]
+ENCODERS = ["bart", "pegasus", "marian"]
+REFUSED = [*RECURRENT, *ENCODERS, "bloom", "deepseek_v3", "roberta", "moshi", "modernbert-decoder"]
+WINDOWED = {"use_sliding_window": True, "sliding_window": WINDOW}
+NATS = 1e-3
+
+
+def policy_of(model_type: str, **changes: Any) -> HFPolicy:
+    return HFPolicy(tiny_model(model_type, **changes), ByteTokenizer(), context_tokens=CONTEXT)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_all_ways_give_the_log_probs_of_the_model(model_type: str) -> None:
+    found = gaps(policy_of(model_type), vocabulary=VOCABULARY)
+    assert max(found.values()) < NATS, found
+
+
+@pytest.mark.parametrize("model_type", ["mistral", "mixtral", "phi3", "starcoder2"])
+def test_windows_that_no_list_of_layers_names_are_followed(model_type: str) -> None:
+    found = gaps(policy_of(model_type, sliding_window=WINDOW), vocabulary=VOCABULARY)
+    assert max(found.values()) < NATS, found
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_what_cannot_be_computed_is_refused_by_name(model_type: str) -> None:
+    with pytest.raises(ConfigurationError, match=model_type):
+        policy_of(model_type)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        WINDOWED | {"layer_types": ["full_attention", "sliding_attention"]},
+        WINDOWED | {"layer_types": ["sliding_attention"] * 2},
+        {"attn_implementation": "eager"},
+        {"tie_word_embeddings": True},
+    ],
+)
+def test_a_model_in_another_configuration(changes: dict[str, Any]) -> None:
+    assert max(gaps(policy_of("qwen2", **changes), vocabulary=VOCABULARY).values()) < NATS
+
+
+def test_layers_that_keep_no_keys_and_windows_within_a_layer_are_refused() -> None:
+    local = {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "window_size": WINDOW}
+    with pytest.raises(ConfigurationError, match=f"window_size={WINDOW}"):
+        policy_of("gpt_neo", **local)
+    with pytest.raises(ConfigurationError, match="lfm2"):
+        policy_of("lfm2", layer_types=["conv", "full_attention"])
+
+
+def test_the_check_leaves_the_model_as_it_was() -> None:
+    model = tiny_model("gemma2")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    random = torch.random.get_rng_state()
+    HFPolicy(model, ByteTokenizer(), context_tokens=CONTEXT)
+    assert model.config.sliding_window == WINDOW
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert torch.equal(random, torch.random.get_rng_state())
+    assert not model.lm_head._forward_pre_hooks
+
+
+@pytest.mark.parametrize("model_type", ["granite", "cohere", "gemma2"])
+def test_supervised_steps_see_the_logits_of_the_model(model_type: str) -> None:
+    """Cross-entropy of the model's own logits; multiplications are rounded to bfloat16 in both."""
+    model = tiny_model(model_type)
+    ids = torch.tensor([[5, 6, 7, 8, 9]])
+    weights = torch.tensor([[0.0, 1.0, 1.0, 0.0, 1.0]])
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        logprobs = torch.log_softmax(model(input_ids=ids, use_cache=False).logits[0].float(), -1)
+    wanted = -sum(float(logprobs[t - 1, ids[0, t]]) for t in (1, 2, 4)) / 3
+    assert _weighted_loss(model, ids, weights, 3) == pytest.approx(wanted, rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", architectures())
+def test_every_architecture_of_transformers_is_right_or_refused(model_type: str) -> None:
+    try:
+        model = tiny_model(model_type)
+    except Exception as error:
+        pytest.skip(f"it cannot be made small by the general rule: {type(error).__name__}")
+    try:
+        policy = HFPolicy(model, ByteTokenizer(), context_tokens=CONTEXT)
+    except ConfigurationError:
+        return
+    found = gaps(policy, vocabulary=VOCABULARY)
+    assert max(found.values()) < NATS, found

@@ -1,0 +1,285 @@
+"""Run folders: damaged checkpoints and logs, stray files, one run at a time, what checkpoints hold comes back."""
+
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from agentenv.errors import CheckpointMismatch, ConfigurationError
+from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.learner.learner import Learner, Objective
+from agentenv.trainers.run_folder.folder import RunFolder, _digests
+
+
+class Counter:
+    """A part of a run with a state."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.count = state.get("count", 0)
+
+
+class Player(SimpleNamespace):
+    """A policy of which only weights and version matter."""
+
+    version: int
+
+    def resumed(self, version: int) -> None:
+        self.version = version
+
+
+@pytest.fixture
+def made(tmp_path: Path, qwen: Callable[..., Any]) -> tuple[RunFolder, Any, Learner, Counter]:
+    """A run of three steps, the last two of which have checkpoints; every weight is the number of its step."""
+    folder = RunFolder.create(tmp_path / "run", TrainConfig())
+    model, part = qwen(), Counter()
+    policy = Player(model=model, version=0, tokenizer=SimpleNamespace(save_pretrained=lambda path: None))
+    learner = Learner(model, Objective(), learning_rate=1e-3)
+    for step in (1, 2, 3):
+        part.count, policy.version = 10 * step, step
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.fill_(step)
+        folder.log({"step": step}, {})
+        folder.save_checkpoint(step, policy, learner, {"part": part})  # type: ignore[arg-type]
+    return folder, policy, learner, part
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def flip_a_bit(path: Path) -> None:
+    whole = bytearray(path.read_bytes())
+    whole[-100] ^= 1
+    path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "trainer.pt", "sha256.json", "config.json"])
+@pytest.mark.parametrize("damage", [cut_short, flip_a_bit, Path.unlink])
+def test_a_damaged_checkpoint_is_passed_over_and_named(
+    made: tuple[RunFolder, Any, Learner, Counter], name: str, damage: Callable[[Path], None]
+) -> None:
+    folder, policy, learner, part = made
+    damage(folder.path / "checkpoints" / "step-000003" / name)
+    said: list[str] = []
+    assert folder.resume(policy, learner, {"part": part}, said.append) == 2
+    assert len(said) == 1
+    assert "step-000003 is damaged; the run goes on from the checkpoint before it" in said[0]
+    assert (part.count, policy.version) == (20, 2)
+    assert all(bool((weight == 2).all()) for weight in policy.model.parameters())
+    assert [line["step"] for line in folder.history()] == [1, 2]
+
+
+def test_where_all_are_damaged_nothing_is_begun_anew(
+    made: tuple[RunFolder, Any, Learner, Counter],
+) -> None:
+    folder, policy, learner, part = made
+    for checkpoint in (folder.path / "checkpoints").iterdir():
+        cut_short(checkpoint / "model.safetensors")
+    with pytest.raises(CheckpointMismatch, match=r"every checkpoint in .* is damaged: delete that folder"):
+        folder.resume(policy, learner, {"part": part})
+    assert len(folder.history()) == 3
+
+
+def test_intact_checkpoints_come_back_and_no_more_than_two_stay(
+    made: tuple[RunFolder, Any, Learner, Counter],
+) -> None:
+    folder, policy, learner, part = made
+    part.count = 0
+    said: list[str] = []
+    assert folder.resume(policy, learner, {"part": part}, said.append) == 3
+    assert (part.count, said) == (30, [])
+    assert {path.name for path in (folder.path / "checkpoints").iterdir()} == {"step-000002", "step-000003"}
+
+
+def test_versions_of_steps_that_are_made_again_go(made: tuple[RunFolder, Any, Learner, Counter]) -> None:
+    folder, policy, learner, part = made
+    for step in (2, 3):
+        folder.keep_version(step, policy)
+    cut_short(folder.path / "checkpoints" / "step-000003" / "trainer.pt")
+    assert folder.resume(policy, learner, {"part": part}) == 2
+    assert [path.name for path in folder.versions()] == ["step-000002"]
+    assert {path.name for path in (folder.path / "league").iterdir()} == {"step-000002"}
+
+
+def test_one_run_at_a_time(made: tuple[RunFolder, Any, Learner, Counter]) -> None:
+    folder, *_ = made
+    with (
+        folder.claimed(),
+        pytest.raises(ConfigurationError, match="another process trains in"),
+        folder.claimed(),
+    ):
+        pass
+    with folder.claimed():
+        pass  # given back
+
+
+LOGS = ("metrics.jsonl", "timings.jsonl")
+
+
+def break_a_line(path: Path) -> None:
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text(lines[0] + "{broken\n" + "".join(lines[2:]))
+
+
+def leave_out_a_line(path: Path) -> None:
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+
+
+def write_nonsense(path: Path) -> None:
+    path.write_bytes(b"\xff\xfe\x00[1]\n17\nnull\n")
+
+
+@pytest.mark.parametrize("name", LOGS)
+@pytest.mark.parametrize(
+    "damage",
+    [break_a_line, leave_out_a_line, write_nonsense, cut_short, Path.unlink, lambda p: p.write_text("")],
+)
+def test_a_damaged_log_comes_back_from_the_checkpoint(
+    made: tuple[RunFolder, Any, Learner, Counter], name: str, damage: Callable[[Path], Any]
+) -> None:
+    folder, policy, learner, part = made
+    whole = (folder.path / name).read_bytes()
+    damage(folder.path / name)
+    said: list[str] = []
+    again = RunFolder.open(folder.path)
+    assert again.resume(policy, learner, {"part": part}, said.append) == 3
+    assert (folder.path / name).read_bytes() == whole
+    assert [line["step"] for line in again.history()] == [1, 2, 3]
+    assert len(said) == 1
+    assert name in said[0]
+
+
+def test_a_damaged_log_without_a_copy_keeps_what_is_readable(
+    made: tuple[RunFolder, Any, Learner, Counter],
+) -> None:
+    """Checkpoints of earlier versions have no copies of the logs."""
+    folder, policy, learner, part = made
+    for checkpoint in (folder.path / "checkpoints").iterdir():
+        for name in LOGS:
+            (checkpoint / name).unlink()
+        (checkpoint / "sha256.json").write_text(json.dumps(_digests(checkpoint)))
+    break_a_line(folder.path / "metrics.jsonl")
+    said: list[str] = []
+    again = RunFolder.open(folder.path)
+    assert again.resume(policy, learner, {"part": part}, said.append) == 3
+    assert [line["step"] for line in again.history()] == [1, 3]
+    assert len(said) == 1
+
+
+def test_stray_files_are_left_alone(made: tuple[RunFolder, Any, Learner, Counter]) -> None:
+    folder, policy, learner, part = made
+    strays = [
+        folder.path / room / name
+        for room in ("checkpoints", "trajectories", "league")
+        for name in ("step-note.txt", "step-", "step-000001x", "step-000009.bak", "notes")
+    ]
+    strays.append(folder.path / "checkpoints" / "step-000007")  # a file under the name of a checkpoint
+    for path in strays:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    again = RunFolder.open(folder.path)
+    assert again.resume(policy, learner, {"part": part}) == 3
+    again.save_checkpoint(4, policy, learner, {"part": part})
+    assert {path.read_text() for path in strays} == {"mine"}
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "trajectories", "league", "evaluation"])
+def test_a_file_where_a_folder_belongs_is_named(tmp_path: Path, name: str) -> None:
+    folder = RunFolder.create(tmp_path / "run", TrainConfig())
+    (folder.path / name).write_text("no folder")
+    with pytest.raises(ConfigurationError, match=f"{name} is no folder"):
+        folder.compare_config(lambda said: None)
+
+
+def test_a_folder_where_a_log_belongs_is_named(made: tuple[RunFolder, Any, Learner, Counter]) -> None:
+    folder, policy, learner, part = made
+    (folder.path / "metrics.jsonl").unlink()
+    (folder.path / "metrics.jsonl").mkdir()
+    with pytest.raises(ConfigurationError, match=r"metrics\.jsonl is a folder"):
+        RunFolder.open(folder.path).resume(policy, learner, {"part": part})
+
+
+def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(
+    made: tuple[RunFolder, Any, Learner, Counter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Safetensors says in words of its own that the disk is full."""
+    folder, policy, learner, part = made
+
+    def full(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("agentenv.trainers.run_folder.folder.write_trained", full)
+    with pytest.raises(OSError, match="No space left"):
+        folder.save_checkpoint(4, policy, learner, {"part": part})
+    assert {path.name for path in (folder.path / "checkpoints").iterdir()} == {"step-000002", "step-000003"}
+    assert RunFolder.open(folder.path).resume(policy, learner, {"part": part}) == 3
+
+
+def test_a_checkpoint_that_was_being_replaced_when_the_process_died_comes_back(
+    made: tuple[RunFolder, Any, Learner, Counter],
+) -> None:
+    folder, policy, learner, part = made
+    last = folder.path / "checkpoints" / "step-000003"
+    last.rename(last.with_name("step-000003.old"))
+    assert RunFolder.open(folder.path).resume(policy, learner, {"part": part}) == 3
+
+
+def test_whoever_loses_a_folder_leaves_the_files_of_whoever_has_it(tmp_path: Path) -> None:
+    """Both have looked before either of them wrote."""
+    path = tmp_path / "run"
+    first = RunFolder.create(path, TrainConfig(name="first"))
+    with first.claimed():
+        before = (path / "config.toml").read_bytes()
+        (path / "config.toml").unlink()  # as the second one saw it
+        with pytest.raises(ConfigurationError, match="another process trains in"):
+            RunFolder.create(path, TrainConfig(name="second"))
+        assert not (path / "config.toml").exists()
+        (path / "config.toml").write_bytes(before)
+        with pytest.raises(ConfigurationError, match=r"holds a run already|another process"):
+            RunFolder.create(path, TrainConfig(name="second"))
+    assert (path / "config.toml").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints", "evaluation", "identity.json"])
+def test_nothing_is_begun_on_what_another_run_has_left(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / name).touch()
+    with pytest.raises(ConfigurationError, match=name):
+        RunFolder.create(path, TrainConfig())
+    assert [one.name for one in path.iterdir()] == [name]
+
+
+def test_a_checkpoint_in_several_files_is_resumed_and_checked(
+    made: tuple[RunFolder, Any, Learner, Counter],
+) -> None:
+    """Transformers cuts weights above 50 GB; here above 20 KB."""
+    folder, policy, learner, part = made
+    policy.model.save_pretrained = partial(policy.model.save_pretrained, max_shard_size="20KB")
+    policy.version = 4
+    with torch.no_grad():
+        for weight in policy.model.parameters():
+            weight.fill_(4)
+    folder.log({"step": 4}, {})
+    folder.save_checkpoint(4, policy, learner, {"part": part})
+    shards = sorted((folder.path / "checkpoints" / "step-000004").glob("*.safetensors"))
+    assert len(shards) > 2
+    with torch.no_grad():
+        for weight in policy.model.parameters():
+            weight.zero_()
+    assert folder.resume(policy, learner, {"part": part}) == 4
+    assert all(bool((weight == 4).all()) for weight in policy.model.parameters())
+    cut_short(shards[1])
+    assert RunFolder.open(folder.path).resume(policy, learner, {"part": part}) == 3

@@ -1,0 +1,136 @@
+"""What roles are paid, number by number; scores and forms read strictly; credit by role; games that cannot be."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentenv.core.trajectory import Trajectory, Turn
+from agentenv.core.types import EndReason, Task
+from agentenv.errors import ConfigurationError
+from agentenv.trainers.credit.estimators import get_estimator
+from agentenv.trainers.selfplay.board import Board
+from agentenv.trainers.selfplay.games import GAMES, Game, Move
+from agentenv.trainers.selfplay.question_checks import CHECKS
+from agentenv.trainers.selfplay.role_rewards import (
+    ADMISSIONS,
+    CHALLENGES,
+    REWARDS,
+    challenge,
+    form_score,
+    intermediate,
+    mae_proposer,
+    mae_solver,
+    read_score,
+)
+
+
+@pytest.mark.parametrize(
+    ("rate", "linear", "quadratic"), [(0, 1, 0), (0.25, 0.75, 0.75), (0.5, 0.5, 1), (1, 0, 0)]
+)
+def test_the_proposers_rewards(rate: float, linear: float, quadratic: float) -> None:
+    """4 s (1 - s): 4 * 1/4 * 3/4 = 3/4, 4 * 1/2 * 1/2 = 1, and 0 at both ends."""
+    assert challenge(rate) == linear
+    assert intermediate(rate) == quadratic
+
+
+def test_the_quadratic_reward_with_other_ends() -> None:
+    """4 (l + s)(r - s) with l = .1, r = .9, s = .5: 4 * .6 * .4 = .96."""
+    assert intermediate(0.5, low=0.1, high=0.9) == pytest.approx(0.96)
+
+
+@given(st.floats(0, 1))
+def test_rewards_of_the_proposer_are_bounded(rate: float) -> None:
+    assert all(0 <= how(rate) <= 1 for how in CHALLENGES.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1", 0.0), (" 10 ", 1.0), ("4", 1 / 3), ("0", None), ("11", None), ("8/10", None), ("about 8", None), ("", None),
+     ("-3", None), ("7.5", None), ("\u0663", None)],
+)  # fmt: skip
+def test_a_score_is_a_whole_number_that_stands_alone(text: str, value: float | None) -> None:
+    """(x - 1) / 9: 4 gives 3/9. An Arabic digit is no ASCII one."""
+    assert read_score(text, 10) == (None if value is None else pytest.approx(value))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("<a>x</a> <b>y</b>", 1.0),
+        ("<a>x</a> <a>z</a> <b>y</b>", 0.5),
+        ("<a>x</a>", 0.0),
+        ("<a>x</a> <b>y", 0.0),
+    ],
+)
+def test_the_form_counts_pairs(text: str, value: float) -> None:
+    assert form_score(text, ("a", "b")) == value
+
+
+def test_the_table_of_multi_agent_evolve() -> None:
+    """Quality .7 reaches the floor: (.7 + .4 + 1)/3 = .7; q = .6 does not: (.6 + 1)/3. Solver: (.8 + 1)/2."""
+    assert mae_proposer(0.7, 0.4, 1.0) == pytest.approx(0.7)
+    assert mae_proposer(0.6, 0.4, 1.0) == pytest.approx(1.6 / 3)
+    assert mae_solver(0.8, 1.0) == pytest.approx(0.9)
+    assert mae_solver(0.8, 0.5) == pytest.approx(0.65)
+
+
+@pytest.mark.parametrize("name", CHALLENGES)
+def test_a_proposer_is_paid_by_the_solve_rate_of_its_question(name: str) -> None:
+    """One of four attempts succeeds: 1 - 1/4, and 4 (1/4) (3/4)."""
+    board = Board(Task("t", "q"))
+    assert REWARDS[name](board, "propose", 0) is None
+    one = Trajectory(Task("t", "q"), (), (), 1.0, EndReason.ANSWERED)
+    tries = [replace(one, info={"success": success}) for success in (True, False, False, False)]
+    board.plays["solve"] = tries
+    assert board.solve_rate == 0.25
+    assert REWARDS[name](board, "propose", 0) == pytest.approx(0.75)
+
+
+def test_the_form_is_of_the_tags_that_the_move_writes(episode: Callable[..., Trajectory]) -> None:
+    """Whole, doubled and open: 1, .5 and 0. What else stands there does not count."""
+    task = Task("t", "q")
+    for text, worth in (("<a>x</a><b>y", 1.0), ("<a>x</a><a>z</a>", 0.5), ("<a>x", 0.0), ("", 0.0)):
+        turn = Turn(text)
+        board = Board(task)
+        board.plays["propose"] = [
+            Trajectory(task, (), (turn,), 1.0, EndReason.ANSWERED, info={"writes": ("a",)})
+        ]
+        assert REWARDS["form"](board, "propose", 0) == worth
+
+
+def test_each_role_is_compared_with_itself(episode: Callable[..., Trajectory]) -> None:
+    """Proposers 1, 0, .5 against the mean of the others: 1 - 1/4, 0 - 3/4, .5 - 1/2. Solvers 1, 0: 1/2 over 1/sqrt 2."""
+    from agentenv.core.trajectory import SegmentKind
+
+    def of(role: str, reward: float) -> Trajectory:
+        return replace(episode([(SegmentKind.POLICY, (1,))], reward), info={"role": role})
+
+    group = [of("proposer", 1), of("solver", 1), of("proposer", 0), of("solver", 0), of("proposer", 0.5)]
+    values = [float(array[0]) for array in get_estimator("role_wise")(group)]
+    assert values[::2] == pytest.approx([0.75, -0.75, 0.0])
+    assert values[1::2] == pytest.approx([0.5**0.5, -(0.5**0.5)], abs=1e-5)
+    plain = get_estimator("role_wise", {"estimators": {"proposer": "dr_grpo"}})(group)
+    assert [float(array[0]) for array in plain[::2]] == pytest.approx([0.5, -0.5, 0.0])
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_every_row_that_a_game_names_is_there(name: str) -> None:
+    game = GAMES[name]
+    assert game.admit in ADMISSIONS
+    for move in game.moves:
+        assert not move.reward or move.reward in REWARDS
+        assert not move.check or move.check in CHECKS
+        assert all(f"{{{brace}}}" in move.prompt for brace in move.sees)
+        assert all(f"<{tag}>" in move.prompt for tag in move.writes)
+
+
+def test_nobody_sees_what_was_not_played_yet() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"move 'solve' looks at \['grade.score'\], which no earlier move"
+    ):
+        Game((Move("solve", "solver", prompt="{s}", sees={"s": "grade.score"}),))
+    with pytest.raises(ConfigurationError, match="moves of different names"):
+        Game((Move("solve", "solver"), Move("solve", "solver")))

@@ -1,0 +1,437 @@
+"""Self-play by written policies: whole games of every kind, what each role is shown, what it is paid, and what is refused.
+
+Expected figures are worked out by hand beside each game.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agentenv.core.chat import InlineFormat
+from agentenv.core.rollout import RolloutConfig, Start
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import Completion, Document, Sampling, Task
+from agentenv.envs.search.local_search import STOP, LocalSearch
+from agentenv.envs.search.self_play import SearchSolver
+from agentenv.errors import ConfigurationError, PolicyFault, UnknownName
+from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
+from agentenv.policies.fakes import ByteTokenizer
+from agentenv.policies.scripted import complete
+from agentenv.retrievers.fakes import InMemoryRetriever
+from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.strategies import get_strategy, play_groups
+
+TOKENIZER = ByteTokenizer()
+DOCUMENTS = (
+    Document("a", "Ada Guild", "Ada Guild was founded in 1961. Ada Guild is based in Pobra Bay."),
+    Document("b", "Pobra Bay", "Pobra Bay lies in the region of Kovim. The mayor of Pobra Bay is Rug Zat."),
+    Document("c", "Kovim Cup", "Kovim Cup had 300 guests. Kovim Cup was won by Rug Zat."),
+    Document("d", "Rug Zat", "Rug Zat was born in 1930."),
+)
+TOPICS = tuple(Task(f"topic-{d.id}", d.title) for d in DOCUMENTS)
+PROPOSAL = (
+    "<search>Ada Guild</search>",
+    "<question>Where is Ada Guild based?</question><answer>Pobra Bay</answer>",
+)
+RIGHT, WRONG = "<answer>Pobra Bay</answer>", "<answer>Kovim</answer>"
+Script = Callable[[str, int, int, str], str]
+"""From move, place, turn and what it was shown to what is written."""
+
+
+class Troupe:
+    """Writes what the script says; remembers what each move was shown."""
+
+    version = 0
+    tokenizer = TOKENIZER
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.turns: dict[str, int] = {}
+        self.shown: dict[str, list[str]] = {}
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
+    ) -> Completion:
+        assert episode is not None
+        _, place, _, move = episode.rsplit("-", 3)
+        turn = self.turns.get(episode, 0)
+        self.turns[episode] = turn + 1
+        text = TOKENIZER.decode(prompt_ids)
+        self.shown.setdefault(move, []).append(text)
+        return complete(self.script(move, int(place), turn, text), TOKENIZER, sampling)
+
+    def release(self, episode: str) -> None: ...
+
+    async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
+        return [0.0] * len(ids)
+
+
+def game(
+    policy: Any,
+    lanes: int = 4,
+    *,
+    deal: dict[str, Any] | None = None,
+    chat: Any = None,
+    seed: int = 0,
+    **options: Any,
+) -> list[Trajectory]:
+    """One game about Ada Guild."""
+    starts = [
+        Start(
+            SearchSolver(tasks=TOPICS, retriever=InMemoryRetriever(DOCUMENTS), k=1, deal=deal),
+            TOPICS[0],
+            seed + i,
+            "g",
+        )
+        for i in range(lanes)
+    ]
+    config = RolloutConfig(context_tokens=8000, turn_tokens=2000, stop=STOP)
+    stage = Stage(policy, chat or InlineFormat(TOKENIZER), config, TOKENIZER.decode, name="step-1")
+    return asyncio.run(
+        play_groups([starts], get_strategy("self_play", {"searches": (1, 1)} | options), stage)
+    )[0]
+
+
+def ssp(solvers: Sequence[str] = (RIGHT, RIGHT, WRONG, WRONG), **moves: Any) -> Script:
+    """A proposer with ``PROPOSAL``, a verifier and a guesser that answer right and wrong, and the given solvers."""
+    written: dict[str, Any] = {
+        "propose": PROPOSAL,
+        "verify": (RIGHT,),
+        "guess": (WRONG,),
+        "compete": (RIGHT,),
+    } | moves
+
+    def script(move: str, place: int, turn: int, shown: str) -> str:
+        return solvers[place] if move == "solve" else written[move][turn]
+
+    return script
+
+
+def by_role(played: Sequence[Trajectory]) -> dict[str, list[float]]:
+    rewards: dict[str, list[float]] = {}
+    for trajectory in played:
+        rewards.setdefault(trajectory.info["role"], []).append(trajectory.reward)
+    return rewards
+
+
+def figures(played: Sequence[Trajectory]) -> dict[str, Any]:
+    return dict(played[0].info["strategy"])
+
+
+def test_half_solved_pays_the_proposer_half() -> None:
+    """Two of four attempts are right: s = 1/2, so 1 - s = 1/2; a right attempt is paid 1, a wrong one 0."""
+    played = game(Troupe(ssp()))
+    assert by_role(played) == {"proposer": [0.5], "solver": [1.0, 1.0, 0.0, 0.0]}
+    assert {t.group_id for t in played} == {"step-1/proposer", "g"}
+    assert figures(played) | {"sampled_tokens": 0} == {
+        "games": 1, "proposals": 1, "accepted": 1, "solve_rate": [0.5], "sampled_tokens": 0,
+    }  # fmt: skip
+    assert [t.turns[-1].reward for t in played] == [t.reward for t in played]
+
+
+def test_the_quadratic_reward() -> None:
+    """One of four: 4 * 1/4 * 3/4 = 3/4. All of four: 0."""
+    one = game(Troupe(ssp((RIGHT, WRONG, WRONG, WRONG))), reward="intermediate")
+    assert by_role(one)["proposer"] == [0.75]
+    assert by_role(game(Troupe(ssp((RIGHT,) * 4)), reward="intermediate"))["proposer"] == [0.0]
+
+
+def test_a_penalised_attempt_is_no_success() -> None:
+    """D11: eleven opening tags leave a quarter of the reward; the proposer is paid for four failures of four."""
+    spam = "<answer>" * 11 + "Pobra Bay</answer>"
+    played = game(Troupe(ssp((spam, WRONG, WRONG, WRONG))))
+    assert by_role(played) == {"proposer": [1.0], "solver": [0.25, 0.0, 0.0, 0.0]}
+
+
+def test_the_verifier_sees_what_the_proposer_saw_among_noise_and_nothing_else() -> None:
+    troupe = Troupe(ssp())
+    game(troupe, noise=2)
+    (shown,) = troupe.shown["verify"]
+    assert (
+        shown.count("(Title: Ada Guild) Ada Guild was founded in 1961. Ada Guild is based in Pobra Bay.") == 1
+    )
+    assert 2 <= shown.count("(Title: ") <= 3  # two strays, one of which may be the page itself
+    assert "Question: Where is Ada Guild based?" in shown
+    assert all("Where is" in text and "1961" not in text for text in troupe.shown["solve"])
+    alone = Troupe(ssp())
+    game(alone, noise=0)
+    assert alone.shown["verify"][0].count("(Title: ") == 1
+
+
+def test_a_verifier_that_searches_finds_what_the_proposer_saw_and_against_the_corpus_all_of_it() -> None:
+    """It looks for Ada Guild, which the proposer saw, and for Kovim Cup, which it did not; then answers right."""
+    looks = ("<search>Ada Guild</search>", "<search>Kovim Cup</search>", RIGHT)
+    troupe = Troupe(ssp(verify=looks, compete=looks))
+    options: dict[str, Any] = {"verifier": "searches", "checks": ("verify", "compete"), "noise": 0}
+    played = game(troupe, prompts={"verify": "Check: {question}"}, **options)
+    assert figures(played)["accepted"] == 1
+    opening, first, second = troupe.shown["verify"]
+    assert "Check: Where is Ada Guild based?" in opening
+    assert "(Title: " not in opening
+    assert (
+        first.count("(Title: Ada Guild) Ada Guild was founded in 1961. Ada Guild is based in Pobra Bay.") == 1
+    )
+    assert "(Title: Kovim Cup)" not in second
+    assert "(Title: Kovim Cup)" in troupe.shown["compete"][2]
+    wrong = (*looks[:2], WRONG)
+    assert figures(game(Troupe(ssp(verify=wrong)), **options))["refused_unanswerable"] == 1
+    assert figures(game(Troupe(ssp(verify=looks, compete=wrong)), **options))["refused_ambiguous"] == 1
+
+
+def test_a_verifier_has_to_be_sure_by_the_log_probs_of_its_own_tokens() -> None:
+    """An answer of 26 tokens, each written at exp(-.01): exp(-.26) = .771 for the whole."""
+
+    class Hesitant(Troupe):
+        async def generate(self, *args: Any, **options: Any) -> Completion:
+            written = await super().generate(*args, **options)
+            return replace(written, logprobs=(-0.01,) * len(written.ids))
+
+    assert len(TOKENIZER.encode(RIGHT)) == 26
+    assert figures(game(Hesitant(ssp()), confidence=0.76))["accepted"] == 1
+    assert figures(game(Hesitant(ssp()), confidence=0.78))["refused_unanswerable"] == 1
+    with pytest.raises(ConfigurationError, match="log-probs are not recorded"):
+        get_strategy("self_play", {"confidence": 0.5, "players": {"verifier": "openai:m@http://127.0.0.1:1"}})
+
+
+def test_an_unanswerable_question_is_refused_and_its_proposer_penalised() -> None:
+    troupe = Troupe(ssp(verify=(WRONG,)))
+    played = game(troupe, penalty=-1.0)
+    assert by_role(played) == {"proposer": [-1.0]}
+    assert figures(played)["refused_unanswerable"] == 1
+    assert figures(played)["accepted"] == 0
+    assert "solve" not in troupe.shown
+
+
+def test_without_the_verification_it_is_played() -> None:
+    assert by_role(game(Troupe(ssp(verify=(WRONG,))), checks=()))["proposer"] == [0.5]
+
+
+def test_every_vote_has_to_agree() -> None:
+    def script(move: str, place: int, turn: int, shown: str) -> str:
+        return WRONG if (move, place) == ("verify", 2) else ssp()(move, place, turn, shown)
+
+    assert figures(game(Troupe(script), votes=2))["accepted"] == 1
+    assert figures(game(Troupe(script), votes=3))["refused_unanswerable"] == 1
+
+
+def test_a_verifier_that_fails_accepts_nothing_and_blames_nobody() -> None:
+    """D9: a fault of ours is no approval (there it is) and no penalty: the proposal is masked."""
+
+    def script(move: str, place: int, turn: int, shown: str) -> str:
+        if move == "verify":
+            raise PolicyFault("down")
+        return ssp()(move, place, turn, shown)
+
+    (proposer,) = game(Troupe(script), penalty=-1.0)
+    assert (proposer.valid, proposer.reward) == (False, 0.0)
+    assert figures([proposer])["refused_unverified"] == 1
+
+
+def test_faults_of_solvers_leave_the_rate() -> None:
+    """Three valid attempts, one right: 1 - 1/3. None valid: nothing can be said of the proposal, which is masked."""
+
+    def script(down: Sequence[int]) -> Script:
+        def write(move: str, place: int, turn: int, shown: str) -> str:
+            if move == "solve" and place in down:
+                raise PolicyFault("down")
+            return ssp()(move, place, turn, shown)
+
+        return write
+
+    assert by_role(game(Troupe(script([1]))))["proposer"] == [pytest.approx(2 / 3)]
+    assert not game(Troupe(script([0, 1, 2, 3])))[0].valid
+
+
+def test_a_trivial_and_an_ambiguous_question_are_refused() -> None:
+    checks = ("guess", "verify", "compete")
+    assert figures(game(Troupe(ssp(guess=(RIGHT,))), checks=checks))["refused_trivial"] == 1
+    assert figures(game(Troupe(ssp(compete=(WRONG,))), checks=checks))["refused_ambiguous"] == 1
+    troupe = Troupe(ssp())
+    assert figures(game(troupe, checks=checks))["accepted"] == 1
+    assert "Ada Guild is based in" in troupe.shown["compete"][0]
+
+
+def test_refused_proposals_are_asked_for_again_before_the_pool_is_drawn_on() -> None:
+    """The first two attempts leak their answer, the third does not; with two attempts the spare question is played."""
+    leak = (
+        "<search>Ada Guild</search>",
+        "<question>Is Ada Guild in Pobra Bay?</question><answer>Pobra Bay</answer>",
+    )
+    counter = {"n": 0}
+
+    def script(move: str, place: int, turn: int, shown: str) -> str:
+        counter["n"] += move == "propose" and turn == 0
+        return (
+            (leak if counter["n"] <= 2 else PROPOSAL)[turn]
+            if move == "propose"
+            else ssp()(move, place, turn, shown)
+        )
+
+    played = game(Troupe(script), attempts=3, penalty=-0.5)
+    assert by_role(played) == {"proposer": [-0.5, -0.5, 0.5], "solver": [1.0, 1.0, 0.0, 0.0]}
+    assert figures(played)["refused_leaked"] == 2
+    asked = played[0].info["game"]["asked"]
+    assert [(row["outcome"], row.get("solve_rate")) for row in asked] == [
+        ("leaked", None), ("leaked", None), ("accepted", 0.5),
+    ]  # fmt: skip
+    assert asked[0]["question"] == "Is Ada Guild in Pobra Bay?"
+    counter["n"] = 0
+    spare = ("What is the seat of Ada Guild?", "Pobra Bay")
+    pooled = game(Troupe(script), attempts=2, deal={"spare": spare})
+    assert by_role(pooled) == {"proposer": [0.0, 0.0], "solver": [1.0, 1.0, 0.0, 0.0]}
+    assert (figures(pooled)["pooled"], figures(pooled)["accepted"]) == (1, 0)
+    assert figures(pooled)["pooled_solve_rate"] == [0.5]
+    assert [row["outcome"] for row in pooled[0].info["game"]["asked"]] == ["leaked", "leaked", "pooled"]
+    assert {t.task.id for t in pooled if t.info["role"] == "solver"} == {"topic-a/pool"}
+
+
+def test_what_is_known_is_a_duplicate() -> None:
+    known = {"known": ("where is ada guild based",)}
+    assert figures(game(Troupe(ssp()), deal=known))["refused_duplicate"] == 1
+
+
+def test_a_reference_is_shown_to_the_proposer() -> None:
+    troupe = Troupe(ssp())
+    game(troupe, deal={"reference": "Where is Bog Guild based?"})
+    assert "of this kind: Where is Bog Guild based?" in troupe.shown["propose"][0]
+
+
+def test_a_judge_is_asked_where_words_differ_and_read_strictly() -> None:
+    """That "incorrect" is no TRUE (D9): a judge that cannot be read or reached has not agreed, and is counted."""
+    near = ssp(verify=("<answer>the bay of Pobra</answer>",))
+
+    def verdict(text: str) -> dict[str, Any]:
+        with FakeEndpoint(lambda body: Answer(text)) as server:
+            return figures(game(Troupe(near), judge=f"openai:judge@{server.url}#retries=0"))
+
+    assert verdict("The same town.\nVERDICT: TRUE")["accepted"] == 1
+    assert verdict("VERDICT: FALSE")["refused_unanswerable"] == 1
+    assert verdict("That is incorrect, not TRUE")["judge_faults"] == 1
+
+
+def test_another_player_is_not_trained() -> None:
+    """The proposer is an endpoint: its episode is there for the figures, without tokens."""
+
+    def answer(body: Any) -> Answer:
+        return Answer(PROPOSAL["(Title: " in body["messages"][-1]["content"]], says_stop=True)
+
+    with FakeEndpoint(answer) as server:
+        played = game(Troupe(ssp()), players={"proposer": f"openai:proposer@{server.url}"})
+    assert by_role(played) == {"proposer": [0.5], "solver": [1.0, 1.0, 0.0, 0.0]}
+    assert (played[0].segments, len(played[0].turns)) == ((), 2)
+    assert played[1].segments
+
+
+def test_equal_seeds_play_equal_games() -> None:
+    def run(seed: int) -> Any:
+        troupe = Troupe(ssp())
+        return [(t.id, t.segments, t.reward, t.info) for t in game(troupe, seed=seed, noise=3)], troupe.shown
+
+    assert run(3) == run(3)
+    assert any(run(3)[1]["verify"] != run(seed)[1]["verify"] for seed in range(4, 9))  # another shuffle
+
+
+def test_multi_agent_evolve_by_its_table() -> None:
+    """Quality 8 is (8 - 1) / 9 = 7/9 >= .7; grades 10, 10, 1, 1 are 1, 1, 0, 0, so d = 1/2 and f = 1.
+
+    Proposer (7/9 + 1/2 + 1) / 3; solvers (1 + 1)/2 = 1 and (0 + 1)/2 = 1/2; judges are paid for their form.
+    """
+
+    def script(move: str, place: int, turn: int, shown: str) -> str:
+        return {
+            "propose": "<question>Which town is older than any?</question>",
+            "rate": "<score>8</score>",
+            "solve": "<answer>none</answer>",
+            "grade": "<score>10</score>" if place < 2 else "<score>1</score>",
+        }[move]
+
+    troupe = Troupe(script)
+    played = game(troupe, game="mae", checks=(), deal={"reference": "Which town is oldest?"})
+    rewards = by_role(played)
+    assert rewards["proposer"] == [pytest.approx((7 / 9 + 0.5 + 1) / 3)]
+    assert rewards["solver"] == [1.0, 1.0, 0.5, 0.5]
+    assert rewards["judge"] == [1.0] * 5
+    assert {t.group_id for t in played} == {f"step-1/{role}" for role in ("proposer", "solver", "judge")}
+    assert played[0].info["game"]["admitted"]
+    assert "Which town is oldest?" in troupe.shown["propose"][0]
+    assert all("score" not in text for text in troupe.shown["solve"])
+
+
+def test_multi_agent_evolve_below_the_floor_and_unread_judges() -> None:
+    """An unreadable judge counts as 1/2 < .7: (1/2 + 1) / 3 and no place in the pool. No question at all: 0."""
+
+    def script(question: str) -> Script:
+        return lambda move, place, turn, shown: {
+            "propose": question, "rate": "a good one, 8", "solve": "<answer>none</answer>", "grade": "<score>11</score>",
+        }[move]  # fmt: skip
+
+    played = game(Troupe(script("<question>Which town is older than any?</question>")), game="mae", checks=())
+    assert by_role(played)["proposer"] == [0.5]
+    assert by_role(played)["solver"] == [0.75] * 4  # half of 1/2 and half of the form
+    assert not played[0].info["game"]["admitted"]
+    assert by_role(game(Troupe(script("no tags")), game="mae", checks=())) == {"proposer": [0.0]}
+
+
+def test_a_discussion_pays_solution_and_critique_one_in_all() -> None:
+    """A score of 3 is 1 for the solution and 0 for its critique, 2 is a half for each, 1 the other way round."""
+
+    def script(move: str, place: int, turn: int, shown: str) -> str:
+        kind = move.partition("_")[0]
+        return {
+            "solve": f"<answer>guess {place}</answer>",
+            "criticise": f"<critique>flaw {place}</critique>",
+            "score": f"<score>{3 - place}</score>",
+        }[kind]
+
+    troupe = Troupe(script)
+    played = game(troupe, 3, game="comas", checks=())
+    rewards = by_role(played)
+    assert rewards["solver"] == [1.0, 0.5, 0.0] * 2
+    assert rewards["critic"] == [0.0, 0.5, 1.0] * 2
+    assert rewards["scorer"] == [1.0] * 6
+    for place, text in enumerate(troupe.shown["solve_2"]):  # each sees its own critique and no other
+        assert [f"flaw {i}" in text for i in range(3)] == [i == place for i in range(3)]
+
+
+def test_a_red_team_plays_for_a_sum_of_zero_and_thoughts_stay_hidden() -> None:
+    """An unreadable verdict masks both."""
+
+    def script(move: str, place: int, turn: int, shown: str) -> str:
+        return {
+            "attack": f"a secret plan <message>attack {place}</message>",
+            "defend": "a secret doubt <reply>no</reply>",
+            "verdict": f"<verdict>{('harmful', 'harmless', 'not harmful')[place]}</verdict>",
+        }[move]
+
+    troupe = Troupe(script)
+    played = game(troupe, 3, game="red_team", checks=())
+    valid = [t for t in played if t.valid]
+    assert by_role(valid) == {"attacker": [1.0, -1.0], "defender": [-1.0, 1.0]}
+    assert len(played) - len(valid) == 2
+    assert not any("secret" in text for move in ("defend", "verdict") for text in troupe.shown[move])
+
+
+def test_what_cannot_be_played_is_one_sentence() -> None:
+    with pytest.raises(UnknownName, match=r"No game 'sps'. Did you mean 'ssp'\?"):
+        get_strategy("self_play", {"game": "sps"})
+    with pytest.raises(UnknownName, match="check of the game 'ssp': 'solve'"):
+        get_strategy("self_play", {"checks": ("solve",)})
+    with pytest.raises(UnknownName, match="role of the game 'ssp': 'critic'"):
+        get_strategy("self_play", {"players": {"critic": "tiny"}})
+    with pytest.raises(UnknownName, match="move of the game 'ssp': 'prove'"):
+        get_strategy("self_play", {"prompts": {"prove": "x"}})
+    with pytest.raises(ConfigurationError, match=r"verifier.*looks"):
+        get_strategy("self_play", {"verifier": "looks"})
+    with pytest.raises(UnknownName, match="rule bound"):
+        get_strategy("self_play", {"rules": {"min_word": 3}})
+    with pytest.raises(ConfigurationError, match="least <= most searches"):
+        get_strategy("self_play", {"searches": (2, 1)})
+    starts = [Start(LocalSearch(), TOPICS[0], 0, "g")]
+    stage = Stage(Troupe(ssp()), InlineFormat(TOKENIZER), RolloutConfig(), TOKENIZER.decode)
+    with pytest.raises(
+        ConfigurationError, match=r"needs env\.id = 'agentenv/SearchSolver-v0', not LocalSearch"
+    ):
+        asyncio.run(play_groups([starts], get_strategy("self_play"), stage))

@@ -1,0 +1,88 @@
+"""Strategy, proximal policy, correction and engine: every combination is accepted or refused when it is read.
+
+The runs themselves are those of ``benchmarks/combinations.py``; here one strategy of each kind makes its two steps.
+"""
+
+import gzip
+import importlib
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentenv.errors import ConfigurationError
+from agentenv.trainers.config.config_files import override
+from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.grpo import train
+from agentenv.trainers.run import objective_of
+from agentenv.trainers.run_folder.folder import RunFolder
+from agentenv.trainers.strategies.strategies import IN_CONTEXT, STRATEGIES
+
+AHEAD = ["--asynchronous.staleness", "1", "--rollout.deterministic", "false"]
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> Iterator[Any]:
+    """The benchmark that trains them all."""
+    folder = str(Path(__file__).resolve().parents[3] / "benchmarks")
+    sys.path.insert(0, folder)
+    try:
+        yield importlib.import_module("combinations")
+    finally:
+        sys.path.remove(folder)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_whatever_is_accepted_can_be_weighed(strategy: str, benchmark: Any) -> None:
+    """No accepted configuration leaves tokens of another context to a correction that the learner refuses."""
+    counts = Counter[bool]()
+    rows = product(benchmark.PROXIMAL, benchmark.MODES, benchmark.FOREIGN, ("hf", "vllm"))
+    for proximal, mode, foreign, engine in rows:
+        row = benchmark.Combination(strategy, proximal, mode, foreign, 1, engine)
+        try:
+            settings = row.config(1).learning
+        except ConfigurationError:
+            counts[False] += 1
+            continue
+        counts[True] += 1
+        assert not settings.correction.weighs or settings.proximal != "sampler"
+        if settings.correction.weighs and strategy not in IN_CONTEXT:
+            assert settings.correction.foreign in ("rescore", "weight"), row
+    assert all(counts.values())
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_defaults_of_asynchronous_training_fit_every_strategy(strategy: str) -> None:
+    objective = objective_of(override(TrainConfig(), [*AHEAD, "--rollout.strategy", strategy]))
+    assert (objective.correction.mode, objective.correction.foreign) == ("truncate", "weight")
+    at_home = objective_of(override(TrainConfig(), ["--rollout.strategy", strategy]))
+    assert (at_home.correction.mode, at_home.correction.foreign) == ("none", "recompute")
+
+
+@pytest.mark.parametrize("foreign", ["recompute", "ratio"])
+def test_what_a_correction_cannot_weigh_is_refused_when_it_is_read(foreign: str) -> None:
+    words = [*AHEAD, "--optimization.correction.foreign", foreign]
+    override(TrainConfig(), words)  # nothing changes its context
+    with pytest.raises(ConfigurationError, match=rf"rollback.*foreign='{foreign}'"):
+        override(TrainConfig(), [*words, "--rollout.strategy", "rollback"])
+    with pytest.raises(ConfigurationError, match=r"rollout\.sampler='dots'"):
+        override(TrainConfig(), [*words, "--rollout.sampler", "dots"])
+
+
+@pytest.mark.parametrize("strategy", ["judge", "guide", "critique", "reflect_retry"])
+def test_two_asynchronous_steps_with_tokens_of_another_context(
+    strategy: str, benchmark: Any, tmp_path: Path
+) -> None:
+    """By the defaults, which died at the first such token."""
+    torch.set_num_threads(1)
+    config = benchmark.Combination(strategy, None, None, None, 1, "hf").config(1)
+    folder = RunFolder.create(tmp_path / "run", config)
+    train(folder, benchmark.Quiet())
+    assert len(folder.history()) == 2
+    texts = [gzip.decompress(path.read_bytes()) for path in (tmp_path / "run" / "trajectories").iterdir()]
+    assert any(b'"origin": "splice"' in text or b'"origin": "retry"' in text for text in texts)

@@ -1,0 +1,60 @@
+"""ReSeek's JUDGE: an observation that is judged useless leaves the record; what the environment knows stays."""
+
+import asyncio
+
+import pytest
+
+from agentenv.core.chat import InlineFormat
+from agentenv.core.rollout import RolloutConfig, Start
+from agentenv.core.trajectory import Origin, Trajectory
+from agentenv.core.types import Document, Task
+from agentenv.envs.search.local_search import LocalSearch
+from agentenv.errors import ConfigurationError
+from agentenv.policies.fakes import ByteTokenizer
+from agentenv.policies.scripted import ScriptedPolicy
+from agentenv.retrievers.fakes import InMemoryRetriever
+from agentenv.trainers.strategies.judge_action import NOTE, JudgeStrategy
+from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.strategies import play_groups
+
+TOKENIZER = ByteTokenizer()
+TASK = Task("q", "Who?", ("Ada",))
+PAGES = [Document("1", "Ada", "Ada was first."), Document("2", "Eve", "Eve was not.")]
+
+
+def play(*script: str, **options: str) -> tuple[Trajectory, LocalSearch]:
+    env = LocalSearch(tasks=[TASK], retriever=InMemoryRetriever(PAGES), k=1)
+    stage = Stage(ScriptedPolicy({"e-0": script}), InlineFormat(TOKENIZER), RolloutConfig(), TOKENIZER.decode)
+    ((played,),) = asyncio.run(play_groups([[Start(env, TASK, 0)]], JudgeStrategy(**options), stage))
+    return played, env
+
+
+def test_a_useless_observation_leaves_the_record_and_nothing_is_done_again() -> None:
+    again = "<judge>no</judge><search>Ada</search>"
+    played, env = play("<search>Eve</search>", again, "<answer>Ada</answer>")
+    shown = TOKENIZER.decode([i for s in played.segments[1:] for i in s.ids])
+    assert shown.startswith(f"<search>Eve</search><|im_end|>{NOTE}{again}")
+    assert "Eve was not" not in shown
+    assert "Ada was first" in shown
+    assert [s.context_mismatch for s in played.segments if s.logprobs] == [False, True, False]
+    assert played.turns[0].observation[0].text == NOTE
+    assert (played.origin, played.reward, len(played.turns)) == (Origin.SPLICE, 1.0, 3)
+    assert played.info["strategy"] == {"judge_dropped": 1}
+    assert env.state.turns == 2
+    assert set(env.state.found) == {"Eve", "Ada"}
+
+
+def test_without_a_verdict_it_is_plain_play() -> None:
+    played, _ = play("<judge>no</judge><search>Eve</search>", "<answer>Eve</answer>")
+    assert "Eve was not" in played.turns[0].observation[0].text
+    assert not played.context_mismatch.any()
+    assert (played.origin, played.info["strategy"]) == (Origin.BASE, {"judge_dropped": 0})
+
+
+def test_the_verdict_is_an_option_and_may_not_be_empty() -> None:
+    played, _ = play(
+        "<search>Eve</search>", "useless <search>Ada</search>", "<answer>Ada</answer>", verdict="useless"
+    )
+    assert played.info["strategy"]["judge_dropped"] == 1
+    with pytest.raises(ConfigurationError, match="needs a verdict"):
+        JudgeStrategy(verdict="")

@@ -1,0 +1,75 @@
+"""Groups over paraphrases: who is asked what, agreement by hand, and consistency at each stage."""
+
+import asyncio
+
+import pytest
+
+from agentenv.core.chat import InlineFormat
+from agentenv.core.rollout import RolloutConfig, Start
+from agentenv.core.types import Task
+from agentenv.data.paraphrases import paraphrases_of
+from agentenv.data.world import FictionalWorld, WorldConfig
+from agentenv.envs.search.local_search import STOP, LocalSearch
+from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.evaluation.consistency import Asked, consistency, jaccard
+from agentenv.policies.scripted import ScriptedPolicy
+from agentenv.trainers.strategies.paraphrases import ParaphraseStrategy, group_similarity
+from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.strategies import get_strategy, play_groups
+
+TASK = Task("q", "Where is Halvik?", ("Norland",), data={"paraphrases": ("In which land is Halvik?",)})
+
+
+def test_agreement_counts_the_other_wordings_alone() -> None:
+    """F1("new york", "new york city") = 2 (1) (2/3) / (5/3) = .8; equal answers to the same wording do not count."""
+    answers = ["new york", "new york", "new york city", None]
+    assert group_similarity(answers, ["a", "a", "b", "b"]) == pytest.approx([0.4, 0.4, 0.8, 0.0])
+    assert group_similarity(["x", "x"], ["a", "a"]) == [0.0, 0.0]
+
+
+def test_a_group_poses_its_paraphrases_by_turns_and_pays_agreement() -> None:
+    answers = ["Norland", "Norland", "Rome", "Norland"]
+    policy = ScriptedPolicy({f"e-{n}": [f"<answer>{answer}</answer>"] for n, answer in enumerate(answers)})
+    config = RolloutConfig(context_tokens=9999, stop=STOP)
+    stage = Stage(policy, InlineFormat(policy.tokenizer), config, policy.tokenizer.decode)
+    starts = [Start(LocalSearch(tasks=[TASK]), TASK, seed) for seed in range(4)]
+    strategy = get_strategy("paraphrase", {"weight": 0.5})
+    (played,) = asyncio.run(play_groups([starts], strategy, stage))
+    assert [t.task.question for t in played] == ["Where is Halvik?", "In which land is Halvik?"] * 2
+    assert all(t.task.question in t.prompt[0].text for t in played)
+    # Norland is like both answers of the other wording; Rome like none; the second wording half like {Norland, Rome}
+    assert [t.info["strategy"]["agreement"] for t in played] == [[1.0], [0.5], [0.0], [0.5]]
+    assert [t.reward for t in played] == [1.5, 1.25, 0.0, 1.25]
+    assert [t.turns[-1].reward for t in played] == [1.5, 1.25, 0.0, 1.25]
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(ConfigurationError, match="weight=-1"):
+        ParaphraseStrategy(weight=-1)
+    with pytest.raises(UnknownName):
+        ParaphraseStrategy(scorer="nothing")
+
+
+def test_questions_of_one_hop_have_the_forms_of_their_relation() -> None:
+    world = FictionalWorld.generate(WorldConfig(documents=200, questions=10, families=("lookup", "bridge")))
+    for task in world.questions:
+        forms = paraphrases_of(task)
+        assert forms[0] == task.question
+        assert len(forms) == (3 if task.data["hops"] == 1 else 1)
+        assert all(task.data["path"][0]["entity"] in form for form in forms)
+
+
+def test_consistency_at_each_stage_by_hand() -> None:
+    one, two = frozenset("ab"), frozenset("bc")
+    questions = [
+        [Asked("york", one), Asked("york", one), Asked("rome", two)],
+        [Asked(None, one), Asked("rome", one)],
+        [Asked("alone", one)],
+    ]
+    figures = consistency(questions)
+    # pairs of the first: found 1, 1/3, 1/3; answers 1, 0, 0. Of the second: found 1, answers 0.
+    assert figures["retriever"] == pytest.approx((5 / 9 + 1) / 2)
+    assert figures["end_to_end"] == pytest.approx((1 / 3 + 0) / 2)
+    assert figures["generator"] == pytest.approx((1 + 0) / 2)
+    assert consistency([])["generator"] is None
+    assert jaccard(frozenset(), frozenset()) == 1.0

@@ -1,0 +1,325 @@
+"""How many rollouts a task gets: DAPO's rule, DARS's formulas and XRPO's priorities, by hand."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from agentenv.core.trajectory import Origin, Trajectory, Turn
+from agentenv.core.types import EndReason, Task
+from agentenv.errors import ConfigurationError
+from agentenv.trainers.credit.group_statistics import others_mean
+from agentenv.trainers.task_sampling.allocation import (
+    DifficultyAdaptive,
+    DiversityFilter,
+    DynamicSampling,
+    UncertaintyAllocation,
+    Uniform,
+    apportioned,
+    half_width,
+    hardness_allocation,
+    is_diverse,
+    priority,
+    t_quantile,
+    uncertainty_allocation,
+)
+from agentenv.trainers.task_sampling.waves import Draw, Group, Ledger, TaskSampler, collect
+
+TASKS = [Task(f"t{i}", "q") for i in range(20)]
+
+
+def ledger_of(*outcomes: Sequence[float], waves: int = 1, questions: int = 4, size: int = 4) -> Ledger:
+    """A step under way whose groups have these outcomes."""
+    ledger = Ledger(1, TASKS, np.random.default_rng(0), questions, size, waves=waves)
+    for place, rewards in enumerate(outcomes):
+        members = [Trajectory(TASKS[place], (), (), r, EndReason.ANSWERED) for r in rewards]
+        ledger.groups.append(Group(place, ledger.asked, members))
+        ledger.asked += len(members)
+    return ledger
+
+
+def sizes(draws: Sequence[Draw]) -> list[tuple[int | None, int]]:
+    return [(draw.group, draw.rollouts) for draw in draws]
+
+
+# Four outcomes with 0, 1, 3 and 4 right: only 1 and 3 differ.
+COUNTS = ([0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 0, 1], [1, 1, 1, 1])
+
+
+def test_dapo_keeps_groups_that_differ() -> None:
+    kept = DynamicSampling().settle(ledger_of(*COUNTS)).trained
+    assert [group.task for group in kept] == [1, 2]
+
+
+def test_dapo_plays_as_many_fresh_tasks_as_are_missing() -> None:
+    """``keep`` .75 of 8 questions is 6; 2 of 4 differ, so 4 are missing; 16 of 32 episodes are left, enough for 4."""
+    sampler = DynamicSampling(keep=0.75)
+    draws = sampler.draw(ledger_of(*COUNTS, questions=8))
+    assert sizes(draws) == [(None, 4)] * 4
+    assert not {draw.task for draw in draws} & {0, 1, 2, 3}
+    assert sizes(sampler.draw(ledger_of(*COUNTS, questions=6))) == [(None, 4)] * 2  # 4 - 2 missing
+    assert sizes(sampler.draw(ledger_of(*COUNTS, questions=5))) == [(None, 4)]  # budget for one more
+    assert sampler.draw(ledger_of(*COUNTS[1:3], questions=3)) == []  # 2 of 2 differ
+
+
+def test_dapo_stops_after_its_waves() -> None:
+    flat = ledger_of(*[[0, 0, 0, 0]] * 2, waves=3, questions=8)
+    assert DynamicSampling(max_waves=3).draw(flat) == []
+    assert DynamicSampling(max_waves=0).draw(flat) != []
+
+
+def test_returns_are_diverse_beyond_eta_or_alone() -> None:
+    # The population deviation of 0 and x is x / 2, the sample's would be x / sqrt 2.
+    assert is_diverse([0, 0.61], 0.3)
+    assert not is_diverse([0, 0.59], 0.3)
+    # One success of 16: sqrt(1/16 * 15/16) = .242, the sample's .25.
+    assert is_diverse([1] + [0] * 15, 0.24)
+    assert not is_diverse([1] + [0] * 15, 0.245)
+    assert is_diverse([0.2], 0.3)
+    assert not is_diverse([], 0.3)
+
+
+def test_ui_s1_compares_returns_of_first_turns() -> None:
+    """Outcomes 1 and 1; the returns from the first turn at gamma .5 are 1 and 0 + .5: population deviation .25."""
+    ledger = ledger_of([1, 1], [1, 1], [0, 0])
+    for member, rewards in zip(ledger.groups[1].members, ([1.0, 0.0], [0.0, 1.0]), strict=True):
+        object.__setattr__(member, "turns", tuple(Turn("a", reward=r) for r in rewards))
+    kept = DiversityFilter(eta=0.24).settle(ledger).trained
+    assert [group.task for group in kept] == [1]
+    assert DiversityFilter(eta=0.26).settle(ledger).trained == []
+    # A first turn that did not match carries nothing on: the returns are 1 and 0, their deviation .5.
+    broken = [replace(turn, valid=False) for turn in ledger.groups[1].members[1].turns]
+    object.__setattr__(ledger.groups[1].members[1], "turns", tuple(broken))
+    assert [
+        group.task for group in DiversityFilter(eta=0.49, segment_end="exclude").settle(ledger).trained
+    ] == [1]
+
+
+def gains(sampler: TaskSampler, step: int, chances: Sequence[float]) -> list[float]:
+    """Sum of leave-one-out credit times slope of the log-prob, for the first half of the tasks and for the second.
+
+    A task is one Bernoulli choice whose log-odds are its own parameter: the slope is R - p, the exact gradient p (1 - p).
+    """
+    ledger, sums = Ledger(step, TASKS, np.random.default_rng(step), 4, 4), [0.0, 0.0]
+
+    def play(draws: Sequence[Draw], groups: Sequence[Group], ledger: Ledger) -> list[list[Trajectory]]:
+        return [
+            [
+                Trajectory(
+                    TASKS[draw.task], (), (), float(u < chances[draw.task]), EndReason.ANSWERED, id="e"
+                )
+                for u in ledger.rng.random(draw.rollouts)
+            ]
+            for draw in draws
+        ]
+
+    for group in collect(sampler, ledger, play).trained:
+        rewards = np.array([trajectory.reward for trajectory in group])
+        place = int(group[0].task.id[1:])
+        sums[place >= 10] += float((rewards - others_mean(rewards)) @ (rewards - chances[place]))
+    return sums
+
+
+@pytest.mark.parametrize(
+    ("sampler", "unbiased"),
+    [(Uniform(), True), (DynamicSampling(), True), (DifficultyAdaptive(weighting="hardness"), False)],
+    ids=["uniform", "dapo", "dars"],
+)
+def test_refilling_moves_no_weight_between_tasks(sampler: TaskSampler, unbiased: bool) -> None:
+    """Tasks of chance .1 and .5 gain as .09 to .25, within 4 standard errors; DARS is meant to weigh the former up."""
+    chances = [0.1] * 10 + [0.5] * 10
+    found = np.array([gains(sampler, step, chances) for step in range(1500)])
+    difference = found[:, 0] / 0.09 - found[:, 1] / 0.25
+    error = difference.std() / len(difference) ** 0.5
+    assert (abs(difference.mean()) < 4 * error) == unbiased
+    assert found.mean(axis=0).min() > 0
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "weighting", "scale", "expected"),
+    [
+        # n = 8, a = 1/4: S = 3/8, n S = 3, peak 4: ceil((4 - 3) / (3/8)) = ceil(2.67).
+        (0.25, "equal", "none", 3),
+        # Hardness: 2 (3/4) 4 = 6: (6 - 3) / (3/8) = 8.
+        (0.25, "hardness", "none", 8),
+        # None right counts as 1/16: S = 15/128, n S = 15/16: ceil((49/16) / (15/128)) = 27, bounded to 32 - 8.
+        (0.0, "equal", "none", 24),
+        # Hardness: 2 (15/16) 4 = 7.5: (7.5 - .9375) / (15/128) = 56 = 64 - 8.
+        (0.0, "hardness", "none", 56),
+        # Standardised: S = 2 sqrt(3/16) = .866, n S = 6.93, peak 8: ceil(1.072 / .866) = 2.
+        (0.25, "equal", "std", 2),
+        (0.5, "equal", "none", 0),
+        # Above a half nothing is added, although 3/4 has the S of 1/4 and 5/8 that of 3/8.
+        (0.75, "equal", "none", 0),
+        (0.625, "equal", "none", 0),
+        (0.75, "equal", "std", 0),
+        (0.875, "hardness", "none", 0),
+        (1.0, "equal", "none", 0),
+    ],
+)
+def test_dars_allocations(accuracy: float, weighting: str, scale: str, expected: int) -> None:
+    cap = 32 if weighting == "equal" else 64
+    given = hardness_allocation(accuracy, 8, cap=cap, weighting=weighting, scale=scale)  # type: ignore[arg-type]
+    assert given == expected
+
+
+def test_a_half_is_where_a_group_stops_being_hard() -> None:
+    """Size 20: 9 and 11 right have the same S, .495, so 20 S = 9.9 of a peak of 10: ceil(.1 / .495) = 1 for the hard one."""
+    given = [hardness_allocation(right / 20, 20, cap=32) for right in (9, 10, 11)]
+    assert given == [1, 0, 0]
+
+
+def test_float_noise_buys_no_rollout() -> None:
+    """Size 6, a = 1/3: S = 4/9, n S = 8/3; hardness 2 (2/3) 3 = 4: (4/3) / (4/9) = 3 and not 4."""
+    assert hardness_allocation(1 / 3, 6, cap=64, weighting="hardness") == 3
+
+
+def test_a_group_above_its_cap_gets_none() -> None:
+    assert hardness_allocation(0.1, 40, cap=32) == 0
+
+
+def test_shares_of_what_does_not_fit() -> None:
+    assert apportioned([2, 0, 3], 7) == [2, 0, 3]
+    # 6, 3 and 1 of 10 into 5: 3, 1.5 and .5, the halves to the first.
+    assert apportioned([6, 3, 1], 5) == [3, 2, 0]
+    assert apportioned([1, 1, 1], 0) == [0, 0, 0]
+
+
+def test_dars_looks_first_then_adds_where_little_succeeds() -> None:
+    """Budget 4 x 4, first looks of 2; halves and more get none.
+
+    Two failures count as a = 1/4: S = 3/8, n S = 3/4, peak 1: ceil((1/4) / (3/8)) = 1 more. That leaves 8 - 2 = 6 episodes
+    for 3 fresh tasks.
+    """
+    sampler = DifficultyAdaptive()
+    first = sampler.draw(ledger_of(waves=0))
+    assert sizes(first) == [(None, 2)] * 4
+    assert len({draw.task for draw in first}) == 4
+    ledger = ledger_of([0, 0], [1, 0], [1, 1], [0, 0])
+    assert sizes(sampler.draw(ledger)) == [(0, 1), (3, 1), (None, 2), (None, 2), (None, 2)]
+    assert [group.task for group in sampler.settle(ledger).trained] == [1]
+    assert sampler.draw(ledger_of([0, 0], waves=2)) == []
+
+
+def test_dars_divides_what_is_left_where_the_formula_asks_for_more() -> None:
+    """Hardness on three failed pairs: 2 (3/4) 1 = 1.5: (1.5 - .75) / (3/8) = 2 each, 6 where 2 are left."""
+    ledger = ledger_of([0, 0], [0, 0], [0, 0], questions=2)
+    assert sizes(DifficultyAdaptive(weighting="hardness").draw(ledger)) == [(0, 1), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("df", "expected"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (9, 2.2622), (30, 2.0423)]
+)
+def test_quantiles_of_student(df: int, expected: float) -> None:
+    assert t_quantile(0.95, df) == pytest.approx(expected, abs=5e-5)  # printed tables
+
+
+def test_quantiles_against_an_independent_implementation() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    for level in (0.5, 0.9, 0.99):
+        for df in (1, 2, 5, 8, 63):
+            assert t_quantile(level, df) == pytest.approx(stats.t.ppf((1 + level) / 2, df), rel=1e-9)
+
+
+def test_half_widths() -> None:
+    assert half_width(0.5, 4) == pytest.approx(3.1824 * 0.5 / 2, abs=1e-4)
+    assert half_width(0.0, 2) == 0.0
+    assert half_width(1.0, 1) == math.inf
+
+
+def test_priorities() -> None:
+    """Deviation 1/2: h(4) = .79561, h(5) = 2.7764 (1/2) / sqrt(5) = .62083; bonus .1 sqrt(log(17) / 4) = .08416."""
+    assert priority(0.5, 4, 16, exploration=0.0) == pytest.approx(0.79561 - 0.62083, abs=1e-4)
+    assert priority(0.5, 4, 16, exploration=0.1) == pytest.approx(0.17478 + 0.08416, abs=1e-4)
+    assert priority(0.0, 4, 16, exploration=0.0) == 0.0
+    assert priority(0.0, 1, 16, exploration=0.0) == math.inf
+
+
+def test_rollouts_go_where_they_take_off_most() -> None:
+    # Only the second group is uncertain; without exploration it gets everything.
+    assert uncertainty_allocation([0.0, 0.5, 0.0], [4, 4, 4], 3, exploration=0.0) == [0, 3, 0]
+    # Nothing is uncertain: the bonus levels the sizes.
+    assert uncertainty_allocation([0.0, 0.0, 0.0], [4, 2, 3], 3, exploration=0.1) == [0, 2, 1]
+    # A group of one outcome has no interval and comes first.
+    assert uncertainty_allocation([0.5, 0.0], [4, 1], 1, exploration=0.0) == [0, 1]
+
+
+def test_xrpo_spends_the_rest_in_equal_rounds() -> None:
+    sampler = UncertaintyAllocation(exploration=0.0)
+    assert sizes(sampler.draw(ledger_of(waves=0))) == [(None, 2)] * 4
+    pairs = ([0, 0], [1, 0], [1, 1], [0, 0])
+    assert sizes(sampler.draw(ledger_of(*pairs))) == [(1, 4)]  # half of the 8 that are left
+    ledger = ledger_of([0, 0], [1, 0, 1, 1, 1, 1], [1, 1], [0, 0], waves=2)
+    assert sizes(sampler.draw(ledger)) == [(1, 4)]
+    assert sampler.draw(ledger_of(*pairs, waves=3)) == []
+    assert sampler.settle(ledger).figures == {"largest_group": 6}
+
+
+def test_the_confidence_level_reaches_every_half_width() -> None:
+    """Deviation 1/2 at a level of .5: t(3) = .76489, t(4) = .74070; h(4) = .19122, h(5) = .16562."""
+    assert priority(0.5, 4, 16, exploration=0.0, level=0.5) == pytest.approx(0.19122 - 0.16562, abs=1e-4)
+    # At .95 the pair is widest by far; at a level near 0 every interval is narrow and the bonus levels the sizes.
+    assert uncertainty_allocation([0.5, 0.0], [3, 2], 1, exploration=0.1) == [1, 0]
+    assert uncertainty_allocation([0.5, 0.0], [3, 2], 1, exploration=0.1, level=1e-6) == [0, 1]
+    ledger = ledger_of([1, 0, 1], [0, 0], questions=2, size=3)
+    wide, narrow = (UncertaintyAllocation(rounds=1, level=level).draw(ledger) for level in (0.95, 1e-6))
+    assert sizes(wide) == [(0, 1)]
+    assert sizes(narrow) == [(1, 1)]
+
+
+def test_equal_priorities_go_to_the_first_group() -> None:
+    assert uncertainty_allocation([0.5, 0.5, 0.5], [4, 4, 4], 1, exploration=0.1) == [1, 0, 0]
+
+
+def test_a_single_outcome_has_no_deviation() -> None:
+    """One outcome is of unknown spread and is played again first, whatever its value."""
+    draws = UncertaintyAllocation(rounds=1).draw(ledger_of([1], [1, 0], questions=2, size=2))
+    assert sizes(draws) == [(0, 1)]
+
+
+def test_the_first_look_is_as_large_as_asked() -> None:
+    assert sizes(UncertaintyAllocation(first=3).draw(ledger_of(waves=0))) == [(None, 3)] * 4
+    assert sizes(DifficultyAdaptive(first=3).draw(ledger_of(waves=0))) == [(None, 3)] * 4
+
+
+def test_xrpo_trains_every_group() -> None:
+    ledger = ledger_of([0, 0], [1, 0])
+    assert UncertaintyAllocation().settle(ledger).trained == ledger.groups
+
+
+def test_episodes_that_failed_or_were_guided_are_in_no_diversity() -> None:
+    """Returns 1 and 0 differ; without the second episode one return is left, which counts as diverse by itself."""
+    plain = ledger_of([1, 0], questions=1, size=2).groups[0]
+    alike = ledger_of([1, 1, 0], questions=1, size=3).groups[0]
+    assert DiversityFilter().keeps(plain)
+    for lost in ({"valid": False}, {"origin": Origin.RETRY, "parent_id": "another"}):
+        members = [*alike.members[:2], replace(alike.members[2], **lost)]
+        assert not DiversityFilter().keeps(Group(0, 0, members))
+
+
+@pytest.mark.parametrize(
+    ("sampler", "option", "accepted", "refused"),
+    [
+        (DynamicSampling, "keep", (1e-9, 1.0), (0.0, -0.5, 1.01)),
+        (DynamicSampling, "max_waves", (0, 1), (-1,)),
+        (DiversityFilter, "eta", (0.0, 2.0), (-0.01,)),
+        (DifficultyAdaptive, "first", (0, 2), (1, -1)),
+        (DifficultyAdaptive, "cap", (0, 1), (-1,)),
+        (UncertaintyAllocation, "first", (0, 2), (1, -1)),
+        (UncertaintyAllocation, "rounds", (1, 2), (0,)),
+        (UncertaintyAllocation, "exploration", (0.0, 3.0), (-0.01,)),
+        (UncertaintyAllocation, "level", (0.01, 0.99), (0.0, 1.0, 1.5)),
+    ],
+)
+def test_options_have_bounds(
+    sampler: type[TaskSampler], option: str, accepted: Sequence[float], refused: Sequence[float]
+) -> None:
+    for value in accepted:
+        assert getattr(sampler(**{option: value}), option) == value
+    for value in refused:
+        with pytest.raises(ConfigurationError) as caught:
+            sampler(**{option: value})
+        assert repr(option) in str(caught.value)
+        assert str(value) in str(caught.value)

@@ -1,0 +1,140 @@
+"""Difficulty targets and replay: predictions and draws by hand, and what a replayed episode keeps."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agentenv.core.trajectory import Origin, Segment, SegmentKind, Trajectory, Turn
+from agentenv.core.types import EndReason, Task
+from agentenv.errors import ConfigurationError
+from agentenv.trainers.config.config_files import override
+from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.credit.outcome import group_relative
+from agentenv.trainers.learner.learner import Learner, Objective, rows_of
+from agentenv.trainers.task_sampling.replay import (
+    TargetedReplay,
+    predicted_rewards,
+    sample_without_replacement,
+)
+from agentenv.trainers.task_sampling.waves import Group, Ledger
+
+WORDS = ("river", "river", "river", "tower", "tower", "tower")
+TASKS = [Task(f"t{i}", f"Which {word} is this?") for i, word in enumerate(WORDS)]
+
+
+def ledger_of(outcomes: dict[int, list[float]], *, step: int = 1, questions: int = 2) -> Ledger:
+    """A step whose groups, by task, have these outcomes."""
+    ledger = Ledger(step, TASKS, np.random.default_rng(step), questions, 2)
+    for place, rewards in outcomes.items():
+        members = [episode(TASKS[place], reward) for reward in rewards]
+        ledger.groups.append(Group(place, ledger.asked, members))
+    return ledger
+
+
+def episode(task: Task, reward: float, *, valid: bool = True) -> Trajectory:
+    segments = (
+        Segment(SegmentKind.PROMPT, (0,), 0),
+        Segment(SegmentKind.POLICY, (1, 0), 0, logprobs=(-0.1, -0.30000000000000004), version=3),
+        Segment(SegmentKind.ENV, (1,), 0),
+        Segment(SegmentKind.POLICY, (1,), 1, logprobs=(-1.7,), version=3, context_mismatch=True),
+    )
+    turns = (Turn("a", reward=0.0, anchor_key="k"), Turn("b", reward=reward))
+    return Trajectory(task, segments, turns, reward, EndReason.ANSWERED, group_id=task.id, valid=valid)
+
+
+def test_predictions_are_means_of_like_tasks() -> None:
+    """Likeness log(3) apart: weights 3 : 1 at bandwidth 1; equal likeness: the mean; a small bandwidth: the nearest."""
+    similarities = np.array([[np.log(3), 0.0], [0.0, 0.0]])
+    np.testing.assert_allclose(predicted_rewards(similarities, [1.0, 0.0], bandwidth=1.0), [0.75, 0.5])
+    np.testing.assert_allclose(predicted_rewards(similarities, [1.0, 0.0], bandwidth=1e-3), [1.0, 0.5])
+
+
+def test_draws_without_replacement_follow_the_softmax() -> None:
+    """Chances 1/2, 1/3, 1/6; the second place after the first has 1/2 (1/3 / (1 - 1/2)) + 1/6 (1/3 / (1 - 1/6)) = .4."""
+    rng, logits = np.random.default_rng(0), np.log([3.0, 2.0, 1.0])
+    drawn = np.array([sample_without_replacement(logits, 2, rng) for _ in range(4000)])
+    assert (drawn[:, 0] != drawn[:, 1]).all()
+    first = np.bincount(drawn[:, 0], minlength=3) / 4000
+    np.testing.assert_allclose(first, [1 / 2, 1 / 3, 1 / 6], rtol=0, atol=0.04)  # 5 standard errors
+    assert np.mean(drawn[:, 1] == 1) == pytest.approx(0.4, abs=0.04)
+
+
+def test_far_logits_still_give_as_many_as_are_asked() -> None:
+    """At temperature .001 all chances but one underflow."""
+    drawn = sample_without_replacement(np.array([0.0, -300.0, -500.0]), 3, np.random.default_rng(0))
+    assert drawn.tolist() == [0, 1, 2]
+
+
+def test_tasks_like_those_that_were_half_solved_are_played() -> None:
+    sampler = TargetedReplay()
+    sampler.settle(ledger_of({0: [0, 1], 3: [0, 0]}))
+    assert {draw.task for draw in sampler.draw(ledger_of({}, step=2, questions=3))} == {0, 1, 2}
+
+
+def test_groups_that_differ_come_back_as_they_were() -> None:
+    """Three fresh groups at ``fresh`` .75 are joined by one. Flat groups and faults never are."""
+    sampler = TargetedReplay(fresh=0.75)
+    ledger = ledger_of({0: [0, 1], 1: [1, 1], 2: [0, 0]})
+    ledger.groups[0].members.append(episode(TASKS[0], 0.0, valid=False))
+    first = sampler.settle(ledger)
+    assert (list(first.replayed), first.figures) == ([], {"replay_buffer": 1})
+    second = sampler.settle(ledger_of({3: [1, 1], 4: [1, 1], 5: [0, 0]}, step=2))
+    (group,) = second.replayed
+    assert [t.origin for t in group] == [Origin.REPLAY] * 2
+    for again, original in zip(group, ledger.groups[0].members, strict=False):
+        assert again.segments == original.segments
+        assert [(t.reward, t.anchor_key) for t in again.turns] == [
+            (t.reward, t.anchor_key) for t in original.turns
+        ]
+        assert (again.task, again.reward, again.group_id) == (
+            original.task,
+            original.reward,
+            original.group_id,
+        )
+
+
+def test_a_share_of_one_replays_none_and_the_oldest_leave_first() -> None:
+    sampler = TargetedReplay(fresh=1.0, buffer=2)
+    for task in (0, 1, 2):
+        settled = sampler.settle(ledger_of({task: [0, 1]}, step=task + 1))
+    assert list(settled.replayed) == []
+    assert [task for task, _ in sampler.state_dict()["kept"]] == [1, 2]
+    nothing = TargetedReplay(buffer=0)
+    nothing.settle(ledger_of({0: [0, 1]}))
+    assert nothing.state_dict()["kept"] == []
+
+
+def test_the_reference_is_what_was_played_last() -> None:
+    sampler = TargetedReplay(reference=2)
+    sampler.settle(ledger_of({0: [0, 1], 1: [1, 1], 2: [0, 0]}))
+    assert sampler.state_dict()["known"] == [(1, 1.0), (2, 0.0)]
+
+
+def test_the_stored_log_probs_are_the_denominator(table: Callable[..., Any]) -> None:
+    """The loss of a replayed group is that of ratios against what was stored, and not that of the present weights."""
+    sampler = TargetedReplay()
+    sampler.settle(ledger_of({0: [0, 1]}))
+    (group,) = sampler.settle(ledger_of({1: [1, 1]}, step=2)).replayed
+    rows = rows_of(group, group_relative(group), version=5)
+    assert [set(row.age[row.mask]) for row in rows if row.age is not None] == [{2}, {2}]
+    model = table(4)
+    figures = Learner(model, Objective(), learning_rate=0.1).accumulate(rows)
+    with torch.no_grad():
+        now = [model.logprob([0], 1).item(), model.logprob([0, 1], 0).item()]
+    stored = [-0.1, -0.30000000000000004]
+    # The third sampled token is of another context and has ratio 1: three tokens a row, two rows.
+    expected = sum(old - new for old, new in zip(stored, now, strict=True)) / 3
+    assert figures["approx_kl"] == pytest.approx(expected, abs=1e-6)
+    assert abs(expected) > 0.01
+
+
+def test_replay_needs_the_stored_log_probs_or_a_correction() -> None:
+    base = override(TrainConfig(), ["--rollout.sampler", "dots"])
+    wrong = ["--optimization.proximal", "recompute"]
+    with pytest.raises(ConfigurationError, match="'dots' trains on episodes of earlier weights"):
+        override(base, wrong)
+    override(base, [*wrong, "--rollout.sampler_options.fresh", "1.0"])
+    override(base, [*wrong, "--optimization.correction.mode", "truncate"])

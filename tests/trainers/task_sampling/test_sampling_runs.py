@@ -1,0 +1,100 @@
+"""Every task sampler through the whole trainer: two steps of the tiny policy, and the second again after an interruption."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentenv.trainers.config.config_files import parse_config
+from agentenv.trainers.grpo import train
+from agentenv.trainers.run_folder.folder import RunFolder
+from agentenv.trainers.task_sampling.samplers import SAMPLERS
+
+QUESTIONS, SIZE = 3, 4
+OPTIONS: dict[str, dict[str, Any]] = {
+    "dapo": {"keep": 0.7},
+    "dots": {"fresh": 0.5},
+    "curriculum": {
+        "hops": [[1, 1]],
+        "max_turns": [[1, 0], [2, 1]],
+        "passages": [[2, 1]],
+        "noise": [[2, 0.5]],
+    },
+}
+"""Where the defaults would leave something out."""
+
+
+class Silent:
+    """Shows nothing."""
+
+    def phase(self, name: str, total: int) -> None: ...
+
+    def advance(self, done: int, figures: Mapping[str, float]) -> None: ...
+
+    def warn(self, sentence: str) -> None: ...
+
+
+def config(sampler: str) -> dict[str, Any]:
+    """Two steps over a small world; the evaluations before and after are of one question."""
+    world = {"documents": 200, "questions": 12, "families": ["lookup"], "hops": [1, 1]}
+    return {
+        "threads": 1,
+        "checkpoint_every": 1,
+        "trajectories_every": 1,
+        "env": {
+            "id": "agentenv/SearchSolver-v0",
+            "options": {"k": 2, "max_turns": 1, "observation_tokens": 128, "prompt": "{question}"},
+        },
+        "search": {"encoder": "hash"},
+        "train": {"world": world | {"seed": 1, "split": "train"}},
+        "dev": {"world": world | {"seed": 2, "split": "dev"}},
+        "test": {"limit": 1, "world": world | {"seed": 2, "split": "dev"}},
+        "rollout": {
+            "questions": QUESTIONS,
+            "group_size": SIZE,
+            "turn_tokens": 24,
+            "context_tokens": 256,
+            "sampler": sampler,
+            "sampler_options": OPTIONS.get(sampler, {}),
+        },
+        "optimization": {"steps": 2, "novelty": 2.5},
+        "evaluation": {"every": 0, "bounds": False},
+    }
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    """What an interrupted run must repeat."""
+    names = ["metrics.jsonl", "policy/model.safetensors"]
+    names += [str(path.relative_to(run)) for path in sorted(run.glob("trajectories/*"))]
+    return {name: (run / name).read_bytes() for name in names}
+
+
+def interrupt(run: Path) -> None:
+    """Leaves of a finished run what a run killed in its second step has left."""
+    shutil.rmtree(run / "checkpoints" / "step-000002")
+    shutil.rmtree(run / "policy")
+    shutil.rmtree(run / "evaluation" / "after")
+    (run / "results.json").unlink()
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_two_steps_and_the_second_one_again(name: str, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    folder = RunFolder.create(tmp_path / "run", parse_config(config(name), "test"))
+    train(folder, Silent())
+    lines = folder.history()
+    for line in lines:
+        assert line["rollouts"] + line["unspent_rollouts"] == QUESTIONS * SIZE
+        assert line["rollouts"] > 0
+        assert line["sampled_tokens"] > line["rollouts"]
+        assert line["faults"] == 0
+    first = contents(folder.path)
+    interrupt(folder.path)
+    train(RunFolder.open(folder.path), Silent())
+    assert contents(folder.path) == first
+    if name == "dots" and lines[0]["replay_buffer"]:
+        assert lines[1]["replayed_groups"] > 0
+        assert lines[1]["approx_kl"] != 0

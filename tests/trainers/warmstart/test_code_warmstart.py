@@ -1,0 +1,116 @@
+"""The warm start on programming tasks in miniature: what the demonstrators write, what they are shown, what is kept."""
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from agentenv.cli.main import main
+from agentenv.data.code_tasks import generate_code_tasks
+from agentenv.envs.code import Code
+from agentenv.errors import SandboxFault
+from agentenv.policies.card import read_card
+from agentenv.policies.policy_spec import make_policy
+from agentenv.sandbox.backends import unavailable
+from agentenv.sandbox.fakes import FakeExecutor
+from agentenv.sandbox.types import ExecResult, ExecStatus
+from agentenv.trainers.warmstart.code_warmstart import (
+    CodeWarmstartConfig,
+    _played,
+    code_warmstart,
+    demonstrations,
+    mender,
+    prover,
+    slip,
+    stubborn,
+)
+
+TINY = CodeWarmstartConfig(tasks=8, steps=1, episodes=4, layers=1, heads=1, judged=1)
+TASKS = generate_code_tasks(30, steps=1, split="train")
+sandboxed = pytest.mark.skipif(bool(unavailable("bwrap")), reason=unavailable("bwrap") or "there is one")
+
+
+class Silent:
+    """A display that shows nothing."""
+
+    def phase(self, name: str, total: int) -> None: ...
+
+    def advance(self, done: int, figures: dict[str, Any]) -> None: ...
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.data["solution"].split("\n")[-1].strip())
+def test_a_slip_raises_whenever_the_program_is_called(task: Any) -> None:
+    example = {"list": [7, 2, 9, 4], "word": "banane", "number": 17}[task.data["family"]]
+    whole: dict[str, Any] = {}
+    exec(task.data["solution"], whole)
+    whole["solve"](example)
+    for seed in range(6):
+        broken = slip(task.data["solution"], Random(seed))
+        with pytest.raises((SyntaxError, NameError)):
+            exec(f"{broken}\nsolve({example!r})", {})
+
+
+def test_who_does_what() -> None:
+    task, rng = TASKS[0], Random(0)
+    right = f"<submit>{task.data['solution']}</submit>"
+    assert prover(task, rng)[-1] == right
+    tried, again, handed_in = mender(task, rng)
+    assert task.data["solution"] not in tried
+    assert [again, handed_in] == prover(task, rng)
+    tried, handed_in = stubborn(task, rng)
+    assert handed_in != right
+    assert handed_in.removeprefix("<submit>").removesuffix("</submit>") in tried
+
+
+@sandboxed
+def test_what_is_shown_is_what_came_of_it() -> None:
+    for who, demo in demonstrations(TINY):
+        assert demo[0].kind == "opening"
+        shown = [piece.text for piece in demo if piece.kind == "page"]
+        assert all(text.startswith("\n<output>\n") for text in shown)
+        failed = [("Error" in text) for text in shown]
+        assert failed == {prover: [False], mender: [True, False], stubborn: [True]}[who]
+
+
+class Stopping(FakeExecutor):
+    """Stops the first ``stops`` runs."""
+
+    def __init__(self, stops: int) -> None:
+        super().__init__()
+        self.stops = stops
+
+    def run(self, code: str, **rest: Any) -> ExecResult:
+        if self.stops:
+            self.stops -= 1
+            return ExecResult(ExecStatus.KILLED)
+        return super().run(code, **rest)
+
+
+def test_a_demonstration_whose_program_was_stopped_is_played_again() -> None:
+    def shown(stops: int) -> list[str]:
+        env = Code(executor=Stopping(stops), tasks=TASKS, stateful=False)
+        return [piece.text for piece in _played(env, TASKS[0], mender(TASKS[0], Random(0)))]
+
+    assert shown(1) == shown(0)
+    with pytest.raises(SandboxFault, match="killed"):
+        shown(100)
+
+
+@sandboxed
+def test_the_policy_comes_with_its_card(tmp_path: Path) -> None:
+    figures = code_warmstart(TINY, Silent(), tmp_path / "policy")
+    assert 0 <= figures["greedy"] <= 1
+    card = read_card(tmp_path / "policy")
+    assert (card.env, card.prompt, card.max_turns) == ("agentenv/Code-v0", "{question}", 3)
+    policy = make_policy(f"hf:{tmp_path / 'policy'}")
+    tokens = [policy.tokenizer.encode(f"<{tag}>") for tag in ("python", "submit", "output")]
+    assert [len(ids) for ids in tokens] == [1, 1, 1]
+    assert "--env code" in (tmp_path / "policy" / "README.md").read_text()
+
+
+def test_flags_of_one_kind_do_not_go_with_the_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["warmstart", "--out", str(tmp_path / "p"), "--env", "code", "--reader-steps", "1"]) == 1
+    assert "--reader-steps does not go with --env code" in capsys.readouterr().err

@@ -1,0 +1,128 @@
+"""The warm start on an environment's expert in miniature: who is imitated, what is learned, what is kept."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.core.trajectory import Segment, SegmentKind, Trajectory, Turn
+from agentenv.core.types import EndReason, Task, ToolResult, ToolStatus
+from agentenv.errors import ConfigurationError
+from agentenv.evaluation.ground import open_ground
+from agentenv.policies.card import read_card
+from agentenv.policies.fakes import random_policy
+from agentenv.policies.policy_spec import make_policy
+from agentenv.trainers.config.config_files import config_of, merged
+from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.evaluate import score_under
+from agentenv.trainers.warmstart.expert_warmstart import expert_warmstart, found_its_sources, lessons_of
+
+
+class Silent:
+    """A display that shows nothing."""
+
+    def phase(self, name: str, total: int) -> None: ...
+
+    def advance(self, done: int, figures: dict[str, Any]) -> None: ...
+
+
+def run(**changes: Any) -> TrainConfig:
+    values: dict[str, Any] = {
+        "base": "lab-search",
+        "env": {"id": "agentenv/JudgedSearch-v0", "options": {"prompt": "{question}"}},
+        "train": {"limit": 6, "world": {"documents": 200, "questions": 6, "families": ["lookup"]}},
+    }
+    return config_of(merged(values, changes), "test")
+
+
+def searched(supporting: tuple[str, ...], *found: str) -> Trajectory:
+    task = Task("t", "Who?", ("A",), data={"supporting_ids": supporting})
+    results = (ToolResult("search", ToolStatus.OK, "q", data={"ids": [list(found)]}),) if found else ()
+    return Trajectory(task, (), (Turn("a", tool_results=results),), 1.0, EndReason.ANSWERED)
+
+
+@pytest.mark.parametrize(
+    ("episode", "counts"),
+    [
+        (searched(("a",), "a", "b"), True),
+        (searched(("a", "c"), "a", "b"), False),
+        (searched((), "a"), True),
+        (searched(("a",)), True),  # it asked its memory
+    ],
+)
+def test_an_answer_that_was_not_read_is_not_imitated(episode: Trajectory, counts: bool) -> None:
+    assert found_its_sources(episode) is counts
+
+
+def test_each_row_is_a_lesson() -> None:
+    segments = (
+        Segment(SegmentKind.PROMPT, (1, 2), 0),
+        Segment(SegmentKind.POLICY, (3,), 0, logprobs=(0.0,)),
+        Segment(SegmentKind.PROMPT, (1, 4), 1, row=1),
+        Segment(SegmentKind.POLICY, (5, 6), 1, logprobs=(0.0, 0.0), row=1),
+    )
+    episode = Trajectory(Task("t", "q"), segments, (), 1.0, EndReason.ANSWERED)
+    assert lessons_of(episode) == [
+        ([1, 2, 3], [False, False, True]),
+        ([1, 4, 5, 6], [False, False, True, True]),
+    ]
+
+
+def test_the_policy_comes_with_the_card_of_its_run(tmp_path: Path) -> None:
+    figures = expert_warmstart([run(), run(seed=1)], Silent(), tmp_path / "policy", steps=2, episodes=2)
+    assert 0 < figures["demonstrations"] <= 12
+    assert figures["tokens"] > 0
+    card = read_card(tmp_path / "policy")
+    assert (card.env, card.prompt, card.turn_tokens) == ("agentenv/JudgedSearch-v0", "{question}", 32)
+    shipped, made = make_policy("tiny"), make_policy(f"hf:{tmp_path / 'policy'}")
+    assert any(
+        (a != b).any() for a, b in zip(shipped.model.parameters(), made.model.parameters(), strict=True)
+    )
+    assert "JudgedSearch" in (tmp_path / "policy" / "README.md").read_text()
+
+
+def test_an_expert_that_never_succeeds_teaches_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="succeeds on no training task"):
+        expert_warmstart(
+            [
+                run(
+                    env={"options": {"max_turns": 0, "scorer": "em_squad"}},
+                    rollout={"context_tokens": 40, "turn_tokens": 1},
+                )
+            ],
+            Silent(),
+            tmp_path / "policy",
+            steps=1,
+        )
+    assert not (tmp_path / "policy").exists()
+
+
+def test_an_environment_without_an_expert_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="has no expert"):
+        expert_warmstart(
+            [run(env={"id": "agentenv/PlannedSearch-v0"})], Silent(), tmp_path / "policy", steps=1
+        )
+
+
+def test_what_was_learned_by_heart_is_found_by_self_search(tmp_path: Path) -> None:
+    world = {"documents": 200, "questions": 2, "families": ["lookup"]}
+    small = {"limit": 2, "world": world}
+    given = run(
+        env={"id": "agentenv/SelfSearch-v0"},
+        rollout={"strategy": "self_search", "turn_tokens": 128},
+        train=small,
+        test=small | {"world": world | {"seed": 1, "split": "train"}},
+    )
+    questions = open_ground(given.train, given.search, given.env, len).source.tasks
+    told = [
+        question
+        for task in questions
+        for question in (task.question, *task.answers, task.data["path"][0]["query"])
+    ]
+    random_policy(
+        tmp_path / "small", ["user assistant What comes next? I know it.", *told], layers=2, width=48
+    )
+    given = given.model_copy(update={"policy": f"hf:{tmp_path / 'small'}"})
+    assert score_under(given) == 0
+    expert_warmstart([given], Silent(), tmp_path / "made", steps=80, episodes=4, rate=1.0)
+    assert score_under(given.model_copy(update={"policy": f"hf:{tmp_path / 'made'}"})) == 1

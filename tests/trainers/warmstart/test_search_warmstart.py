@@ -1,0 +1,269 @@
+"""The warm start in miniature.
+
+What demonstrators do, that their pages are the environment's, and that a stored reader gives the same policy as one that
+was never put down.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from agentenv.core.chat import InlineFormat
+from agentenv.core.env import run_sync
+from agentenv.core.types import Passage, Query, RetrieverInfo
+from agentenv.data.world import FictionalWorld, WorldConfig
+from agentenv.data.world_facts import invent
+from agentenv.data.world_solver import Solver
+from agentenv.envs.search.local_search import LocalSearch
+from agentenv.envs.search.proposals import Rules, documents_shown
+from agentenv.envs.search.self_play import SearchProposer, SearchSolver
+from agentenv.errors import ConfigurationError
+from agentenv.policies.card import read_card
+from agentenv.policies.policy_spec import make_policy
+from agentenv.retrievers.encoder import HashEncoder
+from agentenv.trainers.config.config_files import load_config
+from agentenv.trainers.warmstart.demonstrations import (
+    Library,
+    Scene,
+    astray,
+    careful,
+    drill,
+    echo,
+    follow,
+    guessing,
+    hasty,
+    to_tokens,
+)
+from agentenv.trainers.warmstart.role_demonstrations import (
+    PROPOSER_PROMPT,
+    VERIFIER_PROMPT,
+    doubting,
+    hurried,
+    proposing,
+    verifying,
+)
+from agentenv.trainers.warmstart.search_warmstart import WarmstartConfig, mean_weights, warmstart
+
+WORLD = WorldConfig(documents=200, questions=40, families=("lookup", "bridge"), split="train")
+TINY = WarmstartConfig(
+    copying_steps=1, reader_steps=1, polishing_steps=1, crowd_steps=1, episodes=4, judged=40
+)
+
+
+class Silent:
+    """A display that shows nothing."""
+
+    def phase(self, name: str, total: int) -> None: ...
+
+    def advance(self, done: int, figures: dict[str, Any]) -> None: ...
+
+
+class Shelf:
+    """The library as a retriever."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+
+    async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
+        return [self._library.search(query if isinstance(query, str) else query.text) for query in queries]
+
+    def info(self) -> RetrieverInfo:
+        return RetrieverInfo("shelf", 0, "")
+
+
+def scenes() -> list[Scene]:
+    world = FictionalWorld.generate(WORLD)
+    library = Library(world.documents, HashEncoder(), 2)
+    solver = Solver(invent(WORLD))
+    return [Scene(task, library, world.questions, solver, Random(0)) for task in world.questions]
+
+
+def test_the_careful_demonstrator_plays_the_environment_letter_for_letter_and_scores_full() -> None:
+    scene, demo = next((s, d) for s in scenes() if (d := careful(s)) and len(s.task.data["path"]) == 2)
+    env = LocalSearch(
+        tasks=[scene.task], retriever=Shelf(scene.library), k=2, prompt="{question}", observation_tokens=999
+    )
+    run_sync(env.areset(seed=0, options={"task": scene.task}))
+    actions = [piece.text for piece in demo if piece.kind == "own"]
+    pages = [piece.text for piece in demo if piece.kind == "page"]
+    steps = [env.step(action) for action in actions]
+    assert [step.observation[0].text for step in steps[:-1]] == pages
+    assert steps[-1].reward == 1.0
+
+
+@pytest.mark.parametrize("careless", [guessing, hasty, astray])
+def test_careless_demonstrators_are_wrong_most_of_the_time(careless: Any) -> None:
+    stock = scenes()
+    written = ["".join(piece.text for piece in careless(s)) for s in stock]
+    assert all(text.endswith(" </answer>") for text in written)
+    right = [
+        text.endswith(f"<answer> {s.task.answers[0]} </answer>")
+        for text, s in zip(written, stock, strict=True)
+    ]
+    assert sum(right) < 0.2 * len(stock)
+
+
+def test_what_careless_demonstrators_make_up_is_not_learned() -> None:
+    """That they guess or stray is the policy's own; which name they then write is not."""
+    for scene in scenes():
+        guess, stray = guessing(scene), astray(scene)
+        assert [piece.text for piece in guess if piece.kind == "own"] == ["<answer>", " </answer>"]
+        assert [piece.text for piece in stray if piece.kind == "own"][:2] == ["<search>", " </search>"]
+        assert guess[2].text.strip()
+        assert stray[2].text.strip()
+
+
+def test_searches_in_a_row_give_the_query_and_learn_the_answer_that_its_pages_say() -> None:
+    rows = next(follow(seed=0, worlds=WORLD, k=2, count=20))
+    assert len(rows) == 20
+    for row in rows:
+        for query, page, answer in zip(row[::3], row[1::3], row[2::3], strict=True):
+            assert (query.kind, page.kind, answer.kind) == ("page", "page", "own")
+            assert query.text.startswith("<search> ")
+            assert answer.text.removeprefix("<answer> ").removesuffix(" </answer>") in page.text
+
+
+def test_drills_ask_only_what_their_page_says() -> None:
+    demos = next(drill(seed=0, worlds=WORLD, k=2, count=20))
+    for demo in demos[:50]:
+        for answer in demo[2::2]:
+            assert answer.text.removeprefix("<answer> ").removesuffix(" </answer>") in demo[0].text
+    assert [piece.text for piece in echo(demos[0])] == [demos[0][0].text] * 2
+
+
+def test_own_tokens_are_marked_and_read_back_as_written() -> None:
+    from agentenv.policies.tiny import build_tokenizer
+
+    demo = next(d for s in scenes() if (d := careful(s)))
+    tokenizer = build_tokenizer(piece.text for piece in demo)
+    ids, own = to_tokens(InlineFormat(tokenizer), demo)
+    written = tokenizer.decode([i for i, mine in zip(ids, own, strict=True) if mine])
+    assert written == "".join(piece.text for piece in demo if piece.kind == "own")
+
+
+def test_a_stored_reader_gives_the_same_policy_as_one_run(tmp_path: Path) -> None:
+    warmstart(TINY, Silent(), tmp_path / "whole")
+    warmstart(replace(TINY, crowd_steps=0), Silent(), tmp_path / "reader")
+    warmstart(TINY, Silent(), tmp_path / "mixed", reader=tmp_path / "reader")
+    whole, mixed = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "mixed"))
+    assert whole == mixed
+    assert (tmp_path / "reader" / "model.safetensors").read_bytes() != whole
+    assert read_card(tmp_path / "whole").prompt == "{question}"
+    assert "crowd | 1 |" in (tmp_path / "whole" / "README.md").read_text()
+    assert make_policy(f"hf:{tmp_path / 'whole'}").model.num_parameters() < 4_000_000
+
+
+def test_the_mean_of_weights_is_that_of_each_tensor() -> None:
+    first, second = (
+        {"a": torch.tensor([0.0, 4.0]), "b": torch.tensor(1.0)},
+        {"a": torch.tensor([2.0, 0.0]), "b": torch.tensor(2.0)},
+    )
+    mean = mean_weights([first, second])
+    assert (mean["a"].tolist(), mean["b"].item()) == ([1.0, 2.0], 1.5)
+
+
+def test_a_folder_that_is_no_reader_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"warmstart\.json"):
+        warmstart(TINY, Silent(), tmp_path / "out", reader=tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
+def test_fresh_worlds_never_repeat() -> None:
+    first, second = islice(drill(seed=0, worlds=WORLD, k=1, count=20), 2)
+    assert {demo[0].text for demo in first}.isdisjoint(demo[0].text for demo in second)
+
+
+def test_the_proposing_demonstrator_plays_its_environment_letter_for_letter_and_keeps_the_rules() -> None:
+    for scene in scenes()[:12]:
+        demo = proposing(scene)
+        path = scene.task.data["path"]
+        if not demo or len(path) < 2:
+            continue
+        topic = replace(scene.task, question=path[0]["entity"], answers=(), data={"searches": 2})
+        env = SearchProposer(
+            tasks=[topic],
+            retriever=Shelf(scene.library),
+            k=2,
+            prompt=PROPOSER_PROMPT,
+            rules=Rules(searches=2),
+            observation_tokens=999,
+        )
+        opening, _ = env.reset(seed=0, options={"task": topic})
+        assert demo[0].text.startswith(opening[0].text)  # a reference may follow
+        steps = [env.step(piece.text) for piece in demo if piece.kind == "own"]
+        pages = [piece.text for piece in demo if piece.kind == "page"]
+        assert [step.observation[0].text for step in steps[:-1]] == pages
+        assert (steps[-1].reward, steps[-1].info["refused"]) == (1.0, None)
+        return
+    raise AssertionError("no proposal of two hops among twelve")
+
+
+def test_a_hurried_proposer_asks_before_it_has_read_anything() -> None:
+    """Its words, what is made up included, are a whole proposal, which the rules refuse."""
+    (scene, demo), *_ = [(scene, demo) for scene in scenes() if (demo := hurried(scene))]
+    topic = replace(
+        scene.task, question=scene.task.data["path"][0]["entity"], answers=(), data={"searches": 1}
+    )
+    env = SearchProposer(tasks=[topic], retriever=Shelf(scene.library), k=2, prompt=PROPOSER_PROMPT)
+    opening, _ = env.reset(seed=0, options={"task": topic})
+    assert demo[0].text == opening[0].text
+    step = env.step("".join(piece.text for piece in demo[1:]))
+    assert (step.terminated, step.reward, step.info["refused"]) == (True, 0.0, "no_information")
+
+
+def test_the_verifying_demonstrator_plays_its_environment_letter_for_letter() -> None:
+    seen = set()
+    for scene in scenes():
+        demo = verifying(scene)
+        if not demo or "unknown" in demo[-1].text:
+            continue
+        shown = documents_shown([piece.text for piece in demo if piece.kind == "page"])
+        task = replace(scene.task, data={})
+        env = SearchSolver(tasks=[task], retriever=Shelf(scene.library), k=2, observation_tokens=999)
+        env = env.posing(VERIFIER_PROMPT, shown)
+        opening, _ = env.reset(seed=0, options={"task": task})
+        assert opening[0].text == demo[0].text
+        steps = [env.step(piece.text) for piece in demo if piece.kind == "own"]
+        assert [step.observation[0].text for step in steps[:1]] == [demo[2].text]
+        assert steps[-1].reward == 1.0
+        seen.add(len(steps))
+    assert seen == {2, 3}
+
+
+def test_the_doubting_demonstrator_says_unknown_only_where_no_true_answer_was_found() -> None:
+    played = [(scene, demo) for scene in scenes() * 4 if (demo := doubting(scene))]
+    asked = [demo[0].text.removeprefix("Check: ").strip() for _, demo in played]
+    withheld = [question == scene.task.question for (scene, _), question in zip(played, asked, strict=True)]
+    assert any(withheld)
+    assert not all(withheld)
+    for (scene, demo), question in zip(played, asked, strict=True):
+        pages = "".join(piece.text for piece in demo if piece.kind == "page")
+        assert demo[-1].text == "<answer> unknown </answer>"
+        assert not any(true in pages for true in scene.solver.answers(question))
+
+
+def test_the_preset_asks_as_the_demonstrators_do() -> None:
+    prompts = load_config("self-play").rollout.strategy_options["prompts"]
+    assert prompts == {"propose": PROPOSER_PROMPT, "verify": VERIFIER_PROMPT, "compete": VERIFIER_PROMPT}
+
+
+def test_the_roles_of_self_play_are_a_phase_of_their_own(tmp_path: Path) -> None:
+    """Without steps nothing is moved; with one the policy differs, and so it does after one of the habits."""
+    from agentenv.policies.tiny import shipped_weights
+
+    still = replace(TINY, crowd_steps=0, troupe_steps=1)
+    warmstart(still, Silent(), tmp_path / "troupe", reader=shipped_weights())
+    shipped = (shipped_weights() / "model.safetensors").read_bytes()
+    assert (tmp_path / "troupe" / "model.safetensors").read_bytes() != shipped
+    assert "| troupe | 1 |" in (tmp_path / "troupe" / "README.md").read_text()
+    last = replace(TINY, crowd_steps=0, habit_steps=1)
+    warmstart(last, Silent(), tmp_path / "careless", reader=tmp_path / "troupe")
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("troupe", "careless")]
+    assert weights[0] != weights[1]
+    assert read_card(tmp_path / "troupe").prompt == "{question}"

@@ -1,0 +1,134 @@
+"""What runs on a worker of a cluster, here without one: orders, weights, a dead engine, the end."""
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agentenv.core.concurrency.batching import Lockstep
+from agentenv.core.rollout import RolloutConfig
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import EndReason, Task
+from agentenv.errors import WorkerLost
+from agentenv.trainers.task_sampling.samplers import Draw, Group
+from agentenv.trainers.workers.cluster import Hand
+from agentenv.trainers.workers.pending import Pending
+from agentenv.trainers.workers.recorded import RecordedPolicy
+
+
+class Recorder:
+    """A policy that notes the weights it is given."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.broken = self.closed = False
+        self.taken: list[tuple[int, float]] = []
+
+    def updated(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        self.taken.append((version, float(weights["w"])))
+        self.version = version
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Scripted:
+    """A player whose groups are one empty episode; where it is held it plays until it is cancelled."""
+
+    def __init__(self) -> None:
+        self.settings = RolloutConfig()
+        self.policy = Recorder()
+        self.held = self.cancelled = False
+        self.began = asyncio.Event()
+        self.locksteps: list[Lockstep | None] = []
+
+    async def play(self, pending: Pending, lockstep: Lockstep | None) -> list[Trajectory]:
+        self.locksteps.append(lockstep)
+        self.began.set()
+        if self.held:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.cancelled = True
+        at = f"{pending.step}-{pending.lane} at {self.policy.version}"
+        return [Trajectory(Task("t", "q"), (), (), 1.0, EndReason.ANSWERED, id=at)]
+
+
+ORDER = Pending(
+    step=4,
+    draw=Draw(0, 1),
+    group=Group(0, 6, step=4),
+    lane=6,
+    seeds=[1],
+    policy=RecordedPolicy(SimpleNamespace()),
+).state_dict()
+
+
+def weights(value: float) -> dict[str, Any]:
+    array = np.array(value)
+    array.flags.writeable = False  # as they come from the object store
+    return {"w": array}
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(work, 60))
+
+
+def hand(player: Any) -> Hand:
+    return Hand(lambda: player)
+
+
+def test_a_group_is_played_by_the_weights_that_it_names_or_later_ones() -> None:
+    async def play() -> tuple[list[str], Scripted]:
+        player = Scripted()
+        worker = hand(player)
+        await worker.open()
+        ids = []
+        for version in (0, 0, 2, 1):
+            members, answers = await worker.play(ORDER, version, weights(version / 2))
+            assert answers == {}
+            ids.append(members[0].id)
+        await worker.take_up(3, weights(1.5))
+        return ids, player
+
+    ids, player = run(play())
+    assert ids == ["4-6 at 0", "4-6 at 0", "4-6 at 2", "4-6 at 2"]
+    assert player.policy.taken == [(0, 0.0), (2, 1.0), (3, 1.5)]
+    assert len({id(lockstep) for lockstep in player.locksteps}) == 4  # batches are formed within a group
+
+
+def test_an_engine_that_died_takes_the_worker_with_it() -> None:
+    async def play() -> None:
+        player = Scripted()
+        worker = hand(player)
+        await worker.open()
+        player.policy.broken = True
+        await worker.play(ORDER, 0, weights(0))
+
+    with pytest.raises(WorkerLost, match="an engine of the worker died"):
+        run(play())
+
+
+def test_the_end_cancels_what_is_under_way_and_closes_the_policy() -> None:
+    async def play() -> Scripted:
+        player = Scripted()
+        player.held = True
+        worker = hand(player)
+        await worker.open()
+        playing = asyncio.create_task(worker.play(ORDER, 0, weights(0)))
+        await player.began.wait()
+        await worker.close()
+        assert playing.cancelled()
+        return player
+
+    player = run(play())
+    assert player.cancelled
+    assert player.policy.closed
+
+
+def test_who_never_came_up_can_be_closed() -> None:
+    run(hand(None).close())

@@ -1,0 +1,575 @@
+"""Rollouts ahead of the learner: which groups a batch takes, how far ahead they begin, what an interruption leaves.
+
+Covered: the rule of the batch by hand and, with hypothesis, that the bound holds and can always be kept; a slow group is
+waited for only at the bound; episodes that span versions; state and its resumption; staleness 0 gives the records that the
+groups give when they are played by themselves, and so does a crew; a step that fails can be begun again.
+"""
+
+import asyncio
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentenv.core.chat import InlineFormat
+from agentenv.core.concurrency.batching import Lockstep
+from agentenv.core.env import AsyncEnv
+from agentenv.core.rollout import RolloutConfig, Start
+from agentenv.core.trajectory import Trajectory, to_record
+from agentenv.core.types import Completion, EndReason, Info, Message, Observation, Sampling, Step, Task
+from agentenv.errors import ConfigurationError, Fault, WorkerLost
+from agentenv.policies.fakes import ByteTokenizer
+from agentenv.policies.hf import HFPolicy
+from agentenv.policies.scripted import complete
+from agentenv.trainers.config.config_files import parse_config
+from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.strategies import get_strategy, play_groups
+from agentenv.trainers.task_sampling.samplers import Draw, Group, get_sampler
+from agentenv.trainers.workers.crew import Crew, Weights
+from agentenv.trainers.workers.pending import Pending, first_complete
+from agentenv.trainers.workers.player import Player
+from agentenv.trainers.workers.recorded import RecordedPolicy
+from agentenv.trainers.workers.rollouts import Rollouts
+
+TOKENIZER = ByteTokenizer()
+TASKS = [Task(f"t{i}", f"Count to {i}.", ("x",)) for i in range(9)]
+QUESTIONS, SIZE, TURNS = 2, 2, 2
+
+
+@dataclass
+class Count:
+    """Turns taken."""
+
+    turns: int = 0
+
+
+class Counting(AsyncEnv[Count]):
+    """Ends after ``TURNS`` turns, whatever is said; the reward tells episodes of one task apart."""
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        await super().areset(seed=seed)
+        assert options is not None
+        self.task: Task = options["task"]
+        self.state = Count()
+        if self.task.id == "broken":
+            raise ConfigurationError("this task cannot be posed")
+        return (Message("user", self.task.question),), {"task_id": options["task"].id} if options else {}
+
+    async def astep(self, action: str) -> Step:
+        self.state.turns += 1
+        if self.state.turns < TURNS:
+            return self.result((Message("tool", f"{self.state.turns}"),))
+        return self.result((), reward=float(self.np_random.integers(2)), end=EndReason.ANSWERED)
+
+
+class Doors:
+    """A policy that says one word a turn; an episode that is held gets no answer until it is let go."""
+
+    def __init__(self) -> None:
+        self.tokenizer = TOKENIZER
+        self.version = 0
+        self.model = torch.nn.Linear(1, 1)
+        self.held: set[tuple[str, int]] = set()  # start of the episode's id, turn
+        self.asked: Counter[str] = Counter()
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
+    ) -> Completion:
+        assert episode is not None
+        turn = TOKENIZER.decode(prompt_ids).count("word")
+        self.asked[episode] += 1
+        while any(episode.startswith(start) and turn == when for start, when in self.held):
+            await asyncio.sleep(0.001)
+        said = complete(f"word {sampling.seed % 97}", TOKENIZER, sampling)
+        return Completion(said.ids, said.text, said.logprobs, said.finish, self.version)
+
+    def release(self, episode: str) -> None: ...
+
+    async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
+        return [0.0] * len(ids)
+
+
+def config(staleness: int, **changes: Any) -> TrainConfig:
+    rollout = {"questions": QUESTIONS, "group_size": SIZE, "deterministic": staleness == 0}
+    ahead = {"staleness": staleness, "concurrent": changes.pop("concurrent", 0)}
+    values = {"asynchronous": ahead, "rollout": rollout | changes, "optimization": {"steps": 5}}
+    return parse_config(values, "test")
+
+
+@contextmanager
+def rollouts(
+    policy: Any,
+    staleness: int,
+    tasks: Sequence[Task] = TASKS,
+    sampler: str = "uniform",
+    *,
+    crew: Crew | None = None,
+    **changes: Any,
+) -> Iterator[Rollouts]:
+    """The rollouts of ``policy`` over ``tasks``, closed at the end."""
+    run, field = config(staleness, **changes), ground(tasks)
+    limits = RolloutConfig(context_tokens=200, turn_tokens=10, deterministic=run.rollout.deterministic)
+    made = Rollouts(run, limits, policy, InlineFormat(TOKENIZER), get_sampler(sampler), field, crew=crew)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def ground(tasks: Sequence[Task] = TASKS) -> Any:
+    """Where ``Counting`` poses ``tasks``."""
+    field = SimpleNamespace(source=SimpleNamespace(tasks=tasks), retriever=None, make_env=Counting)
+    field.varied = lambda **options: field
+    return field
+
+
+class Nearby:
+    """A cluster, and its only worker, in this process."""
+
+    def __init__(self, policy: Any, staleness: int) -> None:
+        run = config(staleness)
+        limits = RolloutConfig(context_tokens=200, turn_tokens=10, deterministic=run.rollout.deterministic)
+        self.player = Player(run, limits, policy, InlineFormat(TOKENIZER), ground())
+        self.gone = False
+
+    async def open(self) -> None:
+        if self.gone:
+            raise WorkerLost("the machine is gone")
+
+    async def play(
+        self, order: Mapping[str, Any], weights: Weights
+    ) -> tuple[list[Trajectory], dict[str, Any]]:
+        await self.open()
+        self.take_up(weights)
+        pending = Pending.of(order, self.player.policy)
+        lockstep = Lockstep() if self.player.settings.deterministic else None
+        return await self.player.play(pending, lockstep), pending.policy.state_dict()
+
+    def take_up(self, weights: Weights) -> None:
+        self.player.policy.version = weights.version
+
+    def end(self) -> None: ...
+
+    def put(self, weights: Mapping[str, Any]) -> None: ...
+
+    def worker(self) -> "Nearby":
+        return self
+
+    def close(self) -> None: ...
+
+
+def records(batch: Any) -> list[dict[str, Any]]:
+    return [to_record(trajectory) for group in batch.played for trajectory in group]
+
+
+def steps_of(batch: Any) -> list[str]:
+    """The step that each group of a batch was drawn for, from the ids of its episodes."""
+    return [group[0].id.split("-")[1] for group in batch.trained]
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Waits for what is sure to come; fails after 10 s."""
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+class Outcome:
+    """Stands for the task of a group."""
+
+    def __init__(self, members: Sequence[Any]) -> None:
+        self.over = False
+        self.members = members
+
+    def done(self) -> bool:
+        return self.over
+
+    def result(self) -> Sequence[Any]:
+        return self.members
+
+
+def drawn(step: int, born: int | None = None, *, complete: bool = False, valid: bool = True) -> Pending:
+    made = Pending(
+        step=step,
+        draw=Draw(0, 2),
+        group=Group(0, 0),
+        lane=0,
+        seeds=[],
+        policy=RecordedPolicy(Doors()),
+        born=born,
+    )
+    made.task = Outcome([SimpleNamespace(valid=valid)])  # type: ignore[assignment]
+    made.task.over = complete  # type: ignore[union-attr]
+    return made
+
+
+def test_a_batch_is_what_is_complete_first_unless_something_would_grow_too_old() -> None:
+    slow, waits = drawn(1, born=0), drawn(3)
+    quick = [
+        drawn(1, born=0, complete=True),
+        drawn(2, born=1, complete=True),
+        drawn(2, born=1, complete=True),
+    ]
+    pending = [slow, quick[2], *quick[:2], waits]
+    take = partial(first_complete, pending, staleness=2)
+    assert take([2, 2, 2], version=1) == [quick[0], quick[2]]  # by their beginning, then by their draw
+    assert take([4, 2, 2], version=1) is None  # three are complete
+    assert take([2, 2, 2], version=2) is None  # slow would be 3 versions old in the next batch
+    assert first_complete(pending, [2, 2, 2, 2], version=2, staleness=3) == [quick[0], quick[2]]
+    assert first_complete([*quick], [2], version=2, staleness=2) == quick[:2]
+    assert first_complete([], [0], version=0, staleness=0) == []
+
+
+def test_the_learner_looks_ahead() -> None:
+    """Three of one age, two of them slow, one place in each of three steps: leaving both would make one too old."""
+    pending = [
+        drawn(1, born=0),
+        drawn(2, born=0),
+        drawn(3, born=0, complete=True),
+        drawn(4, born=1, complete=True),
+    ]
+    assert first_complete(pending[:3], [1, 1, 1], version=0, staleness=2) == [pending[2]]
+    del pending[2]
+    assert first_complete(pending, [1, 1, 1], version=1, staleness=2) is None
+    assert first_complete(pending, [1, 2, 1], version=1, staleness=2) == [pending[2]]
+
+
+def test_a_batch_of_failures_alone_waits_for_a_group_that_has_something() -> None:
+    failed = [drawn(1, born=0, complete=True, valid=False) for _ in range(3)]
+    slow, waits = drawn(2, born=0), drawn(2)
+    take = partial(first_complete, counts=[2, 3], version=0, staleness=1)
+    assert take([*failed, slow, waits]) is None
+    assert take([*failed, drawn(2, born=0, complete=True), waits])[1].failed is False  # type: ignore[index]
+    assert take([*failed, waits]) is None  # it has no place yet
+    assert take(failed) == failed[:2]  # everything failed
+    good = [drawn(1, born=0, complete=True) for _ in range(3)]
+    assert (
+        first_complete([*failed[:1], *good], [2, 2], version=1, staleness=1) is None
+    )  # two are due and one is left
+    assert first_complete([*failed[:1], *good[:2]], [2, 1], version=1, staleness=1) == good[:2]
+
+
+@given(
+    staleness=st.integers(0, 4),
+    counts=st.lists(st.integers(0, 4), min_size=6, max_size=6),
+    slots=st.integers(1, 12),
+    seed=st.integers(0, 1 << 16),
+    failing=st.sampled_from([0.0, 0.3, 0.8, 1.0]),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_bound_holds_and_can_always_be_kept(
+    staleness: int, counts: list[int], slots: int, seed: int, failing: float
+) -> None:
+    """Groups end in any order, well or not; every batch can be made once all that run have ended, none holds an older one.
+
+    A batch has something to train in it unless all that are drawn have failed.
+    """
+    rng = random.Random(seed)
+    pending: list[Pending] = []
+    opened = 0
+    for step in range(1, len(counts) + 1):
+        version = step - 1
+        while opened < min(step + staleness, len(counts)):
+            opened += 1
+            pending += [drawn(opened, valid=rng.random() >= failing) for _ in range(counts[opened - 1])]
+        while (
+            batch := first_complete(pending, counts[version:opened], version=version, staleness=staleness)
+        ) is None:
+            running = [p for p in pending if p.born is not None and p.members is None]
+            for waiting in [p for p in pending if p.born is None][: slots - len(running)]:
+                waiting.born = version
+                running.append(waiting)
+            rng.choice(running).task.over = True  # type: ignore[union-attr]
+        assert len(batch) == counts[version]
+        assert all(version - (p.born or 0) <= staleness for p in batch if not p.failed)
+        assert not batch or any(not p.failed for p in batch) or all(p.failed for p in pending)
+        pending = [p for p in pending if p not in batch]
+    assert not pending
+
+
+def test_the_learner_waits_for_a_slow_group_only_at_the_bound() -> None:
+    """Of four groups under way the first is held: two batches are made without it, the third has it, of three versions."""
+    policy = Doors()
+    policy.held = {("step-1-0", 1), ("step-1-1", 1)}
+    with rollouts(policy, 2, concurrent=4) as ahead:
+        first, policy.version = ahead.batch(1), 1
+        assert steps_of(first) == ["1", "2"]
+        second, policy.version = ahead.batch(2), 2
+        assert steps_of(second) == ["2", "3"]
+        assert second.figures["staleness_max"] <= 1
+        threading.Timer(0.05, policy.held.clear).start()
+        third = ahead.batch(3)
+        assert steps_of(third)[0] == "1"
+        late = third.trained[0]
+        assert [t.id for t in late] == ["step-1-0", "step-1-1"]
+        for member in late:
+            versions = member.policy_version[member.loss_mask]
+            assert versions.min() == 0
+            assert versions.max() == 2
+            assert (np.diff(versions) >= 0).all()
+        assert third.figures["spanning_episodes"] >= 2
+        assert third.figures["staleness_max"] == 2
+
+
+def test_groups_begin_no_further_ahead_than_the_bound_and_no_more_at_once_than_wanted() -> None:
+    policy = Doors()
+    policy.held = {("step-1-2", 0), ("step-2", 0), ("step-3", 0)}
+    with rollouts(policy, 1, concurrent=2) as ahead, ThreadPoolExecutor(1) as learner:
+        batch = learner.submit(ahead.batch, 1)
+        until(lambda: len(policy.asked) == 3 * SIZE)  # two groups at once, one of which has ended
+        assert {name.rpartition("-")[0] for name in policy.asked} == {
+            "step-1",
+            "step-2",
+        }  # 3 is for version 1
+        assert not batch.done()
+        policy.held.clear()
+        assert len(batch.result(10).trained) == QUESTIONS
+
+
+class Crowd(Doors):
+    """Doors that count the episodes between their first answer and their end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live: set[str] = set()
+        self.most = 0
+
+    async def generate(self, *args: Any, episode: str | None = None, **kwargs: Any) -> Completion:
+        assert episode is not None
+        self.live.add(episode)
+        self.most = max(self.most, len(self.live))
+        return await super().generate(*args, episode=episode, **kwargs)
+
+    def release(self, episode: str) -> None:
+        self.live.discard(episode)
+
+
+def test_a_slow_episode_keeps_one_worker_and_no_other() -> None:
+    """Of two workers one is held by the first episode; on the other one the groups behind it are played and trained."""
+    policy = Crowd()
+    policy.held = {("step-1-0", 0)}
+    with rollouts(policy, 2, workers=2) as ahead:
+        first, policy.version = ahead.batch(1), 1
+        assert steps_of(first) == ["1", "2"]
+        assert "step-1-0" in policy.live
+        threading.Timer(0.05, policy.held.clear).start()
+        second, policy.version = ahead.batch(2), 2
+        third = ahead.batch(3)
+    assert "step-1-0" in [t.id for group in (*second.trained, *third.trained) for t in group]
+    assert policy.most == 2
+
+
+def test_a_group_begins_with_its_first_worker() -> None:
+    """The only worker is held by the first group of the second step; the group behind it is not any version old."""
+    policy = Crowd()
+    policy.held = {("step-2-0", 0)}
+    with rollouts(policy, 1, workers=1) as ahead:
+        assert steps_of(ahead.batch(1)) == ["1", "1"]
+        until(lambda: policy.live == {"step-2-0"})
+        assert [pending["born"] for pending in ahead.state_dict()["pending"]] == [0, None]
+    assert policy.most == 1
+
+
+def test_workers_are_shared_where_batches_are_not_formed_by_index() -> None:
+    with pytest.raises(ConfigurationError, match=r"or rollout\.workers to 0"):
+        config(0, workers=2)
+    run = config(2, workers=3)
+    assert run.concurrent_groups == 3 * QUESTIONS * SIZE  # no bound of their own
+    assert config(2, workers=3, concurrent=5).concurrent_groups == 5
+    assert config(2).concurrent_groups == 2 * QUESTIONS
+
+
+def test_an_interrupted_run_asks_for_nothing_again() -> None:
+    """Two groups under way have answered one turn; rollouts begun from their state ask for the second turn only."""
+    policy = Doors()
+    policy.held = {("step-2", 1), ("step-3", 1)}
+    with rollouts(policy, 2, concurrent=6) as ahead:
+        ahead.batch(1)
+        until(lambda: sum(policy.asked.values()) == 6 * SIZE * TURNS)  # two groups have ended, four are held
+        state = ahead.state_dict()
+    assert [len(pending["answers"]) for pending in state["pending"]] == [SIZE] * 4
+    again = Doors()
+    again.version = 1
+    with rollouts(again, 2, concurrent=6) as resumed:
+        resumed.load_state_dict(state)
+        batch = resumed.batch(2)
+        resumed.batch(3)
+    assert steps_of(batch) == ["2", "2"]
+    for member in chain.from_iterable(batch.trained):
+        versions = member.policy_version[member.loss_mask]
+        assert (versions[0], versions[-1]) == (0, 1)
+        assert again.asked[member.id] == 1
+    undisturbed = Doors()
+    with rollouts(undisturbed, 2, concurrent=6) as whole:
+        whole.batch(1)
+        undisturbed.version = 1
+        same = whole.batch(2)
+    assert [[t.ids.tolist() for t in g] for g in same.trained] == [
+        [t.ids.tolist() for t in g] for g in batch.trained
+    ]
+
+
+def test_an_error_of_a_group_ends_the_run_and_faults_of_all_do() -> None:
+    with (
+        rollouts(Doors(), 1, [Task("broken", "?", ())]) as ahead,
+        pytest.raises(ConfigurationError, match="posed"),
+    ):
+        ahead.batch(1)
+
+    class Down(Doors):
+        async def generate(self, *_: Any, **__: Any) -> Completion:
+            raise OSError("the engine is gone")
+
+    with (
+        rollouts(Down(), 1) as ahead,
+        pytest.raises(Fault, match=r"(?s)every episode of step 1.*engine is gone"),
+    ):
+        ahead.batch(1)
+
+
+def test_groups_that_fail_do_not_end_a_run_whose_other_groups_are_fine() -> None:
+    """Both groups of the first step fail at once; those of the second are under way."""
+
+    class Half(Doors):
+        async def generate(self, *args: Any, episode: str | None = None, **kwargs: Any) -> Completion:
+            if str(episode).startswith("step-1-"):
+                raise OSError("the engine is gone")
+            await asyncio.sleep(0.02)
+            return await super().generate(*args, episode=episode, **kwargs)
+
+    policy = Half()
+    with rollouts(policy, 1, concurrent=4) as ahead:
+        first, policy.version = ahead.batch(1), 1
+        second = ahead.batch(2)
+    for batch in (first, second):
+        assert sum(t.valid for group in batch.played for t in group) == SIZE
+        assert len(batch.played) == QUESTIONS
+
+
+def test_later_waves_are_played_at_once() -> None:
+    """DAPO's second wave stands in for flat groups; its members are in the batch, its budget is that of the step."""
+    with rollouts(Doors(), 1, sampler="dapo", questions=4) as ahead:
+        batch = ahead.batch(1)
+    assert batch.figures["rollouts"] + batch.figures["unspent_rollouts"] == 4 * SIZE
+    assert batch.figures["waves"] > 1
+
+
+@pytest.mark.parametrize("strategy", ["plain", "reflect_retry"])
+def test_without_staleness_records_are_those_of_the_groups_played_by_themselves(
+    strategy: str, qwen: Callable[..., Any]
+) -> None:
+    """The reference draws, seeds and plays as the trainer did before there were rollouts ahead."""
+    torch.set_num_threads(1)
+    policy = HFPolicy(qwen(), TOKENIZER)
+    with rollouts(policy, 0, strategy=strategy) as made:
+        for step in (1, 2):
+            expected = reference(policy, step, strategy)
+            batch = made.batch(step)
+            assert [to_record(t) for g in batch.played for t in g] == expected
+            assert not {"staleness_max", "groups_under_way"} & set(batch.figures)
+            assert made.state_dict()["pending"] == []
+            policy.updated()
+
+
+def reference(policy: HFPolicy, step: int, strategy: str) -> list[dict[str, Any]]:
+    import uuid
+
+    rng = np.random.default_rng([0, step])
+    places = rng.choice(np.arange(len(TASKS)), size=QUESTIONS, replace=False)
+    groups = []
+    for i, place in enumerate(places):
+        group_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"0/{step}/{i * SIZE}"))
+        seeds = [int(rng.integers(1 << 31)) for _ in range(SIZE)]
+        groups.append([Start(Counting(), TASKS[place], seed, group_id) for seed in seeds])
+    limits = RolloutConfig(context_tokens=200, turn_tokens=10)
+    stage = Stage(policy, InlineFormat(TOKENIZER), limits, TOKENIZER.decode, name=f"step-{step}")
+    played = asyncio.run(play_groups(groups, get_strategy(strategy), stage))
+    return [to_record(trajectory) for group in played for trajectory in group]
+
+
+def test_what_a_crew_plays_are_the_records_of_this_process() -> None:
+    mine, elsewhere = Doors(), Doors()
+    crew = Crew(Nearby(elsewhere, 0), 1, start_s=30, deadline_s=30)
+    with rollouts(Doors(), 0, crew=crew) as apart, rollouts(mine, 0) as here:
+        for step in (1, 2, 3):
+            played, expected = apart.batch(step), here.batch(step)
+            assert records(played) == records(expected)
+            assert played.figures.items() >= {"workers": 1, "lost_workers": 0, "lost_episodes": 0}.items()
+            mine.version = apart._policy.version = step
+            apart.updated()
+    assert mine.asked == elsewhere.asked
+    assert elsewhere.version == 3
+
+
+def test_ahead_of_the_learner_an_episode_of_a_crew_is_that_of_this_process() -> None:
+    """Which groups are complete first depends on time; what an episode is does not."""
+    crew = Crew(Nearby(Doors(), 1), 1, start_s=30, deadline_s=30)
+    played: dict[str, Any] = {}
+    expected: dict[str, Any] = {}
+    with rollouts(Doors(), 1, crew=crew) as apart, rollouts(Doors(), 1) as here:
+        for step in (1, 2, 3):
+            played |= {record["id"]: record for record in records(apart.batch(step))}
+            expected |= {record["id"]: record for record in records(here.batch(step))}
+    both = played.keys() & expected.keys()
+    assert len(both) >= 2 * QUESTIONS * SIZE  # of three steps; at most those of one more are ahead
+    assert [played[name] for name in both] == [expected[name] for name in both]
+
+
+def test_where_nobody_is_left_the_step_can_be_begun_again() -> None:
+    nearby = Nearby(Doors(), 0)
+    with rollouts(Doors(), 0, crew=Crew(nearby, 1, start_s=0.2, deadline_s=30)) as apart:
+        apart.batch(1)
+        nearby.gone = True
+        with pytest.raises(Fault, match=r"no worker of the cluster was up for 0\.2 s; the last: the machine"):
+            apart.batch(2)
+        state = apart.state_dict()
+    with rollouts(Doors(), 0) as resumed, rollouts(Doors(), 0) as undisturbed:
+        resumed.load_state_dict(state)
+        undisturbed.batch(1)
+        assert records(resumed.batch(2)) == records(undisturbed.batch(2))
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "dapo", "dots"])
+def test_a_step_whose_episodes_all_fail_can_be_begun_again(sampler: str) -> None:
+    """What the sampler learned and what was drawn is as before the step, whatever wave it failed in."""
+
+    class Down(Doors):
+        async def generate(self, *given: Any, **named: Any) -> Completion:
+            if self.version:
+                raise OSError("the engine is gone")
+            return await super().generate(*given, **named)
+
+    down = Down()
+    with rollouts(down, 0, sampler=sampler) as failing:
+        failing.batch(1)
+        before, down.version = failing._sampler.state_dict(), 1
+        with pytest.raises(Fault, match="every episode of step 2"):
+            failing.batch(2)
+        assert failing._sampler.state_dict() == before
+        state = failing.state_dict()
+    with (
+        rollouts(Doors(), 0, sampler=sampler) as resumed,
+        rollouts(Doors(), 0, sampler=sampler) as undisturbed,
+    ):
+        resumed._sampler.load_state_dict(before)
+        resumed.load_state_dict(state)
+        undisturbed.batch(1)
+        assert records(resumed.batch(2)) == records(undisturbed.batch(2))

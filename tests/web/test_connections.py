@@ -1,0 +1,276 @@
+"""Hostile peers of every server: half requests, headers without end, deaf readers, foreign pages and rebound names."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import pytest
+
+for module in ("fastapi", "uvicorn", "httptools", "orjson", "prometheus_client", "websockets"):
+    pytest.importorskip(module, reason=f"{module} is not installed")
+
+from agentenv.core.types import Document  # noqa: E402
+from agentenv.envs.calculator import Calculator  # noqa: E402
+from agentenv.policies.chat_server import make_chat_app  # noqa: E402
+from agentenv.retrievers.fakes import InMemoryRetriever  # noqa: E402
+from agentenv.retrievers.service.app import make_app  # noqa: E402
+from agentenv.retrievers.service.service import Service  # noqa: E402
+from agentenv.serving.app import make_app as make_env_app  # noqa: E402
+from agentenv.serving.service import EnvService  # noqa: E402
+from agentenv.web.connections import ConnectionLimits, most_connections  # noqa: E402
+from agentenv.web.gate import Gate  # noqa: E402
+from agentenv.web.hosts import HostCheck, name_of  # noqa: E402
+from agentenv.web.server import listen, run_app  # noqa: E402
+
+WAIT_S = 60.0
+LIMITS = ConnectionLimits(headers_s=0.4, headers_bytes=8_192, write_s=0.5, connections=20)
+
+
+def retrieval() -> tuple[Any, Gate]:
+    service = Service()
+    service.open({"memory": InMemoryRetriever([Document("a", "Town", "a clock " * 50)])})
+    return make_app(service), service
+
+
+def environments() -> tuple[Any, Gate]:
+    service = EnvService("agentenv/Calculator-v0")
+    service.open(Calculator)
+    return make_env_app(service), service
+
+
+def chat() -> tuple[Any, Gate]:
+    gate = Gate()
+    return make_chat_app(None, "model", gate), gate  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=[retrieval, environments, chat], ids=["retrieval", "environments", "chat"])
+def port(request: pytest.FixtureRequest) -> Iterator[int]:
+    """The port of one of the servers, which takes the name trusted.example too."""
+    app, gate = request.param()
+    with listen("127.0.0.1", 0) as listening:
+        thread = threading.Thread(
+            target=run_app,
+            args=(app, gate, gate.ready, listening, ("trusted.example",)),
+            kwargs={"connections": LIMITS, "ws": "websockets-sansio"},
+            daemon=True,
+        )
+        thread.start()
+        number = int(listening.getsockname()[1])
+        while httpx.get(f"http://127.0.0.1:{number}/health", timeout=WAIT_S).status_code != 200:
+            time.sleep(0.01)
+        yield number
+        gate.stop()
+        thread.join(WAIT_S)
+    assert not thread.is_alive()
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
+
+
+def all_of(peer: socket.socket) -> bytes:
+    """Everything up to the end of the connection; fails by its time-out where the server never ends it."""
+    parts = []
+    try:
+        while part := peer.recv(2**16):
+            parts.append(part)
+    except (ConnectionResetError, BrokenPipeError):
+        pass
+    return b"".join(parts)
+
+
+def alive(port: int) -> bool:
+    return httpx.get(f"http://127.0.0.1:{port}/health", timeout=WAIT_S).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"",
+        b"G",
+        b"\r\n",
+        b"GET /health HTTP/1.1\r\n",
+        b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ",
+        b"POST /v1/search HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1",
+        b"GET /ws HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n",
+    ],
+)
+def test_half_a_request_is_not_waited_for(port: int, start: bytes) -> None:
+    with ExitStack() as stack:
+        peers = [stack.enter_context(connect(port)) for _ in range(10)]
+        for peer in peers:
+            peer.sendall(start)
+        answers = {all_of(peer).partition(b"\r\n")[0] for peer in peers}
+        assert answers <= {b"", b"HTTP/1.1 408 Request Timeout"}
+    assert alive(port)
+
+
+def test_a_request_a_byte_at_a_time_is_late_and_so_is_the_second_one_of_a_connection(port: int) -> None:
+    whole = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    with connect(port) as peer:
+        peer.sendall(whole)
+        assert peer.recv(2**16).startswith(b"HTTP/1.1 200")
+        began = time.monotonic()
+        try:
+            for byte in whole * 3:
+                peer.sendall(bytes([byte]))
+                time.sleep(0.05)
+                if time.monotonic() - began > WAIT_S:
+                    break
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+        assert b"200 OK" not in all_of(peer)
+    assert alive(port)
+
+
+@pytest.mark.parametrize(
+    ("head", "more"),
+    [
+        (b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ", b"a" * 2**16),
+        (b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n", b"X: aaaaaaaaaaaaaaaaaaaaaa\r\n" * 2_000),
+        (b"GET /", b"a" * 2**16),
+        (
+            b"POST /health HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n",
+            b"X: aaaaaaaaaaaaaaaaaaaaaa\r\n" * 2_000,
+        ),
+        (
+            b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n",
+            b"1;" + b"e" * 2**16 + b"\r\na\r\n",
+        ),
+    ],
+    ids=["one-header", "many-headers", "line", "trailers", "chunk-extensions"],
+)
+def test_headers_without_end_are_refused_and_not_kept(port: int, head: bytes, more: bytes) -> None:
+    sent = 0
+    with connect(port) as peer:
+        peer.sendall(head)
+        try:
+            while sent < 200 * 2**20:  # what was taken before
+                peer.sendall(more)
+                sent += len(more)
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+        all_of(peer)
+    assert sent < 20 * 2**20  # what the buffers of the system hold
+    assert alive(port)
+
+
+def test_who_reads_no_answers_is_let_go(port: int) -> None:
+    request, sent = b"GET /openapi.json HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", 0
+    with connect(port) as peer:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        peer.settimeout(4 * LIMITS.write_s)
+        try:
+            while sent < 200_000:
+                peer.sendall(request)
+                sent += 1
+        except OSError:
+            pass  # the server takes no more, or has ended the connection
+        peer.settimeout(WAIT_S)
+        assert all_of(peer).count(b"HTTP/1.1 200") < sent
+    assert alive(port)
+
+
+def test_connections_beyond_the_bound_are_closed_at_once(port: int) -> None:
+    with ExitStack() as stack:
+        peers = [stack.enter_context(connect(port)) for _ in range(60)]
+        closed = 0
+        for peer in peers[25:]:
+            closed += all_of(peer) == b""
+        assert closed == 35
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        try:
+            assert alive(port)
+            break
+        except httpx.TransportError:
+            time.sleep(0.05)
+
+
+HOSTS = [
+    ("localhost", 200),
+    ("LOCALHOST:80", 200),
+    ("127.0.0.1:1", 200),
+    ("[::1]:80", 200),
+    ("192.168.1.7", 200),
+    ("trusted.example", 200),
+    ("evil.example", 403),
+    ("evil.example:80", 403),
+    ("127.0.0.1.evil.example", 403),
+    ("localhost.evil.example", 403),
+    ("trusted.example.evil.example", 403),
+    ("evil.example#localhost", 403),
+    ("localhost@evil.example", 403),
+    ("2130706433.evil.example", 403),
+    ("", 403),
+]
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "WS"])
+def test_a_rebound_name_is_refused_on_every_route(port: int, method: str) -> None:
+    routes = {
+        "GET": ("/health", "/metrics", "/openapi.json"),
+        "POST": ("/v1/search", "/mcp", "/v1/chat/completions"),
+        "WS": ("/ws",),
+    }
+    upgrade = "Upgrade: websocket\r\nConnection: Upgrade\r\n"
+    upgrade += "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+    for route in routes[method]:
+        for host, status in HOSTS:
+            with connect(port) as peer:
+                more = upgrade if method == "WS" else "Connection: close\r\n"
+                verb = "POST" if method == "POST" else "GET"
+                peer.sendall(
+                    f"{verb} {route} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 0\r\n{more}\r\n".encode()
+                )
+                got = int(peer.recv(2**16).split()[1])
+            if method != "WS" or status == 403:  # only one of the servers has a route for WebSockets
+                assert (got == 403) == (status == 403), (route, host, got)
+
+
+def test_a_request_without_or_with_two_hosts_is_refused(port: int) -> None:
+    for hosts in (
+        b"",
+        b"Host: localhost\r\nHost: evil.example\r\n",
+        b"Host: evil.example\r\nHost: localhost\r\n",
+    ):
+        with connect(port) as peer:
+            peer.sendall(b"GET /health HTTP/1.1\r\n" + hosts + b"Connection: close\r\n\r\n")
+            assert int(all_of(peer).split()[1]) in (400, 403)
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "null", "http://localhost:1", "file://", "http://127.0.0.1"]
+)
+def test_a_page_of_another_site_is_refused(port: int, origin: str) -> None:
+    url = f"http://127.0.0.1:{port}"
+    for path in ("/v1/search", "/retrieve", "/access", "/mcp", "/v1/chat/completions"):
+        reply = httpx.post(url + path, headers={"Origin": origin}, content=b"{}", timeout=WAIT_S)
+        assert reply.status_code == 403
+    own = httpx.post(f"{url}/nowhere", headers={"Origin": url}, timeout=WAIT_S)
+    assert own.status_code == 404  # a page of our own, such as /docs
+
+
+def test_a_page_of_another_site_opens_no_websocket(port: int) -> None:
+    from websockets.exceptions import InvalidStatus
+    from websockets.sync.client import connect as open_socket
+    from websockets.typing import Origin
+
+    with pytest.raises(InvalidStatus) as refused:
+        open_socket(f"ws://127.0.0.1:{port}/ws", origin=Origin("https://evil.example"), proxy=None)
+    assert refused.value.response.status_code == 403
+
+
+def test_names_and_the_star() -> None:
+    names = {"a:1": "a", "[::1]:8": "::1", "[::1]": "::1", "A.b.": "a.b", "": ""}
+    assert {host: name_of(host) for host in names} == names
+    assert HostCheck(lambda *_: None, ("*",))._wrong([(b"host", b"any.example")]) == ""  # type: ignore[arg-type]
+
+
+def test_connections_fit_the_bound_on_open_files() -> None:
+    assert 1 <= most_connections(100) <= 100
+    assert most_connections(10**9) < 10**9
