@@ -14,9 +14,9 @@ from agentenv.core.protocols import Policy
 from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
 from agentenv.evaluation.benchmark import Benchmark, run_benchmark
 from agentenv.evaluation.benchmark import Display as EvalDisplay
-from agentenv.evaluation.ground import env_id_of
 from agentenv.evaluation.records import Record, read_evaluation
 from agentenv.evaluation.report.report import PAGE, write_report
+from agentenv.evaluation.task_env import env_id_of
 from agentenv.policies.agent import Agent, AgentPolicy
 from agentenv.trainers.config.config_files import CONFIG, changed, load_config, presets, resume_config
 from agentenv.trainers.config.train_config import TrainConfig

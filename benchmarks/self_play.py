@@ -25,9 +25,9 @@ from agentenv.core.rollout import Start
 from agentenv.core.scoring.scorers import get_scorer
 from agentenv.data.world_facts import invent
 from agentenv.data.world_solver import Solver
-from agentenv.evaluation.ground import Ground, open_ground
 from agentenv.evaluation.records import read_json
 from agentenv.evaluation.statistics.significance import wilson_interval
+from agentenv.evaluation.task_env import TaskEnv, open_task_env
 from agentenv.policies.policy_spec import make_policy
 from agentenv.trainers.config.config_files import load_config, override
 from agentenv.trainers.config.train_config import TrainConfig
@@ -123,11 +123,11 @@ def truth(args: argparse.Namespace) -> None:
     def count(text: str) -> int:
         return len(policy.tokenizer.encode(text, add_special_tokens=False))
 
-    ground = open_ground(config.train, config.search, config.env, count)
+    task_env = open_task_env(config.train, config.search, config.env, count)
     solver = Solver(invent(config.train.world))
     figures = {}
     for name, options in ARMS.items():
-        figures[name] = arm(args, config, policy, ground, solver, options)
+        figures[name] = arm(args, config, policy, task_env, solver, options)
         write("self_play_truth", args, {"arms": figures})
     lines = [
         f"{name:27} true {f['true']['share']:.3f} {f['true']['ci95']} unique {f['unique']['share']:.3f} of {f['true']['n']}"
@@ -141,7 +141,7 @@ def arm(
     args: argparse.Namespace,
     config: TrainConfig,
     policy: Any,
-    ground: Ground,
+    task_env: TaskEnv,
     solver: Solver,
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -159,8 +159,8 @@ def arm(
     counts: Counter[str] = Counter()
     true, unique = [], []
     for first in range(0, args.games, 50):
-        topics = ground.source.tasks[first : min(first + 50, args.games)]
-        starts = [[Start(ground.make_env(), t, first + i, t.id)] for i, t in enumerate(topics)]
+        topics = task_env.source.tasks[first : min(first + 50, args.games)]
+        starts = [[Start(task_env.make_env(), t, first + i, t.id)] for i, t in enumerate(topics)]
         for group in asyncio.run(play_groups(starts, strategy, stage)):
             counts.update({k: v for k, v in group[0].info["strategy"].items() if not isinstance(v, list)})
             task = group[0].info["game"]["task"]

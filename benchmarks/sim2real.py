@@ -20,9 +20,9 @@ from common import Silent, arguments, finish
 from numpy.typing import NDArray
 
 from agentenv.core.chat import InlineFormat
-from agentenv.evaluation.ground import EnvConfig, SearchConfig, open_ground
 from agentenv.evaluation.records import RESULTS
 from agentenv.evaluation.runner import play
+from agentenv.evaluation.task_env import EnvConfig, SearchConfig, open_task_env
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.policy_spec import make_policy
 from agentenv.retrievers.simulation.simulated import TRAINING
@@ -64,10 +64,10 @@ def config_of(args: argparse.Namespace, arm: str, seed: int) -> TrainConfig:
         ["questions", str(args.questions)],
         ["families", *args.families],
     )
-    grounds = [
+    task_envs = [
         (f"--{name}.world.{key}", values) for name in ("train", "dev", "test") for key, *values in dials
     ]
-    worlds = [word for key, values in grounds for word in (key, *values)]
+    worlds = [word for key, values in task_envs for word in (key, *values)]
     common = (
         f"--name {arm}-{seed} --seed {seed} --policy {args.policy} --threads {args.threads} "
         f"--optimization.steps {args.steps} --rollout.questions {args.batch} --search.encoder {args.encoder} "
@@ -106,9 +106,9 @@ def answered(config: TrainConfig, policy: HFPolicy, simulator: str) -> dict[str,
         def count(text: str) -> int:
             return len(policy.tokenizer.encode(text, add_special_tokens=False))
 
-        ground = open_ground(config.test, search, env, count)
+        task_env = open_task_env(config.test, search, env, count)
         greedy = rollout_config(config, temperature=0.0)
-        played = play(policy, chat, ground.make_env, ground.source.tasks, greedy, name=name)
+        played = play(policy, chat, task_env.make_env, task_env.source.tasks, greedy, name=name)
         scores[name] = np.array([t.reward if t.valid else 0.0 for t in played])
     return scores
 

@@ -50,12 +50,12 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="folder where indexes are kept for another run")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        ground = passages(args.work or Path(temporary), args.encoder, args.documents, limit=args.questions)
-        questions = ground.questions[: args.questions]
-        judge = Judge(expected(ground.folder, questions))
+        task_env = passages(args.work or Path(temporary), args.encoder, args.documents, limit=args.questions)
+        questions = task_env.questions[: args.questions]
+        judge = Judge(expected(task_env.folder, questions))
         # Fewer places than clients, and a memory that is soon full: back-pressure and eviction all the time.
         flags = ("--queue", str(max(GROUP, args.clients - 8)), "--cache", str(max(1, len(questions) // 4)))
-        with server(ours(ground.folder, args.threads, *flags)) as (address, process):
+        with server(ours(task_env.folder, args.threads, *flags)) as (address, process):
             judge.process, judge.began = process, time.perf_counter()
             drive(address, asks(questions), args.clients, args.minutes * 60, judge.see)
     figures = judge.figures(args)

@@ -51,7 +51,7 @@ class Data:
     def _examples(self) -> Iterator[Any]:
         from agentenv.data.sources import WORLD, SourceConfig
         from agentenv.data.world import WorldConfig
-        from agentenv.evaluation.ground import EnvConfig, SearchConfig, open_ground
+        from agentenv.evaluation.task_env import EnvConfig, SearchConfig, open_task_env
         from agentenv.retrievers.simulation.simulated import TRAINING
         from agentenv.retrievers.simulation.simulation_data import collect_examples
 
@@ -72,8 +72,8 @@ class Data:
                     split="train",
                 ),
             )
-            ground = open_ground(source, search, EnvConfig(), len)
-            yield from collect_examples(ground.source.tasks, ground.searched, self.k)
+            task_env = open_task_env(source, search, EnvConfig(), len)
+            yield from collect_examples(task_env.source.tasks, task_env.searched, self.k)
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """How many examples there are, and where."""

@@ -15,8 +15,8 @@ from agentenv.cli.switches import plain_switches
 from agentenv.core.io.trust import confirm_file
 from agentenv.data.sources import WORLD
 from agentenv.errors import ConfigurationError, MissingExtra
-from agentenv.evaluation.ground import EnvConfig
 from agentenv.evaluation.report.flat_tables import interval_text
+from agentenv.evaluation.task_env import EnvConfig
 from agentenv.trainers.config.config_files import CONFIG, load_config, override, presets, resume_config
 from agentenv.trainers.config.train_config import TrainConfig
 

@@ -25,16 +25,6 @@ from agentenv.evaluation.bounds import bound_of, measure_expert, noted, recall_o
 from agentenv.evaluation.checksums import verify
 from agentenv.evaluation.contents import contents_of
 from agentenv.evaluation.diagnosis import MAX_COVERED_DOCUMENTS, coverage
-from agentenv.evaluation.ground import (
-    EnvConfig,
-    Ground,
-    SearchConfig,
-    corpus_of,
-    known_retriever,
-    open_ground,
-    open_tasks,
-    takes,
-)
 from agentenv.evaluation.journal import CONFIG, CONTENTS, Journal, claim, release
 from agentenv.evaluation.player import (
     EXPERT,
@@ -48,6 +38,16 @@ from agentenv.evaluation.records import EPISODES, RESULTS, Record, read_json, wr
 from agentenv.evaluation.report.report import PAGE, write_report
 from agentenv.evaluation.results import measure_of, score_of, summarize
 from agentenv.evaluation.spending import Spending, announced
+from agentenv.evaluation.task_env import (
+    EnvConfig,
+    SearchConfig,
+    TaskEnv,
+    corpus_of,
+    known_retriever,
+    open_task_env,
+    open_tasks,
+    takes,
+)
 from agentenv.policies.agent import AGENT
 from agentenv.policies.card import EpisodeCard
 from agentenv.policies.openai import OpenAIPolicy
@@ -166,8 +166,8 @@ def run_benchmark(
     fresh = not (out / CONFIG).is_file()
     try:
         with _player(benchmark, policy) as player:
-            ground = _open(benchmark, opened, player, display)
-            return _played(benchmark, contents, player, ground, out, display, retry_faults)
+            task_env = _open(benchmark, opened, player, display)
+            return _played(benchmark, contents, player, task_env, out, display, retry_faults)
     except Interrupted as error:
         said = f"; what was finished is kept in {out}: the same command goes on from there"
         raise Interrupted(error.signal, said) from error
@@ -201,17 +201,17 @@ def _played(
     benchmark: Benchmark,
     contents: Mapping[str, str],
     player: Player,
-    ground: Ground,
+    task_env: TaskEnv,
     out: Path,
     display: Display,
     retry_faults: bool,
 ) -> dict[str, Any]:
-    opened = {"retriever": "" if ground.retriever is None else ground.retriever.info().fingerprint}
+    opened = {"retriever": "" if task_env.retriever is None else task_env.retriever.info().fingerprint}
     claim(out, {"benchmark": _identity(benchmark), CONTENTS: contents, "opened": opened}, write=True)
     (out / RESULTS).unlink(missing_ok=True)
     spending = Spending(player.policy, out) if isinstance(player.policy, OpenAIPolicy) else None
-    records, bounds = _play(benchmark, player, ground, out, display, retry_faults, spending)
-    results = _summary(benchmark, player, ground, records, bounds, display.note)
+    records, bounds = _play(benchmark, player, task_env, out, display, retry_faults, spending)
+    results = _summary(benchmark, player, task_env, records, bounds, display.note)
     if spending is not None:
         results["usage"] = spending.save()
         if results["faults"] and isinstance(player.policy, OpenAIPolicy) and player.policy.client.spent:
@@ -235,9 +235,9 @@ def _sources(benchmark: Benchmark) -> tuple[SourceConfig, SearchConfig]:
     return source, SearchConfig(retriever=benchmark.retriever, corpus=benchmark.corpus)
 
 
-def _open(benchmark: Benchmark, opened: Source, player: Player, display: Display) -> Ground:
+def _open(benchmark: Benchmark, opened: Source, player: Player, display: Display) -> TaskEnv:
     source, search = _sources(benchmark)
-    return open_ground(
+    return open_task_env(
         source,
         search,
         EnvConfig(id=benchmark.env, options=_options(benchmark, player.card)),
@@ -280,19 +280,19 @@ def _options(benchmark: Benchmark, card: EpisodeCard) -> dict[str, Any]:
 def _play(
     benchmark: Benchmark,
     player: Player,
-    ground: Ground,
+    task_env: TaskEnv,
     out: Path,
     display: Display,
     retry_faults: bool,
     spending: Spending | None,
 ) -> tuple[list[Record], dict[str, Any]]:
     """The run proper and its bounds, each from where its journal ends."""
-    tasks, scorer = ground.source.tasks, benchmark.scorers[0]
+    tasks, scorer = task_env.source.tasks, benchmark.scorers[0]
     again = (lambda record: not record["valid"]) if retry_faults else (lambda record: False)
     bounded = bool(benchmark.bounds) and benchmark.policy != EXPERT
-    found = variants(ground, player.policy) if bounded and player.policy is not None else {}
+    found = variants(task_env, player.policy) if bounded and player.policy is not None else {}
     bounds: dict[str, Any] = {name: {"note": said} for name, said in found.items() if isinstance(said, str)}
-    sides = {"run": (ground, player)} | {
+    sides = {"run": (task_env, player)} | {
         name: (one[0], replace(player, policy=one[1]))
         for name, one in found.items()
         if not isinstance(one, str)
@@ -303,15 +303,15 @@ def _play(
         missing = {name: (sides[name][0], len(tasks) - len(journal)) for name, journal in journals.items()}
         display.note(announced(player.policy.client.endpoint.model, missing, bounds=bounded))
     play = partial(play_missing, seed=benchmark.seed, directory=out, progress=_progress(display, spending))
-    tally = _Tally(scorer, searched=ground.retriever is not None)
+    tally = _Tally(scorer, searched=task_env.retriever is not None)
     display.phase(benchmark.dataset, len(tasks))
-    records = play(player, ground, journals.pop("run"), phase="run", figures=tally)
+    records = play(player, task_env, journals.pop("run"), phase="run", figures=tally)
     for name, journal in journals.items():
         display.phase(f"{benchmark.dataset}, bound {name}", len(tasks))
         its_ground, its_player = sides[name]
         bounds[name] = _bound(partial(play, its_player, its_ground, journal, phase=name), player, scorer)
     if bounded:
-        bounds["expert"] = measure_expert(ground, player.config, scorer, seed=benchmark.seed)
+        bounds["expert"] = measure_expert(task_env, player.config, scorer, seed=benchmark.seed)
     return records, bounds
 
 
@@ -371,21 +371,21 @@ class _Tally:
 def _summary(
     benchmark: Benchmark,
     player: Player,
-    ground: Ground,
+    task_env: TaskEnv,
     records: Sequence[Record],
     bounds: dict[str, Any],
     note: Callable[[str], None],
 ) -> dict[str, Any]:
-    info = None if ground.retriever is None else ground.retriever.info()
-    options = ground.env.options
+    info = None if task_env.retriever is None else task_env.retriever.info()
+    options = task_env.env.options
     searched = (
         {} if info is None else {"documents": info.documents, "retriever_fingerprint": info.fingerprint}
     )
     summary = summarize(
         records,
         benchmark.scorers,
-        dataset=ground.source.name,
-        split=ground.source.split,
+        dataset=task_env.source.name,
+        split=task_env.source.split,
         policy=benchmark.policy,
         retriever=None if info is None else benchmark.retriever or info.name,
         k=int(options.get("k", 3)),
@@ -396,28 +396,28 @@ def _summary(
         | {
             "env": benchmark.env,
             "options": dict(benchmark.options),
-            "questions_fingerprint": _hash_of(ground.source.tasks),
+            "questions_fingerprint": _hash_of(task_env.source.tasks),
             "max_turns": options.get("max_turns"),
             "decoding": "greedy",
             **({"concurrency": player.batch} if player.lockstep else {}),
-            "notes": ground.source.notes,
+            "notes": task_env.source.notes,
         },
     )
     return summary | {
-        "index_recall": recall_or_none(ground, note),
-        "answer_in_corpus": {"share": None, "n": 0} | noted(lambda: _coverage(ground)),
+        "index_recall": recall_or_none(task_env, note),
+        "answer_in_corpus": {"share": None, "n": 0} | noted(lambda: _coverage(task_env)),
     }
 
 
-def _coverage(ground: Ground) -> dict[str, Any]:
-    if ground.retriever is None:
+def _coverage(task_env: TaskEnv) -> dict[str, Any]:
+    if task_env.retriever is None:
         return {"share": None, "n": 0, "note": "the environment searches nothing"}
-    corpus = getattr(ground.retriever, "corpus", None) or corpus_of(ground.source)
+    corpus = getattr(task_env.retriever, "corpus", None) or corpus_of(task_env.source)
     if corpus is None:
         return {"share": None, "n": 0, "note": "the retriever's passages cannot be read here"}
     if len(corpus) > MAX_COVERED_DOCUMENTS:
         return {"share": None, "n": 0, "note": f"not looked up in {len(corpus)} passages"}
-    return coverage(ground.source.tasks, (f"{document.title} {document.text}" for document in corpus))
+    return coverage(task_env.source.tasks, (f"{document.title} {document.text}" for document in corpus))
 
 
 def _identity(benchmark: Benchmark) -> dict[str, Any]:

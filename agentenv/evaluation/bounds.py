@@ -17,34 +17,34 @@ from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import RolloutConfig
 from agentenv.errors import AgentEnvError, Fault
 from agentenv.evaluation.closed_book import closed_book
-from agentenv.evaluation.ground import Ground, corpus_of, index_recall
 from agentenv.evaluation.records import Record
 from agentenv.evaluation.results import score_tables
 from agentenv.evaluation.runner import play, play_expert, to_record
+from agentenv.evaluation.task_env import TaskEnv, corpus_of, index_recall
 from agentenv.retrievers.oracle import OracleRetriever, PagedOracleRetriever
 
 T = TypeVar("T")
 
 
 def measure_bounds(
-    policy: Policy, chat: ChatFormat, ground: Ground, config: RolloutConfig, scorer: str, *, seed: int = 0
+    policy: Policy, chat: ChatFormat, task_env: TaskEnv, config: RolloutConfig, scorer: str, *, seed: int = 0
 ) -> dict[str, dict[str, Any]]:
-    """Lower and upper bounds on the questions of ``ground``.
+    """Lower and upper bounds on the questions of ``task_env``.
 
     Returns:
         For ``closed_book`` (no search, an answer at once), ``oracle`` and ``oracle_paged`` (gold passages) and ``expert``
         (scripted): the score under ``scorer`` with n and interval, or a note that says why there is none.
     """
-    tasks = ground.source.tasks
+    tasks = task_env.source.tasks
     bounds: dict[str, dict[str, Any]] = {}
-    for name, variant in variants(ground, policy).items():
+    for name, variant in variants(task_env, policy).items():
         if isinstance(variant, str):
             bounds[name] = {"note": variant}
             continue
         phase, (its_ground, player) = name.removesuffix("_book"), variant
         playing = partial(play, player, chat, its_ground.make_env, tasks, config, seed=seed, name=phase)
         bounds[name] = noted(lambda playing=playing: bound_of(map(to_record, playing()), scorer))  # type: ignore[misc]
-    bounds["expert"] = measure_expert(ground, config, scorer, seed=seed)
+    bounds["expert"] = measure_expert(task_env, config, scorer, seed=seed)
     return bounds
 
 
@@ -54,26 +54,26 @@ def noted(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return {"note": measured} if isinstance(measured, str) else measured
 
 
-def variants(ground: Ground, policy: Policy) -> dict[str, tuple[Ground, Policy] | str]:
-    """The grounds on which the policy itself plays for its bounds, and in what form; a sentence where there can be none.
+def variants(task_env: TaskEnv, policy: Policy) -> dict[str, tuple[TaskEnv, Policy] | str]:
+    """The task environments on which the policy itself plays for its bounds, and their form; a sentence where there is none.
 
     None at all where the environment searches nothing.
     """
-    if ground.retriever is None:
+    if task_env.retriever is None:
         return {}
-    found: dict[str, tuple[Ground, Policy] | str] = {
-        "closed_book": _or_why(lambda: closed_book(ground, policy))
+    found: dict[str, tuple[TaskEnv, Policy] | str] = {
+        "closed_book": _or_why(lambda: closed_book(task_env, policy))
     }
 
     def shown() -> tuple[OracleRetriever, PagedOracleRetriever]:
-        documents = {document.id: document for document in corpus_of(ground.source) or ()}
-        oracle = OracleRetriever(ground.source.tasks, documents)
-        return oracle, PagedOracleRetriever(oracle, ground.searched)
+        documents = {document.id: document for document in corpus_of(task_env.source) or ()}
+        oracle = OracleRetriever(task_env.source.tasks, documents)
+        return oracle, PagedOracleRetriever(oracle, task_env.searched)
 
     oracles = _or_why(shown)
     for name, place in (("oracle", 0), ("oracle_paged", 1)):
         given = oracles if isinstance(oracles, str) else oracles[place]
-        found[name] = given if isinstance(given, str) else (ground.varied(retriever=given), policy)
+        found[name] = given if isinstance(given, str) else (task_env.varied(retriever=given), policy)
     return found
 
 
@@ -90,20 +90,22 @@ def why(error: Exception) -> str:
     return str(error) if isinstance(error, AgentEnvError) else f"{type(error).__name__}: {error}"
 
 
-def recall_or_none(ground: Ground, warn: Callable[[str], None]) -> dict[str, float]:
+def recall_or_none(task_env: TaskEnv, warn: Callable[[str], None]) -> dict[str, float]:
     """`index_recall`; nothing but a warning where the retriever fails at it."""
-    recall = _or_why(lambda: index_recall(ground))
+    recall = _or_why(lambda: index_recall(task_env))
     if isinstance(recall, str):
         warn(f"the recall of the retriever was not measured: {recall}")
         return {}
     return recall
 
 
-def measure_expert(ground: Ground, config: RolloutConfig, scorer: str, *, seed: int = 0) -> dict[str, Any]:
-    """The scripted expert on the questions of ``ground``; a note where the environment has none."""
+def measure_expert(task_env: TaskEnv, config: RolloutConfig, scorer: str, *, seed: int = 0) -> dict[str, Any]:
+    """The scripted expert on the questions of ``task_env``; a note where the environment has none."""
 
     def played() -> dict[str, Any]:
-        trajectories = play_expert(ground.make_env, ground.source.tasks, config, seed=seed, shown_only=True)
+        trajectories = play_expert(
+            task_env.make_env, task_env.source.tasks, config, seed=seed, shown_only=True
+        )
         return bound_of(map(to_record, trajectories), scorer)
 
     return noted(played)

@@ -12,7 +12,7 @@ from typing import Any
 from agentenv.core.protocols import Policy
 from agentenv.core.registry import env_class
 from agentenv.core.types import Completion, Sampling
-from agentenv.evaluation.ground import Ground, takes
+from agentenv.evaluation.task_env import TaskEnv, takes
 
 PROMPT = """\
 Answer the question below from what you know; nothing can be searched. If you are not sure, give the answer that you think \
@@ -21,15 +21,15 @@ Question: {question}
 """
 
 
-def closed_book(ground: Ground, policy: Policy) -> tuple[Ground, Policy] | str:
-    """The questions of ``ground`` without a search, and ``policy`` made to answer them; a sentence where that cannot be."""
-    tag = getattr(env_class(ground.env.id), "final_tag", None)
-    if tag is None or not takes(ground.env.id, "max_turns"):
-        return f"{ground.env.id} cannot be asked without a search: it takes no max_turns or has no tag for an answer"
+def closed_book(task_env: TaskEnv, policy: Policy) -> tuple[TaskEnv, Policy] | str:
+    """The questions of ``task_env`` without a search, and ``policy`` made to answer; a sentence where that cannot be."""
+    tag = getattr(env_class(task_env.env.id), "final_tag", None)
+    if tag is None or not takes(task_env.env.id, "max_turns"):
+        return f"{task_env.env.id} cannot be asked without a search: it takes no max_turns or has no tag for an answer"
     if hasattr(policy, "chat"):  # it takes messages
-        asked = ground.varied(prompt=PROMPT) if takes(ground.env.id, "prompt") else ground
+        asked = task_env.varied(prompt=PROMPT) if takes(task_env.env.id, "prompt") else task_env
         return asked.varied(max_turns=0), policy
-    return ground.varied(max_turns=0), AnsweringPolicy(policy, f"<{tag}>")
+    return task_env.varied(max_turns=0), AnsweringPolicy(policy, f"<{tag}>")
 
 
 class AnsweringPolicy:

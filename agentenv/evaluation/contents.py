@@ -12,7 +12,7 @@ from agentenv.core.io.digests import file_digest, path_digest, value_digest
 from agentenv.core.protocols import Policy
 from agentenv.core.registry import env_class, is_remote
 from agentenv.data.sources import Source
-from agentenv.evaluation.ground import BM25, SearchConfig
+from agentenv.evaluation.task_env import BM25, SearchConfig
 from agentenv.policies.policy_spec import policy_digest
 from agentenv.retrievers.retriever_spec import LOADERS, make_retriever
 from agentenv.retrievers.storage.corpus import as_corpus

@@ -19,10 +19,10 @@ from agentenv.core.rollout import RolloutConfig, never_fitted
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason, Task
 from agentenv.errors import ConfigurationError, ContextTooSmall, EnvFault, Fault, PolicyFault
-from agentenv.evaluation.ground import Ground
 from agentenv.evaluation.journal import Journal, log_seconds
 from agentenv.evaluation.records import Record
 from agentenv.evaluation.runner import expert_policy, play_batch, roomy, to_record
+from agentenv.evaluation.task_env import TaskEnv
 from agentenv.policies.agent import AgentPolicy
 from agentenv.policies.card import EpisodeCard, read_card
 from agentenv.policies.extractive import EXTRACTIVE, EXTRACTIVE_CARD, ExtractivePolicy
@@ -108,12 +108,12 @@ class Player:
             return len(text.split())
         return len(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def on(self, ground: Ground, tasks: Sequence[Task], begin: int, seed: int, name: str) -> "Player":
+    def on(self, task_env: TaskEnv, tasks: Sequence[Task], begin: int, seed: int, name: str) -> "Player":
         """This player, or the expert with its script for a batch of questions that begins at the place ``begin``."""
         if self.policy is not None:
             return self
         policy = expert_policy(
-            ground.make_env,
+            task_env.make_env,
             tasks,
             self.batch,
             self.config.deadline_s,
@@ -181,7 +181,7 @@ def player_of(policy: Policy, name: str, concurrency: int, stop: tuple[str, ...]
 
 def play_missing(
     player: Player,
-    ground: Ground,
+    task_env: TaskEnv,
     journal: Journal,
     *,
     seed: int,
@@ -190,11 +190,11 @@ def play_missing(
     progress: Progress,
     figures: Callable[[Sequence[Record]], dict[str, Any]] = lambda records: {},
 ) -> list[Record]:
-    """Plays the questions of ``ground`` that ``journal`` lacks, and returns the records of all in their order.
+    """Plays the questions of ``task_env`` that ``journal`` lacks, and returns the records of all in their order.
 
     Args:
         player: who answers.
-        ground: questions, retriever and environment.
+        task_env: questions, retriever and environment.
         journal: what is finished.
         seed: of the episodes.
         phase: prefix of the episode ids, and the name in the timings.
@@ -206,7 +206,7 @@ def play_missing(
         ContextTooSmall: no question leaves room for a turn.
         Fault: everything that was played lately failed through an infrastructure failure; what was finished before is kept.
     """
-    tasks = ground.source.tasks
+    tasks = task_env.source.tasks
     progress(len(journal), {})
     last = time.perf_counter()
 
@@ -224,20 +224,20 @@ def play_missing(
         for begin in range(0, len(tasks), player.batch):
             chunk = tasks[begin : begin + player.batch]
             if not all(task in journal for task in chunk):
-                ready = player.on(ground, chunk, begin, seed, phase)
-                finished.add(asyncio.run(_batch(ready, ground, chunk, begin, seed, phase)))
+                ready = player.on(task_env, chunk, begin, seed, phase)
+                finished.add(asyncio.run(_batch(ready, task_env, chunk, begin, seed, phase)))
     else:
-        asyncio.run(_one_by_one(player, ground, journal, seed, phase, finished))
+        asyncio.run(_one_by_one(player, task_env, journal, seed, phase, finished))
     finished.end()
     return journal.finish(tasks)
 
 
 async def _batch(
-    player: Player, ground: Ground, tasks: Sequence[Task], begin: int, seed: int, phase: str
+    player: Player, task_env: TaskEnv, tasks: Sequence[Task], begin: int, seed: int, phase: str
 ) -> list[Trajectory]:
     assert player.policy is not None
     return await play_batch(
-        player.policy, player.chat, ground.make_env, tasks, player.config, begin, seed=seed, name=phase
+        player.policy, player.chat, task_env.make_env, tasks, player.config, begin, seed=seed, name=phase
     )
 
 
@@ -305,14 +305,14 @@ def _stopping(failed: Sequence[Trajectory]) -> Fault:
 
 
 async def _one_by_one(
-    player: Player, ground: Ground, journal: Journal, seed: int, phase: str, finished: _Finished
+    player: Player, task_env: TaskEnv, journal: Journal, seed: int, phase: str, finished: _Finished
 ) -> None:
     """``player.batch`` workers, each of which plays one episode at a time."""
-    missing = iter([(i, task) for i, task in enumerate(ground.source.tasks) if task not in journal])
+    missing = iter([(i, task) for i, task in enumerate(task_env.source.tasks) if task not in journal])
 
     async def work() -> None:
         for index, task in missing:
-            finished.add(await _batch(player, ground, [task], index, seed, phase))
+            finished.add(await _batch(player, task_env, [task], index, seed, phase))
 
     try:
         async with asyncio.TaskGroup() as group:

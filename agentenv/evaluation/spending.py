@@ -14,8 +14,8 @@ from typing import Any
 from agentenv.core.io.files import write_text
 from agentenv.core.registry import env_class
 from agentenv.errors import ConfigurationError
-from agentenv.evaluation.ground import Ground
 from agentenv.evaluation.records import read_json
+from agentenv.evaluation.task_env import TaskEnv
 from agentenv.policies.openai import OpenAIPolicy
 
 USAGE = "usage.json"
@@ -53,40 +53,41 @@ class Spending:
         return total
 
 
-def forecast(phases: Mapping[str, tuple[Ground, int]]) -> tuple[int, int | None]:
+def forecast(phases: Mapping[str, tuple[TaskEnv, int]]) -> tuple[int, int | None]:
     """The least and the most requests of what is still to be played, retries left out.
 
     Args:
-        phases: for the run and for each bound that is played, its ground and the number of questions that are missing.
+        phases: for the run and for each bound that is played, its task environment and the number of questions that are
+            missing.
 
     Returns:
         One request a question; and one for each turn that its environment allows, or None where it states no limit.
     """
     least = sum(missing for _, missing in phases.values())
     most = 0
-    for ground, missing in phases.values():
-        turns = _turns(ground)
+    for task_env, missing in phases.values():
+        turns = _turns(task_env)
         if turns is None:
             return least, None
         most += missing * turns
     return least, most
 
 
-def _turns(ground: Ground) -> int | None:
+def _turns(task_env: TaskEnv) -> int | None:
     """The most turns of an episode: those that the environment is given or declares, and a last one to answer in."""
-    cls = env_class(ground.env.id)
+    cls = env_class(task_env.env.id)
     declared = (
         inspect.signature(vars(base)["__init__"]).parameters.get("max_turns")
         for base in cls.__mro__
         if "__init__" in vars(base)
     )
     default = next((parameter.default for parameter in declared if parameter is not None), None)
-    turns = ground.env.options.get("max_turns", default if isinstance(default, int) else None)
+    turns = task_env.env.options.get("max_turns", default if isinstance(default, int) else None)
     turns = getattr(cls, "max_turns", None) if turns is None else turns
     return turns + 1 if isinstance(turns, int) else None
 
 
-def announced(model: str, phases: Mapping[str, tuple[Ground, int]], *, bounds: bool) -> str:
+def announced(model: str, phases: Mapping[str, tuple[TaskEnv, int]], *, bounds: bool) -> str:
     """What is said before the first request."""
     least, most = forecast(phases)
     questions = phases["run"][1]

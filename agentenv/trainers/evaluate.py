@@ -10,10 +10,10 @@ from agentenv.core.rollout import RolloutConfig, Start, rollout
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigurationError, EnvFault, Fault
 from agentenv.evaluation.bounds import measure_bounds, recall_or_none
-from agentenv.evaluation.ground import Ground, open_ground
 from agentenv.evaluation.records import RESULTS, read_evaluation, write_evaluation
 from agentenv.evaluation.results import score_of, summarize
 from agentenv.evaluation.runner import play, to_record
+from agentenv.evaluation.task_env import TaskEnv, open_task_env
 from agentenv.policies.policy_spec import make_policy
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.run import Run, as_declared, chat_of, rollout_config
@@ -119,20 +119,20 @@ async def _roll(
 
 def _summary(
     run: Run,
-    ground: Ground,
+    task_env: TaskEnv,
     played: Sequence[Trajectory],
     bounds: dict[str, Any] | None = None,
     strategy: str = "plain",
 ) -> dict[str, Any]:
-    info = None if ground.retriever is None else ground.retriever.info()
+    info = None if task_env.retriever is None else task_env.retriever.info()
     searched = (
         {} if info is None else {"documents": info.documents, "retriever_fingerprint": info.fingerprint}
     )
     return summarize(
         [to_record(trajectory) for trajectory in played],
         run.config.evaluation.scorers,
-        dataset=ground.source.name,
-        split=ground.source.split,
+        dataset=task_env.source.name,
+        split=task_env.source.split,
         policy=_policy_name(run),
         retriever=None if info is None else info.name,
         k=int(run.config.env.options.get("k", 3)),
@@ -162,9 +162,11 @@ def score_under(config: TrainConfig) -> float:
     def count(text: str) -> int:
         return len(policy.tokenizer.encode(text, add_special_tokens=False))
 
-    ground = open_ground(config.test, config.search, config.env, count)
+    task_env = open_task_env(config.test, config.search, config.env, count)
     greedy = rollout_config(config, temperature=0.0)
-    played = play(policy, chat_of(config, policy), ground.make_env, ground.source.tasks, greedy, name="test")
+    played = play(
+        policy, chat_of(config, policy), task_env.make_env, task_env.source.tasks, greedy, name="test"
+    )
     scores = [score_of(to_record(t), config.evaluation.scorers[0]) for t in played if t.valid]
     if not scores:
         raise EnvFault(_none_played(played))

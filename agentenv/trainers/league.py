@@ -15,8 +15,8 @@ from agentenv.core.rollout import RolloutConfig, Start
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
-from agentenv.evaluation.ground import Ground
 from agentenv.evaluation.runner import play
+from agentenv.evaluation.task_env import TaskEnv
 from agentenv.policies.policy_spec import make_policy
 from agentenv.trainers.run import Run, rollout_config
 from agentenv.trainers.selfplay.board import stories
@@ -62,7 +62,7 @@ class League:
 
 def play_league(
     versions: Sequence[Version],
-    ground: Ground,
+    task_env: TaskEnv,
     strategy: SelfPlayStrategy,
     config: RolloutConfig,
     *,
@@ -73,20 +73,20 @@ def play_league(
 
     Args:
         versions: Who takes part.
-        ground: Topics, corpus and environment.
+        task_env: Topics, corpus and environment.
         strategy: How questions are accepted.
         config: Budgets; proposers sample as it says, solvers are greedy.
         games: Topics, the first ones.
         seed: Seeds the episodes.
     """
-    asked = [accepted(version, ground, strategy, config, games=games, seed=seed) for version in versions]
-    rows = [tuple(_solved(version, ground, tasks, config, seed) for version in versions) for tasks in asked]
+    asked = [accepted(version, task_env, strategy, config, games=games, seed=seed) for version in versions]
+    rows = [tuple(_solved(version, task_env, tasks, config, seed) for version in versions) for tasks in asked]
     return League(tuple(version.name for version in versions), tuple(map(len, asked)), tuple(rows))
 
 
 def accepted(
     version: Version,
-    ground: Ground,
+    task_env: TaskEnv,
     strategy: SelfPlayStrategy,
     config: RolloutConfig,
     *,
@@ -95,11 +95,11 @@ def accepted(
 ) -> list[Task]:
     """The questions of ``version`` that pass every check, one game a topic."""
     lanes = strategy.votes
-    topics = ground.source.tasks[:games]
+    topics = task_env.source.tasks[:games]
     stage = Stage(version.policy, version.chat, config, version.decode, name=f"league-{version.name}")
 
     async def games_of() -> list[list[Trajectory]]:
-        envs = await make_envs([ground.make_env] * (lanes * len(topics)), config.deadline_s)
+        envs = await make_envs([task_env.make_env] * (lanes * len(topics)), config.deadline_s)
         starts = [
             [
                 Start(envs[lanes * number + lane], topic, seed + lanes * number + lane, f"game-{number}")
@@ -117,10 +117,12 @@ def accepted(
 
 
 def _solved(
-    version: Version, ground: Ground, tasks: Sequence[Task], config: RolloutConfig, seed: int
+    version: Version, task_env: TaskEnv, tasks: Sequence[Task], config: RolloutConfig, seed: int
 ) -> float | None:
     greedy = replace(config, temperature=0.0)
-    played = play(version.policy, version.chat, ground.make_env, tasks, greedy, seed=seed, name=version.name)
+    played = play(
+        version.policy, version.chat, task_env.make_env, tasks, greedy, seed=seed, name=version.name
+    )
     valid = [trajectory for trajectory in played if trajectory.valid]
     return sum(bool(t.info.get("success")) for t in valid) / len(valid) if valid else None
 

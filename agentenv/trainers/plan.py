@@ -20,7 +20,7 @@ from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import EndReason, Sampling, Task
 from agentenv.data.overlap import refuse_overlap
 from agentenv.errors import ConfigurationError
-from agentenv.evaluation.ground import BM25, open_tasks, takes
+from agentenv.evaluation.task_env import BM25, open_tasks, takes
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.lora import is_adapted
 from agentenv.retrievers.retriever_spec import make_retriever

@@ -18,7 +18,7 @@ from agentenv.core.rollout import RolloutConfig
 from agentenv.data.overlap import refuse_overlap
 from agentenv.data.sources import SourceConfig
 from agentenv.errors import ConfigurationError
-from agentenv.evaluation.ground import EnvConfig, Ground, SearchConfig, open_ground
+from agentenv.evaluation.task_env import EnvConfig, SearchConfig, TaskEnv, open_task_env
 from agentenv.policies.card import read_card
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.lora import adapt, is_adapted
@@ -66,9 +66,9 @@ class Run:
     learner: Learner
     sampler: TaskSampler
     rollouts: Rollouts
-    train: Ground
-    dev: Ground
-    test: Ground
+    train: TaskEnv
+    dev: TaskEnv
+    test: TaskEnv
     second: Second | None = None
     """The second set of weights, where there is one."""
     trackers: Sequence[Tracker] = ()
@@ -93,7 +93,7 @@ class Run:
 
 
 def set_up(folder: RunFolder, display: Display) -> Run:
-    """Policy, learner and the three grounds of a run, as its configuration wants them; close it afterwards.
+    """Policy, learner and the three task environments of a run, as its configuration wants them; close it afterwards.
 
     Raises:
         AgentEnvError: the configuration cannot be used.
@@ -116,10 +116,10 @@ def contents_of(run: Run) -> dict[str, str]:
     config = run.folder.config
     specs = {"policy": config.policy, "second.policy": config.second.policy}
     contents = {f"weights of {key}": policy_digest(spec) for key, spec in specs.items() if spec}
-    for name, ground in {"train": run.train, "dev": run.dev, "test": run.test}.items():
-        contents[f"questions of {name}"] = value_digest(ground.source.tasks)
-        if ground.retriever is not None:
-            contents[f"passages searched in {name}"] = ground.retriever.info().fingerprint
+    for name, task_env in {"train": run.train, "dev": run.dev, "test": run.test}.items():
+        contents[f"questions of {name}"] = value_digest(task_env.source.tasks)
+        if task_env.retriever is not None:
+            contents[f"passages searched in {name}"] = task_env.retriever.info().fingerprint
     return contents | named_files(config)
 
 
@@ -209,12 +209,12 @@ def open_player(config: TrainConfig) -> Player:
     """
     config, policy = as_declared(config), open_policy(config)
     try:
-        ground = _open_training(config, policy)
+        task_env = _open_training(config, policy)
     except BaseException:
         policy.close()
         raise
     settings = rollout_config(config, temperature=config.rollout.temperature)
-    return Player(config, settings, policy, chat_of(config, policy), ground)
+    return Player(config, settings, policy, chat_of(config, policy), task_env)
 
 
 def learner_of(config: TrainConfig, policy: TrainedPolicy) -> Learner:
@@ -319,18 +319,18 @@ def objective_of(config: TrainConfig) -> Objective:
 
 def _open(
     source: SourceConfig, config: TrainConfig, policy: TrainedPolicy, display: Display | None
-) -> Ground:
+) -> TaskEnv:
     if display is not None:
         display.phase(f"index of {source.split or source.world.split} questions", 0)
 
     def count(text: str) -> int:
         return len(policy.tokenizer.encode(text, add_special_tokens=False))
 
-    return open_ground(source, config.search, config.env, count)
+    return open_task_env(source, config.search, config.env, count)
 
 
-def _open_training(config: TrainConfig, policy: TrainedPolicy, display: Display | None = None) -> Ground:
-    """The training ground, with the simulated search where one is configured."""
+def _open_training(config: TrainConfig, policy: TrainedPolicy, display: Display | None = None) -> TaskEnv:
+    """The training task environment, with the simulated search where one is configured."""
     simulation = config.simulation
     if not simulation.retriever:
         return _open(config.train, config, policy, display)

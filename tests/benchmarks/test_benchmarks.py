@@ -197,8 +197,8 @@ def test_the_million_is_random_unit_vectors_and_real_questions(
     from agentenv.retrievers.encoder import HashEncoder
     from agentenv.retrievers.retriever_spec import open_retriever
 
-    ground = grounds.million(tmp_path, "hash", 50, ["who?"])
-    assert (open_retriever(ground.folder).info().documents, ground.questions) == (50, ["who?"])
+    task_env = grounds.million(tmp_path, "hash", 50, ["who?"])
+    assert (open_retriever(task_env.folder).info().documents, task_env.questions) == (50, ["who?"])
     encoder = grounds.RandomPassages(HashEncoder())
     vectors = encoder.encode_passages(["same"] * 3)
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1)

@@ -18,7 +18,7 @@ from agentenv.cli.main import main
 from agentenv.core.registry import register
 from agentenv.data.world import WorldConfig, write_world
 from agentenv.errors import ConfigurationError
-from agentenv.evaluation import ground
+from agentenv.evaluation import task_env
 from agentenv.evaluation.checksums import verify
 from agentenv.evaluation.contents import _environment
 from agentenv.evaluation.journal import read_seconds
@@ -44,7 +44,7 @@ def place(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of it, from which commands run; what was read of other copies is forgotten."""
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    for cache in (ground._load, ground._words, ground._index):
+    for cache in (task_env._load, task_env._words, task_env._index):
         cache.cache_clear()
     return tmp_path
 

@@ -12,7 +12,7 @@ from agentenv.core.types import Task
 from agentenv.data.datasets import load_dataset
 from agentenv.data.sources import SourceConfig, check_source, open_source
 from agentenv.errors import ConfigurationError, DatasetError, UnknownName
-from agentenv.evaluation.ground import EnvConfig, SearchConfig, corpus_of, open_ground
+from agentenv.evaluation.task_env import EnvConfig, SearchConfig, corpus_of, open_task_env
 
 ROWS: list[dict[str, Any]] = [
     {"id": "a", "question": "Who founded Velandra?", "answers": ["Oda Kest", "Oda"]},
@@ -152,13 +152,13 @@ def test_several_sets_are_one_over_all_corpora_with_ids_apart(sets: tuple[Path, 
 
 def test_each_question_finds_its_own_passage_in_the_merged_corpus(sets: tuple[Path, Path]) -> None:
     pytest.importorskip("bm25s", reason="needs the extra 'retrieval'")
-    from agentenv.evaluation.ground import index_recall
+    from agentenv.evaluation.task_env import index_recall
 
-    ground = open_ground(
+    task_env = open_task_env(
         SourceConfig(dataset=f"{sets[0]},{sets[1]}"), SearchConfig(retriever="bm25"), EnvConfig(), len
     )
-    assert ground.searched.info().documents == 2
-    assert index_recall(ground)["recall@2"] == 1.0
+    assert task_env.searched.info().documents == 2
+    assert index_recall(task_env)["recall@2"] == 1.0
 
 
 def test_sets_over_one_corpus_share_it(sets: tuple[Path, Path]) -> None:

@@ -13,10 +13,10 @@ from agentenv.core.types import Completion, Document, FinishReason, Passage, Que
 from agentenv.data.sources import Source
 from agentenv.envs.search.local_search import STOP
 from agentenv.errors import ContextTooSmall, Fault, PolicyFault, RetrieverFault, UnknownName
-from agentenv.evaluation.ground import EnvConfig, Ground
 from agentenv.evaluation.journal import Journal
 from agentenv.evaluation.player import Player, open_player, play_missing
 from agentenv.evaluation.records import Record
+from agentenv.evaluation.task_env import EnvConfig, TaskEnv
 from agentenv.policies.card import EpisodeCard
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.retrievers.fakes import InMemoryRetriever
@@ -69,9 +69,9 @@ class Service:
         return [0.0] * len(ids)
 
 
-def ground(tasks: Sequence[Task] = TASKS) -> Ground:
+def task_env(tasks: Sequence[Task] = TASKS) -> TaskEnv:
     source = Source("mine", "", tuple(tasks), [Document("d", "t", "x")], None)
-    return Ground(source, InMemoryRetriever([Document("d", "t", "x")]), EnvConfig(), len)
+    return TaskEnv(source, InMemoryRetriever([Document("d", "t", "x")]), EnvConfig(), len)
 
 
 def player(policy: Service, *, batch: int, lockstep: bool) -> Player:
@@ -83,11 +83,11 @@ def play(
     folder: Path,
     journal: Journal | None = None,
     done: list[int] | None = None,
-    field: Ground | None = None,
+    field: TaskEnv | None = None,
 ) -> list[Record]:
     return play_missing(
         who,
-        field or ground(),
+        field or task_env(),
         journal or Journal(folder / "episodes.jsonl"),
         seed=0,
         phase="run",
@@ -225,7 +225,7 @@ def test_a_retriever_that_is_killed_and_comes_back_costs_the_episodes_that_asked
     lockstep: bool, batch: int, tmp_path: Path
 ) -> None:
     """The searches of the second batch fail."""
-    field = replace(ground(), retriever=Dying(range(batch, 2 * batch)))
+    field = replace(task_env(), retriever=Dying(range(batch, 2 * batch)))
     records = play(player(Searching(), batch=batch, lockstep=lockstep), tmp_path, field=field)
     broken = [row for row in records if not row["valid"]]
     assert len(broken) == batch
@@ -234,7 +234,7 @@ def test_a_retriever_that_is_killed_and_comes_back_costs_the_episodes_that_asked
 
 @pytest.mark.parametrize("lockstep", [True, False])
 def test_a_retriever_that_never_comes_back_stops_the_run(lockstep: bool, tmp_path: Path) -> None:
-    field = replace(ground(), retriever=Dying(range(2, 1000)))
+    field = replace(task_env(), retriever=Dying(range(2, 1000)))
     with pytest.raises(Fault, match="did not answer"):
         play(player(Searching(), batch=1, lockstep=lockstep), tmp_path, field=field)
     assert len((tmp_path / "episodes.jsonl").read_text().splitlines()) == 2
@@ -251,7 +251,7 @@ def test_a_batch_of_endless_questions_fails_alone(lockstep: bool, tmp_path: Path
         tasks = [replace(task, question=ENDLESS) if i in places else task for i, task in enumerate(TASKS)]
         folder = tmp_path / str(places.start)
         who = replace(player(Service(), batch=4, lockstep=lockstep), card=short, spec="hf:x")
-        records = play(replace(who, tokenizer=Plain()), folder, field=ground(tasks))
+        records = play(replace(who, tokenizer=Plain()), folder, field=task_env(tasks))
         assert [i for i, record in enumerate(records) if not record["valid"]] == list(places)
         assert all("8000" in records[i]["error"] for i in places)
 
@@ -265,7 +265,7 @@ def test_questions_that_are_all_endless_are_refused(lockstep: bool, tmp_path: Pa
         tokenizer=Plain(),
     )
     with pytest.raises(ContextTooSmall, match="8000"):
-        play(who, tmp_path, field=ground(tasks))
+        play(who, tmp_path, field=task_env(tasks))
     assert not (tmp_path / "episodes.jsonl").exists()
 
 
@@ -284,7 +284,7 @@ def test_the_expert_answers_what_its_searches_showed(tmp_path: Path) -> None:
     pages = [
         Document(f"d{i}", f"page{i}", f"Here stands: {task.answers[0]}") for i, task in enumerate(tasks[:-1])
     ]
-    field = Ground(Source("mine", "", tuple(tasks), pages, None), InMemoryRetriever(pages), EnvConfig(), len)
+    field = TaskEnv(Source("mine", "", tuple(tasks), pages, None), InMemoryRetriever(pages), EnvConfig(), len)
     records = play(open_player("scripted", 3, STOP), tmp_path, field=field)
     assert [row["prediction"] for row in records] == [*(task.answers[0] for task in TASKS[:-1]), ""]
 

@@ -17,10 +17,10 @@ from agentenv.envs.search.local_search import STOP, LocalSearch
 from agentenv.errors import ConfigurationError, DatasetError
 from agentenv.evaluation.bounds import measure_bounds
 from agentenv.evaluation.closed_book import closed_book
-from agentenv.evaluation.ground import EnvConfig, Ground
 from agentenv.evaluation.player import open_player
 from agentenv.evaluation.results import summarize
 from agentenv.evaluation.runner import play, play_batch, play_expert, to_record
+from agentenv.evaluation.task_env import EnvConfig, TaskEnv
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.policy_spec import make_endpoint_policy
 from agentenv.policies.scripted import ScriptedPolicy, complete
@@ -195,9 +195,9 @@ def test_progress_counts_finished_episodes() -> None:
     assert done == [128, 130]
 
 
-def ground(retriever: Any = RETRIEVER) -> Ground:
+def task_env(retriever: Any = RETRIEVER) -> TaskEnv:
     source = Source("world", "test", tuple(TASKS[:3]), WORLD.documents, None)
-    return Ground(
+    return TaskEnv(
         source, retriever, EnvConfig(options={"max_turns": 2, "k": 3}), lambda text: len(text.split())
     )
 
@@ -226,7 +226,7 @@ def test_bounds_stand_beside_a_score() -> None:
     scripts |= {f"{name}-0-{i}": searching for i in range(2) for name in ("oracle", "oracle_paged")}
     scripts["oracle_paged-0-2"] = searching
     scripts["oracle-0-2"] = ["<search>x</search>", f"<answer>{TASKS[2].answers[0]}</answer>"]
-    bounds = measure_bounds(ScriptedPolicy(scripts), CHAT, ground(), CONFIG, "em_squad")
+    bounds = measure_bounds(ScriptedPolicy(scripts), CHAT, task_env(), CONFIG, "em_squad")
     assert {name: bound["n"] for name, bound in bounds.items()} == {
         "closed_book": 3,
         "oracle": 3,
@@ -243,20 +243,20 @@ def test_bounds_stand_beside_a_score() -> None:
 @pytest.mark.parametrize("retriever", [FixedRetriever([]), InMemoryRetriever(WORLD.documents[:1])])
 def test_the_expert_answers_nothing_that_it_was_not_shown(retriever: Any) -> None:
     """A search that returns nothing bounds every policy at 0, in the bound and as a policy of its own."""
-    bounds = measure_bounds(Knows(), CHAT, ground(retriever), CONFIG, "em_squad")
+    bounds = measure_bounds(Knows(), CHAT, task_env(retriever), CONFIG, "em_squad")
     assert bounds["expert"]["mean"] == 0
-    player = open_player("scripted", 4, STOP).on(ground(retriever), TASKS[:3], 0, 0, "run")
+    player = open_player("scripted", 4, STOP).on(task_env(retriever), TASKS[:3], 0, 0, "run")
     assert player.policy is not None
-    played = play(player.policy, CHAT, ground(retriever).make_env, TASKS[:3], CONFIG, name="run")
+    played = play(player.policy, CHAT, task_env(retriever).make_env, TASKS[:3], CONFIG, name="run")
     assert em([to_record(t) for t in played])["scores"]["em_squad"]["mean"] == 0
     assert (
-        play_expert(ground(retriever).make_env, TASKS[:3], CONFIG)[0].reward == 1
+        play_expert(task_env(retriever).make_env, TASKS[:3], CONFIG)[0].reward == 1
     )  # demonstrations stay as they were
 
 
 def test_the_bound_of_the_expert_is_the_share_of_questions_whose_documents_were_all_shown() -> None:
     source = Source("world", "test", tuple(TASKS), WORLD.documents, None)
-    few = Ground(
+    few = TaskEnv(
         source, RETRIEVER, EnvConfig(options={"k": 1, "max_turns": 2, "observation_tokens": 10_000}), len
     )
     played = play_expert(few.make_env, TASKS, CONFIG, shown_only=True)
@@ -274,7 +274,7 @@ def test_the_bound_of_the_expert_is_the_share_of_questions_whose_documents_were_
 def test_a_question_without_a_path_has_no_bound_by_the_expert() -> None:
     """It would search nothing, so 0 would be said of any retriever, however good."""
     task = replace(TASKS[0], data={"supporting_ids": TASKS[0].data["supporting_ids"]})
-    bare = Ground(Source("mine", "", (task,), WORLD.documents, None), RETRIEVER, EnvConfig(), len)
+    bare = TaskEnv(Source("mine", "", (task,), WORLD.documents, None), RETRIEVER, EnvConfig(), len)
     expert = measure_bounds(Knows(), CHAT, bare, CONFIG, "em_squad")["expert"]
     assert "mean" not in expert
     assert task.id in expert["note"]
@@ -285,7 +285,7 @@ def test_a_question_without_a_path_has_no_bound_by_the_expert() -> None:
 
 
 def test_an_expert_without_turns_to_search_is_measured_and_scores_zero() -> None:
-    none = replace(ground(RETRIEVER), env=EnvConfig(options={"max_turns": 0}))
+    none = replace(task_env(RETRIEVER), env=EnvConfig(options={"max_turns": 0}))
     assert measure_bounds(Knows(), CHAT, none, CONFIG, "em_squad")["expert"]["mean"] == 0
 
 
@@ -334,14 +334,14 @@ class Knows:
 
 
 def test_closed_book_makes_a_policy_answer_that_would_search() -> None:
-    bounds = measure_bounds(Knows(), CHAT, ground(), CONFIG, "em_squad")
+    bounds = measure_bounds(Knows(), CHAT, task_env(), CONFIG, "em_squad")
     assert bounds["closed_book"]["mean"] == 1
     assert bounds["oracle"]["mean"] == 0  # with turns to search it only searches
 
 
 def test_closed_book_of_a_model_that_takes_messages_is_a_matter_of_the_prompt() -> None:
     policy = make_endpoint_policy("openai:m@http://127.0.0.1:9/v1")
-    found = closed_book(ground(), policy)
+    found = closed_book(task_env(), policy)
     assert not isinstance(found, str)
     variant, same = found
     assert same is policy
@@ -351,13 +351,13 @@ def test_closed_book_of_a_model_that_takes_messages_is_a_matter_of_the_prompt() 
 
 
 def test_closed_book_of_an_environment_that_cannot_be_asked_so_is_a_sentence() -> None:
-    bare = replace(ground(), env=EnvConfig(id="agentenv/Calculator-v0"))
+    bare = replace(task_env(), env=EnvConfig(id="agentenv/Calculator-v0"))
     assert "Calculator-v0" in closed_book(bare, Knows())
 
 
 def test_no_oracle_without_supporting_documents() -> None:
     tasks = (Task("t", "q", ("a",)),)
-    bare = Ground(Source("mine", "", tasks, WORLD.documents, None), RETRIEVER, EnvConfig(), len)
+    bare = TaskEnv(Source("mine", "", tasks, WORLD.documents, None), RETRIEVER, EnvConfig(), len)
     policy = ScriptedPolicy({"closed-0-0": ["<answer>a</answer>"]})
     bounds = measure_bounds(policy, CHAT, bare, CONFIG, "em_squad")
     assert "names no supporting documents" in bounds["oracle"]["note"]

@@ -16,7 +16,7 @@ from agentenv.core.types import Task
 from agentenv.data.sources import SourceConfig
 from agentenv.envs.browser.driver import unavailable as no_browser
 from agentenv.errors import ConfigurationError, UnknownName
-from agentenv.evaluation.ground import EnvConfig, SearchConfig, open_ground
+from agentenv.evaluation.task_env import EnvConfig, SearchConfig, open_task_env
 from agentenv.policies.fakes import random_policy
 from agentenv.sandbox.backends import unavailable
 from agentenv.trainers.config.train_config import TrainConfig
@@ -93,20 +93,20 @@ def test_before_and_after_can_be_compared(policy: Path, tmp_path: Path) -> None:
     assert main(["compare", str(sides / "before"), str(sides / "after"), "--json"]) == 0
 
 
-def ground(env: str, **source: Any) -> tuple[Task, ...]:
+def task_env(env: str, **source: Any) -> tuple[Task, ...]:
     config = SourceConfig(dataset="env", **source)
-    return open_ground(config, SearchConfig(), EnvConfig(id=env), len).source.tasks
+    return open_task_env(config, SearchConfig(), EnvConfig(id=env), len).source.tasks
 
 
 def test_the_tasks_are_the_environments_own_by_its_dials() -> None:
-    tasks = ground("agentenv/Code-v0", limit=3, split="dev", options={"steps": 4})
+    tasks = task_env("agentenv/Code-v0", limit=3, split="dev", options={"steps": 4})
     assert [task.data["steps"] for task in tasks] == [4, 4, 4]
     assert {task.split for task in tasks} == {"dev"}
-    assert len(ground("agentenv/Calculator-v0")) == 200
+    assert len(task_env("agentenv/Calculator-v0")) == 200
     with pytest.raises(UnknownName, match="Did you mean 'steps'"):
-        ground("agentenv/Code-v0", options={"step": 4})
+        task_env("agentenv/Code-v0", options={"step": 4})
     with pytest.raises(UnknownName, match="split 'tset'"):
-        ground("agentenv/Calculator-v0", split="tset")
+        task_env("agentenv/Calculator-v0", split="tset")
 
 
 @pytest.mark.parametrize("env", ["agentenv/Code-v0", "agentenv/Calculator-v0"])
@@ -121,7 +121,7 @@ def test_splits_share_no_task(env: str) -> None:
 
 def test_an_environment_without_tasks_of_its_own_says_so() -> None:
     with pytest.raises(ConfigurationError, match="LocalSearch makes no tasks of its own: name a dataset"):
-        ground("agentenv/LocalSearch-v0")
+        task_env("agentenv/LocalSearch-v0")
 
 
 def test_an_action_ends_where_the_environment_says() -> None:
@@ -130,7 +130,7 @@ def test_an_action_ends_where_the_environment_says() -> None:
 
 
 def test_misses_are_for_searches_only() -> None:
-    opened = open_ground(
+    opened = open_task_env(
         SourceConfig(dataset="env", limit=1), SearchConfig(), EnvConfig(id="agentenv/Calculator-v0"), len
     )
     with pytest.raises(ConfigurationError, match="Calculator-v0 searches nothing"):

@@ -6,8 +6,8 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from agentenv.core.validation import Frozen
 from agentenv.data.sources import OWN, SourceConfig, check_draw, check_source, held_out_worlds
-from agentenv.evaluation.ground import EnvConfig, SearchConfig, known_retriever
 from agentenv.evaluation.results import measure_of
+from agentenv.evaluation.task_env import EnvConfig, SearchConfig, known_retriever
 from agentenv.policies.engine import EngineConfig
 from agentenv.tracking import check_tracker
 from agentenv.trainers.addresses import known_address

@@ -8,7 +8,7 @@ from agentenv.core.io.files import write_text
 from agentenv.core.lifetimes import close_quickly, make_envs
 from agentenv.core.rollout import Start
 from agentenv.core.trajectory import Trajectory, to_record
-from agentenv.evaluation.ground import Ground, open_ground
+from agentenv.evaluation.task_env import TaskEnv, open_task_env
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.run import as_declared, chat_of, rollout_config, trained_policy
 from agentenv.trainers.strategies.rescue import play_demonstration
@@ -47,18 +47,18 @@ def expert_episodes(config: TrainConfig) -> list[Trajectory]:
     def count(text: str) -> int:
         return len(policy.tokenizer.encode(text, add_special_tokens=False))
 
-    ground = open_ground(config.train, config.search, config.env, count)
+    task_env = open_task_env(config.train, config.search, config.env, count)
     settings = rollout_config(config, temperature=config.rollout.temperature)
     stage = Stage(policy, chat_of(config, policy), settings, policy.tokenizer.decode, name="expert")
-    places = range(len(ground.source.tasks))
-    return [one for place in places for one in asyncio.run(_play(ground, place, stage))]
+    places = range(len(task_env.source.tasks))
+    return [one for place in places for one in asyncio.run(_play(task_env, place, stage))]
 
 
-async def _play(ground: Ground, place: int, stage: Stage) -> list[Trajectory]:
+async def _play(task_env: TaskEnv, place: int, stage: Stage) -> list[Trajectory]:
     seconds = stage.config.deadline_s
-    (env,) = await make_envs([ground.make_env], seconds)
+    (env,) = await make_envs([task_env.make_env], seconds)
     try:
-        shown = await play_demonstration(Start(env, ground.source.tasks[place], seed=place), stage)
+        shown = await play_demonstration(Start(env, task_env.source.tasks[place], seed=place), stage)
     finally:
         await close_quickly([env], seconds)
     return [trajectory for trajectory in shown if trajectory.valid]

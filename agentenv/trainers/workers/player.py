@@ -15,7 +15,7 @@ from agentenv.core.rollout import Record, RolloutConfig, Start
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason
 from agentenv.errors import ContextTooSmall, Fault
-from agentenv.evaluation.ground import Ground
+from agentenv.evaluation.task_env import TaskEnv
 from agentenv.retrievers.mixed import at_progress
 from agentenv.retrievers.simulation.lossy import LossyRetriever
 from agentenv.trainers.config.train_config import TrainConfig
@@ -27,7 +27,7 @@ from agentenv.trainers.workers.pending import Pending
 
 
 class Player:
-    """Plays groups on its ground with its policy, by the strategy of the run."""
+    """Plays groups on its task environment with its policy, by the strategy of the run."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Player:
         settings: RolloutConfig,
         policy: TrainedPolicy,
         chat: ChatFormat,
-        ground: Ground,
+        task_env: TaskEnv,
         *,
         gate: Callable[[Record], bool] | None = None,
         others: Mapping[str, Policy] | None = None,
@@ -47,12 +47,12 @@ class Player:
             settings: Budgets and sampling of an episode.
             policy: Who acts.
             chat: How messages become ids.
-            ground: Questions, retriever and environment.
+            task_env: Questions, retriever and environment.
             gate: Asked after each turn whether an episode goes on.
             others: Who acts in some roles.
         """
         self.config, self.policy, self.settings = config, policy, settings
-        self._chat, self._ground, self._gate = chat, ground, gate
+        self._chat, self._task_env, self._gate = chat, task_env, gate
         self._others = others or {}
         self._strategy = get_strategy(config.rollout.strategy, config.rollout.strategy_options)
         self._workers = asyncio.Semaphore(config.rollout.workers or sys.maxsize)
@@ -103,14 +103,14 @@ class Player:
         draw, group = pending.draw, pending.group
         name = f"{self.config.seed}/{group.step}/{group.first}"
         group_id = str(uuid.uuid5(uuid.NAMESPACE_OID, name))
-        retriever = self._ground.retriever
+        retriever = self._task_env.retriever
         if retriever is not None:
             retriever = at_progress(retriever, pending.step / self.config.optimization.steps)
         if draw.noise:
-            retriever = LossyRetriever(retriever or self._ground.searched, draw.noise)
-        ground = self._ground.varied(retriever=retriever, **draw.env)
-        task = self._ground.source.tasks[group.task]
-        envs = await make_envs([ground.make_env] * len(pending.seeds), self.settings.deadline_s)
+            retriever = LossyRetriever(retriever or self._task_env.searched, draw.noise)
+        task_env = self._task_env.varied(retriever=retriever, **draw.env)
+        task = self._task_env.source.tasks[group.task]
+        envs = await make_envs([task_env.make_env] * len(pending.seeds), self.settings.deadline_s)
         seeded = zip(envs, pending.seeds, strict=True)
         return [Start(env, task, seed, group_id, self._gate) for env, seed in seeded]
 

@@ -26,7 +26,7 @@ from agentenv.core.protocols import ChatFormat
 from agentenv.core.rollout import RolloutConfig
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import Fault
-from agentenv.evaluation.ground import Ground
+from agentenv.evaluation.task_env import TaskEnv
 from agentenv.policies.lora import trained_state
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.learner.second import Second
@@ -49,7 +49,7 @@ class Rollouts:
         policy: TrainedPolicy,
         chat: ChatFormat,
         sampler: TaskSampler,
-        ground: Ground,
+        task_env: TaskEnv,
         *,
         second: Second | None = None,
         crew: Crew | None = None,
@@ -62,18 +62,18 @@ class Rollouts:
             policy: Who acts.
             chat: How messages become ids.
             sampler: Decides what is played and what is trained.
-            ground: Questions, retriever and environment.
+            task_env: Questions, retriever and environment.
             second: Who acts in some roles.
             crew: Who plays in the place of this process.
         """
         self.config = config
         self.staleness = config.asynchronous.staleness
         self._settings, self._policy = settings, policy
-        self._sampler, self._ground = sampler, ground
+        self._sampler, self._task_env = sampler, task_env
         self._crew = crew
         gate = sampler.gate if isinstance(sampler, Gated) else None
         others = dict.fromkeys(second.roles, second.policy) if second else None
-        self._players = crew or Player(config, settings, policy, chat, ground, gate=gate, others=others)
+        self._players = crew or Player(config, settings, policy, chat, task_env, gate=gate, others=others)
         self._loop = BackgroundLoop()
         self._slots = asyncio.Semaphore(config.concurrent_groups)
         self._pending: list[Pending] = []
@@ -150,7 +150,7 @@ class Rollouts:
         settings = self.config.rollout
         return Ledger(
             step=step,
-            tasks=self._ground.source.tasks,
+            tasks=self._task_env.source.tasks,
             rng=np.random.default_rng([self.config.seed, step]),
             questions=settings.questions,
             group_size=settings.group_size,

@@ -14,7 +14,7 @@ from agentenv.data.sources import SourceConfig
 from agentenv.data.world import WorldConfig
 from agentenv.envs.search.simulated_search import SimulatedSearch
 from agentenv.errors import ConfigurationError, EndpointFault, RetrieverFault, UnknownName
-from agentenv.evaluation.ground import EnvConfig, SearchConfig, open_ground
+from agentenv.evaluation.task_env import EnvConfig, SearchConfig, open_task_env
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.retrievers.mixed import MixedRetriever, at_progress
 from agentenv.retrievers.retriever_spec import make_retriever
@@ -140,9 +140,9 @@ def test_an_evaluation_over_a_simulator_that_knows_the_answers_does_not_begin() 
     world = WorldConfig(documents=200, questions=2, split="dev")
     for spec in ("simulated:grammar", "simulated:gold=yes@grammar"):
         with pytest.raises(ConfigurationError, match="of the split 'dev', not 'train'"):
-            open_ground(SourceConfig(world=world), SearchConfig(retriever=spec), EnvConfig(), len)
+            open_task_env(SourceConfig(world=world), SearchConfig(retriever=spec), EnvConfig(), len)
     blind = SearchConfig(retriever="simulated:gold=no@grammar")
-    assert open_ground(SourceConfig(world=world), blind, EnvConfig(), len).searched.info().contextual
+    assert open_task_env(SourceConfig(world=world), blind, EnvConfig(), len).searched.info().contextual
 
 
 def test_prompts_tell_mode_question_answer_and_query() -> None:

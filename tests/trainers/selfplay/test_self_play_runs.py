@@ -24,8 +24,8 @@ from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.data.sources import SourceConfig
 from agentenv.envs.search.local_search import STOP
 from agentenv.errors import ConfigurationError
-from agentenv.evaluation.ground import EnvConfig, SearchConfig, open_ground, topics_of
 from agentenv.evaluation.report.report import write_report
+from agentenv.evaluation.task_env import EnvConfig, SearchConfig, open_task_env, topics_of
 from agentenv.policies.fake_endpoint import Answer, Body, FakeEndpoint
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.hf import HFPolicy
@@ -64,16 +64,16 @@ def cloze(body: Body) -> Answer:
 def test_the_game_on_a_real_corpus_by_an_endpoint() -> None:
     source = SourceConfig(dataset="2wiki_hippo", topics=True, limit=40)
     env = EnvConfig(id="agentenv/SearchSolver-v0", options={"observation_tokens": 2000})
-    ground = open_ground(source, SearchConfig(retriever="bm25"), env, lambda text: len(text.split()))
+    task_env = open_task_env(source, SearchConfig(retriever="bm25"), env, lambda text: len(text.split()))
 
     def run() -> list[Any]:
         with FakeEndpoint(cloze) as server:
             policy = make_endpoint_policy(f"openai:cloze@{server.url}#concurrency=4")
             config = RolloutConfig(context_tokens=40_000, turn_tokens=400, stop=STOP)
             stage = Stage(policy, policy.chat, config, policy.tokenizer.decode, name="real")
-            topics = ground.source.tasks[:8]
+            topics = task_env.source.tasks[:8]
             starts = [
-                [Start(ground.make_env(), t, 10 * i + j, t.id) for j in range(2)]
+                [Start(task_env.make_env(), t, 10 * i + j, t.id) for j in range(2)]
                 for i, t in enumerate(topics)
             ]
             strategy = get_strategy("self_play", {"searches": (1, 1), "checks": ("verify", "compete")})

@@ -8,7 +8,7 @@ import pytest
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory, Turn
 from agentenv.core.types import EndReason, Task, ToolResult, ToolStatus
 from agentenv.errors import ConfigurationError
-from agentenv.evaluation.ground import open_ground
+from agentenv.evaluation.task_env import open_task_env
 from agentenv.policies.card import read_card
 from agentenv.policies.fakes import random_policy
 from agentenv.policies.policy_spec import make_policy
@@ -113,7 +113,7 @@ def test_what_was_learned_by_heart_is_found_by_self_search(tmp_path: Path) -> No
         train=small,
         test=small | {"world": world | {"seed": 1, "split": "train"}},
     )
-    questions = open_ground(given.train, given.search, given.env, len).source.tasks
+    questions = open_task_env(given.train, given.search, given.env, len).source.tasks
     told = [
         question
         for task in questions

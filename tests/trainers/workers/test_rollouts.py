@@ -124,7 +124,7 @@ def rollouts(
     **changes: Any,
 ) -> Iterator[Rollouts]:
     """The rollouts of ``policy`` over ``tasks``, closed at the end."""
-    run, field = config(staleness, **changes), ground(tasks)
+    run, field = config(staleness, **changes), task_env(tasks)
     limits = RolloutConfig(context_tokens=200, turn_tokens=10, deterministic=run.rollout.deterministic)
     made = Rollouts(run, limits, policy, InlineFormat(TOKENIZER), get_sampler(sampler), field, crew=crew)
     try:
@@ -133,7 +133,7 @@ def rollouts(
         made.close()
 
 
-def ground(tasks: Sequence[Task] = TASKS) -> Any:
+def task_env(tasks: Sequence[Task] = TASKS) -> Any:
     """Where ``Counting`` poses ``tasks``."""
     field = SimpleNamespace(source=SimpleNamespace(tasks=tasks), retriever=None, make_env=Counting)
     field.varied = lambda **options: field
@@ -146,7 +146,7 @@ class Nearby:
     def __init__(self, policy: Any, staleness: int) -> None:
         run = config(staleness)
         limits = RolloutConfig(context_tokens=200, turn_tokens=10, deterministic=run.rollout.deterministic)
-        self.player = Player(run, limits, policy, InlineFormat(TOKENIZER), ground())
+        self.player = Player(run, limits, policy, InlineFormat(TOKENIZER), task_env())
         self.gone = False
 
     async def open(self) -> None:

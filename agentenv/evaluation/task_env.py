@@ -1,4 +1,4 @@
-"""A ground: tasks and the environment over them, with the retriever and corpus where it searches one.
+"""A task environment: tasks and the environment over them, with the retriever and corpus where it searches one.
 
 What an environment needs it declares: the constructor's arguments ``tasks``, ``retriever`` and ``count_tokens`` are filled
 where they are there, ``make_tasks`` is its own source of tasks, ``scorers`` judge it and ``stop`` ends its actions.
@@ -70,7 +70,7 @@ class SearchConfig(Frozen):
 
 
 @dataclass(frozen=True)
-class Ground:
+class TaskEnv:
     """Tasks and how to make an environment that poses them."""
 
     source: Source
@@ -109,7 +109,7 @@ class Ground:
             reason = str(error).partition(" was raised from")[0]  # Gymnasium appends all arguments
             raise EnvFault(f"{self.env.id} cannot be made: TypeError: {reason}") from error
 
-    def varied(self, *, retriever: Retriever | None = None, **options: Any) -> "Ground":
+    def varied(self, *, retriever: Retriever | None = None, **options: Any) -> "TaskEnv":
         """The same questions under another retriever or other options of the environment."""
         env = EnvConfig(id=self.env.id, options=self.env.options | options)
         return replace(self, retriever=retriever or self.retriever, env=env)
@@ -168,7 +168,7 @@ def open_tasks(source: SourceConfig, search: SearchConfig, env: EnvConfig) -> So
     return opened
 
 
-def open_ground(
+def open_task_env(
     source: SourceConfig,
     search: SearchConfig,
     env: EnvConfig,
@@ -176,7 +176,7 @@ def open_ground(
     *,
     opened: Source | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Ground:
+) -> TaskEnv:
     """Loads or makes tasks and, for an environment that searches, the retriever.
 
     Args:
@@ -194,7 +194,7 @@ def open_ground(
     checked_options(env)  # before any work
     opened = opened or open_tasks(source, search, env)
     if not takes(env.id, "retriever"):
-        return Ground(opened, None, env, count_tokens)
+        return TaskEnv(opened, None, env, count_tokens)
     if source.topics:
         opened = replace(opened, tasks=topics_of(corpus_of(opened), source))
     if search.retriever and search.retriever != BM25:
@@ -209,7 +209,7 @@ def open_ground(
         bm25 = search.retriever == BM25
         retriever = _words(corpus) if bm25 else _index(corpus, search.encoder, search.index, progress)
     own = open_tasks(source, SearchConfig(), env) if search.corpus else opened
-    return Ground(_findable(opened, retriever, own), retriever, env, count_tokens)
+    return TaskEnv(_findable(opened, retriever, own), retriever, env, count_tokens)
 
 
 def _findable(source: Source, retriever: Retriever, own: Source) -> Source:
@@ -329,7 +329,7 @@ def _index(
     return FaissRetriever.build(corpus, make_encoder(encoder), index, progress=progress)
 
 
-def index_recall(ground: Ground) -> dict[str, float]:
+def index_recall(task_env: TaskEnv) -> dict[str, float]:
     """What the retriever itself finds, asked the bare questions.
 
     Returns:
@@ -337,13 +337,13 @@ def index_recall(ground: Ground) -> dict[str, float]:
         with every one of them among the first 5; empty where no supporting documents are known, or where the retriever
         answers by more than the question.
     """
-    known = [task for task in ground.source.tasks if task.data.get("supporting_ids")]
-    if not known or ground.retriever is None or ground.retriever.info().contextual:
+    known = [task for task in task_env.source.tasks if task.data.get("supporting_ids")]
+    if not known or task_env.retriever is None or task_env.retriever.info().contextual:
         return {}
     ranked: list[list[str]] = []
     for start in range(0, len(known), _ASKED_AT_ONCE):
         asked = [task.question for task in known[start : start + _ASKED_AT_ONCE]]
-        found = run_sync(ground.retriever.search(asked, max(_RECALL_AT)))
+        found = run_sync(task_env.retriever.search(asked, max(_RECALL_AT)))
         ranked += ([passage.id for passage in passages] for passages in found)
     gold = [task.data["supporting_ids"] for task in known]
     return {f"recall@{k}": recall_at_k(ranked, gold, k) for k in _RECALL_AT} | {

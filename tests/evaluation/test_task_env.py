@@ -1,4 +1,4 @@
-"""A ground: worlds and named sets become environments; an index is built once; what is missing is said."""
+"""A task environment: worlds and named sets become environments; an index is built once; what is missing is said."""
 
 import asyncio
 import json
@@ -14,14 +14,14 @@ from agentenv.data.sources import Source, SourceConfig
 from agentenv.data.world import WorldConfig, write_world
 from agentenv.envs.search.local_search import LocalSearch
 from agentenv.errors import ConfigurationError, UnknownName
-from agentenv.evaluation.ground import (
+from agentenv.evaluation.task_env import (
     EnvConfig,
-    Ground,
     SearchConfig,
+    TaskEnv,
     corpus_of,
     index_recall,
     known_retriever,
-    open_ground,
+    open_task_env,
     open_tasks,
     topics_of,
 )
@@ -38,26 +38,26 @@ def words(text: str) -> int:
 
 
 def test_a_world_is_indexed_and_posed() -> None:
-    ground = open_ground(SourceConfig(world=SMALL, limit=5), HASH, EnvConfig(options={"k": 2}), words)
-    assert len(ground.source.tasks) == 5
-    assert ground.searched.info().documents == 200
-    env = ground.make_env()
-    opening, _ = env.reset(seed=0, options={"task": ground.source.tasks[0]})
-    assert ground.source.tasks[0].question in opening[0].text
-    step = env.step(f"<search>{ground.source.tasks[0].question}</search>")
+    task_env = open_task_env(SourceConfig(world=SMALL, limit=5), HASH, EnvConfig(options={"k": 2}), words)
+    assert len(task_env.source.tasks) == 5
+    assert task_env.searched.info().documents == 200
+    env = task_env.make_env()
+    opening, _ = env.reset(seed=0, options={"task": task_env.source.tasks[0]})
+    assert task_env.source.tasks[0].question in opening[0].text
+    step = env.step(f"<search>{task_env.source.tasks[0].question}</search>")
     assert step.observation[0].text.count("Doc ") == 2
 
 
 def test_equal_corpora_share_an_index() -> None:
     """A suite over one world, or train and test over one corpus, encodes its passages once."""
-    folder_free = [open_ground(SourceConfig(world=SMALL), HASH, EnvConfig(), words) for _ in range(2)]
+    folder_free = [open_task_env(SourceConfig(world=SMALL), HASH, EnvConfig(), words) for _ in range(2)]
     assert folder_free[0].searched.info() == folder_free[1].searched.info()
 
 
 def test_a_written_world_gives_the_same_ground(tmp_path: Path) -> None:
     write_world(SMALL, tmp_path / "world")
-    made = open_ground(SourceConfig(world=SMALL), HASH, EnvConfig(), words)
-    read = open_ground(SourceConfig(dataset="fictional", data=tmp_path / "world"), HASH, EnvConfig(), words)
+    made = open_task_env(SourceConfig(world=SMALL), HASH, EnvConfig(), words)
+    read = open_task_env(SourceConfig(dataset="fictional", data=tmp_path / "world"), HASH, EnvConfig(), words)
     assert [t.question for t in read.source.tasks] == [t.question for t in made.source.tasks]
     query = [made.source.tasks[0].question]
     found = [asyncio.run(g.searched.search(query, 3)) for g in (made, read)]
@@ -65,27 +65,27 @@ def test_a_written_world_gives_the_same_ground(tmp_path: Path) -> None:
 
 
 def test_variations_keep_the_rest() -> None:
-    ground = open_ground(SourceConfig(world=SMALL), HASH, EnvConfig(options={"k": 2}), words)
+    task_env = open_task_env(SourceConfig(world=SMALL), HASH, EnvConfig(options={"k": 2}), words)
     other = InMemoryRetriever([Document("d", "t", "x")])
-    varied = ground.varied(retriever=other, max_turns=0)
+    varied = task_env.varied(retriever=other, max_turns=0)
     assert varied.env.options == {"k": 2, "max_turns": 0}
     assert varied.retriever is other
-    assert varied.source is ground.source
-    assert ground.env.options == {"k": 2}
+    assert varied.source is task_env.source
+    assert task_env.env.options == {"k": 2}
 
 
 def test_a_variation_has_the_last_word_on_an_option_and_keeps_the_retriever() -> None:
-    ground = open_ground(SourceConfig(world=SMALL), HASH, EnvConfig(options={"k": 2}), words)
-    varied = ground.varied(k=5)
-    assert (varied.env.options, varied.retriever) == ({"k": 5}, ground.retriever)
+    task_env = open_task_env(SourceConfig(world=SMALL), HASH, EnvConfig(options={"k": 2}), words)
+    varied = task_env.varied(k=5)
+    assert (varied.env.options, varied.retriever) == ({"k": 5}, task_env.retriever)
 
 
 def test_an_environment_is_given_the_tasks_and_the_policy_s_count_of_tokens() -> None:
     env = EnvConfig(options={"observation_tokens": 90})
-    ground = open_ground(SourceConfig(world=SMALL), HASH, env, len)  # a token is a character
-    made = ground.make_env()
+    task_env = open_task_env(SourceConfig(world=SMALL), HASH, env, len)  # a token is a character
+    made = task_env.make_env()
     assert isinstance(made, LocalSearch)
-    assert made.held_tasks() == ground.source.tasks
+    assert made.held_tasks() == task_env.source.tasks
     made.reset(seed=0)
     assert len(made.step("<search>who</search>").observation[0].text) <= 90
 
@@ -93,11 +93,11 @@ def test_an_environment_is_given_the_tasks_and_the_policy_s_count_of_tokens() ->
 def test_an_environment_that_searches_nothing_has_no_retriever_and_no_corpus() -> None:
     source = SourceConfig(dataset="env", limit=3)
     env, search = EnvConfig(id="agentenv/Calculator-v0"), SearchConfig(corpus="/nowhere.jsonl")
-    ground = open_ground(source, search, env, words)
-    assert (len(ground.source.tasks), ground.retriever, ground.source.corpus) == (3, None, None)
-    ground.make_env().reset(seed=0, options={"task": ground.source.tasks[0]})
+    task_env = open_task_env(source, search, env, words)
+    assert (len(task_env.source.tasks), task_env.retriever, task_env.source.corpus) == (3, None, None)
+    task_env.make_env().reset(seed=0, options={"task": task_env.source.tasks[0]})
     with pytest.raises(ConfigurationError, match="Calculator-v0"):
-        _ = ground.searched
+        _ = task_env.searched
 
 
 def test_own_tasks_follow_the_seed_the_split_and_the_limit() -> None:
@@ -125,8 +125,8 @@ def test_a_corpus_that_is_named_is_searched_in_place_of_the_documents_of_a_world
 def test_what_was_opened_before_is_not_opened_again() -> None:
     opened = open_tasks(SourceConfig(world=SMALL), SearchConfig(), EnvConfig())
     few = replace(opened, tasks=opened.tasks[:1])
-    ground = open_ground(SourceConfig(world=SMALL), HASH, EnvConfig(), words, opened=few)
-    assert ground.source.tasks == few.tasks
+    task_env = open_task_env(SourceConfig(world=SMALL), HASH, EnvConfig(), words, opened=few)
+    assert task_env.source.tasks == few.tasks
 
 
 def test_an_index_is_of_the_kind_that_is_asked_for_and_tells_how_far_it_is() -> None:
@@ -138,7 +138,7 @@ def test_an_index_is_of_the_kind_that_is_asked_for_and_tells_how_far_it_is() -> 
         told.append((done, total))
 
     flat, other = (
-        open_ground(
+        open_task_env(
             SourceConfig(),
             SearchConfig(encoder="hash", index=kind),
             EnvConfig(),
@@ -163,8 +163,8 @@ def test_some_shared_ids_are_compared_and_the_rest_left_alone(tmp_path: Path) ->
     for searched, kept in ((rows[:2], True), ([rows[0], rows[1] | {"text": "another"}], False)):
         path = tmp_path / f"kept-{kept}.jsonl"
         path.write_text("\n".join(map(json.dumps, searched)))
-        ground = open_ground(source, SearchConfig(retriever="bm25", corpus=str(path)), EnvConfig(), len)
-        assert bool(ground.source.tasks[0].data.get("supporting_ids")) == kept
+        task_env = open_task_env(source, SearchConfig(retriever="bm25", corpus=str(path)), EnvConfig(), len)
+        assert bool(task_env.source.tasks[0].data.get("supporting_ids")) == kept
 
 
 @pytest.mark.parametrize("spec", ["", "bm25", "faiss:here"])
@@ -207,18 +207,20 @@ def test_documents_that_the_own_corpus_lacks_cannot_differ_and_none_need_be_ther
         if own:
             (tmp_path / name / "corpus.jsonl").write_text("\n".join(map(json.dumps, own)))
         source = SourceConfig(dataset=str(tmp_path / name / "test.jsonl"))
-        ground = open_ground(source, SearchConfig(retriever="bm25", corpus=str(searched)), EnvConfig(), len)
-        assert ground.source.tasks[0].data["supporting_ids"] == ("p0", "p1")
+        task_env = open_task_env(
+            source, SearchConfig(retriever="bm25", corpus=str(searched)), EnvConfig(), len
+        )
+        assert task_env.source.tasks[0].data["supporting_ids"] == ("p0", "p1")
 
 
 def test_recall_where_nothing_is_searched_and_where_half_is_found() -> None:
     documents = [Document(str(i), "", "b") for i in range(12)]
     task = Task("1", "b", ("x",), data={"supporting_ids": ["3", "7"]})
     source = Source("s", "", (task,), documents, None)
-    found = index_recall(Ground(source, InMemoryRetriever(documents), EnvConfig(), words))
+    found = index_recall(TaskEnv(source, InMemoryRetriever(documents), EnvConfig(), words))
     # All documents are alike and come in their order: the 4th and the 8th are wanted.
     assert found == {"recall@2": 0.0, "recall@3": 0.0, "recall@5": 0.5, "recall@10": 1.0, "all@5": 0.0}
-    assert index_recall(Ground(source, None, EnvConfig(), words)) == {}
+    assert index_recall(TaskEnv(source, None, EnvConfig(), words)) == {}
 
 
 def test_index_recall_by_hand() -> None:
@@ -230,13 +232,15 @@ def test_index_recall_by_hand() -> None:
         Task("3", "nothing", ("x",), data={"supporting_ids": ["4", "5"]}),
         Task("4", "a", ("x",)),  # not counted: nobody knows its documents
     )
-    ground = Ground(Source("s", "", tasks, documents, None), InMemoryRetriever(documents), EnvConfig(), words)
-    assert index_recall(ground) == pytest.approx(
+    task_env = TaskEnv(
+        Source("s", "", tasks, documents, None), InMemoryRetriever(documents), EnvConfig(), words
+    )
+    assert index_recall(task_env) == pytest.approx(
         {"recall@2": 1 / 3, "recall@3": 2 / 3, "recall@5": 2 / 3, "recall@10": 2 / 3, "all@5": 2 / 3}
     )
-    bare = Ground(Source("s", "", tasks[3:], documents, None), ground.retriever, EnvConfig(), words)
+    bare = TaskEnv(Source("s", "", tasks[3:], documents, None), task_env.retriever, EnvConfig(), words)
     assert index_recall(bare) == {}
-    told = ground.varied(
+    told = task_env.varied(
         retriever=OracleRetriever(tasks[:3], {document.id: document for document in documents})
     )
     assert index_recall(told) == {}  # what it finds depends on more than the question
@@ -245,8 +249,10 @@ def test_index_recall_by_hand() -> None:
 def test_index_recall_asks_in_pieces_and_keeps_their_order() -> None:
     documents = [Document(str(i), "", f"word{i}") for i in range(600)]
     tasks = tuple(Task(str(i), f"word{i}", ("x",), data={"supporting_ids": [str(i)]}) for i in range(600))
-    ground = Ground(Source("s", "", tasks, documents, None), InMemoryRetriever(documents), EnvConfig(), words)
-    assert index_recall(ground)["recall@2"] == 1.0
+    task_env = TaskEnv(
+        Source("s", "", tasks, documents, None), InMemoryRetriever(documents), EnvConfig(), words
+    )
+    assert index_recall(task_env)["recall@2"] == 1.0
 
 
 def test_a_set_without_a_corpus_needs_a_retriever(tmp_path: Path) -> None:
@@ -254,7 +260,7 @@ def test_a_set_without_a_corpus_needs_a_retriever(tmp_path: Path) -> None:
     (tmp_path / "world" / "corpus.jsonl").unlink()
     config = SourceConfig(dataset="fictional", data=tmp_path / "world")
     with pytest.raises(ConfigurationError, match="corpus"):
-        open_ground(config, HASH, EnvConfig(), words)
+        open_task_env(config, HASH, EnvConfig(), words)
 
 
 @pytest.mark.parametrize(
@@ -267,22 +273,22 @@ def test_a_set_without_a_corpus_needs_a_retriever(tmp_path: Path) -> None:
 )
 def test_unknown_names(source: SourceConfig, search: SearchConfig, hint: str) -> None:
     with pytest.raises(UnknownName, match=hint):
-        open_ground(source, search, EnvConfig(), words)
+        open_task_env(source, search, EnvConfig(), words)
 
 
 @pytest.mark.parametrize("option", ["max_turn", "tasks"])
 def test_an_option_that_the_environment_does_not_take(option: str) -> None:
     env = EnvConfig(options={option: 3})
     with pytest.raises(ConfigurationError, match=rf"option.*'{option}'"):
-        open_ground(SourceConfig(world=SMALL), HASH, env, words)
-    ground = open_ground(SourceConfig(world=SMALL), HASH, EnvConfig(), words)
+        open_task_env(SourceConfig(world=SMALL), HASH, env, words)
+    task_env = open_task_env(SourceConfig(world=SMALL), HASH, EnvConfig(), words)
     with pytest.raises(ConfigurationError, match=rf"option.*'{option}'"):
-        replace(ground, env=env).make_env()
+        replace(task_env, env=env).make_env()
 
 
 def test_a_retriever_among_the_options_is_refused_though_its_type_is_right() -> None:
     with pytest.raises(ConfigurationError, match="'retriever'"):
-        open_ground(SourceConfig(world=SMALL), HASH, EnvConfig(options={"retriever": "faiss:here"}), words)
+        open_task_env(SourceConfig(world=SMALL), HASH, EnvConfig(options={"retriever": "faiss:here"}), words)
 
 
 @pytest.mark.parametrize(
@@ -290,15 +296,15 @@ def test_a_retriever_among_the_options_is_refused_though_its_type_is_right() -> 
 )
 def test_an_option_of_another_type_is_one_sentence_before_any_work(option: str, value: object) -> None:
     with pytest.raises(ConfigurationError) as error:
-        open_ground(SourceConfig(), SearchConfig(), EnvConfig(options={option: value}), words)
+        open_task_env(SourceConfig(), SearchConfig(), EnvConfig(options={option: value}), words)
     assert repr(option) in str(error.value)
     assert repr(value) in str(error.value)
     assert len(str(error.value)) < 300
 
 
 def test_numbers_that_come_as_text_are_numbers() -> None:
-    ground = open_ground(SourceConfig(world=SMALL), HASH, EnvConfig(options={"k": "2"}), words)
-    env = ground.make_env()
+    task_env = open_task_env(SourceConfig(world=SMALL), HASH, EnvConfig(options={"k": "2"}), words)
+    env = task_env.make_env()
     env.reset(seed=0)
     step = env.step("<search>a</search>")
     assert len(step.info["tool_results"][0].data["ids"][0]) == 2
@@ -314,16 +320,16 @@ def test_words_over_the_set_s_own_corpus_or_another_one(tmp_path: Path) -> None:
     pytest.importorskip("bm25s", reason="needs the extra 'retrieval'")
     write_world(SMALL, tmp_path / "world")
     source = SourceConfig(dataset="fictional", data=tmp_path / "world")
-    ground = open_ground(source, SearchConfig(retriever="bm25"), EnvConfig(), words)
-    assert (ground.searched.info().name, ground.searched.info().documents) == ("bm25", 200)
+    task_env = open_task_env(source, SearchConfig(retriever="bm25"), EnvConfig(), words)
+    assert (task_env.searched.info().name, task_env.searched.info().documents) == ("bm25", 200)
     other = tmp_path / "other.jsonl"
     other.write_text('{"id": "1", "title": "t", "text": "some words"}\n')
-    bare = open_ground(source, SearchConfig(retriever="bm25", corpus=str(other)), EnvConfig(), words)
+    bare = open_task_env(source, SearchConfig(retriever="bm25", corpus=str(other)), EnvConfig(), words)
     assert bare.searched.info().documents == 1
-    assert index_recall(ground)["recall@10"] > 0
+    assert index_recall(task_env)["recall@10"] > 0
     assert index_recall(bare) == {}  # the questions name documents of another corpus
     assert not any("supporting_ids" in task.data for task in bare.source.tasks)
-    named = open_ground(source, SearchConfig(retriever="bm25", corpus="fictional"), EnvConfig(), words)
+    named = open_task_env(source, SearchConfig(retriever="bm25", corpus="fictional"), EnvConfig(), words)
     assert named.searched.info().documents == 200
 
 
@@ -344,7 +350,7 @@ def test_supporting_documents_of_a_corpus_with_the_same_ids_and_other_texts_are_
     searched = tmp_path / "searched.jsonl"
     searched.write_text("\n".join(map(json.dumps, [*other, {"id": "p2", "title": "C", "text": "c"}])))
     source = SourceConfig(dataset=str(tmp_path / "own" / "test.jsonl"))
-    opened = open_ground(source, SearchConfig(retriever="bm25", corpus=str(searched)), EnvConfig(), len)
+    opened = open_task_env(source, SearchConfig(retriever="bm25", corpus=str(searched)), EnvConfig(), len)
     assert bool(opened.source.tasks[0].data.get("supporting_ids")) == same
     assert bool(index_recall(opened)) == same
 
