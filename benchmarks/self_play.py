@@ -31,7 +31,7 @@ from agentenv.evaluation.task_env import TaskEnv, open_task_env
 from agentenv.policies.policy_spec import make_policy
 from agentenv.trainers.config.config_files import load_config, override
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.rollout_context import RolloutContext
 
 PLAIN = {"rules": {}, "confidence": 0.0}
 ARMS: Mapping[str, Mapping[str, Any]] = {
@@ -150,7 +150,7 @@ def arm(
     from agentenv.trainers.strategies.strategies import get_strategy, play_groups
 
     strategy = get_strategy("self_play", dict(config.rollout.strategy_options) | dict(options))
-    stage = Stage(
+    context = RolloutContext(
         policy,
         InlineFormat(policy.tokenizer),
         rollout_config(config, temperature=config.rollout.temperature),
@@ -161,7 +161,7 @@ def arm(
     for first in range(0, args.games, 50):
         topics = task_env.source.tasks[first : min(first + 50, args.games)]
         starts = [[Start(task_env.make_env(), t, first + i, t.id)] for i, t in enumerate(topics)]
-        for group in asyncio.run(play_groups(starts, strategy, stage)):
+        for group in asyncio.run(play_groups(starts, strategy, context)):
             counts.update({k: v for k, v in group[0].info["strategy"].items() if not isinstance(v, list)})
             task = group[0].info["game"]["task"]
             if task is not None:

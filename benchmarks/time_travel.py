@@ -32,7 +32,7 @@ from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import complete
 from agentenv.sandbox.backends import make_executor
 from agentenv.sandbox.executor import JailExecutor
-from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import get_strategy
 
 from common import common_arguments, finish  # type: ignore[import-not-found]  # isort: skip  # a sibling script
@@ -137,8 +137,8 @@ Make = Callable[[], Env[Any]]
 Job = Callable[[Make, Writer, Task, int], Coroutine[Any, Any, Any]]
 
 
-def _stage(writer: Writer) -> Stage:
-    return Stage(writer, InlineFormat(TOKENIZER), CONFIG, TOKENIZER.decode)
+def _context(writer: Writer) -> RolloutContext:
+    return RolloutContext(writer, InlineFormat(TOKENIZER), CONFIG, TOKENIZER.decode)
 
 
 async def rollback(make: Make, writer: Writer, task: Task, branches: int) -> list[Trajectory]:
@@ -178,7 +178,7 @@ async def retry(make: Make, writer: Writer, task: Task, branches: int) -> Trajec
 async def _group(strategy: Any, make: Make, writer: Writer, task: Task, n: int) -> list[Trajectory]:
     starts = [Start(make(), task, seed) for seed in range(n)]
     try:
-        group: list[Trajectory] = await strategy.play(starts, _stage(writer))
+        group: list[Trajectory] = await strategy.play(starts, _context(writer))
     finally:
         for start in starts:
             start.env.close()

@@ -96,11 +96,11 @@ def _progress() -> Iterator[Report]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task, name, since = bar.add_task("reading", total=None, rate=""), "", (0, 0.0)
 
-        def report(stage: str, done: int, total: int) -> None:
+        def report(context: str, done: int, total: int) -> None:
             nonlocal name, since
-            if stage != name:
-                name, since = stage, (done, time.monotonic())
-                bar.reset(task, description=stage, total=total or None)
+            if context != name:
+                name, since = context, (done, time.monotonic())
+                bar.reset(task, description=context, total=total or None)
             rate = (done - since[0]) / max(time.monotonic() - since[1], 1e-9)
             bar.update(task, completed=done, total=total or None, rate=f"{rate:,.0f}/s" if rate else "")
 

@@ -73,11 +73,11 @@ class VectorEnv(gymnasium.vector.VectorEnv[Observations, Sequence[str | None], N
             mask = np.asarray(options.pop("reset_mask", mask), dtype=np.bool_)
             options = [options] * self.num_envs
         chosen = self._each(options)
-        lanes = [int(i) for i in np.flatnonzero(mask)]
-        begun = await _all(self.envs[i].areset(seed=seeds[i], options=chosen[i]) for i in lanes)
+        slots = [int(i) for i in np.flatnonzero(mask)]
+        begun = await _all(self.envs[i].areset(seed=seeds[i], options=chosen[i]) for i in slots)
         observations: list[Observation] = [()] * self.num_envs
         infos: list[Info] = [{} for _ in self.envs]
-        for i, (observation, info) in zip(lanes, begun, strict=True):
+        for i, (observation, info) in zip(slots, begun, strict=True):
             observations[i], infos[i] = observation, info
         self._terminated[mask] = self._truncated[mask] = False
         self._turns[mask] = 0
@@ -99,15 +99,15 @@ class VectorEnv(gymnasium.vector.VectorEnv[Observations, Sequence[str | None], N
             ConfigurationError: another number of actions than ``num_envs``.
         """
         actions = self._each(actions)
-        lanes = [i for i, action in enumerate(actions) if action is not None]
-        if over := [i for i in lanes if self._terminated[i] or self._truncated[i]]:
+        slots = [i for i, action in enumerate(actions) if action is not None]
+        if over := [i for i in slots if self._terminated[i] or self._truncated[i]]:
             raise EpisodeOver(f"the episodes {over} are over; reset them or give them None")
-        self._turns[lanes] += 1
-        steps = await _all(self._step(i, cast(str, actions[i])) for i in lanes)
+        self._turns[slots] += 1
+        steps = await _all(self._step(i, cast(str, actions[i])) for i in slots)
         observations: list[Observation] = [()] * self.num_envs
         infos: list[Info] = [{} for _ in self.envs]
         rewards = np.zeros(self.num_envs)
-        for i, step in zip(lanes, steps, strict=True):
+        for i, step in zip(slots, steps, strict=True):
             observations[i], rewards[i], self._terminated[i], self._truncated[i], infos[i] = step
         return tuple(observations), rewards, self._terminated.copy(), self._truncated.copy(), infos
 
@@ -120,11 +120,11 @@ class VectorEnv(gymnasium.vector.VectorEnv[Observations, Sequence[str | None], N
         for env in self.envs:
             env.close()
 
-    async def _step(self, lane: int, action: str) -> Step:
+    async def _step(self, slot: int, action: str) -> Step:
         try:
-            return await self.envs[lane].astep(action)
+            return await self.envs[slot].astep(action)
         except Fault as fault:
-            info = {"turn": int(self._turns[lane]), "tool_results": (), "valid": False}
+            info = {"turn": int(self._turns[slot]), "tool_results": (), "valid": False}
             end = {"end_reason": EndReason.ENV_FAULT, "error": str(fault)}
             return Step((), float("nan"), False, True, info | end)
 

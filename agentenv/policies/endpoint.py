@@ -199,7 +199,7 @@ class ChatClient:
 
     endpoint: Endpoint
     usage: Usage = field(default_factory=Usage)
-    _lanes: "WeakKeyDictionary[asyncio.AbstractEventLoop, _Lane]" = field(
+    _slots: "WeakKeyDictionary[asyncio.AbstractEventLoop, _Lane]" = field(
         default_factory=WeakKeyDictionary, repr=False
     )
     _next_start: float = 0.0
@@ -241,10 +241,10 @@ class ChatClient:
         body |= {"top_p": top_p} if top_p != 1.0 else {}
         body |= {"stop": list(stop)} if stop else {}
         body |= {"seed": seed} if seed is not None else {}
-        lane = self._lane()
+        slot = self._slot()
         try:
-            async with lane.slots, asyncio.timeout(self.endpoint.deadline_s):
-                return await self._persist(lane.client, body)
+            async with slot.slots, asyncio.timeout(self.endpoint.deadline_s):
+                return await self._persist(slot.client, body)
         except TimeoutError:
             self.usage.failures += 1
             raise EndpointFault(
@@ -337,14 +337,14 @@ class ChatClient:
             wait = 60.0 * (prompt_tokens + reply_tokens) / endpoint.tokens_per_minute
             self._next_start = max(self._next_start, time.monotonic()) + wait
 
-    def _lane(self) -> _Lane:
+    def _slot(self) -> _Lane:
         loop = asyncio.get_running_loop()
-        if loop not in self._lanes:
+        if loop not in self._slots:
             # A kept connection would outlive the event loop that it belongs to.
             limits = httpx.Limits(max_keepalive_connections=0)
             client = httpx.AsyncClient(limits=limits, timeout=self.endpoint.deadline_s)
-            self._lanes[loop] = _Lane(client, asyncio.Semaphore(self.endpoint.concurrency))
-        return self._lanes[loop]
+            self._slots[loop] = _Lane(client, asyncio.Semaphore(self.endpoint.concurrency))
+        return self._slots[loop]
 
 
 def _reason(response: httpx.Response) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from agentenv.evaluation.task_env import TaskEnv, open_task_env
 from agentenv.policies.policy_spec import make_policy
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.run import Run, as_declared, chat_of, rollout_config
-from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups
 
 
@@ -107,9 +107,9 @@ async def _roll(
         ConfigurationError: the strategy does not give one trajectory for each start.
     """
     settings = run.config.evaluation
-    stage = Stage(policy, chat, config, run.policy.tokenizer.decode, name=name)
+    context = RolloutContext(policy, chat, config, run.policy.tokenizer.decode, name=name)
     strategy = get_strategy(settings.strategy, settings.strategy_options)
-    groups = await play_groups([[start] for start in starts], strategy, stage)
+    groups = await play_groups([[start] for start in starts], strategy, context)
     if any(len(group) != 1 for group in groups):
         raise ConfigurationError(
             f"evaluation.strategy={settings.strategy!r} does not give one trajectory for one start; take 'rollback'"

@@ -21,7 +21,7 @@ from agentenv.policies.policy_spec import make_policy
 from agentenv.trainers.run import Run, rollout_config
 from agentenv.trainers.selfplay.board import stories
 from agentenv.trainers.selfplay.strategy import SelfPlayStrategy
-from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups
 
 
@@ -94,21 +94,23 @@ def accepted(
     seed: int,
 ) -> list[Task]:
     """The questions of ``version`` that pass every check, one game a topic."""
-    lanes = strategy.votes
+    slots = strategy.votes
     topics = task_env.source.tasks[:games]
-    stage = Stage(version.policy, version.chat, config, version.decode, name=f"league-{version.name}")
+    context = RolloutContext(
+        version.policy, version.chat, config, version.decode, name=f"league-{version.name}"
+    )
 
     async def games_of() -> list[list[Trajectory]]:
-        envs = await make_envs([task_env.make_env] * (lanes * len(topics)), config.deadline_s)
+        envs = await make_envs([task_env.make_env] * (slots * len(topics)), config.deadline_s)
         starts = [
             [
-                Start(envs[lanes * number + lane], topic, seed + lanes * number + lane, f"game-{number}")
-                for lane in range(lanes)
+                Start(envs[slots * number + slot], topic, seed + slots * number + slot, f"game-{number}")
+                for slot in range(slots)
             ]
             for number, topic in enumerate(topics)
         ]
         try:
-            return await play_groups(starts, strategy, stage)
+            return await play_groups(starts, strategy, context)
         finally:
             await close_quickly(envs, config.deadline_s)
 

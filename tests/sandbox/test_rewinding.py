@@ -18,7 +18,7 @@ from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.sandbox import jail_session as sessions
 from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.types import ExecStatus, Limits
-from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups
 
 
@@ -55,13 +55,13 @@ def played(
     strategy: str,
     options: dict[str, object],
     script: Mapping[str, Sequence[str]],
-    lanes: int,
+    slots: int,
 ) -> list[Trajectory]:
     env = Code(executor=box, tasks=[TASK], limits=LIMITS, max_turns=9)
-    starts = [Start(one, TASK, seed, "g") for seed, one in enumerate([env, *env.fork(lanes - 1)])]
-    stage = Stage(ScriptedPolicy(script), InlineFormat(TOKENIZER), CONFIG, TOKENIZER.decode)
+    starts = [Start(one, TASK, seed, "g") for seed, one in enumerate([env, *env.fork(slots - 1)])]
+    context = RolloutContext(ScriptedPolicy(script), InlineFormat(TOKENIZER), CONFIG, TOKENIZER.decode)
     try:
-        (group,) = asyncio.run(play_groups([starts], get_strategy(strategy, options), stage))
+        (group,) = asyncio.run(play_groups([starts], get_strategy(strategy, options), context))
     finally:
         for start in starts:
             start.env.close()

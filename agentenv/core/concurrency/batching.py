@@ -203,7 +203,7 @@ class Lockstep:
     runs of ``max_batch``.
 
     Which episodes are live must itself not depend on time: enter all episodes of a rollout at once, or, with
-    fewer lanes than episodes, let a fixed lane hold one registration over the episodes that it runs one
+    fewer slots than episodes, let a fixed slot hold one registration over the episodes that it runs one
     after another. An episode must not wait for another one by any other means than a batcher.
     """
 

@@ -32,7 +32,7 @@ class Move:
     each: str = ""
     """An earlier move: one episode for each of its episodes, which it sees alone. Empty takes ``times``."""
     times: int | None = 1
-    """Episodes; None as many as the game has lanes."""
+    """Episodes; None as many as the game has slots."""
     greedy: bool = False
     """Plays at temperature 0."""
     check: str = ""

@@ -33,7 +33,7 @@ from agentenv.trainers.selfplay.games import GAMES, Game, Move, get_game
 from agentenv.trainers.selfplay.question_checks import AGREED, CHECKS, UNVERIFIED
 from agentenv.trainers.selfplay.role_rewards import ADMISSIONS, CHALLENGES, REWARDS, Challenge
 from agentenv.trainers.strategies.reflectors import other_policy
-from agentenv.trainers.strategies.stage import Round, Stage, in_rounds
+from agentenv.trainers.strategies.rollout_context import RolloutContext, Round, run_rounds
 
 _ROUND_SEEDS = 1 << 31  # seeds of starts are below; each round of a game has its own
 
@@ -111,14 +111,14 @@ class SelfPlayStrategy:
             )
         _rules(self.rules, low)
 
-    async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:
+    async def play(self, starts: Sequence[Start], context: RolloutContext) -> list[Trajectory]:
         """The episodes of one game, refused proposals among them.
 
         Raises:
             ConfigurationError: the environment is no ``SearchSolver``.
         """
-        table = _Table(self, starts, stage)
-        await in_rounds(stage, len(starts), table.round, table.then)
+        table = _Table(self, starts, context)
+        await run_rounds(context, len(starts), table.round, table.then)
         return table.paid()
 
 
@@ -132,12 +132,12 @@ def _rules(bounds: Mapping[str, int], searches: int) -> Rules:
 class _Table:
     """One game while it is played."""
 
-    def __init__(self, how: SelfPlayStrategy, starts: Sequence[Start], stage: Stage) -> None:
+    def __init__(self, how: SelfPlayStrategy, starts: Sequence[Start], context: RolloutContext) -> None:
         if not isinstance(starts[0].env, SearchSolver):
             raise ConfigurationError(
                 f"self_play needs env.id = 'agentenv/SearchSolver-v0', not {type(starts[0].env).__name__}"
             )
-        self.how, self.starts, self.stage = how, starts, stage
+        self.how, self.starts, self.context = how, starts, context
         self.game: Game = GAMES[how.game]
         self.moves = [m for m in self.game.moves if not m.optional or m.name in how.checks]
         self.at = 0
@@ -163,14 +163,14 @@ class _Table:
         return min(len(self.starts), times or len(self.starts))
 
     async def round(self, place: int) -> Trajectory | None:
-        """The episode of the present move in lane ``place``; None where the move has fewer."""
+        """The episode of the present move in slot ``place``; None where the move has fewer."""
         if place >= self._count():
             return None
-        move, start, stage = self.move, self.starts[place], self.stage
+        move, start, context = self.move, self.starts[place], self.context
         seed = start.seed + self.rounds * _ROUND_SEEDS
         policy, chat = self._player(move)
-        config = replace(stage.config, temperature=0.0) if move.greedy else stage.config
-        episode = f"{stage.episode(place)}-{self.rounds}-{move.name}"
+        config = replace(context.config, temperature=0.0) if move.greedy else context.config
+        episode = f"{context.episode(place)}-{self.rounds}-{move.name}"
         env, task = await self._posed(move, place, seed)
         own = Start(env, task, seed, self._group(move))
         if env is start.env:
@@ -185,10 +185,10 @@ class _Table:
         spec = self.how.players.get(move.role)
         if spec:
             return other_policy(spec)
-        return self.stage.others.get(move.role, self.stage.policy), self.stage.chat
+        return self.context.others.get(move.role, self.context.policy), self.context.chat
 
     def _group(self, move: Move) -> str:
-        return self.starts[0].group_id if move.compare == "game" else f"{self.stage.name}/{move.role}"
+        return self.starts[0].group_id if move.compare == "game" else f"{self.context.name}/{move.role}"
 
     async def _posed(self, move: Move, place: int, seed: int) -> tuple[Any, Task]:
         """The environment of an episode and the task that it poses."""

@@ -7,7 +7,7 @@ from agentenv.core.rollout import Record, Start, act, observe, sample
 from agentenv.core.trajectory import Origin, SegmentKind, Trajectory
 from agentenv.core.types import Message
 from agentenv.errors import ConfigurationError
-from agentenv.trainers.strategies.stage import Stage, one_each
+from agentenv.trainers.strategies.rollout_context import RolloutContext, gather_slots
 
 NOTE = "\n[The last result was of no use and is left out.]\n"
 
@@ -27,35 +27,35 @@ class JudgeStrategy:
         if not self.verdict:
             raise ConfigurationError("judge needs a verdict that the policy can write, not an empty one")
 
-    async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:
+    async def play(self, starts: Sequence[Start], context: RolloutContext) -> list[Trajectory]:
         """One trajectory for each start, in their order."""
-        return await one_each(starts, stage, lambda record: self._play(record, stage))
+        return await gather_slots(starts, context, lambda record: self._play(record, context))
 
-    async def _play(self, record: Record, stage: Stage) -> Trajectory:
+    async def _play(self, record: Record, context: RolloutContext) -> Trajectory:
         dropped, unseen = 0, record.copy()  # the latter is the episode before its last observation
         while record.ended is None:
-            completion = await sample(record, stage.policy, stage.config)
+            completion = await sample(record, context.policy, context.config)
             if completion is None:
                 continue
             if record.turns and self.verdict in completion.text:
-                record = _without_observation(unseen, record, stage)
+                record = _without_observation(unseen, record, context)
                 dropped += 1
-            observation = await act(record, completion.text, stage.config)
+            observation = await act(record, completion.text, context.config)
             unseen = record.copy()
             if observation is not None:
-                observe(record, stage.chat, observation, stage.config.context_tokens)
+                observe(record, context.chat, observation, context.config.context_tokens)
         figures = {"judge_dropped": dropped}
         origin = Origin.SPLICE if dropped else record.ended.origin
         return replace(record.ended, origin=origin, info=record.ended.info | {"strategy": figures})
 
 
-def _without_observation(unseen: Record, record: Record, stage: Stage) -> Record:
+def _without_observation(unseen: Record, record: Record, context: RolloutContext) -> Record:
     """``unseen`` with the note, then the turn that was just sampled in ``record``."""
     note = (Message("tool", NOTE),)
     cleaned = unseen.copy()
     cleaned.policy_seconds = record.policy_seconds
     cleaned.turns[-1] = replace(cleaned.turns[-1], observation=note)
-    observe(cleaned, stage.chat, note, stage.config.context_tokens)
+    observe(cleaned, context.chat, note, context.config.context_tokens)
     turn = len(record.turns)
     for segment in record.segments:
         if segment.kind is SegmentKind.POLICY and segment.turn == turn:

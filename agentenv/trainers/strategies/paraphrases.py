@@ -9,7 +9,7 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.data.paraphrases import paraphrases_of
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.credit.shaping import paid
-from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.rollout_context import RolloutContext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,14 +26,14 @@ class ParaphraseStrategy:
         if self.weight < 0:
             raise ConfigurationError(f"weight={self.weight} must not be negative")
 
-    async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:
+    async def play(self, starts: Sequence[Start], context: RolloutContext) -> list[Trajectory]:
         """One trajectory for each start, in their order."""
         forms = paraphrases_of(starts[0].task)
         posed = [
             replace(start, task=replace(start.task, question=forms[place % len(forms)]))
             for place, start in enumerate(starts)
         ]
-        played = await together(self._episode(place, start, stage) for place, start in enumerate(posed))
+        played = await together(self._episode(place, start, context) for place, start in enumerate(posed))
         wordings = [start.task.question for start in posed]
         answers = [t.info.get("answer") if t.valid else None for t in played]
         likeness = group_similarity(answers, wordings, self.scorer)
@@ -45,10 +45,10 @@ class ParaphraseStrategy:
             for trajectory, value in zip(played, likeness, strict=True)
         ]
 
-    async def _episode(self, place: int, start: Start, stage: Stage) -> Trajectory:
-        async with stage.lane(place):
+    async def _episode(self, place: int, start: Start, context: RolloutContext) -> Trajectory:
+        async with context.slot(place):
             return await run_episode(
-                start, stage.policy, stage.chat, stage.config, episode=stage.episode(place)
+                start, context.policy, context.chat, context.config, episode=context.episode(place)
             )
 
 

@@ -7,7 +7,7 @@ from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.policies.policy_spec import is_endpoint, make_endpoint_policy, make_policy
 from agentenv.trainers.strategies.reflection import PolicyReflector, Reflector, VerifierReflector
-from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.step_verifiers import VERIFIERS
 
 SELF = "self"
@@ -28,18 +28,18 @@ def check_reflector(name: str, tokens: int) -> None:
         raise ConfigurationError(f"reflection_tokens must be at least 1, not {tokens}")
 
 
-def make_reflector(name: str, tokens: int, stage: Stage) -> Reflector:
-    """The reflector ``name`` for the episodes of ``stage``.
+def make_reflector(name: str, tokens: int, context: RolloutContext) -> Reflector:
+    """The reflector ``name`` for the episodes of ``context``.
 
     Args:
         name: ``self``, a row of ``VERIFIERS``, or a policy.
         tokens: Most tokens of one reflection.
-        stage: Whose policy ``self`` is; its temperature and deadline hold for reflections too.
+        context: Whose policy ``self`` is; its temperature and deadline hold for reflections too.
     """
     if name in VERIFIERS:
         return VerifierReflector(VERIFIERS[name]())
-    policy, chat = (stage.policy, stage.chat) if name == SELF else other_policy(name)
-    config = stage.config
+    policy, chat = (context.policy, context.chat) if name == SELF else other_policy(name)
+    config = context.config
     return PolicyReflector(policy, chat, name == SELF, tokens, config.temperature, config.deadline_s)
 
 

@@ -29,7 +29,7 @@ from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.trainers.strategies.guidance import guide, unguided
 from agentenv.trainers.strategies.reflection import episode_log, failed_reflection, validate_report
 from agentenv.trainers.strategies.reflectors import check_reflector, make_reflector
-from agentenv.trainers.strategies.stage import Round, Stage, in_rounds
+from agentenv.trainers.strategies.rollout_context import RolloutContext, Round, run_rounds
 
 T = TypeVar("T")
 
@@ -46,16 +46,16 @@ class GuideStrategy:
     The hint is ``Task.data["hint"]``, or what the environment's expert does before its last action.
     """
 
-    async def play(self, starts: Sequence[Start], stage: Stage) -> Played:
+    async def play(self, starts: Sequence[Start], context: RolloutContext) -> Played:
         """The episodes, and the hinted ones where they were needed."""
 
         def then(rounds: list[list[Played]]) -> Round[Played] | None:
             return hinted if len(rounds) == 1 and is_lost(_flat(rounds), starts[0]) else None
 
         async def hinted(place: int) -> Played:
-            return await play_hinted(starts[place], stage, stage.episode(place), "hinted", hint_of)
+            return await play_hinted(starts[place], context, context.episode(place), "hinted", hint_of)
 
-        return _flat(await in_rounds(stage, len(starts), partial(_plain, starts, stage), then))
+        return _flat(await run_rounds(context, len(starts), partial(_plain, starts, context), then))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +78,10 @@ class AdaptiveHintStrategy:
                 f"{self.target}"
             )
 
-    async def play(self, starts: Sequence[Start], stage: Stage) -> Played:
+    async def play(self, starts: Sequence[Start], context: RolloutContext) -> Played:
         """The episodes of all rounds, recorded without their hints."""
         last = min(self.rounds, len(starts))
-        lanes = len(starts) // last
+        slots = len(starts) // last
         shares = [0.0]
 
         def then(rounds: list[list[Played]]) -> Round[Played] | None:
@@ -92,13 +92,13 @@ class AdaptiveHintStrategy:
             return partial(hinted, len(rounds), shares[-1])
 
         async def hinted(number: int, share: float, place: int) -> Played:
-            start, first, name = starts[number * lanes + place], stage.episode(place), f"round-{number}"
+            start, first, name = starts[number * slots + place], context.episode(place), f"round-{number}"
             if share:
-                return await play_hinted(start, stage, first, name, partial(leading_hint, share=share))
-            playing = (stage.policy, stage.chat, stage.config)
+                return await play_hinted(start, context, first, name, partial(leading_hint, share=share))
+            playing = (context.policy, context.chat, context.config)
             return [await run_episode(start, *playing, episode=f"{first}-{name}")]
 
-        return _flat(await in_rounds(stage, lanes, partial(_plain, starts, stage), then))
+        return _flat(await run_rounds(context, slots, partial(_plain, starts, context), then))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,35 +115,35 @@ class CritiqueStrategy:
         if self.critic != OUTCOME:
             check_reflector(self.critic, self.reflection_tokens)
 
-    async def play(self, starts: Sequence[Start], stage: Stage) -> Played:
+    async def play(self, starts: Sequence[Start], context: RolloutContext) -> Played:
         """The episodes, the refinement last; none where a fault of ours ended what it should refine."""
-        first = self._refined(starts[0], starts[-1], stage)
-        plain = (_lane(starts, stage, place) for place in range(1, len(starts) - 1))
+        first = self._refined(starts[0], starts[-1], context)
+        plain = (_slot(starts, context, place) for place in range(1, len(starts) - 1))
         (base, *refined), *others = await together([first, *plain])
         return [base, *_flat([others]), *refined]
 
-    async def _refined(self, start: Start, again: Start, stage: Stage) -> Played:
-        """The first episode and its refinement, one after the other in one lane."""
-        async with stage.lane(0):
-            (base,) = await _plain([start], stage, 0)
+    async def _refined(self, start: Start, again: Start, context: RolloutContext) -> Played:
+        """The first episode and its refinement, one after the other in one slot."""
+        async with context.slot(0):
+            (base,) = await _plain([start], context, 0)
             if not base.valid:
                 return [base]
             try:
-                critique, tokens = await self._critique(base, again, stage)
+                critique, tokens = await self._critique(base, again, context)
             except ConfigurationError:
                 raise
             except Exception as error:
                 return [base, failed_reflection(again, f"{base.id}-critique", error)]
-            refined = await play_hinted(again, stage, base.id, "refined", lambda _: critique)
+            refined = await play_hinted(again, context, base.id, "refined", lambda _: critique)
             spent = {"reflection_tokens": tokens, "sampled_tokens": base.response_tokens + tokens}
             base = replace(base, info=base.info | {"strategy": spent})
             return [base, *refined]
 
-    async def _critique(self, base: Trajectory, again: Start, stage: Stage) -> tuple[str, int]:
+    async def _critique(self, base: Trajectory, again: Start, context: RolloutContext) -> tuple[str, int]:
         """What the refinement is told, and the tokens that were sampled for it."""
         ceiling, said, tokens = again.env.reward_ceiling, "", 0
         if self.critic != OUTCOME:
-            critic = make_reflector(self.critic, self.reflection_tokens, stage)
+            critic = make_reflector(self.critic, self.reflection_tokens, context)
             found = await critic.reflect(base, ceiling, episode=f"{base.id}-critique", seed=again.seed)
             tokens = found.tokens
             if validate_report(found.report, len(base.turns)).valid:
@@ -158,57 +158,57 @@ class DemonstrateStrategy:
     The demonstration has the origin ``demonstration`` and is in a group of its own; credit knows nothing of it.
     """
 
-    async def play(self, starts: Sequence[Start], stage: Stage) -> Played:
+    async def play(self, starts: Sequence[Start], context: RolloutContext) -> Played:
         """The episodes, and the demonstration where it was needed and succeeds."""
 
         def then(rounds: list[list[Played]]) -> Round[Played] | None:
             return demonstrate if len(rounds) == 1 and is_lost(_flat(rounds), starts[0]) else None
 
         async def demonstrate(place: int) -> Played:
-            return await play_demonstration(starts[0], stage) if place == 0 else []
+            return await play_demonstration(starts[0], context) if place == 0 else []
 
-        return _flat(await in_rounds(stage, len(starts), partial(_plain, starts, stage), then))
-
-
-async def _plain(starts: Sequence[Start], stage: Stage, place: int) -> Played:
-    """One episode, inside its lane."""
-    episode = stage.episode(place)
-    return [await run_episode(starts[place], stage.policy, stage.chat, stage.config, episode=episode)]
+        return _flat(await run_rounds(context, len(starts), partial(_plain, starts, context), then))
 
 
-async def _lane(starts: Sequence[Start], stage: Stage, place: int) -> Played:
-    async with stage.lane(place):
-        return await _plain(starts, stage, place)
+async def _plain(starts: Sequence[Start], context: RolloutContext, place: int) -> Played:
+    """One episode, inside its slot."""
+    episode = context.episode(place)
+    return [await run_episode(starts[place], context.policy, context.chat, context.config, episode=episode)]
+
+
+async def _slot(starts: Sequence[Start], context: RolloutContext, place: int) -> Played:
+    async with context.slot(place):
+        return await _plain(starts, context, place)
 
 
 def _flat(rounds: Sequence[Sequence[Played]]) -> Played:
-    return [trajectory for lanes in rounds for played in lanes for trajectory in played]
+    return [trajectory for slots in rounds for played in slots for trajectory in played]
 
 
 async def play_hinted(
-    start: Start, stage: Stage, parent: str, name: str, hint: Callable[[Start], str]
+    start: Start, context: RolloutContext, parent: str, name: str, hint: Callable[[Start], str]
 ) -> Played:
     """One episode with a hint before its first turn, recorded without it; none without a hint that the context holds.
 
     Args:
         start: Where it begins.
-        stage: What it is played on, inside a lane.
+        context: What it is played on, inside a slot.
         parent: Id of the episode that was played there without a hint.
         name: What the id of this one has after that.
         hint: The hint, asked for after the reset.
     """
     episode = f"{parent}-{name}"
-    record = await open_episode(start, stage.chat, stage.config, episode=episode)
-    text = await _asked(record, stage.config, partial(hint, start)) or ""
+    record = await open_episode(start, context.chat, context.config, episode=episode)
+    text = await _asked(record, context.config, partial(hint, start)) or ""
     if record.ended is None and not text:
         return []
-    added = guide(record, stage.chat, text) if text else 0
+    added = guide(record, context.chat, text) if text else 0
     record.start = replace(start, seed=start.seed + _SECOND)
-    config = replace(stage.config, context_tokens=stage.config.context_tokens + added)
+    config = replace(context.config, context_tokens=context.config.context_tokens + added)
     try:
-        guided = await play(record, stage.policy, stage.chat, config)
+        guided = await play(record, context.policy, context.chat, config)
     finally:
-        stage.policy.release(episode)
+        context.policy.release(episode)
     if never_fitted(guided):
         return []
     solved = guided.valid and guided.reward >= start.env.reward_ceiling
@@ -217,24 +217,28 @@ async def play_hinted(
     return [replace(unguided(guided), info=guided.info | {"strategy": did}, **lineage)]
 
 
-async def play_demonstration(start: Start, stage: Stage) -> Played:
+async def play_demonstration(start: Start, context: RolloutContext) -> Played:
     """What the environment's expert does, spelt in the policy's tokens; none where it does not succeed within the budgets.
 
     Raises:
         ConfigurationError: the environment has no expert for the task, or the policy shows no tokenizer.
     """
-    episode = f"{stage.episode(0)}-demonstration"
-    tokenizer = getattr(stage.policy, "tokenizer", None)
+    episode = f"{context.episode(0)}-demonstration"
+    tokenizer = getattr(context.policy, "tokenizer", None)
     if tokenizer is None:
-        raise ConfigurationError(f"{type(stage.policy).__name__} has no tokenizer to spell demonstrations in")
-    record = await open_episode(start, stage.chat, stage.config, episode=episode)
-    actions = await _asked(record, stage.config, partial(expert_actions, start))
+        raise ConfigurationError(
+            f"{type(context.policy).__name__} has no tokenizer to spell demonstrations in"
+        )
+    record = await open_episode(start, context.chat, context.config, episode=episode)
+    actions = await _asked(record, context.config, partial(expert_actions, start))
     script = ScriptedPolicy({} if actions is None else {episode: actions}, tokenizer)
-    shown = await play(record, script, stage.chat, stage.config)
+    shown = await play(record, script, context.chat, context.config)
     if shown.valid and shown.reward < start.env.reward_ceiling:
         return []
     segments = [
-        replace(s, context_mismatch=True, version=stage.policy.version) if s.kind is SegmentKind.POLICY else s
+        replace(s, context_mismatch=True, version=context.policy.version)
+        if s.kind is SegmentKind.POLICY
+        else s
         for s in shown.segments
     ]
     return [

@@ -21,7 +21,7 @@ from agentenv.trainers.strategies.guidance import guide, is_guided, pivot_masked
 from agentenv.trainers.strategies.reflection import Reflector, failed_reflection, pivot_of, validate_report
 from agentenv.trainers.strategies.reflectors import check_reflector, make_reflector
 from agentenv.trainers.strategies.rewind import Rewinder
-from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.rollout_context import RolloutContext
 
 _REFLECTION_TURN = 1_000_002  # seeds the reflection apart from every turn of its episode
 
@@ -51,35 +51,40 @@ class ReflectRetryStrategy:
     def __post_init__(self) -> None:
         check_reflector(self.reflector, self.reflection_tokens)
 
-    async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:
+    async def play(self, starts: Sequence[Start], context: RolloutContext) -> list[Trajectory]:
         """Episodes and retries in their group; reflections and guided retries in groups of their own."""
-        reflector = make_reflector(self.reflector, self.reflection_tokens, stage)
+        reflector = make_reflector(self.reflector, self.reflection_tokens, context)
         half = len(starts) // 2
         pairs = zip(starts[:half], starts[half : 2 * half], strict=True)
-        lanes = await together(
-            self._lane(place, start, replace(start, seed=again.seed), stage, reflector)
+        slots = await together(
+            self._slot(place, start, replace(start, seed=again.seed), context, reflector)
             for place, (start, again) in enumerate(pairs)
         )
-        return [trajectory for lane in lanes for trajectory in lane]
+        return [trajectory for slot in slots for trajectory in slot]
 
-    async def _lane(
-        self, place: int, start: Start, again: Start, stage: Stage, reflector: Reflector
+    async def _slot(
+        self, place: int, start: Start, again: Start, context: RolloutContext, reflector: Reflector
     ) -> list[Trajectory]:
         """One episode and what follows from it; snapshots and the policy's cache are freed in any case."""
-        episode = stage.episode(place)
-        rewinder = Rewinder(start, stage.config)
-        async with stage.lane(place):
+        episode = context.episode(place)
+        rewinder = Rewinder(start, context.config)
+        async with context.slot(place):
             try:
-                base = await _play_marked(start, rewinder, stage, episode)
+                base = await _play_marked(start, rewinder, context, episode)
                 if not base.valid:
                     return [base]
-                return await self._improve(base, again, rewinder, stage, reflector)
+                return await self._improve(base, again, rewinder, context, reflector)
             finally:
-                stage.policy.release(episode)
+                context.policy.release(episode)
                 await rewinder.release()
 
     async def _improve(
-        self, base: Trajectory, again: Start, rewinder: Rewinder, stage: Stage, reflector: Reflector
+        self,
+        base: Trajectory,
+        again: Start,
+        rewinder: Rewinder,
+        context: RolloutContext,
+        reflector: Reflector,
     ) -> list[Trajectory]:
         ceiling = again.env.reward_ceiling
         episode = f"{base.id}-reflection"
@@ -103,17 +108,17 @@ class ReflectRetryStrategy:
             await rewinder.back_to(record)
         except SnapshotRefused:
             return [_counted(base, counts | {"retries_refused": 1})]
-        guided = await self._go_on(record, reflection.guidance, stage)
+        guided = await self._go_on(record, reflection.guidance, context)
         if guided is None:
             return [_counted(base, counts)]
         masked = pivot if self.pivotal else 0
         return _with_retry(base, guided, pivot, masked, reflection.dialogue, counts, ceiling)
 
-    async def _go_on(self, record: Record, guidance: str, stage: Stage) -> Trajectory | None:
+    async def _go_on(self, record: Record, guidance: str, context: RolloutContext) -> Trajectory | None:
         """The retry to its end, guidance and all; None where the guidance leaves no room for a turn."""
-        added = guide(record, stage.chat, guidance) if self.guidance else 0
-        config = replace(stage.config, context_tokens=stage.config.context_tokens + added)
-        guided = await play(record, stage.policy, stage.chat, config)
+        added = guide(record, context.chat, guidance) if self.guidance else 0
+        config = replace(context.config, context_tokens=context.config.context_tokens + added)
+        guided = await play(record, context.policy, context.chat, config)
         return None if never_fitted(guided) else guided
 
 
@@ -123,13 +128,13 @@ def improved(before: Trajectory, after: Trajectory, ceiling: float) -> bool:
     return after.reward >= ceiling and better
 
 
-async def _play_marked(start: Start, rewinder: Rewinder, stage: Stage, episode: str) -> Trajectory:
+async def _play_marked(start: Start, rewinder: Rewinder, context: RolloutContext, episode: str) -> Trajectory:
     """One episode with the state of each turn kept."""
-    record = await open_episode(start, stage.chat, stage.config, episode=episode)
+    record = await open_episode(start, context.chat, context.config, episode=episode)
     while record.ended is None:
         await rewinder.mark(record)
         if record.ended is None:
-            await take_turn(record, stage.policy, stage.chat, stage.config)
+            await take_turn(record, context.policy, context.chat, context.config)
     return record.ended
 
 

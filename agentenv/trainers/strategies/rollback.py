@@ -22,8 +22,8 @@ from agentenv.core.snapshot import Snapshot
 from agentenv.core.trajectory import Origin, Segment, SegmentKind, Trajectory, Turn
 from agentenv.core.types import Completion, EndReason, Message, Observation, Part, ToolStatus
 from agentenv.errors import ConfigurationError
+from agentenv.trainers.strategies.rollout_context import RolloutContext, gather_slots
 from agentenv.trainers.strategies.splicing import Comparison, SampledTurn, is_call, splice
-from agentenv.trainers.strategies.stage import Stage, one_each
 
 ERRORS = frozenset({ToolStatus.ERROR, ToolStatus.TIMEOUT, ToolStatus.FORMAT_ERROR})
 """Statuses that are the policy's doing; a fault of ours is never taken back as if it were."""
@@ -62,9 +62,9 @@ class RollbackStrategy:
                 f"{self.retries}, {self.max_phases} and {self.roll_probability}"
             )
 
-    async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:
+    async def play(self, starts: Sequence[Start], context: RolloutContext) -> list[Trajectory]:
         """One purified trajectory for each start, in their order; failed attempts are not in the group."""
-        return await one_each(starts, stage, lambda record: _Episode(self, stage, record).play())
+        return await gather_slots(starts, context, lambda record: _Episode(self, context, record).play())
 
 
 @dataclass
@@ -72,7 +72,7 @@ class _Episode:
     """One episode under way."""
 
     how: RollbackStrategy
-    stage: Stage
+    context: RolloutContext
     record: Record
     enabled: bool = False
     phases: int = 0
@@ -87,7 +87,7 @@ class _Episode:
         return self._labelled(self.record.ended)
 
     async def _turn(self) -> None:
-        config, clean = self.stage.config, self.record.copy()
+        config, clean = self.context.config, self.record.copy()
         completion = await self._sample(self.record, config)
         snapshot = await capture(self.record, config) if completion and self.enabled else None
         if completion is None or self.record.ended is not None:
@@ -113,7 +113,7 @@ class _Episode:
     async def _take_back(self, clean: Record, snapshot: Snapshot) -> None:
         """Tries the failed turn again from ``clean`` and ``snapshot``, which are of the moment before it."""
         self.counts["triggered"] += 1
-        first, config = self.record, self.stage.config
+        first, config = self.record, self.context.config
         kept = await capture(first, config) if self.how.commit == "on_success" else None
         try:
             for attempt in range(1, self.how.retries + 1):
@@ -131,7 +131,7 @@ class _Episode:
 
     async def _try_again(self, clean: Record, snapshot: Snapshot, attempt: int) -> bool:
         """One correction of the failed turn; whether the turn is settled."""
-        config, noisy = self.stage.config, self.record.copy()
+        config, noisy = self.context.config, self.record.copy()
         self._observe(noisy, error_of(noisy.turns[-1]), limit=_UNLIMITED)
         room = config.context_tokens - len(clean.ids)
         roomy = replace(config, context_tokens=len(noisy.ids) + room)  # what is taken back costs nothing
@@ -157,7 +157,7 @@ class _Episode:
     async def _follow(self, noisy: Record, completion: Completion | None) -> None:
         """Without another call the error stays, and what the policy wrote in view of it is the next turn."""
         self.enabled = False
-        config = self.stage.config
+        config = self.context.config
         if noisy.ended is not None and not noisy.ended.valid:
             self.record = noisy
         elif completion is None or len(noisy.ids) > config.context_tokens:
@@ -176,11 +176,11 @@ class _Episode:
         done = splice(
             old,
             SampledTurn(new, text),
-            self.stage.decode,
+            self.context.decode,
             clean.start.env.call_markers,
             threshold=self.how.threshold,
             how=self.how.similarity,
-            limit=self.stage.config.context_tokens - len(clean.ids),
+            limit=self.context.config.context_tokens - len(clean.ids),
         )
         self.counts["shallow" if done.shallow else "deep"] += 1
         if done.similarity is not None:
@@ -192,13 +192,13 @@ class _Episode:
         return record, done.turn.text
 
     async def _sample(self, record: Record, config: RolloutConfig, attempt: int = 0) -> Completion | None:
-        completion = await sample(record, self.stage.policy, config, attempt=attempt)
+        completion = await sample(record, self.context.policy, config, attempt=attempt)
         self.counts["sampled_tokens"] += len(completion.ids) if completion else 0
         return completion
 
     def _observe(self, record: Record, shown: Observation, *, limit: int | None = None) -> None:
         record.turns[-1] = replace(record.turns[-1], observation=shown)
-        observe(record, self.stage.chat, shown, limit or self.stage.config.context_tokens)
+        observe(record, self.context.chat, shown, limit or self.context.config.context_tokens)
 
     def _labelled(self, trajectory: Trajectory) -> Trajectory:
         """``trajectory`` with its origin and the figures of its rollbacks."""

@@ -16,7 +16,7 @@ from agentenv.core.rollout import Record, Start, act, observe, sample
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import Completion
 from agentenv.envs.search.self_search import SelfSearch, query_entropy
-from agentenv.trainers.strategies.stage import Stage, one_each
+from agentenv.trainers.strategies.rollout_context import RolloutContext, gather_slots
 
 Decode = Callable[[Sequence[int]], str]
 Span = tuple[int, int]
@@ -32,22 +32,22 @@ class SelfSearchStrategy:
     mask_information: bool = True
     """Whether the content of self-written ``<information>`` blocks stays out of the loss."""
 
-    async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:
+    async def play(self, starts: Sequence[Start], context: RolloutContext) -> list[Trajectory]:
         """One trajectory for each start, in their order."""
-        return await one_each(starts, stage, lambda record: self._play(record, stage))
+        return await gather_slots(starts, context, lambda record: self._play(record, context))
 
-    async def _play(self, record: Record, stage: Stage) -> Trajectory:
+    async def _play(self, record: Record, context: RolloutContext) -> Trajectory:
         env = record.start.env
         while record.ended is None:
-            completion = await sample(record, stage.policy, stage.config)
+            completion = await sample(record, context.policy, context.config)
             if completion is None:
                 continue
             if isinstance(env, SelfSearch):
-                env.tell_entropy(entropy_of_query(completion, stage.decode))
-            observation = await act(record, completion.text, stage.config)
+                env.tell_entropy(entropy_of_query(completion, context.decode))
+            observation = await act(record, completion.text, context.config)
             if observation is not None:
-                observe(record, stage.chat, observation, stage.config.context_tokens)
-        return mask_information(record.ended, stage.decode) if self.mask_information else record.ended
+                observe(record, context.chat, observation, context.config.context_tokens)
+        return mask_information(record.ended, context.decode) if self.mask_information else record.ended
 
 
 def entropy_of_query(completion: Completion, decode: Decode) -> float:

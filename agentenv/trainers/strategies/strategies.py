@@ -15,19 +15,19 @@ from agentenv.core.options import bind_options, load_entry
 from agentenv.core.rollout import Start, run_episode, together
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import UnknownName
-from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.rollout_context import RolloutContext
 
 
 class RolloutStrategy(Protocol):
     """Makes the group of one task."""
 
-    async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:
+    async def play(self, starts: Sequence[Start], context: RolloutContext) -> list[Trajectory]:
         """The group of one task.
 
         Args:
             starts: Its n starts: equal task and group id, each with an environment and a seed of its own. Whoever made
                 them closes their environments; forks of them are the strategy's to close.
-            stage: Policy, chat format, budgets and the n lanes of the group.
+            context: Policy, chat format, budgets and the n slots of the group.
 
         Returns:
             The trajectories that credit is assigned over, with ids of their own. Those of another group id are groups of
@@ -42,14 +42,14 @@ class RolloutStrategy(Protocol):
 class PlainStrategy:
     """Plays each start once."""
 
-    async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:
+    async def play(self, starts: Sequence[Start], context: RolloutContext) -> list[Trajectory]:
         """One trajectory for each start, in their order."""
-        return await together(self._episode(place, start, stage) for place, start in enumerate(starts))
+        return await together(self._episode(place, start, context) for place, start in enumerate(starts))
 
-    async def _episode(self, place: int, start: Start, stage: Stage) -> Trajectory:
-        async with stage.lane(place):
+    async def _episode(self, place: int, start: Start, context: RolloutContext) -> Trajectory:
+        async with context.slot(place):
             return await run_episode(
-                start, stage.policy, stage.chat, stage.config, episode=stage.episode(place)
+                start, context.policy, context.chat, context.config, episode=context.episode(place)
             )
 
 
@@ -87,17 +87,17 @@ def get_strategy(name: str, options: Mapping[str, Any] | None = None) -> Rollout
 
 
 async def play_groups(
-    groups: Sequence[Sequence[Start]], strategy: RolloutStrategy, stage: Stage
+    groups: Sequence[Sequence[Start]], strategy: RolloutStrategy, context: RolloutContext
 ) -> list[list[Trajectory]]:
     """The groups of one step, played concurrently under one lockstep; in the order of ``groups``.
 
     Raises:
         ConfigurationError: what a strategy raises for one of its groups.
     """
-    lockstep = Lockstep() if stage.config.deterministic else None
-    firsts = accumulate((len(starts) for starts in groups), initial=stage.first)
-    stages = (replace(stage, first=first, lockstep=lockstep) for first in firsts)
-    return await together(strategy.play(starts, own) for starts, own in zip(groups, stages, strict=False))
+    lockstep = Lockstep() if context.config.deterministic else None
+    firsts = accumulate((len(starts) for starts in groups), initial=context.first)
+    contexts = (replace(context, first=first, lockstep=lockstep) for first in firsts)
+    return await together(strategy.play(starts, own) for starts, own in zip(groups, contexts, strict=False))
 
 
 def by_group(played: Iterable[Trajectory]) -> list[list[Trajectory]]:
@@ -112,8 +112,8 @@ __all__ = [
     "IN_CONTEXT",
     "STRATEGIES",
     "PlainStrategy",
+    "RolloutContext",
     "RolloutStrategy",
-    "Stage",
     "by_group",
     "get_strategy",
     "play_groups",

@@ -28,18 +28,18 @@ from agentenv.core.types import Completion
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.credit.tree import Tree
 from agentenv.trainers.strategies.rollback import has_failed
-from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.token_forks import Rival, likeness, ranker, rival_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class TreeStrategy:
-    """Plays ``roots`` episodes and forks them, as long as the group has lanes left: n starts give at most n leaves.
+    """Plays ``roots`` episodes and forks them, as long as the group has slots left: n starts give at most n leaves.
 
     A fork at turn t continues in as many environments from the state before t; no turn is executed twice. Each leaf is a
     trajectory of its whole path with ``parent_id`` and ``fork_turn``. A shared turn is trained in one of them, as is the
     shared beginning of a turn that was forked at a token; the token at which it was forked is trained in none: for the
-    estimators ``tree`` and ``sibling``. The lanes left are divided among the branches when a fork is made, so that nothing
+    estimators ``tree`` and ``sibling``. The slots left are divided among the branches when a fork is made, so that nothing
     depends on which branch is faster; what a branch that ends early had left is not played.
     """
 
@@ -73,22 +73,22 @@ class TreeStrategy:
                 f"1, not {self.roots}, {self.width}, {self.depth} and {self.keep}"
             )
 
-    async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:
-        """The leaves, in the order of their lanes."""
-        if self.fork_at == "token" and ranker(stage.policy) is None:
+    async def play(self, starts: Sequence[Start], context: RolloutContext) -> list[Trajectory]:
+        """The leaves, in the order of their slots."""
+        if self.fork_at == "token" and ranker(context.policy) is None:
             raise ConfigurationError(
                 f"fork_at='token' needs to know what else the policy might have written, and "
-                f"{type(stage.policy).__name__} does not tell: take hf:PATH, or fork at turns"
+                f"{type(context.policy).__name__} does not tell: take hf:PATH, or fork at turns"
             )
-        grove = _Grove(self, starts, stage)
+        grove = _Grove(self, starts, context)
         try:
             async with asyncio.TaskGroup() as tasks:
-                for lanes in shares(range(len(starts)), self.roots):
-                    tasks.create_task(grove.root(lanes, tasks))
+                for slots in shares(range(len(starts)), self.roots):
+                    tasks.create_task(grove.root(slots, tasks))
         except ExceptionGroup as several:  # they are of one kind: bad input; the first says it
             raise several.exceptions[0] from None
         finally:
-            await close_quickly(grove.forked, stage.config.deadline_s)
+            await close_quickly(grove.forked, context.config.deadline_s)
         return trained_once(grove.harvest(), keep=self.keep)
 
 
@@ -97,7 +97,7 @@ class _Branch:
     """One path under way."""
 
     record: Record
-    lanes: range
+    slots: range
     """It plays in the first of them; the others are for forks of it."""
     forks: int
     """That it and its forks may still make, one after the other."""
@@ -117,7 +117,7 @@ class _Branch:
 
     @property
     def may_fork(self) -> bool:
-        return self.forks > 0 and len(self.lanes) > 1
+        return self.forks > 0 and len(self.slots) > 1
 
 
 @dataclass
@@ -126,7 +126,7 @@ class _Grove:
 
     how: TreeStrategy
     starts: Sequence[Start]
-    stage: Stage
+    context: RolloutContext
     leaves: dict[int, Trajectory] = field(default_factory=dict)
     forked: list[Env[Any]] = field(default_factory=list)
     """Environments of branches that are not over."""
@@ -136,7 +136,7 @@ class _Grove:
     """Tokens that these sampled."""
 
     def harvest(self) -> list[Trajectory]:
-        """The leaves in the order of their lanes; figures of the dropped branches are with the first."""
+        """The leaves in the order of their slots; figures of the dropped branches are with the first."""
         first, *others = (self.leaves[place] for place in sorted(self.leaves))
         if not self.dropped:
             return [first, *others]
@@ -144,40 +144,40 @@ class _Grove:
         counted = {"sampled_tokens": figures["sampled_tokens"] + self.wasted, "tree_dropped": self.dropped}
         return [replace(first, info=first.info | {"strategy": figures | counted}), *others]
 
-    async def root(self, lanes: range, tasks: asyncio.TaskGroup) -> None:
-        stage, start = self.stage, self.starts[lanes.start]
-        async with stage.lane(lanes.start):
-            episode = stage.episode(lanes.start)
-            record = await open_episode(start, stage.chat, stage.config, episode=episode)
-            await self._grow(_Branch(record, lanes, self.how.depth), tasks)
+    async def root(self, slots: range, tasks: asyncio.TaskGroup) -> None:
+        context, start = self.context, self.starts[slots.start]
+        async with context.slot(slots.start):
+            episode = context.episode(slots.start)
+            record = await open_episode(start, context.chat, context.config, episode=episode)
+            await self._grow(_Branch(record, slots, self.how.depth), tasks)
 
     async def _twig(self, branch: _Branch, tasks: asyncio.TaskGroup) -> None:
-        """A branch that has just left another one, in a lane and an environment of its own."""
-        async with self.stage.lane(branch.lanes.start):
+        """A branch that has just left another one, in a slot and an environment of its own."""
+        async with self.context.slot(branch.slots.start):
             await self._grow(branch, tasks)
         env = branch.record.start.env
         self.forked = [other for other in self.forked if other is not env]
-        (flaw,) = await close_envs([env], self.stage.config.deadline_s)
-        if branch.lanes.start in self.leaves:
-            self.leaves[branch.lanes.start] = masked(self.leaves[branch.lanes.start], flaw)
+        (flaw,) = await close_envs([env], self.context.config.deadline_s)
+        if branch.slots.start in self.leaves:
+            self.leaves[branch.slots.start] = masked(self.leaves[branch.slots.start], flaw)
 
     async def _grow(self, branch: _Branch, tasks: asyncio.TaskGroup) -> None:
         try:
             while branch.record.ended is None and not branch.dropped:
                 await self._turn(branch, tasks)
         finally:
-            self.stage.policy.release(branch.record.episode)
+            self.context.policy.release(branch.record.episode)
         if branch.record.ended is not None:
-            self.leaves[branch.lanes.start] = _labelled(branch.record.ended, branch)
+            self.leaves[branch.slots.start] = _labelled(branch.record.ended, branch)
 
     async def _turn(self, branch: _Branch, tasks: asyncio.TaskGroup) -> None:
         """One turn, with the fork of the state before it where there is to be one."""
-        config, record, before = self.stage.config, branch.record, branch.record.copy()
+        config, record, before = self.context.config, branch.record, branch.record.copy()
         room = replace(config, turn_tokens=max(config.turn_tokens - len(branch.head), 1))
-        completion = await sample(record, self.stage.policy, room)
+        completion = await sample(record, self.context.policy, room)
         if completion is None or self._drops(branch, completion):
             return
-        action = self.stage.decode(branch.head) + completion.text
+        action = self.context.decode(branch.head) + completion.text
         if branch.may_fork:
             rival = await self._rival(before, completion)
             if rival or self._forks_at(branch, before, completion):
@@ -194,7 +194,7 @@ class _Grove:
             if snapshot is not None and has_failed(record.turns[-1]):
                 await self._fork_back(branch, before, snapshot, tasks)
             if record.ended is None:
-                observe(record, self.stage.chat, observation, config.context_tokens)
+                observe(record, self.context.chat, observation, config.context_tokens)
         finally:
             if snapshot is not None:
                 await release(snapshot, config)
@@ -210,11 +210,11 @@ class _Grove:
 
     async def _rival(self, before: Record, completion: Completion) -> Rival | None:
         """The token of the turn just written at which to fork."""
-        top_two = ranker(self.stage.policy)
+        top_two = ranker(self.context.policy)
         if self.how.fork_at != "token" or top_two is None:
             return None
         ids = [*before.ids, *completion.ids]
-        ranked = await top_two(ids, len(before.ids), temperature=self.stage.config.temperature)
+        ranked = await top_two(ids, len(before.ids), temperature=self.context.config.temperature)
         return rival_of(completion.ids, ranked, least=self.how.least, gap=self.how.gap)
 
     def _forks_at(self, branch: _Branch, before: Record, completion: Completion) -> bool:
@@ -233,27 +233,27 @@ class _Grove:
         rival: Rival | None = None,
     ) -> None:
         """Branches from ``before``, whose state is the environment's present one, or from a token written since."""
-        width = min(2 if rival else self.how.width, len(branch.lanes))
-        envs = await fork(branch.record, width - 1, self.stage.config)
-        own, *others = shares(branch.lanes, len(envs) + 1)
-        branch.lanes = own
+        width = min(2 if rival else self.how.width, len(branch.slots))
+        envs = await fork(branch.record, width - 1, self.context.config)
+        own, *others = shares(branch.slots, len(envs) + 1)
+        branch.slots = own
         branch.forks -= bool(envs)
         branch.made += len(envs)
         self.forked += envs
-        for lanes, env in zip(others, envs, strict=True):
-            start = replace(self.starts[lanes.start], env=env)
-            record = replace(before.copy(), start=start, episode=self.stage.episode(lanes.start))
-            twig = _Branch(record, lanes, branch.forks, branch.record.episode, len(before.turns))
+        for slots, env in zip(others, envs, strict=True):
+            start = replace(self.starts[slots.start], env=env)
+            record = replace(before.copy(), start=start, episode=self.context.episode(slots.start))
+            twig = _Branch(record, slots, branch.forks, branch.record.episode, len(before.turns))
             if rival and completion:
                 _begin_turn(twig, branch.head, completion, rival)
             tasks.create_task(self._twig(twig, tasks))
-        await asyncio.sleep(0)  # they take their lanes before this branch can leave its own
+        await asyncio.sleep(0)  # they take their slots before this branch can leave its own
 
     async def _fork_back(
         self, branch: _Branch, before: Record, snapshot: Snapshot, tasks: asyncio.TaskGroup
     ) -> None:
         """Branches from ``before``, whose state is in ``snapshot``; the environment comes back to where it is."""
-        config, record = self.stage.config, branch.record
+        config, record = self.context.config, branch.record
         kept = await capture(record, config)
         if kept is None:
             return
@@ -281,10 +281,10 @@ def _begin_turn(twig: _Branch, head: tuple[int, ...], completion: Completion, ri
     twig.copied, twig.rival = len(twig.head), completion.ids[rival.place :]
 
 
-def shares(lanes: range, parts: int) -> list[range]:
-    """``lanes`` cut into as many runs of nearly equal length, or one for each lane where there are fewer."""
-    parts = min(parts, len(lanes))
-    edges = [lanes.start + len(lanes) * i // parts for i in range(parts + 1)]
+def shares(slots: range, parts: int) -> list[range]:
+    """``slots`` cut into as many runs of nearly equal length, or one for each slot where there are fewer."""
+    parts = min(parts, len(slots))
+    edges = [slots.start + len(slots) * i // parts for i in range(parts + 1)]
     return [range(a, b) for a, b in pairwise(edges)]
 
 

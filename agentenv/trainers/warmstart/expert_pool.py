@@ -12,7 +12,7 @@ from agentenv.evaluation.task_env import TaskEnv, open_task_env
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.run import as_declared, chat_of, rollout_config, trained_policy
 from agentenv.trainers.strategies.rescue import play_demonstration
-from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.rollout_context import RolloutContext
 
 
 def record_expert(config: TrainConfig, path: Path) -> int:
@@ -49,16 +49,18 @@ def expert_episodes(config: TrainConfig) -> list[Trajectory]:
 
     task_env = open_task_env(config.train, config.search, config.env, count)
     settings = rollout_config(config, temperature=config.rollout.temperature)
-    stage = Stage(policy, chat_of(config, policy), settings, policy.tokenizer.decode, name="expert")
+    context = RolloutContext(
+        policy, chat_of(config, policy), settings, policy.tokenizer.decode, name="expert"
+    )
     places = range(len(task_env.source.tasks))
-    return [one for place in places for one in asyncio.run(_play(task_env, place, stage))]
+    return [one for place in places for one in asyncio.run(_play(task_env, place, context))]
 
 
-async def _play(task_env: TaskEnv, place: int, stage: Stage) -> list[Trajectory]:
-    seconds = stage.config.deadline_s
+async def _play(task_env: TaskEnv, place: int, context: RolloutContext) -> list[Trajectory]:
+    seconds = context.config.deadline_s
     (env,) = await make_envs([task_env.make_env], seconds)
     try:
-        shown = await play_demonstration(Start(env, task_env.source.tasks[place], seed=place), stage)
+        shown = await play_demonstration(Start(env, task_env.source.tasks[place], seed=place), context)
     finally:
         await close_quickly([env], seconds)
     return [trajectory for trajectory in shown if trajectory.valid]

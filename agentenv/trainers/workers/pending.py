@@ -20,7 +20,7 @@ class Pending:
     """The step that drew them."""
     draw: Draw
     group: Group
-    lane: int
+    slot: int
     """Episodes that the step had asked for before these."""
     seeds: list[int]
     policy: RecordedPolicy
@@ -48,7 +48,7 @@ class Pending:
             "step": self.step,
             "draw": asdict(self.draw),
             "first": self.group.first,
-            "lane": self.lane,
+            "slot": self.slot,
             "seeds": self.seeds,
             "born": self.born,
             "answers": self.policy.state_dict(),
@@ -60,7 +60,7 @@ class Pending:
         draw = Draw(**state["draw"])
         group = Group(draw.task, state["first"], step=state["step"])
         answers = RecordedPolicy(policy, state["answers"])
-        kept = {name: state[name] for name in ("step", "lane", "seeds", "born")}
+        kept = {name: state[name] for name in ("step", "slot", "seeds", "born")}
         return cls(draw=draw, group=group, policy=answers, **kept)
 
 

@@ -20,8 +20,8 @@ from agentenv.retrievers.mixed import at_progress
 from agentenv.retrievers.simulation.lossy import LossyRetriever
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.run_folder.folder import TrainedPolicy
+from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.splicing import rescored
-from agentenv.trainers.strategies.stage import Stage
 from agentenv.trainers.strategies.strategies import get_strategy
 from agentenv.trainers.workers.pending import Pending
 
@@ -68,25 +68,25 @@ class Player:
             ConfigurationError: what the strategy or the environment cannot do.
         """
         starts = await self._starts(pending)
-        stage = Stage(
+        context = RolloutContext(
             pending.policy,
             self._chat,
             self.settings,
             self.policy.tokenizer.decode,
             name=f"step-{pending.step}",
-            first=pending.lane,
+            first=pending.slot,
             lockstep=lockstep,
             others=self._others,
             worker=partial(self._worker, pending),
         )
         envs, seconds = [start.env for start in starts], self.settings.deadline_s
         try:
-            members = await self._strategy.play(starts, stage)
+            members = await self._strategy.play(starts, context)
         except BaseException:
             await close_quickly(envs, seconds)
             raise
         flaws = await close_envs(envs, seconds)
-        members = with_flaws(members, {stage.episode(i): flaw for i, flaw in enumerate(flaws) if flaw})
+        members = with_flaws(members, {context.episode(i): flaw for i, flaw in enumerate(flaws) if flaw})
         if self.config.learning.correction.foreign == "rescore":
             heat = self.settings.temperature
             members = [await _rescored(member, pending.policy, heat) for member in members]
@@ -129,7 +129,7 @@ def with_flaws(members: Sequence[Trajectory], flaws: Mapping[str, str]) -> list[
 
     Args:
         members: Of one group.
-        flaws: What went wrong, by the id of the episode that the lane of the environment is named after.
+        flaws: What went wrong, by the id of the episode that the slot of the environment is named after.
     """
     parents = {member.id: member.parent_id for member in members}
 

@@ -165,17 +165,17 @@ class Rollouts:
     def _submit(self, draws: Sequence[Draw], groups: Sequence[Group], ledger: Ledger) -> list[Pending]:
         """Lets the episodes of a wave begin, in this order."""
         first = ledger.asked - sum(draw.rollouts for draw in draws)
-        lanes = accumulate((draw.rollouts for draw in draws), initial=first)
+        slots = accumulate((draw.rollouts for draw in draws), initial=first)
         wave = [
             Pending(
                 step=ledger.step,
                 draw=draw,
                 group=group,
-                lane=lane,
+                slot=slot,
                 seeds=[int(ledger.rng.integers(1 << 31)) for _ in range(draw.rollouts)],
                 policy=RecordedPolicy(self._policy),
             )
-            for draw, group, lane in zip(draws, groups, lanes, strict=False)
+            for draw, group, slot in zip(draws, groups, slots, strict=False)
         ]
         self._begin(wave)
         return wave

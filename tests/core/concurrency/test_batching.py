@@ -1,7 +1,7 @@
 """Batching: what shares a batch by arrival and in lockstep, and that nobody waits for ever.
 
 Covered: composition by arrival, accumulation, lingering, max_batch, ranks, order and determinism in lockstep under
-shuffled sleeps, episodes that end, raise or are cancelled, lanes, failures and deadlines of a batch, several
+shuffled sleeps, episodes that end, raise or are cancelled, slots, failures and deadlines of a batch, several
 loops in turn.
 """
 
@@ -442,13 +442,13 @@ def test_lanes_run_more_episodes_than_are_live() -> None:
     async def main() -> None:
         batcher, lockstep = Batcher(double), Lockstep()
 
-        async def lane(number: int) -> None:
+        async def slot(number: int) -> None:
             with lockstep.episode(number):
                 for index in range(number, 5, 2):
                     episode_index.set(index)
                     await batcher.submit(index)
 
-        await asyncio.gather(lane(1), lane(0))
+        await asyncio.gather(slot(1), slot(0))
 
     play(main())
     assert double.batches == [[0, 1], [2, 3], [4]]

@@ -12,7 +12,7 @@ from agentenv.envs.search.judged_search import JudgedSearch
 from agentenv.envs.search.local_search import STOP
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.retrievers.fakes import InMemoryRetriever
-from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups
 
 DOCUMENTS = [
@@ -68,8 +68,8 @@ def test_a_page_judged_useless_leaves_the_context_and_the_verdict_is_paid() -> N
     actions = ["<search>Ketterby</search>", NO + "<search>Halvik</search>", YES + ANSWER]
     policy = ScriptedPolicy({"e-0": actions})
     config = RolloutConfig(context_tokens=9999, turn_tokens=999, stop=STOP)
-    stage = Stage(policy, InlineFormat(policy.tokenizer), config, policy.tokenizer.decode)
-    ((played,),) = asyncio.run(play_groups([[Start(env, TASK, 0)]], get_strategy("judge"), stage))
+    context = RolloutContext(policy, InlineFormat(policy.tokenizer), config, policy.tokenizer.decode)
+    ((played,),) = asyncio.run(play_groups([[Start(env, TASK, 0)]], get_strategy("judge"), context))
     text = policy.tokenizer.decode([int(i) for i in played.ids])
     assert "lighthouse" not in text
     assert "Norland" in text

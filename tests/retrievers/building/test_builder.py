@@ -110,9 +110,9 @@ def test_an_interrupted_build_goes_on_and_gives_the_same_files(
         assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
 
 
-def stop_at(stage: str, rows: int) -> Callable[[str, int, int], None]:
+def stop_at(context: str, rows: int) -> Callable[[str, int, int], None]:
     def report(name: str, done: int, total: int) -> None:
-        if (name, done) == (stage, rows):
+        if (name, done) == (context, rows):
             raise KeyboardInterrupt
 
     return report

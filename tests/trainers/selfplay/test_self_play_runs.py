@@ -36,7 +36,7 @@ from agentenv.trainers.grpo import train
 from agentenv.trainers.learner.learner import Learner, Objective, rows_of
 from agentenv.trainers.learner.second import Second, split
 from agentenv.trainers.run_folder.folder import RunFolder
-from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups
 
 LINE = re.compile(r"Doc \d+\(Title: .*?\) (\S+ \S+ \S+ \S+) (\S+ \S+)")
@@ -70,14 +70,14 @@ def test_the_game_on_a_real_corpus_by_an_endpoint() -> None:
         with FakeEndpoint(cloze) as server:
             policy = make_endpoint_policy(f"openai:cloze@{server.url}#concurrency=4")
             config = RolloutConfig(context_tokens=40_000, turn_tokens=400, stop=STOP)
-            stage = Stage(policy, policy.chat, config, policy.tokenizer.decode, name="real")
+            context = RolloutContext(policy, policy.chat, config, policy.tokenizer.decode, name="real")
             topics = task_env.source.tasks[:8]
             starts = [
                 [Start(task_env.make_env(), t, 10 * i + j, t.id) for j in range(2)]
                 for i, t in enumerate(topics)
             ]
             strategy = get_strategy("self_play", {"searches": (1, 1), "checks": ("verify", "compete")})
-            groups = asyncio.run(play_groups(starts, strategy, stage))
+            groups = asyncio.run(play_groups(starts, strategy, context))
         return [[(t.info["role"], t.reward, t.valid, t.info.get("game")) for t in group] for group in groups]
 
     played = run()

@@ -21,7 +21,7 @@ from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import complete
 from agentenv.retrievers.fakes import InMemoryRetriever
-from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups
 
 TOKENIZER = ByteTokenizer()
@@ -71,7 +71,7 @@ class Troupe:
 
 def game(
     policy: Any,
-    lanes: int = 4,
+    slots: int = 4,
     *,
     deal: dict[str, Any] | None = None,
     chat: Any = None,
@@ -86,12 +86,12 @@ def game(
             seed + i,
             "g",
         )
-        for i in range(lanes)
+        for i in range(slots)
     ]
     config = RolloutConfig(context_tokens=8000, turn_tokens=2000, stop=STOP)
-    stage = Stage(policy, chat or InlineFormat(TOKENIZER), config, TOKENIZER.decode, name="step-1")
+    context = RolloutContext(policy, chat or InlineFormat(TOKENIZER), config, TOKENIZER.decode, name="step-1")
     return asyncio.run(
-        play_groups([starts], get_strategy("self_play", {"searches": (1, 1)} | options), stage)
+        play_groups([starts], get_strategy("self_play", {"searches": (1, 1)} | options), context)
     )[0]
 
 
@@ -430,8 +430,8 @@ def test_what_cannot_be_played_is_one_sentence() -> None:
     with pytest.raises(ConfigurationError, match="least <= most searches"):
         get_strategy("self_play", {"searches": (2, 1)})
     starts = [Start(LocalSearch(), TOPICS[0], 0, "g")]
-    stage = Stage(Troupe(ssp()), InlineFormat(TOKENIZER), RolloutConfig(), TOKENIZER.decode)
+    context = RolloutContext(Troupe(ssp()), InlineFormat(TOKENIZER), RolloutConfig(), TOKENIZER.decode)
     with pytest.raises(
         ConfigurationError, match=r"needs env\.id = 'agentenv/SearchSolver-v0', not LocalSearch"
     ):
-        asyncio.run(play_groups([starts], get_strategy("self_play"), stage))
+        asyncio.run(play_groups([starts], get_strategy("self_play"), context))

@@ -14,7 +14,7 @@ from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.retrievers.fakes import InMemoryRetriever
 from agentenv.trainers.strategies.judge_action import NOTE, JudgeStrategy
-from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import play_groups
 
 TOKENIZER = ByteTokenizer()
@@ -24,8 +24,10 @@ PAGES = [Document("1", "Ada", "Ada was first."), Document("2", "Eve", "Eve was n
 
 def play(*script: str, **options: str) -> tuple[Trajectory, LocalSearch]:
     env = LocalSearch(tasks=[TASK], retriever=InMemoryRetriever(PAGES), k=1)
-    stage = Stage(ScriptedPolicy({"e-0": script}), InlineFormat(TOKENIZER), RolloutConfig(), TOKENIZER.decode)
-    ((played,),) = asyncio.run(play_groups([[Start(env, TASK, 0)]], JudgeStrategy(**options), stage))
+    context = RolloutContext(
+        ScriptedPolicy({"e-0": script}), InlineFormat(TOKENIZER), RolloutConfig(), TOKENIZER.decode
+    )
+    ((played,),) = asyncio.run(play_groups([[Start(env, TASK, 0)]], JudgeStrategy(**options), context))
     return played, env
 
 

@@ -14,7 +14,7 @@ from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.evaluation.consistency import Asked, consistency, jaccard
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.trainers.strategies.paraphrases import ParaphraseStrategy, group_similarity
-from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups
 
 TASK = Task("q", "Where is Halvik?", ("Norland",), data={"paraphrases": ("In which land is Halvik?",)})
@@ -31,10 +31,10 @@ def test_a_group_poses_its_paraphrases_by_turns_and_pays_agreement() -> None:
     answers = ["Norland", "Norland", "Rome", "Norland"]
     policy = ScriptedPolicy({f"e-{n}": [f"<answer>{answer}</answer>"] for n, answer in enumerate(answers)})
     config = RolloutConfig(context_tokens=9999, stop=STOP)
-    stage = Stage(policy, InlineFormat(policy.tokenizer), config, policy.tokenizer.decode)
+    context = RolloutContext(policy, InlineFormat(policy.tokenizer), config, policy.tokenizer.decode)
     starts = [Start(LocalSearch(tasks=[TASK]), TASK, seed) for seed in range(4)]
     strategy = get_strategy("paraphrase", {"weight": 0.5})
-    (played,) = asyncio.run(play_groups([starts], strategy, stage))
+    (played,) = asyncio.run(play_groups([starts], strategy, context))
     assert [t.task.question for t in played] == ["Where is Halvik?", "In which land is Halvik?"] * 2
     assert all(t.task.question in t.prompt[0].text for t in played)
     # Norland is like both answers of the other wording; Rome like none; the second wording half like {Norland, Rome}

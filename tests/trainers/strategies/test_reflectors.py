@@ -16,7 +16,7 @@ from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.trainers.strategies.reflection import PolicyReflector, VerifierReflector
 from agentenv.trainers.strategies.reflectors import make_reflector
-from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.step_verifiers import VERIFIERS, Flaw, RuleVerifier
 from agentenv.trainers.strategies.strategies import by_group, get_strategy, play_groups
 
@@ -24,23 +24,23 @@ TOKENIZER = ByteTokenizer()
 REPORT = {"trajectory_outcome": "failure", "improvement_suggestion": "ADD", "retry_from_step": 0}
 
 
-def stage() -> Stage:
+def context() -> RolloutContext:
     policy = ScriptedPolicy({"e-0": ("7", "5")})
     config = RolloutConfig(context_tokens=4000, temperature=0.7, deadline_s=9.0)
-    return Stage(policy, InlineFormat(TOKENIZER), config, TOKENIZER.decode)
+    return RolloutContext(policy, InlineFormat(TOKENIZER), config, TOKENIZER.decode)
 
 
 def retried(reflector: str) -> list[Trajectory]:
     """7 is wrong, 5 is right."""
     starts = [Start(Calculator(), Task("s", "2 + 3", ("5",)), seed, "g") for seed in (0, 1)]
     (played,) = asyncio.run(
-        play_groups([starts], get_strategy("reflect_retry", {"reflector": reflector}), stage())
+        play_groups([starts], get_strategy("reflect_retry", {"reflector": reflector}), context())
     )
     return played
 
 
 def test_the_trained_policy_reflects_as_it_acts() -> None:
-    on = stage()
+    on = context()
     made = make_reflector("self", 300, on)
     assert made == PolicyReflector(on.policy, on.chat, True, 300, 0.7, 9.0)
     assert isinstance(make_reflector("rule", 300, on), VerifierReflector)
@@ -70,7 +70,7 @@ def test_an_endpoint_that_is_down_is_a_fault() -> None:
 
 def test_another_local_model_is_loaded_once() -> None:
     pytest.importorskip("torch", reason="needs the train extra")
-    one, two = (make_reflector("tiny", 8, stage()) for _ in range(2))
+    one, two = (make_reflector("tiny", 8, context()) for _ in range(2))
     assert isinstance(one, PolicyReflector)
     assert isinstance(two, PolicyReflector)
     assert one.policy is two.policy

@@ -18,7 +18,7 @@ from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.retrievers.fakes import InMemoryRetriever
 from agentenv.trainers.metrics import describe
 from agentenv.trainers.strategies.rescue import next_share
-from agentenv.trainers.strategies.stage import Stage, in_rounds
+from agentenv.trainers.strategies.rollout_context import RolloutContext, run_rounds
 from agentenv.trainers.strategies.strategies import by_group, get_strategy, play_groups
 
 TOKENIZER = ByteTokenizer()
@@ -65,9 +65,9 @@ def played(
     env: Any = search_env,
     **options: Any,
 ) -> list[Trajectory]:
-    stage = Stage(policy, InlineFormat(TOKENIZER), config, TOKENIZER.decode)
+    context = RolloutContext(policy, InlineFormat(TOKENIZER), config, TOKENIZER.decode)
     starts = [Start(env(), task, seed, "g") for seed in range(n)]
-    (found,) = asyncio.run(play_groups([starts], get_strategy(name, options), stage))
+    (found,) = asyncio.run(play_groups([starts], get_strategy(name, options), context))
     assert len({t.id for t in found}) == len(found)
     return found
 
@@ -266,11 +266,11 @@ def test_a_small_group_has_fewer_rounds() -> None:
 
 def test_what_a_round_raises_comes_out() -> None:
     async def fails(place: int) -> None:
-        raise ConfigurationError(f"lane {place}")
+        raise ConfigurationError(f"slot {place}")
 
-    stage = Stage(ScriptedPolicy({}), InlineFormat(TOKENIZER), CONFIG, TOKENIZER.decode)
-    with pytest.raises(ConfigurationError, match="lane 0"):
-        asyncio.run(in_rounds(stage, 2, fails, lambda rounds: None))
+    context = RolloutContext(ScriptedPolicy({}), InlineFormat(TOKENIZER), CONFIG, TOKENIZER.decode)
+    with pytest.raises(ConfigurationError, match="slot 0"):
+        asyncio.run(run_rounds(context, 2, fails, lambda rounds: None))
 
 
 def test_equal_seeds_give_equal_records() -> None:

@@ -29,7 +29,7 @@ from agentenv.sandbox.fakes import FakeExecutor
 from agentenv.trainers.credit.estimators import get_estimator
 from agentenv.trainers.metrics import describe
 from agentenv.trainers.strategies.retry import improved
-from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import by_group, get_strategy, play_groups
 
 TOKENIZER = ByteTokenizer()
@@ -97,11 +97,11 @@ def retried(
     policy = policy or Sampled(script)
     policy.actions = script
     settings = replace(CONFIG, **(config or {}))
-    stage = Stage(policy, chat or InlineFormat(TOKENIZER), settings, TOKENIZER.decode)
+    context = RolloutContext(policy, chat or InlineFormat(TOKENIZER), settings, TOKENIZER.decode)
     starts = [Start(env(), task, seed, "g") for seed in (11, 12)]
     strategy = get_strategy("reflect_retry", options)
     try:
-        (played,) = asyncio.run(play_groups([starts], strategy, stage))
+        (played,) = asyncio.run(play_groups([starts], strategy, context))
     finally:
         for start in starts:
             start.env.close()
@@ -458,7 +458,7 @@ def test_snapshots_and_caches_are_freed_however_a_lane_ends() -> None:
 
 
 def test_lanes_share_their_batches_and_equal_seeds_give_equal_records() -> None:
-    """Four lanes that end differently, twice."""
+    """Four slots that end differently, twice."""
     script = {
         "e-0": SAVED,
         "e-1": (IRIA, VELL, RIGHT),
@@ -472,9 +472,9 @@ def test_lanes_share_their_batches_and_equal_seeds_give_equal_records() -> None:
 
     def play(deterministic: bool) -> list[dict[str, Any]]:
         config = replace(CONFIG, deterministic=deterministic)
-        stage = Stage(Sampled(dict(script)), InlineFormat(TOKENIZER), config, TOKENIZER.decode)
+        context = RolloutContext(Sampled(dict(script)), InlineFormat(TOKENIZER), config, TOKENIZER.decode)
         starts = [Start(search_env(), TASK, seed, "g") for seed in range(8)]
-        (played,) = asyncio.run(play_groups([starts], get_strategy("reflect_retry"), stage))
+        (played,) = asyncio.run(play_groups([starts], get_strategy("reflect_retry"), context))
         return [to_record(t) for t in played]
 
     first = play(True)

@@ -21,7 +21,7 @@ from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.trainers.credit.estimators import get_estimator
 from agentenv.trainers.learner.imitation import imitate
 from agentenv.trainers.learner.learner import Correction, Learner, Objective, rows_of
-from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import by_group, get_strategy, play_groups
 
 TOKENIZER = ByteTokenizer()
@@ -42,14 +42,14 @@ class Sum(Calculator):
 def explore() -> list[Trajectory]:
     """A base that fails after a call that failed, and its retry from that call, which answers."""
     starts = [Start(Sum(), Task("s", "2 + 3", ("5",)), seed, "g") for seed in (0, 1)]
-    stage = Stage(
+    context = RolloutContext(
         ScriptedPolicy({"e-0": (RIGHT_CALL, WRONG_CALL, "7", "5")}),
         InlineFormat(TOKENIZER),
         RolloutConfig(context_tokens=1000),
         TOKENIZER.decode,
     )
     (played,) = asyncio.run(
-        play_groups([starts], get_strategy("reflect_retry", {"reflector": "rule"}), stage)
+        play_groups([starts], get_strategy("reflect_retry", {"reflector": "rule"}), context)
     )
     group = by_group(played)[0]
     assert [t.reward for t in group] == [0.0, 1.0]

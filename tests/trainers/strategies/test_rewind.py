@@ -90,7 +90,7 @@ class Slow(Listener):
 CHAT = InlineFormat(ByteTokenizer())
 
 
-class Lane:
+class Slot:
     """Three marked turns, and the way back."""
 
     def __init__(self, env: Listener, deadline_s: float = 5.0) -> None:
@@ -118,13 +118,13 @@ class Lane:
 @pytest.mark.parametrize("env", [Listener(), Replayed(), Reluctant()], ids=lambda env: type(env).__name__)
 def test_the_environment_goes_back_to_the_beginning_of_any_turn(env: Listener) -> None:
     async def scenario() -> None:
-        lane = Lane(env)
-        await lane.play()
+        slot = Slot(env)
+        await slot.play()
         for turn in (2, 0, 1, 1):
-            assert await lane.back_to(turn) is None
+            assert await slot.back_to(turn) is None
             assert env.state.text == "abc"[:turn]
             assert env.step("x").info["turn"] == turn + 1
-        await lane.rewinder.release()
+        await slot.rewinder.release()
 
     asyncio.run(scenario())
 
@@ -132,9 +132,9 @@ def test_the_environment_goes_back_to_the_beginning_of_any_turn(env: Listener) -
 @pytest.mark.parametrize(("env", "repeated"), [(Listener(), 0), (Replayed(), 2)])
 def test_a_snapshot_repeats_no_turn_and_a_replay_those_before(env: Listener, repeated: int) -> None:
     async def scenario() -> None:
-        lane = Lane(env)
-        await lane.play()
-        await lane.back_to(2)
+        slot = Slot(env)
+        await slot.play()
+        await slot.back_to(2)
 
     asyncio.run(scenario())
     assert env.steps == len(ACTIONS) + repeated
@@ -150,10 +150,10 @@ def test_a_snapshot_repeats_no_turn_and_a_replay_those_before(env: Listener, rep
 )
 def test_a_replay_that_diverges_is_a_fault(change: str, words: str) -> None:
     async def scenario() -> Trajectory | None:
-        lane = Lane(env := Replayed())
-        await lane.play()
+        slot = Slot(env := Replayed())
+        await slot.play()
         setattr(env, change, "ab" if change == "end_at" else "?")
-        return await lane.back_to(2)
+        return await slot.back_to(2)
 
     ended = asyncio.run(scenario())
     assert ended is not None
@@ -166,21 +166,21 @@ def test_what_can_neither_be_captured_nor_replayed_is_refused() -> None:
         capability = StateCapability.NONE
 
     with pytest.raises(ConfigurationError, match="Nothing can neither be captured nor replayed"):
-        Lane(Nothing())
+        Slot(Nothing())
 
 
 def test_a_snapshot_past_the_deadline_ends_the_episode_as_a_fault() -> None:
-    lane = Lane(Slow(), deadline_s=0.01)
-    asyncio.run(lane.play())
-    assert lane.record.ended is not None
-    assert lane.record.ended.error == "EnvFault: the environment's snapshot took longer than 0.01 s"
+    slot = Slot(Slow(), deadline_s=0.01)
+    asyncio.run(slot.play())
+    assert slot.record.ended is not None
+    assert slot.record.ended.error == "EnvFault: the environment's snapshot took longer than 0.01 s"
 
 
 def test_released_snapshots_are_gone() -> None:
-    lane = Lane(Listener())
-    asyncio.run(lane.play())
-    taken = [*lane.rewinder._snapshots]
-    asyncio.run(lane.rewinder.release())
+    slot = Slot(Listener())
+    asyncio.run(slot.play())
+    taken = [*slot.rewinder._snapshots]
+    asyncio.run(slot.rewinder.release())
     assert [snapshot is not None and snapshot.released for snapshot in taken] == [True] * 3
 
 

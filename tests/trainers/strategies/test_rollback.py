@@ -34,8 +34,8 @@ from agentenv.retrievers.fakes import InMemoryRetriever
 from agentenv.sandbox.backends import make_executor, unavailable
 from agentenv.sandbox.fakes import FakeExecutor
 from agentenv.trainers.strategies.rollback import HINT, RollbackStrategy
+from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.splicing import SampledTurn, argument_text, call_start, similarity, splice
-from agentenv.trainers.strategies.stage import Stage
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups
 
 TOKENIZER = ByteTokenizer()
@@ -77,9 +77,9 @@ def play(
     **options: Any,
 ) -> Trajectory:
     settings = RolloutConfig(**({"context_tokens": 4000} | (config or {})))
-    stage = Stage(policy, chat or InlineFormat(TOKENIZER), settings, TOKENIZER.decode)
+    context = RolloutContext(policy, chat or InlineFormat(TOKENIZER), settings, TOKENIZER.decode)
     start = Start(env or Calculator(), task, seed, "g")
-    ((played,),) = asyncio.run(play_groups([[start]], RollbackStrategy(**options), stage))
+    ((played,),) = asyncio.run(play_groups([[start]], RollbackStrategy(**options), context))
     return played
 
 
@@ -233,9 +233,9 @@ def test_without_errors_it_is_plain_play_and_without_rolls_too() -> None:
 
 
 def plain(policy: Any) -> Trajectory:
-    stage = Stage(policy, InlineFormat(TOKENIZER), RolloutConfig(), TOKENIZER.decode)
+    context = RolloutContext(policy, InlineFormat(TOKENIZER), RolloutConfig(), TOKENIZER.decode)
     start = Start(Calculator(), TASK, 0, "g")
-    ((played,),) = asyncio.run(play_groups([[start]], get_strategy("plain"), stage))
+    ((played,),) = asyncio.run(play_groups([[start]], get_strategy("plain"), context))
     return played
 
 

@@ -22,8 +22,8 @@ from agentenv.policies.fakes import ByteTokenizer, random_model
 from agentenv.policies.hf import HFPolicy
 from agentenv.trainers.learner.learner import Correction, Learner, Objective, rows_of
 from agentenv.trainers.strategies.rollback import RollbackStrategy
+from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.splicing import rescored
-from agentenv.trainers.strategies.stage import Stage
 from agentenv.trainers.strategies.strategies import play_groups
 
 TOKENIZER = ByteTokenizer()
@@ -64,9 +64,9 @@ class Even(AsyncEnv[EvenState]):
 def play(policy: HFPolicy) -> list[Trajectory]:
     """Two groups of four."""
     config = RolloutConfig(context_tokens=120, turn_tokens=6, temperature=TEMPERATURE)
-    stage = Stage(policy, InlineFormat(TOKENIZER), config, TOKENIZER.decode)
+    context = RolloutContext(policy, InlineFormat(TOKENIZER), config, TOKENIZER.decode)
     groups = [[Start(Even(), Task("t", "q"), 7 * g + i, str(g)) for i in range(4)] for g in range(2)]
-    played = asyncio.run(play_groups(groups, RollbackStrategy(retries=2), stage))
+    played = asyncio.run(play_groups(groups, RollbackStrategy(retries=2), context))
     return [trajectory for group in played for trajectory in group]
 
 

@@ -18,8 +18,8 @@ from agentenv.evaluation.sampled import sampled_pass_at_k
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.retrievers.fakes import InMemoryRetriever
+from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.self_search import entropy_of_query, mask_information
-from agentenv.trainers.strategies.stage import Stage
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups
 
 TASK = Task("q", "Where is Halvik?", ("Norland",))
@@ -127,8 +127,8 @@ def roll(real: str, *actions: str) -> Trajectory:
     )
     policy = ScriptedPolicy({"e-0": actions})
     config = RolloutConfig(context_tokens=9999, turn_tokens=999, stop=SelfSearch.stop)
-    stage = Stage(policy, InlineFormat(policy.tokenizer), config, policy.tokenizer.decode)
-    groups = asyncio.run(play_groups([[Start(env, TASK, 0)]], get_strategy("self_search"), stage))
+    context = RolloutContext(policy, InlineFormat(policy.tokenizer), config, policy.tokenizer.decode)
+    groups = asyncio.run(play_groups([[Start(env, TASK, 0)]], get_strategy("self_search"), context))
     return groups[0][0]
 
 

@@ -1,4 +1,4 @@
-"""Rollout strategies: the registry and its options, lanes, groups of any size, plain play as it always was.
+"""Rollout strategies: the registry and its options, slots, groups of any size, plain play as it always was.
 
 Whatever the strategy and however long environments take, the batches of a step are the same.
 """
@@ -38,7 +38,7 @@ from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy, complete
 from agentenv.trainers.config.config_files import override
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import STRATEGIES, RolloutStrategy, get_strategy, play_groups
 
 TOKENIZER = ByteTokenizer()
@@ -46,9 +46,9 @@ TASK = Task("sum", "2 * 3 - 1", ("5",))
 CALL = '<tool_call>{"name": "calculate", "arguments": {"expression": "2 * 3"}}</tool_call>'
 
 
-def stage(policy: object, **config: object) -> Stage:
+def context(policy: object, **config: object) -> RolloutContext:
     settings = RolloutConfig(**({"context_tokens": 4000} | config))  # type: ignore[arg-type]
-    return Stage(policy, InlineFormat(TOKENIZER), settings, TOKENIZER.decode)  # type: ignore[arg-type]
+    return RolloutContext(policy, InlineFormat(TOKENIZER), settings, TOKENIZER.decode)  # type: ignore[arg-type]
 
 
 def starts(n: int, group: str = "g") -> list[Start]:
@@ -56,7 +56,7 @@ def starts(n: int, group: str = "g") -> list[Start]:
 
 
 def play(
-    groups: Sequence[Sequence[Start]], on: Stage, strategy: RolloutStrategy | None = None
+    groups: Sequence[Sequence[Start]], on: RolloutContext, strategy: RolloutStrategy | None = None
 ) -> list[list[Trajectory]]:
     return asyncio.run(play_groups(groups, strategy or get_strategy("plain"), on))
 
@@ -85,7 +85,7 @@ class SeededPolicy:
 
 def test_plain_plays_each_start_once_as_the_episode_loop_does() -> None:
     """The groups of one step, end to end, are the episodes of one rollout."""
-    together = play([starts(3, "a"), starts(2, "b")], stage(SeededPolicy()))
+    together = play([starts(3, "a"), starts(2, "b")], context(SeededPolicy()))
     alone = asyncio.run(
         rollout(
             [*starts(3, "a"), *starts(2, "b")],
@@ -126,12 +126,12 @@ def test_the_configuration_checks_the_strategy_when_it_is_loaded() -> None:
 class Half:
     """A strategy with a group of another size: plays every other start."""
 
-    async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:
-        return await get_strategy("plain").play(starts[::2], stage)
+    async def play(self, starts: Sequence[Start], context: RolloutContext) -> list[Trajectory]:
+        return await get_strategy("plain").play(starts[::2], context)
 
 
 def test_a_group_may_have_another_size_than_its_starts() -> None:
-    groups = play([starts(3), starts(4)], stage(SeededPolicy()), Half())
+    groups = play([starts(3), starts(4)], context(SeededPolicy()), Half())
     assert [len(group) for group in groups] == [2, 2]
 
 
@@ -139,7 +139,7 @@ def test_a_question_that_fits_no_context_fails_alone_under_every_strategy() -> N
     endless = replace(TASK, question="why " * 5000)
     for name, options in (("tree", {}), ("rollback", {}), ("reflect_retry", {"reflector": "rule"})):
         groups = [[Start(Calculator(), task, seed, task.id) for seed in range(4)] for task in (TASK, endless)]
-        good, bad = play(groups, stage(SeededPolicy()), get_strategy(name, options))
+        good, bad = play(groups, context(SeededPolicy()), get_strategy(name, options))
         assert all(t.valid for t in good), name
         assert {t.valid for t in bad} == {False}, name
         assert all("4000" in t.error for t in bad), name
@@ -154,19 +154,19 @@ class Refused(ScriptedPolicy):
 
 def test_bad_input_comes_out_as_it_was_raised() -> None:
     with pytest.raises(ConfigurationError, match="no such model"):
-        play([starts(2), starts(2)], stage(Refused({})))
+        play([starts(2), starts(2)], context(Refused({})))
 
 
 def test_a_lane_is_one_live_episode() -> None:
     @dataclass(frozen=True)
     class Twice:
-        async def play(self, starts: Sequence[Start], stage: Stage) -> list[Trajectory]:
-            async with stage.lane(0), stage.lane(0):
+        async def play(self, starts: Sequence[Start], context: RolloutContext) -> list[Trajectory]:
+            async with context.slot(0), context.slot(0):
                 return []
 
     with pytest.raises(ConfigurationError, match="Episode 0 is already live"):
-        play([starts(1)], stage(SeededPolicy()), Twice())
-    assert play([starts(1)], stage(SeededPolicy(), deterministic=False), Twice()) == [[]]
+        play([starts(1)], context(SeededPolicy()), Twice())
+    assert play([starts(1)], context(SeededPolicy(), deterministic=False), Twice()) == [[]]
 
 
 class BatchingPolicy:
@@ -257,7 +257,7 @@ def test_batches_do_not_depend_on_how_long_anything_takes(name: str, options: di
             [Start(Moody(ticks), TASK, 100 * g + i, str(g)) for i in range(n)]
             for g, n in enumerate((4, 6, 3))
         ]
-        played = play(groups, stage(policy), get_strategy(name, options))
+        played = play(groups, context(policy), get_strategy(name, options))
         own = [
             {t.group_id.partition("/")[0] for t in group} for group in played
         ]  # "0/..." is a group beside "0"
@@ -283,7 +283,7 @@ def test_the_documented_example_is_a_strategy(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(STRATEGIES, name, row)
     settings = override(TrainConfig(), ["--rollout.strategy", name, "--rollout.strategy_options.enough", "1"])
     strategy = get_strategy(name, settings.rollout.strategy_options)
-    (group,) = play([starts(2)], stage(ScriptedPolicy({"e-0": ("4",), "e-1": ("5",)})), strategy)
+    (group,) = play([starts(2)], context(ScriptedPolicy({"e-0": ("4",), "e-1": ("5",)})), strategy)
     assert [(t.reward, t.origin) for t in group] == [(0.0, Origin.RETRY), (1.0, Origin.BASE)]
     assert group[0].info["strategy"] == {
         "sampled_tokens": 4,
@@ -305,5 +305,5 @@ def test_branches_are_there_before_the_one_they_left_can_end() -> None:
     for _ in range(5):
         policy = BriefPolicy()
         groups = [[Start(Moody(still), TASK, 2 * g + i, str(g)) for i in range(2)] for g in range(12)]
-        play(groups, stage(policy), get_strategy("tree", {"roots": 1, "depth": 1}))
+        play(groups, context(policy), get_strategy("tree", {"roots": 1, "depth": 1}))
         assert [len(batch) for batch in policy.batches] == [12, 12, 12]

@@ -27,7 +27,7 @@ from agentenv.errors import ConfigurationError
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.scripted import ScriptedPolicy
-from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import play_groups
 from agentenv.trainers.strategies.token_forks import Ranked, Rival, likeness, rival_of
 from agentenv.trainers.strategies.tree import TreeStrategy
@@ -109,11 +109,11 @@ class Wavering:
         return [0.0] * len(ids)
 
 
-def play(policy: Any, *, lanes: int = 2, **options: Any) -> list[Trajectory]:
-    starts = [Start(Echo(), Task("t", "q"), seed, "g") for seed in range(lanes)]
+def play(policy: Any, *, slots: int = 2, **options: Any) -> list[Trajectory]:
+    starts = [Start(Echo(), Task("t", "q"), seed, "g") for seed in range(slots)]
     config = RolloutConfig(turn_tokens=20)
-    stage = Stage(policy, InlineFormat(TOKENIZER), config, TOKENIZER.decode)
-    (group,) = asyncio.run(play_groups([starts], TreeStrategy(fork_at="token", roots=1, **options), stage))
+    context = RolloutContext(policy, InlineFormat(TOKENIZER), config, TOKENIZER.decode)
+    (group,) = asyncio.run(play_groups([starts], TreeStrategy(fork_at="token", roots=1, **options), context))
     return group
 
 
@@ -175,7 +175,7 @@ def test_branches_of_branches_hold_the_whole_turn() -> None:
         tail = text.rpartition("|")[2] if "|" in text else text[-3:]
         return "nn" if "|" in text and tail == "" else ("n" if tail == "y" else "" if "|" in text else "go")
 
-    leaves = play(Wavering(lambda t: more(t) or "!"), lanes=4, depth=2, alike=1.1)
+    leaves = play(Wavering(lambda t: more(t) or "!"), slots=4, depth=2, alike=1.1)
     assert [t.info["said"][1] for t in leaves] == ["nn", "yn", "yy!"]
     second_turn = [t.ids[t.loss_mask & (t.turn_index == 1)].tolist() for t in leaves]
     assert [TOKENIZER.decode(ids) for ids in second_turn] == ["nn", "n", "!"]

@@ -34,7 +34,7 @@ from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.sandbox.fakes import FakeExecutor
 from agentenv.trainers.credit.estimators import get_estimator
-from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import play_groups
 from agentenv.trainers.strategies.tree import TreeStrategy, shares, trained_once
 
@@ -91,18 +91,18 @@ class Walk(AsyncEnv[WalkState]):
 def play(
     scripts: Mapping[str, Sequence[str]],
     *,
-    lanes: int,
+    slots: int,
     log: Log | None = None,
     broken: Exception | None = None,
     policy: Any = None,
     **options: Any,
 ) -> list[Trajectory]:
     log = log or Log()
-    starts = [Start(Walk(log, broken=broken), TASK, seed, "g") for seed in range(lanes)]
-    stage = Stage(
+    starts = [Start(Walk(log, broken=broken), TASK, seed, "g") for seed in range(slots)]
+    context = RolloutContext(
         policy or ScriptedPolicy(scripts), InlineFormat(TOKENIZER), RolloutConfig(), TOKENIZER.decode
     )
-    (group,) = asyncio.run(play_groups([starts], TreeStrategy(**options), stage))
+    (group,) = asyncio.run(play_groups([starts], TreeStrategy(**options), context))
     return group
 
 
@@ -116,7 +116,7 @@ FULL = {"e-0": ("a", "b", "c", "1"), "e-1": ("d", "2"), "e-2": ("f", "g", "3"), 
 
 def test_a_tree_of_two_forks_has_four_leaves_that_share_their_past() -> None:
     log = Log()
-    group = play(FULL, lanes=4, log=log, roots=1)
+    group = play(FULL, slots=4, log=log, roots=1)
     assert lineage(group) == [
         ("e-0", None, None, ["a", "b", "c", "1"]),
         ("e-1", "e-0", 2, ["a", "b", "d", "2"]),
@@ -134,7 +134,7 @@ def test_a_tree_of_two_forks_has_four_leaves_that_share_their_past() -> None:
 def test_no_turn_is_executed_twice_and_every_fork_is_closed() -> None:
     """Eleven edges, eleven steps: the path of each is new."""
     log = Log()
-    group = play(FULL, lanes=4, log=log, roots=1)
+    group = play(FULL, slots=4, log=log, roots=1)
     edges = {" ".join(turn.action for turn in t.turns[:end]) for t in group for end in range(1, 5)}
     assert len(edges) == 11
     assert sorted(log.steps) == sorted(edges)
@@ -142,7 +142,7 @@ def test_no_turn_is_executed_twice_and_every_fork_is_closed() -> None:
 
 
 def test_each_turn_is_trained_in_one_leaf_and_its_tokens_are_counted_once() -> None:
-    group = play(FULL, lanes=4, roots=1)
+    group = play(FULL, slots=4, roots=1)
     trained = [
         [segment.turn for segment in t.segments if segment.trained and segment.logprobs] for t in group
     ]
@@ -169,7 +169,7 @@ def test_sibling_credit_of_real_rollouts() -> None:
     The last turns have no sibling and take that of the turn before. A turn counts four leaves over the siblings met on the
     way: 4 / 2 and 4 / 4.
     """
-    group = play(FULL, lanes=4, roots=1)
+    group = play(FULL, slots=4, roots=1)
     assert credits("sibling", group) == pytest.approx(
         {
             "a": 0.0,
@@ -189,7 +189,7 @@ def test_sibling_credit_of_real_rollouts() -> None:
 
 def test_tree_credit_of_real_rollouts() -> None:
     """Depth 1: leaves behind b 1.5, behind f 3.5, deviation sqrt 2; depths 2 and 3: 1, 2, 3, 4, deviation sqrt(5/3)."""
-    group = play(FULL, lanes=4, roots=1)
+    group = play(FULL, slots=4, roots=1)
     by_depth = [-1.5, -0.5, 0.5, 1.5] / np.sqrt(5 / 3)
     expected = {"a": 0.0, "ab": -(0.5**0.5), "af": 0.5**0.5}
     for name, value in zip(("abc", "abd", "afg", "afh"), by_depth, strict=True):
@@ -200,16 +200,16 @@ def test_tree_credit_of_real_rollouts() -> None:
 
 
 def test_a_branch_that_ends_early_leaves_its_lanes_unplayed() -> None:
-    group = play({"e-0": ("a", "1"), "e-2": ("f", "g", "3"), "e-3": ("h", "4")}, lanes=4, roots=1)
+    group = play({"e-0": ("a", "1"), "e-2": ("f", "g", "3"), "e-3": ("h", "4")}, slots=4, roots=1)
     assert [t.id for t in group] == ["e-0", "e-2", "e-3"]
 
 
 def test_width_depth_and_roots_bound_the_leaves() -> None:
-    wide = play({f"e-{i}": ("a", "1", "1") for i in range(6)}, lanes=6, roots=1, width=3, depth=1)
+    wide = play({f"e-{i}": ("a", "1", "1") for i in range(6)}, slots=6, roots=1, width=3, depth=1)
     assert [(t.id, t.fork_turn) for t in wide] == [("e-0", None), ("e-2", 1), ("e-4", 1)]
-    flat = play({f"e-{i}": ("a", "1") for i in range(5)}, lanes=5, roots=2, depth=0)
+    flat = play({f"e-{i}": ("a", "1") for i in range(5)}, slots=5, roots=2, depth=0)
     assert [t.id for t in flat] == ["e-0", "e-2"]
-    rooted = play({f"e-{i}": ("1",) for i in range(3)}, lanes=3, roots=9)
+    rooted = play({f"e-{i}": ("1",) for i in range(3)}, slots=3, roots=9)
     assert [t.parent_id for t in rooted] == [None, None, None]
     assert shares(range(3, 8), 2) == [range(3, 5), range(5, 8)]
 
@@ -217,14 +217,14 @@ def test_width_depth_and_roots_bound_the_leaves() -> None:
 def test_at_a_failure_the_state_before_it_is_forked() -> None:
     log = Log()
     scripts = {"e-0": ("a", "oops", "1"), "e-1": ("fine", "2")}
-    group = play(scripts, lanes=2, log=log, roots=1, fork_at="failure")
+    group = play(scripts, slots=2, log=log, roots=1, fork_at="failure")
     assert lineage(group) == [
         ("e-0", None, None, ["a", "oops", "1"]),
         ("e-1", "e-0", 1, ["a", "fine", "2"]),
     ]
     assert [t.info["path"] for t in group] == [["a", "oops", "1"], ["a", "fine", "2"]]
     assert sorted(log.steps) == ["a", "a fine", "a fine 2", "a oops", "a oops 1"]
-    assert [t.id for t in play({"e-0": ("a", "1")}, lanes=2, roots=1, fork_at="failure")] == ["e-0"]
+    assert [t.id for t in play({"e-0": ("a", "1")}, slots=2, roots=1, fork_at="failure")] == ["e-0"]
 
 
 class Unsure(ScriptedPolicy):
@@ -239,13 +239,13 @@ class Unsure(ScriptedPolicy):
 
 def test_where_the_policy_is_unsure_the_state_before_is_forked() -> None:
     policy = Unsure({"e-0": ("a", "hm", "1"), "e-1": ("b", "2")})
-    group = play({}, lanes=2, policy=policy, roots=1, fork_at="surprise", surprise=1.5)
+    group = play({}, slots=2, policy=policy, roots=1, fork_at="surprise", surprise=1.5)
     assert lineage(group) == [("e-0", None, None, ["a", "hm", "1"]), ("e-1", "e-0", 1, ["a", "b", "2"])]
 
 
 def test_pruned_leaves_stay_in_the_statistics_and_are_not_trained() -> None:
     """Half of four: the best (e-3, 4) and the worst (e-0, 1). What is behind a kept leaf stays trained."""
-    group = play(FULL, lanes=4, roots=1, keep=0.5)
+    group = play(FULL, slots=4, roots=1, keep=0.5)
     assert [[s.turn for s in t.segments if s.trained and s.logprobs] for t in group] == [
         [0, 1, 2, 3],
         [],
@@ -256,7 +256,7 @@ def test_pruned_leaves_stay_in_the_statistics_and_are_not_trained() -> None:
 
 
 def test_a_leaf_lost_to_a_fault_hands_its_share_on() -> None:
-    group = play(FULL, lanes=4, roots=1)
+    group = play(FULL, slots=4, roots=1)
     unmarked = [replace(t, segments=tuple(replace(s, trained=True) for s in t.segments)) for t in group]
     marked = trained_once([replace(unmarked[0], valid=False), *unmarked[1:]])
     assert [s.turn for s in marked[1].segments if s.trained and s.logprobs] == [0, 1, 2, 3]
@@ -265,12 +265,12 @@ def test_a_leaf_lost_to_a_fault_hands_its_share_on() -> None:
 
 
 def test_an_environment_that_cannot_be_forked_now_plays_on_alone() -> None:
-    group = play({"e-0": ("a", "b", "1")}, lanes=2, roots=1, broken=SnapshotRefused("threads"))
+    group = play({"e-0": ("a", "b", "1")}, slots=2, roots=1, broken=SnapshotRefused("threads"))
     assert [(t.id, t.valid) for t in group] == [("e-0", True)]
 
 
 def test_a_fork_that_fails_is_a_fault_of_that_branch() -> None:
-    group = play({"e-0": ("a", "b", "1")}, lanes=2, roots=1, broken=SnapshotError("no memory"))
+    group = play({"e-0": ("a", "b", "1")}, slots=2, roots=1, broken=SnapshotError("no memory"))
     assert [(t.id, t.end_reason) for t in group] == [("e-0", EndReason.ENV_FAULT)]
 
 
@@ -287,7 +287,7 @@ def test_forks_are_closed_when_the_step_is_given_up() -> None:
 
     log = Log()
     with pytest.raises(ConfigurationError, match="no key"):
-        play({}, lanes=2, log=log, policy=Unusable({"e-0": ("a", "b", "c", "1")}), roots=1)
+        play({}, slots=2, log=log, policy=Unusable({"e-0": ("a", "b", "c", "1")}), roots=1)
     assert (log.opened, log.closed) == (1, 1)
 
 
@@ -300,8 +300,8 @@ def test_interpreters_fork_with_their_names() -> None:
     executor = FakeExecutor()
     starts = [Start(Code(tasks=[task], executor=executor), task, i, "g") for i in range(2)]
     config = RolloutConfig(context_tokens=9000)
-    stage = Stage(ScriptedPolicy(scripts), InlineFormat(TOKENIZER), config, TOKENIZER.decode)
-    (group,) = asyncio.run(play_groups([starts], TreeStrategy(roots=1), stage))
+    context = RolloutContext(ScriptedPolicy(scripts), InlineFormat(TOKENIZER), config, TOKENIZER.decode)
+    (group,) = asyncio.run(play_groups([starts], TreeStrategy(roots=1), context))
     shown = [t.turns[1].observation[0].text.strip() for t in group]
     assert shown == ["<output>\n2\n</output>", "<output>\n11\n</output>"]
     assert executor.programs.count("x = 1") == 1

@@ -216,7 +216,7 @@ class Held:
         (self.place / f"closed-{os.getpid()}").touch()
 
     async def play(self, pending: Pending, lockstep: Lockstep | None) -> list[Trajectory]:
-        by = f"{pending.step}-{pending.lane}-{os.getpid()}-{self.version}"
+        by = f"{pending.step}-{pending.slot}-{os.getpid()}-{self.version}"
         (self.place / f"began-{by}").touch()
         while not (self.place / f"go-{pending.step}").exists():
             await asyncio.sleep(0.05)
@@ -240,12 +240,12 @@ async def step(crew: Crew, number: int, place: Path, strike: Callable[[], None])
         Pending(
             step=number,
             draw=Draw(0, SIZE),
-            group=Group(0, lane, step=number),
-            lane=lane,
+            group=Group(0, slot, step=number),
+            slot=slot,
             seeds=[0] * SIZE,
             policy=RecordedPolicy(SimpleNamespace()),
         )
-        for lane in range(4)
+        for slot in range(4)
     ]
     playing = [asyncio.create_task(crew.play(group, None)) for group in groups]
     while len(list(place.glob(f"began-{number}-*"))) < len(groups):
@@ -279,13 +279,13 @@ def test_groups_of_a_killed_worker_and_of_a_removed_node_are_played_by_those_who
             await asyncio.sleep(0.1)
         doomed, spared = worker_of(head), worker_of(other)
         delivered, figures = await step(crew, 1, tmp_path, lambda: os.kill(doomed, signal.SIGKILL))
-        assert delivered == [f"1-{lane}-{spared}-1" for lane in range(4)]
+        assert delivered == [f"1-{slot}-{spared}-1" for slot in range(4)]
         assert (figures["lost_workers"], figures["lost_episodes"]) == (1, 2 * SIZE)
         while (await crew.figures())["workers"] < 2:
             await asyncio.sleep(0.1)
         replaced = worker_of(head)
         delivered, figures = await step(crew, 2, tmp_path, lambda: gone(cluster, other, spared))
-        assert delivered == [f"2-{lane}-{replaced}-2" for lane in range(4)]
+        assert delivered == [f"2-{slot}-{replaced}-2" for slot in range(4)]
         assert (figures["lost_workers"], figures["lost_episodes"]) == (1, 2 * SIZE)
 
     try:

@@ -91,7 +91,7 @@ def group(first: int, size: int = 2) -> Pending:
         step=1,
         draw=Draw(0, size),
         group=Group(0, first, step=1),
-        lane=first,
+        slot=first,
         seeds=list(range(size)),
         policy=RecordedPolicy(policy),
     )

@@ -54,7 +54,7 @@ class Scripted:
                 await asyncio.Event().wait()
             finally:
                 self.cancelled = True
-        at = f"{pending.step}-{pending.lane} at {self.policy.version}"
+        at = f"{pending.step}-{pending.slot} at {self.policy.version}"
         return [Trajectory(Task("t", "q"), (), (), 1.0, EndReason.ANSWERED, id=at)]
 
 
@@ -62,7 +62,7 @@ ORDER = Pending(
     step=4,
     draw=Draw(0, 1),
     group=Group(0, 6, step=4),
-    lane=6,
+    slot=6,
     seeds=[1],
     policy=RecordedPolicy(SimpleNamespace()),
 ).state_dict()

@@ -37,7 +37,7 @@ from agentenv.policies.hf import HFPolicy
 from agentenv.policies.scripted import complete
 from agentenv.trainers.config.config_files import parse_config
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.strategies.stage import Stage
+from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups
 from agentenv.trainers.task_sampling.samplers import Draw, Group, get_sampler
 from agentenv.trainers.workers.crew import Crew, Weights
@@ -211,7 +211,7 @@ def drawn(step: int, born: int | None = None, *, complete: bool = False, valid: 
         step=step,
         draw=Draw(0, 2),
         group=Group(0, 0),
-        lane=0,
+        slot=0,
         seeds=[],
         policy=RecordedPolicy(Doors()),
         born=born,
@@ -500,8 +500,8 @@ def reference(policy: HFPolicy, step: int, strategy: str) -> list[dict[str, Any]
         seeds = [int(rng.integers(1 << 31)) for _ in range(SIZE)]
         groups.append([Start(Counting(), TASKS[place], seed, group_id) for seed in seeds])
     limits = RolloutConfig(context_tokens=200, turn_tokens=10)
-    stage = Stage(policy, InlineFormat(TOKENIZER), limits, TOKENIZER.decode, name=f"step-{step}")
-    played = asyncio.run(play_groups(groups, get_strategy(strategy), stage))
+    context = RolloutContext(policy, InlineFormat(TOKENIZER), limits, TOKENIZER.decode, name=f"step-{step}")
+    played = asyncio.run(play_groups(groups, get_strategy(strategy), context))
     return [to_record(trajectory) for group in played for trajectory in group]
 
 

@@ -1,0 +1,135 @@
+"""What a rollout strategy plays on: policy, chat format, budgets, and the slots of the step's lockstep.
+
+A *slot* is the place of one live episode in a step. Batches are formed by slot and only when every live slot waits on one,
+so which slots are live must never depend on time:
+
+- A strategy enters slots at its beginning, all of them in ``together``, or from inside a slot that is live: between two
+  waits of that one, no batch runs. Tasks that are started there get a turn (``asyncio.sleep(0)``) to enter theirs before
+  that one waits or leaves.
+- What plays one after the other (base, reflection, retry) does so inside one slot.
+- Inside a slot nothing is awaited but policy and environment, never another slot. So workers that are fewer than the
+  slots can be handed from slot to slot: a slot waits for a worker when it is entered, and keeps it until it is left.
+- What depends on the outcomes of all slots is played by ``run_rounds``.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from agentenv.core.concurrency.batching import Lockstep
+from agentenv.core.protocols import ChatFormat, Policy
+from agentenv.core.rollout import Record, RolloutConfig, Start, open_episode, together
+from agentenv.core.trajectory import Trajectory
+
+T = TypeVar("T")
+Round = Callable[[int], Awaitable[T]]
+"""What is played in a slot, by its place."""
+
+
+@dataclass(frozen=True)
+class RolloutContext:
+    """What the episodes of one group are played with. A group of n starts has the slots 0 to n - 1."""
+
+    policy: Policy
+    chat: ChatFormat
+    config: RolloutConfig
+    decode: Callable[[Sequence[int]], str]
+    """Text of a run of token ids."""
+    name: str = "e"
+    """Prefix of the episode ids; equal names and seeds give equal records."""
+    first: int = 0
+    """The number in the step of the group's first slot."""
+    lockstep: Lockstep | None = None
+    """None forms batches by arrival."""
+    others: Mapping[str, Policy] = field(default_factory=dict)
+    """Who plays the roles of a game that have weights of their own."""
+    worker: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    """Waits for an environment worker and holds it; by default there is one for every slot."""
+
+    def episode(self, place: int) -> str:
+        """The episode id that belongs to the group's slot ``place``; a trajectory of a group has one of these."""
+        return f"{self.name}-{self.first + place}"
+
+    @asynccontextmanager
+    async def slot(self, place: int) -> AsyncIterator[None]:
+        """Makes the running task the live episode of slot ``place``, on a worker; waits only where every worker is taken.
+
+        Raises:
+            ConfigurationError: the slot is taken.
+        """
+        async with self.worker():
+            with nullcontext() if self.lockstep is None else self.lockstep.episode(self.first + place):
+                yield
+
+
+async def gather_slots(
+    starts: Sequence[Start], context: RolloutContext, play: Callable[[Record], Awaitable[Trajectory]]
+) -> list[Trajectory]:
+    """One trajectory for each start, in their order: each in its slot, its cache released at the end.
+
+    Args:
+        starts: Of one group.
+        context: Whose slots.
+        play: Plays an opened episode to its end.
+    """
+
+    async def alone(place: int, start: Start) -> Trajectory:
+        async with context.slot(place):
+            episode = context.episode(place)
+            record = await open_episode(start, context.chat, context.config, episode=episode)
+            try:
+                return await play(record)
+            finally:
+                context.policy.release(episode)
+
+    return await together(alone(place, start) for place, start in enumerate(starts))
+
+
+async def run_rounds(
+    context: RolloutContext, slots: int, first: Round[T], then: Callable[[list[list[T]]], Round[T] | None]
+) -> list[list[T]]:
+    """Plays one round after another, each in the slots 0 to ``slots`` - 1; what comes next depends on all that came before.
+
+    The slot that ends last opens the next round before it leaves, so that no batch is formed in between and which slots
+    are live does not depend on time.
+
+    Args:
+        context: Whose slots.
+        slots: How many.
+        first: The first round.
+        then: From the results of all rounds so far to the next one, or None to end.
+
+    Returns:
+        The results of each round, by slot.
+
+    Raises:
+        Exception: the first that a round raised.
+    """
+    rounds: list[list[T]] = []
+
+    async def slot(place: int, play: Round[T], done: dict[int, T]) -> None:
+        async with context.slot(place):
+            while True:
+                done[place] = await play(place)
+                if len(done) < slots:
+                    return
+                rounds.append([done[other] for other in range(slots)])
+                following = then(rounds)
+                if following is None:
+                    return
+                play, done = following, {}
+                for other in range(slots):
+                    if other != place:
+                        group.create_task(slot(other, play, done))
+                await asyncio.sleep(0)  # the others take their slots
+
+    begun: dict[int, T] = {}
+    try:
+        async with asyncio.TaskGroup() as group:
+            for place in range(slots):
+                group.create_task(slot(place, first, begun))
+    except ExceptionGroup as several:
+        raise several.exceptions[0] from None
+    return rounds
