@@ -56,7 +56,7 @@ async def call(what: str, seconds: float, work: Callable[[], Awaitable[T]]) -> T
 
     Args:
         what: Names the call in errors, such as ``the environment's step``.
-        seconds: That it may take from its beginning; waiting for other episodes of a lockstep or for a thread is left out.
+        seconds: That it may take from its beginning; the wait for a batch or a thread is left out.
         work: Is called there too; what it does before its first wait blocks the loop.
 
     Raises:

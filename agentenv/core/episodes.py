@@ -30,7 +30,7 @@ class RolloutConfig:
     stop: tuple[str, ...] = ()
     """Strings that end a turn and stay part of it."""
     deadline_s: float = 600.0
-    """Seconds that one call of policy or environment may take; waiting for other episodes of a lockstep is not counted."""
+    """Seconds that one call of policy or environment may take; the wait for a batch is not counted."""
     deterministic: bool = True
     """Batches are formed by episode index, never by arrival, so that equal seeds give equal files."""
 

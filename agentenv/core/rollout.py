@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from agentenv.core.acting import act, capture, check_posed, fork, opening_of, release, rewind, stepped
-from agentenv.core.concurrency.batching import Lockstep
+from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.concurrency.deadlines import within
 from agentenv.core.episodes import Record, RolloutConfig, Start, mended, never_fitted
 from agentenv.core.protocols import ChatFormat, Policy
@@ -201,10 +201,10 @@ async def rollout(
     Raises:
         ConfigurationError: a task cannot be posed or rendered.
     """
-    lockstep = Lockstep() if config.deterministic else None
+    deterministic_batcher = DeterministicBatcher() if config.deterministic else None
 
     async def one(index: int, start: Start) -> Trajectory:
-        with nullcontext() if lockstep is None else lockstep.episode(index):
+        with nullcontext() if deterministic_batcher is None else deterministic_batcher.episode(index):
             return await run_episode(start, policy, chat, config, episode=f"{name}-{index}")
 
     return await together(one(index, start) for index, start in enumerate(starts))
@@ -213,8 +213,8 @@ async def rollout(
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """The results of ``work``, which runs concurrently; the first error ends the rest.
 
-    Every coroutine begins before any of them goes on after its first wait, so that seats of a lockstep that they take
-    at their beginning are all taken in time.
+    Every coroutine begins before any of them goes on after its first wait, so that slots of a deterministic batcher that
+    they take at their beginning are all taken in time.
     """
     try:
         async with asyncio.TaskGroup() as group:

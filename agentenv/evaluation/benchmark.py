@@ -327,7 +327,7 @@ def _bound(play: Callable[[], list[Record]], player: Player, scorer: str) -> dic
     except OSError:
         raise
     except PolicyFault as error:
-        if not player.lockstep:
+        if not player.deterministic:
             raise
         return {"note": str(error)}
     except Exception as error:
@@ -399,7 +399,7 @@ def _summary(
             "questions_fingerprint": _hash_of(task_env.source.tasks),
             "max_turns": options.get("max_turns"),
             "decoding": "greedy",
-            **({"concurrency": player.batch} if player.lockstep else {}),
+            **({"concurrency": player.batch} if player.deterministic else {}),
             "notes": task_env.source.notes,
         },
     )

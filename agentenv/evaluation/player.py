@@ -56,7 +56,7 @@ class Player:
     """None is the environment's own expert, whose script is written when the questions are known."""
     tokenizer: Any
     batch: int
-    lockstep: bool
+    deterministic: bool
     stop: tuple[str, ...]
     """Texts that end an action of the environment."""
 
@@ -74,7 +74,7 @@ class Player:
             turn_tokens=self.card.turn_tokens,
             temperature=0.0,
             stop=self.stop,
-            deterministic=self.lockstep,
+            deterministic=self.deterministic,
             # An endpoint has a deadline of its own, which does not count the wait for its rate limit.
             deadline_s=3600.0 if isinstance(self.policy, OpenAIPolicy) else RolloutConfig.deadline_s,
         )
@@ -139,21 +139,23 @@ def open_player(spec: str, concurrency: int, stop: tuple[str, ...]) -> Player:
         CheckpointMismatch: the folder holds no model that can be loaded.
     """
     if spec == EXPERT:
-        return Player(spec, EpisodeCard(), None, ByteTokenizer(), concurrency, lockstep=True, stop=stop)
+        return Player(spec, EpisodeCard(), None, ByteTokenizer(), concurrency, deterministic=True, stop=stop)
     if spec == EXTRACTIVE:
         policy = ExtractivePolicy()
-        return Player(spec, EXTRACTIVE_CARD, policy, policy.tokenizer, concurrency, lockstep=True, stop=stop)
+        return Player(
+            spec, EXTRACTIVE_CARD, policy, policy.tokenizer, concurrency, deterministic=True, stop=stop
+        )
     if is_endpoint(spec):
         endpoint = make_endpoint_policy(spec)
         return Player(
-            spec, endpoint.card, endpoint, endpoint.tokenizer, concurrency, lockstep=False, stop=stop
+            spec, endpoint.card, endpoint, endpoint.tokenizer, concurrency, deterministic=False, stop=stop
         )
     card = read_card(policy_folder(spec))
     if is_engine(spec):
         served = make_engine_policy(spec)
-        return Player(spec, card, served, served.tokenizer, concurrency, lockstep=False, stop=stop)
+        return Player(spec, card, served, served.tokenizer, concurrency, deterministic=False, stop=stop)
     loaded = make_policy(spec)
-    return Player(spec, card, loaded, loaded.tokenizer, concurrency, lockstep=True, stop=stop)
+    return Player(spec, card, loaded, loaded.tokenizer, concurrency, deterministic=True, stop=stop)
 
 
 def player_of(policy: Policy, name: str, concurrency: int, stop: tuple[str, ...]) -> Player:
@@ -176,7 +178,7 @@ def player_of(policy: Policy, name: str, concurrency: int, stop: tuple[str, ...]
         )
     card = getattr(policy, "card", None) or EpisodeCard()
     by_arrival = isinstance(policy, AgentPolicy | OpenAIPolicy | VLLMPolicy)
-    return Player(name, card, policy, tokenizer, concurrency, lockstep=not by_arrival, stop=stop)
+    return Player(name, card, policy, tokenizer, concurrency, deterministic=not by_arrival, stop=stop)
 
 
 def play_missing(
@@ -220,7 +222,7 @@ def play_missing(
         progress(len(journal), figures(records))
 
     finished = _Finished(keep, max(_FAILURES_IN_A_ROW, 2 * player.batch), lived=len(journal) > 0)
-    if player.lockstep:
+    if player.deterministic:
         for begin in range(0, len(tasks), player.batch):
             chunk = tasks[begin : begin + player.batch]
             if not all(task in journal for task in chunk):

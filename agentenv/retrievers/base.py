@@ -76,13 +76,13 @@ class CorpusRetriever(ABC):
             raise RetrieverFault(f"{self._name}: {type(error).__name__}: {error}") from error
 
     @property
-    def linger(self) -> float:
+    def max_wait(self) -> float:
         """How long the batcher waits for callers that were just answered; see `Batcher`."""
-        return self._batcher.linger
+        return self._batcher.max_wait
 
-    @linger.setter
-    def linger(self, share: float) -> None:
-        self._batcher.linger = share
+    @max_wait.setter
+    def max_wait(self, share: float) -> None:
+        self._batcher.max_wait = share
 
     def info(self) -> RetrieverInfo:
         """Name, size and fingerprint."""

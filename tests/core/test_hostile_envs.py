@@ -1,8 +1,8 @@
 """Environments that hang, raise what is no error, or return what nobody can use: one episode fails, and it is named.
 
 Covered: every method of a plain and of an asynchronous environment hanging in 12 of 16 episodes, with and without a
-lockstep; SystemExit, KeyboardInterrupt, CancelledError and StopIteration; every kind of value that cannot be used; sizes; a
-constructor and a ``close`` that fail.
+deterministic batcher; SystemExit, KeyboardInterrupt, CancelledError and StopIteration; every kind of value that cannot be
+used; sizes; a constructor and a ``close`` that fail.
 """
 
 import asyncio
@@ -469,7 +469,7 @@ class Searching(Plain):
 
 @pytest.mark.parametrize("run", [run_sync, asyncio.run])
 def test_plain_environments_that_wait_for_each_other_need_no_more_threads_than_there_are(run: Any) -> None:
-    """The episodes of a lockstep wait for one batch, and those behind them for a thread: neither is counted as time."""
+    """The episodes of a deterministic batcher wait for one batch, and those behind them for a thread: neither counts."""
     sizes: list[int] = []
 
     def search(items: list[int]) -> list[int]:

@@ -74,8 +74,8 @@ def task_env(tasks: Sequence[Task] = TASKS) -> TaskEnv:
     return TaskEnv(source, InMemoryRetriever([Document("d", "t", "x")]), EnvConfig(), len)
 
 
-def player(policy: Service, *, batch: int, lockstep: bool) -> Player:
-    return Player("openai:x", EpisodeCard(), policy, policy.tokenizer, batch, lockstep, STOP)
+def player(policy: Service, *, batch: int, deterministic_batcher: bool) -> Player:
+    return Player("openai:x", EpisodeCard(), policy, policy.tokenizer, batch, deterministic_batcher, STOP)
 
 
 def play(
@@ -96,11 +96,15 @@ def play(
     )
 
 
-@pytest.mark.parametrize("lockstep", [True, False])
-def test_everything_is_played_in_the_order_of_the_questions(lockstep: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("deterministic_batcher", [True, False])
+def test_everything_is_played_in_the_order_of_the_questions(
+    deterministic_batcher: bool, tmp_path: Path
+) -> None:
     service = Service()
     counts: list[int] = []
-    records = play(player(service, batch=6, lockstep=lockstep), tmp_path, done=counts)
+    records = play(
+        player(service, batch=6, deterministic_batcher=deterministic_batcher), tmp_path, done=counts
+    )
     assert [(row["id"], row["prediction"]) for row in records] == [(t.id, t.answers[0]) for t in TASKS]
     assert (counts[0], counts[-1]) == (0, 20)
     assert service.most == 6
@@ -111,44 +115,50 @@ def test_everything_is_played_in_the_order_of_the_questions(lockstep: bool, tmp_
 def test_of_a_batch_that_was_not_finished_all_is_played_again_but_none_is_written_twice(
     tmp_path: Path,
 ) -> None:
-    whole = play(player(Service(), batch=8, lockstep=True), tmp_path)
+    whole = play(player(Service(), batch=8, deterministic_batcher=True), tmp_path)
     path = tmp_path / "episodes.jsonl"
     text = path.read_bytes()
     lines = text.splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:11]) + lines[11][:7])  # killed within the second batch of 8
     service = Service()
-    assert play(player(service, batch=8, lockstep=True), tmp_path) == json.loads(json.dumps(whole))
+    assert play(player(service, batch=8, deterministic_batcher=True), tmp_path) == json.loads(
+        json.dumps(whole)
+    )
     assert len(service.asked) == 12
     assert path.read_bytes() == text
 
 
 def test_one_by_one_only_what_is_missing_is_asked(tmp_path: Path) -> None:
-    play(player(Service(), batch=3, lockstep=False), tmp_path)
+    play(player(Service(), batch=3, deterministic_batcher=False), tmp_path)
     path = tmp_path / "episodes.jsonl"
     text = path.read_bytes()
     path.write_bytes(
         b"".join(line for i, line in enumerate(text.splitlines(keepends=True)) if i not in (4, 9))
     )
     service = Service()
-    play(player(service, batch=3, lockstep=False), tmp_path)
+    play(player(service, batch=3, deterministic_batcher=False), tmp_path)
     assert sorted(service.asked) == ["Question: question 4?", "Question: question 9?"]
     assert path.read_bytes() == text
 
 
 def test_single_faults_are_recorded_and_may_be_played_again(tmp_path: Path) -> None:
-    records = play(player(Service(broken=[3, 4, 19]), batch=4, lockstep=False), tmp_path)
+    records = play(player(Service(broken=[3, 4, 19]), batch=4, deterministic_batcher=False), tmp_path)
     assert [row["id"] for row in records if not row["valid"]] == ["t03", "t04", "t19"]
     assert "the service is down" in records[3]["error"]
     again = Journal(tmp_path / "episodes.jsonl", lambda row: not row["valid"])
     service = Service()
-    assert all(row["valid"] for row in play(player(service, batch=4, lockstep=False), tmp_path, again))
+    assert all(
+        row["valid"] for row in play(player(service, batch=4, deterministic_batcher=False), tmp_path, again)
+    )
     assert len(service.asked) == 3
 
 
-@pytest.mark.parametrize("lockstep", [True, False])
-def test_a_service_that_went_down_stops_the_run_and_loses_nothing(lockstep: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("deterministic_batcher", [True, False])
+def test_a_service_that_went_down_stops_the_run_and_loses_nothing(
+    deterministic_batcher: bool, tmp_path: Path
+) -> None:
     """All fails from question 5 on. Only what ran beside the last valid episodes is recorded as a fault: 3 of 4 at most."""
-    down = player(Service(broken=range(5, 20)), batch=4, lockstep=lockstep)
+    down = player(Service(broken=range(5, 20)), batch=4, deterministic_batcher=deterministic_batcher)
     with pytest.raises(
         Fault, match=r"failed through an infrastructure failure \(PolicyFault: the service is down\)"
     ):
@@ -157,40 +167,44 @@ def test_a_service_that_went_down_stops_the_run_and_loses_nothing(lockstep: bool
     faults = sum(not json.loads(line)["valid"] for line in lines)
     assert len(lines) - faults == 5
     assert faults <= 3
-    up = play(player(Service(), batch=4, lockstep=lockstep), tmp_path)
+    up = play(player(Service(), batch=4, deterministic_batcher=deterministic_batcher), tmp_path)
     assert sum(row["valid"] for row in up) == 20 - faults
 
 
-@pytest.mark.parametrize("lockstep", [True, False])
+@pytest.mark.parametrize("deterministic_batcher", [True, False])
 @pytest.mark.parametrize(
     ("batch", "broken"),
     [(1, [0, 5, 6, 7]), (2, [4, 5, 6, 7, 8, 9]), (3, [0, 1, 2]), (10, range(10)), (4, range(16, 20))],
     ids=["single", "three batches", "the first batch", "half of all", "the last batch"],
 )
 def test_what_takes_whole_batches_with_it_and_comes_back_does_not_stop_the_run(
-    lockstep: bool, batch: int, broken: Sequence[int], tmp_path: Path
+    deterministic_batcher: bool, batch: int, broken: Sequence[int], tmp_path: Path
 ) -> None:
     """As a browser that is killed does: every episode that was open in it fails, and the next ones have another."""
-    records = play(player(Service(broken=broken), batch=batch, lockstep=lockstep), tmp_path)
+    records = play(
+        player(Service(broken=broken), batch=batch, deterministic_batcher=deterministic_batcher), tmp_path
+    )
     assert [int(row["id"][1:]) for row in records if not row["valid"]] == list(broken)
     assert len((tmp_path / "episodes.jsonl").read_text().splitlines()) == 20
 
 
-@pytest.mark.parametrize("lockstep", [True, False])
+@pytest.mark.parametrize("deterministic_batcher", [True, False])
 def test_single_questions_that_always_fail_do_not_keep_a_resumed_run_from_its_end(
-    lockstep: bool, tmp_path: Path
+    deterministic_batcher: bool, tmp_path: Path
 ) -> None:
     """Seventeen questions were answered before; of the three that are missing none can be played."""
-    play(player(Service(), batch=1, lockstep=lockstep), tmp_path)
+    play(player(Service(), batch=1, deterministic_batcher=deterministic_batcher), tmp_path)
     path = tmp_path / "episodes.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:17]))
-    records = play(player(Service(broken=[17, 18, 19]), batch=1, lockstep=lockstep), tmp_path)
+    records = play(
+        player(Service(broken=[17, 18, 19]), batch=1, deterministic_batcher=deterministic_batcher), tmp_path
+    )
     assert [row["valid"] for row in records] == [True] * 17 + [False] * 3
 
 
 def test_a_service_that_never_answered_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(Fault, match="each of 8 episodes"):
-        play(player(Service(broken=range(20)), batch=4, lockstep=False), tmp_path)
+        play(player(Service(broken=range(20)), batch=4, deterministic_batcher=False), tmp_path)
     assert not (tmp_path / "episodes.jsonl").exists()
 
 
@@ -220,47 +234,51 @@ class Dying(InMemoryRetriever):
         return await super().search(queries, k)
 
 
-@pytest.mark.parametrize(("lockstep", "batch"), [(True, 4), (True, 1), (False, 1)])
+@pytest.mark.parametrize(("deterministic_batcher", "batch"), [(True, 4), (True, 1), (False, 1)])
 def test_a_retriever_that_is_killed_and_comes_back_costs_the_episodes_that_asked_it(
-    lockstep: bool, batch: int, tmp_path: Path
+    deterministic_batcher: bool, batch: int, tmp_path: Path
 ) -> None:
     """The searches of the second batch fail."""
     field = replace(task_env(), retriever=Dying(range(batch, 2 * batch)))
-    records = play(player(Searching(), batch=batch, lockstep=lockstep), tmp_path, field=field)
+    records = play(
+        player(Searching(), batch=batch, deterministic_batcher=deterministic_batcher), tmp_path, field=field
+    )
     broken = [row for row in records if not row["valid"]]
     assert len(broken) == batch
     assert all("did not answer" in row["error"] and "reward" not in row for row in broken)
 
 
-@pytest.mark.parametrize("lockstep", [True, False])
-def test_a_retriever_that_never_comes_back_stops_the_run(lockstep: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("deterministic_batcher", [True, False])
+def test_a_retriever_that_never_comes_back_stops_the_run(deterministic_batcher: bool, tmp_path: Path) -> None:
     field = replace(task_env(), retriever=Dying(range(2, 1000)))
     with pytest.raises(Fault, match="did not answer"):
-        play(player(Searching(), batch=1, lockstep=lockstep), tmp_path, field=field)
+        play(player(Searching(), batch=1, deterministic_batcher=deterministic_batcher), tmp_path, field=field)
     assert len((tmp_path / "episodes.jsonl").read_text().splitlines()) == 2
 
 
 ENDLESS = "why " * 20_000
 
 
-@pytest.mark.parametrize("lockstep", [True, False])
-def test_a_batch_of_endless_questions_fails_alone(lockstep: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("deterministic_batcher", [True, False])
+def test_a_batch_of_endless_questions_fails_alone(deterministic_batcher: bool, tmp_path: Path) -> None:
     """Eight of them in a row stop nothing, at the beginning, in the middle or at the end."""
     short = replace(EpisodeCard(), context_tokens=8000)
     for places in (range(8), range(8, 16), range(12, 20)):
         tasks = [replace(task, question=ENDLESS) if i in places else task for i, task in enumerate(TASKS)]
         folder = tmp_path / str(places.start)
-        who = replace(player(Service(), batch=4, lockstep=lockstep), card=short, spec="hf:x")
+        who = replace(
+            player(Service(), batch=4, deterministic_batcher=deterministic_batcher), card=short, spec="hf:x"
+        )
         records = play(replace(who, tokenizer=Plain()), folder, field=task_env(tasks))
         assert [i for i, record in enumerate(records) if not record["valid"]] == list(places)
         assert all("8000" in records[i]["error"] for i in places)
 
 
-@pytest.mark.parametrize("lockstep", [True, False])
-def test_questions_that_are_all_endless_are_refused(lockstep: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("deterministic_batcher", [True, False])
+def test_questions_that_are_all_endless_are_refused(deterministic_batcher: bool, tmp_path: Path) -> None:
     tasks = [replace(task, question=ENDLESS) for task in TASKS]
     who = replace(
-        player(Service(), batch=4, lockstep=lockstep),
+        player(Service(), batch=4, deterministic_batcher=deterministic_batcher),
         card=replace(EpisodeCard(), context_tokens=8000),
         tokenizer=Plain(),
     )
@@ -272,7 +290,7 @@ def test_questions_that_are_all_endless_are_refused(lockstep: bool, tmp_path: Pa
 def test_what_the_names_stand_for() -> None:
     expert, extractive = open_player("scripted", 4, STOP), open_player("scripted:extractive", 4, STOP)
     assert expert.policy is None
-    assert (extractive.card.k, extractive.token_unit, extractive.lockstep) == (5, "bytes", True)
+    assert (extractive.card.k, extractive.token_unit, extractive.deterministic) == (5, "bytes", True)
     assert extractive.count("three short words") == 3
     with pytest.raises(UnknownName, match="Did you mean 'scripted:extractive'"):
         open_player("scripted:extract", 4, STOP)
@@ -292,4 +310,4 @@ def test_the_expert_answers_what_its_searches_showed(tmp_path: Path) -> None:
 def test_a_policy_that_takes_messages_brings_its_own_format() -> None:
     policy: Any = Service()
     policy.chat = object()
-    assert player(policy, batch=1, lockstep=False).chat is policy.chat
+    assert player(policy, batch=1, deterministic_batcher=False).chat is policy.chat

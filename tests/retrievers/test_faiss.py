@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agentenv.core.concurrency.batching import Lockstep
+from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.types import Document
 from agentenv.errors import ConfigurationError, CorpusError, IndexMismatch, MissingExtra, RetrieverFault
 from agentenv.retrievers import faiss as module
@@ -75,14 +75,14 @@ def test_in_lockstep_a_batch_holds_the_queries_of_all_episodes_in_order() -> Non
     encoder = RecordingEncoder()
     retriever = FaissRetriever.build(DOCUMENTS, encoder)
 
-    async def episode(lockstep: Lockstep, index: int) -> None:
-        with lockstep.episode(index):
+    async def episode(deterministic_batcher: DeterministicBatcher, index: int) -> None:
+        with deterministic_batcher.episode(index):
             await asyncio.sleep(0.01 * (3 - index))
             await retriever.search([f"Town {index}"], 1)
 
     async def main() -> None:
-        lockstep = Lockstep()
-        await asyncio.gather(*(episode(lockstep, index) for index in range(4)))
+        deterministic_batcher = DeterministicBatcher()
+        await asyncio.gather(*(episode(deterministic_batcher, index) for index in range(4)))
 
     asyncio.run(main())
     assert encoder.asked == [["Town 0", "Town 1", "Town 2", "Town 3"]]

@@ -6,7 +6,7 @@ batch is formed:
 
 - by arrival (the default): an idle batcher takes whatever waits after one turn of the event loop; while a
   batch runs, requests accumulate into the next one;
-- by episode, inside a `Lockstep`: a batch is formed only when every live episode waits, in the order of
+- by episode, inside a `DeterministicBatcher`: a batch is formed only when every live episode waits, in the order of
   episode indices. Batches are then the same in every run, however long tools and threads took.
 
 By convention retrievers have rank 0 and policies rank 1, so that a generation batch holds as many episodes
@@ -27,14 +27,14 @@ from agentenv.core.concurrency.deadlines import Hold, hold_current
 from agentenv.core.concurrency.threads import DaemonThreads
 from agentenv.errors import ConfigurationError
 
-_GLANCE_S = 0.001  # between two looks at who has come
-_HASTY = 8  # batches without a wait after one that was in vain
+_POLL_S = 0.001  # between two looks at who has come
+_SKIPPED_WAITS = 8  # batches without a wait after one that was in vain
 
 In = TypeVar("In")
 Out = TypeVar("Out")
 
 episode_index: ContextVar[int] = ContextVar("episode_index", default=0)
-"""Index of the running episode within its rollout; set by `Lockstep.episode` or by the rollout loop."""
+"""Index of the running episode within its rollout; set by `DeterministicBatcher.episode` or by the rollout loop."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +43,7 @@ class _Waiter(Generic[In, Out]):
     answer: "asyncio.Future[Out]"
     index: int
     hold: Hold | None = None
-    """In a lockstep: on the deadline of whoever asks, until the batch begins."""
+    """In a deterministic batcher: on the deadline of whoever asks, until the batch begins."""
 
 
 @dataclass(slots=True)
@@ -52,10 +52,10 @@ class _Queue(Generic[In, Out]):
 
     waiters: "list[_Waiter[In, Out]]" = field(default_factory=list)
     task: "asyncio.Task[None] | None" = None  # the event loop itself holds tasks only weakly
-    crowd: int = 0  # who asked in the last batch or waited at its end
+    last_batch_size: int = 0  # who asked in the last batch or waited at its end
     batch_s: float = 0.0  # what the last batch took
     ended: float = 0.0  # when it ended
-    hasty: int = 0  # batches still to be formed at once, because the crowd did not come back in time
+    skip_waits: int = 0  # batches still to be formed at once, because the callers did not come back in time
 
 
 class Batcher(Generic[In, Out]):
@@ -66,11 +66,11 @@ class Batcher(Generic[In, Out]):
     Args:
         run: takes a list of items and returns as many results, in order; it is called in a thread of the
             batcher.
-        rank: in a `Lockstep`, of several batchers with waiters the lowest rank runs first.
+        rank: in a `DeterministicBatcher`, of several batchers with waiters the lowest rank runs first.
         max_batch: most items a batch; None is no limit.
         timeout_s: seconds from forming a batch to its answer, after which its waiters get `TimeoutError`. An
             abandoned call keeps the thread until it returns. None waits for ever.
-        linger: between two batches by arrival, the longest wait for those who were just answered to ask again, as
+        max_wait: between two batches by arrival, the longest wait for those who were just answered to ask again, as
             a share of the last batch's time. Without it callers that ask again at once fall into two halves that
             take turns, and batches are half as large as they could be. 0 never waits.
     """
@@ -84,11 +84,11 @@ class Batcher(Generic[In, Out]):
         rank: int = 0,
         max_batch: int | None = None,
         timeout_s: float | None = None,
-        linger: float = 0.0,
+        max_wait: float = 0.0,
     ) -> None:
         self.order = (rank, next(Batcher._created))
         self.max_batch = max_batch
-        self.linger = linger
+        self.max_wait = max_wait
         self._run = run
         self._timeout_s = timeout_s
         # Not the shared pool: OpenMP keeps one team of workers for every thread that calls it.
@@ -102,25 +102,27 @@ class Batcher(Generic[In, Out]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["_run"], rank=state["order"][0], timeout_s=state["_timeout_s"])  # type: ignore[misc]
-        self.max_batch, self.linger = state["max_batch"], state["linger"]
+        self.max_batch, self.max_wait = state["max_batch"], state["linger"]
 
     async def submit(self, item: In) -> Out:
         """The result for ``item``, computed together with whatever else waits.
 
-        An episode of a `Lockstep` awaits one batcher at a time.
+        An episode of a `DeterministicBatcher` awaits one batcher at a time.
 
         Raises:
             Exception: whatever ``run`` raised for the batch.
             TimeoutError: the batch took longer than ``timeout_s``.
         """
         loop = asyncio.get_running_loop()
-        seat = _seat.get()
-        if seat is not None and seat.live:
-            waiting = seat.lockstep.wait(seat, self, item)
-            if seat.lockstep.loop is loop:
+        slot = _slot.get()
+        if slot is not None and slot.live:
+            waiting = slot.deterministic_batcher.wait(slot, self, item)
+            if slot.deterministic_batcher.loop is loop:
                 return await waiting
             # An environment runs on another loop than its episode.
-            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(waiting, seat.lockstep.loop))
+            return await asyncio.wrap_future(
+                asyncio.run_coroutine_threadsafe(waiting, slot.deterministic_batcher.loop)
+            )
         waiter = _Waiter[In, Out](item, loop.create_future(), episode_index.get())
         queue = self._queues.setdefault(loop, _Queue())
         queue.waiters.append(waiter)
@@ -132,27 +134,27 @@ class Batcher(Generic[In, Out]):
         try:
             while queue.waiters:
                 await asyncio.sleep(0)  # requests of the same turn of the loop share a batch
-                await self._linger(queue)
+                await self._wait_for_more(queue)
                 size = self.max_batch or len(queue.waiters)
                 batch, queue.waiters = queue.waiters[:size], queue.waiters[size:]
                 began = time.monotonic()
                 await self.serve(batch)
                 queue.ended = time.monotonic()
-                queue.batch_s, queue.crowd = queue.ended - began, len(batch) + len(queue.waiters)
+                queue.batch_s, queue.last_batch_size = queue.ended - began, len(batch) + len(queue.waiters)
         finally:
             queue.task = None
 
-    async def _linger(self, queue: _Queue[In, Out]) -> None:
+    async def _wait_for_more(self, queue: _Queue[In, Out]) -> None:
         """Waits a little for those who were just answered; where they stay away, not again for some batches."""
-        wanted = min(queue.crowd, self.max_batch or queue.crowd)
-        if queue.hasty or not self.linger:
-            queue.hasty = max(0, queue.hasty - 1)
+        wanted = min(queue.last_batch_size, self.max_batch or queue.last_batch_size)
+        if queue.skip_waits or not self.max_wait:
+            queue.skip_waits = max(0, queue.skip_waits - 1)
             return
-        deadline = queue.ended + self.linger * queue.batch_s
+        deadline = queue.ended + self.max_wait * queue.batch_s
         while len(queue.waiters) < wanted and (now := time.monotonic()) < deadline:
-            await asyncio.sleep(min(_GLANCE_S, deadline - now))
+            await asyncio.sleep(min(_POLL_S, deadline - now))
             if time.monotonic() >= deadline and len(queue.waiters) < wanted:
-                queue.hasty = _HASTY
+                queue.skip_waits = _SKIPPED_WAITS
 
     async def serve(self, waiters: list[_Waiter[In, Out]]) -> None:
         """Runs one batch; every waiter still there gets its result or the exception of the batch."""
@@ -179,10 +181,10 @@ class Batcher(Generic[In, Out]):
 
 
 @dataclass(slots=True, eq=False)
-class _Seat:
-    """The place of one live episode in a lockstep, and what it waits for."""
+class _Slot:
+    """The place of one live episode in a deterministic batcher, and what it waits for."""
 
-    lockstep: "Lockstep"
+    deterministic_batcher: "DeterministicBatcher"
     index: int
     live: bool = True
     request: tuple[Batcher[Any, Any], _Waiter[Any, Any]] | None = None
@@ -192,10 +194,10 @@ class _Seat:
         return self.request is not None and not self.request[1].answer.done()
 
 
-_seat: ContextVar[_Seat | None] = ContextVar("_seat", default=None)
+_slot: ContextVar[_Slot | None] = ContextVar("_seat", default=None)
 
 
-class Lockstep:
+class DeterministicBatcher:
     """Forms batches by episode index and never by arrival.
 
     A batch runs only when every live episode waits on one. Of the batchers with waiters the one with the
@@ -210,62 +212,62 @@ class Lockstep:
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop
         """Of the episodes; that of the first one to enter."""
-        self._seats: list[_Seat] = []
+        self._slots: list[_Slot] = []
         self._round: asyncio.Task[None] | None = None
 
     @contextmanager
     def episode(self, index: int) -> Iterator[None]:
-        """Makes the running task a live episode; every batcher that it awaits inside joins the lockstep.
+        """Makes the running task a live episode; every batcher that it awaits inside joins the deterministic batcher.
 
         Raises:
             ConfigurationError: an episode with this index is live.
         """
-        if any(seat.index == index for seat in self._seats):
+        if any(slot.index == index for slot in self._slots):
             raise ConfigurationError(
                 f"Episode {index} is already live; give every live episode its own index."
             )
         self.loop = asyncio.get_running_loop()
-        seat = _Seat(self, index)
-        self._seats.append(seat)
-        index_token, seat_token = episode_index.set(index), _seat.set(seat)
+        slot = _Slot(self, index)
+        self._slots.append(slot)
+        index_token, slot_token = episode_index.set(index), _slot.set(slot)
         try:
             yield
         finally:
             episode_index.reset(index_token)
-            _seat.reset(seat_token)
-            seat.live = False
-            self._seats.remove(seat)
+            _slot.reset(slot_token)
+            slot.live = False
+            self._slots.remove(slot)
             self._check_soon()
 
-    async def wait(self, seat: _Seat, batcher: Batcher[In, Out], item: In) -> Out:
-        """Waits in ``seat`` for the round that answers ``item``; called by `Batcher.submit`.
+    async def wait(self, slot: _Slot, batcher: Batcher[In, Out], item: In) -> Out:
+        """Waits in ``slot`` for the round that answers ``item``; called by `Batcher.submit`.
 
         The wait for the other episodes is not counted in the deadline of whoever asks, the batch itself is.
         """
-        if seat.request is not None:
+        if slot.request is not None:
             raise RuntimeError(
-                f"Episode {seat.index} awaits two batchers at once; await one after the other."
+                f"Episode {slot.index} awaits two batchers at once; await one after the other."
             )
-        waiter = _Waiter[In, Out](item, self.loop.create_future(), seat.index, hold_current())
-        seat.request = (batcher, waiter)
+        waiter = _Waiter[In, Out](item, self.loop.create_future(), slot.index, hold_current())
+        slot.request = (batcher, waiter)
         self._check_soon()
         try:
             return await waiter.answer
         finally:
-            seat.request = None
+            slot.request = None
             assert waiter.hold is not None
             waiter.hold.end()
 
     def _check_soon(self) -> None:
         # Not at once: episodes that start in this turn of the loop have yet to take their seats.
-        if self._seats:
+        if self._slots:
             asyncio.get_running_loop().call_soon(self._check)
 
     def _check(self) -> None:
         """Starts a round if every live episode waits."""
-        if self._round is not None or not self._seats or not all(seat.waits for seat in self._seats):
+        if self._round is not None or not self._slots or not all(slot.waits for slot in self._slots):
             return
-        requests = [seat.request for seat in self._seats if seat.request is not None]
+        requests = [slot.request for slot in self._slots if slot.request is not None]
         batcher = min((batcher for batcher, _ in requests), key=lambda batcher: batcher.order)
         waiters = [waiter for asked, waiter in requests if asked is batcher]
         waiters.sort(key=lambda waiter: waiter.index)

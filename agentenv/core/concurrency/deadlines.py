@@ -1,8 +1,8 @@
 """Deadlines that count only the time for which the one who is waited for is responsible.
 
-An episode in a lockstep waits for all the others before its batch runs, and a call of an environment may wait for a free
-thread. Neither is the doing of the policy or environment that is called, so a `Deadline` is held in the meantime. Otherwise
-one environment that hangs would let every other episode fail with it, under a wrong name.
+An episode in a deterministic batcher waits for all the others before its batch runs, and a call of an environment may wait
+for a free thread. Neither is the doing of the policy or environment that is called, so a `Deadline` is held in the meantime.
+Otherwise one environment that hangs would let every other episode fail with it, under a wrong name.
 """
 
 import asyncio

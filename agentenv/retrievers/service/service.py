@@ -82,7 +82,7 @@ class Service(Gate):
             )
             self.telemetry.watch(name, retriever)
             for part in batching_parts(retriever).values():
-                part.linger = _LINGER
+                part.max_wait = _LINGER
             if hasattr(retriever, "corpus"):
                 self._pages[name] = Pages(retriever.corpus)
         self.ready()

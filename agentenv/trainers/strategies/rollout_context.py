@@ -1,4 +1,4 @@
-"""What a rollout strategy plays on: policy, chat format, budgets, and the slots of the step's lockstep.
+"""What a rollout strategy plays on: policy, chat format, budgets, and the slots of the step's deterministic batcher.
 
 A *slot* is the place of one live episode in a step. Batches are formed by slot and only when every live slot waits on one,
 so which slots are live must never depend on time:
@@ -18,7 +18,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from agentenv.core.concurrency.batching import Lockstep
+from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import Record, RolloutConfig, Start, open_episode, together
 from agentenv.core.trajectory import Trajectory
@@ -41,7 +41,7 @@ class RolloutContext:
     """Prefix of the episode ids; equal names and seeds give equal records."""
     first: int = 0
     """The number in the step of the group's first slot."""
-    lockstep: Lockstep | None = None
+    deterministic_batcher: DeterministicBatcher | None = None
     """None forms batches by arrival."""
     others: Mapping[str, Policy] = field(default_factory=dict)
     """Who plays the roles of a game that have weights of their own."""
@@ -60,7 +60,11 @@ class RolloutContext:
             ConfigurationError: the slot is taken.
         """
         async with self.worker():
-            with nullcontext() if self.lockstep is None else self.lockstep.episode(self.first + place):
+            with (
+                nullcontext()
+                if self.deterministic_batcher is None
+                else self.deterministic_batcher.episode(self.first + place)
+            ):
                 yield
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Protocol
 
-from agentenv.core.concurrency.batching import Lockstep
+from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.options import bind_options, load_entry
 from agentenv.core.rollout import Start, run_episode, together
 from agentenv.core.trajectory import Trajectory
@@ -89,14 +89,16 @@ def get_strategy(name: str, options: Mapping[str, Any] | None = None) -> Rollout
 async def play_groups(
     groups: Sequence[Sequence[Start]], strategy: RolloutStrategy, context: RolloutContext
 ) -> list[list[Trajectory]]:
-    """The groups of one step, played concurrently under one lockstep; in the order of ``groups``.
+    """The groups of one step, played concurrently under one deterministic batcher; in the order of ``groups``.
 
     Raises:
         ConfigurationError: what a strategy raises for one of its groups.
     """
-    lockstep = Lockstep() if context.config.deterministic else None
+    deterministic_batcher = DeterministicBatcher() if context.config.deterministic else None
     firsts = accumulate((len(starts) for starts in groups), initial=context.first)
-    contexts = (replace(context, first=first, lockstep=lockstep) for first in firsts)
+    contexts = (
+        replace(context, first=first, deterministic_batcher=deterministic_batcher) for first in firsts
+    )
     return await together(strategy.play(starts, own) for starts, own in zip(groups, contexts, strict=False))
 
 

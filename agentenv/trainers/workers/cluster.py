@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from agentenv.core.concurrency.batching import Lockstep
+from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import AgentEnvError, ConfigurationError, MissingExtra, WorkerLost
 from agentenv.trainers.config.train_config import ClusterSettings
@@ -50,8 +50,8 @@ class Hand:
         try:
             await self.take_up(version, weights)
             pending = Pending.of(order, self._player.policy)
-            lockstep = Lockstep() if self._player.settings.deterministic else None
-            return await self._player.play(pending, lockstep), pending.policy.state_dict()
+            deterministic_batcher = DeterministicBatcher() if self._player.settings.deterministic else None
+            return await self._player.play(pending, deterministic_batcher), pending.policy.state_dict()
         finally:
             self._under_way.discard(task)
             if self._player.policy.broken:  # what it failed at is to be played elsewhere

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from agentenv.core.concurrency.batching import Lockstep
+from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import Fault, WorkerLost
 from agentenv.trainers.workers.pending import Pending
@@ -110,12 +110,15 @@ class Crew:
             if seat.up:
                 seat.worker.take_up(self._weights)
 
-    async def play(self, pending: Pending, lockstep: Lockstep | None) -> list[Trajectory]:
+    async def play(
+        self, pending: Pending, deterministic_batcher: DeterministicBatcher | None
+    ) -> list[Trajectory]:
         """The episodes of one group, from a worker that lived to deliver them.
 
         Args:
             pending: The group; it keeps the answers of the policy.
-            lockstep: That of the group's wave, which ends at the walls of a process: a worker forms batches within a group.
+            deterministic_batcher: That of the group's wave, which ends at the walls of a process: a worker forms batches
+                within a group.
 
         Raises:
             Fault: no worker came up in time, or every one that had the group was lost.

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
-from agentenv.core.concurrency.batching import Lockstep
+from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.lifetimes import close_envs, close_quickly, make_envs, masked
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import Record, RolloutConfig, Start
@@ -57,12 +57,14 @@ class Player:
         self._strategy = get_strategy(config.rollout.strategy, config.rollout.strategy_options)
         self._workers = asyncio.Semaphore(config.rollout.workers or sys.maxsize)
 
-    async def play(self, pending: Pending, lockstep: Lockstep | None) -> list[Trajectory]:
+    async def play(
+        self, pending: Pending, deterministic_batcher: DeterministicBatcher | None
+    ) -> list[Trajectory]:
         """The episodes of one group by the configured strategy, scored again where that is configured.
 
         Args:
             pending: The group.
-            lockstep: Forms batches by episode index; None forms them by arrival.
+            deterministic_batcher: Forms batches by episode index; None forms them by arrival.
 
         Raises:
             ConfigurationError: what the strategy or the environment cannot do.
@@ -75,7 +77,7 @@ class Player:
             self.policy.tokenizer.decode,
             name=f"step-{pending.step}",
             first=pending.slot,
-            lockstep=lockstep,
+            deterministic_batcher=deterministic_batcher,
             others=self._others,
             worker=partial(self._worker, pending),
         )

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from agentenv.core.concurrency.background import BackgroundLoop
-from agentenv.core.concurrency.batching import Lockstep
+from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.concurrency.signals import Interrupted
 from agentenv.core.env_calls import abandoned
 from agentenv.core.lifetimes import reasons_of
@@ -181,19 +181,21 @@ class Rollouts:
         return wave
 
     def _begin(self, wave: Sequence[Pending]) -> None:
-        lockstep = Lockstep() if self._settings.deterministic else None
+        deterministic_batcher = DeterministicBatcher() if self._settings.deterministic else None
         self._pending += wave
 
         async def begin() -> None:
             for pending in wave:
-                pending.task = asyncio.create_task(self._play(pending, lockstep))
+                pending.task = asyncio.create_task(self._play(pending, deterministic_batcher))
 
         self._loop.run(begin())
 
-    async def _play(self, pending: Pending, lockstep: Lockstep | None) -> list[Trajectory]:
+    async def _play(
+        self, pending: Pending, deterministic_batcher: DeterministicBatcher | None
+    ) -> list[Trajectory]:
         """The episodes of one group, once there is room for it."""
         async with self._slots:
-            return await self._players.play(pending, lockstep)
+            return await self._players.play(pending, deterministic_batcher)
 
     def _take(self, choose: Callable[[], list[Pending] | None]) -> list[Pending]:
         """Waits until ``choose`` gives groups and takes them out; their members are then in their groups."""

@@ -1,7 +1,7 @@
-"""Batching: what shares a batch by arrival and in lockstep, and that nobody waits for ever.
+"""Batching: what shares a batch by arrival and under the deterministic batcher, and that nobody waits for ever.
 
-Covered: composition by arrival, accumulation, lingering, max_batch, ranks, order and determinism in lockstep under
-shuffled sleeps, episodes that end, raise or are cancelled, slots, failures and deadlines of a batch, several
+Covered: composition by arrival, accumulation, lingering, max_batch, ranks, order and determinism under the deterministic
+batcher under shuffled sleeps, episodes that end, raise or are cancelled, slots, failures and deadlines of a batch, several
 loops in turn.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from agentenv.core.concurrency.batching import Batcher, Lockstep, episode_index
+from agentenv.core.concurrency.batching import Batcher, DeterministicBatcher, episode_index
 from agentenv.errors import ConfigurationError
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ def crowd_of_two_halves(linger: float) -> list[int]:
     double = Doubler(0.02)
 
     async def main() -> None:
-        batcher = Batcher(double, linger=linger)
+        batcher = Batcher(double, max_wait=linger)
 
         async def caller(asks: int, late: bool) -> None:
             while late and not double.batches:
@@ -105,7 +105,7 @@ def test_a_crowd_that_was_answered_all_at_once_is_waited_for_too() -> None:
     double = Doubler(0.02)
 
     async def main() -> None:
-        batcher = Batcher(double, linger=50.0)
+        batcher = Batcher(double, max_wait=50.0)
 
         async def caller(place: int) -> None:
             for n in range(5):
@@ -122,7 +122,7 @@ def test_lingering_in_vain_ends_and_is_not_repeated_at_once() -> None:
     double = Doubler(0.01)
 
     async def main() -> list[int]:
-        batcher = Batcher(double, linger=1.0)
+        batcher = Batcher(double, max_wait=1.0)
         first = asyncio.ensure_future(batcher.submit(0))
         while not double.batches:
             await asyncio.sleep(0.001)
@@ -240,10 +240,10 @@ def test_a_late_batch_times_out_and_the_batcher_recovers() -> None:
 def test_one_batcher_serves_several_loops_in_turn() -> None:
     double = Doubler()
     batcher = Batcher(double)
-    lockstep = Lockstep()
+    deterministic_batcher = DeterministicBatcher()
 
     async def episode(index: int) -> int:
-        with lockstep.episode(index):
+        with deterministic_batcher.episode(index):
             return await batcher.submit(index)
 
     async def main() -> list[int]:
@@ -274,10 +274,10 @@ def rollout(seed: int, *, max_batch: int | None = None) -> tuple[list[list[int]]
     async def main() -> None:
         searcher = Batcher(search, rank=0)
         generator = Batcher(generate, rank=1, max_batch=max_batch)
-        lockstep = Lockstep()
+        deterministic_batcher = DeterministicBatcher()
 
         async def episode(index: int) -> None:
-            with lockstep.episode(index):
+            with deterministic_batcher.episode(index):
                 for turn in range(1 + index % 3):
                     await asyncio.sleep(rng.random() / 200)
                     await generator.submit(100 * turn + index)
@@ -322,11 +322,11 @@ def test_lockstep_prefers_the_lower_rank_then_the_older_batcher() -> None:
         return Batcher(run, rank=rank)
 
     async def main() -> None:
-        lockstep = Lockstep()
+        deterministic_batcher = DeterministicBatcher()
         batchers = [recorder(name) for name in ("policy", "first", "second")]
 
         async def episode(index: int) -> None:
-            with lockstep.episode(index):
+            with deterministic_batcher.episode(index):
                 await batchers[index].submit(index)
 
         await asyncio.gather(*(episode(index) for index in range(3)))
@@ -340,14 +340,14 @@ def test_an_episode_that_ends_in_any_way_lets_the_others_go_on(end: str) -> None
     double = Doubler()
 
     async def main() -> None:
-        batcher, lockstep = Batcher(double), Lockstep()
+        batcher, deterministic_batcher = Batcher(double), DeterministicBatcher()
 
         async def goes_on(index: int) -> int:
-            with lockstep.episode(index):
+            with deterministic_batcher.episode(index):
                 return await batcher.submit(index)
 
         async def ends() -> None:
-            with lockstep.episode(9):
+            with deterministic_batcher.episode(9):
                 await asyncio.sleep(0.01)
                 if end == "raise":
                     raise ZeroDivisionError
@@ -369,10 +369,10 @@ def test_an_episode_cancelled_while_it_waits_is_left_out_of_the_batch() -> None:
     double = Doubler()
 
     async def main() -> None:
-        batcher, lockstep = Batcher(double), Lockstep()
+        batcher, deterministic_batcher = Batcher(double), DeterministicBatcher()
 
         async def episode(index: int, seconds: float) -> int:
-            with lockstep.episode(index):
+            with deterministic_batcher.episode(index):
                 await asyncio.sleep(seconds)
                 return await batcher.submit(index)
 
@@ -392,16 +392,16 @@ def test_an_episode_that_stops_waiting_may_ask_again() -> None:
     double = Doubler()
 
     async def main() -> None:
-        batcher, lockstep = Batcher(double), Lockstep()
+        batcher, deterministic_batcher = Batcher(double), DeterministicBatcher()
 
         async def impatient() -> int:
-            with lockstep.episode(0):
+            with deterministic_batcher.episode(0):
                 with pytest.raises(TimeoutError):
                     await asyncio.wait_for(batcher.submit(100), 0.01)
                 return await batcher.submit(0)
 
         async def late() -> int:
-            with lockstep.episode(1):
+            with deterministic_batcher.episode(1):
                 await asyncio.sleep(0.03)
                 return await batcher.submit(1)
 
@@ -420,10 +420,14 @@ def test_lockstep_survives_a_failing_and_a_hanging_batch() -> None:
 
     async def main() -> None:
         broken = Batcher[int, int](lambda items: [1 // 0 for _ in items])
-        hanging, double, lockstep = Batcher(hang, timeout_s=0.05), Batcher(Doubler(), rank=1), Lockstep()
+        hanging, double, deterministic_batcher = (
+            Batcher(hang, timeout_s=0.05),
+            Batcher(Doubler(), rank=1),
+            DeterministicBatcher(),
+        )
 
         async def episode(index: int) -> int:
-            with lockstep.episode(index):
+            with deterministic_batcher.episode(index):
                 with pytest.raises(ZeroDivisionError):
                     await broken.submit(index)
                 with pytest.raises(TimeoutError):
@@ -440,10 +444,10 @@ def test_lanes_run_more_episodes_than_are_live() -> None:
     double = Doubler()
 
     async def main() -> None:
-        batcher, lockstep = Batcher(double), Lockstep()
+        batcher, deterministic_batcher = Batcher(double), DeterministicBatcher()
 
         async def slot(number: int) -> None:
-            with lockstep.episode(number):
+            with deterministic_batcher.episode(number):
                 for index in range(number, 5, 2):
                     episode_index.set(index)
                     await batcher.submit(index)
@@ -456,8 +460,8 @@ def test_lanes_run_more_episodes_than_are_live() -> None:
 
 def test_episode_index_is_set_inside_and_put_back_after() -> None:
     async def main() -> None:
-        lockstep = Lockstep()
-        with lockstep.episode(3):
+        deterministic_batcher = DeterministicBatcher()
+        with deterministic_batcher.episode(3):
             assert episode_index.get() == 3
         assert episode_index.get() == 0
 
@@ -466,11 +470,11 @@ def test_episode_index_is_set_inside_and_put_back_after() -> None:
 
 def test_an_index_that_is_live_is_refused() -> None:
     async def main() -> None:
-        lockstep = Lockstep()
+        deterministic_batcher = DeterministicBatcher()
         with (
-            lockstep.episode(3),
+            deterministic_batcher.episode(3),
             pytest.raises(ConfigurationError, match="Episode 3 is already live"),
-            lockstep.episode(3),
+            deterministic_batcher.episode(3),
         ):
             pass
 
@@ -479,8 +483,8 @@ def test_an_index_that_is_live_is_refused() -> None:
 
 def test_an_episode_that_awaits_two_batchers_at_once_is_refused() -> None:
     async def main() -> None:
-        batcher, lockstep = Batcher(Doubler()), Lockstep()
-        with lockstep.episode(0):
+        batcher, deterministic_batcher = Batcher(Doubler()), DeterministicBatcher()
+        with deterministic_batcher.episode(0):
             answers = await asyncio.gather(batcher.submit(1), batcher.submit(2), return_exceptions=True)
         assert answers[0] == 2
         assert isinstance(answers[1], RuntimeError)
@@ -490,13 +494,13 @@ def test_an_episode_that_awaits_two_batchers_at_once_is_refused() -> None:
 
 def test_a_task_that_outlives_its_episode_is_served_by_arrival() -> None:
     async def main() -> None:
-        batcher, lockstep = Batcher(Doubler()), Lockstep()
+        batcher, deterministic_batcher = Batcher(Doubler()), DeterministicBatcher()
 
         async def straggler() -> int:
             await asyncio.sleep(0.01)
             return await batcher.submit(4)
 
-        with lockstep.episode(0):
+        with deterministic_batcher.episode(0):
             task = asyncio.create_task(straggler())
         assert await task == 8
 

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentenv.core.concurrency.batching import Lockstep
+from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.rollout import RolloutConfig
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason, Task
@@ -215,7 +215,9 @@ class Held:
     def close(self) -> None:
         (self.place / f"closed-{os.getpid()}").touch()
 
-    async def play(self, pending: Pending, lockstep: Lockstep | None) -> list[Trajectory]:
+    async def play(
+        self, pending: Pending, deterministic_batcher: DeterministicBatcher | None
+    ) -> list[Trajectory]:
         by = f"{pending.step}-{pending.slot}-{os.getpid()}-{self.version}"
         (self.place / f"began-{by}").touch()
         while not (self.place / f"go-{pending.step}").exists():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentenv.core.concurrency.batching import Lockstep
+from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.rollout import RolloutConfig
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason, Task
@@ -44,10 +44,12 @@ class Scripted:
         self.policy = Recorder()
         self.held = self.cancelled = False
         self.began = asyncio.Event()
-        self.locksteps: list[Lockstep | None] = []
+        self.batchers: list[DeterministicBatcher | None] = []
 
-    async def play(self, pending: Pending, lockstep: Lockstep | None) -> list[Trajectory]:
-        self.locksteps.append(lockstep)
+    async def play(
+        self, pending: Pending, deterministic_batcher: DeterministicBatcher | None
+    ) -> list[Trajectory]:
+        self.batchers.append(deterministic_batcher)
         self.began.set()
         if self.held:
             try:
@@ -98,7 +100,9 @@ def test_a_group_is_played_by_the_weights_that_it_names_or_later_ones() -> None:
     ids, player = run(play())
     assert ids == ["4-6 at 0", "4-6 at 0", "4-6 at 2", "4-6 at 2"]
     assert player.policy.taken == [(0, 0.0), (2, 1.0), (3, 1.5)]
-    assert len({id(lockstep) for lockstep in player.locksteps}) == 4  # batches are formed within a group
+    assert (
+        len({id(deterministic_batcher) for deterministic_batcher in player.batchers}) == 4
+    )  # batches are formed within a group
 
 
 def test_an_engine_that_died_takes_the_worker_with_it() -> None:

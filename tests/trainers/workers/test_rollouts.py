@@ -26,7 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentenv.core.chat import InlineFormat
-from agentenv.core.concurrency.batching import Lockstep
+from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.env import AsyncEnv
 from agentenv.core.rollout import RolloutConfig, Start
 from agentenv.core.trajectory import Trajectory, to_record
@@ -159,8 +159,8 @@ class Nearby:
         await self.open()
         self.take_up(weights)
         pending = Pending.of(order, self.player.policy)
-        lockstep = Lockstep() if self.player.settings.deterministic else None
-        return await self.player.play(pending, lockstep), pending.policy.state_dict()
+        deterministic_batcher = DeterministicBatcher() if self.player.settings.deterministic else None
+        return await self.player.play(pending, deterministic_batcher), pending.policy.state_dict()
 
     def take_up(self, weights: Weights) -> None:
         self.player.policy.version = weights.version
