@@ -102,7 +102,7 @@ class Channel:
                 raise JailDied(f"no answer within {timeout_s:.0f} s") from None
             if not body:
                 self.close()
-                raise JailDied(f"the warden is gone {self._jail.last_words}".rstrip())
+                raise JailDied(f"the warden is gone {self._jail.last_error}".rstrip())
             answer: dict[str, Any] = json.loads(body)
             if answer.pop("serial") != serial:
                 self.close()
@@ -183,7 +183,7 @@ class Jail:
         self._lock = threading.Lock()
         self._ready: Future[None] = Future()
         self.closed = False
-        self.last_words = ""
+        self.last_error = ""
         self._reader = threading.Thread(target=self._read, args=(message,), name="agentenv-jail", daemon=True)
         self._reader.start()
 
@@ -213,9 +213,9 @@ class Jail:
             left = list(self._channels.values())
             self._channels.clear()
         self._errors.seek(0)
-        self.last_words = self._errors.read(2000).decode("utf-8", "replace").strip()
+        self.last_error = self._errors.read(2000).decode("utf-8", "replace").strip()
         if not self._ready.done():
-            said = self.last_words or "it says nothing"
+            said = self.last_error or "it says nothing"
             self._ready.set_exception(SandboxFault(f"a jail does not start: {said}"))
         for channel in left:
             channel.deliver(b"")

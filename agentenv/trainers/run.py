@@ -36,9 +36,9 @@ from agentenv.trainers.learner.sharded import ShardedLearner, processes
 from agentenv.trainers.run_folder.folder import RunFolder, Stateful, TrainedPolicy
 from agentenv.trainers.task_sampling.samplers import TaskSampler, get_sampler
 from agentenv.trainers.workers.cluster import RayCluster
-from agentenv.trainers.workers.crew import Crew
 from agentenv.trainers.workers.player import Player
 from agentenv.trainers.workers.rollouts import Rollouts
+from agentenv.trainers.workers.worker_pool import WorkerPool
 
 
 class Display(Protocol):
@@ -102,10 +102,10 @@ def set_up(folder: RunFolder, display: Display) -> Run:
     with ExitStack() as opened:
         policy = open_policy(folder.config)
         opened.callback(policy.close)
-        crew = _open_crew(folder.config)
-        if crew is not None:
-            opened.callback(crew.close)
-        run = _assembled(folder, display, policy, crew)
+        worker_pool = _open_worker_pool(folder.config)
+        if worker_pool is not None:
+            opened.callback(worker_pool.close)
+        run = _assembled(folder, display, policy, worker_pool)
         opened.pop_all()
     run.seconds["preparation"] = time.perf_counter() - began
     return run
@@ -156,7 +156,9 @@ def trained_policy(config: TrainConfig) -> HFPolicy:
     return policy
 
 
-def _assembled(folder: RunFolder, display: Display, policy: TrainedPolicy, crew: Crew | None) -> Run:
+def _assembled(
+    folder: RunFolder, display: Display, policy: TrainedPolicy, worker_pool: WorkerPool | None
+) -> Run:
     config = folder.config
     learner = learner_of(config, policy)
     second = _open_second(config, policy)
@@ -181,7 +183,9 @@ def _assembled(folder: RunFolder, display: Display, policy: TrainedPolicy, crew:
         chat=chat,
         learner=learner,
         sampler=sampler,
-        rollouts=Rollouts(config, settings, policy, chat, sampler, train, second=second, crew=crew),
+        rollouts=Rollouts(
+            config, settings, policy, chat, sampler, train, second=second, worker_pool=worker_pool
+        ),
         second=second,
         train=train,
         dev=dev,
@@ -192,13 +196,13 @@ def _assembled(folder: RunFolder, display: Display, policy: TrainedPolicy, crew:
     )
 
 
-def _open_crew(config: TrainConfig) -> Crew | None:
+def _open_worker_pool(config: TrainConfig) -> WorkerPool | None:
     """Those who play in a cluster, where the configuration names one; close it afterwards."""
     settings = config.cluster
     if not settings.address:
         return None
     cluster = RayCluster(settings, partial(open_player, config))
-    return Crew(cluster, settings.workers, start_s=settings.start_s, deadline_s=settings.deadline_s)
+    return WorkerPool(cluster, settings.workers, start_s=settings.start_s, deadline_s=settings.deadline_s)
 
 
 def open_player(config: TrainConfig) -> Player:

@@ -254,7 +254,7 @@ def test_a_large_answer_crosses_the_wall_and_harms_no_other(box: JailExecutor) -
 class Recorded:
     """A jail that sends nothing anywhere."""
 
-    last_words = ""
+    last_error = ""
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []

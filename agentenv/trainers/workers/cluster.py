@@ -16,8 +16,8 @@ from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import AgentEnvError, ConfigurationError, MissingExtra, WorkerLost
 from agentenv.trainers.config.train_config import ClusterSettings
-from agentenv.trainers.workers.crew import Weights
 from agentenv.trainers.workers.pending import Pending
+from agentenv.trainers.workers.worker_pool import Weights
 
 if TYPE_CHECKING:
     from agentenv.trainers.workers.player import Player
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 _CLOSE_S = 20.0
 
 
-class Hand:
+class RolloutActor:
     """What runs on a worker; its methods run on one event loop, in any number at a time."""
 
     def __init__(self, opened: "Callable[[], Player]") -> None:
         self._opened = opened
         self._player: Player | None = None
         self._version = -1
-        self._exchange = asyncio.Lock()
-        self._under_way: set[asyncio.Task[Any]] = set()
+        self._weights_lock = asyncio.Lock()
+        self._running: set[asyncio.Task[Any]] = set()
 
     async def open(self) -> None:
         """Opens policy and environment."""
@@ -42,27 +42,27 @@ class Hand:
     async def play(
         self, order: Mapping[str, Any], version: int, weights: Mapping[str, Any]
     ) -> tuple[list[Trajectory], dict[str, Any]]:
-        """See ``crew.Worker``; an engine that died takes the worker with it."""
+        """See ``worker_pool.Worker``; an engine that died takes the worker with it."""
         task = asyncio.current_task()
         assert self._player is not None
         assert task is not None
-        self._under_way.add(task)
+        self._running.add(task)
         try:
-            await self.take_up(version, weights)
+            await self.load_weights(version, weights)
             pending = Pending.of(order, self._player.policy)
             deterministic_batcher = DeterministicBatcher() if self._player.settings.deterministic else None
             return await self._player.play(pending, deterministic_batcher), pending.policy.state_dict()
         finally:
-            self._under_way.discard(task)
+            self._running.discard(task)
             if self._player.policy.broken:  # what it failed at is to be played elsewhere
                 raise WorkerLost("an engine of the worker died")
 
-    async def take_up(self, version: int, weights: Mapping[str, Any]) -> None:
+    async def load_weights(self, version: int, weights: Mapping[str, Any]) -> None:
         """Exchanges the weights of the policy for these, unless it has them or later ones."""
         import torch
 
         assert self._player is not None
-        async with self._exchange:
+        async with self._weights_lock:
             if version > self._version:
                 tensors = {name: torch.tensor(value) for name, value in weights.items()}
                 await asyncio.to_thread(self._player.policy.updated, tensors, version)
@@ -70,7 +70,7 @@ class Hand:
 
     async def close(self) -> None:
         """Ends the episodes under way, whose environments close, and the policy."""
-        under_way = list(self._under_way)
+        under_way = list(self._running)
         for task in under_way:
             task.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
@@ -83,12 +83,12 @@ class RayWorker:
 
     def __init__(self, actor: Any) -> None:
         self.actor = actor
-        self.up = False
+        self.ready = False
 
     async def open(self) -> None:
         """Waits for the actor, which waits for room in the cluster."""
         await _answer(self.actor.open.remote())
-        self.up = True
+        self.ready = True
 
     async def play(
         self, order: Mapping[str, Any], weights: Weights
@@ -98,15 +98,15 @@ class RayWorker:
         played = await _answer(self.actor.play.remote(order, weights.version, weights.handle))
         return played
 
-    def take_up(self, weights: Weights) -> None:
+    def load_weights(self, weights: Weights) -> None:
         """Sends new weights."""
-        self.actor.take_up.remote(weights.version, weights.handle)
+        self.actor.load_weights.remote(weights.version, weights.handle)
 
     def end(self) -> None:
         """Kills the actor; engines and jails end with it."""
         import ray
 
-        self.up = False
+        self.ready = False
         ray.kill(self.actor)
 
 
@@ -139,10 +139,10 @@ class RayCluster:
         import ray
 
         settings = self._settings
-        hand = ray.remote(
+        actor = ray.remote(
             num_cpus=settings.cpus, num_gpus=settings.gpus, max_restarts=0, scheduling_strategy="SPREAD"
-        )(Hand)
-        made = RayWorker(hand.remote(self._opened))
+        )(RolloutActor)
+        made = RayWorker(actor.remote(self._opened))
         self._workers.append(made)
         return made
 
@@ -153,7 +153,7 @@ class RayCluster:
         if not ray.is_initialized():
             return
         try:
-            closing = [worker.actor.close.remote() for worker in self._workers if worker.up]
+            closing = [worker.actor.close.remote() for worker in self._workers if worker.ready]
             if closing:
                 ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S)
             for worker in self._workers:

@@ -33,10 +33,10 @@ from agentenv.trainers.learner.second import Second
 from agentenv.trainers.run_folder.folder import TrainedPolicy
 from agentenv.trainers.strategies.strategies import by_group
 from agentenv.trainers.task_sampling.samplers import Batch, Draw, Gated, Group, Ledger, TaskSampler, collect
-from agentenv.trainers.workers.crew import Crew
 from agentenv.trainers.workers.pending import Pending, first_complete
 from agentenv.trainers.workers.player import Player
 from agentenv.trainers.workers.recorded import RecordedPolicy
+from agentenv.trainers.workers.worker_pool import WorkerPool
 
 
 class Rollouts:
@@ -52,7 +52,7 @@ class Rollouts:
         task_env: TaskEnv,
         *,
         second: Second | None = None,
-        crew: Crew | None = None,
+        worker_pool: WorkerPool | None = None,
     ) -> None:
         """Prepares; nothing runs before the first batch is asked for.
 
@@ -64,16 +64,18 @@ class Rollouts:
             sampler: Decides what is played and what is trained.
             task_env: Questions, retriever and environment.
             second: Who acts in some roles.
-            crew: Who plays in the place of this process.
+            worker_pool: Who plays in the place of this process.
         """
         self.config = config
         self.staleness = config.asynchronous.staleness
         self._settings, self._policy = settings, policy
         self._sampler, self._task_env = sampler, task_env
-        self._crew = crew
+        self._worker_pool = worker_pool
         gate = sampler.gate if isinstance(sampler, Gated) else None
         others = dict.fromkeys(second.roles, second.policy) if second else None
-        self._players = crew or Player(config, settings, policy, chat, task_env, gate=gate, others=others)
+        self._players = worker_pool or Player(
+            config, settings, policy, chat, task_env, gate=gate, others=others
+        )
         self._loop = BackgroundLoop()
         self._slots = asyncio.Semaphore(config.concurrent_groups)
         self._pending: list[Pending] = []
@@ -112,9 +114,9 @@ class Rollouts:
 
     def updated(self) -> None:
         """Hands the policy's weights to those who play elsewhere, where they have changed."""
-        if self._crew is not None and self._crew.version != self._policy.version:
+        if self._worker_pool is not None and self._worker_pool.version != self._policy.version:
             weights = trained_state(self._policy.model)
-            self._loop.run(self._crew.updated(self._policy.version, weights))
+            self._loop.run(self._worker_pool.updated(self._policy.version, weights))
 
     def _batch(self, step: int, counts: Sequence[int]) -> Batch:
         version = self._policy.version
@@ -134,7 +136,7 @@ class Rollouts:
             batch,
             played=by_group(played),
             trained=by_group(chain.from_iterable(batch.trained)),
-            figures=figures | (self._loop.run(self._crew.figures()) if self._crew else {}),
+            figures=figures | (self._loop.run(self._worker_pool.figures()) if self._worker_pool else {}),
         )
 
     def _open(self, step: int) -> None:
@@ -252,8 +254,8 @@ class Rollouts:
     def close(self) -> None:
         """Ends what is under way; environments are closed."""
         self._loop.close()
-        if self._crew is not None:
-            self._crew.close()
+        if self._worker_pool is not None:
+            self._worker_pool.close()
         for pending in self._pending:
             if pending.task is not None and pending.task.done() and not pending.task.cancelled():
                 pending.task.exception()  # the first error ended the run; asyncio would print the others

@@ -1,4 +1,4 @@
-"""Training with workers of a real Ray cluster of two nodes on this machine; ``test_crew.py`` has the rules.
+"""Training with workers of a real Ray cluster of two nodes on this machine; ``test_worker_pool.py`` has the rules.
 
 Covered: groups of a killed worker and of a removed node are played by others, counted, delivered once; a run equals the one
 that plays here, though it loses both; nothing of Ray is left; the sentence where Ray is not installed.
@@ -37,9 +37,9 @@ from agentenv.trainers.run import open_player
 from agentenv.trainers.run_folder.folder import RunFolder
 from agentenv.trainers.task_sampling.samplers import Draw, Group
 from agentenv.trainers.workers.cluster import RayCluster
-from agentenv.trainers.workers.crew import Crew
 from agentenv.trainers.workers.pending import Pending
 from agentenv.trainers.workers.recorded import RecordedPolicy
+from agentenv.trainers.workers.worker_pool import WorkerPool
 
 WORLD = {"documents": 200, "questions": 12, "families": ["lookup"], "hops": [1, 1]}
 STEPS, QUESTIONS, SIZE = 3, 4, 2
@@ -235,9 +235,11 @@ class Number:
         return np.array([self.value])
 
 
-async def step(crew: Crew, number: int, place: Path, strike: Callable[[], None]) -> tuple[list[str], Any]:
+async def step(
+    worker_pool: WorkerPool, number: int, place: Path, strike: Callable[[], None]
+) -> tuple[list[str], Any]:
     """Who delivered the four groups of a step; once all have begun ``strike`` is called, and they are let go."""
-    await crew.updated(number, {"w": Number(number)})
+    await worker_pool.updated(number, {"w": Number(number)})
     groups = [
         Pending(
             step=number,
@@ -249,12 +251,12 @@ async def step(crew: Crew, number: int, place: Path, strike: Callable[[], None])
         )
         for slot in range(4)
     ]
-    playing = [asyncio.create_task(crew.play(group, None)) for group in groups]
+    playing = [asyncio.create_task(worker_pool.play(group, None)) for group in groups]
     while len(list(place.glob(f"began-{number}-*"))) < len(groups):
         await asyncio.sleep(0.05)
     await asyncio.to_thread(strike)
     (place / f"go-{number}").touch()
-    return [(await one)[0].id for one in playing], await crew.figures()
+    return [(await one)[0].id for one in playing], await worker_pool.figures()
 
 
 def gone(cluster: Any, node: Any, worker: int) -> None:
@@ -273,27 +275,27 @@ def test_groups_of_a_killed_worker_and_of_a_removed_node_are_played_by_those_who
     ray.cloudpickle.register_pickle_by_value(sys.modules[Held.__module__])  # workers cannot import tests
     settings = ClusterSettings(address=cluster.address, workers=2)
     nodes_cluster = RayCluster(settings, partial(Held, tmp_path))  # type: ignore[arg-type]
-    crew = Crew(nodes_cluster, 2, start_s=500, deadline_s=500)
+    worker_pool = WorkerPool(nodes_cluster, 2, start_s=500, deadline_s=500)
 
     async def play() -> None:
-        await crew.updated(0, {"w": Number(0)})
-        while (await crew.figures())["workers"] < 2:
+        await worker_pool.updated(0, {"w": Number(0)})
+        while (await worker_pool.figures())["workers"] < 2:
             await asyncio.sleep(0.1)
         doomed, spared = worker_of(head), worker_of(other)
-        delivered, figures = await step(crew, 1, tmp_path, lambda: os.kill(doomed, signal.SIGKILL))
+        delivered, figures = await step(worker_pool, 1, tmp_path, lambda: os.kill(doomed, signal.SIGKILL))
         assert delivered == [f"1-{slot}-{spared}-1" for slot in range(4)]
         assert (figures["lost_workers"], figures["lost_episodes"]) == (1, 2 * SIZE)
-        while (await crew.figures())["workers"] < 2:
+        while (await worker_pool.figures())["workers"] < 2:
             await asyncio.sleep(0.1)
         replaced = worker_of(head)
-        delivered, figures = await step(crew, 2, tmp_path, lambda: gone(cluster, other, spared))
+        delivered, figures = await step(worker_pool, 2, tmp_path, lambda: gone(cluster, other, spared))
         assert delivered == [f"2-{slot}-{replaced}-2" for slot in range(4)]
         assert (figures["lost_workers"], figures["lost_episodes"]) == (1, 2 * SIZE)
 
     try:
         asyncio.run(asyncio.wait_for(play(), 1500))
     finally:
-        crew.close()
+        worker_pool.close()
     assert not ray.is_initialized()
     assert len(list(tmp_path.glob("closed-*"))) == 1
 

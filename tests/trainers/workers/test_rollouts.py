@@ -2,7 +2,7 @@
 
 Covered: the rule of the batch by hand and, with hypothesis, that the bound holds and can always be kept; a slow group is
 waited for only at the bound; episodes that span versions; state and its resumption; staleness 0 gives the records that the
-groups give when they are played by themselves, and so does a crew; a step that fails can be begun again.
+groups give when they are played by themselves, and so does a worker pool; a step that fails can be begun again.
 """
 
 import asyncio
@@ -40,11 +40,11 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups
 from agentenv.trainers.task_sampling.samplers import Draw, Group, get_sampler
-from agentenv.trainers.workers.crew import Crew, Weights
 from agentenv.trainers.workers.pending import Pending, first_complete
 from agentenv.trainers.workers.player import Player
 from agentenv.trainers.workers.recorded import RecordedPolicy
 from agentenv.trainers.workers.rollouts import Rollouts
+from agentenv.trainers.workers.worker_pool import Weights, WorkerPool
 
 TOKENIZER = ByteTokenizer()
 TASKS = [Task(f"t{i}", f"Count to {i}.", ("x",)) for i in range(9)]
@@ -120,13 +120,15 @@ def rollouts(
     tasks: Sequence[Task] = TASKS,
     sampler: str = "uniform",
     *,
-    crew: Crew | None = None,
+    worker_pool: WorkerPool | None = None,
     **changes: Any,
 ) -> Iterator[Rollouts]:
     """The rollouts of ``policy`` over ``tasks``, closed at the end."""
     run, field = config(staleness, **changes), task_env(tasks)
     limits = RolloutConfig(context_tokens=200, turn_tokens=10, deterministic=run.rollout.deterministic)
-    made = Rollouts(run, limits, policy, InlineFormat(TOKENIZER), get_sampler(sampler), field, crew=crew)
+    made = Rollouts(
+        run, limits, policy, InlineFormat(TOKENIZER), get_sampler(sampler), field, worker_pool=worker_pool
+    )
     try:
         yield made
     finally:
@@ -157,12 +159,12 @@ class Nearby:
         self, order: Mapping[str, Any], weights: Weights
     ) -> tuple[list[Trajectory], dict[str, Any]]:
         await self.open()
-        self.take_up(weights)
+        self.load_weights(weights)
         pending = Pending.of(order, self.player.policy)
         deterministic_batcher = DeterministicBatcher() if self.player.settings.deterministic else None
         return await self.player.play(pending, deterministic_batcher), pending.policy.state_dict()
 
-    def take_up(self, weights: Weights) -> None:
+    def load_weights(self, weights: Weights) -> None:
         self.player.policy.version = weights.version
 
     def end(self) -> None: ...
@@ -507,8 +509,8 @@ def reference(policy: HFPolicy, step: int, strategy: str) -> list[dict[str, Any]
 
 def test_what_a_crew_plays_are_the_records_of_this_process() -> None:
     mine, elsewhere = Doors(), Doors()
-    crew = Crew(Nearby(elsewhere, 0), 1, start_s=30, deadline_s=30)
-    with rollouts(Doors(), 0, crew=crew) as apart, rollouts(mine, 0) as here:
+    worker_pool = WorkerPool(Nearby(elsewhere, 0), 1, start_s=30, deadline_s=30)
+    with rollouts(Doors(), 0, worker_pool=worker_pool) as apart, rollouts(mine, 0) as here:
         for step in (1, 2, 3):
             played, expected = apart.batch(step), here.batch(step)
             assert records(played) == records(expected)
@@ -521,10 +523,10 @@ def test_what_a_crew_plays_are_the_records_of_this_process() -> None:
 
 def test_ahead_of_the_learner_an_episode_of_a_crew_is_that_of_this_process() -> None:
     """Which groups are complete first depends on time; what an episode is does not."""
-    crew = Crew(Nearby(Doors(), 1), 1, start_s=30, deadline_s=30)
+    worker_pool = WorkerPool(Nearby(Doors(), 1), 1, start_s=30, deadline_s=30)
     played: dict[str, Any] = {}
     expected: dict[str, Any] = {}
-    with rollouts(Doors(), 1, crew=crew) as apart, rollouts(Doors(), 1) as here:
+    with rollouts(Doors(), 1, worker_pool=worker_pool) as apart, rollouts(Doors(), 1) as here:
         for step in (1, 2, 3):
             played |= {record["id"]: record for record in records(apart.batch(step))}
             expected |= {record["id"]: record for record in records(here.batch(step))}
@@ -535,7 +537,7 @@ def test_ahead_of_the_learner_an_episode_of_a_crew_is_that_of_this_process() -> 
 
 def test_where_nobody_is_left_the_step_can_be_begun_again() -> None:
     nearby = Nearby(Doors(), 0)
-    with rollouts(Doors(), 0, crew=Crew(nearby, 1, start_s=0.2, deadline_s=30)) as apart:
+    with rollouts(Doors(), 0, worker_pool=WorkerPool(nearby, 1, start_s=0.2, deadline_s=30)) as apart:
         apart.batch(1)
         nearby.gone = True
         with pytest.raises(Fault, match=r"no worker of the cluster was up for 0\.2 s; the last: the machine"):

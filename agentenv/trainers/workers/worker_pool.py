@@ -1,4 +1,4 @@
-"""The crew: workers elsewhere that play groups for the learner. Whoever is lost is replaced, its groups are played anew.
+"""A pool of workers elsewhere that play groups for the learner; lost ones are replaced, and their groups played anew.
 
 It knows nothing of how workers are reached; ``cluster.py`` has those of Ray. A group is awaited from the worker that has it
 and from nobody else, and what a worker that was given up still delivers is dropped: so every group is delivered once.
@@ -46,7 +46,7 @@ class Worker(Protocol):
             weights: Taken up first where the worker has older ones.
         """
 
-    def take_up(self, weights: Weights) -> None:
+    def load_weights(self, weights: Weights) -> None:
         """Lets the worker take up new weights; nobody waits for it."""
 
     def end(self) -> None:
@@ -67,16 +67,16 @@ class Cluster(Protocol):
 
 
 @dataclass(eq=False)
-class _Seat:
+class _WorkerSlot:
     """The place of one worker."""
 
     worker: Worker
-    up: bool = False
+    ready: bool = False
     groups: int = 0
     """Groups that it has."""
 
 
-class Crew:
+class WorkerPool:
     """Gives groups to workers. Its coroutines belong to one event loop."""
 
     def __init__(self, cluster: Cluster, workers: int, *, start_s: float, deadline_s: float) -> None:
@@ -93,22 +93,22 @@ class Crew:
         self._cluster, self._size = cluster, workers
         self._start_s, self._deadline_s = start_s, deadline_s
         self._weights = Weights(-1, None)
-        self._seats: list[_Seat] = []
-        self._rising: set[asyncio.Task[None]] = set()
+        self._slots: list[_WorkerSlot] = []
+        self._starting: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Condition()
         self._refusal: Exception | None = None
-        self._last_words = "none has come up yet"
+        self._last_error = "none has come up yet"
         self._lost_workers = self._lost_episodes = 0
 
     async def updated(self, version: int, weights: Mapping[str, Any]) -> None:
         """Hands new weights to every worker; episodes under way go on with them."""
         handle = await asyncio.to_thread(self._cluster.put, weights)
         self._weights, self.version = Weights(version, handle), version
-        while len(self._seats) < self._size:
-            self._hire()
-        for seat in self._seats:
-            if seat.up:
-                seat.worker.take_up(self._weights)
+        while len(self._slots) < self._size:
+            self._start_worker()
+        for slot in self._slots:
+            if slot.ready:
+                slot.worker.load_weights(self._weights)
 
     async def play(
         self, pending: Pending, deterministic_batcher: DeterministicBatcher | None
@@ -125,25 +125,25 @@ class Crew:
             AgentEnvError: what the worker raised.
         """
         for _ in range(_TRIES):
-            seat = await self._free()
+            slot = await self._least_busy()
             pending.born = self.version if pending.born is None else pending.born
-            seat.groups += 1
+            slot.groups += 1
             try:
-                members, answers = await self._by(seat.worker, pending)
+                members, answers = await self._play_on(slot.worker, pending)
             except WorkerLost as error:
                 self._lost_episodes += len(pending.seeds)
-                self._replace(seat, error)
+                self._replace(slot, error)
             else:
                 pending.policy = RecordedPolicy(pending.policy.policy, answers)
                 return members
             finally:
-                seat.groups -= 1
-        raise Fault(f"{_TRIES} workers in turn were lost over one group; the last: {self._last_words}")
+                slot.groups -= 1
+        raise Fault(f"{_TRIES} workers in turn were lost over one group; the last: {self._last_error}")
 
     async def figures(self) -> dict[str, float]:
         """Workers that are up, and what was lost since this was last asked."""
         found: dict[str, float] = {
-            "workers": sum(seat.up for seat in self._seats),
+            "workers": sum(slot.ready for slot in self._slots),
             "lost_workers": self._lost_workers,
             "lost_episodes": self._lost_episodes,
         }
@@ -154,54 +154,54 @@ class Crew:
         """Ends the workers; not before the event loop has ended."""
         self._cluster.close()
 
-    async def _by(self, worker: Worker, pending: Pending) -> tuple[list[Trajectory], dict[str, Any]]:
+    async def _play_on(self, worker: Worker, pending: Pending) -> tuple[list[Trajectory], dict[str, Any]]:
         try:
             async with asyncio.timeout(self._deadline_s):
                 return await worker.play(pending.state_dict(), self._weights)
         except TimeoutError as error:
             raise WorkerLost(f"a worker took longer than {self._deadline_s:g} s for a group") from error
 
-    async def _free(self) -> _Seat:
+    async def _least_busy(self) -> _WorkerSlot:
         """The worker with the fewest groups; waits where none is up."""
         try:
             async with asyncio.timeout(self._start_s), self._changed:
-                await self._changed.wait_for(lambda: self._refusal or any(seat.up for seat in self._seats))
+                await self._changed.wait_for(lambda: self._refusal or any(slot.ready for slot in self._slots))
         except TimeoutError as error:
-            reason = f"no worker of the cluster was up for {self._start_s:g} s; the last: {self._last_words}"
+            reason = f"no worker of the cluster was up for {self._start_s:g} s; the last: {self._last_error}"
             raise Fault(reason) from error
         if self._refusal is not None:
             raise self._refusal
-        return min((seat for seat in self._seats if seat.up), key=lambda seat: seat.groups)
+        return min((slot for slot in self._slots if slot.ready), key=lambda slot: slot.groups)
 
-    def _hire(self) -> None:
-        seat = _Seat(self._cluster.worker())
-        self._seats.append(seat)
-        task = asyncio.create_task(self._rise(seat))
-        self._rising.add(task)
-        task.add_done_callback(self._rising.discard)
+    def _start_worker(self) -> None:
+        slot = _WorkerSlot(self._cluster.worker())
+        self._slots.append(slot)
+        task = asyncio.create_task(self._wait_ready(slot))
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
 
-    async def _rise(self, seat: _Seat) -> None:
-        """Waits until the worker of ``seat`` is up; one that is lost before, or late, makes room for another."""
+    async def _wait_ready(self, slot: _WorkerSlot) -> None:
+        """Waits until the worker of ``slot`` is up; one that is lost before, or late, makes room for another."""
         try:
             async with asyncio.timeout(self._start_s):
-                await seat.worker.open()
-            seat.up = True
+                await slot.worker.open()
+            slot.ready = True
         except TimeoutError:
-            self._replace(seat, WorkerLost(f"a worker was not up within {self._start_s:g} s"))
+            self._replace(slot, WorkerLost(f"a worker was not up within {self._start_s:g} s"))
         except Fault as error:
             await asyncio.sleep(_PAUSE_S)
-            self._replace(seat, error)
+            self._replace(slot, error)
         except Exception as error:  # the same for every worker
             self._refusal = error
         async with self._changed:
             self._changed.notify_all()
 
-    def _replace(self, seat: _Seat, error: Fault) -> None:
+    def _replace(self, slot: _WorkerSlot, error: Fault) -> None:
         """Another worker in the place of one that is lost; several groups may find that out."""
-        if seat not in self._seats:
+        if slot not in self._slots:
             return
-        self._last_words = str(error)
-        self._lost_workers += seat.up
-        self._seats.remove(seat)
-        seat.worker.end()
-        self._hire()
+        self._last_error = str(error)
+        self._lost_workers += slot.ready
+        self._slots.remove(slot)
+        slot.worker.end()
+        self._start_worker()

@@ -1,4 +1,4 @@
-"""The crew, with workers that are made up: who gets a group, what is lost and played anew, what ends a run.
+"""The worker pool, with workers that are made up: who gets a group, what is lost and played anew, what ends a run.
 
 ``test_cluster.py`` has workers of Ray.
 """
@@ -16,10 +16,10 @@ from agentenv.errors import ConfigurationError, Fault, WorkerLost
 from agentenv.trainers.config.config_files import override
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.task_sampling.samplers import Draw, Group
-from agentenv.trainers.workers import crew as crew_module
-from agentenv.trainers.workers.crew import Crew, Weights
+from agentenv.trainers.workers import worker_pool as crew_module
 from agentenv.trainers.workers.pending import Pending
 from agentenv.trainers.workers.recorded import RecordedPolicy
+from agentenv.trainers.workers.worker_pool import Weights, WorkerPool
 
 ANSWER = {"ids": (1,), "text": "a", "logprobs": (0.0,), "finish": "eos", "version": 3, "token_true": True}
 ANSWERS = {"key": ANSWER | {"versions": ()}}
@@ -46,7 +46,7 @@ class Fake:
         by = f"{order['first']} by {self.number}"
         return [Trajectory(Task("t", "q"), (), (), 1.0, EndReason.ANSWERED, id=by)], ANSWERS
 
-    def take_up(self, weights: Weights) -> None:
+    def load_weights(self, weights: Weights) -> None:
         self.taken.append(weights.version)
 
     def end(self) -> None:
@@ -102,13 +102,13 @@ def played(
 ) -> tuple[list[str], dict[str, float]]:
     """Who delivered each of so many groups of two, and the figures after it."""
 
-    async def play(crew: Crew) -> tuple[list[str], dict[str, float]]:
-        await crew.updated(3, {"w": 1.0})
-        members = await asyncio.gather(*(crew.play(group(first), None) for first in range(groups)))
-        return [one[0].id for one in members], await crew.figures()
+    async def play(worker_pool: WorkerPool) -> tuple[list[str], dict[str, float]]:
+        await worker_pool.updated(3, {"w": 1.0})
+        members = await asyncio.gather(*(worker_pool.play(group(first), None) for first in range(groups)))
+        return [one[0].id for one in members], await worker_pool.figures()
 
     delivered: tuple[list[str], dict[str, float]]
-    delivered = run(play(Crew(cluster, workers, start_s=start_s, deadline_s=deadline_s)))
+    delivered = run(play(WorkerPool(cluster, workers, start_s=start_s, deadline_s=deadline_s)))
     return delivered
 
 
@@ -126,10 +126,10 @@ def test_groups_go_to_whoever_has_the_fewest_with_the_weights_to_play_them_by() 
     cluster.playing = dict.fromkeys((0, 1), lambda: asyncio.sleep(0.01))
 
     async def play() -> None:
-        crew = Crew(cluster, 2, start_s=30, deadline_s=30)
-        await crew.updated(3, {"w": 1.0})
+        worker_pool = WorkerPool(cluster, 2, start_s=30, deadline_s=30)
+        await worker_pool.updated(3, {"w": 1.0})
         await asyncio.sleep(0.01)  # both are up
-        await asyncio.gather(*(crew.play(group(first), None) for first in range(4)))
+        await asyncio.gather(*(worker_pool.play(group(first), None) for first in range(4)))
 
     run(play())
     assert sorted(number for number, _, _ in cluster.given) == [0, 0, 1, 1]
@@ -155,10 +155,10 @@ def test_what_was_counted_once_is_not_counted_again() -> None:
     cluster.playing = {0: dies}
 
     async def play() -> tuple[dict[str, float], dict[str, float]]:
-        crew = Crew(cluster, 1, start_s=30, deadline_s=30)
-        await crew.updated(0, {})
-        await crew.play(group(0), None)
-        return await crew.figures(), await crew.figures()
+        worker_pool = WorkerPool(cluster, 1, start_s=30, deadline_s=30)
+        await worker_pool.updated(0, {})
+        await worker_pool.play(group(0), None)
+        return await worker_pool.figures(), await worker_pool.figures()
 
     first, second = run(play())
     assert first == {"workers": 1, "lost_workers": 1, "lost_episodes": 2}
@@ -176,9 +176,9 @@ def test_a_late_worker_is_ended_and_what_it_delivers_then_is_dropped() -> None:
 
 def test_the_answers_of_the_policy_stay_with_the_group() -> None:
     async def play() -> dict[str, Any]:
-        crew, pending = Crew(Fakes(), 1, start_s=30, deadline_s=30), group(0)
-        await crew.updated(3, {})
-        await crew.play(pending, None)
+        worker_pool, pending = WorkerPool(Fakes(), 1, start_s=30, deadline_s=30), group(0)
+        await worker_pool.updated(3, {})
+        await worker_pool.play(pending, None)
         return pending.policy.state_dict()
 
     assert run(play()) == ANSWERS
@@ -189,10 +189,10 @@ def test_those_who_are_up_get_new_weights_at_once() -> None:
     cluster.opening = {1: hangs}
 
     async def play() -> None:
-        crew = Crew(cluster, 2, start_s=30, deadline_s=30)
-        await crew.updated(0, {})
-        await crew.play(group(0), None)
-        await crew.updated(1, {})
+        worker_pool = WorkerPool(cluster, 2, start_s=30, deadline_s=30)
+        await worker_pool.updated(0, {})
+        await worker_pool.play(group(0), None)
+        await worker_pool.updated(1, {})
 
     run(play())
     assert [worker.taken for worker in cluster.workers] == [[1], []]
@@ -231,10 +231,10 @@ def test_a_worker_that_cannot_play_as_configured_ends_the_run() -> None:
 
 
 async def _refused(cluster: Fakes) -> None:
-    crew = Crew(cluster, 2, start_s=30, deadline_s=30)
-    await crew.updated(0, {})
+    worker_pool = WorkerPool(cluster, 2, start_s=30, deadline_s=30)
+    await worker_pool.updated(0, {})
     await asyncio.sleep(0.01)
-    await crew.play(group(0), None)
+    await worker_pool.play(group(0), None)
 
 
 def test_a_cluster_is_named_by_one_word() -> None:

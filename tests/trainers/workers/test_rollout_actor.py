@@ -15,7 +15,7 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason, Task
 from agentenv.errors import WorkerLost
 from agentenv.trainers.task_sampling.samplers import Draw, Group
-from agentenv.trainers.workers.cluster import Hand
+from agentenv.trainers.workers.cluster import RolloutActor
 from agentenv.trainers.workers.pending import Pending
 from agentenv.trainers.workers.recorded import RecordedPolicy
 
@@ -80,8 +80,8 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(asyncio.wait_for(work, 60))
 
 
-def hand(player: Any) -> Hand:
-    return Hand(lambda: player)
+def hand(player: Any) -> RolloutActor:
+    return RolloutActor(lambda: player)
 
 
 def test_a_group_is_played_by_the_weights_that_it_names_or_later_ones() -> None:
@@ -94,7 +94,7 @@ def test_a_group_is_played_by_the_weights_that_it_names_or_later_ones() -> None:
             members, answers = await worker.play(ORDER, version, weights(version / 2))
             assert answers == {}
             ids.append(members[0].id)
-        await worker.take_up(3, weights(1.5))
+        await worker.load_weights(3, weights(1.5))
         return ids, player
 
     ids, player = run(play())
