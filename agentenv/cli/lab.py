@@ -24,7 +24,7 @@ class List:
 
     def run(self) -> dict[str, Any]:
         """Title, arms, finished and missing runs of each."""
-        from agentenv.trainers.lab.lab import experiments, finished, load_experiment, pending, score
+        from agentenv.trainers.lab.lab import experiments, finished, load_experiment, pending_runs, score
 
         found = {}
         for name in experiments():
@@ -35,7 +35,7 @@ class List:
                 "title": experiment.title,
                 "arms": list(experiment.arms),
                 "finished": sum(map(len, runs.values())),
-                "missing": len(pending(experiment, scores)),
+                "missing": len(pending_runs(experiment, scores)),
             }
         return found
 

@@ -132,12 +132,12 @@ def test_a_question_that_two_entities_answer_is_never_asked() -> None:
 
 def test_a_question_that_holds_its_answer_is_never_asked() -> None:
     """Ann Lo was born in Lo; in lower case and as a part of a word it is no answer."""
-    born = "Where was {} born?"
-    assert {born.format("Ann"), born.format("Bob")} <= asked(tiny(), "lookup")
+    start_version = "Where was {} born?"
+    assert {start_version.format("Ann"), start_version.format("Bob")} <= asked(tiny(), "lookup")
     for name, leaks in {"Ann Lo": True, "Ann lo": True, "Ann Log": False}.items():
         told = replace(tiny(), names=tiny().names | {"person": [name, "Bob"]})
-        assert (born.format(name) in asked(told, "lookup")) is not leaks
-        assert born.format("Bob") in asked(told, "lookup")
+        assert (start_version.format(name) in asked(told, "lookup")) is not leaks
+        assert start_version.format("Bob") in asked(told, "lookup")
 
 
 def test_only_a_comparison_of_two_plain_names_may_hold_its_answer() -> None:
@@ -149,11 +149,11 @@ def test_only_a_comparison_of_two_plain_names_may_hold_its_answer() -> None:
     assert later.format("Ann", "the author of W1") in nested  # Bob
     solver = Solver(tiny())
     assert not [one for one in nested if any(answer in one.split(",")[-1] for answer in solver.answers(one))]
-    born = "Where was the author of {} born?"
-    assert born.format("W1") in asked(tiny(), "bridge")
+    start_version = "Where was the author of {} born?"
+    assert start_version.format("W1") in asked(tiny(), "bridge")
     told = replace(tiny(), names=tiny().names | {"work": ["Hi Saga", "W2"]})
-    assert born.format("Hi Saga") not in asked(told, "bridge")  # Hi, by two hops as well
-    assert born.format("W2") in asked(told, "bridge")
+    assert start_version.format("Hi Saga") not in asked(told, "bridge")  # Hi, by two hops as well
+    assert start_version.format("W2") in asked(told, "bridge")
 
 
 def test_no_question_is_asked_twice() -> None:

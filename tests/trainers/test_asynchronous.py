@@ -79,7 +79,7 @@ def test_a_run_and_its_end_again_after_an_interruption(tmp_path: Path) -> None:
     assert lines[-1]["groups_under_way"] == 0  # nothing is drawn for steps that never come
     assert set(trained(folder.path).values()) == {1}
     state = torch.load(folder.path / "checkpoints" / "step-000003" / "trainer.pt", weights_only=True)
-    assert len(state["rollouts"]["pending"]) == QUESTIONS
+    assert len(state["rollouts"]["inflight"]) == QUESTIONS
     shutil.rmtree(folder.path / "checkpoints" / "step-000004")
     shutil.rmtree(folder.path / "evaluation" / "after")
     (folder.path / "results.json").unlink()

@@ -14,7 +14,7 @@ from agentenv.trainers.addresses import known_address
 from agentenv.trainers.credit.estimators import get_estimator
 from agentenv.trainers.selfplay.games import get_game
 from agentenv.trainers.strategies.strategies import IN_CONTEXT, get_strategy
-from agentenv.trainers.task_sampling.samplers import Gated, TaskSampler, get_sampler
+from agentenv.trainers.task_sampling.samplers import GatedSampler, TaskSampler, get_sampler
 
 _LARGEST_RATE = 1e30  # beyond, Adam's own numbers leave the range of float32
 
@@ -453,7 +453,7 @@ class TrainConfig(Frozen):
 
     def _keeps_home(self, sampler: TaskSampler) -> str:
         """Why the episodes have to be played where the learner is; empty where they need not."""
-        if isinstance(sampler, Gated):
+        if isinstance(sampler, GatedSampler):
             return f"rollout.sampler={self.rollout.sampler!r} watches them turn by turn"
         if self.second.roles:
             return "second.roles play with weights that workers do not have"

@@ -206,7 +206,7 @@ def decide(experiment: Experiment, scores: Scores) -> list[Decision]:
     ]
 
 
-def pending(experiment: Experiment, scores: Scores) -> list[Trial]:
+def pending_runs(experiment: Experiment, scores: Scores) -> list[Trial]:
     """The runs that are still needed before the next look, the lowest seeds first; none where all is decided."""
     needed: dict[Trial, None] = {}
     for decision in decide(experiment, scores):
@@ -225,7 +225,7 @@ def next_trial(experiment: Experiment, out: Path) -> Trial | None:
     """The run to do next, or None where enough have been done."""
     runs = finished(experiment, out)
     scores = {arm: [score(experiment, run) for run in of_arm] for arm, of_arm in runs.items()}
-    return next(iter(pending(experiment, scores)), None)
+    return next(iter(pending_runs(experiment, scores)), None)
 
 
 def run_trial(experiment: Experiment, trial: Trial, out: Path, display: Any) -> None:

@@ -17,7 +17,7 @@ from agentenv.trainers.lab.lab import (
     curve,
     decide,
     finished,
-    pending,
+    pending_runs,
     rollouts_of,
     score,
 )
@@ -62,7 +62,7 @@ def figures_of(name: str, experiment: Experiment, runs: dict[str, list[Json]]) -
         "level": experiment.level,
         "arms": {arm: _arm(experiment, arm, runs[arm], scores[arm]) for arm in experiment.arms},
         "families": [_family(decision) for decision in decisions],
-        "missing_runs": len(pending(experiment, scores)),
+        "missing_runs": len(pending_runs(experiment, scores)),
     }
 
 

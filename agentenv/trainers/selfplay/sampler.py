@@ -8,7 +8,7 @@ from agentenv.trainers.selfplay.board import stories
 from agentenv.trainers.selfplay.question_checks import signature
 from agentenv.trainers.selfplay.question_pool import Pooled, QuestionPool, depth, difficulty, diversity
 from agentenv.trainers.selfplay.weaknesses import weaknesses
-from agentenv.trainers.task_sampling.waves import Draw, Ledger, Settled, require
+from agentenv.trainers.task_sampling.step_budget import Draw, Selection, StepBudget, require
 
 _MEMORY = 2000  # most questions whose solve rates are remembered
 
@@ -44,33 +44,35 @@ class SelfPlaySampler:
         for question in self.seeds:
             self.pool.add(Pooled(question, "", -1.0))
 
-    def draw(self, ledger: Ledger) -> Sequence[Draw]:
-        """One wave of games about seeds not yet played in this step."""
-        if ledger.waves:
+    def draw(self, step_budget: StepBudget) -> Sequence[Draw]:
+        """One round of games about seeds not yet played in this step."""
+        if step_budget.rounds:
             return []
-        places = ledger.fresh(ledger.questions)
-        return [Draw(place, ledger.group_size, env={"deal": self._deal(ledger)}) for place in places]
+        places = step_budget.draw_unplayed(step_budget.questions)
+        return [
+            Draw(place, step_budget.group_size, env={"deal": self._deal(step_budget)}) for place in places
+        ]
 
-    def _deal(self, ledger: Ledger) -> dict[str, Any]:
+    def _deal(self, step_budget: StepBudget) -> dict[str, Any]:
         """The fields of a ``Deal``, in plain values: checkpoints of asynchronous runs hold draws."""
-        spare = self.pool.draw(ledger.rng, self.threshold, gold=True)
-        referred = ledger.rng.random() < self.reference_share
+        spare = self.pool.draw(step_budget.rng, self.threshold, gold=True)
+        referred = step_budget.rng.random() < self.reference_share
         return {
             "spare": (spare.question, spare.answer) if spare else None,
-            "reference": self._reference(ledger) if referred else "",
+            "reference": self._reference(step_budget) if referred else "",
             "known": tuple(self.known),
         }
 
-    def _reference(self, ledger: Ledger) -> str:
+    def _reference(self, step_budget: StepBudget) -> str:
         if self.references == "weak" and (weak := weaknesses(self.rates)):
-            drawn = int(ledger.rng.choice(len(weak), p=[weakness.share for weakness in weak]))
+            drawn = int(step_budget.rng.choice(len(weak), p=[weakness.share for weakness in weak]))
             return weak[drawn].example
-        entry = self.pool.draw(ledger.rng)
+        entry = self.pool.draw(step_budget.rng)
         return entry.question if entry else ""
 
-    def settle(self, ledger: Ledger) -> Settled:
+    def select(self, step_budget: StepBudget) -> Selection:
         """Takes the accepted questions in, and says how varied and how hard they were."""
-        games = stories(group.members for group in ledger.groups)
+        games = stories(group.members for group in step_budget.groups)
         asked = [story for story in games if story["task"] is not None and not story["pooled"]]
         added = 0
         for story in games:
@@ -83,10 +85,10 @@ class SelfPlaySampler:
                 added += self.pool.add(entry) and not story["pooled"]
         admitted = [story for story in asked if story["admitted"]]
         self.known |= {signature(story["task"].question): None for story in admitted}
-        cleared = self.pool.clear(ledger.step)
+        cleared = self.pool.clear(step_budget.step)
         rates = [story["rate"] for story in asked if story["rate"] is not None]
-        return Settled(
-            ledger.groups,
+        return Selection(
+            step_budget.groups,
             figures={"pool": len(self.pool.entries), "pool_added": added, "pool_cleared": cleared}
             | {"valid_share": len(asked) / len(games) if games else 0.0}
             | diversity([story["task"].question for story in asked])

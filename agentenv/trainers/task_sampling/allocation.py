@@ -13,7 +13,7 @@ from typing import Literal
 from agentenv.core.trajectory import Trajectory
 from agentenv.trainers.credit.group_statistics import Scale, turn_rewards
 from agentenv.trainers.credit.turn import SegmentEnd, segment_returns
-from agentenv.trainers.task_sampling.waves import Draw, Group, Ledger, Settled, Stateless, require
+from agentenv.trainers.task_sampling.step_budget import Draw, Group, Selection, Stateless, StepBudget, require
 
 Weighting = Literal["equal", "hardness"]
 _CAPS: Mapping[Weighting, int] = {"equal": 32, "hardness": 64}
@@ -21,48 +21,50 @@ _CAPS: Mapping[Weighting, int] = {"equal": 32, "hardness": 64}
 
 @dataclass(kw_only=True)
 class Uniform(Stateless):
-    """``questions`` tasks, all equally likely, ``group_size`` episodes each, in one wave."""
+    """``questions`` tasks, all equally likely, ``group_size`` episodes each, in one round."""
 
-    def draw(self, ledger: Ledger) -> list[Draw]:
+    def draw(self, step_budget: StepBudget) -> list[Draw]:
         """The whole budget at once."""
-        return [Draw(place, ledger.group_size) for place in ledger.fresh(ledger.questions)]
+        return [
+            Draw(place, step_budget.group_size) for place in step_budget.draw_unplayed(step_budget.questions)
+        ]
 
 
 @dataclass(kw_only=True)
 class DynamicSampling(Stateless):
     """DAPO (Yu et al. 2025, eq. 11): groups of constant outcome are dropped and fresh tasks are played in their place.
 
-    Each wave plays as many groups as are missing. What was dropped was played, and counts in the budget.
+    Each round plays as many groups as are missing. What was dropped was played, and counts in the budget.
 
     Args:
         keep: Share of ``questions`` whose groups, of outcomes that differ, end the step; what is left of the budget then
             is not spent.
-        max_waves: Waves after which the step ends in any case; 0 plays until the budget is spent.
+        max_rounds: Waves after which the step ends in any case; 0 plays until the budget is spent.
     """
 
     keep: float = 0.5
-    max_waves: int = 10
+    max_rounds: int = 10
 
     def __post_init__(self) -> None:
         require("keep", self.keep, 0 < self.keep <= 1, "within (0, 1]")
-        require("max_waves", self.max_waves, self.max_waves >= 0, "at least 0")
+        require("max_rounds", self.max_rounds, self.max_rounds >= 0, "at least 0")
 
     def keeps(self, group: Group) -> bool:
         """Whether the group is trained."""
         return not group.flat
 
-    def draw(self, ledger: Ledger) -> list[Draw]:
+    def draw(self, step_budget: StepBudget) -> list[Draw]:
         """As many fresh groups as are missing and the budget holds."""
-        target = max(1, round(self.keep * ledger.questions))
-        missing = target - sum(map(self.keeps, ledger.groups))
-        if missing <= 0 or ledger.waves == self.max_waves > 0:
+        target = max(1, round(self.keep * step_budget.questions))
+        missing = target - sum(map(self.keeps, step_budget.groups))
+        if missing <= 0 or step_budget.rounds == self.max_rounds > 0:
             return []
-        count = min(missing, ledger.left // ledger.group_size)
-        return [Draw(place, ledger.group_size) for place in ledger.fresh(count)]
+        count = min(missing, step_budget.remaining // step_budget.group_size)
+        return [Draw(place, step_budget.group_size) for place in step_budget.draw_unplayed(count)]
 
-    def settle(self, ledger: Ledger) -> Settled:
+    def select(self, step_budget: StepBudget) -> Selection:
         """Groups of outcomes that differ are trained."""
-        return Settled([group for group in ledger.groups if self.keeps(group)])
+        return Selection([group for group in step_budget.groups if self.keeps(group)])
 
 
 def is_diverse(returns_G: Sequence[float], eta: float) -> bool:
@@ -158,17 +160,17 @@ class DifficultyAdaptive(Stateless):
         require("first", self.first, self.first == 0 or self.first >= 2, "0 or at least 2")
         require("cap", self.cap, self.cap >= 0, "at least 0")
 
-    def draw(self, ledger: Ledger) -> list[Draw]:
+    def draw(self, step_budget: StepBudget) -> list[Draw]:
         """The first look; then what each group is to have more, and fresh tasks for what is left over."""
-        if ledger.waves == 0:
-            return first_look(ledger, self.first)
-        if ledger.waves > 1:
+        if step_budget.rounds == 0:
+            return first_look(step_budget, self.first)
+        if step_budget.rounds > 1:
             return []
-        wants = [self._wanted(group.successes, len(group.rewards)) for group in ledger.groups]
-        more = apportioned(wants, ledger.left)
-        size = first_size(ledger, self.first)
-        fresh = ledger.fresh((ledger.left - sum(more)) // size)
-        return added(ledger, more) + [Draw(place, size) for place in fresh]
+        wants = [self._wanted(group.successes, len(group.rewards)) for group in step_budget.groups]
+        more = apportioned(wants, step_budget.remaining)
+        size = first_size(step_budget, self.first)
+        fresh = step_budget.draw_unplayed((step_budget.remaining - sum(more)) // size)
+        return added(step_budget, more) + [Draw(place, size) for place in fresh]
 
     def _wanted(self, successes: float, size: int) -> int:
         if size == 0:  # lost to faults
@@ -178,10 +180,10 @@ class DifficultyAdaptive(Stateless):
             successes / size, size, cap=cap, weighting=self.weighting, scale=self.scale
         )
 
-    def settle(self, ledger: Ledger) -> Settled:
+    def select(self, step_budget: StepBudget) -> Selection:
         """Groups of outcomes that differ are trained."""
-        largest = max(len(group.members) for group in ledger.groups)
-        return Settled([g for g in ledger.groups if not g.flat], figures={"largest_group": largest})
+        largest = max(len(group.members) for group in step_budget.groups)
+        return Selection([g for g in step_budget.groups if not g.flat], figures={"largest_group": largest})
 
 
 @lru_cache(maxsize=1024)
@@ -277,42 +279,43 @@ class UncertaintyAllocation(Stateless):
         require("exploration", self.exploration, self.exploration >= 0, "at least 0")
         require("level", self.level, 0 < self.level < 1, "within (0, 1)")
 
-    def draw(self, ledger: Ledger) -> list[Draw]:
+    def draw(self, step_budget: StepBudget) -> list[Draw]:
         """The first look, then one round after the other."""
-        if ledger.waves == 0:
-            return first_look(ledger, self.first)
-        rounds_left = self.rounds - ledger.waves + 1
+        if step_budget.rounds == 0:
+            return first_look(step_budget, self.first)
+        rounds_left = self.rounds - step_budget.rounds + 1
         if rounds_left < 1:
             return []
-        rewards = [group.rewards for group in ledger.groups]
+        rewards = [group.rewards for group in step_budget.groups]
         more = uncertainty_allocation(
             [stdev(mine) if len(mine) > 1 else 0.0 for mine in rewards],
             [len(mine) for mine in rewards],
-            math.ceil(ledger.left / rounds_left),
+            math.ceil(step_budget.remaining / rounds_left),
             exploration=self.exploration,
             level=self.level,
         )
-        return added(ledger, more)
+        return added(step_budget, more)
 
-    def settle(self, ledger: Ledger) -> Settled:
+    def select(self, step_budget: StepBudget) -> Selection:
         """Everything is trained."""
-        return Settled(
-            ledger.groups, figures={"largest_group": max(len(group.members) for group in ledger.groups)}
+        return Selection(
+            step_budget.groups,
+            figures={"largest_group": max(len(group.members) for group in step_budget.groups)},
         )
 
 
-def first_size(ledger: Ledger, first: int) -> int:
+def first_size(step_budget: StepBudget, first: int) -> int:
     """``first``, or half of the usual group where it is 0."""
-    return first or max(2, ledger.group_size // 2)
+    return first or max(2, step_budget.group_size // 2)
 
 
-def first_look(ledger: Ledger, first: int) -> list[Draw]:
+def first_look(step_budget: StepBudget, first: int) -> list[Draw]:
     """A small group of each of ``questions`` tasks."""
-    size = first_size(ledger, first)
-    return [Draw(place, size) for place in ledger.fresh(ledger.questions)]
+    size = first_size(step_budget, first)
+    return [Draw(place, size) for place in step_budget.draw_unplayed(step_budget.questions)]
 
 
-def added(ledger: Ledger, more_G: Sequence[int]) -> list[Draw]:
+def added(step_budget: StepBudget, more_G: Sequence[int]) -> list[Draw]:
     """Draws that add to the groups that stand."""
-    groups = enumerate(zip(ledger.groups, more_G, strict=True))
+    groups = enumerate(zip(step_budget.groups, more_G, strict=True))
     return [Draw(group.task, count, group=place) for place, (group, count) in groups if count]

@@ -17,7 +17,7 @@ from typing import Any
 from agentenv.core.trajectory import Origin, Trajectory, from_record, to_record
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
-from agentenv.trainers.task_sampling.waves import Draw, Group, Ledger, Settled, require
+from agentenv.trainers.task_sampling.step_budget import Draw, Group, Selection, StepBudget, require
 
 
 def rollout_count(rate: float, size: int, *, easy: float = 0.6, least: int = 2) -> int:
@@ -73,19 +73,19 @@ class AdaptiveCuration:
         self._lengths: dict[int, int] = {}
         self._stored: dict[int, dict[str, Any]] = {}
 
-    def draw(self, ledger: Ledger) -> list[Draw]:
+    def draw(self, step_budget: StepBudget) -> list[Draw]:
         """Tasks in a random order, each with its rollouts and its turns, until at most one rollout is left."""
-        if ledger.waves:
+        if step_budget.rounds:
             return []
-        if self.pool and ledger.step == 1:
-            self._fill(ledger.tasks)
+        if self.pool and step_budget.step == 1:
+            self._fill(step_budget.tasks)
         draws: list[Draw] = []
-        left = ledger.left
-        order = ledger.rng.permutation(len(ledger.tasks)).tolist()
+        left = step_budget.remaining
+        order = step_budget.rng.permutation(len(step_budget.tasks)).tolist()
         for place in cycle(order):
             if left < 2:
                 break
-            count = min(self._rollouts(place, ledger.group_size), left)
+            count = min(self._rollouts(place, step_budget.group_size), left)
             draws.append(Draw(place, count, env={self.turns: self._limit(place)}))
             left -= count
         return draws
@@ -97,27 +97,27 @@ class AdaptiveCuration:
     def _limit(self, place: int) -> int:
         return min(self.longest, self._lengths.get(place, self.longest))
 
-    def settle(self, ledger: Ledger) -> Settled:
+    def select(self, step_budget: StepBudget) -> Selection:
         """Every group is trained, those without a success with a stored one; then the outcomes are taken into account."""
-        lost = [i for i, group in enumerate(ledger.groups) if self._is_lost(group)]
-        guests = {
-            i: self._guest(ledger.groups[i], ledger.tasks)
+        lost = [i for i, group in enumerate(step_budget.groups) if self._is_lost(group)]
+        added_members = {
+            i: self._added_member(step_budget.groups[i], step_budget.tasks)
             for i in lost
-            if ledger.groups[i].task in self._stored
+            if step_budget.groups[i].task in self._stored
         }
-        limits = [self._limit(group.task) for group in ledger.groups]
-        for group in ledger.groups:
+        limits = [self._limit(group.task) for group in step_budget.groups]
+        for group in step_budget.groups:
             self._outcomes.setdefault(group.task, deque(maxlen=self.memory)).extend(
                 map(self._is_success, group.rewards)
             )
             self._keep(group.task, group.members)
         figures = {
             "lost_groups": len(lost),
-            "rescued_groups": len(guests),
+            "rescued_groups": len(added_members),
             "success_pool": len(self._stored),
             "turn_limit": fmean(limits),
         }
-        return Settled(ledger.groups, guests=guests, figures=figures)
+        return Selection(step_budget.groups, added_members=added_members, figures=figures)
 
     def _is_success(self, reward: float) -> bool:
         return reward >= self.success
@@ -125,7 +125,7 @@ class AdaptiveCuration:
     def _is_lost(self, group: Group) -> bool:
         return bool(group.rewards) and not any(map(self._is_success, group.rewards))
 
-    def _guest(self, group: Group, tasks: Sequence[Task]) -> list[Trajectory]:
+    def _added_member(self, group: Group, tasks: Sequence[Task]) -> list[Trajectory]:
         stored = from_record(self._stored[group.task], tasks[group.task])
         return [replace(stored, origin=Origin.REPLAY, group_id=group.members[0].group_id)]
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from agentenv.core.rollout import Record
 from agentenv.core.trajectory import SegmentKind
 from agentenv.core.types import EndReason, ToolStatus
-from agentenv.trainers.task_sampling.waves import Draw, Ledger, Settled, require
+from agentenv.trainers.task_sampling.step_budget import Draw, Selection, StepBudget, require
 
 Features = NDArray[np.float64]
 _FEATURES = 5
@@ -89,9 +89,11 @@ class OnlinePruning:
         self._predicted: deque[float] = deque(maxlen=self.memory)
         self._judged: dict[str, tuple[Features, float]] = {}
 
-    def draw(self, ledger: Ledger) -> list[Draw]:
+    def draw(self, step_budget: StepBudget) -> list[Draw]:
         """The whole budget at once."""
-        return [Draw(place, ledger.group_size) for place in ledger.fresh(ledger.questions)]
+        return [
+            Draw(place, step_budget.group_size) for place in step_budget.draw_unplayed(step_budget.questions)
+        ]
 
     def predict(self, features: Features) -> float:
         """The head's probability of success."""
@@ -113,25 +115,25 @@ class OnlinePruning:
         _, chance = self._judged[record.episode]
         return bool(np.random.default_rng([record.start.seed, _DRAW]).random() < chance)
 
-    def settle(self, ledger: Ledger) -> Settled:
+    def select(self, step_budget: StepBudget) -> Selection:
         """What was played on is trained and teaches the head; what was given up leaves its group."""
-        begun = [t for group in ledger.groups for t in group.members]
+        begun = [t for group in step_budget.groups for t in group.members]
         judged = {t.id: self._judged.pop(t.id) for t in begun if t.id in self._judged}
         pruned = [t for t in begun if t.end_reason is EndReason.ABORTED]
-        for group in ledger.groups:
+        for group in step_budget.groups:
             group.members = [t for t in group.members if t.end_reason is not EndReason.ABORTED]
         figures: dict[str, float] = {
             "pruned": len(pruned),
             "pruned_tokens": sum(trajectory.response_tokens for trajectory in pruned),
         }
-        kept = [t for group in ledger.groups for t in group.members if t.valid and t.id in judged]
+        kept = [t for group in step_budget.groups for t in group.members if t.valid and t.id in judged]
         if kept:
             outcomes = [min(max(t.reward, 0.0), 1.0) for t in kept]
             features, chances = zip(*(judged[t.id] for t in kept), strict=True)
             figures["pruning_bias"] = fmean(outcomes) - weighted_mean(outcomes, chances)
             self._learn(np.stack(features), np.array(outcomes), 1 / np.array(chances))
         self._predicted += [self.predict(features) for features, _ in judged.values()]
-        return Settled(ledger.groups, figures=figures)
+        return Selection(step_budget.groups, figures=figures)
 
     def _learn(self, features: Features, outcomes: Features, weights: Features) -> None:
         """Ten steps down the mean weighted log-loss."""

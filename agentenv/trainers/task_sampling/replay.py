@@ -16,7 +16,14 @@ from agentenv.core.trajectory import Origin, Trajectory, from_record, to_record
 from agentenv.core.types import Task
 from agentenv.retrievers.encoder import HashEncoder
 from agentenv.trainers.credit.group_statistics import Values
-from agentenv.trainers.task_sampling.waves import Draw, Group, Ledger, Settled, require, whole_groups
+from agentenv.trainers.task_sampling.step_budget import (
+    Draw,
+    Group,
+    Selection,
+    StepBudget,
+    require,
+    whole_groups,
+)
 
 _BLOCK = 4096  # tasks compared with the reference at a time; bounds memory
 
@@ -47,8 +54,8 @@ class TargetedReplay:
     correction read.
 
     Args:
-        fresh: Share of the trained groups that are played in the step; 1 replays none. The budget buys ``questions`` fresh
-            groups in any case, and replayed ones come on top.
+        draw_unplayed: Share of the trained groups that are played in the step; 1 replays none. The budget buys ``questions``
+            fresh groups in any case, and replayed ones come on top.
         buffer: Groups kept for replay; the oldest leave first.
         reference: Tasks, played last, that predictions are made from.
         target: Success that is aimed at.
@@ -78,13 +85,17 @@ class TargetedReplay:
         """Unless every trained group is fresh."""
         return self.fresh < 1
 
-    def draw(self, ledger: Ledger) -> list[Draw]:
+    def draw(self, step_budget: StepBudget) -> list[Draw]:
         """``questions`` tasks of predicted success near the target; uniform while nothing is known."""
         if not self._known:
-            return [Draw(place, ledger.group_size) for place in ledger.fresh(ledger.questions)]
-        distance = np.abs(self._predict(ledger.tasks) - self.target)
+            return [
+                Draw(place, step_budget.group_size)
+                for place in step_budget.draw_unplayed(step_budget.questions)
+            ]
+        distance = np.abs(self._predict(step_budget.tasks) - self.target)
         return whole_groups(
-            ledger, sample_without_replacement(-distance / self.temperature, ledger.questions, ledger.rng)
+            step_budget,
+            sample_without_replacement(-distance / self.temperature, step_budget.questions, step_budget.rng),
         )
 
     def _predict(self, tasks: Sequence[Task]) -> Values:
@@ -96,15 +107,15 @@ class TargetedReplay:
         predicted = [predicted_rewards(mine @ known.T, rewards, bandwidth=self.bandwidth) for mine in blocks]
         return np.concatenate(predicted)
 
-    def settle(self, ledger: Ledger) -> Settled:
+    def select(self, step_budget: StepBudget) -> Selection:
         """All groups are trained, with as many replayed ones as make their share; then the step's own are kept."""
-        count = round(len(ledger.groups) * (1 - self.fresh) / self.fresh)
-        places = ledger.rng.choice(len(self._kept), size=min(count, len(self._kept)), replace=False)
-        replayed = [self._thaw(int(place), ledger.tasks) for place in places]
-        with_outcome = [group for group in ledger.groups if group.rewards]
+        count = round(len(step_budget.groups) * (1 - self.fresh) / self.fresh)
+        places = step_budget.rng.choice(len(self._kept), size=min(count, len(self._kept)), replace=False)
+        replayed = [self._thaw(int(place), step_budget.tasks) for place in places]
+        with_outcome = [group for group in step_budget.groups if group.rewards]
         self._known += [(g.task, sum(g.rewards) / len(g.rewards)) for g in with_outcome]
-        self._kept += [_frozen(group) for group in ledger.groups if not group.flat]
-        return Settled(ledger.groups, replayed, figures={"replay_buffer": len(self._kept)})
+        self._kept += [_frozen(group) for group in step_budget.groups if not group.flat]
+        return Selection(step_budget.groups, replayed, figures={"replay_buffer": len(self._kept)})
 
     def _thaw(self, place: int, tasks: Sequence[Task]) -> list[Trajectory]:
         task, records = self._kept[place]

@@ -1,6 +1,6 @@
 """The task samplers by name: which tasks a step plays, how many rollouts each gets, and which groups are trained.
 
-A sampler is a data class whose keyword-only fields are its options; ``waves.py`` says what it is asked, and
+A sampler is a data class whose keyword-only fields are its options; ``step_budget.py`` says what it is asked, and
 ``docs/sampling.md`` has rules, sources and biases in one table. Draws come from a generator seeded by run and step, and
 what a sampler learns is saved with each checkpoint, so that a resumed run repeats them.
 """
@@ -10,14 +10,14 @@ from typing import Any
 
 from agentenv.core.options import bind_options, load_entry
 from agentenv.errors import UnknownName
-from agentenv.trainers.task_sampling.waves import (
+from agentenv.trainers.task_sampling.step_budget import (
     Batch,
     Draw,
-    Gated,
+    GatedSampler,
     Group,
-    Ledger,
-    Settled,
+    Selection,
     Stateless,
+    StepBudget,
     TaskSampler,
     collect,
 )
@@ -55,11 +55,11 @@ __all__ = [
     "SAMPLERS",
     "Batch",
     "Draw",
-    "Gated",
+    "GatedSampler",
     "Group",
-    "Ledger",
-    "Settled",
+    "Selection",
     "Stateless",
+    "StepBudget",
     "TaskSampler",
     "collect",
     "get_sampler",

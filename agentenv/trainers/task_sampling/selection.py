@@ -1,7 +1,7 @@
 """Which tasks are played: samplers that learn from step to step how hard each task is, or follow a schedule.
 
 Shapes: N tasks, C classes of them. The formulas are pure functions;
-``docs/sampling.md`` has them in one table. All of these samplers spend the whole budget in one wave.
+``docs/sampling.md`` has them in one table. All of these samplers spend the whole budget in one round.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.credit.group_statistics import Values
-from agentenv.trainers.task_sampling.waves import Draw, Ledger, Settled, Stateless, require, whole_groups
+from agentenv.trainers.task_sampling.step_budget import (
+    Draw,
+    Selection,
+    Stateless,
+    StepBudget,
+    require,
+    whole_groups,
+)
 
 Schedule = tuple[tuple[int, float], ...]
 """(first step, value) in the order of steps: the value holds until the next one."""
@@ -47,26 +54,26 @@ class PosteriorSampling:
         self._successes: list[float] = []
         self._failures: list[float] = []
 
-    def draw(self, ledger: Ledger) -> list[Draw]:
+    def draw(self, step_budget: StepBudget) -> list[Draw]:
         """The ``questions`` tasks of largest drawn variance."""
         if not self._successes:
-            self._successes = [1.0] * len(ledger.tasks)
-            self._failures = [1.0] * len(ledger.tasks)
-        drawn = ledger.rng.beta(self._successes, self._failures)
-        return whole_groups(ledger, np.argsort(-drawn * (1 - drawn), kind="stable"))
+            self._successes = [1.0] * len(step_budget.tasks)
+            self._failures = [1.0] * len(step_budget.tasks)
+        drawn = step_budget.rng.beta(self._successes, self._failures)
+        return whole_groups(step_budget, np.argsort(-drawn * (1 - drawn), kind="stable"))
 
-    def settle(self, ledger: Ledger) -> Settled:
+    def select(self, step_budget: StepBudget) -> Selection:
         """Every posterior fades, those of the step's tasks get its outcomes. All groups are trained."""
-        played = {group.task for group in ledger.groups if group.rewards}
+        played = {group.task for group in step_budget.groups if group.rewards}
         for place in range(len(self._successes)):
             decay = self.decay if place in played else self.idle_decay
             self._successes[place] = faded(self._successes[place], decay)
             self._failures[place] = faded(self._failures[place], decay)
-        for group in ledger.groups:
+        for group in step_budget.groups:
             self._successes[group.task] += group.successes
             self._failures[group.task] += len(group.rewards) - group.successes
         known = sum(a + b > 2 for a, b in zip(self._successes, self._failures, strict=True))
-        return Settled(ledger.groups, figures={"known_tasks": known})
+        return Selection(step_budget.groups, figures={"known_tasks": known})
 
     def state_dict(self) -> dict[str, Any]:
         """The two parameters of each task."""
@@ -126,19 +133,19 @@ class GroupRobust:
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
 
-    def draw(self, ledger: Ledger) -> list[Draw]:
+    def draw(self, step_budget: StepBudget) -> list[Draw]:
         """``questions`` tasks; a class has its weight, within it all are equally likely."""
-        names = [str(datum(task, self.by)) for task in ledger.tasks]
+        names = [str(datum(task, self.by)) for task in step_budget.tasks]
         classes, places, sizes = np.unique(names, return_inverse=True, return_counts=True)
         weights = self._weights([str(name) for name in classes], sizes / len(names))
         chances = (weights / sizes)[places]
-        drawn = ledger.rng.choice(
+        drawn = step_budget.rng.choice(
             len(names),
-            size=ledger.questions,
-            replace=ledger.questions > len(names),
+            size=step_budget.questions,
+            replace=step_budget.questions > len(names),
             p=chances / chances.sum(),
         )
-        return whole_groups(ledger, drawn)
+        return whole_groups(step_budget, drawn)
 
     def _weights(self, classes: Sequence[str], shares_C: Values) -> Values:
         return robust_weights(
@@ -150,11 +157,11 @@ class GroupRobust:
         count = self._counts.get(name, 0)
         return self._sums[name] / (1 - self.memory**count) if count else 1.0
 
-    def settle(self, ledger: Ledger) -> Settled:
+    def select(self, step_budget: StepBudget) -> Selection:
         """The losses of the classes that were played move. All groups are trained."""
         outcomes: dict[str, list[float]] = {}
-        for group in ledger.groups:
-            name = str(datum(ledger.tasks[group.task], self.by))
+        for group in step_budget.groups:
+            name = str(datum(step_budget.tasks[group.task], self.by))
             outcomes.setdefault(name, []).extend(min(max(reward, 0.0), 1.0) for reward in group.rewards)
         for name, mine in outcomes.items():
             if mine:
@@ -162,7 +169,7 @@ class GroupRobust:
                 self._sums[name] = self.memory * self._sums.get(name, 0.0) + (1 - self.memory) * loss
                 self._counts[name] = self._counts.get(name, 0) + 1
         figures = {f"loss_{self.by}_{name}": self._loss(name) for name in sorted(self._counts)}
-        return Settled(ledger.groups, figures=figures)
+        return Selection(step_budget.groups, figures=figures)
 
     def state_dict(self) -> dict[str, Any]:
         """Sum and count of each class."""
@@ -208,35 +215,37 @@ class Curriculum(Stateless):
         for _, value in self.noise:
             require("noise", value, 0 <= value <= 1, "within [0, 1]")
 
-    def draw(self, ledger: Ledger) -> list[Draw]:
+    def draw(self, step_budget: StepBudget) -> list[Draw]:
         """``questions`` tasks of those that the schedule allows."""
-        pool = self._pool(ledger)
-        drawn = ledger.rng.choice(pool, size=ledger.questions, replace=ledger.questions > len(pool))
+        pool = self._pool(step_budget)
+        drawn = step_budget.rng.choice(
+            pool, size=step_budget.questions, replace=step_budget.questions > len(pool)
+        )
         settings = {
-            "max_turns": scheduled(self.max_turns, ledger.step),
-            "k": scheduled(self.passages, ledger.step),
+            "max_turns": scheduled(self.max_turns, step_budget.step),
+            "k": scheduled(self.passages, step_budget.step),
         }
         env = {name: int(value) for name, value in settings.items() if value is not None}
-        noise = scheduled(self.noise, ledger.step) or 0.0
-        return [Draw(int(place), ledger.group_size, env=env, noise=noise) for place in drawn]
+        noise = scheduled(self.noise, step_budget.step) or 0.0
+        return [Draw(int(place), step_budget.group_size, env=env, noise=noise) for place in drawn]
 
-    def _pool(self, ledger: Ledger) -> NDArray[np.intp]:
-        most = scheduled(self.hops, ledger.step)
+    def _pool(self, step_budget: StepBudget) -> NDArray[np.intp]:
+        most = scheduled(self.hops, step_budget.step)
         if most is None:
-            return np.arange(len(ledger.tasks))
-        hops = np.array([int(datum(task, "hops")) for task in ledger.tasks])
+            return np.arange(len(step_budget.tasks))
+        hops = np.array([int(datum(task, "hops")) for task in step_budget.tasks])
         pool = np.flatnonzero(hops <= most)
         if not len(pool):
             raise ConfigurationError(
-                f"the curriculum allows {most:g} hops in step {ledger.step} and the easiest task has {hops.min()}"
+                f"the curriculum allows {most:g} hops in step {step_budget.step} and the easiest task has {hops.min()}"
             )
         return pool
 
-    def settle(self, ledger: Ledger) -> Settled:
+    def select(self, step_budget: StepBudget) -> Selection:
         """Everything is trained."""
         named = ("hops", "max_turns", "passages", "noise")
-        values = {f"curriculum_{name}": scheduled(getattr(self, name), ledger.step) for name in named}
-        return Settled(ledger.groups, figures={name: v for name, v in values.items() if v is not None})
+        values = {f"curriculum_{name}": scheduled(getattr(self, name), step_budget.step) for name in named}
+        return Selection(step_budget.groups, figures={name: v for name, v in values.items() if v is not None})
 
 
 def datum(task: Task, key: str) -> Any:

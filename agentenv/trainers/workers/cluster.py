@@ -16,7 +16,7 @@ from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import AgentEnvError, ConfigurationError, MissingExtra, WorkerLost
 from agentenv.trainers.config.train_config import ClusterSettings
-from agentenv.trainers.workers.pending import Pending
+from agentenv.trainers.workers.inflight import InflightGroup
 from agentenv.trainers.workers.worker_pool import Weights
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ class RolloutActor:
         self._running.add(task)
         try:
             await self.load_weights(version, weights)
-            pending = Pending.of(order, self._player.policy)
+            inflight = InflightGroup.of(order, self._player.policy)
             deterministic_batcher = DeterministicBatcher() if self._player.settings.deterministic else None
-            return await self._player.play(pending, deterministic_batcher), pending.policy.state_dict()
+            return await self._player.play(inflight, deterministic_batcher), inflight.policy.state_dict()
         finally:
             self._running.discard(task)
             if self._player.policy.broken:  # what it failed at is to be played elsewhere

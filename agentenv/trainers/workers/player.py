@@ -23,7 +23,7 @@ from agentenv.trainers.run_folder.folder import TrainedPolicy
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.splicing import rescored
 from agentenv.trainers.strategies.strategies import get_strategy
-from agentenv.trainers.workers.pending import Pending
+from agentenv.trainers.workers.inflight import InflightGroup
 
 
 class Player:
@@ -58,28 +58,28 @@ class Player:
         self._workers = asyncio.Semaphore(config.rollout.workers or sys.maxsize)
 
     async def play(
-        self, pending: Pending, deterministic_batcher: DeterministicBatcher | None
+        self, inflight: InflightGroup, deterministic_batcher: DeterministicBatcher | None
     ) -> list[Trajectory]:
         """The episodes of one group by the configured strategy, scored again where that is configured.
 
         Args:
-            pending: The group.
+            inflight: The group.
             deterministic_batcher: Forms batches by episode index; None forms them by arrival.
 
         Raises:
             ConfigurationError: what the strategy or the environment cannot do.
         """
-        starts = await self._starts(pending)
+        starts = await self._starts(inflight)
         context = RolloutContext(
-            pending.policy,
+            inflight.policy,
             self._chat,
             self.settings,
             self.policy.tokenizer.decode,
-            name=f"step-{pending.step}",
-            first=pending.slot,
+            name=f"step-{inflight.step}",
+            first=inflight.slot,
             deterministic_batcher=deterministic_batcher,
             others=self._others,
-            worker=partial(self._worker, pending),
+            worker=partial(self._worker, inflight),
         )
         envs, seconds = [start.env for start in starts], self.settings.deadline_s
         try:
@@ -91,29 +91,31 @@ class Player:
         members = with_flaws(members, {context.episode(i): flaw for i, flaw in enumerate(flaws) if flaw})
         if self.config.learning.correction.foreign == "rescore":
             heat = self.settings.temperature
-            members = [await _rescored(member, pending.policy, heat) for member in members]
+            members = [await _rescored(member, inflight.policy, heat) for member in members]
         return members
 
     @asynccontextmanager
-    async def _worker(self, pending: Pending) -> AsyncIterator[None]:
-        """A worker for one episode of ``pending``; the group begins with the first that it gets."""
+    async def _worker(self, inflight: InflightGroup) -> AsyncIterator[None]:
+        """A worker for one episode of ``inflight``; the group begins with the first that it gets."""
         async with self._workers:
-            pending.born = self.policy.version if pending.born is None else pending.born
+            inflight.start_version = (
+                self.policy.version if inflight.start_version is None else inflight.start_version
+            )
             yield
 
-    async def _starts(self, pending: Pending) -> list[Start]:
-        draw, group = pending.draw, pending.group
+    async def _starts(self, inflight: InflightGroup) -> list[Start]:
+        draw, group = inflight.draw, inflight.group
         name = f"{self.config.seed}/{group.step}/{group.first}"
         group_id = str(uuid.uuid5(uuid.NAMESPACE_OID, name))
         retriever = self._task_env.retriever
         if retriever is not None:
-            retriever = at_progress(retriever, pending.step / self.config.optimization.steps)
+            retriever = at_progress(retriever, inflight.step / self.config.optimization.steps)
         if draw.noise:
             retriever = LossyRetriever(retriever or self._task_env.searched, draw.noise)
         task_env = self._task_env.varied(retriever=retriever, **draw.env)
         task = self._task_env.source.tasks[group.task]
-        envs = await make_envs([task_env.make_env] * len(pending.seeds), self.settings.deadline_s)
-        seeded = zip(envs, pending.seeds, strict=True)
+        envs = await make_envs([task_env.make_env] * len(inflight.seeds), self.settings.deadline_s)
+        seeded = zip(envs, inflight.seeds, strict=True)
         return [Start(env, task, seed, group_id, self._gate) for env, seed in seeded]
 
 

@@ -32,8 +32,16 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.learner.second import Second
 from agentenv.trainers.run_folder.folder import TrainedPolicy
 from agentenv.trainers.strategies.strategies import by_group
-from agentenv.trainers.task_sampling.samplers import Batch, Draw, Gated, Group, Ledger, TaskSampler, collect
-from agentenv.trainers.workers.pending import Pending, first_complete
+from agentenv.trainers.task_sampling.samplers import (
+    Batch,
+    Draw,
+    GatedSampler,
+    Group,
+    StepBudget,
+    TaskSampler,
+    collect,
+)
+from agentenv.trainers.workers.inflight import InflightGroup, choose_batch
 from agentenv.trainers.workers.player import Player
 from agentenv.trainers.workers.recorded import RecordedPolicy
 from agentenv.trainers.workers.worker_pool import WorkerPool
@@ -71,15 +79,15 @@ class Rollouts:
         self._settings, self._policy = settings, policy
         self._sampler, self._task_env = sampler, task_env
         self._worker_pool = worker_pool
-        gate = sampler.gate if isinstance(sampler, Gated) else None
+        gate = sampler.gate if isinstance(sampler, GatedSampler) else None
         others = dict.fromkeys(second.roles, second.policy) if second else None
         self._players = worker_pool or Player(
             config, settings, policy, chat, task_env, gate=gate, others=others
         )
         self._loop = BackgroundLoop()
         self._slots = asyncio.Semaphore(config.concurrent_groups)
-        self._pending: list[Pending] = []
-        self._opened: dict[int, tuple[Ledger, int]] = {}  # with the groups of their first wave
+        self._inflight: list[InflightGroup] = []
+        self._opened: dict[int, tuple[StepBudget, int]] = {}  # with the groups of their first round
         self._last = 0  # the last step that was opened
 
     def batch(self, step: int, waiting: Callable[[], AbstractContextManager[None]] = nullcontext) -> Batch:
@@ -103,13 +111,13 @@ class Rollouts:
             self._open(ahead)
         counts = [self._opened[ahead][1] for ahead in range(step, last + 1)]
         drawn = _plain(*self._opened[step])
-        pending, learned = [*self._pending], self._sampler.state_dict()
+        inflight, learned = [*self._inflight], self._sampler.state_dict()
         try:
             with waiting():
                 return self._batch(step, counts)
         except (Fault, Interrupted):  # what is drawn is not lost: a checkpoint made now begins the step again
             self._sampler.load_state_dict(learned)
-            self._pending, self._opened[step] = pending, self._reopened(step, drawn)
+            self._inflight, self._opened[step] = inflight, self._reopened(step, drawn)
             raise
 
     def updated(self) -> None:
@@ -121,11 +129,11 @@ class Rollouts:
     def _batch(self, step: int, counts: Sequence[int]) -> Batch:
         version = self._policy.version
         taken = self._take(
-            lambda: first_complete(self._pending, counts, version=version, staleness=self.staleness)
+            lambda: choose_batch(self._inflight, counts, version=version, staleness=self.staleness)
         )
-        ledger, _ = self._opened.pop(step)
-        ledger.groups = [pending.group for pending in taken]
-        batch = collect(self._sampler, ledger, self._wave)
+        step_budget, _ = self._opened.pop(step)
+        step_budget.groups = [inflight.group for inflight in taken]
+        batch = collect(self._sampler, step_budget, self._play_round)
         played = [trajectory for group in batch.played for trajectory in group]
         if not any(trajectory.valid for trajectory in played):
             raise Fault(f"every episode of step {step} failed through a fault of ours: {reasons_of(played)}")
@@ -140,17 +148,17 @@ class Rollouts:
         )
 
     def _open(self, step: int) -> None:
-        """Draws the first wave of ``step``; its groups begin as soon as there is room."""
-        ledger = self._ledger(step)
-        draws = self._sampler.draw(ledger)
-        count = len(self._submit(draws, ledger.book(draws), ledger))
-        ledger.waves = min(count, 1)
-        self._opened[step] = ledger, count
+        """Draws the first round of ``step``; its groups begin as soon as there is room."""
+        step_budget = self._step_budget(step)
+        draws = self._sampler.draw(step_budget)
+        count = len(self._submit(draws, step_budget.reserve(draws), step_budget))
+        step_budget.rounds = min(count, 1)
+        self._opened[step] = step_budget, count
         self._last = step
 
-    def _ledger(self, step: int) -> Ledger:
+    def _step_budget(self, step: int) -> StepBudget:
         settings = self.config.rollout
-        return Ledger(
+        return StepBudget(
             step=step,
             tasks=self._task_env.source.tasks,
             rng=np.random.default_rng([self.config.seed, step]),
@@ -158,60 +166,66 @@ class Rollouts:
             group_size=settings.group_size,
         )
 
-    def _wave(self, draws: Sequence[Draw], groups: Sequence[Group], ledger: Ledger) -> list[list[Trajectory]]:
-        """The episodes of a later wave, for each draw its own; they are waited for."""
-        wave = self._submit(draws, groups, ledger)
-        self._take(lambda: None if any(pending.members is None for pending in wave) else wave)
-        return [[] for _ in wave]  # they are with their groups already
+    def _play_round(
+        self, draws: Sequence[Draw], groups: Sequence[Group], step_budget: StepBudget
+    ) -> list[list[Trajectory]]:
+        """The episodes of a later round, for each draw its own; they are waited for."""
+        round_groups = self._submit(draws, groups, step_budget)
+        self._take(
+            lambda: None if any(inflight.members is None for inflight in round_groups) else round_groups
+        )
+        return [[] for _ in round_groups]  # they are with their groups already
 
-    def _submit(self, draws: Sequence[Draw], groups: Sequence[Group], ledger: Ledger) -> list[Pending]:
-        """Lets the episodes of a wave begin, in this order."""
-        first = ledger.asked - sum(draw.rollouts for draw in draws)
+    def _submit(
+        self, draws: Sequence[Draw], groups: Sequence[Group], step_budget: StepBudget
+    ) -> list[InflightGroup]:
+        """Lets the episodes of a round begin, in this order."""
+        first = step_budget.reserved - sum(draw.rollouts for draw in draws)
         slots = accumulate((draw.rollouts for draw in draws), initial=first)
-        wave = [
-            Pending(
-                step=ledger.step,
+        round_groups = [
+            InflightGroup(
+                step=step_budget.step,
                 draw=draw,
                 group=group,
                 slot=slot,
-                seeds=[int(ledger.rng.integers(1 << 31)) for _ in range(draw.rollouts)],
+                seeds=[int(step_budget.rng.integers(1 << 31)) for _ in range(draw.rollouts)],
                 policy=RecordedPolicy(self._policy),
             )
             for draw, group, slot in zip(draws, groups, slots, strict=False)
         ]
-        self._begin(wave)
-        return wave
+        self._begin(round_groups)
+        return round_groups
 
-    def _begin(self, wave: Sequence[Pending]) -> None:
+    def _begin(self, round_groups: Sequence[InflightGroup]) -> None:
         deterministic_batcher = DeterministicBatcher() if self._settings.deterministic else None
-        self._pending += wave
+        self._inflight += round_groups
 
         async def begin() -> None:
-            for pending in wave:
-                pending.task = asyncio.create_task(self._play(pending, deterministic_batcher))
+            for inflight in round_groups:
+                inflight.task = asyncio.create_task(self._play(inflight, deterministic_batcher))
 
         self._loop.run(begin())
 
     async def _play(
-        self, pending: Pending, deterministic_batcher: DeterministicBatcher | None
+        self, inflight: InflightGroup, deterministic_batcher: DeterministicBatcher | None
     ) -> list[Trajectory]:
         """The episodes of one group, once there is room for it."""
         async with self._slots:
-            return await self._players.play(pending, deterministic_batcher)
+            return await self._players.play(inflight, deterministic_batcher)
 
-    def _take(self, choose: Callable[[], list[Pending] | None]) -> list[Pending]:
+    def _take(self, choose: Callable[[], list[InflightGroup] | None]) -> list[InflightGroup]:
         """Waits until ``choose`` gives groups and takes them out; their members are then in their groups."""
 
-        async def wait() -> list[Pending]:
+        async def wait() -> list[InflightGroup]:
             while (taken := choose()) is None:  # an error of a group ends the run there
-                running = [p.task for p in self._pending if p.task is not None and p.members is None]
+                running = [p.task for p in self._inflight if p.task is not None and p.members is None]
                 await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             return taken
 
         taken = self._loop.run(wait())
-        for pending in taken:
-            pending.group.members += pending.members or []
-        self._pending = [pending for pending in self._pending if pending not in taken]
+        for inflight in taken:
+            inflight.group.members += inflight.members or []
+        self._inflight = [inflight for inflight in self._inflight if inflight not in taken]
         return taken
 
     def _figures(self, played: Sequence[Trajectory]) -> dict[str, float]:
@@ -222,7 +236,7 @@ class Rollouts:
             "staleness_mean": float(of_all.mean()) if len(of_all) else 0.0,
             "staleness_max": int(of_all.max(initial=0)),
             "spanning_episodes": sum(len(np.unique(mine)) > 1 for mine in ages),
-            "groups_under_way": sum(pending.born is not None for pending in self._pending),
+            "groups_under_way": sum(inflight.start_version is not None for inflight in self._inflight),
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -231,8 +245,10 @@ class Rollouts:
         async def snapshot() -> dict[str, Any]:
             return {
                 "last": self._last,
-                "opened": {step: _plain(ledger, count) for step, (ledger, count) in self._opened.items()},
-                "pending": [pending.state_dict() for pending in self._pending],
+                "opened": {
+                    step: _plain(step_budget, count) for step, (step_budget, count) in self._opened.items()
+                },
+                "inflight": [inflight.state_dict() for inflight in self._inflight],
             }
 
         return self._loop.run(snapshot())
@@ -243,24 +259,24 @@ class Rollouts:
         self._last = state.get("last", 0)
         for step, plain in state.get("opened", {}).items():
             self._opened[step] = self._reopened(step, plain)
-        self._begin([Pending.of(plain, self._policy) for plain in state.get("pending", ())])
+        self._begin([InflightGroup.of(plain, self._policy) for plain in state.get("inflight", ())])
 
-    def _reopened(self, step: int, plain: Mapping[str, Any]) -> tuple[Ledger, int]:
-        ledger = self._ledger(step)
-        ledger.asked, ledger.waves = plain["asked"], plain["waves"]
-        ledger.rng.bit_generator.state = plain["rng"]
-        return ledger, plain["groups"]
+    def _reopened(self, step: int, plain: Mapping[str, Any]) -> tuple[StepBudget, int]:
+        step_budget = self._step_budget(step)
+        step_budget.reserved, step_budget.rounds = plain["reserved"], plain["rounds"]
+        step_budget.rng.bit_generator.state = plain["rng"]
+        return step_budget, plain["groups"]
 
     def close(self) -> None:
         """Ends what is under way; environments are closed."""
         self._loop.close()
         if self._worker_pool is not None:
             self._worker_pool.close()
-        for pending in self._pending:
-            if pending.task is not None and pending.task.done() and not pending.task.cancelled():
-                pending.task.exception()  # the first error ended the run; asyncio would print the others
+        for inflight in self._inflight:
+            if inflight.task is not None and inflight.task.done() and not inflight.task.cancelled():
+                inflight.task.exception()  # the first error ended the run; asyncio would print the others
 
 
-def _plain(ledger: Ledger, groups: int) -> dict[str, Any]:
-    rng = ledger.rng.bit_generator.state
-    return {"asked": ledger.asked, "waves": ledger.waves, "rng": rng, "groups": groups}
+def _plain(step_budget: StepBudget, groups: int) -> dict[str, Any]:
+    rng = step_budget.rng.bit_generator.state
+    return {"reserved": step_budget.reserved, "rounds": step_budget.rounds, "rng": rng, "groups": groups}

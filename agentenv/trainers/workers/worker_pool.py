@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import Fault, WorkerLost
-from agentenv.trainers.workers.pending import Pending
+from agentenv.trainers.workers.inflight import InflightGroup
 from agentenv.trainers.workers.recorded import RecordedPolicy
 
 _TRIES = 5
@@ -42,7 +42,7 @@ class Worker(Protocol):
         """The episodes of a group, and the policy's answers in them.
 
         Args:
-            order: What ``Pending.state_dict`` gives.
+            order: What ``InflightGroup.state_dict`` gives.
             weights: Taken up first where the worker has older ones.
         """
 
@@ -111,13 +111,13 @@ class WorkerPool:
                 slot.worker.load_weights(self._weights)
 
     async def play(
-        self, pending: Pending, deterministic_batcher: DeterministicBatcher | None
+        self, inflight: InflightGroup, deterministic_batcher: DeterministicBatcher | None
     ) -> list[Trajectory]:
         """The episodes of one group, from a worker that lived to deliver them.
 
         Args:
-            pending: The group; it keeps the answers of the policy.
-            deterministic_batcher: That of the group's wave, which ends at the walls of a process: a worker forms batches
+            inflight: The group; it keeps the answers of the policy.
+            deterministic_batcher: That of the group's round, which ends at the walls of a process: a worker forms batches
                 within a group.
 
         Raises:
@@ -126,15 +126,17 @@ class WorkerPool:
         """
         for _ in range(_TRIES):
             slot = await self._least_busy()
-            pending.born = self.version if pending.born is None else pending.born
+            inflight.start_version = (
+                self.version if inflight.start_version is None else inflight.start_version
+            )
             slot.groups += 1
             try:
-                members, answers = await self._play_on(slot.worker, pending)
+                members, answers = await self._play_on(slot.worker, inflight)
             except WorkerLost as error:
-                self._lost_episodes += len(pending.seeds)
+                self._lost_episodes += len(inflight.seeds)
                 self._replace(slot, error)
             else:
-                pending.policy = RecordedPolicy(pending.policy.policy, answers)
+                inflight.policy = RecordedPolicy(inflight.policy.policy, answers)
                 return members
             finally:
                 slot.groups -= 1
@@ -154,10 +156,12 @@ class WorkerPool:
         """Ends the workers; not before the event loop has ended."""
         self._cluster.close()
 
-    async def _play_on(self, worker: Worker, pending: Pending) -> tuple[list[Trajectory], dict[str, Any]]:
+    async def _play_on(
+        self, worker: Worker, inflight: InflightGroup
+    ) -> tuple[list[Trajectory], dict[str, Any]]:
         try:
             async with asyncio.timeout(self._deadline_s):
-                return await worker.play(pending.state_dict(), self._weights)
+                return await worker.play(inflight.state_dict(), self._weights)
         except TimeoutError as error:
             raise WorkerLost(f"a worker took longer than {self._deadline_s:g} s for a group") from error
 

@@ -106,7 +106,7 @@ def test_a_broken_line_within_the_metrics_is_refused(training_folder: Path) -> N
 
 def test_a_figure_that_never_changes_is_said_and_not_drawn(tmp_path: Path) -> None:
     lines = [
-        {"step": step, "reward_mean": step / 10, "clip_fraction": 0.25, "waves": 1} for step in (1, 2, 3)
+        {"step": step, "reward_mean": step / 10, "clip_fraction": 0.25, "rounds": 1} for step in (1, 2, 3)
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = Tags(write_report(tmp_path))

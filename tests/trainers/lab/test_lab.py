@@ -21,7 +21,7 @@ from agentenv.trainers.lab.lab import (
     finished,
     load_experiment,
     next_trial,
-    pending,
+    pending_runs,
     run_trial,
     score,
 )
@@ -88,21 +88,26 @@ def test_without_dev_scores_there_is_nothing_to_measure() -> None:
 
 def test_seeds_go_round_the_arms_until_a_look() -> None:
     two = experiment(per_look=2, looks=3)
-    assert pending(two, {"a": [], "b": []}) == [Trial("a", 0), Trial("b", 0), Trial("a", 1), Trial("b", 1)]
-    assert pending(two, {"a": [0.1, 0.2], "b": [0.1]}) == [Trial("b", 1)]
-    assert pending(two, {"a": [0.1, 0.2], "b": [0.2, 0.1]}) == [
+    assert pending_runs(two, {"a": [], "b": []}) == [
+        Trial("a", 0),
+        Trial("b", 0),
+        Trial("a", 1),
+        Trial("b", 1),
+    ]
+    assert pending_runs(two, {"a": [0.1, 0.2], "b": [0.1]}) == [Trial("b", 1)]
+    assert pending_runs(two, {"a": [0.1, 0.2], "b": [0.2, 0.1]}) == [
         Trial("a", 2),
         Trial("b", 2),
         Trial("a", 3),
         Trial("b", 3),
     ]
-    assert pending(two, {"a": [0.1, 0.2] * 3, "b": [0.2, 0.1] * 3}) == []  # no look is left
+    assert pending_runs(two, {"a": [0.1, 0.2] * 3, "b": [0.2, 0.1] * 3}) == []  # no look is left
 
 
 def test_arms_that_are_decided_run_no_more() -> None:
     three = experiment(arms=ARMS | {"c": {}}, per_look=5, looks=2)
     low, high = [0.0, 0.1, 0.0, 0.1, 0.0], [0.9, 1.0, 0.9, 1.0, 0.9]
-    assert [t.arm for t in pending(three, {"a": low, "b": high, "c": high})] == ["b", "c"] * 5
+    assert [t.arm for t in pending_runs(three, {"a": low, "b": high, "c": high})] == ["b", "c"] * 5
     (decision,) = decide(three, {"a": low, "b": high, "c": high})
     assert [str(p.verdict) for p in decision.pairs] == ["second better", "second better", "undecided"]
 
@@ -115,7 +120,9 @@ def test_families_are_compared_within_and_share_the_error_level() -> None:
     first, second = decide(four, {"a": low, "b": high, "c": low, "d": []})
     assert [(p.first, p.second) for p in (*first.pairs, *second.pairs)] == [("a", "b"), ("c", "d")]
     assert first.enough  # 2 of 252 orders are as extreme: .008 of .025
-    assert pending(four, {"a": low, "b": high, "c": low, "d": []}) == [Trial("d", seed) for seed in range(5)]
+    assert pending_runs(four, {"a": low, "b": high, "c": low, "d": []}) == [
+        Trial("d", seed) for seed in range(5)
+    ]
 
 
 @pytest.mark.parametrize(

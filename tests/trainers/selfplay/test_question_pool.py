@@ -24,7 +24,7 @@ from agentenv.trainers.selfplay.question_pool import (
 from agentenv.trainers.selfplay.sampler import SelfPlaySampler
 from agentenv.trainers.selfplay.weaknesses import weaknesses
 from agentenv.trainers.task_sampling.samplers import get_sampler
-from agentenv.trainers.task_sampling.waves import Group, Ledger
+from agentenv.trainers.task_sampling.step_budget import Group, StepBudget
 
 RNG = np.random.default_rng
 
@@ -125,9 +125,9 @@ def episode(
     return Trajectory(task, (), (turn,) * searches or (Turn("a"),), reward, end)
 
 
-def ledger(step: int, questions: int = 4) -> Ledger:
+def step_budget(step: int, questions: int = 4) -> StepBudget:
     tasks = [Task(f"topic-{i}", f"Thing {i}") for i in range(9)]
-    return Ledger(step, tasks, RNG([0, step]), questions, 2)
+    return StepBudget(step, tasks, RNG([0, step]), questions, 2)
 
 
 def story(question: str, rate: float | None, *, pooled: bool = False, admitted: bool = True) -> Trajectory:
@@ -141,20 +141,20 @@ def story(question: str, rate: float | None, *, pooled: bool = False, admitted: 
 
 
 def settled(sampler: SelfPlaySampler, step: int, *members: Trajectory) -> dict[str, Any]:
-    book = ledger(step)
+    book = step_budget(step)
     book.groups = [Group(place, 0, [member]) for place, member in enumerate(members)]
-    return dict(sampler.settle(book).figures)
+    return dict(sampler.select(book).figures)
 
 
 def test_accepted_questions_come_back_as_spares_references_and_duplicates() -> None:
     sampler = SelfPlaySampler(clear_every=0, reference_share=1.0)
-    empty = sampler.draw(ledger(1))
+    empty = sampler.draw(step_budget(1))
     assert [Deal(**draw.env["deal"]) for draw in empty] == [Deal()] * 4
     figures = settled(
         sampler, 1, story("Where was Ada born?", 0.5), story("Who made Kov?", None, admitted=False)
     )
     assert (figures["pool"], figures["pool_added"], figures["valid_share"]) == (1, 1, 1.0)
-    (deal, *_) = [draw.env["deal"] for draw in sampler.draw(ledger(2))]
+    (deal, *_) = [draw.env["deal"] for draw in sampler.draw(step_budget(2))]
     question = "Where was Ada born?"
     assert deal == {"spare": (question, "Bay"), "reference": question, "known": ("where was ada born",)}
     settled(sampler, 2, story("Where was Ada born?", 1.0, pooled=True, admitted=False))
@@ -170,7 +170,7 @@ def test_references_of_the_weak_kinds_follow_the_failures() -> None:
         story("Who made Zed?", 0.0),
         story("Where was Ada born?", 1.0),
     )
-    deals = [draw.env["deal"] for draw in sampler.draw(ledger(2))]
+    deals = [draw.env["deal"] for draw in sampler.draw(step_budget(2))]
     assert {deal["reference"] for deal in deals} == {"Who made Kov?"}
 
 
@@ -178,7 +178,7 @@ def test_what_the_sampler_has_learned_is_taken_up_again() -> None:
     first, second = (SelfPlaySampler(clear_every=0, seeds=("Which town is oldest?",)) for _ in range(2))
     settled(first, 1, story("Where was Ada born?", 0.5))
     second.load_state_dict(first.state_dict())
-    assert [d.env for d in first.draw(ledger(2))] == [d.env for d in second.draw(ledger(2))]
+    assert [d.env for d in first.draw(step_budget(2))] == [d.env for d in second.draw(step_budget(2))]
     assert [entry.question for entry in second.pool.entries] == [
         "Which town is oldest?",
         "Where was Ada born?",

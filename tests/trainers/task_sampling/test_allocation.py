@@ -25,19 +25,21 @@ from agentenv.trainers.task_sampling.allocation import (
     t_quantile,
     uncertainty_allocation,
 )
-from agentenv.trainers.task_sampling.waves import Draw, Group, Ledger, TaskSampler, collect
+from agentenv.trainers.task_sampling.step_budget import Draw, Group, StepBudget, TaskSampler, collect
 
 TASKS = [Task(f"t{i}", "q") for i in range(20)]
 
 
-def ledger_of(*outcomes: Sequence[float], waves: int = 1, questions: int = 4, size: int = 4) -> Ledger:
+def step_budget_of(
+    *outcomes: Sequence[float], rounds: int = 1, questions: int = 4, size: int = 4
+) -> StepBudget:
     """A step under way whose groups have these outcomes."""
-    ledger = Ledger(1, TASKS, np.random.default_rng(0), questions, size, waves=waves)
+    step_budget = StepBudget(1, TASKS, np.random.default_rng(0), questions, size, rounds=rounds)
     for place, rewards in enumerate(outcomes):
         members = [Trajectory(TASKS[place], (), (), r, EndReason.ANSWERED) for r in rewards]
-        ledger.groups.append(Group(place, ledger.asked, members))
-        ledger.asked += len(members)
-    return ledger
+        step_budget.groups.append(Group(place, step_budget.reserved, members))
+        step_budget.reserved += len(members)
+    return step_budget
 
 
 def sizes(draws: Sequence[Draw]) -> list[tuple[int | None, int]]:
@@ -49,25 +51,25 @@ COUNTS = ([0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 0, 1], [1, 1, 1, 1])
 
 
 def test_dapo_keeps_groups_that_differ() -> None:
-    kept = DynamicSampling().settle(ledger_of(*COUNTS)).trained
+    kept = DynamicSampling().select(step_budget_of(*COUNTS)).trained
     assert [group.task for group in kept] == [1, 2]
 
 
 def test_dapo_plays_as_many_fresh_tasks_as_are_missing() -> None:
     """``keep`` .75 of 8 questions is 6; 2 of 4 differ, so 4 are missing; 16 of 32 episodes are left, enough for 4."""
     sampler = DynamicSampling(keep=0.75)
-    draws = sampler.draw(ledger_of(*COUNTS, questions=8))
+    draws = sampler.draw(step_budget_of(*COUNTS, questions=8))
     assert sizes(draws) == [(None, 4)] * 4
     assert not {draw.task for draw in draws} & {0, 1, 2, 3}
-    assert sizes(sampler.draw(ledger_of(*COUNTS, questions=6))) == [(None, 4)] * 2  # 4 - 2 missing
-    assert sizes(sampler.draw(ledger_of(*COUNTS, questions=5))) == [(None, 4)]  # budget for one more
-    assert sampler.draw(ledger_of(*COUNTS[1:3], questions=3)) == []  # 2 of 2 differ
+    assert sizes(sampler.draw(step_budget_of(*COUNTS, questions=6))) == [(None, 4)] * 2  # 4 - 2 missing
+    assert sizes(sampler.draw(step_budget_of(*COUNTS, questions=5))) == [(None, 4)]  # budget for one more
+    assert sampler.draw(step_budget_of(*COUNTS[1:3], questions=3)) == []  # 2 of 2 differ
 
 
 def test_dapo_stops_after_its_waves() -> None:
-    flat = ledger_of(*[[0, 0, 0, 0]] * 2, waves=3, questions=8)
-    assert DynamicSampling(max_waves=3).draw(flat) == []
-    assert DynamicSampling(max_waves=0).draw(flat) != []
+    flat = step_budget_of(*[[0, 0, 0, 0]] * 2, rounds=3, questions=8)
+    assert DynamicSampling(max_rounds=3).draw(flat) == []
+    assert DynamicSampling(max_rounds=0).draw(flat) != []
 
 
 def test_returns_are_diverse_beyond_eta_or_alone() -> None:
@@ -83,17 +85,17 @@ def test_returns_are_diverse_beyond_eta_or_alone() -> None:
 
 def test_ui_s1_compares_returns_of_first_turns() -> None:
     """Outcomes 1 and 1; the returns from the first turn at gamma .5 are 1 and 0 + .5: population deviation .25."""
-    ledger = ledger_of([1, 1], [1, 1], [0, 0])
-    for member, rewards in zip(ledger.groups[1].members, ([1.0, 0.0], [0.0, 1.0]), strict=True):
+    step_budget = step_budget_of([1, 1], [1, 1], [0, 0])
+    for member, rewards in zip(step_budget.groups[1].members, ([1.0, 0.0], [0.0, 1.0]), strict=True):
         object.__setattr__(member, "turns", tuple(Turn("a", reward=r) for r in rewards))
-    kept = DiversityFilter(eta=0.24).settle(ledger).trained
+    kept = DiversityFilter(eta=0.24).select(step_budget).trained
     assert [group.task for group in kept] == [1]
-    assert DiversityFilter(eta=0.26).settle(ledger).trained == []
+    assert DiversityFilter(eta=0.26).select(step_budget).trained == []
     # A first turn that did not match carries nothing on: the returns are 1 and 0, their deviation .5.
-    broken = [replace(turn, valid=False) for turn in ledger.groups[1].members[1].turns]
-    object.__setattr__(ledger.groups[1].members[1], "turns", tuple(broken))
+    broken = [replace(turn, valid=False) for turn in step_budget.groups[1].members[1].turns]
+    object.__setattr__(step_budget.groups[1].members[1], "turns", tuple(broken))
     assert [
-        group.task for group in DiversityFilter(eta=0.49, segment_end="exclude").settle(ledger).trained
+        group.task for group in DiversityFilter(eta=0.49, segment_end="exclude").select(step_budget).trained
     ] == [1]
 
 
@@ -102,20 +104,22 @@ def gains(sampler: TaskSampler, step: int, chances: Sequence[float]) -> list[flo
 
     A task is one Bernoulli choice whose log-odds are its own parameter: the slope is R - p, the exact gradient p (1 - p).
     """
-    ledger, sums = Ledger(step, TASKS, np.random.default_rng(step), 4, 4), [0.0, 0.0]
+    step_budget, sums = StepBudget(step, TASKS, np.random.default_rng(step), 4, 4), [0.0, 0.0]
 
-    def play(draws: Sequence[Draw], groups: Sequence[Group], ledger: Ledger) -> list[list[Trajectory]]:
+    def play(
+        draws: Sequence[Draw], groups: Sequence[Group], step_budget: StepBudget
+    ) -> list[list[Trajectory]]:
         return [
             [
                 Trajectory(
                     TASKS[draw.task], (), (), float(u < chances[draw.task]), EndReason.ANSWERED, id="e"
                 )
-                for u in ledger.rng.random(draw.rollouts)
+                for u in step_budget.rng.random(draw.rollouts)
             ]
             for draw in draws
         ]
 
-    for group in collect(sampler, ledger, play).trained:
+    for group in collect(sampler, step_budget, play).trained:
         rewards = np.array([trajectory.reward for trajectory in group])
         place = int(group[0].task.id[1:])
         sums[place >= 10] += float((rewards - others_mean(rewards)) @ (rewards - chances[place]))
@@ -194,19 +198,19 @@ def test_dars_looks_first_then_adds_where_little_succeeds() -> None:
     for 3 fresh tasks.
     """
     sampler = DifficultyAdaptive()
-    first = sampler.draw(ledger_of(waves=0))
+    first = sampler.draw(step_budget_of(rounds=0))
     assert sizes(first) == [(None, 2)] * 4
     assert len({draw.task for draw in first}) == 4
-    ledger = ledger_of([0, 0], [1, 0], [1, 1], [0, 0])
-    assert sizes(sampler.draw(ledger)) == [(0, 1), (3, 1), (None, 2), (None, 2), (None, 2)]
-    assert [group.task for group in sampler.settle(ledger).trained] == [1]
-    assert sampler.draw(ledger_of([0, 0], waves=2)) == []
+    step_budget = step_budget_of([0, 0], [1, 0], [1, 1], [0, 0])
+    assert sizes(sampler.draw(step_budget)) == [(0, 1), (3, 1), (None, 2), (None, 2), (None, 2)]
+    assert [group.task for group in sampler.select(step_budget).trained] == [1]
+    assert sampler.draw(step_budget_of([0, 0], rounds=2)) == []
 
 
 def test_dars_divides_what_is_left_where_the_formula_asks_for_more() -> None:
     """Hardness on three failed pairs: 2 (3/4) 1 = 1.5: (1.5 - .75) / (3/8) = 2 each, 6 where 2 are left."""
-    ledger = ledger_of([0, 0], [0, 0], [0, 0], questions=2)
-    assert sizes(DifficultyAdaptive(weighting="hardness").draw(ledger)) == [(0, 1), (1, 1)]
+    step_budget = step_budget_of([0, 0], [0, 0], [0, 0], questions=2)
+    assert sizes(DifficultyAdaptive(weighting="hardness").draw(step_budget)) == [(0, 1), (1, 1)]
 
 
 @pytest.mark.parametrize(
@@ -248,13 +252,13 @@ def test_rollouts_go_where_they_take_off_most() -> None:
 
 def test_xrpo_spends_the_rest_in_equal_rounds() -> None:
     sampler = UncertaintyAllocation(exploration=0.0)
-    assert sizes(sampler.draw(ledger_of(waves=0))) == [(None, 2)] * 4
+    assert sizes(sampler.draw(step_budget_of(rounds=0))) == [(None, 2)] * 4
     pairs = ([0, 0], [1, 0], [1, 1], [0, 0])
-    assert sizes(sampler.draw(ledger_of(*pairs))) == [(1, 4)]  # half of the 8 that are left
-    ledger = ledger_of([0, 0], [1, 0, 1, 1, 1, 1], [1, 1], [0, 0], waves=2)
-    assert sizes(sampler.draw(ledger)) == [(1, 4)]
-    assert sampler.draw(ledger_of(*pairs, waves=3)) == []
-    assert sampler.settle(ledger).figures == {"largest_group": 6}
+    assert sizes(sampler.draw(step_budget_of(*pairs))) == [(1, 4)]  # half of the 8 that are left
+    step_budget = step_budget_of([0, 0], [1, 0, 1, 1, 1, 1], [1, 1], [0, 0], rounds=2)
+    assert sizes(sampler.draw(step_budget)) == [(1, 4)]
+    assert sampler.draw(step_budget_of(*pairs, rounds=3)) == []
+    assert sampler.select(step_budget).figures == {"largest_group": 6}
 
 
 def test_the_confidence_level_reaches_every_half_width() -> None:
@@ -263,8 +267,8 @@ def test_the_confidence_level_reaches_every_half_width() -> None:
     # At .95 the pair is widest by far; at a level near 0 every interval is narrow and the bonus levels the sizes.
     assert uncertainty_allocation([0.5, 0.0], [3, 2], 1, exploration=0.1) == [1, 0]
     assert uncertainty_allocation([0.5, 0.0], [3, 2], 1, exploration=0.1, level=1e-6) == [0, 1]
-    ledger = ledger_of([1, 0, 1], [0, 0], questions=2, size=3)
-    wide, narrow = (UncertaintyAllocation(rounds=1, level=level).draw(ledger) for level in (0.95, 1e-6))
+    step_budget = step_budget_of([1, 0, 1], [0, 0], questions=2, size=3)
+    wide, narrow = (UncertaintyAllocation(rounds=1, level=level).draw(step_budget) for level in (0.95, 1e-6))
     assert sizes(wide) == [(0, 1)]
     assert sizes(narrow) == [(1, 1)]
 
@@ -275,24 +279,24 @@ def test_equal_priorities_go_to_the_first_group() -> None:
 
 def test_a_single_outcome_has_no_deviation() -> None:
     """One outcome is of unknown spread and is played again first, whatever its value."""
-    draws = UncertaintyAllocation(rounds=1).draw(ledger_of([1], [1, 0], questions=2, size=2))
+    draws = UncertaintyAllocation(rounds=1).draw(step_budget_of([1], [1, 0], questions=2, size=2))
     assert sizes(draws) == [(0, 1)]
 
 
 def test_the_first_look_is_as_large_as_asked() -> None:
-    assert sizes(UncertaintyAllocation(first=3).draw(ledger_of(waves=0))) == [(None, 3)] * 4
-    assert sizes(DifficultyAdaptive(first=3).draw(ledger_of(waves=0))) == [(None, 3)] * 4
+    assert sizes(UncertaintyAllocation(first=3).draw(step_budget_of(rounds=0))) == [(None, 3)] * 4
+    assert sizes(DifficultyAdaptive(first=3).draw(step_budget_of(rounds=0))) == [(None, 3)] * 4
 
 
 def test_xrpo_trains_every_group() -> None:
-    ledger = ledger_of([0, 0], [1, 0])
-    assert UncertaintyAllocation().settle(ledger).trained == ledger.groups
+    step_budget = step_budget_of([0, 0], [1, 0])
+    assert UncertaintyAllocation().select(step_budget).trained == step_budget.groups
 
 
 def test_episodes_that_failed_or_were_guided_are_in_no_diversity() -> None:
     """Returns 1 and 0 differ; without the second episode one return is left, which counts as diverse by itself."""
-    plain = ledger_of([1, 0], questions=1, size=2).groups[0]
-    alike = ledger_of([1, 1, 0], questions=1, size=3).groups[0]
+    plain = step_budget_of([1, 0], questions=1, size=2).groups[0]
+    alike = step_budget_of([1, 1, 0], questions=1, size=3).groups[0]
     assert DiversityFilter().keeps(plain)
     for lost in ({"valid": False}, {"origin": Origin.RETRY, "parent_id": "another"}):
         members = [*alike.members[:2], replace(alike.members[2], **lost)]
@@ -303,7 +307,7 @@ def test_episodes_that_failed_or_were_guided_are_in_no_diversity() -> None:
     ("sampler", "option", "accepted", "refused"),
     [
         (DynamicSampling, "keep", (1e-9, 1.0), (0.0, -0.5, 1.01)),
-        (DynamicSampling, "max_waves", (0, 1), (-1,)),
+        (DynamicSampling, "max_rounds", (0, 1), (-1,)),
         (DiversityFilter, "eta", (0.0, 2.0), (-0.01,)),
         (DifficultyAdaptive, "first", (0, 2), (1, -1)),
         (DifficultyAdaptive, "cap", (0, 1), (-1,)),

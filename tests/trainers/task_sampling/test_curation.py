@@ -22,7 +22,7 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.credit.outcome import group_relative
 from agentenv.trainers.learner.learner import Correction, Learner, Objective, rows_of
 from agentenv.trainers.task_sampling.curation import AdaptiveCuration, rollout_count
-from agentenv.trainers.task_sampling.waves import Batch, Group, Ledger, collect
+from agentenv.trainers.task_sampling.step_budget import Batch, Group, StepBudget, collect
 from agentenv.trainers.warmstart.expert_pool import record_expert
 
 TASKS = [Task(f"t{i}", f"Do thing {i}.") for i in range(4)]
@@ -40,18 +40,18 @@ def episode(place: int, reward: float, *, turns: int = 1, group: str = "g", **ch
     return replace(played, **changes)
 
 
-def ledger_of(*groups: list[Trajectory], step: int = 1, questions: int = 2, size: int = 8) -> Ledger:
-    ledger = Ledger(step, TASKS, np.random.default_rng(step), questions, size)
+def step_budget_of(*groups: list[Trajectory], step: int = 1, questions: int = 2, size: int = 8) -> StepBudget:
+    step_budget = StepBudget(step, TASKS, np.random.default_rng(step), questions, size)
     for members in groups:
-        ledger.groups.append(Group(TASKS.index(members[0].task), 0, members, step))
-    return ledger
+        step_budget.groups.append(Group(TASKS.index(members[0].task), 0, members, step))
+    return step_budget
 
 
 def settled(sampler: AdaptiveCuration, *groups: list[Trajectory], step: int = 1) -> Batch:
     """The batch of a step whose groups stand; the budget is spent."""
-    ledger = ledger_of(*groups, step=step)
-    ledger.asked = ledger.left
-    return collect(sampler, ledger, lambda *_: [])
+    step_budget = step_budget_of(*groups, step=step)
+    step_budget.reserved = step_budget.remaining
+    return collect(sampler, step_budget, lambda *_: [])
 
 
 def test_rollouts_fall_from_a_success_rate_of_six_tenths() -> None:
@@ -66,13 +66,13 @@ def test_rollouts_fall_from_a_success_rate_of_six_tenths() -> None:
 def test_what_easy_tasks_leave_goes_to_further_tasks() -> None:
     """Of sixteen rollouts an unknown task takes eight; three that always succeed take two each, then the first again."""
     sampler = AdaptiveCuration()
-    unknown = sampler.draw(ledger_of())
+    unknown = sampler.draw(step_budget_of())
     assert [draw.rollouts for draw in unknown] == [8, 8]
     settled(sampler, *([episode(place, 1.0)] * 8 for place in (0, 1, 2)))
-    draws = sampler.draw(ledger_of(step=2, questions=3))
+    draws = sampler.draw(step_budget_of(step=2, questions=3))
     assert {draw.task: draw.rollouts for draw in draws[:4]} == {0: 2, 1: 2, 2: 2, 3: 8}
     assert sum(draw.rollouts for draw in draws) == 24
-    (odd,) = sampler.draw(ledger_of(questions=1, size=3))
+    (odd,) = sampler.draw(step_budget_of(questions=1, size=3))
     assert odd.rollouts in (2, 3)  # the one that is left would be no group
 
 
@@ -86,7 +86,7 @@ def test_turns_are_bounded_by_the_longest_success() -> None:
     sampler = AdaptiveCuration(turns="max_steps", longest=6)
     settled(sampler, [episode(0, 1.0, turns=2), episode(0, 1.0, turns=4), episode(0, 0.0, turns=5)])
     settled(sampler, [episode(0, 1.0, turns=3)], [episode(1, 1.0, turns=9)])
-    draws = sampler.draw(ledger_of(step=2, questions=4))
+    draws = sampler.draw(step_budget_of(step=2, questions=4))
     assert {draw.task: dict(draw.env) for draw in draws} == {
         0: {"max_steps": 4},
         1: {"max_steps": 6},
@@ -158,7 +158,7 @@ def test_the_pool_begins_with_what_was_collected_before(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(lines[:2]))
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress("".join(lines[2:]).encode()))
     sampler = AdaptiveCuration(pool=str(tmp_path))
-    draws = sampler.draw(ledger_of(questions=4))
+    draws = sampler.draw(step_budget_of(questions=4))
     assert {draw.task: draw.env["max_turns"] for draw in draws} == {0: 7, 1: 30, 2: 1, 3: 30}
     stored = {place: record["id"] for place, record in sampler.state_dict()["stored"]}
     assert stored == {0: records[1].id, 2: "shown"}  # the last one of a task
@@ -177,7 +177,7 @@ def test_a_pool_of_nothing_is_refused(text: str | None, said: str, tmp_path: Pat
     if text is not None:
         path.write_text(text)
     with pytest.raises(ConfigurationError, match=said):
-        AdaptiveCuration(pool=str(path)).draw(ledger_of())
+        AdaptiveCuration(pool=str(path)).draw(step_budget_of())
 
 
 def test_a_stored_success_needs_its_log_probs() -> None:

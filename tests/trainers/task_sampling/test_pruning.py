@@ -17,7 +17,7 @@ from agentenv.envs.calculator import Calculator
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.trainers.task_sampling.pruning import OnlinePruning, features_of, keep_chance, weighted_mean
-from agentenv.trainers.task_sampling.waves import Batch, Draw, Group, Ledger, collect
+from agentenv.trainers.task_sampling.step_budget import Batch, Draw, Group, StepBudget, collect
 
 TASKS = [Task(f"t{i}", f"q{i}", ("x",)) for i in range(4)]
 
@@ -63,17 +63,24 @@ def test_features_by_hand() -> None:
 def steps(sampler: OnlinePruning, count: int, *, size: int = 32) -> list[Batch]:
     """Steps in which an episode succeeds unless its first call fails, as three in four do."""
 
-    def play(draws: Sequence[Draw], groups: Sequence[Group], ledger: Ledger) -> list[list[Trajectory]]:
+    def play(
+        draws: Sequence[Draw], groups: Sequence[Group], step_budget: StepBudget
+    ) -> list[list[Trajectory]]:
         return [
-            [episode(sampler, int(ledger.rng.integers(1 << 31)), ledger) for _ in range(draw.rollouts)]
+            [
+                episode(sampler, int(step_budget.rng.integers(1 << 31)), step_budget)
+                for _ in range(draw.rollouts)
+            ]
             for draw in draws
         ]
 
-    return [collect(sampler, Ledger(s, TASKS, np.random.default_rng(s), 1, size), play) for s in range(count)]
+    return [
+        collect(sampler, StepBudget(s, TASKS, np.random.default_rng(s), 1, size), play) for s in range(count)
+    ]
 
 
-def episode(sampler: OnlinePruning, seed: int, ledger: Ledger) -> Trajectory:
-    wrong = bool(ledger.rng.random() < 0.75)
+def episode(sampler: OnlinePruning, seed: int, step_budget: StepBudget) -> Trajectory:
+    wrong = bool(step_budget.rng.random() < 0.75)
     under_way = record(seed, wrong=wrong)
     goes_on = sampler.gate(under_way)
     end = EndReason.ANSWERED if goes_on else EndReason.ABORTED

@@ -19,19 +19,19 @@ from agentenv.trainers.task_sampling.replay import (
     predicted_rewards,
     sample_without_replacement,
 )
-from agentenv.trainers.task_sampling.waves import Group, Ledger
+from agentenv.trainers.task_sampling.step_budget import Group, StepBudget
 
 WORDS = ("river", "river", "river", "tower", "tower", "tower")
 TASKS = [Task(f"t{i}", f"Which {word} is this?") for i, word in enumerate(WORDS)]
 
 
-def ledger_of(outcomes: dict[int, list[float]], *, step: int = 1, questions: int = 2) -> Ledger:
+def step_budget_of(outcomes: dict[int, list[float]], *, step: int = 1, questions: int = 2) -> StepBudget:
     """A step whose groups, by task, have these outcomes."""
-    ledger = Ledger(step, TASKS, np.random.default_rng(step), questions, 2)
+    step_budget = StepBudget(step, TASKS, np.random.default_rng(step), questions, 2)
     for place, rewards in outcomes.items():
         members = [episode(TASKS[place], reward) for reward in rewards]
-        ledger.groups.append(Group(place, ledger.asked, members))
-    return ledger
+        step_budget.groups.append(Group(place, step_budget.reserved, members))
+    return step_budget
 
 
 def episode(task: Task, reward: float, *, valid: bool = True) -> Trajectory:
@@ -70,21 +70,21 @@ def test_far_logits_still_give_as_many_as_are_asked() -> None:
 
 def test_tasks_like_those_that_were_half_solved_are_played() -> None:
     sampler = TargetedReplay()
-    sampler.settle(ledger_of({0: [0, 1], 3: [0, 0]}))
-    assert {draw.task for draw in sampler.draw(ledger_of({}, step=2, questions=3))} == {0, 1, 2}
+    sampler.select(step_budget_of({0: [0, 1], 3: [0, 0]}))
+    assert {draw.task for draw in sampler.draw(step_budget_of({}, step=2, questions=3))} == {0, 1, 2}
 
 
 def test_groups_that_differ_come_back_as_they_were() -> None:
     """Three fresh groups at ``fresh`` .75 are joined by one. Flat groups and faults never are."""
     sampler = TargetedReplay(fresh=0.75)
-    ledger = ledger_of({0: [0, 1], 1: [1, 1], 2: [0, 0]})
-    ledger.groups[0].members.append(episode(TASKS[0], 0.0, valid=False))
-    first = sampler.settle(ledger)
+    step_budget = step_budget_of({0: [0, 1], 1: [1, 1], 2: [0, 0]})
+    step_budget.groups[0].members.append(episode(TASKS[0], 0.0, valid=False))
+    first = sampler.select(step_budget)
     assert (list(first.replayed), first.figures) == ([], {"replay_buffer": 1})
-    second = sampler.settle(ledger_of({3: [1, 1], 4: [1, 1], 5: [0, 0]}, step=2))
+    second = sampler.select(step_budget_of({3: [1, 1], 4: [1, 1], 5: [0, 0]}, step=2))
     (group,) = second.replayed
     assert [t.origin for t in group] == [Origin.REPLAY] * 2
-    for again, original in zip(group, ledger.groups[0].members, strict=False):
+    for again, original in zip(group, step_budget.groups[0].members, strict=False):
         assert again.segments == original.segments
         assert [(t.reward, t.anchor_key) for t in again.turns] == [
             (t.reward, t.anchor_key) for t in original.turns
@@ -99,25 +99,25 @@ def test_groups_that_differ_come_back_as_they_were() -> None:
 def test_a_share_of_one_replays_none_and_the_oldest_leave_first() -> None:
     sampler = TargetedReplay(fresh=1.0, buffer=2)
     for task in (0, 1, 2):
-        settled = sampler.settle(ledger_of({task: [0, 1]}, step=task + 1))
-    assert list(settled.replayed) == []
+        selection = sampler.select(step_budget_of({task: [0, 1]}, step=task + 1))
+    assert list(selection.replayed) == []
     assert [task for task, _ in sampler.state_dict()["kept"]] == [1, 2]
     nothing = TargetedReplay(buffer=0)
-    nothing.settle(ledger_of({0: [0, 1]}))
+    nothing.select(step_budget_of({0: [0, 1]}))
     assert nothing.state_dict()["kept"] == []
 
 
 def test_the_reference_is_what_was_played_last() -> None:
     sampler = TargetedReplay(reference=2)
-    sampler.settle(ledger_of({0: [0, 1], 1: [1, 1], 2: [0, 0]}))
+    sampler.select(step_budget_of({0: [0, 1], 1: [1, 1], 2: [0, 0]}))
     assert sampler.state_dict()["known"] == [(1, 1.0), (2, 0.0)]
 
 
 def test_the_stored_log_probs_are_the_denominator(table: Callable[..., Any]) -> None:
     """The loss of a replayed group is that of ratios against what was stored, and not that of the present weights."""
     sampler = TargetedReplay()
-    sampler.settle(ledger_of({0: [0, 1]}))
-    (group,) = sampler.settle(ledger_of({1: [1, 1]}, step=2)).replayed
+    sampler.select(step_budget_of({0: [0, 1]}))
+    (group,) = sampler.select(step_budget_of({1: [1, 1]}, step=2)).replayed
     rows = rows_of(group, group_relative(group), version=5)
     assert [set(row.age[row.mask]) for row in rows if row.age is not None] == [{2}, {2}]
     model = table(4)

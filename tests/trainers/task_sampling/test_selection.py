@@ -18,18 +18,22 @@ from agentenv.trainers.task_sampling.selection import (
     robust_weights,
     scheduled,
 )
-from agentenv.trainers.task_sampling.waves import Group, Ledger
+from agentenv.trainers.task_sampling.step_budget import Group, StepBudget
 
 TASKS = [Task(f"t{i}", "q", data={"hops": 1 + i % 2}) for i in range(8)]
 
 
-def ledger_of(outcomes: dict[int, Sequence[float]], *, step: int = 1, seed: int = 0, **sizes: int) -> Ledger:
+def step_budget_of(
+    outcomes: dict[int, Sequence[float]], *, step: int = 1, seed: int = 0, **sizes: int
+) -> StepBudget:
     """A step whose groups, by task, have these outcomes."""
-    ledger = Ledger(step, TASKS, np.random.default_rng(seed), sizes.get("questions", 4), sizes.get("size", 2))
+    step_budget = StepBudget(
+        step, TASKS, np.random.default_rng(seed), sizes.get("questions", 4), sizes.get("size", 2)
+    )
     for place, rewards in outcomes.items():
         members = [Trajectory(TASKS[place], (), (), r, EndReason.ANSWERED) for r in rewards]
-        ledger.groups.append(Group(place, ledger.asked, members))
-    return ledger
+        step_budget.groups.append(Group(place, step_budget.reserved, members))
+    return step_budget
 
 
 def test_evidence_fades_and_the_prior_stays() -> None:
@@ -44,14 +48,14 @@ def test_a_posterior_after_two_steps() -> None:
     Task 1: 2 of 2, then idle: alpha 1 + .99 * 2.
     """
     sampler = PosteriorSampling()
-    sampler.draw(ledger_of({}))
-    sampler.settle(ledger_of({0: [1, 1, 0, 1], 1: [1.5, 1]}))
-    settled = sampler.settle(ledger_of({0: [0, 1, -0.1, 0]}, step=2))
+    sampler.draw(step_budget_of({}))
+    sampler.select(step_budget_of({0: [1, 1, 0, 1], 1: [1.5, 1]}))
+    selection = sampler.select(step_budget_of({0: [0, 1, -0.1, 0]}, step=2))
     state = sampler.state_dict()
     assert (state["successes"][0], state["failures"][0]) == pytest.approx((4.7, 4.9))
     assert (state["successes"][1], state["failures"][1]) == pytest.approx((2.98, 1.0))
     assert state["successes"][2:] == [1.0] * 6
-    assert settled.figures == {"known_tasks": 2}
+    assert selection.figures == {"known_tasks": 2}
 
 
 def test_tasks_of_known_outcome_are_left_alone() -> None:
@@ -59,14 +63,14 @@ def test_tasks_of_known_outcome_are_left_alone() -> None:
     sampler = PosteriorSampling()
     sure, even = [1e6, 1.0, 1e6, 1.0], [1e6] * 4
     sampler.load_state_dict({"successes": sure + even, "failures": sure[::-1] + even})
-    assert {draw.task for draw in sampler.draw(ledger_of({}))} == {4, 5, 6, 7}
+    assert {draw.task for draw in sampler.draw(step_budget_of({}))} == {4, 5, 6, 7}
 
 
 def test_every_task_may_be_drawn_at_the_beginning() -> None:
     """Among 8 equal posteriors each is in half of the draws: 200 of 400, 5 standard errors are 50."""
     counts = np.zeros(8)
     for seed in range(400):
-        for draw in PosteriorSampling().draw(ledger_of({}, seed=seed)):
+        for draw in PosteriorSampling().draw(step_budget_of({}, seed=seed)):
             counts[draw.task] += 1
     assert (abs(counts - 200) < 50).all()
 
@@ -99,21 +103,24 @@ def test_worst_case_weights_solve_their_problem() -> None:
 def test_a_class_loss_is_a_mean_over_its_own_steps() -> None:
     """Class 1 loses 1 and then .5: (.9 * .1 * 1 + .1 * .5) / (1 - .81) = .14 / .19; class 2 loses 0 twice."""
     sampler = GroupRobust()
-    sampler.settle(ledger_of({0: [0, 0], 1: [1, 1]}))
-    figures = sampler.settle(ledger_of({0: [0, 1], 2: [1, 0]}, step=2)).figures
+    sampler.select(step_budget_of({0: [0, 0], 1: [1, 1]}))
+    figures = sampler.select(step_budget_of({0: [0, 1], 2: [1, 0]}, step=2)).figures
     assert figures == pytest.approx({"loss_hops_1": 0.14 / 0.19, "loss_hops_2": 0.0})
 
 
 def test_losses_of_classes_are_taken_up_again() -> None:
     """A resumed sampler draws as the one that was stopped, and goes on with its means."""
     sampler, resumed = GroupRobust(), GroupRobust()
-    sampler.settle(ledger_of({0: [0, 0], 1: [1, 1]}))
+    sampler.select(step_budget_of({0: [0, 0], 1: [1, 1]}))
     resumed.load_state_dict(json.loads(json.dumps(sampler.state_dict())))
     for step in range(2, 6):
-        drawn = [one.draw(ledger_of({}, step=step, seed=step, questions=3)) for one in (sampler, resumed)]
+        drawn = [
+            one.draw(step_budget_of({}, step=step, seed=step, questions=3)) for one in (sampler, resumed)
+        ]
         assert drawn[0] == drawn[1]
         figures = [
-            one.settle(ledger_of({0: [0, 1], 2: [1, 0]}, step=step)).figures for one in (sampler, resumed)
+            one.select(step_budget_of({0: [0, 1], 2: [1, 0]}, step=step)).figures
+            for one in (sampler, resumed)
         ]
         assert figures[0] == figures[1]
 
@@ -121,14 +128,14 @@ def test_losses_of_classes_are_taken_up_again() -> None:
 def test_failing_classes_are_drawn_more() -> None:
     """Losses 1 and 0 at strength log(3) and floor 0: three draws in four are of class 1; 300 of 400, 5 errors are 43."""
     sampler = GroupRobust(strength=float(np.log(3)), floor=0.0)
-    sampler.settle(ledger_of({0: [0, 0], 1: [1, 1]}))
-    drawn = [d.task for s in range(400) for d in sampler.draw(ledger_of({}, seed=s, questions=1))]
+    sampler.select(step_budget_of({0: [0, 0], 1: [1, 1]}))
+    drawn = [d.task for s in range(400) for d in sampler.draw(step_budget_of({}, seed=s, questions=1))]
     assert abs(sum(TASKS[task].data["hops"] == 1 for task in drawn) - 300) < 43
 
 
 def test_a_class_that_tasks_do_not_have() -> None:
     with pytest.raises(ConfigurationError, match="no 'level' in its data, which has: hops"):
-        GroupRobust(by="level").draw(ledger_of({}))
+        GroupRobust(by="level").draw(step_budget_of({}))
 
 
 def test_schedules() -> None:
@@ -139,11 +146,11 @@ def test_schedules() -> None:
 
 def test_a_curriculum_changes_tasks_and_environment() -> None:
     sampler = Curriculum(hops=((1, 1), (5, 2)), max_turns=((1, 2),), passages=((5, 4),), noise=((5, 0.25),))
-    early, late = sampler.draw(ledger_of({}, step=1)), sampler.draw(ledger_of({}, step=5))
+    early, late = sampler.draw(step_budget_of({}, step=1)), sampler.draw(step_budget_of({}, step=5))
     assert {draw.task % 2 for draw in early} == {0}  # one hop
     assert {(*draw.env.items(), draw.noise) for draw in early} == {(("max_turns", 2), 0.0)}
     assert {(*draw.env.items(), draw.noise) for draw in late} == {(("max_turns", 2), ("k", 4), 0.25)}
-    figures = sampler.settle(ledger_of({}, step=5)).figures
+    figures = sampler.select(step_budget_of({}, step=5)).figures
     assert figures == {
         "curriculum_hops": 2,
         "curriculum_max_turns": 2,
@@ -153,8 +160,8 @@ def test_a_curriculum_changes_tasks_and_environment() -> None:
 
 
 def test_a_curriculum_without_schedules_is_uniform() -> None:
-    draws = Curriculum().draw(ledger_of({}))
-    assert [draw.task for draw in draws] == ledger_of({}).fresh(4)
+    draws = Curriculum().draw(step_budget_of({}))
+    assert [draw.task for draw in draws] == step_budget_of({}).draw_unplayed(4)
     assert {(len(draw.env), draw.noise) for draw in draws} == {(0, 0.0)}
 
 
@@ -164,27 +171,27 @@ def test_a_curriculum_that_makes_no_sense() -> None:
     with pytest.raises(ConfigurationError, match=r"'noise' .* within \[0, 1\], not 2"):
         Curriculum(noise=((1, 2.0),))
     with pytest.raises(ConfigurationError, match="allows 0 hops in step 1 and the easiest task has 1"):
-        Curriculum(hops=((1, 0),)).draw(ledger_of({}))
+        Curriculum(hops=((1, 0),)).draw(step_budget_of({}))
 
 
 def test_noise_may_be_all_or_nothing() -> None:
-    ledger = ledger_of({})
+    step_budget = step_budget_of({})
     for share in (0.0, 1.0):
-        assert {draw.noise for draw in Curriculum(noise=((1, share),)).draw(ledger)} == {share}
+        assert {draw.noise for draw in Curriculum(noise=((1, share),)).draw(step_budget)} == {share}
 
 
 def test_a_curriculum_draws_groups_of_the_usual_size_and_trains_all() -> None:
-    ledger = ledger_of({0: [1.0, 0.0]})
-    draws = Curriculum().draw(ledger)
-    assert {draw.rollouts for draw in draws} == {ledger.group_size}
-    assert Curriculum().settle(ledger).trained == ledger.groups
+    step_budget = step_budget_of({0: [1.0, 0.0]})
+    draws = Curriculum().draw(step_budget)
+    assert {draw.rollouts for draw in draws} == {step_budget.group_size}
+    assert Curriculum().select(step_budget).trained == step_budget.groups
 
 
 def test_a_pool_as_large_as_the_step_is_drawn_without_repeats() -> None:
     """Four questions of the tasks with one hop: where exactly four are left, each is drawn once."""
-    ledger = ledger_of({})
-    ledger.questions = sum(task.data["hops"] == 1 for task in ledger.tasks)
-    drawn = [draw.task for draw in Curriculum(hops=((1, 1),)).draw(ledger)]
-    assert len(set(drawn)) == len(drawn) == ledger.questions
-    ledger.questions += 1
-    assert len(Curriculum(hops=((1, 1),)).draw(ledger)) == ledger.questions
+    step_budget = step_budget_of({})
+    step_budget.questions = sum(task.data["hops"] == 1 for task in step_budget.tasks)
+    drawn = [draw.task for draw in Curriculum(hops=((1, 1),)).draw(step_budget)]
+    assert len(set(drawn)) == len(drawn) == step_budget.questions
+    step_budget.questions += 1
+    assert len(Curriculum(hops=((1, 1),)).draw(step_budget)) == step_budget.questions

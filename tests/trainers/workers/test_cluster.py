@@ -37,7 +37,7 @@ from agentenv.trainers.run import open_player
 from agentenv.trainers.run_folder.folder import RunFolder
 from agentenv.trainers.task_sampling.samplers import Draw, Group
 from agentenv.trainers.workers.cluster import RayCluster
-from agentenv.trainers.workers.pending import Pending
+from agentenv.trainers.workers.inflight import InflightGroup
 from agentenv.trainers.workers.recorded import RecordedPolicy
 from agentenv.trainers.workers.worker_pool import WorkerPool
 
@@ -216,11 +216,11 @@ class Held:
         (self.place / f"closed-{os.getpid()}").touch()
 
     async def play(
-        self, pending: Pending, deterministic_batcher: DeterministicBatcher | None
+        self, inflight: InflightGroup, deterministic_batcher: DeterministicBatcher | None
     ) -> list[Trajectory]:
-        by = f"{pending.step}-{pending.slot}-{os.getpid()}-{self.version}"
+        by = f"{inflight.step}-{inflight.slot}-{os.getpid()}-{self.version}"
         (self.place / f"began-{by}").touch()
-        while not (self.place / f"go-{pending.step}").exists():
+        while not (self.place / f"go-{inflight.step}").exists():
             await asyncio.sleep(0.05)
         return [Trajectory(Task("t", "q"), (), (), 1.0, EndReason.ANSWERED, id=by)]
 
@@ -241,7 +241,7 @@ async def step(
     """Who delivered the four groups of a step; once all have begun ``strike`` is called, and they are let go."""
     await worker_pool.updated(number, {"w": Number(number)})
     groups = [
-        Pending(
+        InflightGroup(
             step=number,
             draw=Draw(0, SIZE),
             group=Group(0, slot, step=number),

@@ -16,7 +16,7 @@ from agentenv.core.types import EndReason, Task
 from agentenv.errors import WorkerLost
 from agentenv.trainers.task_sampling.samplers import Draw, Group
 from agentenv.trainers.workers.cluster import RolloutActor
-from agentenv.trainers.workers.pending import Pending
+from agentenv.trainers.workers.inflight import InflightGroup
 from agentenv.trainers.workers.recorded import RecordedPolicy
 
 
@@ -47,7 +47,7 @@ class Scripted:
         self.batchers: list[DeterministicBatcher | None] = []
 
     async def play(
-        self, pending: Pending, deterministic_batcher: DeterministicBatcher | None
+        self, inflight: InflightGroup, deterministic_batcher: DeterministicBatcher | None
     ) -> list[Trajectory]:
         self.batchers.append(deterministic_batcher)
         self.began.set()
@@ -56,11 +56,11 @@ class Scripted:
                 await asyncio.Event().wait()
             finally:
                 self.cancelled = True
-        at = f"{pending.step}-{pending.slot} at {self.policy.version}"
+        at = f"{inflight.step}-{inflight.slot} at {self.policy.version}"
         return [Trajectory(Task("t", "q"), (), (), 1.0, EndReason.ANSWERED, id=at)]
 
 
-ORDER = Pending(
+ORDER = InflightGroup(
     step=4,
     draw=Draw(0, 1),
     group=Group(0, 6, step=4),

@@ -40,7 +40,7 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups
 from agentenv.trainers.task_sampling.samplers import Draw, Group, get_sampler
-from agentenv.trainers.workers.pending import Pending, first_complete
+from agentenv.trainers.workers.inflight import InflightGroup, choose_batch
 from agentenv.trainers.workers.player import Player
 from agentenv.trainers.workers.recorded import RecordedPolicy
 from agentenv.trainers.workers.rollouts import Rollouts
@@ -160,9 +160,9 @@ class Nearby:
     ) -> tuple[list[Trajectory], dict[str, Any]]:
         await self.open()
         self.load_weights(weights)
-        pending = Pending.of(order, self.player.policy)
+        inflight = InflightGroup.of(order, self.player.policy)
         deterministic_batcher = DeterministicBatcher() if self.player.settings.deterministic else None
-        return await self.player.play(pending, deterministic_batcher), pending.policy.state_dict()
+        return await self.player.play(inflight, deterministic_batcher), inflight.policy.state_dict()
 
     def load_weights(self, weights: Weights) -> None:
         self.player.policy.version = weights.version
@@ -208,15 +208,17 @@ class Outcome:
         return self.members
 
 
-def drawn(step: int, born: int | None = None, *, complete: bool = False, valid: bool = True) -> Pending:
-    made = Pending(
+def drawn(
+    step: int, start_version: int | None = None, *, complete: bool = False, valid: bool = True
+) -> InflightGroup:
+    made = InflightGroup(
         step=step,
         draw=Draw(0, 2),
         group=Group(0, 0),
         slot=0,
         seeds=[],
         policy=RecordedPolicy(Doors()),
-        born=born,
+        start_version=start_version,
     )
     made.task = Outcome([SimpleNamespace(valid=valid)])  # type: ignore[assignment]
     made.task.over = complete  # type: ignore[union-attr]
@@ -224,49 +226,49 @@ def drawn(step: int, born: int | None = None, *, complete: bool = False, valid: 
 
 
 def test_a_batch_is_what_is_complete_first_unless_something_would_grow_too_old() -> None:
-    slow, waits = drawn(1, born=0), drawn(3)
+    slow, waits = drawn(1, start_version=0), drawn(3)
     quick = [
-        drawn(1, born=0, complete=True),
-        drawn(2, born=1, complete=True),
-        drawn(2, born=1, complete=True),
+        drawn(1, start_version=0, complete=True),
+        drawn(2, start_version=1, complete=True),
+        drawn(2, start_version=1, complete=True),
     ]
-    pending = [slow, quick[2], *quick[:2], waits]
-    take = partial(first_complete, pending, staleness=2)
+    inflight = [slow, quick[2], *quick[:2], waits]
+    take = partial(choose_batch, inflight, staleness=2)
     assert take([2, 2, 2], version=1) == [quick[0], quick[2]]  # by their beginning, then by their draw
     assert take([4, 2, 2], version=1) is None  # three are complete
     assert take([2, 2, 2], version=2) is None  # slow would be 3 versions old in the next batch
-    assert first_complete(pending, [2, 2, 2, 2], version=2, staleness=3) == [quick[0], quick[2]]
-    assert first_complete([*quick], [2], version=2, staleness=2) == quick[:2]
-    assert first_complete([], [0], version=0, staleness=0) == []
+    assert choose_batch(inflight, [2, 2, 2, 2], version=2, staleness=3) == [quick[0], quick[2]]
+    assert choose_batch([*quick], [2], version=2, staleness=2) == quick[:2]
+    assert choose_batch([], [0], version=0, staleness=0) == []
 
 
 def test_the_learner_looks_ahead() -> None:
     """Three of one age, two of them slow, one place in each of three steps: leaving both would make one too old."""
-    pending = [
-        drawn(1, born=0),
-        drawn(2, born=0),
-        drawn(3, born=0, complete=True),
-        drawn(4, born=1, complete=True),
+    inflight = [
+        drawn(1, start_version=0),
+        drawn(2, start_version=0),
+        drawn(3, start_version=0, complete=True),
+        drawn(4, start_version=1, complete=True),
     ]
-    assert first_complete(pending[:3], [1, 1, 1], version=0, staleness=2) == [pending[2]]
-    del pending[2]
-    assert first_complete(pending, [1, 1, 1], version=1, staleness=2) is None
-    assert first_complete(pending, [1, 2, 1], version=1, staleness=2) == [pending[2]]
+    assert choose_batch(inflight[:3], [1, 1, 1], version=0, staleness=2) == [inflight[2]]
+    del inflight[2]
+    assert choose_batch(inflight, [1, 1, 1], version=1, staleness=2) is None
+    assert choose_batch(inflight, [1, 2, 1], version=1, staleness=2) == [inflight[2]]
 
 
 def test_a_batch_of_failures_alone_waits_for_a_group_that_has_something() -> None:
-    failed = [drawn(1, born=0, complete=True, valid=False) for _ in range(3)]
-    slow, waits = drawn(2, born=0), drawn(2)
-    take = partial(first_complete, counts=[2, 3], version=0, staleness=1)
+    failed = [drawn(1, start_version=0, complete=True, valid=False) for _ in range(3)]
+    slow, waits = drawn(2, start_version=0), drawn(2)
+    take = partial(choose_batch, counts=[2, 3], version=0, staleness=1)
     assert take([*failed, slow, waits]) is None
-    assert take([*failed, drawn(2, born=0, complete=True), waits])[1].failed is False  # type: ignore[index]
+    assert take([*failed, drawn(2, start_version=0, complete=True), waits])[1].failed is False  # type: ignore[index]
     assert take([*failed, waits]) is None  # it has no place yet
     assert take(failed) == failed[:2]  # everything failed
-    good = [drawn(1, born=0, complete=True) for _ in range(3)]
+    good = [drawn(1, start_version=0, complete=True) for _ in range(3)]
     assert (
-        first_complete([*failed[:1], *good], [2, 2], version=1, staleness=1) is None
+        choose_batch([*failed[:1], *good], [2, 2], version=1, staleness=1) is None
     )  # two are due and one is left
-    assert first_complete([*failed[:1], *good[:2]], [2, 1], version=1, staleness=1) == good[:2]
+    assert choose_batch([*failed[:1], *good[:2]], [2, 1], version=1, staleness=1) == good[:2]
 
 
 @given(
@@ -285,26 +287,26 @@ def test_the_bound_holds_and_can_always_be_kept(
     A batch has something to train in it unless all that are drawn have failed.
     """
     rng = random.Random(seed)
-    pending: list[Pending] = []
+    inflight: list[InflightGroup] = []
     opened = 0
     for step in range(1, len(counts) + 1):
         version = step - 1
         while opened < min(step + staleness, len(counts)):
             opened += 1
-            pending += [drawn(opened, valid=rng.random() >= failing) for _ in range(counts[opened - 1])]
+            inflight += [drawn(opened, valid=rng.random() >= failing) for _ in range(counts[opened - 1])]
         while (
-            batch := first_complete(pending, counts[version:opened], version=version, staleness=staleness)
+            batch := choose_batch(inflight, counts[version:opened], version=version, staleness=staleness)
         ) is None:
-            running = [p for p in pending if p.born is not None and p.members is None]
-            for waiting in [p for p in pending if p.born is None][: slots - len(running)]:
-                waiting.born = version
+            running = [p for p in inflight if p.start_version is not None and p.members is None]
+            for waiting in [p for p in inflight if p.start_version is None][: slots - len(running)]:
+                waiting.start_version = version
                 running.append(waiting)
             rng.choice(running).task.over = True  # type: ignore[union-attr]
         assert len(batch) == counts[version]
-        assert all(version - (p.born or 0) <= staleness for p in batch if not p.failed)
-        assert not batch or any(not p.failed for p in batch) or all(p.failed for p in pending)
-        pending = [p for p in pending if p not in batch]
-    assert not pending
+        assert all(version - (p.start_version or 0) <= staleness for p in batch if not p.failed)
+        assert not batch or any(not p.failed for p in batch) or all(p.failed for p in inflight)
+        inflight = [p for p in inflight if p not in batch]
+    assert not inflight
 
 
 def test_the_learner_waits_for_a_slow_group_only_at_the_bound() -> None:
@@ -386,7 +388,7 @@ def test_a_group_begins_with_its_first_worker() -> None:
     with rollouts(policy, 1, workers=1) as ahead:
         assert steps_of(ahead.batch(1)) == ["1", "1"]
         until(lambda: policy.live == {"step-2-0"})
-        assert [pending["born"] for pending in ahead.state_dict()["pending"]] == [0, None]
+        assert [inflight["start_version"] for inflight in ahead.state_dict()["inflight"]] == [0, None]
     assert policy.most == 1
 
 
@@ -407,7 +409,7 @@ def test_an_interrupted_run_asks_for_nothing_again() -> None:
         ahead.batch(1)
         until(lambda: sum(policy.asked.values()) == 6 * SIZE * TURNS)  # two groups have ended, four are held
         state = ahead.state_dict()
-    assert [len(pending["answers"]) for pending in state["pending"]] == [SIZE] * 4
+    assert [len(inflight["answers"]) for inflight in state["inflight"]] == [SIZE] * 4
     again = Doors()
     again.version = 1
     with rollouts(again, 2, concurrent=6) as resumed:
@@ -467,11 +469,11 @@ def test_groups_that_fail_do_not_end_a_run_whose_other_groups_are_fine() -> None
 
 
 def test_later_waves_are_played_at_once() -> None:
-    """DAPO's second wave stands in for flat groups; its members are in the batch, its budget is that of the step."""
+    """DAPO's second round stands in for groups of zero variance; its members join the batch within its budget."""
     with rollouts(Doors(), 1, sampler="dapo", questions=4) as ahead:
         batch = ahead.batch(1)
     assert batch.figures["rollouts"] + batch.figures["unspent_rollouts"] == 4 * SIZE
-    assert batch.figures["waves"] > 1
+    assert batch.figures["rounds"] > 1
 
 
 @pytest.mark.parametrize("strategy", ["plain", "reflect_retry"])
@@ -487,7 +489,7 @@ def test_without_staleness_records_are_those_of_the_groups_played_by_themselves(
             batch = made.batch(step)
             assert [to_record(t) for g in batch.played for t in g] == expected
             assert not {"staleness_max", "groups_under_way"} & set(batch.figures)
-            assert made.state_dict()["pending"] == []
+            assert made.state_dict()["inflight"] == []
             policy.updated()
 
 
@@ -551,7 +553,7 @@ def test_where_nobody_is_left_the_step_can_be_begun_again() -> None:
 
 @pytest.mark.parametrize("sampler", ["uniform", "dapo", "dots"])
 def test_a_step_whose_episodes_all_fail_can_be_begun_again(sampler: str) -> None:
-    """What the sampler learned and what was drawn is as before the step, whatever wave it failed in."""
+    """What the sampler learned and what was drawn is as before the step, whatever round it failed in."""
 
     class Down(Doors):
         async def generate(self, *given: Any, **named: Any) -> Completion:

@@ -17,7 +17,7 @@ from agentenv.trainers.config.config_files import override
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.task_sampling.samplers import Draw, Group
 from agentenv.trainers.workers import worker_pool as crew_module
-from agentenv.trainers.workers.pending import Pending
+from agentenv.trainers.workers.inflight import InflightGroup
 from agentenv.trainers.workers.recorded import RecordedPolicy
 from agentenv.trainers.workers.worker_pool import Weights, WorkerPool
 
@@ -85,9 +85,9 @@ async def refuses() -> None:
     raise ConfigurationError("there is no such policy here")
 
 
-def group(first: int, size: int = 2) -> Pending:
+def group(first: int, size: int = 2) -> InflightGroup:
     policy: Any = object()
-    return Pending(
+    return InflightGroup(
         step=1,
         draw=Draw(0, size),
         group=Group(0, first, step=1),
@@ -176,10 +176,10 @@ def test_a_late_worker_is_ended_and_what_it_delivers_then_is_dropped() -> None:
 
 def test_the_answers_of_the_policy_stay_with_the_group() -> None:
     async def play() -> dict[str, Any]:
-        worker_pool, pending = WorkerPool(Fakes(), 1, start_s=30, deadline_s=30), group(0)
+        worker_pool, inflight = WorkerPool(Fakes(), 1, start_s=30, deadline_s=30), group(0)
         await worker_pool.updated(3, {})
-        await worker_pool.play(pending, None)
-        return pending.policy.state_dict()
+        await worker_pool.play(inflight, None)
+        return inflight.policy.state_dict()
 
     assert run(play()) == ANSWERS
 

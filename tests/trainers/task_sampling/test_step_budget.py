@@ -1,4 +1,4 @@
-"""The budget of a step and the loop over its waves, for every sampler in the registry: made-up episodes, no policy."""
+"""The budget of a step and the loop over its rounds, for every sampler in the registry: made-up episodes, no policy."""
 
 import json
 import re
@@ -24,13 +24,13 @@ from agentenv.trainers.task_sampling.samplers import (
     Batch,
     Draw,
     Group,
-    Ledger,
     Stateless,
+    StepBudget,
     TaskSampler,
     collect,
     get_sampler,
 )
-from agentenv.trainers.task_sampling.waves import effective_number
+from agentenv.trainers.task_sampling.step_budget import effective_group_count
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "sampling.md"
 TASKS = [Task(f"t{i}", f"Who made thing {i}?", ("x",), data={"hops": 1 + i % 3}) for i in range(12)]
@@ -58,22 +58,26 @@ def played(task: int, reward: float, *, valid: bool = True) -> Trajectory:
 def step_of(
     sampler: TaskSampler, step: int, chance: Chance = lambda task: 0.5, *, questions: int = 4, size: int = 4
 ) -> tuple[Batch, list[list[Draw]]]:
-    """One step in which a task succeeds with its chance; a chance below 0 is a fault of ours. Also every wave's draws."""
-    ledger, waves = Ledger(step, TASKS, np.random.default_rng([0, step]), questions, size), []
+    """One step in which a task succeeds with its chance; a chance below 0 is a fault of ours. Also every round's draws."""
+    step_budget, rounds = StepBudget(step, TASKS, np.random.default_rng([0, step]), questions, size), []
 
-    def play(draws: Sequence[Draw], groups: Sequence[Group], ledger: Ledger) -> list[list[Trajectory]]:
-        waves.append(list(draws))
+    def play(
+        draws: Sequence[Draw], groups: Sequence[Group], step_budget: StepBudget
+    ) -> list[list[Trajectory]]:
+        rounds.append(list(draws))
         return [
             [
                 played(
-                    draw.task, float(ledger.rng.random() < chance(draw.task)), valid=chance(draw.task) >= 0
+                    draw.task,
+                    float(step_budget.rng.random() < chance(draw.task)),
+                    valid=chance(draw.task) >= 0,
                 )
                 for _ in range(draw.rollouts)
             ]
             for draw in draws
         ]
 
-    return collect(sampler, ledger, play), waves
+    return collect(sampler, step_budget, play), rounds
 
 
 def own_members(group: list[Trajectory]) -> list[Trajectory]:
@@ -97,12 +101,12 @@ def test_the_budget_holds_and_what_is_trained_was_played(
 ) -> None:
     sampler = made(name)
     for step in (1, 2, 3):
-        batch, waves = step_of(sampler, step, chances.__getitem__, questions=questions, size=size)
-        asked = sum(draw.rollouts for wave in waves for draw in wave)
+        batch, rounds = step_of(sampler, step, chances.__getitem__, questions=questions, size=size)
+        asked = sum(draw.rollouts for wave in rounds for draw in wave)
         assert 0 < asked <= questions * size
         assert batch.figures["rollouts"] == asked == sum(map(len, batch.played))
         assert batch.figures["unspent_rollouts"] == questions * size - asked
-        assert batch.figures["waves"] == len(waves)
+        assert batch.figures["rounds"] == len(rounds)
         own = len(batch.trained) - int(batch.figures["replayed_groups"])
         assert all(own_members(group) in batch.played for group in batch.trained[:own])
         assert batch.figures["dropped_groups"] == len(batch.played) - own
@@ -137,15 +141,17 @@ def test_uniform_draws_are_those_of_earlier_runs() -> None:
     rng = np.random.default_rng([7, 3])
     tasks = rng.choice(12, size=5, replace=False).tolist()
     seeds = [int(rng.integers(1 << 31)) for _ in range(20)]
-    ledger = Ledger(3, TASKS, np.random.default_rng([7, 3]), 5, 4)
+    step_budget = StepBudget(3, TASKS, np.random.default_rng([7, 3]), 5, 4)
     drawn: list[int] = []
 
-    def play(draws: Sequence[Draw], groups: Sequence[Group], ledger: Ledger) -> list[list[Trajectory]]:
-        drawn.extend(int(ledger.rng.integers(1 << 31)) for draw in draws for _ in range(draw.rollouts))
+    def play(
+        draws: Sequence[Draw], groups: Sequence[Group], step_budget: StepBudget
+    ) -> list[list[Trajectory]]:
+        drawn.extend(int(step_budget.rng.integers(1 << 31)) for draw in draws for _ in range(draw.rollouts))
         assert [group.first for group in groups] == [0, 4, 8, 12, 16]
         return [[played(draw.task, 0.0)] * draw.rollouts for draw in draws]
 
-    batch = collect(get_sampler("uniform"), ledger, play)
+    batch = collect(get_sampler("uniform"), step_budget, play)
     assert [group[0].task.id for group in batch.played] == [f"t{task}" for task in tasks]
     assert drawn == seeds
     assert batch.trained == batch.played
@@ -161,7 +167,7 @@ def test_more_questions_than_tasks_repeat_some() -> None:
 )
 def test_a_draw_that_does_not_fit_is_refused(draws: list[Draw]) -> None:
     class Greedy(Stateless):
-        def draw(self, ledger: Ledger) -> list[Draw]:
+        def draw(self, step_budget: StepBudget) -> list[Draw]:
             return draws
 
     with pytest.raises(ConfigurationError, match="16 of 16 left"):
@@ -170,10 +176,10 @@ def test_a_draw_that_does_not_fit_is_refused(draws: list[Draw]) -> None:
 
 def test_a_second_wave_joins_the_groups_that_stand() -> None:
     class Twice(Stateless):
-        def draw(self, ledger: Ledger) -> list[Draw]:
-            if ledger.waves == 0:
+        def draw(self, step_budget: StepBudget) -> list[Draw]:
+            if step_budget.rounds == 0:
                 return [Draw(3, 2), Draw(5, 2)]
-            return [Draw(5, 3, group=1), Draw(7, 2)] if ledger.waves == 1 else []
+            return [Draw(5, 3, group=1), Draw(7, 2)] if step_budget.rounds == 1 else []
 
     batch, _ = step_of(Twice(), 1)
     assert [[t.task.id for t in group] for group in batch.played] == [["t3"] * 2, ["t5"] * 5, ["t7"] * 2]
@@ -181,9 +187,9 @@ def test_a_second_wave_joins_the_groups_that_stand() -> None:
 
 
 def test_the_effective_number_of_groups() -> None:
-    assert effective_number([8, 8]) == 2.0
-    assert effective_number([12, 4]) == 256 / 160
-    assert effective_number([]) == 0.0
+    assert effective_group_count([8, 8]) == 2.0
+    assert effective_group_count([12, 4]) == 256 / 160
+    assert effective_group_count([]) == 0.0
 
 
 def test_effective_groups_count_those_that_teach() -> None:
@@ -237,6 +243,8 @@ def test_the_documents_list_every_sampler_and_their_example_works(monkeypatch: p
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(code, vars(module))
     monkeypatch.setitem(SAMPLERS, name, row)
-    batch, waves = step_of(get_sampler("second_chance", {"bar": 0.0}), 1, lambda task: task % 2, questions=12)
-    assert len(waves) == 2
+    batch, rounds = step_of(
+        get_sampler("second_chance", {"bar": 0.0}), 1, lambda task: task % 2, questions=12
+    )
+    assert len(rounds) == 2
     assert {(group[0].reward, len(group)) for group in batch.played} == {(0.0, 4), (1.0, 2)}

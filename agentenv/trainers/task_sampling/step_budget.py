@@ -1,7 +1,7 @@
-"""What a task sampler sees of a step and what it gives back, and the loop that plays its draws in waves.
+"""What a task sampler sees of a step and what it gives back, and the loop that plays its draws in rounds.
 
 A step may play ``questions * group_size`` episodes, however they are divided: that budget is the same for every sampler,
-so that their runs can be compared. A sampler draws a wave, sees how it came out and may draw another one.
+so that their runs can be compared. A sampler draws a round, sees how it came out and may draw another one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -63,7 +63,7 @@ class Group:
 
 
 @dataclass
-class Ledger:
+class StepBudget:
     """What one step has asked for and got so far."""
 
     step: int
@@ -78,54 +78,54 @@ class Ledger:
     """Episodes a group of a plain step."""
     groups: list[Group] = field(default_factory=list)
     """In the order in which they were opened."""
-    waves: int = 0
+    rounds: int = 0
     """Waves played."""
-    asked: int = 0
+    reserved: int = 0
     """Episodes asked for; those that failed through a fault of ours count."""
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         """Episodes that may still be asked for."""
-        return self.questions * self.group_size - self.asked
+        return self.questions * self.group_size - self.reserved
 
-    def fresh(self, count: int) -> list[int]:
+    def draw_unplayed(self, count: int) -> list[int]:
         """Places of ``count`` tasks drawn uniformly among those not yet played in this step; repeated where too few are."""
         played = {group.task for group in self.groups}
         pool = [place for place in range(len(self.tasks)) if place not in played] or range(len(self.tasks))
         drawn = self.rng.choice(np.asarray(pool), size=count, replace=count > len(pool))
         return [int(place) for place in drawn]
 
-    def book(self, draws: Sequence[Draw]) -> list[Group]:
+    def reserve(self, draws: Sequence[Draw]) -> list[Group]:
         """The group of each draw, new ones opened.
 
         Raises:
             ConfigurationError: together they ask for more than is left, or one for nothing.
         """
         wanted = sum(draw.rollouts for draw in draws)
-        if wanted > self.left or any(draw.rollouts < 1 for draw in draws):
+        if wanted > self.remaining or any(draw.rollouts < 1 for draw in draws):
             raise ConfigurationError(
                 f"the task sampler asks for {[draw.rollouts for draw in draws]} episodes where step {self.step} has "
-                f"{self.left} of {self.questions * self.group_size} left: each draw takes at least 1, all together at "
+                f"{self.remaining} of {self.questions * self.group_size} left: each draw takes at least 1, all together at "
                 "most what is left"
             )
         groups = []
         for draw in draws:
             if draw.group is None:
-                self.groups.append(Group(draw.task, self.asked, step=self.step))
+                self.groups.append(Group(draw.task, self.reserved, step=self.step))
             groups.append(self.groups[-1 if draw.group is None else draw.group])
-            self.asked += draw.rollouts
+            self.reserved += draw.rollouts
         return groups
 
 
 @dataclass(frozen=True)
-class Settled:
+class Selection:
     """What a sampler makes of a step once it is played."""
 
     trained: Sequence[Group]
     """Groups of the step that credit is assigned in; the others are dropped."""
     replayed: Sequence[list[Trajectory]] = ()
     """Groups of earlier steps to train on as well."""
-    guests: Mapping[int, list[Trajectory]] = field(default_factory=dict)
+    added_members: Mapping[int, list[Trajectory]] = field(default_factory=dict)
     """Episodes of earlier steps that join a group, by its place among ``trained``."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """What else is worth a line in the metrics."""
@@ -138,10 +138,10 @@ class TaskSampler(Protocol):
     def replays(self) -> bool:
         """Whether episodes of earlier weights are trained as well."""
 
-    def draw(self, ledger: Ledger) -> Sequence[Draw]:
-        """The next wave; none ends the step. Not asked once the budget is spent."""
+    def draw(self, step_budget: StepBudget) -> Sequence[Draw]:
+        """The next round; none ends the step. Not asked once the budget is spent."""
 
-    def settle(self, ledger: Ledger) -> Settled:
+    def select(self, step_budget: StepBudget) -> Selection:
         """Learns from the outcomes of the step and says what is trained."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class TaskSampler(Protocol):
 
 
 @runtime_checkable
-class Gated(Protocol):
+class GatedSampler(Protocol):
     """A sampler that is asked after each turn of its episodes, where the strategy ``plain`` plays them."""
 
     def gate(self, record: Record) -> bool:
@@ -164,9 +164,9 @@ class Stateless:
 
     replays = False
 
-    def settle(self, ledger: Ledger) -> Settled:
+    def select(self, step_budget: StepBudget) -> Selection:
         """Everything is trained."""
-        return Settled(ledger.groups)
+        return Selection(step_budget.groups)
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing."""
@@ -188,49 +188,56 @@ class Batch:
     """What the sampler did."""
 
 
-Play = Callable[[Sequence[Draw], Sequence[Group], Ledger], Sequence[Sequence[Trajectory]]]
+Play = Callable[[Sequence[Draw], Sequence[Group], StepBudget], Sequence[Sequence[Trajectory]]]
 """From draws and their groups to the episodes of each draw."""
 
 
-def collect(sampler: TaskSampler, ledger: Ledger, play: Play) -> Batch:
-    """Plays wave after wave until the sampler has enough or the budget is spent.
+def collect(sampler: TaskSampler, step_budget: StepBudget, play: Play) -> Batch:
+    """Plays round after round until the sampler has enough or the budget is spent.
 
     Raises:
         ConfigurationError: the sampler asks for more than the step has left.
     """
-    while ledger.left > 0 and (draws := sampler.draw(ledger)):
-        groups = ledger.book(draws)
-        for group, members in zip(groups, play(draws, groups, ledger), strict=True):
+    while step_budget.remaining > 0 and (draws := sampler.draw(step_budget)):
+        groups = step_budget.reserve(draws)
+        for group, members in zip(groups, play(draws, groups, step_budget), strict=True):
             group.members += members
-        ledger.waves += 1
-    settled = sampler.settle(ledger)
-    guests = settled.guests
-    own = [[*g.members, *guests[i]] if i in guests else g.members for i, g in enumerate(settled.trained)]
-    trained = [*own, *settled.replayed]
-    return Batch([group.members for group in ledger.groups], trained, _figures(ledger, settled, trained))
+        step_budget.rounds += 1
+    selection = sampler.select(step_budget)
+    added_members = selection.added_members
+    own = [
+        [*g.members, *added_members[i]] if i in added_members else g.members
+        for i, g in enumerate(selection.trained)
+    ]
+    trained = [*own, *selection.replayed]
+    return Batch(
+        [group.members for group in step_budget.groups], trained, _figures(step_budget, selection, trained)
+    )
 
 
-def _figures(ledger: Ledger, settled: Settled, trained: Sequence[list[Trajectory]]) -> dict[str, float]:
+def _figures(
+    step_budget: StepBudget, selection: Selection, trained: Sequence[list[Trajectory]]
+) -> dict[str, float]:
     rewards = [[t.reward for t in group if t.valid and not t.aided] for group in trained]
     return {
-        "waves": ledger.waves,
-        "rollouts": sum(len(group.members) for group in ledger.groups),
-        "unspent_rollouts": ledger.left,
-        "dropped_groups": len(ledger.groups) - len(settled.trained),
-        "replayed_groups": len(settled.replayed),
-        "effective_groups": effective_number([len(mine) for mine in rewards if not is_flat(mine)]),
-    } | dict(settled.figures)
+        "rounds": step_budget.rounds,
+        "rollouts": sum(len(group.members) for group in step_budget.groups),
+        "unspent_rollouts": step_budget.remaining,
+        "dropped_groups": len(step_budget.groups) - len(selection.trained),
+        "replayed_groups": len(selection.replayed),
+        "effective_groups": effective_group_count([len(mine) for mine in rewards if not is_flat(mine)]),
+    } | dict(selection.figures)
 
 
-def effective_number(sizes: Sequence[float]) -> float:
+def effective_group_count(sizes: Sequence[float]) -> float:
     """(sum n)^2 / sum n^2 (Kish 1965): the number of groups of equal size that weigh as much; 0 for none."""
     total = sum(size * size for size in sizes)
     return sum(sizes) ** 2 / total if total else 0.0
 
 
-def whole_groups(ledger: Ledger, places: Sequence[int] | NDArray[np.intp]) -> list[Draw]:
+def whole_groups(step_budget: StepBudget, places: Sequence[int] | NDArray[np.intp]) -> list[Draw]:
     """``questions`` groups of the usual size; the places are gone through again where they are fewer."""
-    return [Draw(int(place), ledger.group_size) for place in np.resize(places, ledger.questions)]
+    return [Draw(int(place), step_budget.group_size) for place in np.resize(places, step_budget.questions)]
 
 
 def require(name: str, value: float, holds: bool, range_: str) -> None:

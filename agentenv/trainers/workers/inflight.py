@@ -13,7 +13,7 @@ from agentenv.trainers.workers.recorded import RecordedPolicy
 
 
 @dataclass(eq=False, kw_only=True)
-class Pending:
+class InflightGroup:
     """Episodes of one group that are not trained yet: waiting for their turn, under way, or complete."""
 
     step: int
@@ -24,7 +24,7 @@ class Pending:
     """Episodes that the step had asked for before these."""
     seeds: list[int]
     policy: RecordedPolicy
-    born: int | None = None
+    start_version: int | None = None
     """Version of the weights when they began; None while they wait."""
     task: "asyncio.Task[list[Trajectory]] | None" = None
 
@@ -50,23 +50,23 @@ class Pending:
             "first": self.group.first,
             "slot": self.slot,
             "seeds": self.seeds,
-            "born": self.born,
+            "start_version": self.start_version,
             "answers": self.policy.state_dict(),
         }
 
     @classmethod
-    def of(cls, state: Mapping[str, Any], policy: Policy) -> "Pending":
+    def of(cls, state: Mapping[str, Any], policy: Policy) -> "InflightGroup":
         """What ``state_dict`` gave, ready to begin."""
         draw = Draw(**state["draw"])
         group = Group(draw.task, state["first"], step=state["step"])
         answers = RecordedPolicy(policy, state["answers"])
-        kept = {name: state[name] for name in ("step", "slot", "seeds", "born")}
+        kept = {name: state[name] for name in ("step", "slot", "seeds", "start_version")}
         return cls(draw=draw, group=group, policy=answers, **kept)
 
 
-def first_complete(
-    pending: Sequence[Pending], counts: Sequence[int], *, version: int, staleness: int
-) -> list[Pending] | None:
+def choose_batch(
+    inflight: Sequence[InflightGroup], counts: Sequence[int], *, version: int, staleness: int
+) -> list[InflightGroup] | None:
     """The next batch: of the groups that are complete those that began first; None while the learner has to wait.
 
     A group that began at version b is trained at version b + ``staleness`` at the latest. The learner waits only where the
@@ -79,19 +79,21 @@ def first_complete(
     that failed has no version and may be left.
 
     Args:
-        pending: All groups that are not trained, in the order in which they were drawn.
+        inflight: All groups that are not trained, in the order in which they were drawn.
         counts: Groups of this step, then of each later one that is open.
         version: Of the weights that are about to be trained.
         staleness: The bound.
     """
-    begun = sorted((p for p in pending if p.born is not None), key=lambda p: p.born or 0)
+    begun = sorted((p for p in inflight if p.start_version is not None), key=lambda p: p.start_version or 0)
     complete = [p for p in begun if p.members is not None]
     size = counts[0]
     if len(complete) < size:
         return None
 
-    def fits(batch: Sequence[Pending]) -> bool:
-        left = [(p.born or 0) + staleness - version for p in begun if p not in batch and not p.failed]
+    def fits(batch: Sequence[InflightGroup]) -> bool:
+        left = [
+            (p.start_version or 0) + staleness - version for p in begun if p not in batch and not p.failed
+        ]
         room = accumulate(counts[1:], initial=0)
         return all(sum(due <= step for due in left) <= places for step, places in enumerate(room))
 
@@ -102,5 +104,5 @@ def first_complete(
     elif useful:
         batches = [[*oldest[:-1], useful[0]], [*useful, *oldest][:size]]
     else:
-        return oldest if len(complete) == len(pending) else None
+        return oldest if len(complete) == len(inflight) else None
     return next((batch for batch in batches if fits(batch)), None)
