@@ -2,7 +2,7 @@
 
     python benchmarks/decoupling.py
 
-The library's own scheduling (`Rollouts`) drives episodes whose environment takes seconds a turn and whose policy and
+The library's own scheduling (`RolloutScheduler`) drives episodes whose environment takes seconds a turn and whose policy and
 learner take fixed times. Nothing sleeps: an event loop of its own moves its clock to the next timer once nothing else can
 happen, so that the figures are the same on every machine, however busy. All runs have the same workers, tasks, turns and
 seconds a turn, and make as many optimiser steps. Turns of an episode are drawn by its seed from a geometric law cut to
@@ -34,7 +34,7 @@ from agentenv.policies.scripted import complete
 from agentenv.trainers.config.config_files import parse_config
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.task_sampling.samplers import get_sampler
-from agentenv.trainers.workers.rollouts import Rollouts
+from agentenv.trainers.workers.rollout_scheduler import RolloutScheduler
 
 from async_training import pareto  # type: ignore[import-not-found]  # isort: skip  # sibling scripts
 from common import common_arguments, finish  # type: ignore[import-not-found]  # isort: skip
@@ -192,7 +192,7 @@ def measure(args: argparse.Namespace, config: TrainConfig) -> dict[str, float]:
     field.make_env = lambda: Slow(args, meter)
     field.varied = lambda **options: field
     limits = RolloutConfig(context_tokens=1000, turn_tokens=4, deadline_s=1e9, deterministic=False)
-    made = Rollouts(config, limits, policy, InlineFormat(TOKENIZER), get_sampler("uniform"), field)  # type: ignore[arg-type]
+    made = RolloutScheduler(config, limits, policy, InlineFormat(TOKENIZER), get_sampler("uniform"), field)  # type: ignore[arg-type]
     made._loop = simulation = Simulation()
     began, oldest, episodes = simulation.now(), 0, 0
     try:

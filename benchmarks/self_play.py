@@ -173,10 +173,10 @@ def arm(
 
 def arm_of_training(args: argparse.Namespace, seed: int, fixed: Sequence[str]) -> TrainConfig:
     """One run in which the roles ``fixed`` are played by the warm start to the end."""
-    players = ", ".join(f'{role} = "{args.policy}"' for role in fixed)
+    role_policies = ", ".join(f'{role} = "{args.policy}"' for role in fixed)
     more: dict[str, Any] = dict(TRAIN) | {
         "seed": seed,
-        "rollout.strategy_options.players": f"{{ {players} }}",
+        "rollout.strategy_options.players": f"{{ {role_policies} }}",
         "rollout.questions": args.questions,
         "optimization.steps": args.steps,
         "test.limit": args.limit,

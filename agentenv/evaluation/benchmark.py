@@ -25,15 +25,15 @@ from agentenv.evaluation.bounds import bound_of, measure_expert, noted, recall_o
 from agentenv.evaluation.checksums import verify
 from agentenv.evaluation.contents import contents_of
 from agentenv.evaluation.diagnosis import MAX_COVERED_DOCUMENTS, coverage
-from agentenv.evaluation.journal import CONFIG, CONTENTS, Journal, claim, release
-from agentenv.evaluation.player import (
+from agentenv.evaluation.eval_agent import (
     EXPERT,
-    Player,
+    EvalAgent,
     Progress,
-    open_player,
+    open_eval_agent,
     play_missing,
     player_of,
 )
+from agentenv.evaluation.journal import CONFIG, CONTENTS, Journal, claim, release
 from agentenv.evaluation.records import EPISODES, RESULTS, Record, read_json, write_results
 from agentenv.evaluation.report.report import PAGE, write_report
 from agentenv.evaluation.results import measure_of, score_of, summarize
@@ -165,9 +165,9 @@ def run_benchmark(
         return _finished(out)
     fresh = not (out / CONFIG).is_file()
     try:
-        with _player(benchmark, policy) as player:
-            task_env = _open(benchmark, opened, player, display)
-            return _played(benchmark, contents, player, task_env, out, display, retry_faults)
+        with _player(benchmark, policy) as agent:
+            task_env = _open(benchmark, opened, agent, display)
+            return _played(benchmark, contents, agent, task_env, out, display, retry_faults)
     except Interrupted as error:
         said = f"; what was finished is kept in {out}: the same command goes on from there"
         raise Interrupted(error.signal, said) from error
@@ -178,14 +178,14 @@ def run_benchmark(
 
 
 @contextmanager
-def _player(benchmark: Benchmark, policy: Policy | None) -> Iterator[Player]:
+def _player(benchmark: Benchmark, policy: Policy | None) -> Iterator[EvalAgent]:
     """Who answers; what was opened for that is closed again."""
     stop = env_class(benchmark.env).stop
     if policy is not None:
         yield player_of(policy, benchmark.policy, benchmark.concurrency, stop)
         return
-    with closing(open_player(benchmark.policy, benchmark.concurrency, stop)) as player:
-        yield player
+    with closing(open_eval_agent(benchmark.policy, benchmark.concurrency, stop)) as agent:
+        yield agent
 
 
 def _finished(out: Path) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def _finished(out: Path) -> dict[str, Any]:
 def _played(
     benchmark: Benchmark,
     contents: Mapping[str, str],
-    player: Player,
+    agent: EvalAgent,
     task_env: TaskEnv,
     out: Path,
     display: Display,
@@ -209,13 +209,13 @@ def _played(
     opened = {"retriever": "" if task_env.retriever is None else task_env.retriever.info().fingerprint}
     claim(out, {"benchmark": _identity(benchmark), CONTENTS: contents, "opened": opened}, write=True)
     (out / RESULTS).unlink(missing_ok=True)
-    spending = Spending(player.policy, out) if isinstance(player.policy, OpenAIPolicy) else None
-    records, bounds = _play(benchmark, player, task_env, out, display, retry_faults, spending)
-    results = _summary(benchmark, player, task_env, records, bounds, display.note)
+    spending = Spending(agent.policy, out) if isinstance(agent.policy, OpenAIPolicy) else None
+    records, bounds = _play(benchmark, agent, task_env, out, display, retry_faults, spending)
+    results = _summary(benchmark, agent, task_env, records, bounds, display.note)
     if spending is not None:
         results["usage"] = spending.save()
-        if results["faults"] and isinstance(player.policy, OpenAIPolicy) and player.policy.client.spent:
-            results["incomplete"] = player.policy.client.spent
+        if results["faults"] and isinstance(agent.policy, OpenAIPolicy) and agent.policy.client.spent:
+            results["incomplete"] = agent.policy.client.spent
     write_results(out, results)
     write_report(out)
     return results
@@ -235,13 +235,13 @@ def _sources(benchmark: Benchmark) -> tuple[SourceConfig, SearchConfig]:
     return source, SearchConfig(retriever=benchmark.retriever, corpus=benchmark.corpus)
 
 
-def _open(benchmark: Benchmark, opened: Source, player: Player, display: Display) -> TaskEnv:
+def _open(benchmark: Benchmark, opened: Source, agent: EvalAgent, display: Display) -> TaskEnv:
     source, search = _sources(benchmark)
     return open_task_env(
         source,
         search,
-        EnvConfig(id=benchmark.env, options=_options(benchmark, player.card)),
-        player.count,
+        EnvConfig(id=benchmark.env, options=_options(benchmark, agent.card)),
+        agent.count,
         opened=opened,
         progress=_indexing(display),
     )
@@ -279,7 +279,7 @@ def _options(benchmark: Benchmark, card: EpisodeCard) -> dict[str, Any]:
 
 def _play(
     benchmark: Benchmark,
-    player: Player,
+    agent: EvalAgent,
     task_env: TaskEnv,
     out: Path,
     display: Display,
@@ -290,32 +290,32 @@ def _play(
     tasks, scorer = task_env.source.tasks, benchmark.scorers[0]
     again = (lambda record: not record["valid"]) if retry_faults else (lambda record: False)
     bounded = bool(benchmark.bounds) and benchmark.policy != EXPERT
-    found = variants(task_env, player.policy) if bounded and player.policy is not None else {}
+    found = variants(task_env, agent.policy) if bounded and agent.policy is not None else {}
     bounds: dict[str, Any] = {name: {"note": said} for name, said in found.items() if isinstance(said, str)}
-    sides = {"run": (task_env, player)} | {
-        name: (one[0], replace(player, policy=one[1]))
+    sides = {"run": (task_env, agent)} | {
+        name: (one[0], replace(agent, policy=one[1]))
         for name, one in found.items()
         if not isinstance(one, str)
     }
     paths = {name: out / "bounds" / f"{name}.jsonl" for name in sides} | {"run": out / EPISODES}
     journals = {name: Journal(path, again) for name, path in paths.items()}
-    if isinstance(player.policy, OpenAIPolicy):
+    if isinstance(agent.policy, OpenAIPolicy):
         missing = {name: (sides[name][0], len(tasks) - len(journal)) for name, journal in journals.items()}
-        display.note(announced(player.policy.client.endpoint.model, missing, bounds=bounded))
+        display.note(announced(agent.policy.client.endpoint.model, missing, bounds=bounded))
     play = partial(play_missing, seed=benchmark.seed, directory=out, progress=_progress(display, spending))
     tally = _Tally(scorer, searched=task_env.retriever is not None)
     display.phase(benchmark.dataset, len(tasks))
-    records = play(player, task_env, journals.pop("run"), phase="run", figures=tally)
+    records = play(agent, task_env, journals.pop("run"), phase="run", figures=tally)
     for name, journal in journals.items():
         display.phase(f"{benchmark.dataset}, bound {name}", len(tasks))
         its_ground, its_player = sides[name]
-        bounds[name] = _bound(partial(play, its_player, its_ground, journal, phase=name), player, scorer)
+        bounds[name] = _bound(partial(play, its_player, its_ground, journal, phase=name), agent, scorer)
     if bounded:
-        bounds["expert"] = measure_expert(task_env, player.config, scorer, seed=benchmark.seed)
+        bounds["expert"] = measure_expert(task_env, agent.config, scorer, seed=benchmark.seed)
     return records, bounds
 
 
-def _bound(play: Callable[[], list[Record]], player: Player, scorer: str) -> dict[str, Any]:
+def _bound(play: Callable[[], list[Record]], agent: EvalAgent, scorer: str) -> dict[str, Any]:
     """A bound, or why there is none: the run itself is played, and worth more than that.
 
     Raises:
@@ -327,7 +327,7 @@ def _bound(play: Callable[[], list[Record]], player: Player, scorer: str) -> dic
     except OSError:
         raise
     except PolicyFault as error:
-        if not player.deterministic:
+        if not agent.deterministic:
             raise
         return {"note": str(error)}
     except Exception as error:
@@ -370,7 +370,7 @@ class _Tally:
 
 def _summary(
     benchmark: Benchmark,
-    player: Player,
+    agent: EvalAgent,
     task_env: TaskEnv,
     records: Sequence[Record],
     bounds: dict[str, Any],
@@ -391,7 +391,7 @@ def _summary(
         k=int(options.get("k", 3)),
         seed=benchmark.seed,
         bounds=bounds,
-        token_unit=player.token_unit,
+        token_unit=agent.token_unit,
         settings=searched
         | {
             "env": benchmark.env,
@@ -399,7 +399,7 @@ def _summary(
             "questions_fingerprint": _hash_of(task_env.source.tasks),
             "max_turns": options.get("max_turns"),
             "decoding": "greedy",
-            **({"concurrency": player.batch} if player.deterministic else {}),
+            **({"concurrency": agent.batch} if agent.deterministic else {}),
             "notes": task_env.source.notes,
         },
     )

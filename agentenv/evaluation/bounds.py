@@ -41,8 +41,8 @@ def measure_bounds(
         if isinstance(variant, str):
             bounds[name] = {"note": variant}
             continue
-        phase, (its_ground, player) = name.removesuffix("_book"), variant
-        playing = partial(play, player, chat, its_ground.make_env, tasks, config, seed=seed, name=phase)
+        phase, (its_ground, agent) = name.removesuffix("_book"), variant
+        playing = partial(play, agent, chat, its_ground.make_env, tasks, config, seed=seed, name=phase)
         bounds[name] = noted(lambda playing=playing: bound_of(map(to_record, playing()), scorer))  # type: ignore[misc]
     bounds["expert"] = measure_expert(task_env, config, scorer, seed=seed)
     return bounds

@@ -85,7 +85,7 @@ def _train(folder: RunFolder, display: Display, stop: Interruptible) -> dict[str
         if (stopped or done == folder.config.optimization.steps) and (held := folder.results(display.warn)):
             return held
         _steps(run, done, stop, stopped=stopped)
-        run.rollouts.close()
+        run.scheduler.close()
         return _finish(run, before)
 
 
@@ -148,12 +148,12 @@ def _played(run: Run, step: int, stop: Interruptible) -> Batch:
     """The episodes of a step; where they fail through a fault of ours or are given up, all that was learned is kept.
 
     Raises:
-        Fault: as ``Rollouts.batch``.
+        Fault: as ``RolloutScheduler.batch``.
         Interrupted: likewise.
         Diverged: that was because the weights have diverged, and there is nothing to keep.
     """
     try:
-        return run.rollouts.batch(step, stop.at_once)
+        return run.scheduler.batch(step, stop.at_once)
     except (Fault, Interrupted):
         if step > 1:
             run.folder.save_checkpoint(step - 1, run.policy, run.learner, run.parts)
@@ -176,7 +176,7 @@ def _updated(run: Run, step: int, groups: Sequence[list[Trajectory]]) -> dict[st
     mine, theirs = split(groups, run.second)
     rate = run.config.optimization.learning_rate
     figures = _improve(run, step, mine, run.policy, run.learner, rate)
-    run.rollouts.updated()
+    run.scheduler.updated()
     if run.second is not None:
         rate = run.config.second.learning_rate or rate
         second = _improve(run, step, theirs, run.second.policy, run.second.learner, rate)

@@ -36,8 +36,8 @@ from agentenv.trainers.learner.sharded import ShardedLearner, processes
 from agentenv.trainers.run_folder.folder import RunFolder, Stateful, TrainedPolicy
 from agentenv.trainers.task_sampling.samplers import TaskSampler, get_sampler
 from agentenv.trainers.workers.cluster import RayCluster
-from agentenv.trainers.workers.player import Player
-from agentenv.trainers.workers.rollouts import Rollouts
+from agentenv.trainers.workers.group_runner import GroupRunner
+from agentenv.trainers.workers.rollout_scheduler import RolloutScheduler
 from agentenv.trainers.workers.worker_pool import WorkerPool
 
 
@@ -65,7 +65,7 @@ class Run:
     chat: ChatFormat
     learner: Learner
     sampler: TaskSampler
-    rollouts: Rollouts
+    scheduler: RolloutScheduler
     train: TaskEnv
     dev: TaskEnv
     test: TaskEnv
@@ -80,7 +80,7 @@ class Run:
         """Ends what is under way, in other processes too."""
         for tracker in self.trackers:
             tracker.close()
-        self.rollouts.close()
+        self.scheduler.close()
         self.policy.close()
         if isinstance(self.learner, ShardedLearner):
             self.learner.dismiss()
@@ -88,7 +88,7 @@ class Run:
     @property
     def parts(self) -> dict[str, Stateful]:
         """What checkpoints hold beside policy and learner; the draws of the rollouts follow what the sampler has learned."""
-        held: dict[str, Stateful] = {"sampler": self.sampler, "rollouts": self.rollouts}
+        held: dict[str, Stateful] = {"sampler": self.sampler, "rollouts": self.scheduler}
         return held | ({"second": self.second} if self.second else {})
 
 
@@ -183,7 +183,7 @@ def _assembled(
         chat=chat,
         learner=learner,
         sampler=sampler,
-        rollouts=Rollouts(
+        scheduler=RolloutScheduler(
             config, settings, policy, chat, sampler, train, second=second, worker_pool=worker_pool
         ),
         second=second,
@@ -201,11 +201,11 @@ def _open_worker_pool(config: TrainConfig) -> WorkerPool | None:
     settings = config.cluster
     if not settings.address:
         return None
-    cluster = RayCluster(settings, partial(open_player, config))
+    cluster = RayCluster(settings, partial(open_group_runner, config))
     return WorkerPool(cluster, settings.workers, start_s=settings.start_s, deadline_s=settings.deadline_s)
 
 
-def open_player(config: TrainConfig) -> Player:
+def open_group_runner(config: TrainConfig) -> GroupRunner:
     """Who plays on a worker of a cluster: a policy of its own over the training questions.
 
     Raises:
@@ -218,7 +218,7 @@ def open_player(config: TrainConfig) -> Player:
         policy.close()
         raise
     settings = rollout_config(config, temperature=config.rollout.temperature)
-    return Player(config, settings, policy, chat_of(config, policy), task_env)
+    return GroupRunner(config, settings, policy, chat_of(config, policy), task_env)
 
 
 def learner_of(config: TrainConfig, policy: TrainedPolicy) -> Learner:

@@ -259,7 +259,7 @@ SIGNALLED = """
 import os, signal, sys
 from agentenv.cli.main import main
 from agentenv.trainers.learner.learner import Learner
-from agentenv.trainers.workers.rollouts import Rollouts
+from agentenv.trainers.workers.rollout_scheduler import Rollouts
 
 place, number = sys.argv[1], getattr(signal, sys.argv[2])
 owner, name = {"rollout": (Rollouts, "_take"), "update": (Learner, "step")}[place]

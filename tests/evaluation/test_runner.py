@@ -17,7 +17,7 @@ from agentenv.envs.search.local_search import STOP, LocalSearch
 from agentenv.errors import ConfigurationError, DatasetError
 from agentenv.evaluation.bounds import measure_bounds
 from agentenv.evaluation.closed_book import closed_book
-from agentenv.evaluation.player import open_player
+from agentenv.evaluation.eval_agent import open_eval_agent
 from agentenv.evaluation.results import summarize
 from agentenv.evaluation.runner import play, play_batch, play_expert, to_record
 from agentenv.evaluation.task_env import EnvConfig, TaskEnv
@@ -245,9 +245,9 @@ def test_the_expert_answers_nothing_that_it_was_not_shown(retriever: Any) -> Non
     """A search that returns nothing bounds every policy at 0, in the bound and as a policy of its own."""
     bounds = measure_bounds(Knows(), CHAT, task_env(retriever), CONFIG, "em_squad")
     assert bounds["expert"]["mean"] == 0
-    player = open_player("scripted", 4, STOP).on(task_env(retriever), TASKS[:3], 0, 0, "run")
-    assert player.policy is not None
-    played = play(player.policy, CHAT, task_env(retriever).make_env, TASKS[:3], CONFIG, name="run")
+    agent = open_eval_agent("scripted", 4, STOP).on(task_env(retriever), TASKS[:3], 0, 0, "run")
+    assert agent.policy is not None
+    played = play(agent.policy, CHAT, task_env(retriever).make_env, TASKS[:3], CONFIG, name="run")
     assert em([to_record(t) for t in played])["scores"]["em_squad"]["mean"] == 0
     assert (
         play_expert(task_env(retriever).make_env, TASKS[:3], CONFIG)[0].reward == 1
@@ -279,7 +279,7 @@ def test_a_question_without_a_path_has_no_bound_by_the_expert() -> None:
     assert "mean" not in expert
     assert task.id in expert["note"]
     with pytest.raises(ConfigurationError, match=task.id):
-        open_player("scripted", 4, STOP).on(bare, (task,), 0, 0, "run")
+        open_eval_agent("scripted", 4, STOP).on(bare, (task,), 0, 0, "run")
     (demonstrated,) = play_expert(bare.make_env, (task,), CONFIG)
     assert demonstrated.reward == 1
 

@@ -18,7 +18,7 @@ from agentenv.trainers.grpo import train
 from agentenv.trainers.run import objective_of
 from agentenv.trainers.run_folder.folder import RunFolder
 from agentenv.trainers.task_sampling.samplers import Batch
-from agentenv.trainers.workers.rollouts import Rollouts
+from agentenv.trainers.workers.rollout_scheduler import RolloutScheduler
 
 WORLD = {"documents": 200, "questions": 12, "families": ["lookup"], "hops": [1, 1]}
 STEPS, QUESTIONS, SIZE, BOUND = 4, 2, 3, 2
@@ -94,15 +94,15 @@ def test_a_step_that_fails_leaves_a_checkpoint_of_those_before(
 ) -> None:
     torch.set_num_threads(1)
     folder = RunFolder.create(tmp_path / "run", config().model_copy(update={"checkpoint_every": STEPS}))
-    batch = Rollouts.batch
+    batch = RolloutScheduler.batch
 
-    def until_the_third(self: Rollouts, step: int, *waiting: Any) -> Batch:
+    def until_the_third(self: RolloutScheduler, step: int, *waiting: Any) -> Batch:
         if step == 3:
             raise Fault("no worker is left")
         return batch(self, step, *waiting)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Rollouts, "batch", until_the_third)
+        patched.setattr(RolloutScheduler, "batch", until_the_third)
         with pytest.raises(Fault, match="no worker is left"):
             train(folder, Silent())
     assert [path.name for path in (folder.path / "checkpoints").iterdir()] == ["step-000002"]

@@ -73,7 +73,7 @@ class SelfPlayStrategy:
     """Bounds of the rules, by the names of the fields of ``Rules``; ``searches`` is that of the episode."""
     prompts: dict[str, str] = field(default_factory=dict)
     """Opening messages by move, in place of the game's own."""
-    players: dict[str, str] = field(default_factory=dict)
+    role_policies: dict[str, str] = field(default_factory=dict)
     """Who plays a role in place of the trained policy: ``tiny``, ``hf:PATH`` or ``openai:MODEL@URL``; not trained."""
     judge: str = ""
     """``openai:MODEL@URL`` is asked where a verifier's answer is not the gold by exact match; empty asks nobody."""
@@ -89,7 +89,7 @@ class SelfPlayStrategy:
         for name in self.prompts:
             if name not in moves:
                 raise UnknownName.among(f"move of the game {self.game!r}:", name, moves)
-        for role in self.players:
+        for role in self.role_policies:
             if role not in {move.role for move in game.moves}:
                 raise UnknownName.among(
                     f"role of the game {self.game!r}:", role, {move.role for move in game.moves}
@@ -104,7 +104,7 @@ class SelfPlayStrategy:
                 f"self_play needs 1 <= least <= most searches, votes and attempts of at least 1 and noise of at least 0, "
                 f"not {self.searches}, {self.votes}, {self.attempts} and {self.noise}"
             )
-        verifier = self.players.get("verifier", "")
+        verifier = self.role_policies.get("verifier", "")
         if not 0 <= self.confidence < 1 or (self.confidence and is_endpoint(verifier)):
             raise ConfigurationError(
                 "self_play needs 0 <= confidence < 1, and 0 for a verifier behind an address: its log-probs are not recorded"
@@ -168,7 +168,7 @@ class _Table:
             return None
         move, start, context = self.move, self.starts[place], self.context
         seed = start.seed + self.rounds * _ROUND_SEEDS
-        policy, chat = self._player(move)
+        policy, chat = self._policy_of(move)
         config = replace(context.config, temperature=0.0) if move.greedy else context.config
         episode = f"{context.episode(place)}-{self.rounds}-{move.name}"
         env, task = await self._posed(move, place, seed)
@@ -181,11 +181,11 @@ class _Table:
         played = replace(played, info=played.info | {"role": move.role, "writes": move.writes})
         return await self._agreement(played) if move.check in AGREED else played
 
-    def _player(self, move: Move) -> tuple[Policy, ChatFormat]:
-        spec = self.how.players.get(move.role)
+    def _policy_of(self, move: Move) -> tuple[Policy, ChatFormat]:
+        spec = self.how.role_policies.get(move.role)
         if spec:
             return other_policy(spec)
-        return self.context.others.get(move.role, self.context.policy), self.context.chat
+        return self.context.role_policies.get(move.role, self.context.policy), self.context.chat
 
     def _group(self, move: Move) -> str:
         return self.starts[0].group_id if move.compare == "game" else f"{self.context.name}/{move.role}"
@@ -325,7 +325,8 @@ class _Table:
                 )
                 episodes.append((move, settled or _paid(played, reward or 0.0)))
         mine = [
-            played if move.role not in self.how.players else _foreign(played) for move, played in episodes
+            played if move.role not in self.how.role_policies else _foreign(played)
+            for move, played in episodes
         ]
         return [self._headed(mine[0]), *mine[1:]] if mine else []
 

@@ -43,7 +43,7 @@ class RolloutContext:
     """The number in the step of the group's first slot."""
     deterministic_batcher: DeterministicBatcher | None = None
     """None forms batches by arrival."""
-    others: Mapping[str, Policy] = field(default_factory=dict)
+    role_policies: Mapping[str, Policy] = field(default_factory=dict)
     """Who plays the roles of a game that have weights of their own."""
     worker: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     """Waits for an environment worker and holds it; by default there is one for every slot."""

@@ -20,7 +20,7 @@ from agentenv.trainers.workers.inflight import InflightGroup
 from agentenv.trainers.workers.worker_pool import Weights
 
 if TYPE_CHECKING:
-    from agentenv.trainers.workers.player import Player
+    from agentenv.trainers.workers.group_runner import GroupRunner
 
 _CLOSE_S = 20.0
 
@@ -28,44 +28,44 @@ _CLOSE_S = 20.0
 class RolloutActor:
     """What runs on a worker; its methods run on one event loop, in any number at a time."""
 
-    def __init__(self, opened: "Callable[[], Player]") -> None:
+    def __init__(self, opened: "Callable[[], GroupRunner]") -> None:
         self._opened = opened
-        self._player: Player | None = None
+        self._runner: GroupRunner | None = None
         self._version = -1
         self._weights_lock = asyncio.Lock()
         self._running: set[asyncio.Task[Any]] = set()
 
     async def open(self) -> None:
         """Opens policy and environment."""
-        self._player = self._opened()
+        self._runner = self._opened()
 
     async def play(
         self, order: Mapping[str, Any], version: int, weights: Mapping[str, Any]
     ) -> tuple[list[Trajectory], dict[str, Any]]:
         """See ``worker_pool.Worker``; an engine that died takes the worker with it."""
         task = asyncio.current_task()
-        assert self._player is not None
+        assert self._runner is not None
         assert task is not None
         self._running.add(task)
         try:
             await self.load_weights(version, weights)
-            inflight = InflightGroup.of(order, self._player.policy)
-            deterministic_batcher = DeterministicBatcher() if self._player.settings.deterministic else None
-            return await self._player.play(inflight, deterministic_batcher), inflight.policy.state_dict()
+            inflight = InflightGroup.of(order, self._runner.policy)
+            deterministic_batcher = DeterministicBatcher() if self._runner.settings.deterministic else None
+            return await self._runner.play(inflight, deterministic_batcher), inflight.policy.state_dict()
         finally:
             self._running.discard(task)
-            if self._player.policy.broken:  # what it failed at is to be played elsewhere
+            if self._runner.policy.broken:  # what it failed at is to be played elsewhere
                 raise WorkerLost("an engine of the worker died")
 
     async def load_weights(self, version: int, weights: Mapping[str, Any]) -> None:
         """Exchanges the weights of the policy for these, unless it has them or later ones."""
         import torch
 
-        assert self._player is not None
+        assert self._runner is not None
         async with self._weights_lock:
             if version > self._version:
                 tensors = {name: torch.tensor(value) for name, value in weights.items()}
-                await asyncio.to_thread(self._player.policy.updated, tensors, version)
+                await asyncio.to_thread(self._runner.policy.updated, tensors, version)
                 self._version = version
 
     async def close(self) -> None:
@@ -74,8 +74,8 @@ class RolloutActor:
         for task in under_way:
             task.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
-        if self._player is not None:
-            self._player.policy.close()
+        if self._runner is not None:
+            self._runner.policy.close()
 
 
 class RayWorker:
@@ -113,7 +113,7 @@ class RayWorker:
 class RayCluster:
     """A connection to Ray; close it."""
 
-    def __init__(self, settings: ClusterSettings, opened: "Callable[[], Player]") -> None:
+    def __init__(self, settings: ClusterSettings, opened: "Callable[[], GroupRunner]") -> None:
         """Connects to the cluster at ``settings.address``, or starts one of this machine where that is ``local``.
 
         Args:

@@ -110,7 +110,7 @@ def settings(proposer: str) -> dict[str, Any]:
             "turn_tokens": 60,
             "context_tokens": 512,
             "strategy": "self_play",
-            "strategy_options": {"checks": [], "searches": [1, 1], "players": {"proposer": proposer}},
+            "strategy_options": {"checks": [], "searches": [1, 1], "role_policies": {"proposer": proposer}},
             "sampler": "self_play",
         },
         "optimization": {"steps": 2, "estimator": "role_wise"},

@@ -193,7 +193,9 @@ def test_a_verifier_has_to_be_sure_by_the_log_probs_of_its_own_tokens() -> None:
     assert figures(game(Hesitant(ssp()), confidence=0.76))["accepted"] == 1
     assert figures(game(Hesitant(ssp()), confidence=0.78))["refused_unanswerable"] == 1
     with pytest.raises(ConfigurationError, match="log-probs are not recorded"):
-        get_strategy("self_play", {"confidence": 0.5, "players": {"verifier": "openai:m@http://127.0.0.1:1"}})
+        get_strategy(
+            "self_play", {"confidence": 0.5, "role_policies": {"verifier": "openai:m@http://127.0.0.1:1"}}
+        )
 
 
 def test_an_unanswerable_question_is_refused_and_its_proposer_penalised() -> None:
@@ -319,7 +321,7 @@ def test_another_player_is_not_trained() -> None:
         return Answer(PROPOSAL["(Title: " in body["messages"][-1]["content"]], says_stop=True)
 
     with FakeEndpoint(answer) as server:
-        played = game(Troupe(ssp()), players={"proposer": f"openai:proposer@{server.url}"})
+        played = game(Troupe(ssp()), role_policies={"proposer": f"openai:proposer@{server.url}"})
     assert by_role(played) == {"proposer": [0.5], "solver": [1.0, 1.0, 0.0, 0.0]}
     assert (played[0].segments, len(played[0].turns)) == ((), 2)
     assert played[1].segments
@@ -420,7 +422,7 @@ def test_what_cannot_be_played_is_one_sentence() -> None:
     with pytest.raises(UnknownName, match="check of the game 'ssp': 'solve'"):
         get_strategy("self_play", {"checks": ("solve",)})
     with pytest.raises(UnknownName, match="role of the game 'ssp': 'critic'"):
-        get_strategy("self_play", {"players": {"critic": "tiny"}})
+        get_strategy("self_play", {"role_policies": {"critic": "tiny"}})
     with pytest.raises(UnknownName, match="move of the game 'ssp': 'prove'"):
         get_strategy("self_play", {"prompts": {"prove": "x"}})
     with pytest.raises(ConfigurationError, match=r"verifier.*looks"):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason, Task
-from agentenv.trainers.workers.player import with_flaws
+from agentenv.trainers.workers.group_runner import with_flaws
 
 
 def member(id: str, parent: str | None = None) -> Trajectory:

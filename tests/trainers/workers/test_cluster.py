@@ -33,7 +33,7 @@ from agentenv.policies.fakes import random_policy
 from agentenv.trainers.config.config_files import parse_config
 from agentenv.trainers.config.train_config import ClusterSettings
 from agentenv.trainers.grpo import train
-from agentenv.trainers.run import open_player
+from agentenv.trainers.run import open_group_runner
 from agentenv.trainers.run_folder.folder import RunFolder
 from agentenv.trainers.task_sampling.samplers import Draw, Group
 from agentenv.trainers.workers.cluster import RayCluster
@@ -303,4 +303,4 @@ def test_groups_of_a_killed_worker_and_of_a_removed_node_are_played_by_those_who
 def test_where_ray_is_not_installed_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtra, match=r"ray is not installed; run: pip install .*\[cluster\]"):
-        RayCluster(ClusterSettings(address="local"), lambda: open_player(parse_config({}, "test")))
+        RayCluster(ClusterSettings(address="local"), lambda: open_group_runner(parse_config({}, "test")))

@@ -80,14 +80,14 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(asyncio.wait_for(work, 60))
 
 
-def hand(player: Any) -> RolloutActor:
-    return RolloutActor(lambda: player)
+def hand(runner: Any) -> RolloutActor:
+    return RolloutActor(lambda: runner)
 
 
 def test_a_group_is_played_by_the_weights_that_it_names_or_later_ones() -> None:
     async def play() -> tuple[list[str], Scripted]:
-        player = Scripted()
-        worker = hand(player)
+        runner = Scripted()
+        worker = hand(runner)
         await worker.open()
         ids = []
         for version in (0, 0, 2, 1):
@@ -95,22 +95,22 @@ def test_a_group_is_played_by_the_weights_that_it_names_or_later_ones() -> None:
             assert answers == {}
             ids.append(members[0].id)
         await worker.load_weights(3, weights(1.5))
-        return ids, player
+        return ids, runner
 
-    ids, player = run(play())
+    ids, runner = run(play())
     assert ids == ["4-6 at 0", "4-6 at 0", "4-6 at 2", "4-6 at 2"]
-    assert player.policy.taken == [(0, 0.0), (2, 1.0), (3, 1.5)]
+    assert runner.policy.taken == [(0, 0.0), (2, 1.0), (3, 1.5)]
     assert (
-        len({id(deterministic_batcher) for deterministic_batcher in player.batchers}) == 4
+        len({id(deterministic_batcher) for deterministic_batcher in runner.batchers}) == 4
     )  # batches are formed within a group
 
 
 def test_an_engine_that_died_takes_the_worker_with_it() -> None:
     async def play() -> None:
-        player = Scripted()
-        worker = hand(player)
+        runner = Scripted()
+        worker = hand(runner)
         await worker.open()
-        player.policy.broken = True
+        runner.policy.broken = True
         await worker.play(ORDER, 0, weights(0))
 
     with pytest.raises(WorkerLost, match="an engine of the worker died"):
@@ -119,19 +119,19 @@ def test_an_engine_that_died_takes_the_worker_with_it() -> None:
 
 def test_the_end_cancels_what_is_under_way_and_closes_the_policy() -> None:
     async def play() -> Scripted:
-        player = Scripted()
-        player.held = True
-        worker = hand(player)
+        runner = Scripted()
+        runner.held = True
+        worker = hand(runner)
         await worker.open()
         playing = asyncio.create_task(worker.play(ORDER, 0, weights(0)))
-        await player.began.wait()
+        await runner.began.wait()
         await worker.close()
         assert playing.cancelled()
-        return player
+        return runner
 
-    player = run(play())
-    assert player.cancelled
-    assert player.policy.closed
+    runner = run(play())
+    assert runner.cancelled
+    assert runner.policy.closed
 
 
 def test_who_never_came_up_can_be_closed() -> None:

@@ -26,7 +26,7 @@ from agentenv.trainers.strategies.strategies import get_strategy
 from agentenv.trainers.workers.inflight import InflightGroup
 
 
-class Player:
+class GroupRunner:
     """Plays groups on its task environment with its policy, by the strategy of the run."""
 
     def __init__(
@@ -38,7 +38,7 @@ class Player:
         task_env: TaskEnv,
         *,
         gate: Callable[[Record], bool] | None = None,
-        others: Mapping[str, Policy] | None = None,
+        role_policies: Mapping[str, Policy] | None = None,
     ) -> None:
         """Prepares; nothing runs before the first group.
 
@@ -49,11 +49,11 @@ class Player:
             chat: How messages become ids.
             task_env: Questions, retriever and environment.
             gate: Asked after each turn whether an episode goes on.
-            others: Who acts in some roles.
+            role_policies: Who acts in some roles.
         """
         self.config, self.policy, self.settings = config, policy, settings
         self._chat, self._task_env, self._gate = chat, task_env, gate
-        self._others = others or {}
+        self._others = role_policies or {}
         self._strategy = get_strategy(config.rollout.strategy, config.rollout.strategy_options)
         self._workers = asyncio.Semaphore(config.rollout.workers or sys.maxsize)
 
@@ -78,7 +78,7 @@ class Player:
             name=f"step-{inflight.step}",
             first=inflight.slot,
             deterministic_batcher=deterministic_batcher,
-            others=self._others,
+            role_policies=self._others,
             worker=partial(self._worker, inflight),
         )
         envs, seconds = [start.env for start in starts], self.settings.deadline_s

@@ -40,10 +40,10 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups
 from agentenv.trainers.task_sampling.samplers import Draw, Group, get_sampler
+from agentenv.trainers.workers.group_runner import GroupRunner
 from agentenv.trainers.workers.inflight import InflightGroup, choose_batch
-from agentenv.trainers.workers.player import Player
 from agentenv.trainers.workers.recorded import RecordedPolicy
-from agentenv.trainers.workers.rollouts import Rollouts
+from agentenv.trainers.workers.rollout_scheduler import RolloutScheduler
 from agentenv.trainers.workers.worker_pool import Weights, WorkerPool
 
 TOKENIZER = ByteTokenizer()
@@ -122,11 +122,11 @@ def rollouts(
     *,
     worker_pool: WorkerPool | None = None,
     **changes: Any,
-) -> Iterator[Rollouts]:
+) -> Iterator[RolloutScheduler]:
     """The rollouts of ``policy`` over ``tasks``, closed at the end."""
     run, field = config(staleness, **changes), task_env(tasks)
     limits = RolloutConfig(context_tokens=200, turn_tokens=10, deterministic=run.rollout.deterministic)
-    made = Rollouts(
+    made = RolloutScheduler(
         run, limits, policy, InlineFormat(TOKENIZER), get_sampler(sampler), field, worker_pool=worker_pool
     )
     try:
@@ -148,7 +148,7 @@ class Nearby:
     def __init__(self, policy: Any, staleness: int) -> None:
         run = config(staleness)
         limits = RolloutConfig(context_tokens=200, turn_tokens=10, deterministic=run.rollout.deterministic)
-        self.player = Player(run, limits, policy, InlineFormat(TOKENIZER), task_env())
+        self.player = GroupRunner(run, limits, policy, InlineFormat(TOKENIZER), task_env())
         self.gone = False
 
     async def open(self) -> None:

@@ -13,8 +13,8 @@ from agentenv.core.types import Completion, Document, FinishReason, Passage, Que
 from agentenv.data.sources import Source
 from agentenv.envs.search.local_search import STOP
 from agentenv.errors import ContextTooSmall, Fault, PolicyFault, RetrieverFault, UnknownName
+from agentenv.evaluation.eval_agent import EvalAgent, open_eval_agent, play_missing
 from agentenv.evaluation.journal import Journal
-from agentenv.evaluation.player import Player, open_player, play_missing
 from agentenv.evaluation.records import Record
 from agentenv.evaluation.task_env import EnvConfig, TaskEnv
 from agentenv.policies.card import EpisodeCard
@@ -74,12 +74,12 @@ def task_env(tasks: Sequence[Task] = TASKS) -> TaskEnv:
     return TaskEnv(source, InMemoryRetriever([Document("d", "t", "x")]), EnvConfig(), len)
 
 
-def player(policy: Service, *, batch: int, deterministic_batcher: bool) -> Player:
-    return Player("openai:x", EpisodeCard(), policy, policy.tokenizer, batch, deterministic_batcher, STOP)
+def agent(policy: Service, *, batch: int, deterministic_batcher: bool) -> EvalAgent:
+    return EvalAgent("openai:x", EpisodeCard(), policy, policy.tokenizer, batch, deterministic_batcher, STOP)
 
 
 def play(
-    who: Player,
+    who: EvalAgent,
     folder: Path,
     journal: Journal | None = None,
     done: list[int] | None = None,
@@ -103,7 +103,7 @@ def test_everything_is_played_in_the_order_of_the_questions(
     service = Service()
     counts: list[int] = []
     records = play(
-        player(service, batch=6, deterministic_batcher=deterministic_batcher), tmp_path, done=counts
+        agent(service, batch=6, deterministic_batcher=deterministic_batcher), tmp_path, done=counts
     )
     assert [(row["id"], row["prediction"]) for row in records] == [(t.id, t.answers[0]) for t in TASKS]
     assert (counts[0], counts[-1]) == (0, 20)
@@ -115,13 +115,13 @@ def test_everything_is_played_in_the_order_of_the_questions(
 def test_of_a_batch_that_was_not_finished_all_is_played_again_but_none_is_written_twice(
     tmp_path: Path,
 ) -> None:
-    whole = play(player(Service(), batch=8, deterministic_batcher=True), tmp_path)
+    whole = play(agent(Service(), batch=8, deterministic_batcher=True), tmp_path)
     path = tmp_path / "episodes.jsonl"
     text = path.read_bytes()
     lines = text.splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:11]) + lines[11][:7])  # killed within the second batch of 8
     service = Service()
-    assert play(player(service, batch=8, deterministic_batcher=True), tmp_path) == json.loads(
+    assert play(agent(service, batch=8, deterministic_batcher=True), tmp_path) == json.loads(
         json.dumps(whole)
     )
     assert len(service.asked) == 12
@@ -129,26 +129,26 @@ def test_of_a_batch_that_was_not_finished_all_is_played_again_but_none_is_writte
 
 
 def test_one_by_one_only_what_is_missing_is_asked(tmp_path: Path) -> None:
-    play(player(Service(), batch=3, deterministic_batcher=False), tmp_path)
+    play(agent(Service(), batch=3, deterministic_batcher=False), tmp_path)
     path = tmp_path / "episodes.jsonl"
     text = path.read_bytes()
     path.write_bytes(
         b"".join(line for i, line in enumerate(text.splitlines(keepends=True)) if i not in (4, 9))
     )
     service = Service()
-    play(player(service, batch=3, deterministic_batcher=False), tmp_path)
+    play(agent(service, batch=3, deterministic_batcher=False), tmp_path)
     assert sorted(service.asked) == ["Question: question 4?", "Question: question 9?"]
     assert path.read_bytes() == text
 
 
 def test_single_faults_are_recorded_and_may_be_played_again(tmp_path: Path) -> None:
-    records = play(player(Service(broken=[3, 4, 19]), batch=4, deterministic_batcher=False), tmp_path)
+    records = play(agent(Service(broken=[3, 4, 19]), batch=4, deterministic_batcher=False), tmp_path)
     assert [row["id"] for row in records if not row["valid"]] == ["t03", "t04", "t19"]
     assert "the service is down" in records[3]["error"]
     again = Journal(tmp_path / "episodes.jsonl", lambda row: not row["valid"])
     service = Service()
     assert all(
-        row["valid"] for row in play(player(service, batch=4, deterministic_batcher=False), tmp_path, again)
+        row["valid"] for row in play(agent(service, batch=4, deterministic_batcher=False), tmp_path, again)
     )
     assert len(service.asked) == 3
 
@@ -158,7 +158,7 @@ def test_a_service_that_went_down_stops_the_run_and_loses_nothing(
     deterministic_batcher: bool, tmp_path: Path
 ) -> None:
     """All fails from question 5 on. Only what ran beside the last valid episodes is recorded as a fault: 3 of 4 at most."""
-    down = player(Service(broken=range(5, 20)), batch=4, deterministic_batcher=deterministic_batcher)
+    down = agent(Service(broken=range(5, 20)), batch=4, deterministic_batcher=deterministic_batcher)
     with pytest.raises(
         Fault, match=r"failed through an infrastructure failure \(PolicyFault: the service is down\)"
     ):
@@ -167,7 +167,7 @@ def test_a_service_that_went_down_stops_the_run_and_loses_nothing(
     faults = sum(not json.loads(line)["valid"] for line in lines)
     assert len(lines) - faults == 5
     assert faults <= 3
-    up = play(player(Service(), batch=4, deterministic_batcher=deterministic_batcher), tmp_path)
+    up = play(agent(Service(), batch=4, deterministic_batcher=deterministic_batcher), tmp_path)
     assert sum(row["valid"] for row in up) == 20 - faults
 
 
@@ -182,7 +182,7 @@ def test_what_takes_whole_batches_with_it_and_comes_back_does_not_stop_the_run(
 ) -> None:
     """As a browser that is killed does: every episode that was open in it fails, and the next ones have another."""
     records = play(
-        player(Service(broken=broken), batch=batch, deterministic_batcher=deterministic_batcher), tmp_path
+        agent(Service(broken=broken), batch=batch, deterministic_batcher=deterministic_batcher), tmp_path
     )
     assert [int(row["id"][1:]) for row in records if not row["valid"]] == list(broken)
     assert len((tmp_path / "episodes.jsonl").read_text().splitlines()) == 20
@@ -193,18 +193,18 @@ def test_single_questions_that_always_fail_do_not_keep_a_resumed_run_from_its_en
     deterministic_batcher: bool, tmp_path: Path
 ) -> None:
     """Seventeen questions were answered before; of the three that are missing none can be played."""
-    play(player(Service(), batch=1, deterministic_batcher=deterministic_batcher), tmp_path)
+    play(agent(Service(), batch=1, deterministic_batcher=deterministic_batcher), tmp_path)
     path = tmp_path / "episodes.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:17]))
     records = play(
-        player(Service(broken=[17, 18, 19]), batch=1, deterministic_batcher=deterministic_batcher), tmp_path
+        agent(Service(broken=[17, 18, 19]), batch=1, deterministic_batcher=deterministic_batcher), tmp_path
     )
     assert [row["valid"] for row in records] == [True] * 17 + [False] * 3
 
 
 def test_a_service_that_never_answered_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(Fault, match="each of 8 episodes"):
-        play(player(Service(broken=range(20)), batch=4, deterministic_batcher=False), tmp_path)
+        play(agent(Service(broken=range(20)), batch=4, deterministic_batcher=False), tmp_path)
     assert not (tmp_path / "episodes.jsonl").exists()
 
 
@@ -241,7 +241,7 @@ def test_a_retriever_that_is_killed_and_comes_back_costs_the_episodes_that_asked
     """The searches of the second batch fail."""
     field = replace(task_env(), retriever=Dying(range(batch, 2 * batch)))
     records = play(
-        player(Searching(), batch=batch, deterministic_batcher=deterministic_batcher), tmp_path, field=field
+        agent(Searching(), batch=batch, deterministic_batcher=deterministic_batcher), tmp_path, field=field
     )
     broken = [row for row in records if not row["valid"]]
     assert len(broken) == batch
@@ -252,7 +252,7 @@ def test_a_retriever_that_is_killed_and_comes_back_costs_the_episodes_that_asked
 def test_a_retriever_that_never_comes_back_stops_the_run(deterministic_batcher: bool, tmp_path: Path) -> None:
     field = replace(task_env(), retriever=Dying(range(2, 1000)))
     with pytest.raises(Fault, match="did not answer"):
-        play(player(Searching(), batch=1, deterministic_batcher=deterministic_batcher), tmp_path, field=field)
+        play(agent(Searching(), batch=1, deterministic_batcher=deterministic_batcher), tmp_path, field=field)
     assert len((tmp_path / "episodes.jsonl").read_text().splitlines()) == 2
 
 
@@ -267,7 +267,7 @@ def test_a_batch_of_endless_questions_fails_alone(deterministic_batcher: bool, t
         tasks = [replace(task, question=ENDLESS) if i in places else task for i, task in enumerate(TASKS)]
         folder = tmp_path / str(places.start)
         who = replace(
-            player(Service(), batch=4, deterministic_batcher=deterministic_batcher), card=short, spec="hf:x"
+            agent(Service(), batch=4, deterministic_batcher=deterministic_batcher), card=short, spec="hf:x"
         )
         records = play(replace(who, tokenizer=Plain()), folder, field=task_env(tasks))
         assert [i for i, record in enumerate(records) if not record["valid"]] == list(places)
@@ -278,7 +278,7 @@ def test_a_batch_of_endless_questions_fails_alone(deterministic_batcher: bool, t
 def test_questions_that_are_all_endless_are_refused(deterministic_batcher: bool, tmp_path: Path) -> None:
     tasks = [replace(task, question=ENDLESS) for task in TASKS]
     who = replace(
-        player(Service(), batch=4, deterministic_batcher=deterministic_batcher),
+        agent(Service(), batch=4, deterministic_batcher=deterministic_batcher),
         card=replace(EpisodeCard(), context_tokens=8000),
         tokenizer=Plain(),
     )
@@ -288,12 +288,12 @@ def test_questions_that_are_all_endless_are_refused(deterministic_batcher: bool,
 
 
 def test_what_the_names_stand_for() -> None:
-    expert, extractive = open_player("scripted", 4, STOP), open_player("scripted:extractive", 4, STOP)
+    expert, extractive = open_eval_agent("scripted", 4, STOP), open_eval_agent("scripted:extractive", 4, STOP)
     assert expert.policy is None
     assert (extractive.card.k, extractive.token_unit, extractive.deterministic) == (5, "bytes", True)
     assert extractive.count("three short words") == 3
     with pytest.raises(UnknownName, match="Did you mean 'scripted:extractive'"):
-        open_player("scripted:extract", 4, STOP)
+        open_eval_agent("scripted:extract", 4, STOP)
 
 
 def test_the_expert_answers_what_its_searches_showed(tmp_path: Path) -> None:
@@ -303,11 +303,11 @@ def test_the_expert_answers_what_its_searches_showed(tmp_path: Path) -> None:
         Document(f"d{i}", f"page{i}", f"Here stands: {task.answers[0]}") for i, task in enumerate(tasks[:-1])
     ]
     field = TaskEnv(Source("mine", "", tuple(tasks), pages, None), InMemoryRetriever(pages), EnvConfig(), len)
-    records = play(open_player("scripted", 3, STOP), tmp_path, field=field)
+    records = play(open_eval_agent("scripted", 3, STOP), tmp_path, field=field)
     assert [row["prediction"] for row in records] == [*(task.answers[0] for task in TASKS[:-1]), ""]
 
 
 def test_a_policy_that_takes_messages_brings_its_own_format() -> None:
     policy: Any = Service()
     policy.chat = object()
-    assert player(policy, batch=1, deterministic_batcher=False).chat is policy.chat
+    assert agent(policy, batch=1, deterministic_batcher=False).chat is policy.chat

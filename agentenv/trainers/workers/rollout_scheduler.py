@@ -41,13 +41,13 @@ from agentenv.trainers.task_sampling.samplers import (
     TaskSampler,
     collect,
 )
+from agentenv.trainers.workers.group_runner import GroupRunner
 from agentenv.trainers.workers.inflight import InflightGroup, choose_batch
-from agentenv.trainers.workers.player import Player
 from agentenv.trainers.workers.recorded import RecordedPolicy
 from agentenv.trainers.workers.worker_pool import WorkerPool
 
 
-class Rollouts:
+class RolloutScheduler:
     """Plays the groups that ``sampler`` draws. Its methods are for one thread, which is not the loop's own."""
 
     def __init__(
@@ -80,9 +80,9 @@ class Rollouts:
         self._sampler, self._task_env = sampler, task_env
         self._worker_pool = worker_pool
         gate = sampler.gate if isinstance(sampler, GatedSampler) else None
-        others = dict.fromkeys(second.roles, second.policy) if second else None
-        self._players = worker_pool or Player(
-            config, settings, policy, chat, task_env, gate=gate, others=others
+        role_policies = dict.fromkeys(second.roles, second.policy) if second else None
+        self._runner = worker_pool or GroupRunner(
+            config, settings, policy, chat, task_env, gate=gate, role_policies=role_policies
         )
         self._loop = BackgroundLoop()
         self._slots = asyncio.Semaphore(config.concurrent_groups)
@@ -211,7 +211,7 @@ class Rollouts:
     ) -> list[Trajectory]:
         """The episodes of one group, once there is room for it."""
         async with self._slots:
-            return await self._players.play(inflight, deterministic_batcher)
+            return await self._runner.play(inflight, deterministic_batcher)
 
     def _take(self, choose: Callable[[], list[InflightGroup] | None]) -> list[InflightGroup]:
         """Waits until ``choose`` gives groups and takes them out; their members are then in their groups."""

@@ -47,7 +47,7 @@ Progress = Callable[[int, dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
-class Player:
+class EvalAgent:
     """A policy with the form of its episodes."""
 
     spec: str
@@ -108,7 +108,7 @@ class Player:
             return len(text.split())
         return len(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def on(self, task_env: TaskEnv, tasks: Sequence[Task], begin: int, seed: int, name: str) -> "Player":
+    def on(self, task_env: TaskEnv, tasks: Sequence[Task], begin: int, seed: int, name: str) -> "EvalAgent":
         """This player, or the expert with its script for a batch of questions that begins at the place ``begin``."""
         if self.policy is not None:
             return self
@@ -125,7 +125,7 @@ class Player:
         return replace(self, policy=policy, tokenizer=policy.tokenizer)
 
 
-def open_player(spec: str, concurrency: int, stop: tuple[str, ...]) -> Player:
+def open_eval_agent(spec: str, concurrency: int, stop: tuple[str, ...]) -> EvalAgent:
     """The player that ``spec`` names.
 
     Args:
@@ -139,26 +139,28 @@ def open_player(spec: str, concurrency: int, stop: tuple[str, ...]) -> Player:
         CheckpointMismatch: the folder holds no model that can be loaded.
     """
     if spec == EXPERT:
-        return Player(spec, EpisodeCard(), None, ByteTokenizer(), concurrency, deterministic=True, stop=stop)
+        return EvalAgent(
+            spec, EpisodeCard(), None, ByteTokenizer(), concurrency, deterministic=True, stop=stop
+        )
     if spec == EXTRACTIVE:
         policy = ExtractivePolicy()
-        return Player(
+        return EvalAgent(
             spec, EXTRACTIVE_CARD, policy, policy.tokenizer, concurrency, deterministic=True, stop=stop
         )
     if is_endpoint(spec):
         endpoint = make_endpoint_policy(spec)
-        return Player(
+        return EvalAgent(
             spec, endpoint.card, endpoint, endpoint.tokenizer, concurrency, deterministic=False, stop=stop
         )
     card = read_card(policy_folder(spec))
     if is_engine(spec):
         served = make_engine_policy(spec)
-        return Player(spec, card, served, served.tokenizer, concurrency, deterministic=False, stop=stop)
+        return EvalAgent(spec, card, served, served.tokenizer, concurrency, deterministic=False, stop=stop)
     loaded = make_policy(spec)
-    return Player(spec, card, loaded, loaded.tokenizer, concurrency, deterministic=True, stop=stop)
+    return EvalAgent(spec, card, loaded, loaded.tokenizer, concurrency, deterministic=True, stop=stop)
 
 
-def player_of(policy: Policy, name: str, concurrency: int, stop: tuple[str, ...]) -> Player:
+def player_of(policy: Policy, name: str, concurrency: int, stop: tuple[str, ...]) -> EvalAgent:
     """The player of a policy that is there already; whoever made it closes it.
 
     Args:
@@ -178,11 +180,11 @@ def player_of(policy: Policy, name: str, concurrency: int, stop: tuple[str, ...]
         )
     card = getattr(policy, "card", None) or EpisodeCard()
     by_arrival = isinstance(policy, AgentPolicy | OpenAIPolicy | VLLMPolicy)
-    return Player(name, card, policy, tokenizer, concurrency, deterministic=not by_arrival, stop=stop)
+    return EvalAgent(name, card, policy, tokenizer, concurrency, deterministic=not by_arrival, stop=stop)
 
 
 def play_missing(
-    player: Player,
+    agent: EvalAgent,
     task_env: TaskEnv,
     journal: Journal,
     *,
@@ -195,7 +197,7 @@ def play_missing(
     """Plays the questions of ``task_env`` that ``journal`` lacks, and returns the records of all in their order.
 
     Args:
-        player: who answers.
+        agent: who answers.
         task_env: questions, retriever and environment.
         journal: what is finished.
         seed: of the episodes.
@@ -214,32 +216,32 @@ def play_missing(
 
     def keep(played: Sequence[Trajectory]) -> None:
         nonlocal last
-        records = [to_record(trajectory, directory, counted=bool(player.token_unit)) for trajectory in played]
+        records = [to_record(trajectory, directory, counted=bool(agent.token_unit)) for trajectory in played]
         journal.append(records)
         now = time.perf_counter()
         log_seconds(directory, phase, now - last, [_seconds(trajectory) for trajectory in played])
         last = now
         progress(len(journal), figures(records))
 
-    finished = _Finished(keep, max(_FAILURES_IN_A_ROW, 2 * player.batch), lived=len(journal) > 0)
-    if player.deterministic:
-        for begin in range(0, len(tasks), player.batch):
-            chunk = tasks[begin : begin + player.batch]
+    finished = _Finished(keep, max(_FAILURES_IN_A_ROW, 2 * agent.batch), lived=len(journal) > 0)
+    if agent.deterministic:
+        for begin in range(0, len(tasks), agent.batch):
+            chunk = tasks[begin : begin + agent.batch]
             if not all(task in journal for task in chunk):
-                ready = player.on(task_env, chunk, begin, seed, phase)
+                ready = agent.on(task_env, chunk, begin, seed, phase)
                 finished.add(asyncio.run(_batch(ready, task_env, chunk, begin, seed, phase)))
     else:
-        asyncio.run(_one_by_one(player, task_env, journal, seed, phase, finished))
+        asyncio.run(_one_by_one(agent, task_env, journal, seed, phase, finished))
     finished.end()
     return journal.finish(tasks)
 
 
 async def _batch(
-    player: Player, task_env: TaskEnv, tasks: Sequence[Task], begin: int, seed: int, phase: str
+    agent: EvalAgent, task_env: TaskEnv, tasks: Sequence[Task], begin: int, seed: int, phase: str
 ) -> list[Trajectory]:
-    assert player.policy is not None
+    assert agent.policy is not None
     return await play_batch(
-        player.policy, player.chat, task_env.make_env, tasks, player.config, begin, seed=seed, name=phase
+        agent.policy, agent.chat, task_env.make_env, tasks, agent.config, begin, seed=seed, name=phase
     )
 
 
@@ -307,18 +309,18 @@ def _stopping(failed: Sequence[Trajectory]) -> Fault:
 
 
 async def _one_by_one(
-    player: Player, task_env: TaskEnv, journal: Journal, seed: int, phase: str, finished: _Finished
+    agent: EvalAgent, task_env: TaskEnv, journal: Journal, seed: int, phase: str, finished: _Finished
 ) -> None:
-    """``player.batch`` workers, each of which plays one episode at a time."""
+    """``agent.batch`` workers, each of which plays one episode at a time."""
     missing = iter([(i, task) for i, task in enumerate(task_env.source.tasks) if task not in journal])
 
     async def work() -> None:
         for index, task in missing:
-            finished.add(await _batch(player, task_env, [task], index, seed, phase))
+            finished.add(await _batch(agent, task_env, [task], index, seed, phase))
 
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(player.batch):
+            for _ in range(agent.batch):
                 group.create_task(work())
     except ExceptionGroup as several:
         raise several.exceptions[0] from None
