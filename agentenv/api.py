@@ -14,7 +14,7 @@ from agentenv.core.protocols import Policy
 from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
 from agentenv.evaluation.benchmark import Benchmark, run_benchmark
 from agentenv.evaluation.benchmark import Display as EvalDisplay
-from agentenv.evaluation.records import Record, read_evaluation
+from agentenv.evaluation.records import EpisodeRecord, read_evaluation
 from agentenv.evaluation.report.report import PAGE, write_report
 from agentenv.evaluation.task_env import env_id_of
 from agentenv.policies.agent import Agent, AgentPolicy
@@ -69,7 +69,7 @@ class EvaluationResult:
     """Questions that were answered."""
     faults: int
     """Questions whose episode an infrastructure failure or an exception of the agent ended; they are in no mean."""
-    episodes: Sequence[Record]
+    episodes: Sequence[EpisodeRecord]
     """One record for each question, in their order: turns, reward, how it ended, and of a failure what went wrong."""
     results: Mapping[str, Any]
     """The content of ``results.json``."""

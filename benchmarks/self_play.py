@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from common import common_arguments, finish, write  # type: ignore[import-not-found]
 
 from agentenv.core.chat import InlineFormat
-from agentenv.core.rollout import Start
+from agentenv.core.rollout import EpisodeSpec
 from agentenv.core.scoring.scorers import get_scorer
 from agentenv.data.world_facts import invent
 from agentenv.data.world_solver import Solver
@@ -160,7 +160,7 @@ def arm(
     true, unique = [], []
     for first in range(0, args.games, 50):
         topics = task_env.source.tasks[first : min(first + 50, args.games)]
-        starts = [[Start(task_env.make_env(), t, first + i, t.id)] for i, t in enumerate(topics)]
+        starts = [[EpisodeSpec(task_env.make_env(), t, first + i, t.id)] for i, t in enumerate(topics)]
         for group in asyncio.run(play_groups(starts, strategy, context)):
             counts.update({k: v for k, v in group[0].info["strategy"].items() if not isinstance(v, list)})
             task = group[0].info["game"]["task"]

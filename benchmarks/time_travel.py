@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.env import Env
-from agentenv.core.rollout import RolloutConfig, Start, capture, open_episode, play, rewind, take_turn
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig, capture, open_episode, play, rewind, take_turn
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, Sampling, Step, Task
 from agentenv.data.code_tasks import generate_code_tasks
@@ -162,11 +162,11 @@ async def retry(make: Make, writer: Writer, task: Task, branches: int) -> Trajec
     """One episode, then once more from turn ``writer.at`` on."""
     env, chat = make(), InlineFormat(TOKENIZER)
     try:
-        record = await open_episode(Start(env, task, 0), chat, CONFIG, episode="e")
-        while len(record.turns) < writer.at:
-            await take_turn(record, writer, chat, CONFIG)
-        past, snapshot = record.copy(), await capture(record, CONFIG)
-        await play(record, writer, chat, CONFIG)
+        state = await open_episode(EpisodeSpec(env, task, 0), chat, CONFIG, episode="e")
+        while len(state.turns) < writer.at:
+            await take_turn(state, writer, chat, CONFIG)
+        past, snapshot = state.copy(), await capture(state, CONFIG)
+        await play(state, writer, chat, CONFIG)
         assert snapshot is not None
         await rewind(past, snapshot, CONFIG)
         snapshot.release()
@@ -176,12 +176,12 @@ async def retry(make: Make, writer: Writer, task: Task, branches: int) -> Trajec
 
 
 async def _group(strategy: Any, make: Make, writer: Writer, task: Task, n: int) -> list[Trajectory]:
-    starts = [Start(make(), task, seed) for seed in range(n)]
+    specs = [EpisodeSpec(make(), task, seed) for seed in range(n)]
     try:
-        group: list[Trajectory] = await strategy.play(starts, _context(writer))
+        group: list[Trajectory] = await strategy.play(specs, _context(writer))
     finally:
-        for start in starts:
-            start.env.close()
+        for spec in specs:
+            spec.env.close()
     assert all(trajectory.valid for trajectory in group), group[0].error
     return group
 

@@ -26,7 +26,7 @@ from common import load as load_of_machine
 from reading import Reading, questions
 
 from agentenv.core.chat import InlineFormat
-from agentenv.core.rollout import RolloutConfig, Start, rollout
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig, rollout
 from agentenv.core.types import Task
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.policy_spec import make_policy
@@ -102,12 +102,14 @@ def run_ours(setting: Setting) -> Measured:
     )
     size, measured = setting.group_size, Measured([time.perf_counter()])
     for step in range(setting.steps):
-        starts = [
-            Start(Reading(), setting.task(group, i), seed=1000 * step + group * size + i, group_id=str(group))
+        specs = [
+            EpisodeSpec(
+                Reading(), setting.task(group, i), seed=1000 * step + group * size + i, group_id=str(group)
+            )
             for group in range(setting.groups)
             for i in range(size)
         ]
-        played = asyncio.run(rollout(starts, policy, chat, config, name=f"step-{step}"))
+        played = asyncio.run(rollout(specs, policy, chat, config, name=f"step-{step}"))
         groups = [played[i : i + size] for i in range(0, len(played), size)]
         rows = [row for group in groups for row in rows_of(group, group_relative(group))]
         learner.step(rows)

@@ -8,7 +8,7 @@ from typing import Any
 
 from agentenv.core.env import Env
 from agentenv.core.env_calls import call, call_plain
-from agentenv.core.episodes import Record, RolloutConfig, Start, mended
+from agentenv.core.episodes import EpisodeSpec, EpisodeState, RolloutConfig, mended
 from agentenv.core.grammar import without_half_escapes
 from agentenv.core.returns import checked_key, checked_opening, checked_step, mended_step, most_chars
 from agentenv.core.scene import Scene
@@ -35,50 +35,50 @@ def check_posed(task: Task, info: Info) -> None:
         )
 
 
-async def opening_of(start: Start, config: RolloutConfig) -> Observation:
-    """Resets the environment to the task of ``start``.
+async def opening_of(spec: EpisodeSpec, config: RolloutConfig) -> Observation:
+    """Resets the environment to the task of ``spec``.
 
     Raises:
         Exception: the environment failed, was late, posed another task, or showed what cannot be used.
     """
-    what, env, posed = "the environment's reset", start.env, {"task": start.task}
+    what, env, posed = "the environment's reset", spec.env, {"task": spec.task}
     if env.awaits:
-        resetting = partial(env.areset, seed=start.seed, options=posed)
+        resetting = partial(env.areset, seed=spec.seed, options=posed)
         given = await call(what, config.deadline_s, resetting)
     else:
-        given = await call_plain(what, config.deadline_s, partial(env.reset, seed=start.seed, options=posed))
+        given = await call_plain(what, config.deadline_s, partial(env.reset, seed=spec.seed, options=posed))
     opening, info = checked_opening(given, most_chars(config.context_tokens))
-    check_posed(start.task, info)
+    check_posed(spec.task, info)
     return opening
 
 
-async def act(record: Record, action: str, config: RolloutConfig) -> Observation | None:
-    """The environment acts on ``action``, whose ids stand in ``record``; the turn is appended.
+async def act(state: EpisodeState, action: str, config: RolloutConfig) -> Observation | None:
+    """The environment acts on ``action``, whose ids stand in ``state``; the turn is appended.
 
     Returns:
         What is new, for ``observe``; None where the action ended the episode.
     """
     most, began = most_chars(config.context_tokens), time.perf_counter()
     try:
-        found, scene, given = await _step(record.start.env, action, config.deadline_s)
-        given = given if not _wrote_surrogate(record, action) else mended_step(given)
+        found, scene, given = await _step(state.spec.env, action, config.deadline_s)
+        given = given if not _wrote_surrogate(state, action) else mended_step(given)
         key, (step, size) = checked_key(found), checked_step(given, most)
     except Exception as error:
-        record.fail(EndReason.ENV_FAULT, error)
+        state.fail(EndReason.ENV_FAULT, error)
         return None
-    _record_turn(record, action, step, key, scene, time.perf_counter() - began)
+    _record_turn(state, action, step, key, scene, time.perf_counter() - began)
     if step.terminated or step.truncated:
         end = step.info["end_reason"]
         said = mended(str(step.info.get("error", ""))) if end.is_fault else ""
-        record.close(record.reward, end, step.info, said)
+        state.close(state.reward, end, step.info, said)
     elif size > most:  # no context holds it, so there is no need to encode it
-        record.close(record.reward, EndReason.TOKEN_LIMIT, step.info | {"observation_chars": size})
-    return None if record.ended else step.observation
+        state.close(state.reward, EndReason.TOKEN_LIMIT, step.info | {"observation_chars": size})
+    return None if state.ended else step.observation
 
 
-def _wrote_surrogate(record: Record, action: str) -> bool:
+def _wrote_surrogate(state: EpisodeState, action: str) -> bool:
     """Whether the policy wrote half of a surrogate pair as an escape: an environment that decodes it may show it later."""
-    return any(_ESCAPED.search(text) for text in (action, *(turn.action for turn in record.turns)))
+    return any(_ESCAPED.search(text) for text in (action, *(turn.action for turn in state.turns)))
 
 
 async def _step(env: Env[Any], action: str, seconds: float) -> tuple[Any, Any, Any]:
@@ -109,19 +109,19 @@ async def stepped(env: Env[Any], action: str, config: RolloutConfig) -> tuple[St
     return checked_step(given, most_chars(config.context_tokens))
 
 
-async def capture(record: Record, config: RolloutConfig) -> Snapshot | None:
+async def capture(state: EpisodeState, config: RolloutConfig) -> Snapshot | None:
     """The environment's present state, for ``rewind``; whoever asks releases it.
 
     None where it cannot be captured as it stands (a live interpreter with threads), and where that failed and ended the
     episode.
     """
-    taking = record.start.env.snapshot
+    taking = state.spec.env.snapshot
     try:
         return await call_plain("the environment's snapshot", config.deadline_s, taking)
     except SnapshotRefused:
         return None
     except Exception as error:
-        record.fail(EndReason.ENV_FAULT, error)
+        state.fail(EndReason.ENV_FAULT, error)
         return None
 
 
@@ -134,34 +134,34 @@ async def release(snapshot: Snapshot, config: RolloutConfig) -> None:
         await call_plain("the environment's release of a snapshot", config.deadline_s, snapshot.release)
 
 
-async def rewind(record: Record, snapshot: Snapshot, config: RolloutConfig) -> None:
+async def rewind(state: EpisodeState, snapshot: Snapshot, config: RolloutConfig) -> None:
     """Takes the environment back to ``snapshot``; a failure ends the episode."""
-    going = partial(record.start.env.restore, snapshot)
+    going = partial(state.spec.env.restore, snapshot)
     try:
         await call_plain("the environment's restore", config.deadline_s, going)
     except Exception as error:
-        record.fail(EndReason.ENV_FAULT, error)
+        state.fail(EndReason.ENV_FAULT, error)
 
 
-async def fork(record: Record, n: int, config: RolloutConfig) -> list[Env[Any]]:
-    """``n`` environments in the present state of that of ``record``; whoever asks closes them.
+async def fork(state: EpisodeState, n: int, config: RolloutConfig) -> list[Env[Any]]:
+    """``n`` environments in the present state of that of ``state``; whoever asks closes them.
 
     None at all where it cannot be captured as it stands, and where that failed and ended the episode.
     """
-    forking = partial(record.start.env.fork, n)
+    forking = partial(state.spec.env.fork, n)
     try:
         return await call_plain("the environment's fork", config.deadline_s, forking)
     except SnapshotRefused:
         return []
     except Exception as error:
-        record.fail(EndReason.ENV_FAULT, error)
+        state.fail(EndReason.ENV_FAULT, error)
         return []
 
 
 def _record_turn(
-    record: Record, action: str, step: Step, key: str | None, scene: Scene | None, env_seconds: float
+    state: EpisodeState, action: str, step: Step, key: str | None, scene: Scene | None, env_seconds: float
 ) -> None:
-    record.turns.append(
+    state.turns.append(
         Turn(
             action=action,
             observation=step.observation,
@@ -169,7 +169,7 @@ def _record_turn(
             reward=step.reward,
             valid=step.info["valid"],
             anchor_key=key,
-            policy_seconds=record.policy_seconds,
+            policy_seconds=state.policy_seconds,
             env_seconds=env_seconds,
             scene=scene,
         )

@@ -36,22 +36,22 @@ class RolloutConfig:
 
 
 @dataclass(frozen=True)
-class Start:
+class EpisodeSpec:
     """One episode to run: an environment of its own, what it is about, and its seed."""
 
     env: Env[Any]
     task: Task
     seed: int
     group_id: str = ""
-    gate: Callable[["Record"], bool] | None = None
+    gate: Callable[["EpisodeState"], bool] | None = None
     """Asked after each turn whether the episode goes on; one that does not ends as ``aborted``, which is not trained."""
 
 
 @dataclass
-class Record:
+class EpisodeState:
     """An episode under way: everything needed to go on, or to close it as a ``Trajectory``."""
 
-    start: Start
+    spec: EpisodeSpec
     episode: str
     prompt: Observation = ()
     ids: list[int] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Record:
         """Sum of the rewards so far."""
         return sum(turn.reward for turn in self.turns)
 
-    def copy(self) -> "Record":
+    def copy(self) -> "EpisodeState":
         """The episode as it stands, to come back to; the environment is not copied."""
         return replace(self, ids=[*self.ids], segments=[*self.segments], turns=[*self.turns])
 
@@ -88,7 +88,7 @@ class Record:
     def close(self, reward: float, end: EndReason, info: dict[str, Any], error: str = "") -> None:
         """Ends the episode."""
         self.ended = Trajectory(
-            task=self.start.task,
+            task=self.spec.task,
             segments=tuple(self.segments),
             turns=tuple(self.turns),
             reward=0.0 if end.is_fault else reward,
@@ -96,8 +96,8 @@ class Record:
             prompt=self.prompt,
             valid=not end.is_fault,
             error=error,
-            reports_searches=self.start.env.reports_searches,
-            group_id=self.start.group_id,
+            reports_searches=self.spec.env.reports_searches,
+            group_id=self.spec.group_id,
             id=self.episode,
             info={key: value for key, value in info.items() if key not in _STEP_INFO},
         )

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from agentenv.core.acting import act, capture, check_posed, fork, opening_of, release, rewind, stepped
 from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.concurrency.deadlines import within
-from agentenv.core.episodes import Record, RolloutConfig, Start, mended, never_fitted
+from agentenv.core.episodes import EpisodeSpec, EpisodeState, RolloutConfig, mended, never_fitted
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.core.types import Completion, EndReason, Observation, Sampling
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 async def run_episode(
-    start: Start, policy: Policy, chat: ChatFormat, config: RolloutConfig, *, episode: str
+    spec: EpisodeSpec, policy: Policy, chat: ChatFormat, config: RolloutConfig, *, episode: str
 ) -> Trajectory:
     """Plays one episode to its end.
 
@@ -34,61 +34,63 @@ async def run_episode(
         ConfigurationError: the environment cannot pose this task, the format cannot render it, or the policy
             cannot be asked as it is configured.
     """
-    record = await open_episode(start, chat, config, episode=episode)
+    state = await open_episode(spec, chat, config, episode=episode)
     try:
-        return await play(record, policy, chat, config)
+        return await play(state, policy, chat, config)
     finally:
         policy.release(episode)
 
 
-async def open_episode(start: Start, chat: ChatFormat, config: RolloutConfig, *, episode: str) -> Record:
+async def open_episode(
+    spec: EpisodeSpec, chat: ChatFormat, config: RolloutConfig, *, episode: str
+) -> EpisodeState:
     """Poses the task: a record that holds the prompt, or has ended because the environment failed or the prompt is too long.
 
     Raises:
         ConfigurationError: the environment cannot pose this task, or the format cannot render it.
     """
-    record = Record(start, episode)
+    state = EpisodeState(spec, episode)
     try:
-        record.prompt = await opening_of(start, config)
-        record.add(SegmentKind.PROMPT, chat.prompt(record.prompt), 0)
+        state.prompt = await opening_of(spec, config)
+        state.add(SegmentKind.PROMPT, chat.prompt(state.prompt), 0)
     except ConfigurationError:
         raise
     except Exception as error:
-        record.fail(EndReason.ENV_FAULT, error)
-        return record
-    if len(record.ids) >= config.context_tokens:
-        said = f"the prompt of task {start.task.id!r} takes {len(record.ids)} tokens and context_tokens is "
-        record.refuse(ContextTooSmall(f"{said}{config.context_tokens}: raise it"))
-    return record
+        state.fail(EndReason.ENV_FAULT, error)
+        return state
+    if len(state.ids) >= config.context_tokens:
+        said = f"the prompt of task {spec.task.id!r} takes {len(state.ids)} tokens and context_tokens is "
+        state.refuse(ContextTooSmall(f"{said}{config.context_tokens}: raise it"))
+    return state
 
 
-async def play(record: Record, policy: Policy, chat: ChatFormat, config: RolloutConfig) -> Trajectory:
-    """Takes turns from where ``record`` stands until the episode ends."""
-    while record.ended is None:
-        await take_turn(record, policy, chat, config)
-        gate = record.start.gate
-        if record.ended is None and gate is not None and not gate(record):
-            record.close(0.0, EndReason.ABORTED, {}, "given up while it was played")
-    return record.ended
+async def play(state: EpisodeState, policy: Policy, chat: ChatFormat, config: RolloutConfig) -> Trajectory:
+    """Takes turns from where ``state`` stands until the episode ends."""
+    while state.ended is None:
+        await take_turn(state, policy, chat, config)
+        gate = state.spec.gate
+        if state.ended is None and gate is not None and not gate(state):
+            state.close(0.0, EndReason.ABORTED, {}, "given up while it was played")
+    return state.ended
 
 
-async def take_turn(record: Record, policy: Policy, chat: ChatFormat, config: RolloutConfig) -> None:
+async def take_turn(state: EpisodeState, policy: Policy, chat: ChatFormat, config: RolloutConfig) -> None:
     """One turn: the policy writes, the environment acts on it and its observation is appended."""
-    completion = await sample(record, policy, config)
+    completion = await sample(state, policy, config)
     if completion is None:
         return
-    observation = await act(record, completion.text, config)
+    observation = await act(state, completion.text, config)
     if observation is not None:
-        observe(record, chat, observation, config.context_tokens)
+        observe(state, chat, observation, config.context_tokens)
 
 
 async def sample(
-    record: Record, policy: Policy, config: RolloutConfig, *, attempt: int = 0
+    state: EpisodeState, policy: Policy, config: RolloutConfig, *, attempt: int = 0
 ) -> Completion | None:
-    """What the policy writes next, appended to ``record``; None where that ended the episode.
+    """What the policy writes next, appended to ``state``; None where that ended the episode.
 
     Args:
-        record: The episode.
+        state: The episode.
         policy: Who acts.
         config: Budgets and sampling.
         attempt: Other numbers draw other tokens in the same turn.
@@ -96,40 +98,40 @@ async def sample(
     Raises:
         ConfigurationError: the policy cannot be asked as it is configured.
     """
-    room = config.context_tokens - len(record.ids)
+    room = config.context_tokens - len(state.ids)
     if room <= 0:
-        record.close(record.reward, EndReason.TOKEN_LIMIT, {})
+        state.close(state.reward, EndReason.TOKEN_LIMIT, {})
         return None
     began = time.perf_counter()
     try:
-        completion = await _generate(record, policy, config, room, attempt)
+        completion = await _generate(state, policy, config, room, attempt)
     except ContextTooSmall as error:  # the policy's own context may be smaller than the budget
-        if record.turns:
-            record.close(record.reward, EndReason.TOKEN_LIMIT, {})
+        if state.turns:
+            state.close(state.reward, EndReason.TOKEN_LIMIT, {})
         else:
-            record.refuse(error)
+            state.refuse(error)
         return None
     except ConfigurationError:  # the same for every episode: a wrong key or model
         raise
     except Exception as error:
-        record.fail(EndReason.POLICY_FAULT, error)
+        state.fail(EndReason.POLICY_FAULT, error)
         return None
-    record.policy_seconds = time.perf_counter() - began
-    _record_sample(record, completion)
+    state.policy_seconds = time.perf_counter() - began
+    _record_sample(state, completion)
     # An endpoint can send lone surrogates; an environment that repeats them would be blamed for them.
     return completion if completion.text.isascii() else replace(completion, text=mended(completion.text))
 
 
-def _record_sample(record: Record, completion: Completion) -> None:
+def _record_sample(state: EpisodeState, completion: Completion) -> None:
     """One segment for each run of ids that one version of the weights sampled."""
     versions = completion.versions or (completion.version,) * len(completion.ids)
     end = 0
     for version, run in groupby(versions):
         start, end = end, end + len(list(run))
-        record.add(
+        state.add(
             SegmentKind.POLICY,
             completion.ids[start:end],
-            len(record.turns),
+            len(state.turns),
             logprobs=completion.logprobs[start:end],
             version=version,
             token_true=completion.token_true,
@@ -137,23 +139,23 @@ def _record_sample(record: Record, completion: Completion) -> None:
 
 
 async def _generate(
-    record: Record, policy: Policy, config: RolloutConfig, room: int, attempt: int
+    state: EpisodeState, policy: Policy, config: RolloutConfig, room: int, attempt: int
 ) -> Completion:
     sampling = Sampling(
         max_tokens=min(config.turn_tokens, room),
         temperature=config.temperature,
         top_p=config.top_p,
         stop=config.stop,
-        seed=record.start.seed * 1_000_003 + len(record.turns) + (attempt << 52),
+        seed=state.spec.seed * 1_000_003 + len(state.turns) + (attempt << 52),
     )
-    generating = policy.generate(record.ids, sampling, episode=record.episode)
+    generating = policy.generate(state.ids, sampling, episode=state.episode)
     completion = await within(config.deadline_s, generating, PolicyFault("the policy"))
     if completion.token_true and not all(map(math.isfinite, completion.logprobs)):
         raise PolicyFault("the policy's log-probs are not finite: its weights have diverged or overflow")
     return completion
 
 
-def observe(record: Record, chat: ChatFormat, observation: Observation, limit: int) -> None:
+def observe(state: EpisodeState, chat: ChatFormat, observation: Observation, limit: int) -> None:
     """Appends the observation; opens a new row where the format did not extend what stands there.
 
     An observation that begins with a system message is a whole context: the policy goes on from that and from nothing
@@ -164,35 +166,35 @@ def observe(record: Record, chat: ChatFormat, observation: Observation, limit: i
         ConfigurationError: the format can render no observation at all.
     """
     try:
-        _append(record, chat, observation, limit)
+        _append(state, chat, observation, limit)
     except ConfigurationError:
         raise
     except Exception as error:
-        record.fail(EndReason.ENV_FAULT, error)
+        state.fail(EndReason.ENV_FAULT, error)
 
 
-def _append(record: Record, chat: ChatFormat, observation: Observation, limit: int) -> None:
-    turn = len(record.turns) - 1
-    glue = chat.closing(record.ids)
-    held = [*record.ids, *glue]
+def _append(state: EpisodeState, chat: ChatFormat, observation: Observation, limit: int) -> None:
+    turn = len(state.turns) - 1
+    glue = chat.closing(state.ids)
+    held = [*state.ids, *glue]
     anew = bool(observation) and observation[0].role == "system"
     extended = chat.prompt(observation) if anew else chat.extend(held, observation)
     if len(extended) >= limit:
-        record.ids = extended
+        state.ids = extended
     elif extended[: len(held)] != held:
-        record.reopen(extended, turn + 1)
+        state.reopen(extended, turn + 1)
     else:
-        record.add(SegmentKind.GLUE, glue, turn)
-        record.add(SegmentKind.ENV, extended[len(held) :], turn)
+        state.add(SegmentKind.GLUE, glue, turn)
+        state.add(SegmentKind.ENV, extended[len(held) :], turn)
 
 
 async def rollout(
-    starts: Sequence[Start], policy: Policy, chat: ChatFormat, config: RolloutConfig, *, name: str
+    specs: Sequence[EpisodeSpec], policy: Policy, chat: ChatFormat, config: RolloutConfig, *, name: str
 ) -> list[Trajectory]:
-    """Plays all episodes concurrently; the result is in the order of ``starts``.
+    """Plays all episodes concurrently; the result is in the order of ``specs``.
 
     Args:
-        starts: The episodes.
+        specs: The episodes.
         policy: Who acts.
         chat: How messages become ids.
         config: Budgets and sampling.
@@ -203,11 +205,11 @@ async def rollout(
     """
     deterministic_batcher = DeterministicBatcher() if config.deterministic else None
 
-    async def one(index: int, start: Start) -> Trajectory:
+    async def one(index: int, spec: EpisodeSpec) -> Trajectory:
         with nullcontext() if deterministic_batcher is None else deterministic_batcher.episode(index):
-            return await run_episode(start, policy, chat, config, episode=f"{name}-{index}")
+            return await run_episode(spec, policy, chat, config, episode=f"{name}-{index}")
 
-    return await together(one(index, start) for index, start in enumerate(starts))
+    return await together(one(index, spec) for index, spec in enumerate(specs))
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -225,9 +227,9 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 __all__ = [
-    "Record",
+    "EpisodeSpec",
+    "EpisodeState",
     "RolloutConfig",
-    "Start",
     "act",
     "capture",
     "check_posed",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.types import Task
-from agentenv.data.dataset_files import Record, read_records
+from agentenv.data.dataset_files import RawRow, read_records
 from agentenv.errors import DatasetError, UnknownName
 from agentenv.sandbox.grading import CallTest, StdioTest, Test
 
@@ -62,7 +62,7 @@ def load_contest_set(
     return tuple(tasks)
 
 
-def _records(path: Path, problems: list[str] | None) -> Iterator[Record]:
+def _records(path: Path, problems: list[str] | None) -> Iterator[RawRow]:
     if path.is_file():
         yield from read_records(path, lines=True, problems=problems)
         return
@@ -76,7 +76,7 @@ def _records(path: Path, problems: list[str] | None) -> Iterator[Record]:
         yield _folder(folder)
 
 
-def _folder(folder: Path) -> Record:
+def _folder(folder: Path) -> RawRow:
     """One problem of APPS's archive as its record on the hub."""
     names = {
         "question": "question.txt",
@@ -88,10 +88,10 @@ def _folder(folder: Path) -> Record:
     for field, name in names.items():
         if (folder / name).is_file():
             fields[field] = (folder / name).read_text(encoding="utf-8")
-    return Record(fields, str(folder))
+    return RawRow(fields, str(folder))
 
 
-def livecodebench(record: Record) -> Task:
+def livecodebench(record: RawRow) -> Task:
     """A record of ``code_generation`` or ``code_generation_lite``.
 
     Private tests are JSON, or that JSON pickled, compressed and in base64.
@@ -112,12 +112,12 @@ def livecodebench(record: Record) -> Task:
     return Task(f"livecodebench/{record.id('question_id')}", question, ("",), data=data)
 
 
-def _cases(record: Record, name: str) -> list[Record]:
+def _cases(record: RawRow, name: str) -> list[RawRow]:
     text, place = record.text(name), f"{record.place}: {name}"
     if not text.startswith("["):
         text = _unpacked(text, place)
     cases = _json(text, place)
-    return list(Record({name: cases}, record.place).items(name))
+    return list(RawRow({name: cases}, record.place).items(name))
 
 
 def _unpacked(text: str, place: str) -> str:
@@ -165,7 +165,7 @@ def pickled_text(data: bytes) -> str:
     return texts[0]
 
 
-def _lcb_test(case: Record, function: str | None) -> Test:
+def _lcb_test(case: RawRow, function: str | None) -> Test:
     given, expected = case.value("input"), case.value("output")
     if not isinstance(given, str) or not isinstance(expected, str):
         raise DatasetError(f"{case.place}: input and output must be text.")
@@ -180,7 +180,7 @@ def _lcb_test(case: Record, function: str | None) -> Test:
     return CallTest(function, arguments, _json(expected, f"{case.place}: output"), via="untupled")
 
 
-def apps(record: Record) -> Task:
+def apps(record: RawRow) -> Task:
     """A record of APPS: ``input_output`` holds ``inputs``, ``outputs`` and, for calls, ``fn_name``."""
     starter = _optional(record, "starter_code")
     pairs = _json(record.text("input_output"), f"{record.place}: input_output")
@@ -210,7 +210,7 @@ def apps(record: Record) -> Task:
     return Task(f"apps/{record.id('problem_id', 'id')}", question, ("",), data=data)
 
 
-def _apps_call(function: str, given: Any, expected: Any, record: Record) -> CallTest:
+def _apps_call(function: str, given: Any, expected: Any, record: RawRow) -> CallTest:
     if not isinstance(given, list):
         raise DatasetError(f"{record.place}: the arguments of a call must be a list, not {given!r:.60}.")
     wrapped = [_keyed(item) for item in expected] if isinstance(expected, list) else _keyed(expected)
@@ -224,7 +224,7 @@ def _keyed(value: Any) -> Any:
     return value
 
 
-def _lines(value: Any, record: Record) -> str:
+def _lines(value: Any, record: RawRow) -> str:
     """Text, or a list of lines."""
     if isinstance(value, list) and all(isinstance(line, str) for line in value):
         return "\n".join(value)
@@ -244,13 +244,13 @@ def _question(text: str, starter: str | None) -> str:
     return f"{text}\n\n{STDIO}" if starter is None else f"{text}\n\n{CALL}\n{starter}"
 
 
-def _some(tests: Sequence[Test], record: Record) -> tuple[Test, ...]:
+def _some(tests: Sequence[Test], record: RawRow) -> tuple[Test, ...]:
     if not tests:
         raise DatasetError(f"{record.place} has no tests.")
     return tuple(tests)
 
 
-def _optional(record: Record, name: str) -> str:
+def _optional(record: RawRow, name: str) -> str:
     value = record.fields.get(name)
     return value if isinstance(value, str) else ""
 
@@ -262,4 +262,4 @@ def _json(text: str, place: str) -> Any:
         raise DatasetError(f"{place} is no valid JSON: {error}.") from error
 
 
-READERS: Mapping[str, Callable[[Record], Task]] = {"livecodebench": livecodebench, "apps": apps}
+READERS: Mapping[str, Callable[[RawRow], Task]] = {"livecodebench": livecodebench, "apps": apps}

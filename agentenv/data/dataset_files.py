@@ -21,7 +21,7 @@ DATA_VARIABLE = "AGENTENV_DATA"
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RawRow:
     """One JSON object of a file, and where it stands."""
 
     fields: Mapping[str, Any]
@@ -69,12 +69,12 @@ class Record:
             raise DatasetError(f"{self.place}: {name} must be a list of text, not {_short(value)}.")
         return tuple(value)
 
-    def items(self, name: str) -> Iterator["Record"]:
+    def items(self, name: str) -> Iterator["RawRow"]:
         """The objects in the list field ``name``."""
         value = self.value(name)
         if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
             raise DatasetError(f"{self.place}: {name} must be a list of objects, not {_short(value)}.")
-        return (Record(item, f"{self.place}, {name} {number}") for number, item in enumerate(value, 1))
+        return (RawRow(item, f"{self.place}, {name} {number}") for number, item in enumerate(value, 1))
 
 
 def _gold(value: Any, place: str) -> str:
@@ -98,7 +98,7 @@ def _short(value: Any) -> str:
 
 def read_records(
     path: Path, *, lines: bool | None = None, problems: list[str] | None = None
-) -> Iterator[Record]:
+) -> Iterator[RawRow]:
     """The objects of a file.
 
     ``.jsonl`` holds one a line, ``.json`` an array or one single object, ``.csv`` and ``.tsv`` a head line and
@@ -117,7 +117,7 @@ def read_records(
     """
     name = path.name.removesuffix(".gz")
     if name.endswith(".parquet"):
-        yield from (Record(row, place) for place, row in _parquet(path))
+        yield from (RawRow(row, place) for place, row in _parquet(path))
         return
     found: Iterator[tuple[str, Any]]
     lines = lines or ".jsonl" in name
@@ -188,12 +188,12 @@ def _json(text: str, place: str) -> Any:
         raise DatasetError(f"{place} is no valid JSON: {str(error)[:200]}.") from error
 
 
-def _record(value: Any, place: str) -> Record:
+def _record(value: Any, place: str) -> RawRow:
     if isinstance(value, tuple):
         raise DatasetError(f"{place} has {value[0]} columns and the head line {value[1]}.")
     if not isinstance(value, dict):
         raise DatasetError(f"{place} must be a JSON object, not {_short(value)}.")
-    return Record(value, place)
+    return RawRow(value, place)
 
 
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")

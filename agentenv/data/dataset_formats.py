@@ -13,16 +13,16 @@ from typing import Any
 
 from agentenv.core.io.strict_json import read_json_text
 from agentenv.core.types import Task
-from agentenv.data.dataset_files import Record
+from agentenv.data.dataset_files import RawRow
 from agentenv.data.sealed import unseal
 from agentenv.errors import DatasetError
 
-Reader = Callable[[Record], Iterator[Task]]
+Reader = Callable[[RawRow], Iterator[Task]]
 
 GOLDS = ("golden_answers", "answers", "answer")  # FlashRAG, ours and DPR, NQ-open
 
 
-def flat(record: Record) -> Iterator[Task]:
+def flat(record: RawRow) -> Iterator[Task]:
     """FlashRAG's layout and its relatives: ``id``, ``question``, the accepted answers; the rest is ``data``.
 
     ``metadata`` is unpacked; ``gold`` (ids of passages) is another name of ``supporting_ids``.
@@ -39,7 +39,7 @@ _QUESTIONS = ("question", "query", "problem")
 _ANSWERS = (*GOLDS, "gold_answers", "ground_truth", "target")
 
 
-def own(record: Record) -> Iterator[Task]:
+def own(record: RawRow) -> Iterator[Task]:
     """A user's own questions: `docs/own_data.md` in the repository says which fields there may be.
 
     Without an id a question gets one made of its text and its answers, so that any part and any order of the file keeps it.
@@ -55,7 +55,7 @@ def own(record: Record) -> Iterator[Task]:
     value = record.value(*_ANSWERS)
     value = _listed(value) if isinstance(value, str) else value
     texts = [_number_text(one) for one in value] if isinstance(value, list) else _number_text(value)
-    answers = Record({"answers": texts}, record.place).golds("answers")
+    answers = RawRow({"answers": texts}, record.place).golds("answers")
     named = [name for name in _IDS if record.fields.get(name) not in (None, "")]
     key = record.id(*named) if named else _id_of("q", json.dumps([question, *answers]))
     yield Task(key, question, answers, data=data)
@@ -75,7 +75,7 @@ def _number_text(value: Any) -> Any:
     return str(value) if number else value
 
 
-def nq_open(record: Record) -> Iterator[Task]:
+def nq_open(record: RawRow) -> Iterator[Task]:
     """NQ-open: ``question`` and ``answer``; the id is made of the question, so any subset keeps it."""
     question = record.text("question")
     yield Task(_id_of("nq", question), question, record.golds("answer"))
@@ -85,7 +85,7 @@ def _id_of(prefix: str, question: str) -> str:
     return f"{prefix}_{hashlib.sha256(question.encode()).hexdigest()[:12]}"
 
 
-def triviaqa(record: Record) -> Iterator[Task]:
+def triviaqa(record: RawRow) -> Iterator[Task]:
     """TriviaQA: the authors' nesting, or the flat layout after a careless passage through CSV.
 
     In the flat layout some texts are quoted, with quotes doubled.
@@ -102,7 +102,7 @@ def triviaqa(record: Record) -> Iterator[Task]:
         yield Task(task.id, undouble(task.question).strip(), answers, data=task.data)
 
 
-def _trivia_item(item: Record) -> Task:
+def _trivia_item(item: RawRow) -> Task:
     """One question with every name of its answer.
 
     ``NormalizedAliases`` are left out: the scorer em_triviaqa makes them of the aliases, and under another
@@ -111,13 +111,13 @@ def _trivia_item(item: Record) -> Task:
     answer = item.value("Answer", "answer")
     if not isinstance(answer, dict):
         raise DatasetError(f"{item.place}: Answer must be an object, not {answer!r}.")
-    golds = Record({name.lower(): value for name, value in answer.items()}, item.place)
+    golds = RawRow({name.lower(): value for name, value in answer.items()}, item.place)
     names = (golds.gold("value"), *golds.texts("aliases"), *golds.texts("humananswers"))
-    answers = Record({"aliases": list(names)}, item.place).golds("aliases")
+    answers = RawRow({"aliases": list(names)}, item.place).golds("aliases")
     return Task(item.id("QuestionId", "question_id"), item.text("Question", "question"), answers)
 
 
-def popqa(record: Record) -> Iterator[Task]:
+def popqa(record: RawRow) -> Iterator[Task]:
     """PopQA: the authors' table, whose ``possible_answers`` are JSON text, or the flat layout."""
     if "possible_answers" not in record.fields:
         yield from flat(record)
@@ -126,13 +126,13 @@ def popqa(record: Record) -> Iterator[Task]:
         golds = read_json_text(record.text("possible_answers"))
     except ValueError as error:
         raise DatasetError(f"{record.place}: possible_answers is no JSON: {error}.") from error
-    answers = Record({"possible_answers": golds}, record.place).golds("possible_answers")
+    answers = RawRow({"possible_answers": golds}, record.place).golds("possible_answers")
     data = {name: record.fields[name] for name in ("subj", "prop", "obj") if name in record.fields}
     data |= {name: int(record.id(name)) for name in ("s_pop", "o_pop") if name in record.fields}
     yield Task(record.id("id"), record.text("question"), answers, data=data)
 
 
-def bamboogle(record: Record) -> Iterator[Task]:
+def bamboogle(record: RawRow) -> Iterator[Task]:
     """Bamboogle: the authors' ``Question`` and ``Answer``, or the flat layout."""
     if "Question" not in record.fields:
         yield from flat(record)
@@ -141,7 +141,7 @@ def bamboogle(record: Record) -> Iterator[Task]:
     yield Task(_id_of("bamboogle", question), question, (record.gold("Answer"),))
 
 
-def simpleqa(record: Record) -> Iterator[Task]:
+def simpleqa(record: RawRow) -> Iterator[Task]:
     """SimpleQA: ``problem`` and ``answer``; ``metadata`` is a Python dictionary as text."""
     question = record.text("problem")
     data = record.value("metadata")
@@ -155,7 +155,7 @@ def simpleqa(record: Record) -> Iterator[Task]:
     yield Task(_id_of("simpleqa", question), question, (record.gold("answer"),), data=data)
 
 
-def browsecomp(record: Record) -> Iterator[Task]:
+def browsecomp(record: RawRow) -> Iterator[Task]:
     """BrowseComp: ``problem`` and ``answer`` are encrypted under ``canary`` and leave memory in no other form.
 
     ``data["canary"]`` marks a question whose text nobody may write to disk; its id is made of the cipher.
@@ -180,7 +180,7 @@ def undouble(text: str) -> str:
     return (inner if quoted else text).replace('""', '"')
 
 
-def hotpotqa(record: Record) -> Iterator[Task]:
+def hotpotqa(record: RawRow) -> Iterator[Task]:
     """HotpotQA and 2WikiMultihopQA: one answer; the paragraphs (``context``) stay in the corpus.
 
     Copies on the hub call the id ``id`` and turn the lists of the supporting facts into columns.
@@ -195,7 +195,7 @@ def hotpotqa(record: Record) -> Iterator[Task]:
     yield Task(record.id("_id", "id"), record.text("question"), (record.gold("answer"),), data=data)
 
 
-def musique(record: Record) -> Iterator[Task]:
+def musique(record: RawRow) -> Iterator[Task]:
     """MuSiQue-Ans: one answer and its aliases; a hop is one step of ``question_decomposition``."""
     if "golden_answers" in record.fields:
         yield from flat(record)
@@ -212,14 +212,14 @@ def musique(record: Record) -> Iterator[Task]:
     yield Task(record.id("id"), record.text("question"), answers, data=data)
 
 
-def one_passage(record: Record) -> Iterator[Task]:
+def one_passage(record: RawRow) -> Iterator[Task]:
     """The flat layout of questions on one passage each: those on the same one are a cluster."""
     for task in flat(record):
         support = task.data.get("supporting_ids") or [task.id]
         yield Task(task.id, task.question, task.answers, data={**task.data, "cluster": str(support[0])})
 
 
-def squad(record: Record) -> Iterator[Task]:
+def squad(record: RawRow) -> Iterator[Task]:
     """SQuAD's nesting: articles, their paragraphs, the questions on each.
 
     ``data["cluster"]`` numbers the paragraphs: the questions on one are a cluster for standard errors.
@@ -232,21 +232,21 @@ def squad(record: Record) -> Iterator[Task]:
         for paragraph in article.items("paragraphs"):
             for question in paragraph.items("qas"):
                 answers = [answer.gold("text") for answer in question.items("answers")]
-                golds = Record({"answers": answers}, question.place).golds("answers")
+                golds = RawRow({"answers": answers}, question.place).golds("answers")
                 data = {"title": article.fields.get("title", ""), "cluster": str(number)}
                 yield Task(question.id("id"), question.text("question"), golds, data=data)
             number += 1
 
 
-def _squad_row(record: Record) -> Task:
+def _squad_row(record: RawRow) -> Task:
     """One question of SQuAD's copy on the hub, which is not nested."""
     answers = record.value("answers")
-    golds = Record(answers if isinstance(answers, dict) else {}, record.place).golds("text")
+    golds = RawRow(answers if isinstance(answers, dict) else {}, record.place).golds("text")
     data = {"title": record.fields.get("title", ""), "cluster": _id_of("paragraph", record.text("context"))}
     return Task(record.id("id"), record.text("question"), golds, data=data)
 
 
-def frames(record: Record) -> Iterator[Task]:
+def frames(record: RawRow) -> Iterator[Task]:
     """FRAMES: ``Prompt`` (``Question`` in copies) and one ``Answer``; links to the pages, no passages."""
     links = [str(link) for name, link in record.fields.items() if name.startswith("wikipedia_link") and link]
     kinds = [
@@ -259,12 +259,12 @@ def frames(record: Record) -> Iterator[Task]:
     yield Task(key, question, (record.gold("Answer"),), data=data)
 
 
-def _rest(record: Record, *known: str) -> dict[str, Any]:
+def _rest(record: RawRow, *known: str) -> dict[str, Any]:
     """The fields that have no place of their own in a task."""
     return {name: value for name, value in record.fields.items() if name not in known}
 
 
-def _mapping(record: Record, name: str) -> Mapping[str, Any]:
+def _mapping(record: RawRow, name: str) -> Mapping[str, Any]:
     value = record.fields.get(name) or {}
     if not isinstance(value, dict):
         raise DatasetError(f"{record.place}: {name} must be an object, not {value!r}.")

@@ -14,7 +14,7 @@ from typing import Any
 
 from agentenv.core.types import Task
 from agentenv.data import dataset_formats as formats
-from agentenv.data.dataset_files import Record, find_file, read_qrels, read_records, world_split
+from agentenv.data.dataset_files import RawRow, find_file, read_qrels, read_records, world_split
 from agentenv.data.hub import Hub, hub_source, is_hub, read_hub
 from agentenv.errors import ConfigurationError, DatasetError, UnknownName
 
@@ -251,7 +251,7 @@ def sample(tasks: tuple[Task, ...], limit: int | None, seed: int) -> tuple[Task,
 def _tasks(
     kind: QuestionSet,
     split: str,
-    records: Iterable[Record],
+    records: Iterable[RawRow],
     qrels: Mapping[str, tuple[str, ...]] | None,
     source: str,
     problems: list[str] | None = None,

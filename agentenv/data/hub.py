@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentenv.data.dataset_files import Record
+from agentenv.data.dataset_files import RawRow
 from agentenv.errors import DatasetError, MissingExtra
 
 PREFIX = "hub:"
@@ -46,7 +46,7 @@ def hub_source(path: Path, hub: Hub | None, name: str) -> Hub:
     return hub
 
 
-def read_hub(hub: Hub, split: str) -> Iterator[Record]:
+def read_hub(hub: Hub, split: str) -> Iterator[RawRow]:
     """The rows of one split.
 
     Raises:
@@ -68,7 +68,7 @@ def read_hub(hub: Hub, split: str) -> Iterator[Record]:
             f"({type(error).__name__}: {reason}); check the name and the network, or pass a local file."
         ) from error
     for number, row in enumerate(rows):
-        yield Record(row, f"{hub.repository}, {wanted}, row {number}")
+        yield RawRow(row, f"{hub.repository}, {wanted}, row {number}")
 
 
 @contextlib.contextmanager

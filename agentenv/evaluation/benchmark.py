@@ -34,7 +34,7 @@ from agentenv.evaluation.eval_agent import (
     player_of,
 )
 from agentenv.evaluation.journal import CONFIG, CONTENTS, Journal, claim, release
-from agentenv.evaluation.records import EPISODES, RESULTS, Record, read_json, write_results
+from agentenv.evaluation.records import EPISODES, RESULTS, EpisodeRecord, read_json, write_results
 from agentenv.evaluation.report.report import PAGE, write_report
 from agentenv.evaluation.results import measure_of, score_of, summarize
 from agentenv.evaluation.spending import Spending, announced
@@ -285,7 +285,7 @@ def _play(
     display: Display,
     retry_faults: bool,
     spending: Spending | None,
-) -> tuple[list[Record], dict[str, Any]]:
+) -> tuple[list[EpisodeRecord], dict[str, Any]]:
     """The run proper and its bounds, each from where its journal ends."""
     tasks, scorer = task_env.source.tasks, benchmark.scorers[0]
     again = (lambda record: not record["valid"]) if retry_faults else (lambda record: False)
@@ -315,7 +315,7 @@ def _play(
     return records, bounds
 
 
-def _bound(play: Callable[[], list[Record]], agent: EvalAgent, scorer: str) -> dict[str, Any]:
+def _bound(play: Callable[[], list[EpisodeRecord]], agent: EvalAgent, scorer: str) -> dict[str, Any]:
     """A bound, or why there is none: the run itself is played, and worth more than that.
 
     Raises:
@@ -357,7 +357,7 @@ class _Tally:
         self._searches: list[int] = []
         self._faults = 0
 
-    def __call__(self, records: Sequence[Record]) -> dict[str, Any]:
+    def __call__(self, records: Sequence[EpisodeRecord]) -> dict[str, Any]:
         valid = [record for record in records if record["valid"]]
         self._values += [score_of(record, self._scorer) for record in valid]
         self._searches += [record["searches"] for record in valid if record["searches"] is not None]
@@ -372,7 +372,7 @@ def _summary(
     benchmark: Benchmark,
     agent: EvalAgent,
     task_env: TaskEnv,
-    records: Sequence[Record],
+    records: Sequence[EpisodeRecord],
     bounds: dict[str, Any],
     note: Callable[[str], None],
 ) -> dict[str, Any]:

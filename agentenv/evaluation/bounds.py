@@ -17,7 +17,7 @@ from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import RolloutConfig
 from agentenv.errors import AgentEnvError, Fault
 from agentenv.evaluation.closed_book import closed_book
-from agentenv.evaluation.records import Record
+from agentenv.evaluation.records import EpisodeRecord
 from agentenv.evaluation.results import score_tables
 from agentenv.evaluation.runner import play, play_expert, to_record
 from agentenv.evaluation.task_env import TaskEnv, corpus_of, index_recall
@@ -111,7 +111,7 @@ def measure_expert(task_env: TaskEnv, config: RolloutConfig, scorer: str, *, see
     return noted(played)
 
 
-def bound_of(records: Iterable[Record], scorer: str) -> dict[str, Any]:
+def bound_of(records: Iterable[EpisodeRecord], scorer: str) -> dict[str, Any]:
     """The score of ``records`` with n and interval; faults are left out.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentenv.core.types import EndReason, ToolStatus
 from agentenv.evaluation.diagnosis import answer_shown, cause_of
-from agentenv.evaluation.records import Record
+from agentenv.evaluation.records import EpisodeRecord
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class Skill:
     """Something that an episode shows or lacks, and the questions that exercise it."""
 
     name: str
-    exercises: Callable[[Record], bool]
+    exercises: Callable[[EpisodeRecord], bool]
     """Whether the question of an episode calls for it."""
-    shown: Callable[[Record], bool]
+    shown: Callable[[EpisodeRecord], bool]
     """Whether the episode shows it."""
     slice: str
     """How to get questions that exercise it, in words."""
@@ -43,7 +43,7 @@ class Capability:
 
 
 def capability_report(
-    records: Sequence[Record],
+    records: Sequence[EpisodeRecord],
     values: Sequence[float],
     skills: Sequence[Skill],
     *,
@@ -79,7 +79,7 @@ def _share(flags: Sequence[bool]) -> float | None:
     return fmean(flags) if flags else None
 
 
-def _well_formed(record: Record) -> bool:
+def _well_formed(record: EpisodeRecord) -> bool:
     turns = record.get("turns", ())
     results = [result for turn in turns for result in turn.get("tool_results", ())]
     return all(turn.get("valid", True) for turn in turns) and all(

@@ -10,8 +10,8 @@ from agentenv.errors import ConfigurationError
 from agentenv.evaluation.llm_judge import kept_grades
 from agentenv.evaluation.records import (
     SUITE,
+    EpisodeRecord,
     Evaluation,
-    Record,
     read_evaluation,
     read_json,
     write_results,
@@ -25,7 +25,7 @@ from agentenv.evaluation.statistics.significance import (
     paired_bootstrap,
 )
 
-Pair = tuple[Record, Record]
+Pair = tuple[EpisodeRecord, EpisodeRecord]
 
 
 def compare_suites(dir_a: Path, dir_b: Path, *, scorer: str | None = None, seed: int = 0) -> Json:

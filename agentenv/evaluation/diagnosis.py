@@ -23,7 +23,7 @@ from agentenv.core.grammar import earliest_block
 from agentenv.core.scoring.normalize import squad
 from agentenv.core.types import Task
 from agentenv.envs.search.local_search import TAGS
-from agentenv.evaluation.records import Record
+from agentenv.evaluation.records import EpisodeRecord
 
 Json = dict[str, Any]
 
@@ -36,7 +36,7 @@ MAX_COVERED_DOCUMENTS = 1_000_000  # reading more for the coverage takes minutes
 _UNSEARCHABLE = frozenset({"yes", "no", ""})
 
 
-def cause_of(record: Record, value: float) -> str:
+def cause_of(record: EpisodeRecord, value: float) -> str:
     """``correct``, one of ``CAUSES``, or ``unsolved`` where the cause cannot be known.
 
     Args:
@@ -58,7 +58,7 @@ def cause_of(record: Record, value: float) -> str:
     return "read_miss" if evidence_found(record) else "retrieval_miss"
 
 
-def known_searches(records: Sequence[Record]) -> list[Record]:
+def known_searches(records: Sequence[EpisodeRecord]) -> list[EpisodeRecord]:
     """``records``, in which an episode that named no documents did not search, where others of the same run name theirs."""
     if not any(record.get("retrieved_ids") for record in records):
         return list(records)
@@ -68,12 +68,12 @@ def known_searches(records: Sequence[Record]) -> list[Record]:
     ]
 
 
-def measured(records: Iterable[Record]) -> bool:
+def measured(records: Iterable[EpisodeRecord]) -> bool:
     """Whether it is known of every episode what its searches found; episodes that failed say nothing."""
     return all(record["searches"] is not None for record in records if record["valid"])
 
 
-def error_table(records: Sequence[Record], values: Sequence[float], scorer: str) -> Json:
+def error_table(records: Sequence[EpisodeRecord], values: Sequence[float], scorer: str) -> Json:
     """How many episodes have each cause, and how many right answers came without the evidence.
 
     Args:
@@ -94,7 +94,7 @@ def error_table(records: Sequence[Record], values: Sequence[float], scorer: str)
     }
 
 
-def evidence_found(record: Record) -> bool:
+def evidence_found(record: EpisodeRecord) -> bool:
     """Whether the episode was shown what its question needs."""
     if supporting := record.get("supporting_ids"):
         return set(supporting) <= _seen(record)
@@ -103,14 +103,14 @@ def evidence_found(record: Record) -> bool:
     return bool(_seen(record))
 
 
-def answer_shown(record: Record) -> bool:
+def answer_shown(record: EpisodeRecord) -> bool:
     """Whether an accepted answer stands in an observation, as whole words after normalisation."""
     shown = " ".join(turn.get("observation", "") for turn in record.get("turns") or ())
     shown = squad(shown.replace("<", " <").replace(">", "> "))  # or a tag would grow onto the last word
     return any(f" {answer} " in f" {shown} " for answer in _searchable(record["answers"]))
 
 
-def support(scored: Sequence[Record]) -> Json:
+def support(scored: Sequence[EpisodeRecord]) -> Json:
     """Evidence over whole episodes.
 
     Where it is not known what the searches found, only what stands in the observations is counted.
@@ -139,7 +139,7 @@ def support(scored: Sequence[Record]) -> Json:
     }
 
 
-def costs(scored: Sequence[Record], correct: int, unit: str) -> Json:
+def costs(scored: Sequence[EpisodeRecord], correct: int, unit: str) -> Json:
     """Tokens a question and a right answer; ``total`` counts prompts and observations once each.
 
     Args:
@@ -180,7 +180,7 @@ def coverage(tasks: Sequence[Task], texts: Iterable[str]) -> Json:
     return {"share": hit / len(asked) if asked else None, "n": len(asked)}
 
 
-def _seen(record: Record) -> set[str]:
+def _seen(record: EpisodeRecord) -> set[str]:
     return {document for ranking in record.get("retrieved_ids") or () for document in ranking}
 
 

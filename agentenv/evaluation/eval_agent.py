@@ -20,7 +20,7 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason, Task
 from agentenv.errors import ConfigurationError, ContextTooSmall, EnvFault, Fault, PolicyFault
 from agentenv.evaluation.journal import Journal, log_seconds
-from agentenv.evaluation.records import Record
+from agentenv.evaluation.records import EpisodeRecord
 from agentenv.evaluation.runner import expert_policy, play_batch, roomy, to_record
 from agentenv.evaluation.task_env import TaskEnv
 from agentenv.policies.agent import AgentPolicy
@@ -192,8 +192,8 @@ def play_missing(
     phase: str,
     directory: Path,
     progress: Progress,
-    figures: Callable[[Sequence[Record]], dict[str, Any]] = lambda records: {},
-) -> list[Record]:
+    figures: Callable[[Sequence[EpisodeRecord]], dict[str, Any]] = lambda records: {},
+) -> list[EpisodeRecord]:
     """Plays the questions of ``task_env`` that ``journal`` lacks, and returns the records of all in their order.
 
     Args:

@@ -14,7 +14,7 @@ from agentenv.core.io.files import append_lines, write_text
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.checksums import announce, forget, note, verify
-from agentenv.evaluation.records import EPISODES, RESULTS, Record, lines_of, parse_record
+from agentenv.evaluation.records import EPISODES, RESULTS, EpisodeRecord, lines_of, parse_record
 
 CONFIG = "config.toml"
 TIMINGS = "timings.jsonl"
@@ -36,9 +36,9 @@ class Journal:
         ConfigurationError: the file was changed by somebody else.
     """
 
-    def __init__(self, path: Path, again: Callable[[Record], bool] = lambda record: False) -> None:
+    def __init__(self, path: Path, again: Callable[[EpisodeRecord], bool] = lambda record: False) -> None:
         self.path = path
-        self._records: dict[str, Record] = {}
+        self._records: dict[str, EpisodeRecord] = {}
         verify(path, growing=True)
         lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
         for number, line in enumerate(lines, start=1):
@@ -54,7 +54,7 @@ class Journal:
     def __len__(self) -> int:
         return len(self._records)
 
-    def append(self, records: Iterable[Record]) -> None:
+    def append(self, records: Iterable[EpisodeRecord]) -> None:
         """Adds those that are not there yet, and waits until they are on the disk."""
         new = [record for record in records if record["id"] not in self._records]
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,13 +63,13 @@ class Journal:
         append_lines(self.path, lines.split("\n")[:-1])
         self._records |= {record["id"]: record for record in new}
 
-    def finish(self, tasks: Sequence[Task]) -> list[Record]:
+    def finish(self, tasks: Sequence[Task]) -> list[EpisodeRecord]:
         """Brings the file into the order of the questions and returns its records."""
         ordered = [self._records[task.id] for task in tasks]
         self._rewrite(ordered)
         return ordered
 
-    def _rewrite(self, records: Iterable[Record]) -> None:
+    def _rewrite(self, records: Iterable[EpisodeRecord]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lines = lines_of(records)
         announce(self.path, lines.encode())

@@ -17,7 +17,7 @@ from typing import Any
 from agentenv.core.env import run_sync
 from agentenv.core.scoring.scorers import check_answers, get_scorer
 from agentenv.errors import ConfigurationError, EndpointFault, Fault, JudgeFault
-from agentenv.evaluation.records import Record, read_evaluation, write_results
+from agentenv.evaluation.records import EpisodeRecord, read_evaluation, write_results
 from agentenv.evaluation.results import clusters_of
 from agentenv.evaluation.rubrics import Grade, Rubric, get_rubric
 from agentenv.evaluation.statistics.significance import calibration_error, estimate
@@ -106,10 +106,10 @@ class Judge:
         reply = await self.chat.complete(asked, max_tokens=_REPLY_TOKENS, temperature=0.0)
         return self.rubric.read(reply.text)
 
-    async def grade_all(self, records: Sequence[Record]) -> list[Grade | Fault]:
+    async def grade_all(self, records: Sequence[EpisodeRecord]) -> list[Grade | Fault]:
         """A grade or a fault of ours for each record, in order."""
 
-        async def one(record: Record) -> Grade | Fault:
+        async def one(record: EpisodeRecord) -> Grade | Fault:
             try:
                 return await self.grade(record["question"], record["answers"], record["prediction"])
             except (EndpointFault, JudgeFault) as fault:
@@ -142,7 +142,9 @@ def judge_folder(directory: Path, judge: Judge) -> dict[str, Any]:
     return results
 
 
-def kept_grades(directory: Path, table: Mapping[str, Any], records: Sequence[Record]) -> list[Grade | Fault]:
+def kept_grades(
+    directory: Path, table: Mapping[str, Any], records: Sequence[EpisodeRecord]
+) -> list[Grade | Fault]:
     """What a judge said of ``records``, from the grades in their folder; nobody is asked.
 
     Args:
@@ -164,7 +166,7 @@ def kept_grades(directory: Path, table: Mapping[str, Any], records: Sequence[Rec
 
 
 def judged_table(
-    judge: Judge, records: Sequence[Record], graded: Sequence[Grade | Fault], *, seed: int = 0
+    judge: Judge, records: Sequence[EpisodeRecord], graded: Sequence[Grade | Fault], *, seed: int = 0
 ) -> dict[str, Any]:
     """The entry of one judge in ``results.json``.
 

@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from agentenv.core.scoring import normalize
-from agentenv.data.dataset_files import Record, find_file, read_records
+from agentenv.data.dataset_files import RawRow, find_file, read_records
 from agentenv.data.datasets import SETS
 from agentenv.errors import DatasetError, UnknownName
 
@@ -135,10 +135,10 @@ def score_file(dataset: str, gold: Path | None, predictions: Path, *, split: str
     return OFFICIAL[dataset](list(read_records(source)), list(read_records(predictions)), source)
 
 
-def _hotpotqa(golds: Sequence[Record], predictions: Sequence[Record], source: Path) -> Report:
+def _hotpotqa(golds: Sequence[RawRow], predictions: Sequence[RawRow], source: Path) -> Report:
     answers, support = (_by_id(predictions, part) for part in ("answer", "sp"))
 
-    def parts(gold: Record) -> dict[str, Match | None]:
+    def parts(gold: RawRow) -> dict[str, Match | None]:
         key = gold.id("_id", "id")
         return {
             "": answer_match(_text(answers[key], key), [gold.gold("answer")]) if key in answers else None,
@@ -150,11 +150,11 @@ def _hotpotqa(golds: Sequence[Record], predictions: Sequence[Record], source: Pa
     return _averaged([parts(gold) for gold in golds])
 
 
-def _wiki(golds: Sequence[Record], predictions: Sequence[Record], source: Path) -> Report:
+def _wiki(golds: Sequence[RawRow], predictions: Sequence[RawRow], source: Path) -> Report:
     answers, support, evidence = (_by_id(predictions, part) for part in ("answer", "sp", "evidence"))
     aliases = read_aliases(source)
 
-    def parts(gold: Record) -> dict[str, Match | None]:
+    def parts(gold: RawRow) -> dict[str, Match | None]:
         key = gold.id("_id", "id")
         accepted = [gold.gold("answer"), *aliases.get(str(gold.fields.get("answer_id")), ())]
         return {
@@ -170,7 +170,7 @@ def _wiki(golds: Sequence[Record], predictions: Sequence[Record], source: Path) 
     return _averaged([parts(gold) for gold in golds]) | {"aliases": bool(aliases)}
 
 
-def _accepted(gold: Record, key: str, aliases: Aliases) -> list[list[Triple]]:
+def _accepted(gold: RawRow, key: str, aliases: Aliases) -> list[list[Triple]]:
     """The accepted forms of each gold triple: subject and object under all their names."""
     triples = _triples(gold.value("evidences"), key)
     ids = _triples(gold.fields.get("evidences_id") or [["", "", ""]] * len(triples), key)
@@ -194,7 +194,7 @@ class _Answered(NamedTuple):
     ]  # answer EM and F1, support F1; 0 where unanswerable, which counts nowhere
 
 
-def _musique(golds: Sequence[Record], predictions: Sequence[Record], source: Path) -> Report:
+def _musique(golds: Sequence[RawRow], predictions: Sequence[RawRow], source: Path) -> Report:
     """MuSiQue-Ans, or MuSiQue-Full where a gold is marked unanswerable: answers count on answerable ones only."""
     full = any(gold.fields.get("answerable") is False for gold in golds)
     rows = [_musique_row(gold, row, full) for gold, row in _in_order(golds, predictions, source)]
@@ -206,10 +206,10 @@ def _musique(golds: Sequence[Record], predictions: Sequence[Record], source: Pat
 
 
 def _in_order(
-    golds: Sequence[Record], predictions: Sequence[Record], source: Path
-) -> Iterator[tuple[Record, Record]]:
+    golds: Sequence[RawRow], predictions: Sequence[RawRow], source: Path
+) -> Iterator[tuple[RawRow, RawRow]]:
     """Each gold with its prediction; twins have one id, so theirs must stand in the order of the golds."""
-    waiting: dict[str, deque[Record]] = defaultdict(deque)
+    waiting: dict[str, deque[RawRow]] = defaultdict(deque)
     for row in predictions:
         waiting[row.id("id")].append(row)
     for key, due in Counter(gold.id("id") for gold in golds).items():
@@ -220,7 +220,7 @@ def _in_order(
         yield gold, waiting[gold.id("id")].popleft()
 
 
-def _musique_row(gold: Record, row: Record, full: bool) -> _Answered:
+def _musique_row(gold: RawRow, row: RawRow, full: bool) -> _Answered:
     answerable = gold.fields.get("answerable") is not False
     right = not full or _flag(row, "predicted_answerable") == answerable
     if not answerable:
@@ -250,13 +250,13 @@ def _musique_twins(rows: Sequence[_Answered], source: Path) -> dict[str, float]:
     return dict(zip(names, map(fmean, zip(*pairs, strict=True)), strict=True))
 
 
-def _flag(row: Record, name: str) -> bool:
+def _flag(row: RawRow, name: str) -> bool:
     if not isinstance(value := row.value(name), bool):
         raise DatasetError(f"{row.place}: {name} must be true or false, not {value!r}.")
     return value
 
 
-def _numbers(row: Record, name: str) -> list[int]:
+def _numbers(row: RawRow, name: str) -> list[int]:
     value = row.value(name)
     if not isinstance(value, list) or not all(type(number) is int for number in value):
         raise DatasetError(f"{row.place}: {name} must be a list of paragraph numbers, not {value!r}.")
@@ -302,7 +302,7 @@ def read_aliases(source: Path) -> dict[str, tuple[str, ...]]:
     return {row.text("Q_id"): (*row.texts("aliases"), *row.texts("demonyms")) for row in rows}
 
 
-def _by_id(predictions: Sequence[Record], part: str) -> Mapping[str, Any]:
+def _by_id(predictions: Sequence[RawRow], part: str) -> Mapping[str, Any]:
     value = predictions[0].value(part) if len(predictions) == 1 else None
     if not isinstance(value, dict):
         raise DatasetError(f"A prediction file must be one object whose {part!r} maps question ids.")
@@ -331,7 +331,7 @@ def _triples(value: Any, key: str) -> list[Triple]:
     return [tuple(triple) for triple in value]
 
 
-OFFICIAL: dict[str, Callable[[Sequence[Record], Sequence[Record], Path], Report]] = {
+OFFICIAL: dict[str, Callable[[Sequence[RawRow], Sequence[RawRow], Path], Report]] = {
     "hotpotqa": _hotpotqa,
     "2wiki": _wiki,
     "musique": _musique,

@@ -7,7 +7,7 @@ from typing import Any
 
 from agentenv.core.scoring.scorers import get_scorer
 from agentenv.data.code_sets import CODE_SETS
-from agentenv.data.dataset_files import Record, read_records
+from agentenv.data.dataset_files import RawRow, read_records
 from agentenv.data.sources import OWN, WORLD, SourceConfig, check_source, open_source
 from agentenv.errors import ConfigurationError, DatasetError
 from agentenv.evaluation.statistics.significance import estimate
@@ -19,7 +19,7 @@ _IDS = ("id", "_id", "question_id", "qid")
 _ANSWERS = ("answer", "prediction", "predicted_answer", "pred")
 
 
-def is_official(predictions: Sequence[Record]) -> bool:
+def is_official(predictions: Sequence[RawRow]) -> bool:
     """Whether a prediction file has the layout of HotpotQA and 2Wiki, or of MuSiQue with its supporting paragraphs."""
     first = predictions[0].fields if predictions else {}
     whole = len(predictions) == 1 and isinstance(first.get("answer"), dict)
@@ -29,7 +29,7 @@ def is_official(predictions: Sequence[Record]) -> bool:
 def score_predictions(
     dataset: str,
     data: Path | None,
-    predictions: Sequence[Record],
+    predictions: Sequence[RawRow],
     scorers: Sequence[str] = (),
     *,
     split: str | None = None,
@@ -79,7 +79,7 @@ def score_predictions(
     }
 
 
-def read_answers(predictions: Sequence[Record]) -> Mapping[str, str | None]:
+def read_answers(predictions: Sequence[RawRow]) -> Mapping[str, str | None]:
     """Predicted answers by question id; null is no answer.
 
     Raises:
@@ -87,7 +87,7 @@ def read_answers(predictions: Sequence[Record]) -> Mapping[str, str | None]:
     """
     if len(predictions) == 1 and not any(name in predictions[0].fields for name in _IDS):
         (whole,) = predictions
-        rows = [Record({"id": key, "answer": value}, whole.place) for key, value in whole.fields.items()]
+        rows = [RawRow({"id": key, "answer": value}, whole.place) for key, value in whole.fields.items()]
     else:
         rows = list(predictions)
     answers: dict[str, str | None] = {}
@@ -106,7 +106,7 @@ def read_answers(predictions: Sequence[Record]) -> Mapping[str, str | None]:
     return answers
 
 
-def read_predictions(path: Path) -> list[Record]:
+def read_predictions(path: Path) -> list[RawRow]:
     """The records of a prediction file.
 
     Raises:

@@ -1,6 +1,6 @@
 """The folder of one evaluation: ``episodes.jsonl``, one question a line, and ``results.json``, their summary.
 
-A line of ``episodes.jsonl`` is a JSON object with the keys of `Record`. The summary can always be computed
+A line of ``episodes.jsonl`` is a JSON object with the keys of `EpisodeRecord`. The summary can always be computed
 again from it, so scorers added later see the very same episodes.
 """
 
@@ -64,7 +64,7 @@ class TurnRecord(TypedDict, total=False):
     scene: SceneRecord  # where there is a screen
 
 
-class Record(TypedDict, total=False):
+class EpisodeRecord(TypedDict, total=False):
     """One question of an evaluation, with the whole episode."""
 
     id: Required[str]
@@ -94,7 +94,7 @@ class Evaluation:
 
     directory: Path
     results: dict[str, Any]
-    records: list[Record]
+    records: list[EpisodeRecord]
 
 
 def read_evaluation(directory: Path) -> Evaluation:
@@ -109,7 +109,7 @@ def read_evaluation(directory: Path) -> Evaluation:
     return Evaluation(directory, results, read_records(directory / EPISODES))
 
 
-def read_records(path: Path) -> list[Record]:
+def read_records(path: Path) -> list[EpisodeRecord]:
     """The lines of an ``episodes.jsonl``, checked.
 
     Raises:
@@ -118,7 +118,7 @@ def read_records(path: Path) -> list[Record]:
     """
     if not path.is_file():
         raise ConfigurationError(f"No {path.name} in {str(path.parent)!r}; give an evaluation folder.")
-    records: dict[str, Record] = {}
+    records: dict[str, EpisodeRecord] = {}
     # Not splitlines(): it would also cut at U+2028 and its like, which JSON leaves inside strings.
     for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
         if line.strip():
@@ -129,7 +129,7 @@ def read_records(path: Path) -> list[Record]:
     return list(records.values())
 
 
-def parse_record(line: str, where: str) -> Record:
+def parse_record(line: str, where: str) -> EpisodeRecord:
     """One line of ``episodes.jsonl``, checked; ``where`` names it in errors.
 
     Raises:
@@ -141,7 +141,7 @@ def parse_record(line: str, where: str) -> Record:
         raise DatasetError(f"{where} is not JSON ({error}); was the run interrupted?") from None
     if isinstance(record, dict) and "sealed" in record:
         record |= _unsealed(record.pop("sealed"), record.get("canary", ""), where)
-    missing = sorted(Record.__required_keys__ - set(record)) if isinstance(record, dict) else ["id"]
+    missing = sorted(EpisodeRecord.__required_keys__ - set(record)) if isinstance(record, dict) else ["id"]
     if missing:
         raise DatasetError(f"{where}: the key {missing[0]!r} is missing.")
     try:
@@ -149,7 +149,7 @@ def parse_record(line: str, where: str) -> Record:
             check_answers(record["answers"])
     except DatasetError as error:
         raise DatasetError(f"{where}: {error}") from None
-    result: Record = record
+    result: EpisodeRecord = record
     return result
 
 
@@ -183,7 +183,7 @@ def read_json(path: Path) -> dict[str, Any]:
 _TEXTS = ("question", "answers", "prediction", "prompt", "turns", "error")
 
 
-def as_line(record: Record) -> str:
+def as_line(record: EpisodeRecord) -> str:
     """The line of ``episodes.jsonl`` for one record; the texts of a sealed set are encrypted under its canary."""
     row: dict[str, Any] = dict(record)
     if "canary" in record:
@@ -192,7 +192,7 @@ def as_line(record: Record) -> str:
     return json.dumps(row, ensure_ascii=False) + "\n"
 
 
-def redacted(record: Record) -> Record:
+def redacted(record: EpisodeRecord) -> EpisodeRecord:
     """``record`` for a page that people pass on: without the texts of a sealed set."""
     if "canary" not in record:
         return record
@@ -202,7 +202,7 @@ def redacted(record: Record) -> Record:
     return {**record, **changes}  # type: ignore[typeddict-item]
 
 
-def write_evaluation(directory: Path, results: Mapping[str, Any], records: Iterable[Record]) -> None:
+def write_evaluation(directory: Path, results: Mapping[str, Any], records: Iterable[EpisodeRecord]) -> None:
     """Writes both files; ``results.json`` comes last, so its presence means that the folder is complete."""
     directory.mkdir(parents=True, exist_ok=True)
     forget(directory / EPISODES)
@@ -211,7 +211,7 @@ def write_evaluation(directory: Path, results: Mapping[str, Any], records: Itera
     write_results(directory, results)
 
 
-def lines_of(records: Iterable[Record]) -> str:
+def lines_of(records: Iterable[EpisodeRecord]) -> str:
     """Records as the lines of ``episodes.jsonl``."""
     return "".join(map(as_line, records))
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentenv.errors import ConfigurationError
-from agentenv.evaluation.records import Evaluation, Record, read_evaluation
+from agentenv.evaluation.records import EpisodeRecord, Evaluation, read_evaluation
 from agentenv.evaluation.results import clusters_of, measure_of, values_of
 from agentenv.evaluation.statistics.sequential import Decision, compare_sequentially
 from agentenv.evaluation.statistics.significance import all_at_k, estimate, paired_bootstrap, pass_at_k
@@ -57,7 +57,7 @@ def read_runs(directories: Sequence[Path], scorer: str, *, also: Sequence[Path] 
     return Runs(names, clusters_of(kept[0]), np.array(columns).T, len(ids[0]) - len(valid))
 
 
-def _rows(run: Evaluation, valid: set[str]) -> list[Record]:
+def _rows(run: Evaluation, valid: set[str]) -> list[EpisodeRecord]:
     return sorted((r for r in run.records if r["id"] in valid), key=lambda record: record["id"])
 
 

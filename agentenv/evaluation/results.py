@@ -12,7 +12,7 @@ from typing import Any
 from agentenv.core.scoring.scorers import Scorer, get_scorer
 from agentenv.evaluation.capabilities import SEARCH_SKILLS, capability_report
 from agentenv.evaluation.diagnosis import costs, error_table, known_searches, measured, support
-from agentenv.evaluation.records import Record
+from agentenv.evaluation.records import EpisodeRecord
 from agentenv.evaluation.statistics.significance import estimate
 
 Json = dict[str, Any]
@@ -28,7 +28,7 @@ _BELOW = "below the run itself, so no ceiling for this policy"
 
 
 def summarize(
-    records: Sequence[Record],
+    records: Sequence[EpisodeRecord],
     scorers: Sequence[str],
     *,
     dataset: str,
@@ -98,7 +98,7 @@ def mark_below(bounds: Mapping[str, Mapping[str, Any]], mean: float | None) -> J
     return marked
 
 
-def score_tables(scored: Sequence[Record], scorers: Sequence[str], *, seed: int = 0) -> Json:
+def score_tables(scored: Sequence[EpisodeRecord], scorers: Sequence[str], *, seed: int = 0) -> Json:
     """The parts of ``results.json`` that depend on the scorers.
 
     Returns:
@@ -112,7 +112,7 @@ def score_tables(scored: Sequence[Record], scorers: Sequence[str], *, seed: int 
     }
 
 
-def _behaviour(scored: Sequence[Record]) -> Json:
+def _behaviour(scored: Sequence[EpisodeRecord]) -> Json:
     searches = _mean(record["searches"] or 0 for record in scored) if measured(scored) else None
     return {
         "turns_per_question": _mean(len(record.get("turns", ())) for record in scored),
@@ -122,11 +122,11 @@ def _behaviour(scored: Sequence[Record]) -> Json:
     }
 
 
-def _retrieval(scored: Sequence[Record], k: int) -> Json:
+def _retrieval(scored: Sequence[EpisodeRecord], k: int) -> Json:
     return (retrieval_recall(scored, k) if measured(scored) else {}) | support(scored)
 
 
-def retrieval_recall(scored: Sequence[Record], k: int) -> Json:
+def retrieval_recall(scored: Sequence[EpisodeRecord], k: int) -> Json:
     """Mean share of the supporting documents among the first ``k`` results of the searches.
 
     Returns:
@@ -143,18 +143,18 @@ def retrieval_recall(scored: Sequence[Record], k: int) -> Json:
     }
 
 
-def _recall(record: Record, k: int, searches: int | None) -> float:
+def _recall(record: EpisodeRecord, k: int, searches: int | None) -> float:
     supporting = set(record.get("supporting_ids", ()))
     found = {document for ranked in record.get("retrieved_ids", ())[:searches] for document in ranked[:k]}
     return len(supporting & found) / len(supporting)
 
 
-def values_of(scored: Iterable[Record], scorer: str) -> list[float]:
+def values_of(scored: Iterable[EpisodeRecord], scorer: str) -> list[float]:
     """The value of every record under one scorer, in order."""
     return [score_of(record, scorer) for record in scored]
 
 
-def score_of(record: Record, scorer: str) -> float:
+def score_of(record: EpisodeRecord, scorer: str) -> float:
     """The value of one record under one scorer; 0 for a fault, which belongs in no mean."""
     if scorer == OUTCOME:
         return record.get("reward", 0.0)
@@ -170,12 +170,12 @@ def measure_of(name: str) -> Scorer:
     return _OUTCOME if name == OUTCOME else get_scorer(name)
 
 
-def _scores(scored: Sequence[Record], scorers: Sequence[str], seed: int) -> Json:
+def _scores(scored: Sequence[EpisodeRecord], scorers: Sequence[str], seed: int) -> Json:
     clusters = clusters_of(scored)
     return {name: _score(values_of(scored, name), clusters, measure_of(name), seed) for name in scorers}
 
 
-def clusters_of(scored: Iterable[Record]) -> list[str]:
+def clusters_of(scored: Iterable[EpisodeRecord]) -> list[str]:
     """What each question belongs to for the intervals: the passage that it shares with others, or itself."""
     return [f"cluster {r['cluster']}" if "cluster" in r else f"question {r['id']}" for r in scored]
 
@@ -189,9 +189,9 @@ def _score(values: Sequence[float], clusters: Sequence[str], scorer: Scorer, see
 
 
 def _grouped(
-    scored: Sequence[Record], scorers: Sequence[str], seed: int, key: Callable[[Record], Any]
+    scored: Sequence[EpisodeRecord], scorers: Sequence[str], seed: int, key: Callable[[EpisodeRecord], Any]
 ) -> Json:
-    groups: dict[Any, list[Record]] = {}
+    groups: dict[Any, list[EpisodeRecord]] = {}
     for record in scored:
         if key(record) is not None:
             groups.setdefault(key(record), []).append(record)

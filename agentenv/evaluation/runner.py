@@ -13,12 +13,12 @@ from agentenv.core.env import Env
 from agentenv.core.env_calls import call_plain
 from agentenv.core.lifetimes import MakeEnv, close_envs, close_quickly, make_envs, masked
 from agentenv.core.protocols import ChatFormat, Policy
-from agentenv.core.rollout import RolloutConfig, Start, opening_of, rollout
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig, opening_of, rollout
 from agentenv.core.tool_results import searches_of
 from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.core.types import Task, ToolResult
 from agentenv.errors import ConfigurationError, EnvFault
-from agentenv.evaluation.records import Record, ToolRecord
+from agentenv.evaluation.records import EpisodeRecord, ToolRecord
 from agentenv.evaluation.screens import keep_scenes
 from agentenv.policies.scripted import ScriptedPolicy
 
@@ -82,9 +82,9 @@ async def play_batch(
     """
     envs = await make_envs([make_env] * len(tasks), config.deadline_s)
     posed = enumerate(zip(envs, tasks, strict=True))
-    starts = [Start(env, task, seed + begin + i) for i, (env, task) in posed]
+    specs = [EpisodeSpec(env, task, seed + begin + i) for i, (env, task) in posed]
     try:
-        played = await roll(starts, policy, chat, config, name=f"{name}-{begin}")
+        played = await roll(specs, policy, chat, config, name=f"{name}-{begin}")
     except BaseException:
         await close_quickly(envs, config.deadline_s)
         raise
@@ -172,7 +172,7 @@ async def _script(
     (env,) = await make_envs([make_env], seconds)
     config = RolloutConfig(deadline_s=seconds, context_tokens=_ROOM)
     try:
-        await opening_of(Start(env, task, seed), config)
+        await opening_of(EpisodeSpec(env, task, seed), config)
         actions = await call_plain("the environment's expert", seconds, env.expert)
         if shown_only and actions and type(env).expert_gives_up is not Env.expert_gives_up:
             for action in actions[:-1]:
@@ -197,7 +197,9 @@ def roomy(config: RolloutConfig) -> RolloutConfig:
     return replace(config, context_tokens=_ROOM, turn_tokens=1 << 16)
 
 
-def to_record(trajectory: Trajectory, directory: Path | None = None, *, counted: bool = True) -> Record:
+def to_record(
+    trajectory: Trajectory, directory: Path | None = None, *, counted: bool = True
+) -> EpisodeRecord:
     """The line of ``episodes.jsonl`` for one episode.
 
     Args:
@@ -209,7 +211,7 @@ def to_record(trajectory: Trajectory, directory: Path | None = None, *, counted:
     task = trajectory.task
     results = (result for turn in trajectory.turns for result in turn.tool_results)
     retrieved = searches_of(results, complete=trajectory.reports_searches)
-    record: Record = {
+    record: EpisodeRecord = {
         "id": task.id,
         "question": task.question,
         "answers": list(task.answers),
@@ -255,7 +257,7 @@ def to_record(trajectory: Trajectory, directory: Path | None = None, *, counted:
     return record
 
 
-def _count_tokens(record: Record, trajectory: Trajectory) -> None:
+def _count_tokens(record: EpisodeRecord, trajectory: Trajectory) -> None:
     """Adds the numbers of tokens of the episode and of each of its turns."""
     tokens: Counter[tuple[int, SegmentKind]] = Counter()
     for segment in trajectory.segments:

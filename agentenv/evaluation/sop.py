@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentenv.core.protocols import ChatFormat, Policy
-from agentenv.core.rollout import RolloutConfig, Start, rollout
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig, rollout
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
 from agentenv.envs.semi_online import SemiOnlineGUI
@@ -85,5 +85,5 @@ async def measure_sop(
         ConfigurationError: no episode counts.
     """
     env = SemiOnlineGUI(tasks=tasks, patch_budget=0, **options)  # type: ignore[arg-type]
-    starts = [Start(twin, task, 0) for twin, task in zip(env.fork(len(tasks)), tasks, strict=True)]
-    return sop(await rollout(starts, policy, chat, config, name="sop"))
+    specs = [EpisodeSpec(twin, task, 0) for twin, task in zip(env.fork(len(tasks)), tasks, strict=True)]
+    return sop(await rollout(specs, policy, chat, config, name="sop"))

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass
-class _Record:
+class _Tokens:
     """The tokens of an episode so far."""
 
     messages: list[dict[str, Any]]
@@ -75,10 +75,10 @@ class _Playing:
 
     async def _played(
         self, env: Env[Any], episode: Row, sampling_params: dict[str, Any]
-    ) -> tuple[_Record, Step | None]:
+    ) -> tuple[_Tokens, Step | None]:
         opening, _ = await env.areset(seed=episode.seed, options=self.episodes.options(env, episode))
         messages = as_messages(opening)
-        record = _Record(messages, await self.ct_build_initial_tokens(messages))
+        record = _Tokens(messages, await self.ct_build_initial_tokens(messages))
         request, room, step = uuid.uuid4().hex, self.rollout_config.response_length, None
         while len(record.mask) < room:
             text = await self._sampled(record, request, sampling_params)
@@ -89,7 +89,7 @@ class _Playing:
             await self._observed(record, text, step)
         return record, step
 
-    async def _sampled(self, record: _Record, request: str, sampling_params: dict[str, Any]) -> str:
+    async def _sampled(self, record: _Tokens, request: str, sampling_params: dict[str, Any]) -> str:
         """Appends what the policy says and returns it as text."""
         sampled = await self.server_manager.generate(
             request_id=request, prompt_ids=record.ids, sampling_params=sampling_params
@@ -105,7 +105,7 @@ class _Playing:
         record.ids, record.fields = list(merged.token_ids), dict(sampled.extra_fields)
         return str(self.tokenizer.decode(sampled.token_ids, skip_special_tokens=True))
 
-    async def _observed(self, record: _Record, text: str, step: Step) -> None:
+    async def _observed(self, record: _Tokens, text: str, step: Step) -> None:
         """Appends what the environment says, with mask 0."""
         said = [*record.messages, {"role": "assistant", "content": text}]
         updated = said + as_messages(step.observation)
@@ -114,7 +114,7 @@ class _Playing:
         )
         record.ids, record.messages = list(merged.token_ids), updated
 
-    def _output(self, record: _Record, step: Step | None) -> Any:
+    def _output(self, record: _Tokens, step: Step | None) -> Any:
         from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
         room, info = self.rollout_config.response_length, step.info if step else {}

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from agentenv.core.protocols import ChatFormat, Policy
-from agentenv.core.rollout import RolloutConfig, Start, rollout
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig, rollout
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigurationError, EnvFault, Fault
 from agentenv.evaluation.bounds import measure_bounds, recall_or_none
@@ -94,7 +94,7 @@ def _none_played(played: Sequence[Trajectory]) -> str:
 
 async def _roll(
     run: Run,
-    starts: Sequence[Start],
+    specs: Sequence[EpisodeSpec],
     policy: Policy,
     chat: ChatFormat,
     config: RolloutConfig,
@@ -109,7 +109,7 @@ async def _roll(
     settings = run.config.evaluation
     context = RolloutContext(policy, chat, config, run.policy.tokenizer.decode, name=name)
     strategy = get_strategy(settings.strategy, settings.strategy_options)
-    groups = await play_groups([[start] for start in starts], strategy, context)
+    groups = await play_groups([[spec] for spec in specs], strategy, context)
     if any(len(group) != 1 for group in groups):
         raise ConfigurationError(
             f"evaluation.strategy={settings.strategy!r} does not give one trajectory for one start; take 'rollback'"

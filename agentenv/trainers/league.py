@@ -11,7 +11,7 @@ from typing import Any
 
 from agentenv.core.lifetimes import close_quickly, make_envs
 from agentenv.core.protocols import ChatFormat, Policy
-from agentenv.core.rollout import RolloutConfig, Start
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
@@ -104,7 +104,9 @@ def accepted(
         envs = await make_envs([task_env.make_env] * (slots * len(topics)), config.deadline_s)
         starts = [
             [
-                Start(envs[slots * number + slot], topic, seed + slots * number + slot, f"game-{number}")
+                EpisodeSpec(
+                    envs[slots * number + slot], topic, seed + slots * number + slot, f"game-{number}"
+                )
                 for slot in range(slots)
             ]
             for number, topic in enumerate(topics)

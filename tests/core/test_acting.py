@@ -14,7 +14,7 @@ import pytest
 
 from agentenv.core.acting import act, capture, check_posed, fork, opening_of, release, rewind
 from agentenv.core.env import Env
-from agentenv.core.episodes import Record, RolloutConfig, Start
+from agentenv.core.episodes import EpisodeSpec, EpisodeState, RolloutConfig
 from agentenv.core.snapshot import Snapshot
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task
 from agentenv.errors import EnvFault, SnapshotError, SnapshotRefused
@@ -121,14 +121,14 @@ class Counter(Env[Count]):
         return super().fork(n)
 
 
-def begun(env: Counter) -> Record:
+def begun(env: Counter) -> EpisodeState:
     env.reset(seed=0)
-    return Record(Start(env, TASK, 0), "e-0")
+    return EpisodeState(EpisodeSpec(env, TASK, 0), "e-0")
 
 
-def said(record: Record) -> str:
+def said(state: EpisodeState) -> str:
     """What the next turn of the environment shows; the episode goes on."""
-    observation = asyncio.run(act(record, "on", RolloutConfig()))
+    observation = asyncio.run(act(state, "on", RolloutConfig()))
     assert observation is not None
     return observation[0].text
 
@@ -141,45 +141,45 @@ class Keyed(Counter):
 
 
 def test_a_turn_is_recorded_with_the_state_that_it_was_taken_in() -> None:
-    record = begun(Keyed())
-    assert [said(record), said(record)] == ["1", "2"]
-    assert [turn.anchor_key for turn in record.turns] == ["after 0", "after 1"]
-    assert [turn.observation[0].text for turn in record.turns] == ["1", "2"]
-    assert [(turn.action, turn.reward, turn.valid) for turn in record.turns] == [("on", 0.25, True)] * 2
+    state = begun(Keyed())
+    assert [said(state), said(state)] == ["1", "2"]
+    assert [turn.anchor_key for turn in state.turns] == ["after 0", "after 1"]
+    assert [turn.observation[0].text for turn in state.turns] == ["1", "2"]
+    assert [(turn.action, turn.reward, turn.valid) for turn in state.turns] == [("on", 0.25, True)] * 2
 
 
 def test_a_snapshot_brings_the_environment_back_any_number_of_times() -> None:
     file = File()
-    record = begun(Counter(nothing, file))
-    assert said(record) == "1"
-    snapshot = asyncio.run(capture(record, CONFIG))
+    state = begun(Counter(nothing, file))
+    assert said(state) == "1"
+    snapshot = asyncio.run(capture(state, CONFIG))
     assert snapshot is not None
     for _ in range(2):
-        assert [said(record), said(record)] == ["2", "3"]
-        asyncio.run(rewind(record, snapshot, CONFIG))
+        assert [said(state), said(state)] == ["2", "3"]
+        asyncio.run(rewind(state, snapshot, CONFIG))
         assert file.lines == ("on",)
-    assert record.ended is None
-    assert record.reward == 5 * 0.25  # the record is the caller's to wind back
+    assert state.ended is None
+    assert state.reward == 5 * 0.25  # the record is the caller's to wind back
 
 
 def test_forks_are_as_many_as_asked_for_and_go_their_own_ways() -> None:
-    record = begun(Counter())
-    assert said(record) == "1"
-    twins = asyncio.run(fork(record, 3, CONFIG))
+    state = begun(Counter())
+    assert said(state) == "1"
+    twins = asyncio.run(fork(state, 3, CONFIG))
     assert len(twins) == 3
     assert [twin.step("on").observation[0].text for twin in twins] == ["2"] * 3
     assert twins[0].step("on").observation[0].text == "3"
-    assert said(record) == "2"
+    assert said(state) == "2"
 
 
-Ask = Callable[[Record], Coroutine[Any, Any, object]]
+Ask = Callable[[EpisodeState], Coroutine[Any, Any, object]]
 
 
 def asked(name: str, snapshot: Snapshot) -> Ask:
     calls: dict[str, Ask] = {
-        "snapshot": lambda record: capture(record, CONFIG),
-        "restore": lambda record: rewind(record, snapshot, CONFIG),
-        "fork": lambda record: fork(record, 2, CONFIG),
+        "snapshot": lambda state: capture(state, CONFIG),
+        "restore": lambda state: rewind(state, snapshot, CONFIG),
+        "fork": lambda state: fork(state, 2, CONFIG),
     }
     return calls[name]
 
@@ -189,12 +189,12 @@ def test_a_state_that_refuses_to_be_captured_leaves_the_episode_as_it_is(
     call: str, nothing_given: object
 ) -> None:
     env = Counter()
-    record = begun(env)
+    state = begun(env)
     snapshot = env.snapshot()
     env.trouble = refuse
-    assert asyncio.run(asked(call, snapshot)(record)) == nothing_given
-    assert record.ended is None
-    assert said(record) == "1"
+    assert asyncio.run(asked(call, snapshot)(state)) == nothing_given
+    assert state.ended is None
+    assert said(state) == "1"
 
 
 @pytest.mark.parametrize(("trouble", "named"), [(break_, "no space left"), (hang, "the environment's {}")])
@@ -203,35 +203,35 @@ def test_a_failure_ends_the_episode_masked_and_named(
     call: str, nothing_given: object, trouble: Callable[[], None], named: str
 ) -> None:
     env = Counter()
-    record = begun(env)
+    state = begun(env)
     snapshot = env.snapshot()
     env.trouble = trouble
-    assert asyncio.run(asked(call, snapshot)(record)) == nothing_given
-    assert record.ended is not None
-    assert (record.ended.end_reason, record.ended.valid, record.ended.reward) == (
+    assert asyncio.run(asked(call, snapshot)(state)) == nothing_given
+    assert state.ended is not None
+    assert (state.ended.end_reason, state.ended.valid, state.ended.reward) == (
         EndReason.ENV_FAULT,
         False,
         0.0,
     )
-    assert named.format(call) in record.ended.error
+    assert named.format(call) in state.ended.error
 
 
 def test_going_back_to_what_was_released_is_a_failure_of_that_episode() -> None:
     env = Counter()
-    record = begun(env)
+    state = begun(env)
     snapshot = env.snapshot()
     snapshot.release()
-    asyncio.run(rewind(record, snapshot, CONFIG))
-    assert record.ended is not None
-    assert record.ended.end_reason is EndReason.ENV_FAULT
-    assert SnapshotError.__name__ in record.ended.error
+    asyncio.run(rewind(state, snapshot, CONFIG))
+    assert state.ended is not None
+    assert state.ended.end_reason is EndReason.ENV_FAULT
+    assert SnapshotError.__name__ in state.ended.error
 
 
 def test_a_release_frees_what_is_held_in_a_thread_of_the_environments() -> None:
     """Freeing files may take long, so that the loop of the run must not do it; without any there is nothing to wait for."""
     file = File()
-    record = begun(Counter(nothing, file))
-    snapshot = asyncio.run(capture(record, CONFIG))
+    state = begun(Counter(nothing, file))
+    snapshot = asyncio.run(capture(state, CONFIG))
     assert snapshot is not None
     assert file.held == 1
     asyncio.run(release(snapshot, CONFIG))
@@ -246,12 +246,12 @@ def test_a_release_frees_what_is_held_in_a_thread_of_the_environments() -> None:
 @pytest.mark.parametrize("trouble", [break_, hang])
 def test_a_release_that_fails_or_hangs_hurts_nobody(trouble: Callable[[], None]) -> None:
     file = File(trouble)
-    record = begun(Counter(nothing, file))
-    snapshot = asyncio.run(capture(record, CONFIG))
+    state = begun(Counter(nothing, file))
+    snapshot = asyncio.run(capture(state, CONFIG))
     assert snapshot is not None
     asyncio.run(release(snapshot, CONFIG))
     assert file.held == 1  # what could not be freed is left to the environment's close
-    assert record.ended is None
+    assert state.ended is None
 
 
 class Sleepy(Counter):
@@ -266,7 +266,7 @@ class Sleepy(Counter):
 
 def test_a_reset_that_hangs_is_named() -> None:
     with pytest.raises(EnvFault, match="the environment's reset"):
-        asyncio.run(opening_of(Start(Sleepy(), TASK, 0), CONFIG))
+        asyncio.run(opening_of(EpisodeSpec(Sleepy(), TASK, 0), CONFIG))
 
 
 def test_another_task_than_the_one_to_be_posed_is_refused_with_both_names() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.env import AsyncEnv, Env
-from agentenv.core.rollout import Record, RolloutConfig, Start, open_episode, rollout, sample
+from agentenv.core.rollout import EpisodeSpec, EpisodeState, RolloutConfig, open_episode, rollout, sample
 from agentenv.core.trajectory import SegmentKind, Trajectory, Turn
 from agentenv.core.types import (
     Completion,
@@ -71,8 +71,8 @@ class Watched(ScriptedPolicy):
         return self.change(await super().generate(prompt_ids, sampling, episode=episode))
 
 
-def run(policy: Any, *starts: Start, config: RolloutConfig = CONFIG) -> list[Trajectory]:
-    return asyncio.run(rollout(starts, policy, CHAT, config, name="e"))
+def run(policy: Any, *specs: EpisodeSpec, config: RolloutConfig = CONFIG) -> list[Trajectory]:
+    return asyncio.run(rollout(specs, policy, CHAT, config, name="e"))
 
 
 def bye(env: Listener, word: str) -> Step | None:
@@ -82,26 +82,26 @@ def bye(env: Listener, word: str) -> Step | None:
 def test_the_policy_is_asked_as_the_run_says() -> None:
     policy = Watched("one", "bye")
     config = replace(CONFIG, temperature=0.5, top_p=0.75, stop=("]",), turn_tokens=9, context_tokens=20)
-    run(policy, Start(Listener(bye), TASK, 3), config=config)
+    run(policy, EpisodeSpec(Listener(bye), TASK, 3), config=config)
     first, second = policy.asked
     assert (first.temperature, first.top_p, first.stop, first.max_tokens) == (0.5, 0.75, ("]",), 9)
     # "Who?" and a line end take 5 ids, "one" with its end 4 and the observation 1: 10 of 20 are left.
     assert second.max_tokens == 9
     small = Watched("one", "bye")
-    run(small, Start(Listener(bye), TASK, 3), config=replace(config, context_tokens=13))
+    run(small, EpisodeSpec(Listener(bye), TASK, 3), config=replace(config, context_tokens=13))
     assert [asked.max_tokens for asked in small.asked] == [8, 3]
 
 
 def test_seeds_differ_by_episode_by_turn_and_by_attempt() -> None:
     policy = Watched("one", "two", "bye")
-    run(policy, *(Start(Listener(bye), TASK, seed) for seed in (0, 1)))
+    run(policy, *(EpisodeSpec(Listener(bye), TASK, seed) for seed in (0, 1)))
     assert len({asked.seed for asked in policy.asked}) == len(policy.asked) == 6
 
     async def attempts() -> set[int]:
         again = Watched(*["one"] * 3)
-        record = await open_episode(Start(Listener(bye), TASK, 0), CHAT, CONFIG, episode="e-0")
+        state = await open_episode(EpisodeSpec(Listener(bye), TASK, 0), CHAT, CONFIG, episode="e-0")
         for attempt in range(3):
-            await sample(record.copy(), again, CONFIG, attempt=attempt)
+            await sample(state.copy(), again, CONFIG, attempt=attempt)
         return {asked.seed for asked in again.asked}
 
     assert len(asyncio.run(attempts())) == 3
@@ -109,7 +109,7 @@ def test_seeds_differ_by_episode_by_turn_and_by_attempt() -> None:
 
 def test_an_environment_is_reset_to_the_task_under_the_seed_of_its_episode() -> None:
     env = Listener(bye)
-    run(Watched("bye"), Start(env, TASK, 7))
+    run(Watched("bye"), EpisodeSpec(env, TASK, 7))
     assert env.posed == [(7, TASK)]
 
 
@@ -135,12 +135,12 @@ class Plain(Env[int]):
 
 
 def test_an_environment_of_plain_functions_has_the_seed_and_the_key_of_the_state_before() -> None:
-    (t,) = run(Watched("bye"), Start(Plain(), TASK, 9))
+    (t,) = run(Watched("bye"), EpisodeSpec(Plain(), TASK, 9))
     assert (t.valid, t.reward, t.turns[0].anchor_key, Plain.seeds) == (True, 1.0, "0", [9])
 
 
 def test_a_turn_keeps_what_the_environment_said_of_it() -> None:
-    (t,) = run(Watched("one", "bye"), Start(Listener(bye), TASK, 0))
+    (t,) = run(Watched("one", "bye"), EpisodeSpec(Listener(bye), TASK, 0))
     turn = t.turns[0]
     assert (turn.observation, turn.reward, turn.valid) == ((Message("tool", "."),), 0.25, False)
     assert [(result.name, result.status) for result in turn.tool_results] == [("ear", ToolStatus.ERROR)]
@@ -152,15 +152,15 @@ def test_only_a_gate_that_closes_gives_an_episode_up() -> None:
     """An aborted episode has no reward; the gate is not asked about one that has ended by itself."""
     asked: list[int] = []
 
-    def gate(record: Record) -> bool:
-        assert record.ended is None
-        asked.append(len(record.turns))
-        return len(record.turns) < 2
+    def gate(state: EpisodeState) -> bool:
+        assert state.ended is None
+        asked.append(len(state.turns))
+        return len(state.turns) < 2
 
-    (given_up,) = run(Watched("one", "two", "bye"), Start(Listener(bye), TASK, 0, gate=gate))
+    (given_up,) = run(Watched("one", "two", "bye"), EpisodeSpec(Listener(bye), TASK, 0, gate=gate))
     assert (given_up.end_reason, given_up.reward, len(given_up.turns)) == (EndReason.ABORTED, 0.0, 2)
     assert given_up.error
-    (ended,) = run(Watched("one", "bye"), Start(Listener(bye), TASK, 0, gate=gate))
+    (ended,) = run(Watched("one", "bye"), EpisodeSpec(Listener(bye), TASK, 0, gate=gate))
     assert (ended.end_reason, ended.reward) == (EndReason.ANSWERED, 1.25)
     assert asked == [1, 2, 1]
 
@@ -173,7 +173,7 @@ def test_an_end_that_the_environment_calls_a_fault_has_no_reward_and_its_text() 
             else None
         )
 
-    (t,) = run(Watched("one", "bye"), Start(Listener(broken), TASK, 0))
+    (t,) = run(Watched("one", "bye"), EpisodeSpec(Listener(broken), TASK, 0))
     assert (t.valid, t.end_reason, t.reward, t.error) == (False, EndReason.ENV_FAULT, 0.0, "no ? disk")
     assert [turn.reward for turn in t.turns] == [0.25, 1.0]
 
@@ -184,7 +184,7 @@ def test_an_end_that_is_no_fault_keeps_its_reward_and_has_no_error() -> None:
             return None
         return env.result((), reward=0.5, end=EndReason.TURN_LIMIT, truncated=True, error="late")
 
-    (t,) = run(Watched("one", "bye"), Start(Listener(late), TASK, 0, "group"))
+    (t,) = run(Watched("one", "bye"), EpisodeSpec(Listener(late), TASK, 0, "group"))
     assert (t.valid, t.end_reason, t.reward, t.error) == (True, EndReason.TURN_LIMIT, 0.75, "")
     assert (t.info, t.group_id, t.id) == ({"error": "late"}, "group", "e-0")
 
@@ -193,7 +193,7 @@ def test_a_policy_without_log_probs_of_its_own_is_no_fault() -> None:
     def textual(said: Completion) -> Completion:
         return replace(said, logprobs=(math.nan,) * len(said.ids), token_true=False)
 
-    (t,) = run(Watched("bye", change=textual), Start(Listener(bye), TASK, 0))
+    (t,) = run(Watched("bye", change=textual), EpisodeSpec(Listener(bye), TASK, 0))
     assert (t.valid, t.reward) == (True, 1.0)
     assert [s.token_true for s in t.segments if s.kind is SegmentKind.POLICY] == [False]
 
@@ -201,7 +201,7 @@ def test_a_policy_without_log_probs_of_its_own_is_no_fault() -> None:
 def test_a_lone_surrogate_of_the_policy_reaches_no_environment() -> None:
     (t,) = run(
         Watched("one", "bye", change=lambda said: replace(said, text=said.text.replace("one", "\udc80é"))),
-        Start(Listener(bye), TASK, 0),
+        EpisodeSpec(Listener(bye), TASK, 0),
     )
     assert (t.valid, t.turns[0].action) == (True, "?é")
 
@@ -211,12 +211,14 @@ def test_a_policy_that_cannot_be_asked_ends_the_run() -> None:
         raise ConfigurationError("no such model")
 
     with pytest.raises(ConfigurationError, match="no such model"):
-        run(Watched("one", change=refused), Start(Listener(), TASK, 0))
+        run(Watched("one", change=refused), EpisodeSpec(Listener(), TASK, 0))
 
 
 def test_one_prompt_without_room_fails_its_own_episode() -> None:
     long = Task("long", "Who? " * 100, ("Ada",))
-    good, small = run(Watched("bye"), Start(Listener(bye), TASK, 0), Start(Listener(bye), long, 1))
+    good, small = run(
+        Watched("bye"), EpisodeSpec(Listener(bye), TASK, 0), EpisodeSpec(Listener(bye), long, 1)
+    )
     assert (good.valid, good.reward) == (True, 1.0)
     assert (small.valid, small.end_reason, small.reward) == (False, EndReason.ENV_FAULT, 0.0)
     assert "'long'" in small.error
@@ -231,17 +233,17 @@ def test_an_environment_that_poses_another_task_is_at_fault(info: dict[str, Any]
             opening, _ = await super().areset(seed=seed, options=options)
             return opening, info
 
-    (t,) = run(Watched("bye"), Start(Other(bye), TASK, 0))
+    (t,) = run(Watched("bye"), EpisodeSpec(Other(bye), TASK, 0))
     assert (t.valid, t.end_reason) == (False, EndReason.ENV_FAULT)
     assert "'t'" in t.error
 
 
 def test_a_long_error_keeps_its_beginning_and_its_end() -> None:
     for error in (EnvFault("<" + "x" * 50_000 + ">"), ValueError("<" + "x" * 50_000 + "\ud800>")):
-        record = Record(Start(Listener(), TASK, 0), "e")
-        record.fail(EndReason.ENV_FAULT, error)
-        assert record.ended is not None
-        text = record.ended.error
+        state = EpisodeState(EpisodeSpec(Listener(), TASK, 0), "e")
+        state.fail(EndReason.ENV_FAULT, error)
+        assert state.ended is not None
+        text = state.ended.error
         assert 10_000 < len(text) < 21_000
         assert text.endswith(">")
         assert text.startswith("EnvFault: <" if isinstance(error, EnvFault) else ("Traceback", "ValueError"))
@@ -249,43 +251,43 @@ def test_a_long_error_keeps_its_beginning_and_its_end() -> None:
 
 
 def test_a_copy_of_a_record_goes_its_own_way() -> None:
-    record = Record(Start(Listener(), TASK, 0), "e")
-    record.add(SegmentKind.PROMPT, (1, 2), 0)
-    record.turns.append(Turn("a", reward=0.5))
-    kept = record.copy()
-    record.add(SegmentKind.POLICY, (3,), 0, logprobs=(-1.0,))
-    record.turns.append(Turn("b", reward=0.25))
+    state = EpisodeState(EpisodeSpec(Listener(), TASK, 0), "e")
+    state.add(SegmentKind.PROMPT, (1, 2), 0)
+    state.turns.append(Turn("a", reward=0.5))
+    kept = state.copy()
+    state.add(SegmentKind.POLICY, (3,), 0, logprobs=(-1.0,))
+    state.turns.append(Turn("b", reward=0.25))
     assert (kept.ids, len(kept.segments), kept.reward) == ([1, 2], 1, 0.5)
-    assert (record.ids, len(record.segments), record.reward) == ([1, 2, 3], 2, 0.75)
-    record.add(SegmentKind.ENV, (), 1)
-    assert len(record.segments) == 2
+    assert (state.ids, len(state.segments), state.reward) == ([1, 2, 3], 2, 0.75)
+    state.add(SegmentKind.ENV, (), 1)
+    assert len(state.segments) == 2
 
 
 def test_a_new_row_holds_nothing_of_the_one_before() -> None:
-    record = Record(Start(Listener(), TASK, 0), "e")
-    record.add(SegmentKind.PROMPT, (1, 2), 0)
-    record.reopen((7, 8), 1)
-    assert (record.ids, record.row) == ([7, 8], 1)
-    assert [(segment.ids, segment.row, segment.turn) for segment in record.segments] == [
+    state = EpisodeState(EpisodeSpec(Listener(), TASK, 0), "e")
+    state.add(SegmentKind.PROMPT, (1, 2), 0)
+    state.reopen((7, 8), 1)
+    assert (state.ids, state.row) == ([7, 8], 1)
+    assert [(segment.ids, segment.row, segment.turn) for segment in state.segments] == [
         ((1, 2), 0, 0),
         ((7, 8), 1, 1),
     ]
 
 
 def test_an_episode_that_fails_after_a_reward_has_none() -> None:
-    record = Record(Start(Listener(), TASK, 0), "e")
-    record.turns.append(Turn("a", reward=0.5))
-    record.close(record.reward, EndReason.POLICY_FAULT, {}, "down")
-    assert record.ended is not None
-    assert (record.ended.reward, record.ended.valid, record.ended.error) == (0.0, False, "down")
+    state = EpisodeState(EpisodeSpec(Listener(), TASK, 0), "e")
+    state.turns.append(Turn("a", reward=0.5))
+    state.close(state.reward, EndReason.POLICY_FAULT, {}, "down")
+    assert state.ended is not None
+    assert (state.ended.reward, state.ended.valid, state.ended.error) == (0.0, False, "down")
 
 
 def test_an_observation_that_leaves_no_room_for_a_token_ends_the_episode_unrecorded() -> None:
     """Prompt 5, "one" with its end 4 and the observation 1 fill ten tokens."""
     policy = Watched("one", "bye")
-    (full,) = run(policy, Start(Listener(bye), TASK, 0), config=replace(CONFIG, context_tokens=10))
+    (full,) = run(policy, EpisodeSpec(Listener(bye), TASK, 0), config=replace(CONFIG, context_tokens=10))
     assert (full.end_reason, full.valid, full.reward) == (EndReason.TOKEN_LIMIT, True, 0.25)
     assert (len(full.ids), len(policy.asked)) == (9, 1)
     policy = Watched("one", "bye")
-    run(policy, Start(Listener(bye), TASK, 0), config=replace(CONFIG, context_tokens=11))
+    run(policy, EpisodeSpec(Listener(bye), TASK, 0), config=replace(CONFIG, context_tokens=11))
     assert [asked.max_tokens for asked in policy.asked] == [6, 1]

@@ -9,7 +9,7 @@ import pytest
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.env import Env
-from agentenv.core.rollout import RolloutConfig, Start, rollout
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig, rollout
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason, Message, Step, Task
 from agentenv.policies.fakes import ByteTokenizer
@@ -21,8 +21,8 @@ TASK = Task("t", "Who?", ("Ada",))
 def act(env: Env[Any], action: str) -> Trajectory:
     """The episode of one action."""
     policy, config = ScriptedPolicy({"e-0": (action,)}), RolloutConfig(context_tokens=500, turn_tokens=99)
-    start = Start(env, TASK, 0)
-    (played,) = asyncio.run(rollout([start], policy, InlineFormat(ByteTokenizer()), config, name="e"))
+    spec = EpisodeSpec(env, TASK, 0)
+    (played,) = asyncio.run(rollout([spec], policy, InlineFormat(ByteTokenizer()), config, name="e"))
     return played
 
 

@@ -22,7 +22,7 @@ from agentenv.core.concurrency.batching import Batcher
 from agentenv.core.env import AsyncEnv, Env, run_sync
 from agentenv.core.env_calls import THREADS
 from agentenv.core.lifetimes import UnmadeEnv, close_envs, make_envs
-from agentenv.core.rollout import RolloutConfig, Start, rollout
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig, rollout
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult, ToolStatus
 from agentenv.errors import ConfigurationError
@@ -142,10 +142,10 @@ class Patient(Awaiting):
 
 def played(envs: Sequence[Env[Any]], *, deterministic: bool = True, **config: Any) -> list[Trajectory]:
     policy = ScriptedPolicy({f"e-{i}": ("one", "two") for i in range(len(envs))})
-    starts = [Start(env, TASK, seed) for seed, env in enumerate(envs)]
+    specs = [EpisodeSpec(env, TASK, seed) for seed, env in enumerate(envs)]
     settings = {"context_tokens": 500, "turn_tokens": 50, "deadline_s": DEADLINE_S} | config
     config_ = RolloutConfig(deterministic=deterministic, **settings)
-    return asyncio.run(rollout(starts, policy, InlineFormat(ByteTokenizer()), config_, name="e"))
+    return asyncio.run(rollout(specs, policy, InlineFormat(ByteTokenizer()), config_, name="e"))
 
 
 def alone(env: Env[Any], **config: Any) -> Trajectory:
@@ -344,8 +344,8 @@ class Echoing(Plain):
 def test_a_surrogate_that_the_policy_wrote_as_an_escape_is_its_own_doing() -> None:
     policy = ScriptedPolicy({"e-0": (r'{"q": "a\ud800"}', '{"q": "b"}'), "e-1": ('{"q": "a"}', '{"q": "b"}')})
     config = RolloutConfig(context_tokens=500, turn_tokens=50, deadline_s=5.0)
-    starts = [Start(Echoing(), TASK, 0), Start(Giving("step", BAD_STEPS["surrogate"][0]), TASK, 1)]
-    wrote, theirs = asyncio.run(rollout(starts, policy, InlineFormat(ByteTokenizer()), config, name="e"))
+    specs = [EpisodeSpec(Echoing(), TASK, 0), EpisodeSpec(Giving("step", BAD_STEPS["surrogate"][0]), TASK, 1)]
+    wrote, theirs = asyncio.run(rollout(specs, policy, InlineFormat(ByteTokenizer()), config, name="e"))
     assert (wrote.valid, wrote.reward, wrote.error) == (True, 1.5, "")
     assert wrote.turns[0].tool_results[0].text == "a?"
     assert wrote.turns[1].observation[0].text == "You wrote a? and b"
@@ -363,8 +363,8 @@ def test_an_observation_of_ten_megabytes_is_not_encoded_and_ends_its_episode_as_
     big = Giving("step", field(observation=(Message("tool", "x" * 10_000_000),)))
     policy = ScriptedPolicy({"e-0": ("one", "two"), "e-1": ("one", "two")})
     config = RolloutConfig(context_tokens=500, turn_tokens=50, deadline_s=5.0)
-    starts = [Start(big, TASK, 0), Start(Plain(), TASK, 1)]
-    found, good = asyncio.run(rollout(starts, policy, InlineFormat(Counting()), config, name="e"))
+    specs = [EpisodeSpec(big, TASK, 0), EpisodeSpec(Plain(), TASK, 1)]
+    found, good = asyncio.run(rollout(specs, policy, InlineFormat(Counting()), config, name="e"))
     assert max(encoded) < 100
     assert (good.valid, good.reward) == (True, 1.5)
     # A policy can ask for such an observation: it keeps its reward and is not masked.
@@ -380,8 +380,8 @@ class Unrenderable(InlineFormat):
 
 def test_a_tokenizer_that_fails_on_an_observation_fails_that_episode() -> None:
     policy = ScriptedPolicy({"e-0": ("one", "two")})
-    starts = [Start(Plain(), TASK, 0)]
-    (t,) = asyncio.run(rollout(starts, policy, Unrenderable(ByteTokenizer()), RolloutConfig(), name="e"))
+    specs = [EpisodeSpec(Plain(), TASK, 0)]
+    (t,) = asyncio.run(rollout(specs, policy, Unrenderable(ByteTokenizer()), RolloutConfig(), name="e"))
     assert (t.valid, t.end_reason) == (False, EndReason.ENV_FAULT)
     assert "TextInputSequence" in t.error
 
@@ -493,8 +493,8 @@ class Hosting(Awaiting):
     async def astep(self, action: str) -> Step:
         policy = ScriptedPolicy({"i-0": ("one", "two")})
         config = RolloutConfig(deadline_s=DEADLINE_S, deterministic=False)
-        starts = [Start(self.inner(), TASK, 0)]
-        (t,) = await rollout(starts, policy, InlineFormat(ByteTokenizer()), config, name="i")
+        specs = [EpisodeSpec(self.inner(), TASK, 0)]
+        (t,) = await rollout(specs, policy, InlineFormat(ByteTokenizer()), config, name="i")
         step = await super().astep(action)
         return step._replace(observation=(Message("tool", f"{t.valid} {t.reward} {t.error}"),))
 

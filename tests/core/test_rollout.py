@@ -14,7 +14,7 @@ from agentenv.core.chat import InlineFormat, TemplateFormat
 from agentenv.core.concurrency.batching import Batcher
 from agentenv.core.env import AsyncEnv
 from agentenv.core.protocols import ChatFormat
-from agentenv.core.rollout import RolloutConfig, Start, never_fitted, rollout
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig, never_fitted, rollout
 from agentenv.core.trajectory import SegmentKind, Trajectory, to_record
 from agentenv.core.types import (
     Completion,
@@ -77,10 +77,12 @@ def run(
     seeds: Sequence[int] | None = None,
     **config: Any,
 ) -> list[Trajectory]:
-    starts = [Start(env, TASK, seed, "g") for env, seed in zip(envs, seeds or range(len(envs)), strict=True)]
+    specs = [
+        EpisodeSpec(env, TASK, seed, "g") for env, seed in zip(envs, seeds or range(len(envs)), strict=True)
+    ]
     config = {"context_tokens": 200, "turn_tokens": 50} | config
     chat = chat or InlineFormat(ByteTokenizer())
-    return asyncio.run(rollout(starts, policy, chat, RolloutConfig(**config), name="e"))
+    return asyncio.run(rollout(specs, policy, chat, RolloutConfig(**config), name="e"))
 
 
 def scripted(*actions: str, episodes: int = 1) -> ScriptedPolicy:

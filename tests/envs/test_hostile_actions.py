@@ -19,7 +19,7 @@ import pytest
 import agentenv
 from agentenv.core.chat import InlineFormat
 from agentenv.core.env import Env
-from agentenv.core.rollout import RolloutConfig, Start, run_episode
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig, run_episode
 from agentenv.core.tools import ToolEnv
 from agentenv.core.types import Completion, FinishReason, Sampling, Task
 from agentenv.envs.browser.driver import unavailable as no_browser
@@ -142,7 +142,7 @@ def unmasked(env: Env[Any], actions: Sequence[str]) -> None:
             return
         policy.written.clear()
         played = asyncio.run(
-            run_episode(Start(env, task, number), policy, chat, CONFIG, episode=f"e-{number}")
+            run_episode(EpisodeSpec(env, task, number), policy, chat, CONFIG, episode=f"e-{number}")
         )
         wrote = [f"{text[:200]!r} ({len(text)} characters)" for text in policy.written[-2:]]
         assert played.valid, f"{wrote}: {played.error[-3000:]}"

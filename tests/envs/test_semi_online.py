@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.core.chat import InlineFormat, TemplateFormat
-from agentenv.core.rollout import RolloutConfig, Start, rollout
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig, rollout
 from agentenv.core.trajectory import SegmentKind, Trajectory, to_record
 from agentenv.core.types import EndReason, Task
 from agentenv.envs.gui.actions import Action, Kind, Reply, action_text
@@ -213,10 +213,10 @@ def played(scripts: Sequence[Sequence[str]], chat: bool = False, **options: obje
     """The episodes of scripts through the episode loop."""
     tokenizer = ByteTokenizer(chat=chat)
     policy = ScriptedPolicy({f"e-{i}": script for i, script in enumerate(scripts)}, tokenizer)
-    starts = [Start(SemiOnlineGUI(**options), TASK, 0, "g") for _ in scripts]  # type: ignore[arg-type]
+    specs = [EpisodeSpec(SemiOnlineGUI(**options), TASK, 0, "g") for _ in scripts]  # type: ignore[arg-type]
     format_ = TemplateFormat(tokenizer) if chat else InlineFormat(tokenizer)
     config = RolloutConfig(context_tokens=20_000, turn_tokens=300, stop=SemiOnlineGUI.stop)
-    return asyncio.run(rollout(starts, policy, format_, config, name="e"))
+    return asyncio.run(rollout(specs, policy, format_, config, name="e"))
 
 
 @pytest.mark.parametrize("chat", [False, True], ids=["inline", "template"])

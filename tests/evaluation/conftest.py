@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentenv.evaluation.records import Record, write_evaluation
+from agentenv.evaluation.records import EpisodeRecord, write_evaluation
 from agentenv.evaluation.results import summarize
 
 FAMILIES = ("bridge", "comparison", "count", "yes_no")
@@ -17,7 +17,7 @@ PROMPT = "Answer the question. Search with <search>query</search>; answer with <
 
 
 @pytest.fixture
-def record() -> Callable[..., Record]:
+def record() -> Callable[..., EpisodeRecord]:
     """Makes one record."""
     return _record
 
@@ -35,7 +35,7 @@ def training_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _record(identity: str, prediction: str | None = "Paris", **changes: Any) -> Record:
+def _record(identity: str, prediction: str | None = "Paris", **changes: Any) -> EpisodeRecord:
     """One valid record whose gold is Paris."""
     base: dict[str, Any] = {
         "id": identity,
@@ -51,7 +51,7 @@ def _record(identity: str, prediction: str | None = "Paris", **changes: Any) -> 
 
 
 def _write_run(
-    directory: Path, records: list[Record], scorers: tuple[str, ...] = ("em_squad",), **changes: Any
+    directory: Path, records: list[EpisodeRecord], scorers: tuple[str, ...] = ("em_squad",), **changes: Any
 ) -> None:
     about = {"dataset": "fictional", "split": "test", "policy": "scripted", "retriever": "bm25:x", **changes}
     write_evaluation(directory, summarize(records, scorers, k=2, **about), records)
@@ -79,7 +79,7 @@ def _turn(rng: random.Random, query: str, text: str) -> dict[str, Any]:
     }
 
 
-def _episode(index: int, skill: float, seed: int) -> Record:
+def _episode(index: int, skill: float, seed: int) -> EpisodeRecord:
     """One plausible episode of one or two searches; right with probability ``skill``."""
     gold, wrong, *places = random.Random(index).sample(NAMES, 4)
     rng = random.Random(1000 * seed + index)

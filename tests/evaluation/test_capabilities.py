@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from agentenv.evaluation.capabilities import SEARCH_SKILLS, capability_report
-from agentenv.evaluation.records import Record
+from agentenv.evaluation.records import EpisodeRecord
 from agentenv.evaluation.report.tables import tables
 
 
-def record(prediction: str | None, *, searches: int, page: str, hops: int = 2, **more: Any) -> Record:
+def record(prediction: str | None, *, searches: int, page: str, hops: int = 2, **more: Any) -> EpisodeRecord:
     turns = [{"action": "a", "observation": page, "valid": True}] * searches
     return {
         "id": "q", "question": "q?", "answers": ["Bay"], "prediction": prediction, "valid": True,
@@ -27,7 +27,7 @@ PLAYED = [
 VALUES = [1.0, 1.0, 0.0, 0.0, 0.0]
 
 
-def report(played: list[Record], values: list[float]) -> dict[str, Any]:
+def report(played: list[EpisodeRecord], values: list[float]) -> dict[str, Any]:
     return {row["skill"]: row for row in capability_report(played, values, SEARCH_SKILLS)}
 
 

@@ -14,11 +14,11 @@ from agentenv.cli.rescore import Rescore
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.evaluation.compare import compare, rescore
 from agentenv.evaluation.llm_judge import GRADES, GradeCache, Judge, judge_folder
-from agentenv.evaluation.records import Record, read_evaluation, write_results
+from agentenv.evaluation.records import EpisodeRecord, read_evaluation, write_results
 from agentenv.evaluation.rubrics import get_rubric
 from agentenv.policies.endpoint import ChatMessage, Reply
 
-Maker = Callable[..., Record]
+Maker = Callable[..., EpisodeRecord]
 Writer = Callable[..., None]
 
 
@@ -79,7 +79,7 @@ class Believer:
         )
 
 
-def _judged(folder: Path, records: list[Record], write_run: Writer, model: str = "believer") -> None:
+def _judged(folder: Path, records: list[EpisodeRecord], write_run: Writer, model: str = "believer") -> None:
     write_run(folder, records)
     judge_folder(folder, Judge(get_rubric("simpleqa"), model, Believer(), GradeCache(folder / GRADES)))
 

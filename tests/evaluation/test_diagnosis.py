@@ -7,10 +7,10 @@ import pytest
 
 from agentenv.core.types import Task
 from agentenv.evaluation.diagnosis import answer_shown, cause_of, costs, coverage, error_table, support
-from agentenv.evaluation.records import Record
+from agentenv.evaluation.records import EpisodeRecord
 from agentenv.evaluation.results import mark_below, summarize
 
-Maker = Callable[..., Record]
+Maker = Callable[..., EpisodeRecord]
 
 SAW = {
     "action": "<search>x</search>",

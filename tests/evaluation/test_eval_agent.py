@@ -15,7 +15,7 @@ from agentenv.envs.search.local_search import STOP
 from agentenv.errors import ContextTooSmall, Fault, PolicyFault, RetrieverFault, UnknownName
 from agentenv.evaluation.eval_agent import EvalAgent, open_eval_agent, play_missing
 from agentenv.evaluation.journal import Journal
-from agentenv.evaluation.records import Record
+from agentenv.evaluation.records import EpisodeRecord
 from agentenv.evaluation.task_env import EnvConfig, TaskEnv
 from agentenv.policies.card import EpisodeCard
 from agentenv.policies.fakes import ByteTokenizer
@@ -84,7 +84,7 @@ def play(
     journal: Journal | None = None,
     done: list[int] | None = None,
     field: TaskEnv | None = None,
-) -> list[Record]:
+) -> list[EpisodeRecord]:
     return play_missing(
         who,
         field or task_env(),

@@ -9,9 +9,9 @@ import pytest
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError, DatasetError
 from agentenv.evaluation.journal import CONFIG, CONTENTS, Journal, claim, log_seconds, read_seconds, release
-from agentenv.evaluation.records import Record
+from agentenv.evaluation.records import EpisodeRecord
 
-Maker = Callable[..., Record]
+Maker = Callable[..., EpisodeRecord]
 TASKS = [Task(name, "Where?", ("Paris",)) for name in ("a", "b", "c")]
 ASKED = {"benchmark": {"policy": "tiny", "limit": None, "scorers": ("em_squad",), "data": Path("x")}}
 

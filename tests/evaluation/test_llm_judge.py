@@ -15,7 +15,7 @@ import pytest
 from agentenv.cli.main import main
 from agentenv.errors import ConfigurationError, DatasetError, EndpointFault, JudgeFault, UnknownName
 from agentenv.evaluation.llm_judge import GRADES, GradeCache, Judge, judge_folder
-from agentenv.evaluation.records import Record
+from agentenv.evaluation.records import EpisodeRecord
 from agentenv.evaluation.rubrics import RUBRICS, Grade, get_rubric
 from agentenv.policies.endpoint import ChatMessage, Reply
 from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
@@ -183,7 +183,7 @@ REPLIES: dict[str, str | Exception] = {
 
 
 def test_results_name_judge_rubric_and_faults(
-    tmp_path: Path, record: Callable[..., Record], write_run: Callable[..., None]
+    tmp_path: Path, record: Callable[..., EpisodeRecord], write_run: Callable[..., None]
 ) -> None:
     records = [record(str(i), prediction) for i, prediction in enumerate([*REPLIES, None])]
     records.append(record("fault", None, valid=False, end_reason="env_fault"))
@@ -211,7 +211,7 @@ def test_results_name_judge_rubric_and_faults(
 
 
 def test_a_wrong_key_stops_at_once_and_writes_nothing(
-    tmp_path: Path, record: Callable[..., Record], write_run: Callable[..., None]
+    tmp_path: Path, record: Callable[..., EpisodeRecord], write_run: Callable[..., None]
 ) -> None:
     write_run(tmp_path / "run", [record("a"), record("b")])
     before = (tmp_path / "run" / "results.json").read_bytes()
@@ -223,7 +223,7 @@ def test_a_wrong_key_stops_at_once_and_writes_nothing(
 
 def test_the_command_asks_a_server_once_and_then_its_cache(
     tmp_path: Path,
-    record: Callable[..., Record],
+    record: Callable[..., EpisodeRecord],
     write_run: Callable[..., None],
     capsys: pytest.CaptureFixture[str],
 ) -> None:

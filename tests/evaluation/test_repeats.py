@@ -8,10 +8,10 @@ import pytest
 
 from agentenv.cli.main import main
 from agentenv.errors import ConfigurationError
-from agentenv.evaluation.records import Record
+from agentenv.evaluation.records import EpisodeRecord
 from agentenv.evaluation.repeats import compare_runs, read_runs, summarize_runs
 
-Make = Callable[..., Record]
+Make = Callable[..., EpisodeRecord]
 Write = Callable[..., None]
 
 

@@ -9,17 +9,17 @@ import pytest
 from agentenv.errors import ConfigurationError, DatasetError, UnknownName
 from agentenv.evaluation.records import (
     EPISODES,
-    Record,
+    EpisodeRecord,
     read_evaluation,
     read_records,
     write_evaluation,
 )
 from agentenv.evaluation.results import Json, retrieval_recall, summarize
 
-Maker = Callable[..., Record]
+Maker = Callable[..., EpisodeRecord]
 
 
-def summary(*records: Record, scorers: tuple[str, ...] = ("em_squad",)) -> Json:
+def summary(*records: EpisodeRecord, scorers: tuple[str, ...] = ("em_squad",)) -> Json:
     return summarize(
         records, scorers, dataset="fictional", split="test", policy="scripted", retriever="bm25:x", k=2
     )

@@ -23,7 +23,7 @@ from agentenv.envs.gui.screen import Box, Element, Screen
 from agentenv.envs.semi_online import SemiOnlineGUI
 from agentenv.evaluation import screens
 from agentenv.evaluation.diagnosis import cause_of
-from agentenv.evaluation.records import Record, write_evaluation
+from agentenv.evaluation.records import EpisodeRecord, write_evaluation
 from agentenv.evaluation.report.report import write_report
 from agentenv.evaluation.results import summarize
 from agentenv.evaluation.runner import play, roomy, to_record
@@ -165,7 +165,7 @@ def test_the_page_of_hostile_episodes_is_data_and_no_markup(tmp_path: Path) -> N
     pytest.importorskip("jinja2", reason="needs the extra 'report'")
     action = action_text(Action(Kind.TYPE, text=HOSTILE), HOSTILE)
     turn = Turn(action, (Message("user", HOSTILE),), scene=scene(HOSTILE))
-    record: Record = to_record(episode([Message("user", HOSTILE)], turn), tmp_path)
+    record: EpisodeRecord = to_record(episode([Message("user", HOSTILE)], turn), tmp_path)
     summary = summarize([record], ("reward",), dataset="d", split="test", policy="p", retriever=None, k=1)
     write_evaluation(tmp_path, summary, [record])
     page = write_report(tmp_path).read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason, Message, Task
 from agentenv.errors import DatasetError
 from agentenv.evaluation.compare import rescore
-from agentenv.evaluation.records import Record, as_line, read_evaluation, read_records, redacted
+from agentenv.evaluation.records import EpisodeRecord, as_line, read_evaluation, read_records, redacted
 from agentenv.evaluation.report.report import write_report
 from agentenv.evaluation.results import clusters_of, summarize
 from agentenv.evaluation.runner import to_record
@@ -18,7 +18,7 @@ from agentenv.evaluation.runner import to_record
 SECRET = "Velandra"
 
 
-def sealed(record: Callable[..., Record]) -> Record:
+def sealed(record: Callable[..., EpisodeRecord]) -> EpisodeRecord:
     turns = [{"action": f"<answer>{SECRET}</answer>", "observation": SECRET, "valid": True, "reward": 1.0}]
     return record(
         "b",
@@ -32,7 +32,7 @@ def sealed(record: Callable[..., Record]) -> Record:
 
 
 def test_the_text_of_a_sealed_set_reaches_no_file(
-    tmp_path: Path, record: Callable[..., Record], write_run: Callable[..., None]
+    tmp_path: Path, record: Callable[..., EpisodeRecord], write_run: Callable[..., None]
 ) -> None:
     write_run(tmp_path, [sealed(record), record("open")])
     write_report(tmp_path)
@@ -47,7 +47,7 @@ def test_the_text_of_a_sealed_set_reaches_no_file(
 
 
 def test_a_line_that_its_canary_does_not_open_is_refused(
-    tmp_path: Path, record: Callable[..., Record]
+    tmp_path: Path, record: Callable[..., EpisodeRecord]
 ) -> None:
     path = tmp_path / "episodes.jsonl"
     path.write_text(as_line(sealed(record)).replace('"c-1"', '"c-2"'))
@@ -55,7 +55,7 @@ def test_a_line_that_its_canary_does_not_open_is_refused(
         read_records(path)
 
 
-def test_an_open_record_is_written_and_shown_as_it_is(record: Callable[..., Record]) -> None:
+def test_an_open_record_is_written_and_shown_as_it_is(record: Callable[..., EpisodeRecord]) -> None:
     plain = record("a")
     assert redacted(plain) is plain
     assert json.loads(as_line(plain)) == {**plain, "answers": ["Paris"]}
@@ -69,7 +69,7 @@ def test_the_runner_hands_canary_and_cluster_on() -> None:
     assert (record["canary"], record["cluster"]) == ("c", "0")
 
 
-def test_questions_on_one_passage_are_a_cluster_in_the_results(record: Callable[..., Record]) -> None:
+def test_questions_on_one_passage_are_a_cluster_in_the_results(record: Callable[..., EpisodeRecord]) -> None:
     rows = [
         record(f"{passage}-{i}", "Paris" if passage % 2 else "Rome", cluster=str(passage))
         for passage in range(20)

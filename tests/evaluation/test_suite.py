@@ -10,11 +10,11 @@ import pytest
 from agentenv.cli.main import main
 from agentenv.errors import AgentEnvError, ConfigurationError, UnknownName
 from agentenv.evaluation.compare import compare_suites
-from agentenv.evaluation.records import Record
+from agentenv.evaluation.records import EpisodeRecord
 from agentenv.evaluation.report.report import write_report
 from agentenv.evaluation.suite import combine, read_suite, summarize_suite
 
-Maker = Callable[..., Record]
+Maker = Callable[..., EpisodeRecord]
 DEFAULTS: dict[str, Any] = {"policy": "tiny", "scorers": ("em_squad",), "limit": 7}
 
 

@@ -16,7 +16,7 @@ from agentenv.core.types import EndReason, Message, Passage, Step, Task, ToolRes
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.envs.search.local_search import LocalSearch
 from agentenv.evaluation.compare import compare
-from agentenv.evaluation.records import Record, write_evaluation
+from agentenv.evaluation.records import EpisodeRecord, write_evaluation
 from agentenv.evaluation.report.report import write_report
 from agentenv.evaluation.report.tables import suite_tables, tables
 from agentenv.evaluation.results import summarize
@@ -85,7 +85,7 @@ def episodes(make: type[Library]) -> list[Any]:
     return play(ScriptedPolicy(scripts), InlineFormat(ByteTokenizer()), make, TASKS, CONFIG)
 
 
-def results_of(records: list[Record]) -> dict[str, Any]:
+def results_of(records: list[EpisodeRecord]) -> dict[str, Any]:
     found = summarize(
         records,
         ["em_squad"],
@@ -99,7 +99,7 @@ def results_of(records: list[Record]) -> dict[str, Any]:
     return found | {"index_recall": {}, "answer_in_corpus": {"share": None, "n": 0}, "seconds": {}}
 
 
-def records_of(make: type[Library]) -> list[Record]:
+def records_of(make: type[Library]) -> list[EpisodeRecord]:
     return [to_record(trajectory) for trajectory in episodes(make)]
 
 
@@ -129,7 +129,7 @@ def test_what_no_tool_said_is_left_out_and_never_zero() -> None:
 
 def test_an_episode_without_a_search_among_others_that_name_their_documents_did_not_search() -> None:
     records = records_of(TypedLibrary)
-    counting: Record = {**records[0], "id": "c", "searches": None}
+    counting: EpisodeRecord = {**records[0], "id": "c", "searches": None}
     del counting["retrieved_ids"]
     found = results_of([*records, counting])
     assert found["searches_per_question"] == pytest.approx(6 / 7)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentenv.core.protocols import Policy
-from agentenv.core.rollout import RolloutConfig, Start, rollout
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig, rollout
 from agentenv.core.trajectory import Trajectory, to_record
 from agentenv.core.types import Document, EndReason, FinishReason, Message, Sampling, Task
 from agentenv.envs.search.local_search import STOP, LocalSearch
@@ -107,7 +107,7 @@ def play(server: FakeEndpoint, **options: Any) -> Trajectory:
     task = Task("t", "Who wrote it?", ("Ada",))
     env = LocalSearch(tasks=[task], retriever=InMemoryRetriever([Document("d", "It", "Ada wrote it.")]))
     config = RolloutConfig(context_tokens=8000, stop=STOP, deterministic=False)
-    return asyncio.run(rollout([Start(env, task, 5)], policy, policy.chat, config, name="e"))[0]
+    return asyncio.run(rollout([EpisodeSpec(env, task, 5)], policy, policy.chat, config, name="e"))[0]
 
 
 def search_then_answer(body: Body) -> Answer:

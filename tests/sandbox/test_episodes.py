@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agentenv.core.chat import InlineFormat
-from agentenv.core.rollout import RolloutConfig, Start, rollout
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig, rollout
 from agentenv.core.trajectory import Trajectory, to_record
 from agentenv.data.code_tasks import generate_code_tasks
 from agentenv.envs.code import Code
@@ -57,16 +57,16 @@ def played(box: JailExecutor, programs: Sequence[str], *, stateful: bool = True)
     """An episode for each program and at last that of the expert."""
     env = Code(executor=box, tasks=TASKS, stateful=stateful, variables=True, limits=Limits(wall_s=30.0))
     envs = [env, *env.fork(len(programs))] if programs else [env]
-    starts = [Start(one, TASKS[index % len(TASKS)], index) for index, one in enumerate(envs)]
+    specs = [EpisodeSpec(one, TASKS[index % len(TASKS)], index) for index, one in enumerate(envs)]
     actions = {
         f"t-{index}": [f"<python>{code}</python>"] * 2 + ["<submit>0</submit>"]
         for index, code in enumerate(programs)
     }
-    solution = starts[-1].task.data["solution"]
+    solution = specs[-1].task.data["solution"]
     actions[f"t-{len(programs)}"] = [f"<python>{solution}</python>", f"<submit>{solution}</submit>"]
     policy, chat = ScriptedPolicy(actions), InlineFormat(ByteTokenizer())
     try:
-        return asyncio.run(rollout(starts, policy, chat, CONFIG, name="t"))
+        return asyncio.run(rollout(specs, policy, chat, CONFIG, name="t"))
     finally:
         for one in envs:
             one.close()

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from agentenv.core.chat import InlineFormat
-from agentenv.core.rollout import RolloutConfig, Start
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.trajectory import Trajectory
 from agentenv.data.code_tasks import generate_code_tasks
 from agentenv.envs.code import STOP, Code
@@ -58,13 +58,13 @@ def played(
     slots: int,
 ) -> list[Trajectory]:
     env = Code(executor=box, tasks=[TASK], limits=LIMITS, max_turns=9)
-    starts = [Start(one, TASK, seed, "g") for seed, one in enumerate([env, *env.fork(slots - 1)])]
+    specs = [EpisodeSpec(one, TASK, seed, "g") for seed, one in enumerate([env, *env.fork(slots - 1)])]
     context = RolloutContext(ScriptedPolicy(script), InlineFormat(TOKENIZER), CONFIG, TOKENIZER.decode)
     try:
-        (group,) = asyncio.run(play_groups([starts], get_strategy(strategy, options), context))
+        (group,) = asyncio.run(play_groups([specs], get_strategy(strategy, options), context))
     finally:
-        for start in starts:
-            start.env.close()
+        for spec in specs:
+            spec.env.close()
     return group
 
 

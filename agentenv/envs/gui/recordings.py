@@ -17,7 +17,7 @@ from typing import Any, Literal, Self, get_args
 
 from agentenv.core.io.files import replacing
 from agentenv.core.types import Task
-from agentenv.data.dataset_files import Record, find_file, read_records
+from agentenv.data.dataset_files import RawRow, find_file, read_records
 from agentenv.envs.gui.actions import Action, Direction, Kind, Unreadable, action_from, action_members
 from agentenv.envs.gui.matching import Gold, Size, finger_direction
 from agentenv.envs.gui.screen import Box, Screen, from_json, resized, to_json
@@ -107,7 +107,7 @@ def load_recordings(
     return recordings
 
 
-def _checked_recording(record: Record, semantics: Semantics, screenshots: Path | None) -> Recording:
+def _checked_recording(record: RawRow, semantics: Semantics, screenshots: Path | None) -> Recording:
     """As `_recording`, where a value of another type than the format has may stand anywhere."""
     try:
         return _recording(record, semantics, screenshots)
@@ -118,7 +118,7 @@ def _checked_recording(record: Record, semantics: Semantics, screenshots: Path |
         raise DatasetError(f"{record.place} is no recording of this format ({said}).") from error
 
 
-def _recording(record: Record, semantics: Semantics, screenshots: Path | None) -> Recording:
+def _recording(record: RawRow, semantics: Semantics, screenshots: Path | None) -> Recording:
     rows = list(record.items("steps"))
     if not rows:
         raise DatasetError(f"{record.place} has no steps.")
@@ -131,7 +131,7 @@ def _recording(record: Record, semantics: Semantics, screenshots: Path | None) -
     )
 
 
-def _guessed_size(rows: Sequence[Record]) -> Size:
+def _guessed_size(rows: Sequence[RawRow]) -> Size:
     contents = [row.fields.get("action_content") for row in rows]
     points = [
         content[name]
@@ -144,7 +144,7 @@ def _guessed_size(rows: Sequence[Record]) -> Size:
     return held[0] if held else (max(round(p[0]) for p in points), max(round(p[1]) for p in points))
 
 
-def _step(row: Record, size: Size, semantics: Semantics, screenshots: Path | None) -> RecordedStep:
+def _step(row: RawRow, size: Size, semantics: Semantics, screenshots: Path | None) -> RecordedStep:
     members = row.value("action_content")
     if not isinstance(members, dict):
         raise DatasetError(f"{row.place}: action_content must be an object.")
@@ -185,7 +185,7 @@ def _boxes(value: Any, place: str) -> tuple[Box, ...]:
         raise DatasetError(f"{place}: a box must be [x1, y1, x2, y2].") from error
 
 
-def _screen(row: Record, size: Size, screenshots: Path | None) -> Screen:
+def _screen(row: RawRow, size: Size, screenshots: Path | None) -> Screen:
     if "screen" in row.fields:
         return _recorded(row.fields["screen"], row.place)
     if screenshots is None:

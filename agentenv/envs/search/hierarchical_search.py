@@ -14,7 +14,7 @@ from typing import Any
 from agentenv.core.chat import InlineFormat
 from agentenv.core.grammar import Block, shortened
 from agentenv.core.protocols import ChatFormat, Policy, Retriever
-from agentenv.core.rollout import RolloutConfig, Start, run_episode
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig, run_episode
 from agentenv.core.types import Info, Observation, Passage, Task, ToolResult, ToolStatus
 from agentenv.envs.search.local_search import LocalSearch, SearchState, format_passages, on_small_world
 from agentenv.errors import ConfigurationError, EnvFault
@@ -62,7 +62,7 @@ class Agent:
         task = Task(f"asked-{hashlib.sha256(question.encode()).hexdigest()[:12]}", question, ("unknown",))
         episode = f"{task.id}-{seed}"
         played = await run_episode(
-            Start(env, task, seed), self.policy, self.chat, self.config, episode=episode
+            EpisodeSpec(env, task, seed), self.policy, self.chat, self.config, episode=episode
         )
         if not played.valid:
             raise EnvFault(f"the agent below failed: {played.error}")

@@ -12,7 +12,7 @@ from typing import Any
 from agentenv.core.scoring.scorers import SCORERS
 from agentenv.errors import MissingExtra
 from agentenv.evaluation.diagnosis import UNSOLVED, cause_of
-from agentenv.evaluation.records import Evaluation, Record, redacted
+from agentenv.evaluation.records import EpisodeRecord, Evaluation, redacted
 from agentenv.evaluation.report.charts import Level, level_chart
 from agentenv.evaluation.results import OUTCOME
 from agentenv.evaluation.screens import pictures_of
@@ -153,7 +153,7 @@ def episodes_of(
     return entries
 
 
-def _episode(record: Record, scorer: str) -> Json:
+def _episode(record: EpisodeRecord, scorer: str) -> Json:
     score = record.get("reward", 0.0)
     if scorer in SCORERS:
         score = SCORERS[scorer](record["prediction"], record["answers"]).value

@@ -48,15 +48,15 @@ class MappedCorpus(Corpus):
             with self._path.open("rb") as file:
                 self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             # asarray: a plain view of the map, which is much faster to take single rows from
-            self._starts: Table = np.asarray(np.load(folder / STARTS_FILE, mmap_mode="r"))
+            self._specs: Table = np.asarray(np.load(folder / STARTS_FILE, mmap_mode="r"))
             self._ids: Table = np.asarray(np.load(folder / IDS_FILE, mmap_mode="r"))
         except (OSError, ValueError) as error:
             raise CorpusError(f"{self._path} or its tables cannot be read: {error}.") from error
-        if self._ids.shape != (2, len(self._starts)) or self._starts[-1] >= len(self._bytes):
+        if self._ids.shape != (2, len(self._specs)) or self._specs[-1] >= len(self._bytes):
             raise CorpusError(f"{self._path} does not belong to its tables; build the retriever again.")
 
     def __len__(self) -> int:
-        return len(self._starts)
+        return len(self._specs)
 
     def __iter__(self) -> Iterator[Document]:
         return map(self._read, range(len(self)))
@@ -86,7 +86,7 @@ class MappedCorpus(Corpus):
         raise KeyError(document_id)
 
     def _read(self, row: int) -> Document:
-        start = int(self._starts[row])
+        start = int(self._specs[row])
         end = self._bytes.find(b"\n", start)
         line = self._bytes[start:] if end < 0 else self._bytes[start:end]
         return parse_document(line, f"{self._path}, row {row + 1}")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from agentenv.core.protocols import ChatFormat, Policy
-from agentenv.core.rollout import Start, run_episode
+from agentenv.core.rollout import EpisodeSpec, run_episode
 from agentenv.core.scoring.scorers import get_scorer
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
@@ -111,14 +111,14 @@ class SelfPlayStrategy:
             )
         _rules(self.rules, low)
 
-    async def play(self, starts: Sequence[Start], context: RolloutContext) -> list[Trajectory]:
+    async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> list[Trajectory]:
         """The episodes of one game, refused proposals among them.
 
         Raises:
             ConfigurationError: the environment is no ``SearchSolver``.
         """
-        table = _Table(self, starts, context)
-        await run_rounds(context, len(starts), table.round, table.then)
+        table = _Table(self, specs, context)
+        await run_rounds(context, len(specs), table.round, table.then)
         return table.paid()
 
 
@@ -132,22 +132,22 @@ def _rules(bounds: Mapping[str, int], searches: int) -> Rules:
 class _Table:
     """One game while it is played."""
 
-    def __init__(self, how: SelfPlayStrategy, starts: Sequence[Start], context: RolloutContext) -> None:
-        if not isinstance(starts[0].env, SearchSolver):
+    def __init__(self, how: SelfPlayStrategy, specs: Sequence[EpisodeSpec], context: RolloutContext) -> None:
+        if not isinstance(specs[0].env, SearchSolver):
             raise ConfigurationError(
-                f"self_play needs env.id = 'agentenv/SearchSolver-v0', not {type(starts[0].env).__name__}"
+                f"self_play needs env.id = 'agentenv/SearchSolver-v0', not {type(specs[0].env).__name__}"
             )
-        self.how, self.starts, self.context = how, starts, context
+        self.how, self.specs, self.context = how, specs, context
         self.game: Game = GAMES[how.game]
         self.moves = [m for m in self.game.moves if not m.optional or m.name in how.checks]
         self.at = 0
         self.rounds = 0
-        self.env: SearchSolver = starts[0].env
+        self.env: SearchSolver = specs[0].env
         self.deal: Deal = self.env.deal
         low, high = how.searches
-        self.searches = random.Random(starts[0].seed).randint(low, high)
+        self.searches = random.Random(specs[0].seed).randint(low, high)
         self.rules = _rules(how.rules, self.searches)
-        self.board = Board(starts[0].task)
+        self.board = Board(specs[0].task)
         self.board.counts["games"] += 1
         self.unreturned = 0  # tokens of episodes that nobody is paid for
 
@@ -160,20 +160,20 @@ class _Table:
         if move.each:
             return len(self.board.plays[move.each])
         times = self.how.votes if move.check in AGREED else move.times
-        return min(len(self.starts), times or len(self.starts))
+        return min(len(self.specs), times or len(self.specs))
 
     async def round(self, place: int) -> Trajectory | None:
         """The episode of the present move in slot ``place``; None where the move has fewer."""
         if place >= self._count():
             return None
-        move, start, context = self.move, self.starts[place], self.context
-        seed = start.seed + self.rounds * _ROUND_SEEDS
+        move, spec, context = self.move, self.specs[place], self.context
+        seed = spec.seed + self.rounds * _ROUND_SEEDS
         policy, chat = self._policy_of(move)
         config = replace(context.config, temperature=0.0) if move.greedy else context.config
         episode = f"{context.episode(place)}-{self.rounds}-{move.name}"
         env, task = await self._posed(move, place, seed)
-        own = Start(env, task, seed, self._group(move))
-        if env is start.env:
+        own = EpisodeSpec(env, task, seed, self._group(move))
+        if env is spec.env:
             played = await run_episode(own, policy, chat, config, episode=episode)
         else:
             with closing(env):
@@ -188,7 +188,7 @@ class _Table:
         return self.context.role_policies.get(move.role, self.context.policy), self.context.chat
 
     def _group(self, move: Move) -> str:
-        return self.starts[0].group_id if move.compare == "game" else f"{self.context.name}/{move.role}"
+        return self.specs[0].group_id if move.compare == "game" else f"{self.context.name}/{move.role}"
 
     async def _posed(self, move: Move, place: int, seed: int) -> tuple[Any, Task]:
         """The environment of an episode and the task that it poses."""
@@ -197,7 +197,7 @@ class _Table:
             data = {**board.seed.data, "searches": self.searches, "reference": self.deal.reference}
             return self.env.proposer(prompt or PROPOSER_PROMPT, self.rules), replace(board.seed, data=data)
         if move.kind != "write":
-            env: SearchSolver = self.starts[place].env  # type: ignore[assignment]
+            env: SearchSolver = self.specs[place].env  # type: ignore[assignment]
             return env.closed_book() if move.kind == "guess" else env, self._question()
         if move.check in AGREED and self.how.verifier == "searches":
             return await self._searched(move, seed), self._question()

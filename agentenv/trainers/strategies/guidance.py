@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agentenv.core.protocols import ChatFormat
-from agentenv.core.rollout import Record, Start
+from agentenv.core.rollout import EpisodeSpec, EpisodeState
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import Message
 from agentenv.errors import ConfigurationError
@@ -40,18 +40,18 @@ def place_guidance(chat: ChatFormat, row: Sequence[int], text: str) -> tuple[int
     return at, added[: len(added) - len(head)]
 
 
-def reopened(base: Trajectory, turn: int, start: Start) -> Record:
+def reopened(base: Trajectory, turn: int, spec: EpisodeSpec) -> EpisodeState:
     """The record of ``base`` as it stood when its turn ``turn`` began, to go on from.
 
     Args:
         base: A finished trajectory.
         turn: Turns before it are kept.
-        start: Its environment in the state of that turn, and the seed of what is sampled from there on.
+        spec: Its environment in the state of that turn, and the seed of what is sampled from there on.
     """
     head = base.cut(turn)
     row = head.segments[-1].row
-    return Record(
-        start,
+    return EpisodeState(
+        spec,
         base.id,
         prompt=base.prompt,
         ids=[i for segment in head.segments if segment.row == row for i in segment.ids],
@@ -61,18 +61,18 @@ def reopened(base: Trajectory, turn: int, start: Start) -> Record:
     )
 
 
-def guide(record: Record, chat: ChatFormat, text: str) -> int:
-    """Puts ``text`` before the next turn of ``record``; how many ids that took.
+def guide(state: EpisodeState, chat: ChatFormat, text: str) -> int:
+    """Puts ``text`` before the next turn of ``state``; how many ids that took.
 
     Raises:
         ConfigurationError: see ``place_guidance``.
     """
-    at, ids = place_guidance(chat, record.ids, text)
-    last, kept = record.segments[-1], at - len(record.ids) + len(record.segments[-1].ids)
+    at, ids = place_guidance(chat, state.ids, text)
+    last, kept = state.segments[-1], at - len(state.ids) + len(state.segments[-1].ids)
     halves = [replace(last, ids=last.ids[:kept]), replace(last, ids=last.ids[kept:])]
     injected = Segment(SegmentKind.INJECTED, tuple(ids), last.turn, row=last.row)
-    record.segments[-1:] = [s for s in (halves[0], injected, halves[1]) if s.ids]
-    record.ids[at:at] = ids
+    state.segments[-1:] = [s for s in (halves[0], injected, halves[1]) if s.ids]
+    state.ids[at:at] = ids
     return len(ids)
 
 

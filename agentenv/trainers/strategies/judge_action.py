@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from agentenv.core.rollout import Record, Start, act, observe, sample
+from agentenv.core.rollout import EpisodeSpec, EpisodeState, act, observe, sample
 from agentenv.core.trajectory import Origin, SegmentKind, Trajectory
 from agentenv.core.types import Message
 from agentenv.errors import ConfigurationError
@@ -27,37 +27,37 @@ class JudgeStrategy:
         if not self.verdict:
             raise ConfigurationError("judge needs a verdict that the policy can write, not an empty one")
 
-    async def play(self, starts: Sequence[Start], context: RolloutContext) -> list[Trajectory]:
+    async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> list[Trajectory]:
         """One trajectory for each start, in their order."""
-        return await gather_slots(starts, context, lambda record: self._play(record, context))
+        return await gather_slots(specs, context, lambda state: self._play(state, context))
 
-    async def _play(self, record: Record, context: RolloutContext) -> Trajectory:
-        dropped, unseen = 0, record.copy()  # the latter is the episode before its last observation
-        while record.ended is None:
-            completion = await sample(record, context.policy, context.config)
+    async def _play(self, state: EpisodeState, context: RolloutContext) -> Trajectory:
+        dropped, unseen = 0, state.copy()  # the latter is the episode before its last observation
+        while state.ended is None:
+            completion = await sample(state, context.policy, context.config)
             if completion is None:
                 continue
-            if record.turns and self.verdict in completion.text:
-                record = _without_observation(unseen, record, context)
+            if state.turns and self.verdict in completion.text:
+                state = _without_observation(unseen, state, context)
                 dropped += 1
-            observation = await act(record, completion.text, context.config)
-            unseen = record.copy()
+            observation = await act(state, completion.text, context.config)
+            unseen = state.copy()
             if observation is not None:
-                observe(record, context.chat, observation, context.config.context_tokens)
+                observe(state, context.chat, observation, context.config.context_tokens)
         figures = {"judge_dropped": dropped}
-        origin = Origin.SPLICE if dropped else record.ended.origin
-        return replace(record.ended, origin=origin, info=record.ended.info | {"strategy": figures})
+        origin = Origin.SPLICE if dropped else state.ended.origin
+        return replace(state.ended, origin=origin, info=state.ended.info | {"strategy": figures})
 
 
-def _without_observation(unseen: Record, record: Record, context: RolloutContext) -> Record:
-    """``unseen`` with the note, then the turn that was just sampled in ``record``."""
+def _without_observation(unseen: EpisodeState, state: EpisodeState, context: RolloutContext) -> EpisodeState:
+    """``unseen`` with the note, then the turn that was just sampled in ``state``."""
     note = (Message("tool", NOTE),)
     cleaned = unseen.copy()
-    cleaned.policy_seconds = record.policy_seconds
+    cleaned.policy_seconds = state.policy_seconds
     cleaned.turns[-1] = replace(cleaned.turns[-1], observation=note)
     observe(cleaned, context.chat, note, context.config.context_tokens)
-    turn = len(record.turns)
-    for segment in record.segments:
+    turn = len(state.turns)
+    for segment in state.segments:
         if segment.kind is SegmentKind.POLICY and segment.turn == turn:
             cleaned.segments.append(replace(segment, row=cleaned.row, context_mismatch=True))
             cleaned.ids.extend(segment.ids)

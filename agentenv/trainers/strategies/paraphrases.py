@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from agentenv.core.rollout import Start, run_episode, together
+from agentenv.core.rollout import EpisodeSpec, run_episode, together
 from agentenv.core.scoring.scorers import get_scorer
 from agentenv.core.trajectory import Trajectory
 from agentenv.data.paraphrases import paraphrases_of
@@ -26,15 +26,15 @@ class ParaphraseStrategy:
         if self.weight < 0:
             raise ConfigurationError(f"weight={self.weight} must not be negative")
 
-    async def play(self, starts: Sequence[Start], context: RolloutContext) -> list[Trajectory]:
+    async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> list[Trajectory]:
         """One trajectory for each start, in their order."""
-        forms = paraphrases_of(starts[0].task)
+        forms = paraphrases_of(specs[0].task)
         posed = [
-            replace(start, task=replace(start.task, question=forms[place % len(forms)]))
-            for place, start in enumerate(starts)
+            replace(spec, task=replace(spec.task, question=forms[place % len(forms)]))
+            for place, spec in enumerate(specs)
         ]
-        played = await together(self._episode(place, start, context) for place, start in enumerate(posed))
-        wordings = [start.task.question for start in posed]
+        played = await together(self._episode(place, spec, context) for place, spec in enumerate(posed))
+        wordings = [spec.task.question for spec in posed]
         answers = [t.info.get("answer") if t.valid else None for t in played]
         likeness = group_similarity(answers, wordings, self.scorer)
         return [
@@ -45,10 +45,10 @@ class ParaphraseStrategy:
             for trajectory, value in zip(played, likeness, strict=True)
         ]
 
-    async def _episode(self, place: int, start: Start, context: RolloutContext) -> Trajectory:
+    async def _episode(self, place: int, spec: EpisodeSpec, context: RolloutContext) -> Trajectory:
         async with context.slot(place):
             return await run_episode(
-                start, context.policy, context.chat, context.config, episode=context.episode(place)
+                spec, context.policy, context.chat, context.config, episode=context.episode(place)
             )
 
 

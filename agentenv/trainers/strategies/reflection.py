@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from agentenv.core.concurrency.deadlines import within
 from agentenv.core.protocols import ChatFormat, Policy
-from agentenv.core.rollout import Record, Start
+from agentenv.core.rollout import EpisodeSpec, EpisodeState
 from agentenv.core.trajectory import Origin, Segment, SegmentKind, Trajectory, Turn
 from agentenv.core.types import EndReason, Message, Observation, Sampling
 from agentenv.errors import ContextTooSmall, PolicyFault
@@ -235,9 +235,9 @@ class PolicyReflector:
         return Reflection(report, guidance, dialogue if self.trained else None, len(reply.ids))
 
 
-def failed_reflection(start: Start, episode: str, error: Exception) -> Trajectory:
+def failed_reflection(spec: EpisodeSpec, episode: str, error: Exception) -> Trajectory:
     """A reflection that a fault of ours ended, in a group of its own: it is counted, and nothing is learned from it."""
-    record = Record(start, episode)
-    record.fail(EndReason.POLICY_FAULT, error)
-    assert record.ended is not None
-    return replace(record.ended, group_id=f"{start.group_id}/{episode}", origin=Origin.REFLECTION)
+    state = EpisodeState(spec, episode)
+    state.fail(EndReason.POLICY_FAULT, error)
+    assert state.ended is not None
+    return replace(state.ended, group_id=f"{spec.group_id}/{episode}", origin=Origin.REFLECTION)

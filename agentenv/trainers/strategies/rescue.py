@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from agentenv.core.env_calls import call_plain
 from agentenv.core.rollout import (
-    Record,
+    EpisodeSpec,
+    EpisodeState,
     RolloutConfig,
-    Start,
     never_fitted,
     open_episode,
     play,
@@ -46,16 +46,16 @@ class GuideStrategy:
     The hint is ``Task.data["hint"]``, or what the environment's expert does before its last action.
     """
 
-    async def play(self, starts: Sequence[Start], context: RolloutContext) -> Played:
+    async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> Played:
         """The episodes, and the hinted ones where they were needed."""
 
         def then(rounds: list[list[Played]]) -> Round[Played] | None:
-            return hinted if len(rounds) == 1 and is_lost(_flat(rounds), starts[0]) else None
+            return hinted if len(rounds) == 1 and is_lost(_flat(rounds), specs[0]) else None
 
         async def hinted(place: int) -> Played:
-            return await play_hinted(starts[place], context, context.episode(place), "hinted", hint_of)
+            return await play_hinted(specs[place], context, context.episode(place), "hinted", hint_of)
 
-        return _flat(await run_rounds(context, len(starts), partial(_plain, starts, context), then))
+        return _flat(await run_rounds(context, len(specs), partial(_plain, specs, context), then))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,27 +78,27 @@ class AdaptiveHintStrategy:
                 f"{self.target}"
             )
 
-    async def play(self, starts: Sequence[Start], context: RolloutContext) -> Played:
+    async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> Played:
         """The episodes of all rounds, recorded without their hints."""
-        last = min(self.rounds, len(starts))
-        slots = len(starts) // last
+        last = min(self.rounds, len(specs))
+        slots = len(specs) // last
         shares = [0.0]
 
         def then(rounds: list[list[Played]]) -> Round[Played] | None:
             if len(rounds) == last:
                 return None
-            rates = [success_rate(_flat([one]), starts[0]) for one in rounds]
+            rates = [success_rate(_flat([one]), specs[0]) for one in rounds]
             shares.append(next_share(shares, rates, self.target))
             return partial(hinted, len(rounds), shares[-1])
 
         async def hinted(number: int, share: float, place: int) -> Played:
-            start, first, name = starts[number * slots + place], context.episode(place), f"round-{number}"
+            spec, first, name = specs[number * slots + place], context.episode(place), f"round-{number}"
             if share:
-                return await play_hinted(start, context, first, name, partial(leading_hint, share=share))
+                return await play_hinted(spec, context, first, name, partial(leading_hint, share=share))
             playing = (context.policy, context.chat, context.config)
-            return [await run_episode(start, *playing, episode=f"{first}-{name}")]
+            return [await run_episode(spec, *playing, episode=f"{first}-{name}")]
 
-        return _flat(await run_rounds(context, slots, partial(_plain, starts, context), then))
+        return _flat(await run_rounds(context, slots, partial(_plain, specs, context), then))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,17 +115,17 @@ class CritiqueStrategy:
         if self.critic != OUTCOME:
             check_reflector(self.critic, self.reflection_tokens)
 
-    async def play(self, starts: Sequence[Start], context: RolloutContext) -> Played:
+    async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> Played:
         """The episodes, the refinement last; none where a fault of ours ended what it should refine."""
-        first = self._refined(starts[0], starts[-1], context)
-        plain = (_slot(starts, context, place) for place in range(1, len(starts) - 1))
+        first = self._refined(specs[0], specs[-1], context)
+        plain = (_slot(specs, context, place) for place in range(1, len(specs) - 1))
         (base, *refined), *others = await together([first, *plain])
         return [base, *_flat([others]), *refined]
 
-    async def _refined(self, start: Start, again: Start, context: RolloutContext) -> Played:
+    async def _refined(self, spec: EpisodeSpec, again: EpisodeSpec, context: RolloutContext) -> Played:
         """The first episode and its refinement, one after the other in one slot."""
         async with context.slot(0):
-            (base,) = await _plain([start], context, 0)
+            (base,) = await _plain([spec], context, 0)
             if not base.valid:
                 return [base]
             try:
@@ -139,7 +139,9 @@ class CritiqueStrategy:
             base = replace(base, info=base.info | {"strategy": spent})
             return [base, *refined]
 
-    async def _critique(self, base: Trajectory, again: Start, context: RolloutContext) -> tuple[str, int]:
+    async def _critique(
+        self, base: Trajectory, again: EpisodeSpec, context: RolloutContext
+    ) -> tuple[str, int]:
         """What the refinement is told, and the tokens that were sampled for it."""
         ceiling, said, tokens = again.env.reward_ceiling, "", 0
         if self.critic != OUTCOME:
@@ -158,27 +160,27 @@ class DemonstrateStrategy:
     The demonstration has the origin ``demonstration`` and is in a group of its own; credit knows nothing of it.
     """
 
-    async def play(self, starts: Sequence[Start], context: RolloutContext) -> Played:
+    async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> Played:
         """The episodes, and the demonstration where it was needed and succeeds."""
 
         def then(rounds: list[list[Played]]) -> Round[Played] | None:
-            return demonstrate if len(rounds) == 1 and is_lost(_flat(rounds), starts[0]) else None
+            return demonstrate if len(rounds) == 1 and is_lost(_flat(rounds), specs[0]) else None
 
         async def demonstrate(place: int) -> Played:
-            return await play_demonstration(starts[0], context) if place == 0 else []
+            return await play_demonstration(specs[0], context) if place == 0 else []
 
-        return _flat(await run_rounds(context, len(starts), partial(_plain, starts, context), then))
+        return _flat(await run_rounds(context, len(specs), partial(_plain, specs, context), then))
 
 
-async def _plain(starts: Sequence[Start], context: RolloutContext, place: int) -> Played:
+async def _plain(specs: Sequence[EpisodeSpec], context: RolloutContext, place: int) -> Played:
     """One episode, inside its slot."""
     episode = context.episode(place)
-    return [await run_episode(starts[place], context.policy, context.chat, context.config, episode=episode)]
+    return [await run_episode(specs[place], context.policy, context.chat, context.config, episode=episode)]
 
 
-async def _slot(starts: Sequence[Start], context: RolloutContext, place: int) -> Played:
+async def _slot(specs: Sequence[EpisodeSpec], context: RolloutContext, place: int) -> Played:
     async with context.slot(place):
-        return await _plain(starts, context, place)
+        return await _plain(specs, context, place)
 
 
 def _flat(rounds: Sequence[Sequence[Played]]) -> Played:
@@ -186,38 +188,38 @@ def _flat(rounds: Sequence[Sequence[Played]]) -> Played:
 
 
 async def play_hinted(
-    start: Start, context: RolloutContext, parent: str, name: str, hint: Callable[[Start], str]
+    spec: EpisodeSpec, context: RolloutContext, parent: str, name: str, hint: Callable[[EpisodeSpec], str]
 ) -> Played:
     """One episode with a hint before its first turn, recorded without it; none without a hint that the context holds.
 
     Args:
-        start: Where it begins.
+        spec: Where it begins.
         context: What it is played on, inside a slot.
         parent: Id of the episode that was played there without a hint.
         name: What the id of this one has after that.
         hint: The hint, asked for after the reset.
     """
     episode = f"{parent}-{name}"
-    record = await open_episode(start, context.chat, context.config, episode=episode)
-    text = await _asked(record, context.config, partial(hint, start)) or ""
-    if record.ended is None and not text:
+    state = await open_episode(spec, context.chat, context.config, episode=episode)
+    text = await _asked(state, context.config, partial(hint, spec)) or ""
+    if state.ended is None and not text:
         return []
-    added = guide(record, context.chat, text) if text else 0
-    record.start = replace(start, seed=start.seed + _SECOND)
+    added = guide(state, context.chat, text) if text else 0
+    state.spec = replace(spec, seed=spec.seed + _SECOND)
     config = replace(context.config, context_tokens=context.config.context_tokens + added)
     try:
-        guided = await play(record, context.policy, context.chat, config)
+        guided = await play(state, context.policy, context.chat, config)
     finally:
         context.policy.release(episode)
     if never_fitted(guided):
         return []
-    solved = guided.valid and guided.reward >= start.env.reward_ceiling
+    solved = guided.valid and guided.reward >= spec.env.reward_ceiling
     did: dict[str, Any] = {"hinted": 1, "hinted_solved": int(solved)}
     lineage: dict[str, Any] = {"origin": Origin.RETRY, "parent_id": parent, "fork_turn": 0}
     return [replace(unguided(guided), info=guided.info | {"strategy": did}, **lineage)]
 
 
-async def play_demonstration(start: Start, context: RolloutContext) -> Played:
+async def play_demonstration(spec: EpisodeSpec, context: RolloutContext) -> Played:
     """What the environment's expert does, spelt in the policy's tokens; none where it does not succeed within the budgets.
 
     Raises:
@@ -229,11 +231,11 @@ async def play_demonstration(start: Start, context: RolloutContext) -> Played:
         raise ConfigurationError(
             f"{type(context.policy).__name__} has no tokenizer to spell demonstrations in"
         )
-    record = await open_episode(start, context.chat, context.config, episode=episode)
-    actions = await _asked(record, context.config, partial(expert_actions, start))
+    state = await open_episode(spec, context.chat, context.config, episode=episode)
+    actions = await _asked(state, context.config, partial(expert_actions, spec))
     script = ScriptedPolicy({} if actions is None else {episode: actions}, tokenizer)
-    shown = await play(record, script, context.chat, context.config)
-    if shown.valid and shown.reward < start.env.reward_ceiling:
+    shown = await play(state, script, context.chat, context.config)
+    if shown.valid and shown.reward < spec.env.reward_ceiling:
         return []
     segments = [
         replace(s, context_mismatch=True, version=context.policy.version)
@@ -246,39 +248,39 @@ async def play_demonstration(start: Start, context: RolloutContext) -> Played:
             shown,
             segments=tuple(segments),
             origin=Origin.DEMONSTRATION,
-            group_id=f"{start.group_id}/{episode}",
+            group_id=f"{spec.group_id}/{episode}",
             info=shown.info | {"strategy": {"demonstrations": 1, "sampled_tokens": 0}},
         )
     ]
 
 
-async def _asked(record: Record, config: RolloutConfig, ask: Callable[[], T]) -> T | None:
+async def _asked(state: EpisodeState, config: RolloutConfig, ask: Callable[[], T]) -> T | None:
     """What the environment's expert says; None where the episode has ended, or ended because that failed.
 
     Raises:
         ConfigurationError: there is no expert for the task.
     """
-    if record.ended is not None:
+    if state.ended is not None:
         return None
     try:
         return await call_plain("the environment's expert", config.deadline_s, ask)
     except ConfigurationError:
         raise
     except Exception as error:
-        record.fail(EndReason.ENV_FAULT, error)
+        state.fail(EndReason.ENV_FAULT, error)
         return None
 
 
-def is_lost(played: Played, start: Start) -> bool:
+def is_lost(played: Played, spec: EpisodeSpec) -> bool:
     """Whether every episode failed that no fault of ours ended, and there is one."""
     valid = [trajectory for trajectory in played if trajectory.valid]
-    return bool(valid) and all(trajectory.reward < start.env.reward_ceiling for trajectory in valid)
+    return bool(valid) and all(trajectory.reward < spec.env.reward_ceiling for trajectory in valid)
 
 
-def success_rate(played: Played, start: Start) -> float:
+def success_rate(played: Played, spec: EpisodeSpec) -> float:
     """Share of the valid episodes with the full reward; 0 where there is none."""
     valid = [trajectory for trajectory in played if trajectory.valid]
-    return sum(t.reward >= start.env.reward_ceiling for t in valid) / len(valid) if valid else 0.0
+    return sum(t.reward >= spec.env.reward_ceiling for t in valid) / len(valid) if valid else 0.0
 
 
 def next_share(shares: Sequence[float], rates: Sequence[float], target: float) -> float:
@@ -294,29 +296,29 @@ def next_share(shares: Sequence[float], rates: Sequence[float], target: float) -
     return (max(short, default=0.0) + min(enough, default=1.0)) / 2
 
 
-def expert_actions(start: Start) -> Sequence[str]:
+def expert_actions(spec: EpisodeSpec) -> Sequence[str]:
     """What the expert does in the present episode.
 
     Raises:
         ConfigurationError: there is no expert for the task.
     """
-    actions = start.env.expert()
+    actions = spec.env.expert()
     if actions is None:
         raise ConfigurationError(
-            f"{type(start.env).__name__} has no expert for task {start.task.id!r}: {start.env.no_expert}"
+            f"{type(spec.env).__name__} has no expert for task {spec.task.id!r}: {spec.env.no_expert}"
         )
     return actions
 
 
-def hint_of(start: Start) -> str:
+def hint_of(spec: EpisodeSpec) -> str:
     """The task's own hint, or all that the expert does before its last action; empty where that is nothing."""
-    own = start.task.data.get("hint")
-    return str(own) if own else _begins(expert_actions(start)[:-1])
+    own = spec.task.data.get("hint")
+    return str(own) if own else _begins(expert_actions(spec)[:-1])
 
 
-def leading_hint(start: Start, *, share: float) -> str:
+def leading_hint(spec: EpisodeSpec, *, share: float) -> str:
     """The first ``share`` of the expert's actions, rounded up to whole ones."""
-    actions = expert_actions(start)
+    actions = expert_actions(spec)
     return _begins(actions[: math.ceil(share * len(actions))])
 
 

@@ -14,7 +14,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentenv.core.rollout import Record, Start, never_fitted, open_episode, play, take_turn, together
+from agentenv.core.rollout import (
+    EpisodeSpec,
+    EpisodeState,
+    never_fitted,
+    open_episode,
+    play,
+    take_turn,
+    together,
+)
 from agentenv.core.trajectory import Origin, Trajectory
 from agentenv.errors import ConfigurationError, SnapshotRefused
 from agentenv.trainers.strategies.guidance import guide, is_guided, pivot_masked, reopened, unguided
@@ -51,26 +59,26 @@ class ReflectRetryStrategy:
     def __post_init__(self) -> None:
         check_reflector(self.reflector, self.reflection_tokens)
 
-    async def play(self, starts: Sequence[Start], context: RolloutContext) -> list[Trajectory]:
+    async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> list[Trajectory]:
         """Episodes and retries in their group; reflections and guided retries in groups of their own."""
         reflector = make_reflector(self.reflector, self.reflection_tokens, context)
-        half = len(starts) // 2
-        pairs = zip(starts[:half], starts[half : 2 * half], strict=True)
+        half = len(specs) // 2
+        pairs = zip(specs[:half], specs[half : 2 * half], strict=True)
         slots = await together(
-            self._slot(place, start, replace(start, seed=again.seed), context, reflector)
-            for place, (start, again) in enumerate(pairs)
+            self._slot(place, spec, replace(spec, seed=again.seed), context, reflector)
+            for place, (spec, again) in enumerate(pairs)
         )
         return [trajectory for slot in slots for trajectory in slot]
 
     async def _slot(
-        self, place: int, start: Start, again: Start, context: RolloutContext, reflector: Reflector
+        self, place: int, spec: EpisodeSpec, again: EpisodeSpec, context: RolloutContext, reflector: Reflector
     ) -> list[Trajectory]:
         """One episode and what follows from it; snapshots and the policy's cache are freed in any case."""
         episode = context.episode(place)
-        rewinder = Rewinder(start, context.config)
+        rewinder = Rewinder(spec, context.config)
         async with context.slot(place):
             try:
-                base = await _play_marked(start, rewinder, context, episode)
+                base = await _play_marked(spec, rewinder, context, episode)
                 if not base.valid:
                     return [base]
                 return await self._improve(base, again, rewinder, context, reflector)
@@ -81,7 +89,7 @@ class ReflectRetryStrategy:
     async def _improve(
         self,
         base: Trajectory,
-        again: Start,
+        again: EpisodeSpec,
         rewinder: Rewinder,
         context: RolloutContext,
         reflector: Reflector,
@@ -103,22 +111,22 @@ class ReflectRetryStrategy:
             return [_counted(base, counts), *_own_group(reflection.dialogue, learned, base)]
         assert reflection.report is not None
         pivot = pivot_of(reflection.report) or 0
-        record = reopened(base, pivot, again)
+        state = reopened(base, pivot, again)
         try:
-            await rewinder.back_to(record)
+            await rewinder.back_to(state)
         except SnapshotRefused:
             return [_counted(base, counts | {"retries_refused": 1})]
-        guided = await self._go_on(record, reflection.guidance, context)
+        guided = await self._go_on(state, reflection.guidance, context)
         if guided is None:
             return [_counted(base, counts)]
         masked = pivot if self.pivotal else 0
         return _with_retry(base, guided, pivot, masked, reflection.dialogue, counts, ceiling)
 
-    async def _go_on(self, record: Record, guidance: str, context: RolloutContext) -> Trajectory | None:
+    async def _go_on(self, state: EpisodeState, guidance: str, context: RolloutContext) -> Trajectory | None:
         """The retry to its end, guidance and all; None where the guidance leaves no room for a turn."""
-        added = guide(record, context.chat, guidance) if self.guidance else 0
+        added = guide(state, context.chat, guidance) if self.guidance else 0
         config = replace(context.config, context_tokens=context.config.context_tokens + added)
-        guided = await play(record, context.policy, context.chat, config)
+        guided = await play(state, context.policy, context.chat, config)
         return None if never_fitted(guided) else guided
 
 
@@ -128,14 +136,16 @@ def improved(before: Trajectory, after: Trajectory, ceiling: float) -> bool:
     return after.reward >= ceiling and better
 
 
-async def _play_marked(start: Start, rewinder: Rewinder, context: RolloutContext, episode: str) -> Trajectory:
+async def _play_marked(
+    spec: EpisodeSpec, rewinder: Rewinder, context: RolloutContext, episode: str
+) -> Trajectory:
     """One episode with the state of each turn kept."""
-    record = await open_episode(start, context.chat, context.config, episode=episode)
-    while record.ended is None:
-        await rewinder.mark(record)
-        if record.ended is None:
-            await take_turn(record, context.policy, context.chat, context.config)
-    return record.ended
+    state = await open_episode(spec, context.chat, context.config, episode=episode)
+    while state.ended is None:
+        await rewinder.mark(state)
+        if state.ended is None:
+            await take_turn(state, context.policy, context.chat, context.config)
+    return state.ended
 
 
 def _with_retry(

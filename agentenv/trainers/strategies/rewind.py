@@ -3,7 +3,16 @@
 import hashlib
 from dataclasses import dataclass, field
 
-from agentenv.core.rollout import Record, RolloutConfig, Start, capture, opening_of, release, rewind, stepped
+from agentenv.core.rollout import (
+    EpisodeSpec,
+    EpisodeState,
+    RolloutConfig,
+    capture,
+    opening_of,
+    release,
+    rewind,
+    stepped,
+)
 from agentenv.core.snapshot import Snapshot
 from agentenv.core.types import EndReason, Observation, StateCapability
 from agentenv.errors import ConfigurationError, ReplayDivergence, SnapshotRefused
@@ -17,7 +26,7 @@ class Rewinder:
         ConfigurationError: the environment can neither be captured nor replayed.
     """
 
-    start: Start
+    start: EpisodeSpec
     config: RolloutConfig
     """Its deadline bounds a snapshot, a restore and each replayed action."""
     _snapshots: list[Snapshot | None] = field(default_factory=list)
@@ -29,16 +38,16 @@ class Rewinder:
                 "the capability replay at least"
             )
 
-    async def mark(self, record: Record) -> None:
-        """Keeps the state in which the next turn of ``record`` begins; a failure ends the episode.
+    async def mark(self, state: EpisodeState) -> None:
+        """Keeps the state in which the next turn of ``state`` begins; a failure ends the episode.
 
         A state that refuses to be captured is left to replay.
         """
         possible = self.start.env.capability >= StateCapability.MEMORY
-        self._snapshots.append(await capture(record, self.config) if possible else None)
+        self._snapshots.append(await capture(state, self.config) if possible else None)
 
-    async def back_to(self, record: Record) -> None:
-        """Brings the environment to where ``record`` stands, at the beginning of its next turn; a failure ends it.
+    async def back_to(self, state: EpisodeState) -> None:
+        """Brings the environment to where ``state`` stands, at the beginning of its next turn; a failure ends it.
 
         A replay that shows something else than the record is a fault (``ReplayDivergence``) and no state to go on from.
 
@@ -46,22 +55,22 @@ class Rewinder:
             SnapshotRefused: a state that its program kept from being captured comes out otherwise. That is the program's
                 doing and no fault; there is no going back.
         """
-        snapshot = self._snapshots[len(record.turns)]
+        snapshot = self._snapshots[len(state.turns)]
         if snapshot is not None:
-            await rewind(record, snapshot, self.config)
+            await rewind(state, snapshot, self.config)
             return
         try:
-            await self._replay(record)
+            await self._replay(state)
         except ReplayDivergence as error:
             if self.start.env.capability >= StateCapability.MEMORY:
                 raise SnapshotRefused(f"no way back: {error}") from error
-            record.fail(EndReason.ENV_FAULT, error)
+            state.fail(EndReason.ENV_FAULT, error)
         except Exception as error:
-            record.fail(EndReason.ENV_FAULT, error)
+            state.fail(EndReason.ENV_FAULT, error)
 
-    async def _replay(self, record: Record) -> None:
-        _compare("the opening", await opening_of(self.start, self.config), record.prompt)
-        for number, turn in enumerate(record.turns):
+    async def _replay(self, state: EpisodeState) -> None:
+        _compare("the opening", await opening_of(self.start, self.config), state.prompt)
+        for number, turn in enumerate(state.turns):
             step, _ = await stepped(self.start.env, turn.action, self.config)
             _compare(f"turn {number}", step.observation, turn.observation)
             if step.terminated or step.truncated:

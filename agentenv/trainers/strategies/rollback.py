@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 
 from agentenv.core.rollout import (
-    Record,
+    EpisodeSpec,
+    EpisodeState,
     RolloutConfig,
-    Start,
     act,
     capture,
     observe,
@@ -62,9 +62,9 @@ class RollbackStrategy:
                 f"{self.retries}, {self.max_phases} and {self.roll_probability}"
             )
 
-    async def play(self, starts: Sequence[Start], context: RolloutContext) -> list[Trajectory]:
+    async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> list[Trajectory]:
         """One purified trajectory for each start, in their order; failed attempts are not in the group."""
-        return await gather_slots(starts, context, lambda record: _Episode(self, context, record).play())
+        return await gather_slots(specs, context, lambda state: _Episode(self, context, state).play())
 
 
 @dataclass
@@ -73,14 +73,14 @@ class _Episode:
 
     how: RollbackStrategy
     context: RolloutContext
-    record: Record
+    record: EpisodeState
     enabled: bool = False
     phases: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     similarities: list[float] = field(default_factory=list)
 
     async def play(self) -> Trajectory:
-        draw = np.random.default_rng([self.record.start.seed, _DRAW]).random()
+        draw = np.random.default_rng([self.record.spec.seed, _DRAW]).random()
         self.enabled = self.how.retries > 0 and draw < self.how.roll_probability
         while self.record.ended is None:
             await self._turn()
@@ -110,7 +110,7 @@ class _Episode:
         self.enabled = self.enabled and self.phases <= self.how.max_phases
         return self.enabled and has_failed(turn)
 
-    async def _take_back(self, clean: Record, snapshot: Snapshot) -> None:
+    async def _take_back(self, clean: EpisodeState, snapshot: Snapshot) -> None:
         """Tries the failed turn again from ``clean`` and ``snapshot``, which are of the moment before it."""
         self.counts["triggered"] += 1
         first, config = self.record, self.context.config
@@ -129,7 +129,7 @@ class _Episode:
             if kept is not None:
                 await release(kept, config)
 
-    async def _try_again(self, clean: Record, snapshot: Snapshot, attempt: int) -> bool:
+    async def _try_again(self, clean: EpisodeState, snapshot: Snapshot, attempt: int) -> bool:
         """One correction of the failed turn; whether the turn is settled."""
         config, noisy = self.context.config, self.record.copy()
         self._observe(noisy, error_of(noisy.turns[-1]), limit=_UNLIMITED)
@@ -138,7 +138,7 @@ class _Episode:
         completion = await self._sample(noisy, roomy, attempt)
         if completion is not None:
             self.counts["retry_tokens"] += len(completion.ids)
-        if completion is None or not is_call(completion.text, self.record.start.env.call_markers):
+        if completion is None or not is_call(completion.text, self.record.spec.env.call_markers):
             await self._follow(noisy, completion)
             return True
         await rewind(self.record, snapshot, config)
@@ -154,7 +154,7 @@ class _Episode:
             self._observe(self.record, observation)
         return observation is None or not failed
 
-    async def _follow(self, noisy: Record, completion: Completion | None) -> None:
+    async def _follow(self, noisy: EpisodeState, completion: Completion | None) -> None:
         """Without another call the error stays, and what the policy wrote in view of it is the next turn."""
         self.enabled = False
         config = self.context.config
@@ -168,7 +168,7 @@ class _Episode:
             if observation is not None:
                 self._observe(noisy, observation)
 
-    def _spliced(self, clean: Record, noisy: Record, text: str) -> tuple[Record, str]:
+    def _spliced(self, clean: EpisodeState, noisy: EpisodeState, text: str) -> tuple[EpisodeState, str]:
         """The episode with the correction that ends ``noisy`` in the place of the failed turn, and its action."""
         turn = len(clean.turns)
         old = SampledTurn(_sampled(self.record, turn), self.record.turns[turn].action)
@@ -177,7 +177,7 @@ class _Episode:
             old,
             SampledTurn(new, text),
             self.context.decode,
-            clean.start.env.call_markers,
+            clean.spec.env.call_markers,
             threshold=self.how.threshold,
             how=self.how.similarity,
             limit=self.context.config.context_tokens - len(clean.ids),
@@ -185,20 +185,22 @@ class _Episode:
         self.counts["shallow" if done.shallow else "deep"] += 1
         if done.similarity is not None:
             self.similarities.append(done.similarity)
-        record = clean.copy()
-        record.policy_seconds = noisy.policy_seconds
-        record.segments += done.turn.segments
-        record.ids += done.turn.ids
-        return record, done.turn.text
+        state = clean.copy()
+        state.policy_seconds = noisy.policy_seconds
+        state.segments += done.turn.segments
+        state.ids += done.turn.ids
+        return state, done.turn.text
 
-    async def _sample(self, record: Record, config: RolloutConfig, attempt: int = 0) -> Completion | None:
-        completion = await sample(record, self.context.policy, config, attempt=attempt)
+    async def _sample(
+        self, state: EpisodeState, config: RolloutConfig, attempt: int = 0
+    ) -> Completion | None:
+        completion = await sample(state, self.context.policy, config, attempt=attempt)
         self.counts["sampled_tokens"] += len(completion.ids) if completion else 0
         return completion
 
-    def _observe(self, record: Record, shown: Observation, *, limit: int | None = None) -> None:
-        record.turns[-1] = replace(record.turns[-1], observation=shown)
-        observe(record, self.context.chat, shown, limit or self.context.config.context_tokens)
+    def _observe(self, state: EpisodeState, shown: Observation, *, limit: int | None = None) -> None:
+        state.turns[-1] = replace(state.turns[-1], observation=shown)
+        observe(state, self.context.chat, shown, limit or self.context.config.context_tokens)
 
     def _labelled(self, trajectory: Trajectory) -> Trajectory:
         """``trajectory`` with its origin and the figures of its rollbacks."""
@@ -240,6 +242,6 @@ def _hinted(message: Message, failures: int) -> Message:
     )
 
 
-def _sampled(record: Record, turn: int) -> tuple[Segment, ...]:
+def _sampled(state: EpisodeState, turn: int) -> tuple[Segment, ...]:
     """The policy's segments of a turn."""
-    return tuple(s for s in record.segments if s.kind is SegmentKind.POLICY and s.turn == turn)
+    return tuple(s for s in state.segments if s.kind is SegmentKind.POLICY and s.turn == turn)

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.protocols import ChatFormat, Policy
-from agentenv.core.rollout import Record, RolloutConfig, Start, open_episode, together
+from agentenv.core.rollout import EpisodeSpec, EpisodeState, RolloutConfig, open_episode, together
 from agentenv.core.trajectory import Trajectory
 
 T = TypeVar("T")
@@ -69,26 +69,28 @@ class RolloutContext:
 
 
 async def gather_slots(
-    starts: Sequence[Start], context: RolloutContext, play: Callable[[Record], Awaitable[Trajectory]]
+    specs: Sequence[EpisodeSpec],
+    context: RolloutContext,
+    play: Callable[[EpisodeState], Awaitable[Trajectory]],
 ) -> list[Trajectory]:
     """One trajectory for each start, in their order: each in its slot, its cache released at the end.
 
     Args:
-        starts: Of one group.
+        specs: Of one group.
         context: Whose slots.
         play: Plays an opened episode to its end.
     """
 
-    async def alone(place: int, start: Start) -> Trajectory:
+    async def alone(place: int, spec: EpisodeSpec) -> Trajectory:
         async with context.slot(place):
             episode = context.episode(place)
-            record = await open_episode(start, context.chat, context.config, episode=episode)
+            state = await open_episode(spec, context.chat, context.config, episode=episode)
             try:
-                return await play(record)
+                return await play(state)
             finally:
                 context.policy.release(episode)
 
-    return await together(alone(place, start) for place, start in enumerate(starts))
+    return await together(alone(place, spec) for place, spec in enumerate(specs))
 
 
 async def run_rounds(

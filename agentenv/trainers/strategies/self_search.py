@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import exp
 
-from agentenv.core.rollout import Record, Start, act, observe, sample
+from agentenv.core.rollout import EpisodeSpec, EpisodeState, act, observe, sample
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import Completion
 from agentenv.envs.search.self_search import SelfSearch, query_entropy
@@ -32,22 +32,22 @@ class SelfSearchStrategy:
     mask_information: bool = True
     """Whether the content of self-written ``<information>`` blocks stays out of the loss."""
 
-    async def play(self, starts: Sequence[Start], context: RolloutContext) -> list[Trajectory]:
+    async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> list[Trajectory]:
         """One trajectory for each start, in their order."""
-        return await gather_slots(starts, context, lambda record: self._play(record, context))
+        return await gather_slots(specs, context, lambda state: self._play(state, context))
 
-    async def _play(self, record: Record, context: RolloutContext) -> Trajectory:
-        env = record.start.env
-        while record.ended is None:
-            completion = await sample(record, context.policy, context.config)
+    async def _play(self, state: EpisodeState, context: RolloutContext) -> Trajectory:
+        env = state.spec.env
+        while state.ended is None:
+            completion = await sample(state, context.policy, context.config)
             if completion is None:
                 continue
             if isinstance(env, SelfSearch):
                 env.tell_entropy(entropy_of_query(completion, context.decode))
-            observation = await act(record, completion.text, context.config)
+            observation = await act(state, completion.text, context.config)
             if observation is not None:
-                observe(record, context.chat, observation, context.config.context_tokens)
-        return mask_information(record.ended, context.decode) if self.mask_information else record.ended
+                observe(state, context.chat, observation, context.config.context_tokens)
+        return mask_information(state.ended, context.decode) if self.mask_information else state.ended
 
 
 def entropy_of_query(completion: Completion, decode: Decode) -> float:

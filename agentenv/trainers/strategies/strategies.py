@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.options import bind_options, load_entry
-from agentenv.core.rollout import Start, run_episode, together
+from agentenv.core.rollout import EpisodeSpec, run_episode, together
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import UnknownName
 from agentenv.trainers.strategies.rollout_context import RolloutContext
@@ -21,11 +21,11 @@ from agentenv.trainers.strategies.rollout_context import RolloutContext
 class RolloutStrategy(Protocol):
     """Makes the group of one task."""
 
-    async def play(self, starts: Sequence[Start], context: RolloutContext) -> list[Trajectory]:
+    async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> list[Trajectory]:
         """The group of one task.
 
         Args:
-            starts: Its n starts: equal task and group id, each with an environment and a seed of its own. Whoever made
+            specs: Its n starts: equal task and group id, each with an environment and a seed of its own. Whoever made
                 them closes their environments; forks of them are the strategy's to close.
             context: Policy, chat format, budgets and the n slots of the group.
 
@@ -42,14 +42,14 @@ class RolloutStrategy(Protocol):
 class PlainStrategy:
     """Plays each start once."""
 
-    async def play(self, starts: Sequence[Start], context: RolloutContext) -> list[Trajectory]:
+    async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> list[Trajectory]:
         """One trajectory for each start, in their order."""
-        return await together(self._episode(place, start, context) for place, start in enumerate(starts))
+        return await together(self._episode(place, spec, context) for place, spec in enumerate(specs))
 
-    async def _episode(self, place: int, start: Start, context: RolloutContext) -> Trajectory:
+    async def _episode(self, place: int, spec: EpisodeSpec, context: RolloutContext) -> Trajectory:
         async with context.slot(place):
             return await run_episode(
-                start, context.policy, context.chat, context.config, episode=context.episode(place)
+                spec, context.policy, context.chat, context.config, episode=context.episode(place)
             )
 
 
@@ -87,7 +87,7 @@ def get_strategy(name: str, options: Mapping[str, Any] | None = None) -> Rollout
 
 
 async def play_groups(
-    groups: Sequence[Sequence[Start]], strategy: RolloutStrategy, context: RolloutContext
+    groups: Sequence[Sequence[EpisodeSpec]], strategy: RolloutStrategy, context: RolloutContext
 ) -> list[list[Trajectory]]:
     """The groups of one step, played concurrently under one deterministic batcher; in the order of ``groups``.
 
@@ -95,11 +95,11 @@ async def play_groups(
         ConfigurationError: what a strategy raises for one of its groups.
     """
     deterministic_batcher = DeterministicBatcher() if context.config.deterministic else None
-    firsts = accumulate((len(starts) for starts in groups), initial=context.first)
+    firsts = accumulate((len(specs) for specs in groups), initial=context.first)
     contexts = (
         replace(context, first=first, deterministic_batcher=deterministic_batcher) for first in firsts
     )
-    return await together(strategy.play(starts, own) for starts, own in zip(groups, contexts, strict=False))
+    return await together(strategy.play(specs, own) for specs, own in zip(groups, contexts, strict=False))
 
 
 def by_group(played: Iterable[Trajectory]) -> list[list[Trajectory]]:

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from agentenv.core.env import Env
 from agentenv.core.lifetimes import close_envs, close_quickly, masked
 from agentenv.core.rollout import (
-    Record,
-    Start,
+    EpisodeSpec,
+    EpisodeState,
     act,
     capture,
     fork,
@@ -73,17 +73,17 @@ class TreeStrategy:
                 f"1, not {self.roots}, {self.width}, {self.depth} and {self.keep}"
             )
 
-    async def play(self, starts: Sequence[Start], context: RolloutContext) -> list[Trajectory]:
+    async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> list[Trajectory]:
         """The leaves, in the order of their slots."""
         if self.fork_at == "token" and ranker(context.policy) is None:
             raise ConfigurationError(
                 f"fork_at='token' needs to know what else the policy might have written, and "
                 f"{type(context.policy).__name__} does not tell: take hf:PATH, or fork at turns"
             )
-        grove = _Grove(self, starts, context)
+        grove = _Grove(self, specs, context)
         try:
             async with asyncio.TaskGroup() as tasks:
-                for slots in shares(range(len(starts)), self.roots):
+                for slots in shares(range(len(specs)), self.roots):
                     tasks.create_task(grove.root(slots, tasks))
         except ExceptionGroup as several:  # they are of one kind: bad input; the first says it
             raise several.exceptions[0] from None
@@ -96,7 +96,7 @@ class TreeStrategy:
 class _Branch:
     """One path under way."""
 
-    record: Record
+    record: EpisodeState
     slots: range
     """It plays in the first of them; the others are for forks of it."""
     forks: int
@@ -125,7 +125,7 @@ class _Grove:
     """The trees of one group while they grow."""
 
     how: TreeStrategy
-    starts: Sequence[Start]
+    specs: Sequence[EpisodeSpec]
     context: RolloutContext
     leaves: dict[int, Trajectory] = field(default_factory=dict)
     forked: list[Env[Any]] = field(default_factory=list)
@@ -145,17 +145,17 @@ class _Grove:
         return [replace(first, info=first.info | {"strategy": figures | counted}), *others]
 
     async def root(self, slots: range, tasks: asyncio.TaskGroup) -> None:
-        context, start = self.context, self.starts[slots.start]
+        context, spec = self.context, self.specs[slots.start]
         async with context.slot(slots.start):
             episode = context.episode(slots.start)
-            record = await open_episode(start, context.chat, context.config, episode=episode)
-            await self._grow(_Branch(record, slots, self.how.depth), tasks)
+            state = await open_episode(spec, context.chat, context.config, episode=episode)
+            await self._grow(_Branch(state, slots, self.how.depth), tasks)
 
     async def _twig(self, branch: _Branch, tasks: asyncio.TaskGroup) -> None:
         """A branch that has just left another one, in a slot and an environment of its own."""
         async with self.context.slot(branch.slots.start):
             await self._grow(branch, tasks)
-        env = branch.record.start.env
+        env = branch.record.spec.env
         self.forked = [other for other in self.forked if other is not env]
         (flaw,) = await close_envs([env], self.context.config.deadline_s)
         if branch.slots.start in self.leaves:
@@ -172,9 +172,9 @@ class _Grove:
 
     async def _turn(self, branch: _Branch, tasks: asyncio.TaskGroup) -> None:
         """One turn, with the fork of the state before it where there is to be one."""
-        config, record, before = self.context.config, branch.record, branch.record.copy()
+        config, state, before = self.context.config, branch.record, branch.record.copy()
         room = replace(config, turn_tokens=max(config.turn_tokens - len(branch.head), 1))
-        completion = await sample(record, self.context.policy, room)
+        completion = await sample(state, self.context.policy, room)
         if completion is None or self._drops(branch, completion):
             return
         action = self.context.decode(branch.head) + completion.text
@@ -184,17 +184,17 @@ class _Grove:
                 await self._fork(branch, before, tasks, completion, rival)
         branch.head = ()
         watched = branch.may_fork and self.how.fork_at == "failure"
-        snapshot = await capture(record, config) if watched else None
-        if record.ended is not None:
+        snapshot = await capture(state, config) if watched else None
+        if state.ended is not None:
             return
         try:
-            observation = await act(record, action, config)
+            observation = await act(state, action, config)
             if observation is None:
                 return
-            if snapshot is not None and has_failed(record.turns[-1]):
+            if snapshot is not None and has_failed(state.turns[-1]):
                 await self._fork_back(branch, before, snapshot, tasks)
-            if record.ended is None:
-                observe(record, self.context.chat, observation, config.context_tokens)
+            if state.ended is None:
+                observe(state, self.context.chat, observation, config.context_tokens)
         finally:
             if snapshot is not None:
                 await release(snapshot, config)
@@ -208,7 +208,7 @@ class _Grove:
         self.wasted += branch.dropped * len(completion.ids)
         return branch.dropped
 
-    async def _rival(self, before: Record, completion: Completion) -> Rival | None:
+    async def _rival(self, before: EpisodeState, completion: Completion) -> Rival | None:
         """The token of the turn just written at which to fork."""
         top_two = ranker(self.context.policy)
         if self.how.fork_at != "token" or top_two is None:
@@ -217,7 +217,7 @@ class _Grove:
         ranked = await top_two(ids, len(before.ids), temperature=self.context.config.temperature)
         return rival_of(completion.ids, ranked, least=self.how.least, gap=self.how.gap)
 
-    def _forks_at(self, branch: _Branch, before: Record, completion: Completion) -> bool:
+    def _forks_at(self, branch: _Branch, before: EpisodeState, completion: Completion) -> bool:
         """Whether to fork before the environment has acted."""
         if self.how.fork_at == "every_turn":
             return len(before.turns) > branch.turn  # that of its own fork had its branches
@@ -227,7 +227,7 @@ class _Grove:
     async def _fork(
         self,
         branch: _Branch,
-        before: Record,
+        before: EpisodeState,
         tasks: asyncio.TaskGroup,
         completion: Completion | None = None,
         rival: Rival | None = None,
@@ -241,28 +241,28 @@ class _Grove:
         branch.made += len(envs)
         self.forked += envs
         for slots, env in zip(others, envs, strict=True):
-            start = replace(self.starts[slots.start], env=env)
-            record = replace(before.copy(), start=start, episode=self.context.episode(slots.start))
-            twig = _Branch(record, slots, branch.forks, branch.record.episode, len(before.turns))
+            spec = replace(self.specs[slots.start], env=env)
+            state = replace(before.copy(), spec=spec, episode=self.context.episode(slots.start))
+            twig = _Branch(state, slots, branch.forks, branch.record.episode, len(before.turns))
             if rival and completion:
                 _begin_turn(twig, branch.head, completion, rival)
             tasks.create_task(self._twig(twig, tasks))
         await asyncio.sleep(0)  # they take their slots before this branch can leave its own
 
     async def _fork_back(
-        self, branch: _Branch, before: Record, snapshot: Snapshot, tasks: asyncio.TaskGroup
+        self, branch: _Branch, before: EpisodeState, snapshot: Snapshot, tasks: asyncio.TaskGroup
     ) -> None:
         """Branches from ``before``, whose state is in ``snapshot``; the environment comes back to where it is."""
-        config, record = self.context.config, branch.record
-        kept = await capture(record, config)
+        config, state = self.context.config, branch.record
+        kept = await capture(state, config)
         if kept is None:
             return
         try:
-            await rewind(record, snapshot, config)
-            if record.ended is None:
+            await rewind(state, snapshot, config)
+            if state.ended is None:
                 await self._fork(branch, before, tasks)
-            if record.ended is None:
-                await rewind(record, kept, config)
+            if state.ended is None:
+                await rewind(state, kept, config)
         finally:
             await release(kept, config)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agentenv.core.rollout import Record
+from agentenv.core.rollout import EpisodeState
 from agentenv.core.trajectory import SegmentKind
 from agentenv.core.types import EndReason, ToolStatus
 from agentenv.trainers.task_sampling.step_budget import Draw, Selection, StepBudget, require
@@ -22,11 +22,11 @@ _FEATURES = 5
 _DRAW = 0xA220  # keeps the draw that gives an episode up apart from other uses of its seed
 
 
-def features_of(record: Record) -> Features:
+def features_of(state: EpisodeState) -> Features:
     """float64[F]: 1, mean and least log-prob of what was sampled so far, its length in 100 tokens, share of failed turns."""
-    sampled = [s for s in record.segments if s.kind is SegmentKind.POLICY]
+    sampled = [s for s in state.segments if s.kind is SegmentKind.POLICY]
     logprobs = [p for segment in sampled for p in segment.logprobs] or [0.0]
-    wrong = [not t.valid or any(r.status is not ToolStatus.OK for r in t.tool_results) for t in record.turns]
+    wrong = [not t.valid or any(r.status is not ToolStatus.OK for r in t.tool_results) for t in state.turns]
     return np.array(
         [1.0, fmean(logprobs), max(min(logprobs), -10.0) / 10, len(logprobs) / 100, fmean(wrong or [0])]
     )
@@ -99,21 +99,21 @@ class OnlinePruning:
         """The head's probability of success."""
         return float(1 / (1 + np.exp(-features @ self._head)))
 
-    def gate(self, record: Record) -> bool:
+    def gate(self, state: EpisodeState) -> bool:
         """Whether an episode goes on; depends on its own record, its seed and what earlier steps taught.
 
         An episode that is played again after an interruption is judged as it was.
         """
-        if len(record.turns) != self.probe:
+        if len(state.turns) != self.probe:
             return True
-        if record.episode not in self._judged:
-            features, chance = features_of(record), 1.0
+        if state.episode not in self._judged:
+            features, chance = features_of(state), 1.0
             if len(self._predicted) == self.memory:
                 rate = fmean(self._predicted)
                 chance = keep_chance(self.predict(features), rate, target=self.target, least=self.least)
-            self._judged[record.episode] = features, chance
-        _, chance = self._judged[record.episode]
-        return bool(np.random.default_rng([record.start.seed, _DRAW]).random() < chance)
+            self._judged[state.episode] = features, chance
+        _, chance = self._judged[state.episode]
+        return bool(np.random.default_rng([state.spec.seed, _DRAW]).random() < chance)
 
     def select(self, step_budget: StepBudget) -> Selection:
         """What was played on is trained and teaches the head; what was given up leaves its group."""

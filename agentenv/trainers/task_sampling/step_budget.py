@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from agentenv.core.rollout import Record
+from agentenv.core.rollout import EpisodeState
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
@@ -155,7 +155,7 @@ class TaskSampler(Protocol):
 class GatedSampler(Protocol):
     """A sampler that is asked after each turn of its episodes, where the strategy ``plain`` plays them."""
 
-    def gate(self, record: Record) -> bool:
+    def gate(self, state: EpisodeState) -> bool:
         """Whether the episode goes on."""
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from agentenv.core.io.files import write_text
 from agentenv.core.lifetimes import close_quickly, make_envs
-from agentenv.core.rollout import Start
+from agentenv.core.rollout import EpisodeSpec
 from agentenv.core.trajectory import Trajectory, to_record
 from agentenv.evaluation.task_env import TaskEnv, open_task_env
 from agentenv.trainers.config.train_config import TrainConfig
@@ -60,7 +60,7 @@ async def _play(task_env: TaskEnv, place: int, context: RolloutContext) -> list[
     seconds = context.config.deadline_s
     (env,) = await make_envs([task_env.make_env], seconds)
     try:
-        shown = await play_demonstration(Start(env, task_env.source.tasks[place], seed=place), context)
+        shown = await play_demonstration(EpisodeSpec(env, task_env.source.tasks[place], seed=place), context)
     finally:
         await close_quickly([env], seconds)
     return [trajectory for trajectory in shown if trajectory.valid]

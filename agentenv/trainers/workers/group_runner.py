@@ -11,7 +11,7 @@ from functools import partial
 from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.lifetimes import close_envs, close_quickly, make_envs, masked
 from agentenv.core.protocols import ChatFormat, Policy
-from agentenv.core.rollout import Record, RolloutConfig, Start
+from agentenv.core.rollout import EpisodeSpec, EpisodeState, RolloutConfig
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason
 from agentenv.errors import ContextTooSmall, Fault
@@ -37,7 +37,7 @@ class GroupRunner:
         chat: ChatFormat,
         task_env: TaskEnv,
         *,
-        gate: Callable[[Record], bool] | None = None,
+        gate: Callable[[EpisodeState], bool] | None = None,
         role_policies: Mapping[str, Policy] | None = None,
     ) -> None:
         """Prepares; nothing runs before the first group.
@@ -69,7 +69,7 @@ class GroupRunner:
         Raises:
             ConfigurationError: what the strategy or the environment cannot do.
         """
-        starts = await self._starts(inflight)
+        specs = await self._specs(inflight)
         context = RolloutContext(
             inflight.policy,
             self._chat,
@@ -81,9 +81,9 @@ class GroupRunner:
             role_policies=self._others,
             worker=partial(self._worker, inflight),
         )
-        envs, seconds = [start.env for start in starts], self.settings.deadline_s
+        envs, seconds = [spec.env for spec in specs], self.settings.deadline_s
         try:
-            members = await self._strategy.play(starts, context)
+            members = await self._strategy.play(specs, context)
         except BaseException:
             await close_quickly(envs, seconds)
             raise
@@ -103,7 +103,7 @@ class GroupRunner:
             )
             yield
 
-    async def _starts(self, inflight: InflightGroup) -> list[Start]:
+    async def _specs(self, inflight: InflightGroup) -> list[EpisodeSpec]:
         draw, group = inflight.draw, inflight.group
         name = f"{self.config.seed}/{group.step}/{group.first}"
         group_id = str(uuid.uuid5(uuid.NAMESPACE_OID, name))
@@ -116,7 +116,7 @@ class GroupRunner:
         task = self._task_env.source.tasks[group.task]
         envs = await make_envs([task_env.make_env] * len(inflight.seeds), self.settings.deadline_s)
         seeded = zip(envs, inflight.seeds, strict=True)
-        return [Start(env, task, seed, group_id, self._gate) for env, seed in seeded]
+        return [EpisodeSpec(env, task, seed, group_id, self._gate) for env, seed in seeded]
 
 
 async def _rescored(member: Trajectory, policy: Policy, temperature: float) -> Trajectory:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from agentenv.core.chat import InlineFormat
-from agentenv.core.rollout import RolloutConfig, Start
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.types import Document, Task
 from agentenv.envs.search.judged_search import JudgedSearch
 from agentenv.envs.search.local_search import STOP
@@ -69,7 +69,7 @@ def test_a_page_judged_useless_leaves_the_context_and_the_verdict_is_paid() -> N
     policy = ScriptedPolicy({"e-0": actions})
     config = RolloutConfig(context_tokens=9999, turn_tokens=999, stop=STOP)
     context = RolloutContext(policy, InlineFormat(policy.tokenizer), config, policy.tokenizer.decode)
-    ((played,),) = asyncio.run(play_groups([[Start(env, TASK, 0)]], get_strategy("judge"), context))
+    ((played,),) = asyncio.run(play_groups([[EpisodeSpec(env, TASK, 0)]], get_strategy("judge"), context))
     text = policy.tokenizer.decode([int(i) for i in played.ids])
     assert "lighthouse" not in text
     assert "Norland" in text

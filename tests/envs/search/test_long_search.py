@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agentenv.core.chat import InlineFormat
-from agentenv.core.rollout import RolloutConfig, Start, rollout
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig, rollout
 from agentenv.core.types import Document, EndReason, Step, Task, ToolStatus
 from agentenv.envs.search.long_search import LongSearch
 from agentenv.errors import ConfigurationError
@@ -106,7 +106,7 @@ def test_forty_turns_are_one_row_in_which_only_actions_are_trained() -> None:
     policy = ScriptedPolicy({"e-0": actions})
     config = RolloutConfig(context_tokens=1 << 17, turn_tokens=99, stop=LongSearch.stop)
     (played,) = asyncio.run(
-        rollout([Start(env, TASK, 0)], policy, InlineFormat(policy.tokenizer), config, name="e")
+        rollout([EpisodeSpec(env, TASK, 0)], policy, InlineFormat(policy.tokenizer), config, name="e")
     )
     assert (played.reward, played.end_reason, len(played.turns)) == (1.0, EndReason.ANSWERED, 41)
     assert len(played.row_slices) == 1
@@ -118,7 +118,7 @@ def test_the_token_budget_ends_a_long_episode() -> None:
     policy = ScriptedPolicy({"e-0": ["<search>Halvik</search>"] * 60})
     config = RolloutConfig(context_tokens=3000, turn_tokens=99, stop=LongSearch.stop)
     (played,) = asyncio.run(
-        rollout([Start(env, TASK, 0)], policy, InlineFormat(policy.tokenizer), config, name="e")
+        rollout([EpisodeSpec(env, TASK, 0)], policy, InlineFormat(policy.tokenizer), config, name="e")
     )
     assert played.end_reason is EndReason.TOKEN_LIMIT
     assert len(played.ids) <= 3000

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from agentenv.core.chat import InlineFormat
-from agentenv.core.rollout import RolloutConfig, Start, rollout
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig, rollout
 from agentenv.core.types import Task
 from agentenv.envs.search.simulated_search import SimulatedSearch
 from agentenv.errors import ConfigurationError
@@ -44,8 +44,8 @@ def test_results_name_exact_match_substring_and_f1_apart() -> None:
     """D12: the published script wrote substring matches under EM and EM under F1. Here F1 is 2 (1/3) / (4/3)."""
     env = SimulatedSearch(tasks=[TASK])
     policy = ScriptedPolicy({"e-0": ["<answer>in Beijing, China</answer>"]})
-    start = Start(env, TASK, 0)
-    played = asyncio.run(rollout([start], policy, InlineFormat(policy.tokenizer), RolloutConfig(), name="e"))
+    spec = EpisodeSpec(env, TASK, 0)
+    played = asyncio.run(rollout([spec], policy, InlineFormat(policy.tokenizer), RolloutConfig(), name="e"))
     assert played[0].reward == pytest.approx(0.5)  # the environment pays F1
     results = summarize(
         [to_record(trajectory) for trajectory in played],

@@ -16,12 +16,12 @@ from agentenv.cli.compare import Compare
 from agentenv.cli.main import main
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.evaluation.compare import compare
-from agentenv.evaluation.records import Record
+from agentenv.evaluation.records import EpisodeRecord
 from agentenv.evaluation.report.export import export_table, score_table
 from agentenv.evaluation.report.flat_tables import Column, Table, as_text
 from agentenv.evaluation.suite import summarize_suite
 
-Maker = Callable[..., Record]
+Maker = Callable[..., EpisodeRecord]
 Writer = Callable[..., None]
 SCORERS = ("em_squad", "f1_squad", "em_cover", "cem", "f1_hotpot")
 SETS = ("hotpotqa", "a_set_with_a_long_name", "musique", "squad")

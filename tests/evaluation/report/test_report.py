@@ -14,7 +14,7 @@ from rich.console import Console
 
 from agentenv.cli.report import Report
 from agentenv.errors import ConfigurationError, MissingExtra
-from agentenv.evaluation.records import Record
+from agentenv.evaluation.records import EpisodeRecord
 from agentenv.evaluation.report.report import write_report
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{ 12345 * 3 }}\u2028"
@@ -142,7 +142,7 @@ def test_evaluation_page_holds_scores_breakdowns_and_ends(training_folder: Path)
 
 
 def test_nothing_in_an_episode_becomes_markup(
-    tmp_path: Path, record: Callable[..., Record], write_run: Callable[..., None]
+    tmp_path: Path, record: Callable[..., EpisodeRecord], write_run: Callable[..., None]
 ) -> None:
     turn = {"action": HOSTILE, "observation": HOSTILE, "valid": True, "reward": 0.0, "tool_results": []}
     one = record(HOSTILE, HOSTILE, question=HOSTILE, family=HOSTILE, prompt=HOSTILE, turns=[turn])
@@ -163,14 +163,14 @@ def test_the_page_needs_no_network(training_folder: Path) -> None:
 
 
 def test_an_evaluation_of_faults_only_has_a_page(
-    tmp_path: Path, record: Callable[..., Record], write_run: Callable[..., None]
+    tmp_path: Path, record: Callable[..., EpisodeRecord], write_run: Callable[..., None]
 ) -> None:
     write_run(tmp_path, [record("q", None, valid=False, end_reason="env_fault")])
     assert "1 episode was left out of every score for a fault of ours." in Tags(write_report(tmp_path)).words
 
 
 def test_a_thousand_episodes_take_under_three_seconds_of_processor_time(
-    tmp_path: Path, record: Callable[..., Record], write_run: Callable[..., None]
+    tmp_path: Path, record: Callable[..., EpisodeRecord], write_run: Callable[..., None]
 ) -> None:
     turn = {"action": "x" * 2000, "observation": "y" * 2000, "valid": True, "reward": 0.0, "tool_results": []}
     write_run(tmp_path, [record(f"q{i}", turns=[turn]) for i in range(1000)])

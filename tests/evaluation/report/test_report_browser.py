@@ -17,7 +17,7 @@ from agentenv.envs.gui.actions import Action, Kind, action_text
 from agentenv.envs.gui.scene import ScreenScene
 from agentenv.envs.gui.screen import Box, Element, Screen
 from agentenv.evaluation.diagnosis import cause_of
-from agentenv.evaluation.records import Record, read_evaluation, write_evaluation
+from agentenv.evaluation.records import EpisodeRecord, read_evaluation, write_evaluation
 from agentenv.evaluation.report.report import write_report
 from agentenv.evaluation.results import score_of, summarize
 from agentenv.evaluation.runner import to_record
@@ -88,7 +88,7 @@ def open_page(browser: Any) -> Iterator[Callable[[Path], Any]]:
     assert all(url.startswith("file:") and url.partition("#")[0].endswith(".html") for url in asked), asked
 
 
-def episodes(record: Callable[..., Record], name: str) -> list[Record]:
+def episodes(record: Callable[..., EpisodeRecord], name: str) -> list[EpisodeRecord]:
     """Two right, a read miss, a retrieval miss and one that gave up; each searches and then answers."""
     rows = []
     for i, (prediction, changes) in enumerate(CASES):
@@ -120,7 +120,7 @@ def episodes(record: Callable[..., Record], name: str) -> list[Record]:
 
 
 @pytest.fixture
-def run(tmp_path: Path, record: Callable[..., Record], write_run: Callable[..., None]) -> Path:
+def run(tmp_path: Path, record: Callable[..., EpisodeRecord], write_run: Callable[..., None]) -> Path:
     """One evaluation with its page."""
     rows = episodes(record, "q")
     bounds = {"oracle": {"mean": 0.2, "ci95": [0.1, 0.4], "n": 5}, "expert": {"mean": 1.0, "n": 5}}
@@ -219,7 +219,7 @@ def test_a_link_opens_its_episode(run: Path, open_page: Callable[[Path], Any]) -
 
 def test_the_page_of_two_suites_compares_and_filters_by_set(
     tmp_path: Path,
-    record: Callable[..., Record],
+    record: Callable[..., EpisodeRecord],
     write_run: Callable[..., None],
     open_page: Callable[[Path], Any],
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.core.chat import InlineFormat
-from agentenv.core.rollout import RolloutConfig, Start, rollout
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig, rollout
 from agentenv.core.types import Passage, Query, QueryContext, Task
 from agentenv.data.sources import SourceConfig
 from agentenv.data.world import WorldConfig
@@ -106,8 +106,9 @@ def test_a_finished_row_does_not_shift_what_the_others_are_told() -> None:
     recorder = Recorder("Doc 1(Title: T) Ann Lee")
     tasks = [Task("a", "Who is first?", ("Zero",), "train"), Task("b", "Who is second?", ("One",), "train")]
     retriever = SimulatedRetriever(recorder)
-    starts = [
-        Start(SimulatedSearch(tasks=tasks, retriever=retriever), task, n) for n, task in enumerate(tasks)
+    specs = [
+        EpisodeSpec(SimulatedSearch(tasks=tasks, retriever=retriever), task, n)
+        for n, task in enumerate(tasks)
     ]
     policy = ScriptedPolicy(
         {
@@ -115,7 +116,7 @@ def test_a_finished_row_does_not_shift_what_the_others_are_told() -> None:
             "e-1": ["<search>first</search>", "<search>second</search>", "<answer>One</answer>"],
         }
     )
-    played = asyncio.run(rollout(starts, policy, InlineFormat(policy.tokenizer), RolloutConfig(), name="e"))
+    played = asyncio.run(rollout(specs, policy, InlineFormat(policy.tokenizer), RolloutConfig(), name="e"))
     assert [t.reward for t in played] == [1.0, 1.0]
     assert [(b.query, b.question, b.answer) for b in recorder.briefs] == [
         ("first", "Who is second?", "One"),

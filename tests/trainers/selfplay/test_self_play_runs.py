@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentenv.core.rollout import RolloutConfig, Start
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.data.sources import SourceConfig
 from agentenv.envs.search.local_search import STOP
@@ -73,7 +73,7 @@ def test_the_game_on_a_real_corpus_by_an_endpoint() -> None:
             context = RolloutContext(policy, policy.chat, config, policy.tokenizer.decode, name="real")
             topics = task_env.source.tasks[:8]
             starts = [
-                [Start(task_env.make_env(), t, 10 * i + j, t.id) for j in range(2)]
+                [EpisodeSpec(task_env.make_env(), t, 10 * i + j, t.id) for j in range(2)]
                 for i, t in enumerate(topics)
             ]
             strategy = get_strategy("self_play", {"searches": (1, 1), "checks": ("verify", "compete")})

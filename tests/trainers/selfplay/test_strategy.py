@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentenv.core.chat import InlineFormat
-from agentenv.core.rollout import RolloutConfig, Start
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, Document, Sampling, Task
 from agentenv.envs.search.local_search import STOP, LocalSearch
@@ -79,8 +79,8 @@ def game(
     **options: Any,
 ) -> list[Trajectory]:
     """One game about Ada Guild."""
-    starts = [
-        Start(
+    specs = [
+        EpisodeSpec(
             SearchSolver(tasks=TOPICS, retriever=InMemoryRetriever(DOCUMENTS), k=1, deal=deal),
             TOPICS[0],
             seed + i,
@@ -91,7 +91,7 @@ def game(
     config = RolloutConfig(context_tokens=8000, turn_tokens=2000, stop=STOP)
     context = RolloutContext(policy, chat or InlineFormat(TOKENIZER), config, TOKENIZER.decode, name="step-1")
     return asyncio.run(
-        play_groups([starts], get_strategy("self_play", {"searches": (1, 1)} | options), context)
+        play_groups([specs], get_strategy("self_play", {"searches": (1, 1)} | options), context)
     )[0]
 
 
@@ -431,9 +431,9 @@ def test_what_cannot_be_played_is_one_sentence() -> None:
         get_strategy("self_play", {"rules": {"min_word": 3}})
     with pytest.raises(ConfigurationError, match="least <= most searches"):
         get_strategy("self_play", {"searches": (2, 1)})
-    starts = [Start(LocalSearch(), TOPICS[0], 0, "g")]
+    specs = [EpisodeSpec(LocalSearch(), TOPICS[0], 0, "g")]
     context = RolloutContext(Troupe(ssp()), InlineFormat(TOKENIZER), RolloutConfig(), TOKENIZER.decode)
     with pytest.raises(
         ConfigurationError, match=r"needs env\.id = 'agentenv/SearchSolver-v0', not LocalSearch"
     ):
-        asyncio.run(play_groups([starts], get_strategy("self_play"), context))
+        asyncio.run(play_groups([specs], get_strategy("self_play"), context))

@@ -8,7 +8,7 @@ import pytest
 from agentenv.core.chat import InlineFormat, TemplateFormat
 from agentenv.core.env import Env
 from agentenv.core.protocols import ChatFormat
-from agentenv.core.rollout import Start
+from agentenv.core.rollout import EpisodeSpec
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import EndReason, Message, Task
 from agentenv.errors import ConfigurationError
@@ -25,7 +25,7 @@ from agentenv.trainers.strategies.guidance import (
 
 Turns = Callable[..., Trajectory]
 K = SegmentKind
-START = Start(Env(), Task("t", "q"), 0, "g")
+START = EpisodeSpec(Env(), Task("t", "q"), 0, "g")
 
 
 def tiny() -> TemplateFormat:
@@ -82,10 +82,10 @@ def test_a_row_that_does_not_end_with_the_head_of_a_turn_is_refused() -> None:
 
 def test_a_record_is_opened_again_as_it_stood(turns: Turns) -> None:
     base = turns([0.0, 0.0, 0.0], id="base")
-    record = reopened(base, 2, START)
-    assert record.ids == [1, 2, 3, 4, 5, 3, 4, 5]
-    assert [s.kind for s in record.segments] == [K.PROMPT, K.POLICY, K.ENV, K.POLICY, K.ENV]
-    assert (len(record.turns), record.episode) == (2, "base")
+    state = reopened(base, 2, START)
+    assert state.ids == [1, 2, 3, 4, 5, 3, 4, 5]
+    assert [s.kind for s in state.segments] == [K.PROMPT, K.POLICY, K.ENV, K.POLICY, K.ENV]
+    assert (len(state.turns), state.episode) == (2, "base")
     assert reopened(base, 0, START).ids == [1, 2]
 
 
@@ -93,21 +93,21 @@ def test_only_the_present_row_is_what_the_policy_reads(turns: Turns) -> None:
     base = turns([0.0, 0.0])
     second = (Segment(K.PROMPT, (8, 9), 1, row=1), replace(base.segments[-1], row=1))
     base = replace(base, segments=(*base.segments[:-1], *second))
-    record = reopened(base, 1, START)
-    assert (record.ids, record.row) == ([8, 9], 1)
-    guide(record, InlineFormat(ByteTokenizer()), "x")
-    assert [(s.kind, s.row) for s in record.segments[-2:]] == [(K.PROMPT, 1), (K.INJECTED, 1)]
+    state = reopened(base, 1, START)
+    assert (state.ids, state.row) == ([8, 9], 1)
+    guide(state, InlineFormat(ByteTokenizer()), "x")
+    assert [(s.kind, s.row) for s in state.segments[-2:]] == [(K.PROMPT, 1), (K.INJECTED, 1)]
 
 
 def guided_retry(base: Trajectory, turn: int, chat: ChatFormat, ids: Sequence[int]) -> Trajectory:
     """A retry that says ``ids`` in one turn and ends."""
-    record = reopened(base, turn, START)
-    guide(record, chat, "SECRET")
-    record.add(K.POLICY, ids, turn, logprobs=(-1.0,) * len(ids), version=4)
-    record.turns.append(replace(base.turns[0], reward=1.0))
-    record.close(1.0, EndReason.ANSWERED, {"answer": "b"})
-    assert record.ended is not None
-    return record.ended
+    state = reopened(base, turn, START)
+    guide(state, chat, "SECRET")
+    state.add(K.POLICY, ids, turn, logprobs=(-1.0,) * len(ids), version=4)
+    state.turns.append(replace(base.turns[0], reward=1.0))
+    state.close(1.0, EndReason.ANSWERED, {"answer": "b"})
+    assert state.ended is not None
+    return state.ended
 
 
 @pytest.mark.parametrize("turn", [0, 1, 2])

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from agentenv.core.chat import InlineFormat
-from agentenv.core.rollout import RolloutConfig, Start
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.trajectory import Origin, Trajectory
 from agentenv.core.types import Document, Task
 from agentenv.envs.search.local_search import LocalSearch
@@ -27,7 +27,7 @@ def play(*script: str, **options: str) -> tuple[Trajectory, LocalSearch]:
     context = RolloutContext(
         ScriptedPolicy({"e-0": script}), InlineFormat(TOKENIZER), RolloutConfig(), TOKENIZER.decode
     )
-    ((played,),) = asyncio.run(play_groups([[Start(env, TASK, 0)]], JudgeStrategy(**options), context))
+    ((played,),) = asyncio.run(play_groups([[EpisodeSpec(env, TASK, 0)]], JudgeStrategy(**options), context))
     return played, env
 
 

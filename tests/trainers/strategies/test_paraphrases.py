@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from agentenv.core.chat import InlineFormat
-from agentenv.core.rollout import RolloutConfig, Start
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.types import Task
 from agentenv.data.paraphrases import paraphrases_of
 from agentenv.data.world import FictionalWorld, WorldConfig
@@ -32,9 +32,9 @@ def test_a_group_poses_its_paraphrases_by_turns_and_pays_agreement() -> None:
     policy = ScriptedPolicy({f"e-{n}": [f"<answer>{answer}</answer>"] for n, answer in enumerate(answers)})
     config = RolloutConfig(context_tokens=9999, stop=STOP)
     context = RolloutContext(policy, InlineFormat(policy.tokenizer), config, policy.tokenizer.decode)
-    starts = [Start(LocalSearch(tasks=[TASK]), TASK, seed) for seed in range(4)]
+    specs = [EpisodeSpec(LocalSearch(tasks=[TASK]), TASK, seed) for seed in range(4)]
     strategy = get_strategy("paraphrase", {"weight": 0.5})
-    (played,) = asyncio.run(play_groups([starts], strategy, context))
+    (played,) = asyncio.run(play_groups([specs], strategy, context))
     assert [t.task.question for t in played] == ["Where is Halvik?", "In which land is Halvik?"] * 2
     assert all(t.task.question in t.prompt[0].text for t in played)
     # Norland is like both answers of the other wording; Rome like none; the second wording half like {Norland, Rome}

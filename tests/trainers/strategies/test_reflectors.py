@@ -6,7 +6,7 @@ import json
 import pytest
 
 from agentenv.core.chat import InlineFormat
-from agentenv.core.rollout import RolloutConfig, Start
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
 from agentenv.envs.calculator import Calculator
@@ -32,9 +32,9 @@ def context() -> RolloutContext:
 
 def retried(reflector: str) -> list[Trajectory]:
     """7 is wrong, 5 is right."""
-    starts = [Start(Calculator(), Task("s", "2 + 3", ("5",)), seed, "g") for seed in (0, 1)]
+    specs = [EpisodeSpec(Calculator(), Task("s", "2 + 3", ("5",)), seed, "g") for seed in (0, 1)]
     (played,) = asyncio.run(
-        play_groups([starts], get_strategy("reflect_retry", {"reflector": reflector}), context())
+        play_groups([specs], get_strategy("reflect_retry", {"reflector": reflector}), context())
     )
     return played
 

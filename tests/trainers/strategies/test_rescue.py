@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentenv.core.chat import InlineFormat
-from agentenv.core.rollout import RolloutConfig, Start
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.trajectory import Origin, SegmentKind, Trajectory, to_record
 from agentenv.core.types import Completion, Document, EndReason, Sampling, Step, Task
 from agentenv.envs.search.local_search import LocalSearch
@@ -66,8 +66,8 @@ def played(
     **options: Any,
 ) -> list[Trajectory]:
     context = RolloutContext(policy, InlineFormat(TOKENIZER), config, TOKENIZER.decode)
-    starts = [Start(env(), task, seed, "g") for seed in range(n)]
-    (found,) = asyncio.run(play_groups([starts], get_strategy(name, options), context))
+    specs = [EpisodeSpec(env(), task, seed, "g") for seed in range(n)]
+    (found,) = asyncio.run(play_groups([specs], get_strategy(name, options), context))
     assert len({t.id for t in found}) == len(found)
     return found
 

@@ -12,7 +12,7 @@ import pytest
 
 from agentenv.core.chat import InlineFormat, TemplateFormat
 from agentenv.core.protocols import ChatFormat
-from agentenv.core.rollout import RolloutConfig, Start
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.snapshot import Snapshot
 from agentenv.core.trajectory import Origin, SegmentKind, Trajectory, to_record
 from agentenv.core.types import Completion, Document, EndReason, Sampling, StateCapability, Step, Task
@@ -98,13 +98,13 @@ def retried(
     policy.actions = script
     settings = replace(CONFIG, **(config or {}))
     context = RolloutContext(policy, chat or InlineFormat(TOKENIZER), settings, TOKENIZER.decode)
-    starts = [Start(env(), task, seed, "g") for seed in (11, 12)]
+    specs = [EpisodeSpec(env(), task, seed, "g") for seed in (11, 12)]
     strategy = get_strategy("reflect_retry", options)
     try:
-        (played,) = asyncio.run(play_groups([starts], strategy, context))
+        (played,) = asyncio.run(play_groups([specs], strategy, context))
     finally:
-        for start in starts:
-            start.env.close()
+        for spec in specs:
+            spec.env.close()
     assert len({t.id for t in played}) == len(played)
     return played
 
@@ -473,8 +473,8 @@ def test_lanes_share_their_batches_and_equal_seeds_give_equal_records() -> None:
     def play(deterministic: bool) -> list[dict[str, Any]]:
         config = replace(CONFIG, deterministic=deterministic)
         context = RolloutContext(Sampled(dict(script)), InlineFormat(TOKENIZER), config, TOKENIZER.decode)
-        starts = [Start(search_env(), TASK, seed, "g") for seed in range(8)]
-        (played,) = asyncio.run(play_groups([starts], get_strategy("reflect_retry"), context))
+        specs = [EpisodeSpec(search_env(), TASK, seed, "g") for seed in range(8)]
+        (played,) = asyncio.run(play_groups([specs], get_strategy("reflect_retry"), context))
         return [to_record(t) for t in played]
 
     first = play(True)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from agentenv.core.chat import InlineFormat
-from agentenv.core.rollout import RolloutConfig, Start
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.core.types import Task
 from agentenv.envs.calculator import Calculator
@@ -41,7 +41,7 @@ class Sum(Calculator):
 @pytest.fixture
 def explore() -> list[Trajectory]:
     """A base that fails after a call that failed, and its retry from that call, which answers."""
-    starts = [Start(Sum(), Task("s", "2 + 3", ("5",)), seed, "g") for seed in (0, 1)]
+    specs = [EpisodeSpec(Sum(), Task("s", "2 + 3", ("5",)), seed, "g") for seed in (0, 1)]
     context = RolloutContext(
         ScriptedPolicy({"e-0": (RIGHT_CALL, WRONG_CALL, "7", "5")}),
         InlineFormat(TOKENIZER),
@@ -49,7 +49,7 @@ def explore() -> list[Trajectory]:
         TOKENIZER.decode,
     )
     (played,) = asyncio.run(
-        play_groups([starts], get_strategy("reflect_retry", {"reflector": "rule"}), context)
+        play_groups([specs], get_strategy("reflect_retry", {"reflector": "rule"}), context)
     )
     group = by_group(played)[0]
     assert [t.reward for t in group] == [0.0, 1.0]

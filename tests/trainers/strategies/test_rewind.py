@@ -11,7 +11,7 @@ import pytest
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.env import Env
-from agentenv.core.rollout import RolloutConfig, Start, open_episode, take_turn
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig, open_episode, take_turn
 from agentenv.core.snapshot import Snapshot
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason, Info, Message, Observation, Part, StateCapability, Step, Task
@@ -95,7 +95,7 @@ class Slot:
 
     def __init__(self, env: Listener, deadline_s: float = 5.0) -> None:
         self.env = env
-        self.start = Start(env, Task("t", "q"), 0)
+        self.start = EpisodeSpec(env, Task("t", "q"), 0)
         self.config = RolloutConfig(deadline_s=deadline_s)
         self.rewinder = Rewinder(self.start, self.config)
 

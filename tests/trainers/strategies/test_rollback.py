@@ -13,7 +13,7 @@ import pytest
 
 from agentenv.core.chat import InlineFormat, TemplateFormat
 from agentenv.core.env import Env
-from agentenv.core.rollout import RolloutConfig, Start
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.trajectory import Origin, Segment, SegmentKind, Trajectory
 from agentenv.core.types import Completion, Document, EndReason, Sampling, Step, Task, ToolStatus
 from agentenv.data.code_tasks import generate_code_tasks
@@ -78,8 +78,8 @@ def play(
 ) -> Trajectory:
     settings = RolloutConfig(**({"context_tokens": 4000} | (config or {})))
     context = RolloutContext(policy, chat or InlineFormat(TOKENIZER), settings, TOKENIZER.decode)
-    start = Start(env or Calculator(), task, seed, "g")
-    ((played,),) = asyncio.run(play_groups([[start]], RollbackStrategy(**options), context))
+    spec = EpisodeSpec(env or Calculator(), task, seed, "g")
+    ((played,),) = asyncio.run(play_groups([[spec]], RollbackStrategy(**options), context))
     return played
 
 
@@ -234,8 +234,8 @@ def test_without_errors_it_is_plain_play_and_without_rolls_too() -> None:
 
 def plain(policy: Any) -> Trajectory:
     context = RolloutContext(policy, InlineFormat(TOKENIZER), RolloutConfig(), TOKENIZER.decode)
-    start = Start(Calculator(), TASK, 0, "g")
-    ((played,),) = asyncio.run(play_groups([[start]], get_strategy("plain"), context))
+    spec = EpisodeSpec(Calculator(), TASK, 0, "g")
+    ((played,),) = asyncio.run(play_groups([[spec]], get_strategy("plain"), context))
     return played
 
 

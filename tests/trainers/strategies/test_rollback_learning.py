@@ -14,7 +14,7 @@ import torch
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.env import AsyncEnv
-from agentenv.core.rollout import RolloutConfig, Start
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult, ToolStatus
 from agentenv.errors import ConfigurationError
@@ -65,7 +65,7 @@ def play(policy: HFPolicy) -> list[Trajectory]:
     """Two groups of four."""
     config = RolloutConfig(context_tokens=120, turn_tokens=6, temperature=TEMPERATURE)
     context = RolloutContext(policy, InlineFormat(TOKENIZER), config, TOKENIZER.decode)
-    groups = [[Start(Even(), Task("t", "q"), 7 * g + i, str(g)) for i in range(4)] for g in range(2)]
+    groups = [[EpisodeSpec(Even(), Task("t", "q"), 7 * g + i, str(g)) for i in range(4)] for g in range(2)]
     played = asyncio.run(play_groups(groups, RollbackStrategy(retries=2), context))
     return [trajectory for group in played for trajectory in group]
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.core.chat import InlineFormat
-from agentenv.core.rollout import RolloutConfig, Start
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import Completion, Document, EndReason, FinishReason, Task
 from agentenv.envs.search.self_search import SelfSearch
@@ -128,7 +128,7 @@ def roll(real: str, *actions: str) -> Trajectory:
     policy = ScriptedPolicy({"e-0": actions})
     config = RolloutConfig(context_tokens=9999, turn_tokens=999, stop=SelfSearch.stop)
     context = RolloutContext(policy, InlineFormat(policy.tokenizer), config, policy.tokenizer.decode)
-    groups = asyncio.run(play_groups([[Start(env, TASK, 0)]], get_strategy("self_search"), context))
+    groups = asyncio.run(play_groups([[EpisodeSpec(env, TASK, 0)]], get_strategy("self_search"), context))
     return groups[0][0]
 
 

@@ -18,7 +18,7 @@ import pytest
 from agentenv.core.chat import InlineFormat
 from agentenv.core.concurrency.batching import Batcher
 from agentenv.core.env import AsyncEnv
-from agentenv.core.rollout import RolloutConfig, Start, rollout
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig, rollout
 from agentenv.core.trajectory import Origin, Trajectory
 from agentenv.core.types import (
     Completion,
@@ -51,12 +51,12 @@ def context(policy: object, **config: object) -> RolloutContext:
     return RolloutContext(policy, InlineFormat(TOKENIZER), settings, TOKENIZER.decode)  # type: ignore[arg-type]
 
 
-def starts(n: int, group: str = "g") -> list[Start]:
-    return [Start(Calculator(), TASK, seed, group) for seed in range(n)]
+def starts(n: int, group: str = "g") -> list[EpisodeSpec]:
+    return [EpisodeSpec(Calculator(), TASK, seed, group) for seed in range(n)]
 
 
 def play(
-    groups: Sequence[Sequence[Start]], on: RolloutContext, strategy: RolloutStrategy | None = None
+    groups: Sequence[Sequence[EpisodeSpec]], on: RolloutContext, strategy: RolloutStrategy | None = None
 ) -> list[list[Trajectory]]:
     return asyncio.run(play_groups(groups, strategy or get_strategy("plain"), on))
 
@@ -126,8 +126,8 @@ def test_the_configuration_checks_the_strategy_when_it_is_loaded() -> None:
 class Half:
     """A strategy with a group of another size: plays every other start."""
 
-    async def play(self, starts: Sequence[Start], context: RolloutContext) -> list[Trajectory]:
-        return await get_strategy("plain").play(starts[::2], context)
+    async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> list[Trajectory]:
+        return await get_strategy("plain").play(specs[::2], context)
 
 
 def test_a_group_may_have_another_size_than_its_starts() -> None:
@@ -138,7 +138,9 @@ def test_a_group_may_have_another_size_than_its_starts() -> None:
 def test_a_question_that_fits_no_context_fails_alone_under_every_strategy() -> None:
     endless = replace(TASK, question="why " * 5000)
     for name, options in (("tree", {}), ("rollback", {}), ("reflect_retry", {"reflector": "rule"})):
-        groups = [[Start(Calculator(), task, seed, task.id) for seed in range(4)] for task in (TASK, endless)]
+        groups = [
+            [EpisodeSpec(Calculator(), task, seed, task.id) for seed in range(4)] for task in (TASK, endless)
+        ]
         good, bad = play(groups, context(SeededPolicy()), get_strategy(name, options))
         assert all(t.valid for t in good), name
         assert {t.valid for t in bad} == {False}, name
@@ -160,7 +162,7 @@ def test_bad_input_comes_out_as_it_was_raised() -> None:
 def test_a_lane_is_one_live_episode() -> None:
     @dataclass(frozen=True)
     class Twice:
-        async def play(self, starts: Sequence[Start], context: RolloutContext) -> list[Trajectory]:
+        async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> list[Trajectory]:
             async with context.slot(0), context.slot(0):
                 return []
 
@@ -254,7 +256,7 @@ def test_batches_do_not_depend_on_how_long_anything_takes(name: str, options: di
     def batches(clock: int) -> tuple[Any, Any]:
         policy, ticks = BatchingPolicy(), random.Random(clock)
         groups = [
-            [Start(Moody(ticks), TASK, 100 * g + i, str(g)) for i in range(n)]
+            [EpisodeSpec(Moody(ticks), TASK, 100 * g + i, str(g)) for i in range(n)]
             for g, n in enumerate((4, 6, 3))
         ]
         played = play(groups, context(policy), get_strategy(name, options))
@@ -304,6 +306,6 @@ def test_branches_are_there_before_the_one_they_left_can_end() -> None:
     still.random = lambda: 0.9  # type: ignore[method-assign]  # nobody dawdles
     for _ in range(5):
         policy = BriefPolicy()
-        groups = [[Start(Moody(still), TASK, 2 * g + i, str(g)) for i in range(2)] for g in range(12)]
+        groups = [[EpisodeSpec(Moody(still), TASK, 2 * g + i, str(g)) for i in range(2)] for g in range(12)]
         play(groups, context(policy), get_strategy("tree", {"roots": 1, "depth": 1}))
         assert [len(batch) for batch in policy.batches] == [12, 12, 12]

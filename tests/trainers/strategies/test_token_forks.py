@@ -10,7 +10,7 @@ import pytest
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.env import Env
-from agentenv.core.rollout import RolloutConfig, Start
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.trajectory import Origin, SegmentKind, Trajectory
 from agentenv.core.types import (
     Completion,
@@ -110,10 +110,10 @@ class Wavering:
 
 
 def play(policy: Any, *, slots: int = 2, **options: Any) -> list[Trajectory]:
-    starts = [Start(Echo(), Task("t", "q"), seed, "g") for seed in range(slots)]
+    specs = [EpisodeSpec(Echo(), Task("t", "q"), seed, "g") for seed in range(slots)]
     config = RolloutConfig(turn_tokens=20)
     context = RolloutContext(policy, InlineFormat(TOKENIZER), config, TOKENIZER.decode)
-    (group,) = asyncio.run(play_groups([starts], TreeStrategy(fork_at="token", roots=1, **options), context))
+    (group,) = asyncio.run(play_groups([specs], TreeStrategy(fork_at="token", roots=1, **options), context))
     return group
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.env import AsyncEnv
-from agentenv.core.rollout import RolloutConfig, Start
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.trajectory import Origin, Trajectory
 from agentenv.core.types import (
     Completion,
@@ -98,11 +98,11 @@ def play(
     **options: Any,
 ) -> list[Trajectory]:
     log = log or Log()
-    starts = [Start(Walk(log, broken=broken), TASK, seed, "g") for seed in range(slots)]
+    specs = [EpisodeSpec(Walk(log, broken=broken), TASK, seed, "g") for seed in range(slots)]
     context = RolloutContext(
         policy or ScriptedPolicy(scripts), InlineFormat(TOKENIZER), RolloutConfig(), TOKENIZER.decode
     )
-    (group,) = asyncio.run(play_groups([starts], TreeStrategy(**options), context))
+    (group,) = asyncio.run(play_groups([specs], TreeStrategy(**options), context))
     return group
 
 
@@ -298,10 +298,10 @@ def test_interpreters_fork_with_their_names() -> None:
         "e-1": ("<python>x += 10; x</python>", "<submit></submit>"),
     }
     executor = FakeExecutor()
-    starts = [Start(Code(tasks=[task], executor=executor), task, i, "g") for i in range(2)]
+    specs = [EpisodeSpec(Code(tasks=[task], executor=executor), task, i, "g") for i in range(2)]
     config = RolloutConfig(context_tokens=9000)
     context = RolloutContext(ScriptedPolicy(scripts), InlineFormat(TOKENIZER), config, TOKENIZER.decode)
-    (group,) = asyncio.run(play_groups([starts], TreeStrategy(roots=1), context))
+    (group,) = asyncio.run(play_groups([specs], TreeStrategy(roots=1), context))
     shown = [t.turns[1].observation[0].text.strip() for t in group]
     assert shown == ["<output>\n2\n</output>", "<output>\n11\n</output>"]
     assert executor.programs.count("x = 1") == 1

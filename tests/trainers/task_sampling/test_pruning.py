@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agentenv.core.chat import InlineFormat
-from agentenv.core.rollout import Record, RolloutConfig, Start, run_episode
+from agentenv.core.rollout import EpisodeSpec, EpisodeState, RolloutConfig, run_episode
 from agentenv.core.trajectory import SegmentKind, Trajectory, Turn
 from agentenv.core.types import EndReason, Task, ToolResult, ToolStatus
 from agentenv.envs.calculator import Calculator
@@ -47,9 +47,9 @@ def test_the_weighted_mean_undoes_the_pruning() -> None:
     assert weighted_mean([1, 1, 1, 1, 0], [1, 1, 1, 1, 0.25]) == 0.5
 
 
-def record(seed: int, *, wrong: bool, turns: int = 1) -> Record:
+def record(seed: int, *, wrong: bool, turns: int = 1) -> EpisodeState:
     status = ToolStatus.ERROR if wrong else ToolStatus.OK
-    found = Record(Start(Calculator(), TASKS[0], seed), f"e-{seed}")
+    found = EpisodeState(EpisodeSpec(Calculator(), TASKS[0], seed), f"e-{seed}")
     found.add(SegmentKind.POLICY, (1, 2), 0, logprobs=(-1.0, -3.0))
     found.turns = [Turn("a", tool_results=(ToolResult("t", status),))] * turns
     return found
@@ -122,12 +122,12 @@ def test_an_episode_played_again_is_judged_as_it_was() -> None:
 def test_an_episode_that_does_not_go_on_ends_as_aborted() -> None:
     tokenizer, seen = ByteTokenizer(), list[int]()
 
-    def gate(under_way: Record) -> bool:
+    def gate(under_way: EpisodeState) -> bool:
         seen.append(len(under_way.turns))
         return len(under_way.turns) < 2
 
     call = '<tool_call>{"name": "calculate", "arguments": {"expression": "1+1"}}</tool_call>'
-    start = Start(Calculator(), Task("2+2", "2+2", ("4",)), 0, gate=gate)
+    spec = EpisodeSpec(Calculator(), Task("2+2", "2+2", ("4",)), 0, gate=gate)
     policy: Any = ScriptedPolicy({"e": [call, call, "4"]})
-    played = asyncio.run(run_episode(start, policy, InlineFormat(tokenizer), RolloutConfig(), episode="e"))
+    played = asyncio.run(run_episode(spec, policy, InlineFormat(tokenizer), RolloutConfig(), episode="e"))
     assert (played.end_reason, played.valid, len(played.turns), seen) == (EndReason.ABORTED, False, 2, [1, 2])

@@ -20,7 +20,7 @@ import pytest
 from agentenv.cli.main import main
 from agentenv.core.chat import InlineFormat
 from agentenv.core.env import run_sync
-from agentenv.core.rollout import RolloutConfig, Start, rollout
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig, rollout
 from agentenv.core.trajectory import to_record
 from agentenv.core.types import Document, EndReason, Task
 from agentenv.data.world import FictionalWorld, WorldConfig
@@ -193,8 +193,9 @@ def over_http(simulator: Path) -> Any:
 
 
 def episodes(retriever: Any, count: int) -> list[Any]:
-    starts = [
-        Start(SimulatedSearch(tasks=[TASK], retriever=retriever, k=1), TASK, seed) for seed in range(count)
+    specs = [
+        EpisodeSpec(SimulatedSearch(tasks=[TASK], retriever=retriever, k=1), TASK, seed)
+        for seed in range(count)
     ]
     policy = ScriptedPolicy(
         {
@@ -203,7 +204,7 @@ def episodes(retriever: Any, count: int) -> list[Any]:
         }
     )
     config = RolloutConfig(deterministic=False, context_tokens=9999)
-    return asyncio.run(rollout(starts, policy, InlineFormat(policy.tokenizer), config, name="e"))
+    return asyncio.run(rollout(specs, policy, InlineFormat(policy.tokenizer), config, name="e"))
 
 
 def test_a_run_over_http_survives_delays_errors_malformed_replies_and_rate_limits(simulator: Path) -> None:

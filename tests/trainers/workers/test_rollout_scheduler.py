@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from agentenv.core.chat import InlineFormat
 from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.env import AsyncEnv
-from agentenv.core.rollout import RolloutConfig, Start
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.trajectory import Trajectory, to_record
 from agentenv.core.types import Completion, EndReason, Info, Message, Observation, Sampling, Step, Task
 from agentenv.errors import ConfigurationError, Fault, WorkerLost
@@ -502,7 +502,7 @@ def reference(policy: HFPolicy, step: int, strategy: str) -> list[dict[str, Any]
     for i, place in enumerate(places):
         group_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"0/{step}/{i * SIZE}"))
         seeds = [int(rng.integers(1 << 31)) for _ in range(SIZE)]
-        groups.append([Start(Counting(), TASKS[place], seed, group_id) for seed in seeds])
+        groups.append([EpisodeSpec(Counting(), TASKS[place], seed, group_id) for seed in seeds])
     limits = RolloutConfig(context_tokens=200, turn_tokens=10)
     context = RolloutContext(policy, InlineFormat(TOKENIZER), limits, TOKENIZER.decode, name=f"step-{step}")
     played = asyncio.run(play_groups(groups, get_strategy(strategy), context))
