@@ -117,7 +117,7 @@ class Serve:
                 try:
                     return {
                         "shards": ShardedRetriever(
-                            [RemoteRetriever(url, patience=SHARD_PATIENCE) for url in self.shards]
+                            [RemoteRetriever(url, timeouts=SHARD_PATIENCE) for url in self.shards]
                         )
                     }
                 except RetrieverFault:

@@ -34,7 +34,7 @@ TWO_PAGES = {"person": 0.4, "organisation": 0.3, "place": 0.2, "work": 0.15, "ev
 HIDDEN_PEOPLE = 1.4
 INDIRECT = (BIRTHPLACE, EMPLOYER)
 
-_PATIENCE = 1000  # vain tries for a neighbour's name in a row, after which there is none
+_TIMEOUT = 1000  # vain tries for a neighbour's name in a row, after which there is none
 
 # Years keep the order of a plausible life: towns, then births, then what these people do.
 RANGES = {
@@ -151,7 +151,7 @@ def _twins(rng: random.Random, namer: Namer, kind: str, own: list[str], count: i
     """Nearly the same names as some of ``own``; fewer than ``count`` where a small stock has no more neighbours."""
     twins: list[str] = []
     misses = 0
-    while len(twins) < count and misses < _PATIENCE:
+    while len(twins) < count and misses < _TIMEOUT:
         twin = namer.neighbour(rng.choice(own), kind)
         twins += [twin] if twin else []
         misses = 0 if twin else misses + 1

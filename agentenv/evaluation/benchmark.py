@@ -303,9 +303,9 @@ def _play(
         missing = {name: (sides[name][0], len(tasks) - len(journal)) for name, journal in journals.items()}
         display.note(announced(agent.policy.client.endpoint.model, missing, bounds=bounded))
     play = partial(play_missing, seed=benchmark.seed, directory=out, progress=_progress(display, spending))
-    tally = _Tally(scorer, searched=task_env.retriever is not None)
+    running = _RunningMetrics(scorer, searched=task_env.retriever is not None)
     display.phase(benchmark.dataset, len(tasks))
-    records = play(agent, task_env, journals.pop("run"), phase="run", figures=tally)
+    records = play(agent, task_env, journals.pop("run"), phase="run", figures=running)
     for name, journal in journals.items():
         display.phase(f"{benchmark.dataset}, bound {name}", len(tasks))
         its_ground, its_player = sides[name]
@@ -347,7 +347,7 @@ def _progress(display: Display, spending: Spending | None) -> Progress:
     return progress
 
 
-class _Tally:
+class _RunningMetrics:
     """The figures that matter while episodes come in; of this process's share where a run was resumed."""
 
     def __init__(self, scorer: str, *, searched: bool) -> None:

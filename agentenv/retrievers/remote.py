@@ -10,7 +10,7 @@ import httpx
 from agentenv.core.types import Passage, Query, RetrieverInfo
 from agentenv.errors import RetrieverFault
 from agentenv.retrievers.base import passage_of, texts_of
-from agentenv.retrievers.calls import Caller, Patience, Request
+from agentenv.retrievers.http_client import HTTPClient, Request, RetryPolicy
 
 TOKEN_VARIABLE = "AGENTENV_RETRIEVER_TOKEN"
 """Environment variable with the bearer token that server and client share."""
@@ -25,11 +25,11 @@ class Found(NamedTuple):
 
 
 class RemoteRetriever:
-    """Asks a retrieval server. Faults, deadlines and repetition are those of `Caller`.
+    """Asks a retrieval server. Faults, deadlines and repetition are those of `HTTPClient`.
 
     Args:
         url: address of the server; ``http://HOST:PORT/corpora/NAME`` picks one of several corpora.
-        patience: bounds of a call.
+        retry_policy: bounds of a call.
         transport: what carries the calls; None is the network.
 
     Raises:
@@ -40,13 +40,13 @@ class RemoteRetriever:
         self,
         url: str,
         *,
-        patience: Patience | None = None,
+        timeouts: RetryPolicy | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         token = os.environ.get(TOKEN_VARIABLE)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._caller = Caller(url, patience=patience, headers=headers, transport=transport)
-        self.url = self._caller.base
+        self._client = HTTPClient(url, retry_policy=timeouts, headers=headers, transport=transport)
+        self.url = self._client.base
         self._card: dict[str, Any] | None = None
 
     async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
@@ -70,7 +70,7 @@ class RemoteRetriever:
             RetrieverFault: no answer in time.
         """
         body = {"ids": list(ids), "urls": list(urls)}
-        reply = await self._caller.call(Request("POST", "/access", body))
+        reply = await self._client.call(Request("POST", "/access", body))
         result = self._field(reply, "result", list)
         return self._of_length(result, len(ids) + len(urls))
 
@@ -87,7 +87,7 @@ class RemoteRetriever:
     def card(self) -> dict[str, Any]:
         """`info`, and how the index was made where the retriever says so; asked for once."""
         if self._card is None:
-            self._card = self._known(self._caller.call_now(Request("GET", "/v1/info")))
+            self._card = self._known(self._client.call_sync(Request("GET", "/v1/info")))
         return self._card
 
     async def _search(self, queries: Sequence[Query | str], k: int, *, partial: bool) -> Found:
@@ -95,7 +95,7 @@ class RemoteRetriever:
         if not any(texts):
             return Found([[] for _ in texts])
         if self._card is None:
-            self._card = self._known(await self._caller.call(Request("GET", "/v1/info")))
+            self._card = self._known(await self._client.call(Request("GET", "/v1/info")))
         wanted = [_wanted(query, text, self._card) for query, text in zip(queries, texts, strict=True)]
         most = max(1, _PASSAGES // k)  # a server bounds what one request may ask for
         parts = [
@@ -107,7 +107,7 @@ class RemoteRetriever:
     async def _ask(self, wanted: list[Any], k: int, *, partial: bool) -> Found:
         assert self._card is not None
         body = {"queries": wanted, "k": k, "partial": partial}
-        reply = await self._caller.call(Request("POST", "/v1/search", body))
+        reply = await self._client.call(Request("POST", "/v1/search", body))
         if (index := self._field(reply, "index", str)) != self._card["fingerprint"]:
             raise RetrieverFault(
                 f"{self.url} now serves index {index[:12]}, not {self._card['fingerprint'][:12]} as before; "

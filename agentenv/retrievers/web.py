@@ -17,7 +17,7 @@ import httpx
 from agentenv.core.types import Passage, Query, RetrieverInfo
 from agentenv.errors import ConfigurationError, RetrieverFault, UnknownName
 from agentenv.retrievers.base import texts_of
-from agentenv.retrievers.calls import Caller, Patience, Request
+from agentenv.retrievers.http_client import HTTPClient, Request, RetryPolicy
 
 BLOCKED_VARIABLE = "AGENTENV_WEB_BLOCKED"
 """Environment variable with hosts, separated by commas, whose pages are never returned."""
@@ -75,14 +75,14 @@ class WebRetriever:
 
     Args:
         name: one of `ENGINES`.
-        caller: makes the calls.
+        client: makes the calls.
         blocked: hosts whose pages, and those of hosts below them, are left out.
     """
 
-    def __init__(self, name: str, caller: Caller, *, blocked: Collection[str] = ()) -> None:
+    def __init__(self, name: str, client: HTTPClient, *, blocked: Collection[str] = ()) -> None:
         self._name = name
         self._engine = ENGINES[name]
-        self._caller = caller
+        self._client = client
         self._blocked = tuple(host.lower().lstrip(".") for host in blocked if host)
 
     @classmethod
@@ -90,7 +90,7 @@ class WebRetriever:
         cls,
         name: str,
         *,
-        patience: Patience | None = None,
+        patience: RetryPolicy | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> Self:
         """The engine ``name``, its key and address from the environment.
@@ -112,8 +112,8 @@ class WebRetriever:
                 raise ConfigurationError(f"web:{name} needs a key in {engine.key_variable}.")
             headers = {engine.key_header: key}
         blocked = os.environ.get(BLOCKED_VARIABLE, "").replace(" ", "").split(",")
-        caller = Caller(url, patience=patience, headers=headers, transport=transport)
-        return cls(name, caller, blocked=blocked)
+        client = HTTPClient(url, retry_policy=patience, headers=headers, transport=transport)
+        return cls(name, client, blocked=blocked)
 
     async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
         """At most ``k`` results a query, in the engine's order; none for a blank query.
@@ -126,7 +126,7 @@ class WebRetriever:
 
         async def ask(text: str) -> list[Passage]:
             async with places:
-                return self._read(await self._caller.call(self._engine.request(text, k)), k)
+                return self._read(await self._client.call(self._engine.request(text, k)), k)
 
         distinct = [text for text in dict.fromkeys(texts) if text]
         found = dict(zip(distinct, await asyncio.gather(*map(ask, distinct)), strict=True))

@@ -27,7 +27,7 @@ _spread = random.Random()  # of its own: the global generator belongs to experim
 
 
 @dataclass(frozen=True)
-class Patience:
+class LinkTimeouts:
     """How long a server is waited for."""
 
     call_s: float = 180.0
@@ -57,12 +57,12 @@ class Link:
 
     Args:
         url: address of the server, ``http://HOST:PORT``.
-        patience: bounds.
+        timeouts: bounds.
     """
 
-    def __init__(self, url: str, patience: Patience) -> None:
+    def __init__(self, url: str, timeouts: LinkTimeouts) -> None:
         self.url = url
-        self._patience = patience
+        self._timeouts = timeouts
         self._socket: Any = None
         self._opened = False
 
@@ -83,7 +83,7 @@ class Link:
     def ask_now(self, verb: str, **data: Any) -> dict[str, Any]:
         """As `ask`, for our own verbs, from code that is not asynchronous."""
         asking = in_background(self._ask("agentenv", "agentenv", {"verb": verb, **data}))
-        return asking.result(2 * (self._patience.call_s + self._patience.place_s))
+        return asking.result(2 * (self._timeouts.call_s + self._timeouts.place_s))
 
     def snapshot(self) -> Handle:
         """Takes a snapshot that stays at the server."""
@@ -97,7 +97,7 @@ class Link:
     def fork(self) -> "Link":
         """A connection of its own to a twin of the environment."""
         id = self.ask_now("fork")["id"]
-        twin = Link(self.url, self._patience)
+        twin = Link(self.url, self._timeouts)
         twin.ask_now("attach", id=id)
         return twin
 
@@ -118,7 +118,7 @@ class Link:
             if isinstance(error, AgentEnvError) or not isinstance(error, Exception):
                 raise
             said = (
-                f"no answer within {self._patience.call_s:g} s" if isinstance(error, TimeoutError) else error
+                f"no answer within {self._timeouts.call_s:g} s" if isinstance(error, TimeoutError) else error
             )
             raise EnvFault(f"{self.url} failed during {type}: {said}") from error
         return received(reply, answer, self.url)
@@ -132,11 +132,11 @@ class Link:
                 if not _says_full(reply):
                     return reply
             await self._drop()
-            if (waited := time.monotonic() - began) > self._patience.place_s:
+            if (waited := time.monotonic() - began) > self._timeouts.place_s:
                 raise EnvFault(f"{self.url} had no place within {waited:.0f} s")
             tries += 1
             await asyncio.sleep(
-                backoff(tries, first_s=self._patience.pause_s, longest_s=_LONGEST_PAUSE_S, rng=_spread)
+                backoff(tries, first_s=self._timeouts.pause_s, longest_s=_LONGEST_PAUSE_S, rng=_spread)
             )
 
     async def _connect(self) -> bool:
@@ -170,7 +170,7 @@ class Link:
         return True
 
     async def _exchange(self, text: str) -> Any:
-        async with asyncio.timeout(self._patience.call_s):
+        async with asyncio.timeout(self._timeouts.call_s):
             await self._socket.send(text)
             return read_json(await self._socket.recv())
 

@@ -16,7 +16,7 @@ import httpx
 from agentenv.core.env import AsyncEnv
 from agentenv.core.types import Info, Observation, StateCapability, Step, Task
 from agentenv.errors import ConfigurationError, EnvFault
-from agentenv.serving.link import CONNECT_S, Link, Patience, headers, reason
+from agentenv.serving.link import CONNECT_S, Link, LinkTimeouts, headers, reason
 from agentenv.serving.wire import VERSION, info_in, observation_in, options_out, step_in
 
 _START_S = 120.0  # a server may load an index first
@@ -40,17 +40,19 @@ class RemoteEnv(AsyncEnv[RemoteState]):
 
     Args:
         url: address of the server, such as ``http://127.0.0.1:8100``.
-        patience: bounds; None takes the defaults.
+        timeouts: bounds; None takes the defaults.
         render_mode: ``ansi`` or None.
 
     Raises:
         ConfigurationError: there is no such server, or it does not let us in.
     """
 
-    def __init__(self, url: str, *, patience: Patience | None = None, render_mode: str | None = None) -> None:
+    def __init__(
+        self, url: str, *, timeouts: LinkTimeouts | None = None, render_mode: str | None = None
+    ) -> None:
         super().__init__(render_mode=render_mode)
         self.url = url.rstrip("/")
-        self._patience = patience or Patience()
+        self._timeouts = timeouts or LinkTimeouts()
         self.card = _card(self.url)
         """What the server says of its environment."""
         vars(self).update(
@@ -73,7 +75,7 @@ class RemoteEnv(AsyncEnv[RemoteState]):
         await super().areset(seed=seed)
         before: RemoteState | None = vars(self).get("state")
         fresh = before is None or before.link.broken
-        link = Link(self.url, self._patience) if before is None or fresh else before.link
+        link = Link(self.url, self._timeouts) if before is None or fresh else before.link
         try:
             data = await link.ask("reset", "observation", seed=seed, options=self._sent(options))
             with _decoding(self.url):
@@ -148,8 +150,8 @@ def _remote_class(url: str, period: int) -> type[RemoteEnv]:
         card = found
         stop = tuple(found.get("stop", ()))
 
-        def __init__(self, *, patience: Patience | None = None, render_mode: str | None = None) -> None:
-            super().__init__(url, patience=patience, render_mode=render_mode)
+        def __init__(self, *, timeouts: LinkTimeouts | None = None, render_mode: str | None = None) -> None:
+            super().__init__(url, timeouts=timeouts, render_mode=render_mode)
 
         @classmethod
         def make_tasks(cls, n: int, *, seed: int = 0, split: str = "train") -> Sequence[Task]:

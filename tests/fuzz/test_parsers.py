@@ -30,8 +30,8 @@ from agentenv.envs.search.local_search import LocalSearch
 from agentenv.errors import AgentEnvError, ConfigurationError, DatasetError, EnvFault, Fault
 from agentenv.policies.card import read_card as read_episode_card
 from agentenv.policies.chat_server import ChatRequest
-from agentenv.retrievers.calls import Patience
 from agentenv.retrievers.cassette import CassetteRetriever
+from agentenv.retrievers.http_client import RetryPolicy
 from agentenv.retrievers.remote import RemoteRetriever
 from agentenv.retrievers.service.wire import AccessRequest, RetrieveRequest, SearchRequest
 from agentenv.retrievers.simulation.simulated import read_documents
@@ -306,7 +306,9 @@ def test_answers_of_a_retrieval_server(card: bytes, results: bytes) -> None:
     def reply(request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, content=card if request.url.path == "/v1/info" else results)
 
-    retriever = RemoteRetriever("http://x", patience=Patience(tries=1), transport=httpx.MockTransport(reply))
+    retriever = RemoteRetriever(
+        "http://x", timeouts=RetryPolicy(tries=1), transport=httpx.MockTransport(reply)
+    )
     try:
         (found,) = asyncio.run(retriever.search(["q"], 3))
         assert all(isinstance(passage.text, str) for passage in found)

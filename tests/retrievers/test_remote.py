@@ -11,8 +11,8 @@ from agentenv.core.protocols import Retriever
 from agentenv.core.types import Document, Passage, Query, QueryContext, RetrieverInfo
 from agentenv.envs.search.local_search import LocalSearch
 from agentenv.errors import ConfigurationError, RetrieverFault
-from agentenv.retrievers.calls import Patience
 from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever
+from agentenv.retrievers.http_client import RetryPolicy
 from agentenv.retrievers.remote import TOKEN_VARIABLE, RemoteRetriever
 from agentenv.retrievers.retriever_contract import DOCUMENTS, RetrieverContract
 from agentenv.retrievers.retriever_spec import make_retriever
@@ -23,14 +23,14 @@ for module in ("fastapi", "uvicorn", "orjson", "prometheus_client"):
 from agentenv.retrievers.service.app import make_app  # noqa: E402
 from agentenv.retrievers.service.service import Limits, Service  # noqa: E402
 
-QUICK = Patience(timeout_s=30.0, pause_s=0.001, tries=3)
+QUICK = RetryPolicy(timeout_s=30.0, pause_s=0.001, tries=3)
 
 
 def behind(retriever: Retriever, *, token: str | None = None, **limits: Any) -> RemoteRetriever:
     """A client of a server in the same process."""
     service = Service(Limits(**limits), token=token)
     service.open({"corpus": retriever})
-    return RemoteRetriever("http://test", patience=QUICK, transport=httpx.ASGITransport(make_app(service)))
+    return RemoteRetriever("http://test", timeouts=QUICK, transport=httpx.ASGITransport(make_app(service)))
 
 
 class TestRemote(RetrieverContract):
@@ -80,7 +80,7 @@ def card(**changes: Any) -> dict[str, Any]:
 
 
 def fault_of(**replies: Any) -> str:
-    retriever = RemoteRetriever("http://test", patience=QUICK, transport=Replies(**replies))
+    retriever = RemoteRetriever("http://test", timeouts=QUICK, transport=Replies(**replies))
     with pytest.raises(RetrieverFault) as caught:
         asyncio.run(retriever.search(["herring"], 3))
     return str(caught.value)
@@ -168,7 +168,7 @@ def test_documents() -> None:
 def test_a_full_queue_is_waited_for(serving: Any) -> None:
     # One place, eight clients: all are served in the end, because 429 is tried again.
     with serving({"corpus": InMemoryRetriever(DOCUMENTS)}, queue=1, cache=0) as url:
-        retriever = RemoteRetriever(url, patience=Patience(timeout_s=60.0, tries=60))
+        retriever = RemoteRetriever(url, timeouts=RetryPolicy(timeout_s=60.0, tries=60))
 
         async def crowd() -> list[list[list[Passage]]]:
             return await asyncio.gather(*(retriever.search([f"herring {n}"], 1) for n in range(8)))

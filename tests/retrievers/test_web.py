@@ -13,12 +13,12 @@ import pytest
 
 from agentenv.core.types import Passage
 from agentenv.errors import ConfigurationError, RetrieverFault, UnknownName
-from agentenv.retrievers.calls import Patience
+from agentenv.retrievers.http_client import RetryPolicy
 from agentenv.retrievers.retriever_spec import make_retriever
 from agentenv.retrievers.web import BLOCKED_VARIABLE, WebRetriever
 
 KEY = "k3y-of-a-test"
-QUICK = Patience(timeout_s=30.0, pause_s=0.001, tries=3)
+QUICK = RetryPolicy(timeout_s=30.0, pause_s=0.001, tries=3)
 
 
 class Engine:

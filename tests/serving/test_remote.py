@@ -27,11 +27,11 @@ from agentenv.errors import (  # noqa: E402
     RetrieverFault,
     SnapshotError,
 )
-from agentenv.serving.link import Patience  # noqa: E402
+from agentenv.serving.link import LinkTimeouts  # noqa: E402
 from agentenv.serving.remote import RemoteEnv  # noqa: E402
 
 WAIT_S = 60.0
-QUICK = Patience(call_s=WAIT_S, place_s=0.0, pause_s=0.01)
+QUICK = LinkTimeouts(call_s=WAIT_S, place_s=0.0, pause_s=0.01)
 
 
 class Process:
@@ -116,7 +116,7 @@ def test_check_takes_a_remote_environment(calculator: str, capsys: pytest.Captur
 
 def test_errors_keep_their_class(serving: Any, house: Any) -> None:
     with serving(lambda: house) as served:
-        env = RemoteEnv(served.url, patience=QUICK)
+        env = RemoteEnv(served.url, timeouts=QUICK)
         env.reset()
         for action, kind in (("fault", RetrieverFault), ("crash", EnvFault), ("nan", EnvFault)):
             with pytest.raises(kind):
@@ -138,12 +138,12 @@ def test_errors_keep_their_class(serving: Any, house: Any) -> None:
 
 def test_a_full_server_is_waited_for(serving: Any, house: Any) -> None:
     with serving(lambda: house, sessions=1, wait_s=0.05) as served:
-        first = RemoteEnv(served.url, patience=QUICK)
+        first = RemoteEnv(served.url, timeouts=QUICK)
         first.reset()
-        second = RemoteEnv(served.url, patience=QUICK)
+        second = RemoteEnv(served.url, timeouts=QUICK)
         with pytest.raises(EnvFault, match="had no place"):
             second.reset()
-        patient = RemoteEnv(served.url, patience=Patience(place_s=WAIT_S, pause_s=0.01))
+        patient = RemoteEnv(served.url, timeouts=LinkTimeouts(place_s=WAIT_S, pause_s=0.01))
         threading.Timer(0.3, first.close).start()
         assert patient.reset()[0]
         with pytest.raises(SnapshotError, match="places are taken"):
@@ -158,7 +158,7 @@ def test_a_step_that_is_given_up_costs_its_connection_alone(serving: Any, house:
             await env.astep("wait")
 
     with serving(lambda: house) as served:
-        env = RemoteEnv(served.url, patience=QUICK)
+        env = RemoteEnv(served.url, timeouts=QUICK)
         env.reset()
         with pytest.raises(TimeoutError):
             asyncio.run(hurried(env))
@@ -172,7 +172,7 @@ def test_a_step_that_is_given_up_costs_its_connection_alone(serving: Any, house:
 
 def test_a_late_answer_is_a_fault(serving: Any, house: Any) -> None:
     with serving(lambda: house) as served:
-        env = RemoteEnv(served.url, patience=Patience(call_s=0.3))
+        env = RemoteEnv(served.url, timeouts=LinkTimeouts(call_s=0.3))
         env.reset()
         with pytest.raises(EnvFault, match=r"no answer within 0\.3 s"):
             env.step("wait")
@@ -181,7 +181,7 @@ def test_a_late_answer_is_a_fault(serving: Any, house: Any) -> None:
 
 def test_a_server_that_is_killed_is_a_fault() -> None:
     process = Process("agentenv/Calculator-v0")
-    env = RemoteEnv(process.url, patience=QUICK)
+    env = RemoteEnv(process.url, timeouts=QUICK)
     env.reset(seed=0)
     process.end(signal.SIGKILL)
     with pytest.raises(EnvFault):
@@ -211,7 +211,7 @@ class Stuck(Env):
 def test_an_environment_that_never_returns_does_not_keep_the_server_alive(tmp_path: Path) -> None:
     (tmp_path / "stuck.py").write_text(STUCK, encoding="utf-8")
     process = Process("stuck:Stuck", "--timeout", "0.3", folder=tmp_path)
-    env = RemoteEnv(process.url, patience=QUICK)
+    env = RemoteEnv(process.url, timeouts=QUICK)
     env.reset()
     with pytest.raises(EnvFault, match=r"longer than 0\.3 s"):
         env.step("a")
@@ -224,7 +224,7 @@ def test_the_token_is_sent(serving: Any, house: Any, monkeypatch: pytest.MonkeyP
         with pytest.raises(ConfigurationError, match="wants a bearer token"):
             RemoteEnv(served.url)
         monkeypatch.setenv("AGENTENV_SERVE_TOKEN", "secret")
-        env = RemoteEnv(served.url, patience=QUICK)
+        env = RemoteEnv(served.url, timeouts=QUICK)
         env.reset()
         env.close()
         monkeypatch.delenv("AGENTENV_SERVE_TOKEN")

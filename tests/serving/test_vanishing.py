@@ -12,8 +12,8 @@ import pytest
 from agentenv.core.types import Document
 from agentenv.envs.search.local_search import LocalSearch
 from agentenv.errors import RetrieverFault
-from agentenv.retrievers.calls import Patience as Calls
 from agentenv.retrievers.fakes import InMemoryRetriever
+from agentenv.retrievers.http_client import RetryPolicy as Calls
 from agentenv.retrievers.remote import RemoteRetriever
 from agentenv.serving.remote import RemoteEnv
 
@@ -75,7 +75,7 @@ def test_a_retriever_that_dies_mid_run_is_a_fault_at_the_remote_client(serving: 
 
         async def search(self, queries: Any, k: int) -> Any:
             if self.dead:  # a port where nobody listens
-                return await RemoteRetriever("http://127.0.0.1:9", patience=Calls(tries=1)).search(queries, k)
+                return await RemoteRetriever("http://127.0.0.1:9", timeouts=Calls(tries=1)).search(queries, k)
             return await super().search(queries, k)
 
     retriever = Dying([Document("a", "Halvik", "Halvik is a town in Norland.")])

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from agentenv.core.protocols import Retriever
 from agentenv.core.validation import sentence
 from agentenv.errors import ConfigurationError, Fault, MissingExtra, UnknownName
-from agentenv.retrievers.service.desk import QueueFull
+from agentenv.retrievers.service.query_queue import QueueFull
 from agentenv.retrievers.service.service import Service
 from agentenv.retrievers.service.wire import VERSION, AccessRequest, RetrieveRequest, SearchRequest
 from agentenv.web.gate import STOPPING, Refusal

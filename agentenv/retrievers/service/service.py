@@ -9,8 +9,8 @@ from agentenv.core.protocols import Retriever
 from agentenv.errors import UnknownName
 from agentenv.retrievers.base import batching_parts
 from agentenv.retrievers.remote import Found
-from agentenv.retrievers.service.desk import Desk, Memory
 from agentenv.retrievers.service.pages import Pages
+from agentenv.retrievers.service.query_queue import QueryQueue, ReplyCache
 from agentenv.retrievers.service.telemetry import Telemetry
 from agentenv.retrievers.service.wire import (
     DEFAULT_K,
@@ -67,18 +67,18 @@ class Service(Gate):
     def __init__(self, limits: Limits | None = None, *, token: str | None = None) -> None:
         super().__init__(token)
         self.limits = limits or Limits()
-        self.desks: dict[str, Desk] = {}
+        self.queues: dict[str, QueryQueue] = {}
         self.wanted = 0
         """Passages of all requests under way."""
-        self._memory = Memory(self.limits.cache)
+        self._cache = ReplyCache(self.limits.cache)
         self._pages: dict[str, Pages] = {}
-        self.telemetry = Telemetry(self, lambda corpus: self.desks[corpus].waiting)
+        self.telemetry = Telemetry(self, lambda corpus: self.queues[corpus].waiting)
 
     def open(self, retrievers: Mapping[str, Retriever]) -> None:
         """Begins to answer; the first corpus is the one of requests that name none."""
         for name, retriever in retrievers.items():
-            self.desks[name] = Desk(
-                name, retriever, memory=self._memory, queue=self.limits.queue, tally=self.telemetry
+            self.queues[name] = QueryQueue(
+                name, retriever, cache=self._cache, queue=self.limits.queue, metrics=self.telemetry
             )
             self.telemetry.watch(name, retriever)
             for part in batching_parts(retriever).values():
@@ -99,7 +99,7 @@ class Service(Gate):
         k = body.k if isinstance(body, SearchRequest) else body.topk or DEFAULT_K
         if k > self.limits.most_k:
             raise Refusal(422, f"k is {k}; this server gives at most {self.limits.most_k}.", "BadRequest")
-        wanted = len(body.queries) * min(k, self._desk(body.corpus or corpus).info.documents or k)
+        wanted = len(body.queries) * min(k, self._queue_of(body.corpus or corpus).info.documents or k)
         most = self.limits.passages
         if wanted > most:
             said = f"{len(body.queries)} queries with k = {k} are more than {most} passages; send several requests."
@@ -115,21 +115,21 @@ class Service(Gate):
 
     async def retrieve(self, body: RetrieveRequest, corpus: str | None) -> dict[str, Any]:
         """Search-R1's route."""
-        desk = self._desk(body.corpus or corpus)
-        found = await self._search(desk, body.queries, body.topk or DEFAULT_K, body.partial)
+        queue = self._queue_of(body.corpus or corpus)
+        found = await self._search(queue, body.queries, body.topk or DEFAULT_K, body.partial)
         reply: dict[str, Any] = {"result": [retrieved(one, body.return_scores) for one in found.passages]}
         return reply | ({"complete": False, "missing": found.missing} if found.missing else {})
 
     async def search(self, body: SearchRequest, corpus: str | None) -> dict[str, Any]:
         """Our route, versioned."""
-        desk = self._desk(body.corpus or corpus)
+        queue = self._queue_of(body.corpus or corpus)
         queries = [query.query() if isinstance(query, ContextQuery) else query for query in body.queries]
         timeout_s = min(body.timeout_s or self.limits.timeout_s, self.limits.timeout_s)
-        found = await self._search(desk, queries, body.k, body.partial, timeout_s)
+        found = await self._search(queue, queries, body.k, body.partial, timeout_s)
         return {
             "version": VERSION,
-            "corpus": desk.name,
-            "index": desk.info.fingerprint,
+            "corpus": queue.name,
+            "index": queue.info.fingerprint,
             "results": found.passages,
             "complete": not found.missing,
             "missing": found.missing,
@@ -137,14 +137,16 @@ class Service(Gate):
 
     async def access(self, body: AccessRequest, corpus: str | None) -> dict[str, Any]:
         """Whole documents by id and by address; null for one that is not there."""
-        desk = self._desk(body.corpus or corpus)
+        queue = self._queue_of(body.corpus or corpus)
         if len(body.ids) + len(body.urls) > self.limits.documents:
             raise Refusal(413, f"At most {self.limits.documents} documents a request.", "TooLarge")
-        if hasattr(desk.retriever, "documents"):
-            return {"result": await desk.retriever.documents(body.ids, body.urls)}
-        if desk.name not in self._pages:
-            raise Refusal(404, f"{desk.name} is a {desk.info.name} retriever and holds no documents to open.")
-        pages = self._pages[desk.name]
+        if hasattr(queue.retriever, "documents"):
+            return {"result": await queue.retriever.documents(body.ids, body.urls)}
+        if queue.name not in self._pages:
+            raise Refusal(
+                404, f"{queue.name} is a {queue.info.name} retriever and holds no documents to open."
+            )
+        pages = self._pages[queue.name]
         # In a thread: the first address makes the table of all titles.
         return {"result": await asyncio.to_thread(self._opened, pages, body)}
 
@@ -162,25 +164,25 @@ class Service(Gate):
 
     def info(self, corpus: str | None) -> dict[str, Any]:
         """The card of one corpus."""
-        return {"version": VERSION, **_card(self._desk(corpus))}
+        return {"version": VERSION, **_card(self._queue_of(corpus))}
 
     def health(self) -> dict[str, Any]:
         """That the process answers, and what it serves."""
         return {
             "status": self.state,
             "version": VERSION,
-            "corpora": [_card(desk) for desk in self.desks.values()],
+            "corpora": [_card(queue) for queue in self.queues.values()],
         }
 
-    def _desk(self, name: str | None) -> Desk:
+    def _queue_of(self, name: str | None) -> QueryQueue:
         if name is None:
-            return next(iter(self.desks.values()))
-        if name not in self.desks:
-            raise UnknownName.among("corpus", name, self.desks)
-        return self.desks[name]
+            return next(iter(self.queues.values()))
+        if name not in self.queues:
+            raise UnknownName.among("corpus", name, self.queues)
+        return self.queues[name]
 
     async def _search(
-        self, desk: Desk, queries: list[Any], k: int, partial: bool, timeout_s: float | None = None
+        self, queue: QueryQueue, queries: list[Any], k: int, partial: bool, timeout_s: float | None = None
     ) -> Found:
         if len(queries) > self.limits.queue:
             raise Refusal(
@@ -193,18 +195,18 @@ class Service(Gate):
                 f"A query has {longest} characters; at most {self.limits.query_chars} are taken.",
                 "TooLarge",
             )
-        found = await desk.search(queries, k, timeout_s or self.limits.timeout_s)
+        found = await queue.search(queries, k, timeout_s or self.limits.timeout_s)
         if found.missing and not partial:
             said = f"No answer from {len(found.missing)} shards; the rest would be incomplete."
             raise Refusal(503, said, "ShardsMissing", missing=found.missing)
         return found
 
 
-def _card(desk: Desk) -> dict[str, Any]:
-    retriever = desk.retriever
+def _card(queue: QueryQueue) -> dict[str, Any]:
+    retriever = queue.retriever
     encoder = getattr(getattr(retriever, "encoder", None), "id", None)
     of_index = {
         "index_spec": getattr(retriever, "spec", None),
         "threads": getattr(retriever, "threads", None),
     }
-    return {"corpus": desk.name, **asdict(desk.info), "encoder": encoder, **of_index}
+    return {"corpus": queue.name, **asdict(queue.info), "encoder": encoder, **of_index}

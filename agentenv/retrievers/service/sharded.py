@@ -7,11 +7,11 @@ from typing import Any
 
 from agentenv.core.types import Passage, Query, RetrieverInfo
 from agentenv.errors import ConfigurationError, Fault, IndexMismatch, RetrieverFault
-from agentenv.retrievers.calls import Patience
+from agentenv.retrievers.http_client import RetryPolicy
 from agentenv.retrievers.remote import Found, RemoteRetriever
 from agentenv.retrievers.service.wire import contents_of
 
-SHARD_PATIENCE = Patience(timeout_s=15.0, connect_s=2.0, tries=3)
+SHARD_PATIENCE = RetryPolicy(timeout_s=15.0, connect_s=2.0, tries=3)
 """A dead shard is given up early: whoever asked the front waits for it."""
 
 _OWN_SCALE = ("bm25", "hybrid")  # their scores depend on the block itself, so two blocks cannot be compared

@@ -58,7 +58,7 @@ class Router:
             Closed: the host or the template is gone.
         """
         while True:
-            events = self._poll.poll(self._patience())
+            events = self._poll.poll(self._timeout())
             if not events:
                 self._ask(RUN)
                 self._asked = True
@@ -72,7 +72,7 @@ class Router:
                 elif fd in self._dying:
                     self._bury(fd)
 
-    def _patience(self) -> int | None:
+    def _timeout(self) -> int | None:
         """Milliseconds to wait for something to do before the next run's fork is made ahead; None is for ever."""
         if self._asked or len(self._spares) == SPARES:
             return None

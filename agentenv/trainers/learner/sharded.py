@@ -27,7 +27,7 @@ from agentenv.trainers.learner.packing import Packed
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_PATIENCE = timedelta(hours=2)  # of the processes that follow: the longest rollouts between two orders
+_TIMEOUT = timedelta(hours=2)  # of the processes that follow: the longest rollouts between two orders
 
 
 def processes() -> int:
@@ -74,7 +74,7 @@ class ShardedLearner(Learner):
     ) -> None:
         """As ``Learner``; ``model`` is sharded in place, and equal in every process before."""
         if not dist.is_initialized():
-            dist.init_process_group("gloo", timeout=_PATIENCE)
+            dist.init_process_group("gloo", timeout=_TIMEOUT)
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         for module in (*getattr(model.get_decoder(), "layers", ()), model):
             fully_shard(module, mesh=mesh)

@@ -20,11 +20,11 @@ import pytest
 
 from agentenv.core.types import Document, Passage, Query, RetrieverInfo
 from agentenv.errors import RetrieverFault
-from agentenv.retrievers.calls import Patience
 from agentenv.retrievers.encoder import HashEncoder, Vectors
 from agentenv.retrievers.fakes import InMemoryRetriever
+from agentenv.retrievers.http_client import RetryPolicy
 from agentenv.retrievers.remote import RemoteRetriever
-from agentenv.retrievers.service.desk import Memory
+from agentenv.retrievers.service.query_queue import ReplyCache
 from agentenv.retrievers.service.sharded import ShardedRetriever
 
 for module in ("fastapi", "uvicorn", "orjson", "prometheus_client", "faiss"):
@@ -141,14 +141,14 @@ def check(outcomes: list[tuple[str, list[Passage] | RetrieverFault]]) -> tuple[i
 def test_a_server_killed_under_load(process: tuple[subprocess.Popen[str], str], serving: Any) -> None:
     child, url = process
     until_ready(url)
-    hasty = RemoteRetriever(url, patience=Patience(timeout_s=5.0, pause_s=0.001, tries=2))
+    hasty = RemoteRetriever(url, timeouts=RetryPolicy(timeout_s=5.0, pause_s=0.001, tries=2))
     outcomes = asyncio.run(load(hasty, 2, 40, child.kill))
     answers, faults = check(outcomes)
     assert len(outcomes) == 180
     assert answers >= 40
     assert faults >= 1
     # A client with patience does not notice that the server is away for a while.
-    patient = RemoteRetriever(url, patience=Patience(timeout_s=WAIT_S, tries=1000, longest_pause_s=0.2))
+    patient = RemoteRetriever(url, timeouts=RetryPolicy(timeout_s=WAIT_S, tries=1000, longest_pause_s=0.2))
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(lambda: asyncio.run(patient.search(["clock3 bridge12"], 1)))
         time.sleep(0.1)
@@ -161,12 +161,12 @@ def test_a_server_killed_under_load(process: tuple[subprocess.Popen[str], str], 
 def test_a_shard_killed_under_load(process: tuple[subprocess.Popen[str], str], serving: Any) -> None:
     child, url = process
     until_ready(url)
-    patience = Patience(timeout_s=5.0, pause_s=0.001, tries=2)
+    patience = RetryPolicy(timeout_s=5.0, pause_s=0.001, tries=2)
     other = [Document(f"e{n}", "Elsewhere", "nothing alike") for n in range(3)]
     with serving({"rows": FaissRetriever.build(other, HashEncoder())}) as second:
-        shards = ShardedRetriever([RemoteRetriever(one, patience=patience) for one in (url, second)])
+        shards = ShardedRetriever([RemoteRetriever(one, timeouts=patience) for one in (url, second)])
         with serving({"all": shards}, cache=0) as front:
-            outcomes = asyncio.run(load(RemoteRetriever(front, patience=patience), 1, 30, child.kill))
+            outcomes = asyncio.run(load(RemoteRetriever(front, timeouts=patience), 1, 30, child.kill))
             answers, faults = check(outcomes)
             assert answers >= 30
             assert faults >= 1  # never an answer out of the living shard alone
@@ -288,7 +288,7 @@ def test_a_query_of_ten_megabytes_is_refused_and_the_next_one_served(serving: An
 def test_ten_thousand_queries_in_one_request_come_back_in_order(serving: Any) -> None:
     queries = [f"query {n}" for n in range(10_000)]
     with serving({"echo": Echo()}, timeout_s=WAIT_S) as url:
-        answers = asyncio.run(RemoteRetriever(url, patience=Patience(timeout_s=WAIT_S)).search(queries, 3))
+        answers = asyncio.run(RemoteRetriever(url, timeouts=RetryPolicy(timeout_s=WAIT_S)).search(queries, 3))
         assert [found[0].id for found in answers] == queries
         assert post(url, queries=["q"] * 20_000).status_code == 413
 
@@ -340,7 +340,7 @@ def test_the_work_of_all_requests_together_is_bounded_and_given_back(serving: An
 
 
 def test_what_is_remembered_is_bounded_in_characters() -> None:
-    memory = Memory(10)
+    memory = ReplyCache(10)
     for n in range(200):
         memory.put(("index", 3, f"{n}"), ([Passage(f"{n}", "t", "x" * 9_000, 1.0)], ()))
         memory.put(("index", 3, "again"), ([Passage(f"{n}", "t", "x" * (n % 7), 1.0)], ()))

@@ -11,8 +11,8 @@ import pytest
 from agentenv.core.protocols import Retriever
 from agentenv.core.types import Document, Passage
 from agentenv.errors import ConfigurationError, IndexMismatch, RetrieverFault
-from agentenv.retrievers.calls import Patience
 from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever
+from agentenv.retrievers.http_client import RetryPolicy
 from agentenv.retrievers.remote import RemoteRetriever
 from agentenv.retrievers.retriever_contract import DOCUMENTS, RetrieverContract
 from agentenv.retrievers.service.sharded import ShardedRetriever, merge
@@ -23,14 +23,14 @@ for module in ("fastapi", "uvicorn", "orjson", "prometheus_client"):
 from agentenv.retrievers.service.app import make_app  # noqa: E402
 from agentenv.retrievers.service.service import Limits, Service  # noqa: E402
 
-QUICK = Patience(timeout_s=20.0, connect_s=5.0, pause_s=0.001, tries=2)
+QUICK = RetryPolicy(timeout_s=20.0, connect_s=5.0, pause_s=0.001, tries=2)
 
 
 def client(retriever: Retriever, url: str = "http://test") -> RemoteRetriever:
     """A client of a server in the same process."""
     service = Service(Limits(cache=0))
     service.open({"corpus": retriever})
-    return RemoteRetriever(url, patience=QUICK, transport=httpx.ASGITransport(make_app(service)))
+    return RemoteRetriever(url, timeouts=QUICK, transport=httpx.ASGITransport(make_app(service)))
 
 
 def blocks(documents: Sequence[Document], count: int = 3) -> list[Sequence[Document]]:
@@ -100,7 +100,7 @@ def test_a_shard_that_dies_behind_a_front_is_said_on_the_wire(serving: Any) -> N
             living.enter_context(serving({"rows": InMemoryRetriever(block)})) for block in blocks_of_two[:2]
         ]
         with serving({"rows": InMemoryRetriever(blocks_of_two[2])}) as last:
-            front = ShardedRetriever([RemoteRetriever(url, patience=QUICK) for url in [*urls, last]])
+            front = ShardedRetriever([RemoteRetriever(url, timeouts=QUICK) for url in [*urls, last]])
             url = living.enter_context(serving({"all": front}))
             whole = httpx.post(f"{url}/v1/search", json=ask, timeout=60).json()
             assert (whole["complete"], whole["missing"]) == (True, [])
@@ -121,7 +121,7 @@ def test_a_shard_that_dies_behind_a_front_is_said_on_the_wire(serving: Any) -> N
         partial = httpx.post(f"{url}/retrieve", json=ask | {"partial": True}, timeout=60).json()
         assert (partial["complete"], partial["missing"]) == (False, [last])
         with pytest.raises(RetrieverFault, match="No answer from 1 shards"):
-            asyncio.run(RemoteRetriever(url, patience=QUICK).search(["Orla Venn"], 5))
+            asyncio.run(RemoteRetriever(url, timeouts=QUICK).search(["Orla Venn"], 5))
 
 
 def test_documents_are_found_in_whatever_shard_holds_them() -> None:

@@ -24,7 +24,7 @@ _SHOWN = 200  # characters of a server's own words in an error
 
 
 @dataclass(frozen=True)
-class Patience:
+class RetryPolicy:
     """How long a call is waited for and how often it is made."""
 
     timeout_s: float = 60.0
@@ -53,7 +53,7 @@ class Request:
     params: Mapping[str, str] = field(default_factory=dict)
 
 
-class _Again(Exception):
+class _RetryableError(Exception):
     """This try failed and another may not."""
 
     def __init__(self, reason: str, after_s: float = 0.0) -> None:
@@ -61,12 +61,12 @@ class _Again(Exception):
         self.after_s = after_s
 
 
-class Caller:
+class HTTPClient:
     """Makes calls to one address. It may be used from several event loops; each has its own connections.
 
     Args:
         base: the address, http or https.
-        patience: bounds.
+        retry_policy: bounds.
         headers: sent with every call; never logged, never in an error.
         transport: what carries the calls; None is the network.
 
@@ -78,12 +78,12 @@ class Caller:
         self,
         base: str,
         *,
-        patience: Patience | None = None,
+        retry_policy: RetryPolicy | None = None,
         headers: Mapping[str, str] | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.base = base.rstrip("/")
-        self.patience = patience or Patience()
+        self.retry_policy = retry_policy or RetryPolicy()
         try:
             url = httpx.URL(self.base)
         except httpx.InvalidURL as error:
@@ -111,13 +111,13 @@ class Caller:
         began = time.monotonic()
         reason, tries = "", 0
         try:
-            async with asyncio.timeout(self.patience.timeout_s):
-                for tries in range(1, self.patience.tries + 1):
+            async with asyncio.timeout(self.retry_policy.timeout_s):
+                for tries in range(1, self.retry_policy.tries + 1):
                     try:
                         return await self._hedged(request)
-                    except _Again as again:
+                    except _RetryableError as again:
                         reason, after_s = str(again), again.after_s
-                    if tries < self.patience.tries:
+                    if tries < self.retry_policy.tries:
                         await asyncio.sleep(self._pause(tries, after_s))
         except TimeoutError:
             reason = reason or "no answer yet"
@@ -126,18 +126,18 @@ class Caller:
             f"the last ended with: {reason}."
         )
 
-    def call_now(self, request: Request) -> Any:
+    def call_sync(self, request: Request) -> Any:
         """`call` for code that cannot await, inside a running event loop or outside of one."""
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(asyncio.run, self.call(request)).result()
 
     async def _hedged(self, request: Request) -> Any:
         """One try, or the first answer of two."""
-        if self.patience.hedge_after_s is None:
+        if self.retry_policy.hedge_after_s is None:
             return await self._try(request)
         tries = {asyncio.create_task(self._try(request))}
         try:
-            done, _ = await asyncio.wait(tries, timeout=self.patience.hedge_after_s)
+            done, _ = await asyncio.wait(tries, timeout=self.retry_policy.hedge_after_s)
             if not done:
                 tries.add(asyncio.create_task(self._try(request)))
             pending = set(tries)
@@ -160,11 +160,11 @@ class Caller:
                 params=dict(request.params) or None,
             )
         except _BROKEN as error:
-            raise _Again(f"{type(error).__name__}{f' ({error})' if str(error) else ''}") from error
+            raise _RetryableError(f"{type(error).__name__}{f' ({error})' if str(error) else ''}") from error
         except (httpx.HTTPError, UnicodeEncodeError) as error:
             raise RetrieverFault(f"{self.base}{request.path}: {type(error).__name__}: {error}") from error
         if response.status_code in RETRIED:
-            raise _Again(_words(response), retry_after(response.headers.get("retry-after")) or 0.0)
+            raise _RetryableError(_words(response), retry_after(response.headers.get("retry-after")) or 0.0)
         if response.status_code != httpx.codes.OK:
             raise RetrieverFault(f"{self.base}{request.path}: {_words(response)}")
         try:
@@ -175,22 +175,22 @@ class Caller:
             ) from error
 
     def _pause(self, tries: int, after_s: float) -> float:
-        longest_s = self.patience.longest_pause_s
+        longest_s = self.retry_policy.longest_pause_s
         return max(
-            after_s, backoff(tries, first_s=self.patience.pause_s, longest_s=longest_s, rng=self._random)
+            after_s, backoff(tries, first_s=self.retry_policy.pause_s, longest_s=longest_s, rng=self._random)
         )
 
     async def _client(self) -> httpx.AsyncClient:
         """The client of the running loop, closed when the loop shuts down its asynchronous generators."""
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
-            patience = self.patience
+            retry_policy = self.retry_policy
             client = httpx.AsyncClient(
                 headers=self._headers,
-                timeout=httpx.Timeout(patience.timeout_s, connect=patience.connect_s),
+                timeout=httpx.Timeout(retry_policy.timeout_s, connect=retry_policy.connect_s),
                 limits=httpx.Limits(
-                    max_connections=patience.connections,
-                    max_keepalive_connections=patience.connections,
+                    max_connections=retry_policy.connections,
+                    max_keepalive_connections=retry_policy.connections,
                     keepalive_expiry=_KEEPALIVE_S,
                 ),
                 transport=self._transport,

@@ -1,4 +1,4 @@
-"""The desk of a retrieval server: each distinct query is computed once, and no more are taken than can wait.
+"""The query queue of a retrieval server: each distinct query is computed once, and no more are taken than can wait.
 
 A query that was answered lately is answered from memory; one that is being computed is waited for; any other one takes
 a place in a bounded queue and goes to the retriever, whose own batcher puts it in one batch with all that wait.
@@ -32,15 +32,15 @@ class QueueFull(AgentEnvError):
     """No place is free; try again later."""
 
 
-class Tally(Protocol):
-    """Counts what a desk does."""
+class QueryMetrics(Protocol):
+    """Counts what a query queue does."""
 
     def queries(self, corpus: str, source: str, count: int) -> None:
         """``count`` queries were blank, cached, joined or searched."""
 
 
-class Memory:
-    """The replies that were used last, by (index, k, normalised query); shared by all desks of a server.
+class ReplyCache:
+    """The replies that were used last, by (index, k, normalised query); shared by all query queues of a server.
 
     It is bounded in characters too: a reply may hold a thousand passages, and a query 32,768 characters.
 
@@ -80,7 +80,7 @@ def _chars(key: Key, reply: Reply) -> int:
 
 
 @dataclass(eq=False)
-class _Flight:
+class _InflightQuery:
     """One query on its way through the retriever."""
 
     key: Key
@@ -93,32 +93,34 @@ class _Flight:
 class _Group:
     """What one request added to the queue, and how many requests still want any of it."""
 
-    flights: list[_Flight] = field(default_factory=list)
+    inflight: list[_InflightQuery] = field(default_factory=list)
     wanted_by: int = 0
     task: "asyncio.Task[None] | None" = None
 
 
-class Desk:
+class QueryQueue:
     """Takes the searches over one corpus.
 
     Args:
         name: of the corpus.
         retriever: answers.
-        memory: remembers replies; shared between desks.
+        cache: remembers replies; shared between query queues.
         queue: most queries that may wait or be under way.
-        tally: counts.
+        metrics: counts.
     """
 
-    def __init__(self, name: str, retriever: Retriever, *, memory: Memory, queue: int, tally: Tally) -> None:
+    def __init__(
+        self, name: str, retriever: Retriever, *, cache: ReplyCache, queue: int, metrics: QueryMetrics
+    ) -> None:
         self.name = name
         self.retriever = retriever
         self.info = retriever.info()
         self.queue = queue
         self.waiting = 0
         """Queries that wait or are under way."""
-        self._memory = memory
-        self._tally = tally
-        self._flights: dict[Key, _Flight] = {}
+        self._cache = cache
+        self._metrics = metrics
+        self._inflight: dict[Key, _InflightQuery] = {}
 
     async def search(self, queries: Sequence[Query | str], k: int, timeout_s: float) -> Found:
         """What the retriever finds, in the order of the queries.
@@ -131,30 +133,30 @@ class Desk:
         texts = texts_of(queries, k)
         keys = [self._key(query, text, k) for query, text in zip(queries, texts, strict=True)]
         replies: dict[Key, Reply] = {}
-        flights: dict[Key, _Flight] = {}
+        inflight: dict[Key, _InflightQuery] = {}
         new: dict[Key, Query | str] = {}
         for key, query, text in zip(keys, queries, texts, strict=True):
-            if key in replies or key in flights or key in new:
+            if key in replies or key in inflight or key in new:
                 continue
-            if (known := _EMPTY if not text else self._memory.get(key)) is not None:
+            if (known := _EMPTY if not text else self._cache.get(key)) is not None:
                 replies[key] = known
-            elif (flight := self._flights.get(key)) is not None:
-                flights[key] = flight
+            elif (flight := self._inflight.get(key)) is not None:
+                inflight[key] = flight
             else:
                 new[key] = query if isinstance(query, Query) and self.info.contextual else text
         blank = sum(not text for text in texts)
         counts = {
             "blank": blank,
             "cached": len(replies) - bool(blank),
-            "joined": len(flights),
+            "joined": len(inflight),
             "searched": len(new),
         }
-        flights |= self._take_off(new, k)
+        inflight |= self._enqueue(new, k)
         for source, count in counts.items():
-            self._tally.queries(self.name, source, count)
-        if flights:
-            await self._wait(list(flights.values()), timeout_s)
-        replies |= {key: flight.reply.result() for key, flight in flights.items()}
+            self._metrics.queries(self.name, source, count)
+        if inflight:
+            await self._wait(list(inflight.values()), timeout_s)
+        replies |= {key: flight.reply.result() for key, flight in inflight.items()}
         missing = dict.fromkeys(shard for key in keys for shard in replies[key][1])
         return Found([replies[key][0] for key in keys], tuple(missing))
 
@@ -164,7 +166,7 @@ class Desk:
         # Where the context decides, each query is one of its own: nothing is shared or remembered.
         return (object(),) if self.info.contextual else (self.info.fingerprint, k, text)
 
-    def _take_off(self, new: dict[Key, Query | str], k: int) -> dict[Key, _Flight]:
+    def _enqueue(self, new: dict[Key, Query | str], k: int) -> dict[Key, _InflightQuery]:
         """Puts queries into the queue and has them answered, whoever stops waiting."""
         if self.waiting + len(new) > self.queue:
             raise QueueFull(
@@ -173,53 +175,55 @@ class Desk:
         if not new:
             return {}
         group, loop = _Group(), asyncio.get_running_loop()
-        flights = {key: _Flight(key, query, group, loop.create_future()) for key, query in new.items()}
-        group.flights = list(flights.values())
-        self._flights |= flights
-        self.waiting += len(flights)
-        group.task = loop.create_task(self._fly(group, k))
-        return flights
+        inflight = {
+            key: _InflightQuery(key, query, group, loop.create_future()) for key, query in new.items()
+        }
+        group.inflight = list(inflight.values())
+        self._inflight |= inflight
+        self.waiting += len(inflight)
+        group.task = loop.create_task(self._run_group(group, k))
+        return inflight
 
-    async def _wait(self, flights: list[_Flight], timeout_s: float) -> None:
-        groups = {flight.group for flight in flights}
+    async def _wait(self, inflight: list[_InflightQuery], timeout_s: float) -> None:
+        groups = {flight.group for flight in inflight}
         for group in groups:
             group.wanted_by += 1
         try:
-            _, late = await asyncio.wait({flight.reply for flight in flights}, timeout=timeout_s)
+            _, late = await asyncio.wait({flight.reply for flight in inflight}, timeout=timeout_s)
             if late:
                 raise TimeoutError(f"{self.name}: no answer within {timeout_s:g} s.")
         finally:
             for group in groups:
                 group.wanted_by -= 1
                 if not group.wanted_by and group.task is not None and not group.task.done():
-                    self._land(group.flights)  # at once, so that nobody joins what is about to be dropped
+                    self._release(group.inflight)  # at once, so that nobody joins what is about to be dropped
                     group.task.cancel()
 
-    async def _fly(self, group: _Group, k: int) -> None:
+    async def _run_group(self, group: _Group, k: int) -> None:
         """Answers the queries of one request, a chunk after the other."""
         try:
-            for start in range(0, len(group.flights), _CHUNK):
-                await self._answer(group.flights[start : start + _CHUNK], k)
+            for start in range(0, len(group.inflight), _CHUNK):
+                await self._answer(group.inflight[start : start + _CHUNK], k)
         finally:
-            self._land(group.flights)
-            for flight in group.flights:
+            self._release(group.inflight)
+            for flight in group.inflight:
                 flight.reply.cancel()
 
-    async def _answer(self, flights: list[_Flight], k: int) -> None:
+    async def _answer(self, inflight: list[_InflightQuery], k: int) -> None:
         try:
-            found = await self._ask([flight.query for flight in flights], k)
+            found = await self._ask([flight.query for flight in inflight], k)
         except Exception as error:
-            self._land(flights)
-            for flight in flights:
+            self._release(inflight)
+            for flight in inflight:
                 flight.reply.set_exception(error)
                 flight.reply.exception()  # seen, even if nobody waits any more
             return
-        self._land(flights)
-        for flight, passages in zip(flights, found.passages, strict=True):
+        self._release(inflight)
+        for flight, passages in zip(inflight, found.passages, strict=True):
             reply = (passages, found.missing)
             flight.reply.set_result(reply)
-            if self._memory.size and not self.info.contextual and not found.missing:
-                self._memory.put(flight.key, reply)
+            if self._cache.size and not self.info.contextual and not found.missing:
+                self._cache.put(flight.key, reply)
 
     async def _ask(self, queries: list[Query | str], k: int) -> Found:
         partial = getattr(self.retriever, "search_partial", None)
@@ -228,9 +232,9 @@ class Desk:
             return found
         return Found(await self.retriever.search(queries, k))
 
-    def _land(self, flights: list[_Flight]) -> None:
+    def _release(self, inflight: list[_InflightQuery]) -> None:
         """Frees the places of flights, each once."""
-        for flight in flights:
-            if self._flights.get(flight.key) is flight:
-                del self._flights[flight.key]
+        for flight in inflight:
+            if self._inflight.get(flight.key) is flight:
+                del self._inflight[flight.key]
                 self.waiting -= 1

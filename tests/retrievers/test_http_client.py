@@ -9,10 +9,10 @@ import httpx
 import pytest
 
 from agentenv.errors import ConfigurationError, RetrieverFault
-from agentenv.retrievers.calls import Caller, Patience, Request
+from agentenv.retrievers.http_client import HTTPClient, Request, RetryPolicy
 
 ASK = Request("POST", "/ask", {"q": "who?"})
-QUICK = Patience(timeout_s=20.0, pause_s=0.001, tries=4)
+QUICK = RetryPolicy(timeout_s=20.0, pause_s=0.001, tries=4)
 
 Reply = httpx.Response | Exception | float
 """A response, an error of the connection, or seconds of silence."""
@@ -40,8 +40,8 @@ def good() -> httpx.Response:
     return httpx.Response(200, json={"answer": "Orla"})
 
 
-def call(line: Line, patience: Patience = QUICK) -> object:
-    return asyncio.run(Caller("http://server:8000/", patience=patience, transport=line).call(ASK))
+def call(line: Line, patience: RetryPolicy = QUICK) -> object:
+    return asyncio.run(HTTPClient("http://server:8000/", retry_policy=patience, transport=line).call(ASK))
 
 
 def test_a_call_sends_json_and_returns_json() -> None:
@@ -87,25 +87,27 @@ def test_tries_are_bounded() -> None:
 def test_the_deadline_covers_every_try() -> None:
     began = time.monotonic()
     with pytest.raises(RetrieverFault, match="the last ended with: status 503: busy"):
-        call(Line(httpx.Response(503, text="busy", headers={"Retry-After": "600"})), Patience(timeout_s=0.2))
+        call(
+            Line(httpx.Response(503, text="busy", headers={"Retry-After": "600"})), RetryPolicy(timeout_s=0.2)
+        )
     with pytest.raises(RetrieverFault, match=r"1 tries .* no answer yet"):
-        call(Line(600.0), Patience(timeout_s=0.2))
+        call(Line(600.0), RetryPolicy(timeout_s=0.2))
     assert time.monotonic() - began < 300
 
 
 def test_a_server_may_ask_for_a_longer_pause() -> None:
-    caller = Caller("http://server", patience=Patience(pause_s=0.01))
-    assert caller._pause(1, 7.0) == 7.0
-    assert 0.005 <= caller._pause(1, 0.0) <= 0.015
-    assert 0.02 <= caller._pause(3, 0.0) <= 0.06
-    assert caller._pause(99, 0.0) <= 7.5  # longest_pause_s and half of it
+    client = HTTPClient("http://server", retry_policy=RetryPolicy(pause_s=0.01))
+    assert client._pause(1, 7.0) == 7.0
+    assert 0.005 <= client._pause(1, 0.0) <= 0.015
+    assert 0.02 <= client._pause(3, 0.0) <= 0.06
+    assert client._pause(99, 0.0) <= 7.5  # longest_pause_s and half of it
     assert (
-        len({caller._pause(1, 0.0) for _ in range(9)}) > 1
+        len({client._pause(1, 0.0) for _ in range(9)}) > 1
     )  # spread, so that clients do not return together
 
 
 def test_no_hedging_by_default() -> None:
-    assert Patience().hedge_after_s is None
+    assert RetryPolicy().hedge_after_s is None
     line = Line(0.1)
     assert call(line) == "late"
     assert len(line.calls) == 1
@@ -113,12 +115,12 @@ def test_no_hedging_by_default() -> None:
 
 def test_hedging_takes_the_first_good_answer() -> None:
     line = Line(600.0, good())
-    assert call(line, Patience(timeout_s=60.0, hedge_after_s=0.01)) == {"answer": "Orla"}
+    assert call(line, RetryPolicy(timeout_s=60.0, hedge_after_s=0.01)) == {"answer": "Orla"}
     assert len(line.calls) == 2
 
 
 def test_hedging_waits_for_the_second_where_one_fails() -> None:
-    hedged = Patience(timeout_s=60.0, hedge_after_s=0.01, tries=1)
+    hedged = RetryPolicy(timeout_s=60.0, hedge_after_s=0.01, tries=1)
     line = Line(0.2, httpx.ConnectError("refused"))
     assert call(line, hedged) == "late"
     with pytest.raises(RetrieverFault, match="refused"):
@@ -133,38 +135,38 @@ def test_something_else_than_json_is_a_sentence() -> None:
 @pytest.mark.parametrize("address", ["", "server:80", "ftp://server", "http://", "http://[::1"])
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigurationError, match="is no address"):
-        Caller(address)
+        HTTPClient(address)
 
 
 def test_a_password_in_an_address_is_refused_and_not_shown() -> None:
     with pytest.raises(ConfigurationError, match="The address of server holds a password") as caught:
-        Caller("http://user:s3cret@server")
+        HTTPClient("http://user:s3cret@server")
     assert "s3cret" not in str(caught.value)
 
 
 def test_secrets_stand_in_no_log_and_no_error(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    caller = Caller(
+    client = HTTPClient(
         "http://server",
-        patience=QUICK,
+        retry_policy=QUICK,
         headers={"X-API-KEY": "s3cret"},
         transport=Line(httpx.Response(403, text="no")),
     )
     with pytest.raises(RetrieverFault) as caught:
-        asyncio.run(caller.call(ASK))
-    assert "s3cret" not in f"{caught.value!r} {caller!r} {caplog.text}"
+        asyncio.run(client.call(ASK))
+    assert "s3cret" not in f"{caught.value!r} {client!r} {caplog.text}"
 
 
 def test_one_caller_serves_several_event_loops_and_code_without_one() -> None:
-    caller = Caller("http://server", transport=Line(good()))
+    client = HTTPClient("http://server", transport=Line(good()))
 
     async def inside() -> object:
-        return caller.call_now(ASK)
+        return client.call_sync(ASK)
 
     answers = [
-        asyncio.run(caller.call(ASK)),
-        asyncio.run(caller.call(ASK)),
-        caller.call_now(ASK),
+        asyncio.run(client.call(ASK)),
+        asyncio.run(client.call(ASK)),
+        client.call_sync(ASK),
         asyncio.run(inside()),
     ]
     assert answers == [{"answer": "Orla"}] * 4

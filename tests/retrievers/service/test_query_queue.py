@@ -1,4 +1,4 @@
-"""The desk computes each distinct query once, holds no more than its queue, and never mixes up whose answer is whose."""
+"""The query queue computes each distinct query once, is bounded, and never mixes up whose answer is whose."""
 
 import asyncio
 from collections import Counter
@@ -10,7 +10,7 @@ import pytest
 from agentenv.core.types import Passage, Query, QueryContext, RetrieverInfo
 from agentenv.errors import ConfigurationError, RetrieverFault
 from agentenv.retrievers.remote import Found
-from agentenv.retrievers.service.desk import Desk, Memory, QueueFull
+from agentenv.retrievers.service.query_queue import QueryQueue, QueueFull, ReplyCache
 
 TIMEOUT_S = 60.0
 
@@ -57,14 +57,14 @@ class Counts(Counter[str]):
 
 
 class Room:
-    """A desk and what it needs."""
+    """A query queue and what it needs."""
 
     def __init__(self, *, cache: int = 0, queue: int = 100, **gate: Any) -> None:
         self.gate, self.counts = Gate(**gate), Counts()
-        self.desk = Desk("wiki", self.gate, memory=Memory(cache), queue=queue, tally=self.counts)
+        self.queue = QueryQueue("wiki", self.gate, cache=ReplyCache(cache), queue=queue, metrics=self.counts)
 
     async def ask(self, *queries: str | Query, k: int = 1, timeout_s: float = TIMEOUT_S) -> list[list[str]]:
-        found = await self.desk.search(queries, k, timeout_s)
+        found = await self.queue.search(queries, k, timeout_s)
         return [[passage.id for passage in passages] for passages in found.passages]
 
     async def hold(self, *asks: Coroutine[Any, Any, Any]) -> "list[asyncio.Task[Any]]":
@@ -99,10 +99,10 @@ def test_a_query_under_way_is_joined_and_not_asked_again() -> None:
         room = Room()
         tasks = await room.hold(room.ask("a", "b"), room.ask("b", "c"), room.ask("a", k=2))
         assert room.gate.batches == [["a", "b"], ["c"], ["a"]]
-        assert room.desk.waiting == 4
+        assert room.queue.waiting == 4
         room.gate.opened.set()
         assert await asyncio.gather(*tasks) == [[["a/0"], ["b/0"]], [["b/0"], ["c/0"]], [["a/0", "a/1"]]]
-        assert room.desk.waiting == 0
+        assert room.queue.waiting == 0
         await room.ask("a")
         assert room.gate.batches[-1] == ["a"]  # without a memory it is asked again
 
@@ -133,7 +133,7 @@ def test_the_queue_is_bounded_and_frees_its_places() -> None:
         assert await room.ask("x", "y", "z") == [["x/0"], ["y/0"], ["z/0"]]
         with pytest.raises(QueueFull):
             await room.ask("x", "y", "z", "w")
-        assert room.desk.waiting == 0
+        assert room.queue.waiting == 0
 
     run(scene())
 
@@ -147,7 +147,7 @@ def test_a_late_answer_is_a_timeout_and_what_nobody_wants_is_dropped() -> None:
         with pytest.raises(TimeoutError):
             await room.ask("b", timeout_s=0.01)
         await asyncio.sleep(0.01)
-        assert (room.gate.cancelled, room.desk.waiting) == (1, 1)  # b is gone, a is waited for
+        assert (room.gate.cancelled, room.queue.waiting) == (1, 1)  # b is gone, a is waited for
         room.gate.opened.set()
         assert await patient == [["a/0"]]
 
@@ -163,7 +163,7 @@ def test_nobody_joins_what_is_being_dropped() -> None:
         room.gate.opened.set()
         assert await tasks[0] == [["a/0"]]
         assert room.gate.batches == [["a"], ["a"]]
-        assert room.desk.waiting == 0
+        assert room.queue.waiting == 0
 
     run(scene())
 
@@ -178,7 +178,7 @@ def test_a_failure_reaches_all_who_wait_and_is_not_remembered() -> None:
             assert isinstance(outcome, RetrieverFault)
         room.gate.failing = False
         assert await room.ask("a") == [["a/0"]]
-        assert room.desk.waiting == 0
+        assert room.queue.waiting == 0
 
     run(scene())
 
@@ -210,10 +210,10 @@ def test_an_incomplete_answer_says_who_is_missing_and_is_not_remembered() -> Non
     async def scene() -> None:
         room = Room(cache=9, missing=("shard-2",))
         for _ in range(2):
-            assert (await room.desk.search(["a", "b"], 1, TIMEOUT_S)).missing == ("shard-2",)
+            assert (await room.queue.search(["a", "b"], 1, TIMEOUT_S)).missing == ("shard-2",)
         assert len(room.gate.batches) == 2
         room.gate.missing = ()
-        assert (await room.desk.search(["a"], 1, TIMEOUT_S)).missing == ()
+        assert (await room.queue.search(["a"], 1, TIMEOUT_S)).missing == ()
 
     run(scene())
 
