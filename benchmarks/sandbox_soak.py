@@ -44,7 +44,7 @@ PROGRAMS: dict[str, tuple[str, Limits, ExecStatus, str]] = {
 }
 RIGHT = "as it should"
 ENGINE_S = 60.0
-SETTLE_S = 0.5  # in which every zygote makes its next warden
+SETTLE_S = 0.5  # in which every zygote makes its next supervisor
 SPARE = {"descriptors": 4, "processes": 4, "owner_mib": 24.0, "jails_mib": 64.0, "inodes": 20}
 """By how much the last census may exceed the first."""
 

@@ -55,7 +55,7 @@ def packed_call(call: Call) -> list[Any]:
 
 
 def result_of(answer: dict[str, Any], queued: float = 0.0, calls: int = 0) -> ExecResult:
-    """The typed result of what a warden said, for a program that was asked for ``calls`` calls.
+    """The typed result of what a supervisor said, for a program that was asked for ``calls`` calls.
 
     Much of it is the program's own word: its texts come out as text that can be encoded.
     """

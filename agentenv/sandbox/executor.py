@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from agentenv.errors import ConfigurationError, SandboxFault
 from agentenv.sandbox.encoding import checked, packed, packed_call, result_of
-from agentenv.sandbox.jail_session import JailSession, Life
+from agentenv.sandbox.jail_session import JailSession, SessionGroup
 from agentenv.sandbox.jails import Jail, JailDied
 from agentenv.sandbox.labels import reap_orphans
 from agentenv.sandbox.pool import Pool
@@ -16,7 +16,7 @@ from agentenv.sandbox.types import Call, ExecResult, ExecStatus, ExecutorInfo, L
 
 RETRIES = 2
 OUR_OWN = 2
-"""Processes beside those that the limits of a run or a session allow: the warden, and the template of interpreters."""
+"""Processes beside those that the limits of a run or a session allow: the supervisor, and the template of interpreters."""
 SLACK_S = 15.0  # beyond a run's own limit, for a machine that is busy with other things
 
 
@@ -125,14 +125,14 @@ class JailExecutor:
             SandboxFault: it could not be started.
         """
         limits = limits or self._limits
-        life = Life(
+        group = SessionGroup(
             self._pool,
             lambda: self._pool.channel(domain, limits.processes + limits.snapshots + OUR_OWN, session=True),
             limits,
             packed(files, limits),
             snapshots == "fork",
         )
-        return JailSession(life)
+        return JailSession(group)
 
     def warm(self) -> None:
         """Waits until the pool is warm.

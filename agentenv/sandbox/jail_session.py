@@ -44,8 +44,8 @@ class Point:
 class Snapshot:
     """A moment to which its session, and that session's forks, can go back."""
 
-    def __init__(self, life: "Life", point: Point, node: int | None, size: int) -> None:
-        self.life, self.point, self.node, self.bytes = life, point, node, size
+    def __init__(self, group: "SessionGroup", point: Point, node: int | None, size: int) -> None:
+        self.group, self.point, self.node, self.bytes = group, point, node, size
         self.pinned = False
         self.released = False
 
@@ -57,11 +57,11 @@ class Snapshot:
         """Gives up what it holds; a second call does nothing."""
         if not self.released:
             self.released = True
-            self.life.forget(self)
+            self.group.forget(self)
 
 
-class Life:
-    """What all forks of a session share: one warden, the interpreters in it, the snapshots of all of them."""
+class SessionGroup:
+    """What all forks of a session share: one supervisor, the interpreters in it, the snapshots of all of them."""
 
     def __init__(
         self, pool: Pool, channel: Callable[[], Channel], limits: Limits, files: dict[str, str], freezes: bool
@@ -75,7 +75,7 @@ class Life:
         self._sessions = 0
 
     def begin(self) -> int:
-        """A new and empty interpreter, in a new warden where there is none.
+        """A new and empty interpreter, in a new supervisor where there is none.
 
         Raises:
             SandboxFault: it could not be started.
@@ -97,7 +97,7 @@ class Life:
             return name
 
     def ask(self, order: dict[str, Any], timeout_s: float = SLACK_S) -> dict[str, Any]:
-        """One order to the warden.
+        """One order to the supervisor.
 
         Raises:
             ConfigurationError: a file that cannot be written.
@@ -192,7 +192,7 @@ class Life:
                 self.end()
 
     def end(self) -> None:
-        """Ends the warden and everything in it."""
+        """Ends the supervisor and everything in it."""
         with self._lock:
             if self._channel is not None:
                 self._channel.close()
@@ -211,16 +211,16 @@ def thin(live: list[Snapshot]) -> Snapshot | None:
 class JailSession:
     """One interpreter with its files; forks of it are sessions of their own."""
 
-    def __init__(self, life: Life, point: Point | None = None, node: int | None = None) -> None:
+    def __init__(self, group: SessionGroup, point: Point | None = None, node: int | None = None) -> None:
         """Starts a new interpreter, or takes over ``node`` at ``point``."""
-        self._life = life
+        self._group = group
         self._point = point or Point()
-        self._node: int | None = life.begin() if node is None else node
+        self._node: int | None = group.begin() if node is None else node
         self._closed = False
         self._untold: ExecResult | None = None
         """What the next cell comes to where the state was lost and no result has said so: until one has, no new
         interpreter may answer."""
-        life.join(1)
+        group.join(1)
 
     def run(
         self,
@@ -236,9 +236,9 @@ class JailSession:
         order = {
             "op": "cell",
             "code": code,
-            "files": packed(files, self._life.limits),
+            "files": packed(files, self._group.limits),
             "collect": checked(collect),
-            "wall_s": wall_s or self._life.limits.wall_s,
+            "wall_s": wall_s or self._group.limits.wall_s,
             "variables": variables,
         }
         if (untold := self._untold) is not None:
@@ -246,7 +246,7 @@ class JailSession:
             return untold
         try:
             if self._node is None:
-                self._node = self._life.begin()
+                self._node = self._group.begin()
                 self._point = Point()
             return self._cell(order)[0]
         except SandboxFault as error:
@@ -256,10 +256,10 @@ class JailSession:
     def _cell(self, order: dict[str, Any]) -> tuple[ExecResult, str]:
         """Runs a cell in the present interpreter and records it; with the digest of what it showed."""
         began = time.monotonic()
-        with self._life.turn(), self._life.pool.slot():
+        with self._group.turn(), self._group.pool.slot():
             queued = time.monotonic() - began
-            answer = self._life.ask({**order, "node": self._node}, order["wall_s"] + SLACK_S)
-        self._life.lost(answer["lost"])
+            answer = self._group.ask({**order, "node": self._node}, order["wall_s"] + SLACK_S)
+        self._group.lost(answer["lost"])
         if not answer["alive"]:
             self._node = None
         shown = f"{answer['status']}\n{answer['stdout']}\n{answer['value']}\n{answer['digest']}"
@@ -280,18 +280,18 @@ class JailSession:
         self._check_open()
         if self._node is None:
             raise SnapshotRefused("no snapshot: the interpreter died; run a cell to start a new one")
-        if not self._life.freezes:
-            return Snapshot(self._life, self._point, None, 0)
-        child, size = self._life.child_of(self._node)
-        snapshot = Snapshot(self._life, self._point, self._node, size)
+        if not self._group.freezes:
+            return Snapshot(self._group, self._point, None, 0)
+        child, size = self._group.child_of(self._node)
+        snapshot = Snapshot(self._group, self._point, self._node, size)
         self._node = child
-        self._life.keep(snapshot)
+        self._group.keep(snapshot)
         return snapshot
 
     def restore(self, snapshot: Snapshot) -> None:
         """Goes back; see ``Session``. Where it cannot, the next result says that the state is lost."""
         self._check_open()
-        if snapshot.life is not self._life:
+        if snapshot.group is not self._group:
             raise SnapshotError("this snapshot belongs to another session")
         if snapshot.released:
             raise SnapshotError("this snapshot was released")
@@ -310,16 +310,16 @@ class JailSession:
 
     def _leave(self) -> None:
         if self._node is not None:
-            self._life.ask({"op": "kill", "nodes": [self._node]})
+            self._group.ask({"op": "kill", "nodes": [self._node]})
             self._node = None
 
     def _enter(self, snapshot: Snapshot) -> None:
         """Goes on from ``snapshot``, which is built again where its interpreter is gone."""
         if snapshot.node is not None:
             try:
-                self._node, _ = self._life.child_of(snapshot.node)
+                self._node, _ = self._group.child_of(snapshot.node)
             except SnapshotRefused:  # its program left a timer or something else in it that ended it since
-                self._life.drop(snapshot)
+                self._group.drop(snapshot)
         if snapshot.node is None:
             self._rebuild(snapshot)
         self._point = snapshot.point
@@ -340,20 +340,20 @@ class JailSession:
                     f"cell {number} of {len(missing)} that were run again showed something else or came too late; a "
                     "program that reads time or randomness can only be rewound to a live snapshot"
                 )
-        if self._life.freezes and self._node is not None:
+        if self._group.freezes and self._node is not None:
             self._freeze_again(snapshot, self._node)
 
     def _enter_nearest(self, point: Point) -> list[Point]:
         """Goes on from the live snapshot that lies last on the way to ``point``; the moments that are missing then."""
         while True:
-            start, missing = self._life.nearest(point)
+            start, missing = self._group.nearest(point)
             if start is None or start.node is None:
-                self._node, self._point = self._life.begin(), point.path()[0]
+                self._node, self._point = self._group.begin(), point.path()[0]
                 return missing
             try:
-                self._node, _ = self._life.child_of(start.node)
+                self._node, _ = self._group.child_of(start.node)
             except SnapshotRefused:  # its program left something in it that keeps it from forking
-                self._life.drop(start)
+                self._group.drop(start)
             else:
                 self._point = start.point
                 return missing
@@ -361,11 +361,11 @@ class JailSession:
     def _freeze_again(self, snapshot: Snapshot, node: int) -> None:
         """Makes the interpreter that came to ``snapshot`` again what stands for it, where it lets itself be frozen."""
         try:
-            self._node, snapshot.bytes = self._life.child_of(node)
+            self._node, snapshot.bytes = self._group.child_of(node)
         except SnapshotRefused:  # it stands where it should, and will have to be built again
             return
         snapshot.node = node
-        self._life.keep(snapshot)
+        self._group.keep(snapshot)
 
     @overload
     def fork(self) -> "JailSession": ...
@@ -392,24 +392,24 @@ class JailSession:
 
     def _twin(self, snapshot: Snapshot) -> "JailSession":
         if snapshot.node is None:
-            life = Life(
-                self._life.pool, self._life._open_channel, self._life.limits, self._life._files, False
+            group = SessionGroup(
+                self._group.pool, self._group._open_channel, self._group.limits, self._group._files, False
             )
-            twin = JailSession(life)
+            twin = JailSession(group)
             try:
-                twin.restore(Snapshot(life, snapshot.point, None, 0))
+                twin.restore(Snapshot(group, snapshot.point, None, 0))
             except BaseException as error:
                 twin.close()
                 if isinstance(error, StateLost):
                     raise SnapshotRefused(f"no fork: {error}") from error
                 raise
             return twin
-        child, _ = self._life.child_of(snapshot.node)
-        return JailSession(self._life, snapshot.point, child)
+        child, _ = self._group.child_of(snapshot.node)
+        return JailSession(self._group, snapshot.point, child)
 
     def read(self, *names: str) -> dict[str, bytes]:
         """The named files; those that are missing or no regular files are left out."""
-        answer = self._life.ask({"op": "files", "node": self._node, "collect": list(names)})
+        answer = self._group.ask({"op": "files", "node": self._node, "collect": list(names)})
         return {name: base64.b64decode(content) for name, content in answer["files"].items()}
 
     def close(self) -> None:
@@ -420,7 +420,7 @@ class JailSession:
                 self._leave()
             except SandboxFault:
                 self._node = None
-            self._life.join(-1)
+            self._group.join(-1)
 
     def __enter__(self) -> "JailSession":
         return self

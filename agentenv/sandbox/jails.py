@@ -63,32 +63,32 @@ def spawn(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
 
 
 class JailDied(Exception):
-    """The jail, or the one warden that was asked, is gone; the message says what is known."""
+    """The jail, or the one supervisor that was asked, is gone; the message says what is known."""
 
 
 class Channel:
-    """One warden: orders and answers, strictly in turn."""
+    """One supervisor: orders and answers, strictly in turn."""
 
     def __init__(self, jail: "Jail", number: int, processes: int) -> None:
         self._jail, self._number = jail, number
         self.processes = processes
-        """Processes that it may have at a time, its warden included."""
+        """Processes that it may have at a time, its supervisor included."""
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._serials = itertools.count(1)
         self._closed = False
 
     def deliver(self, body: bytes) -> None:
-        """Called by the jail's reader; an empty body says that the warden is gone."""
+        """Called by the jail's reader; an empty body says that the supervisor is gone."""
         self._answers.put(body)
 
     def ask(self, order: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """Sends an order and waits for its answer.
 
-        Both bear the same number: a warden that began later refuses the order, and an answer that came too late is none.
+        Both bear the same number: a supervisor that began later refuses the order, and an answer that came too late is none.
 
         Raises:
-            JailDied: the warden or its jail is gone, did not answer in time, or answered another order.
+            JailDied: the supervisor or its jail is gone, did not answer in time, or answered another order.
         """
         with self._lock:
             if self._closed:
@@ -102,15 +102,15 @@ class Channel:
                 raise JailDied(f"no answer within {timeout_s:.0f} s") from None
             if not body:
                 self.close()
-                raise JailDied(f"the warden is gone {self._jail.last_error}".rstrip())
+                raise JailDied(f"the supervisor is gone {self._jail.last_error}".rstrip())
             answer: dict[str, Any] = json.loads(body)
             if answer.pop("serial") != serial:
                 self.close()
-                raise JailDied("the warden answered another order")
+                raise JailDied("the supervisor answered another order")
         return answer
 
     def close(self) -> None:
-        """Ends the warden and all that it watches; a second call does nothing."""
+        """Ends the supervisor and all that it watches; a second call does nothing."""
         if not self._closed:
             self._closed = True
             self._jail.end(self._number)
@@ -235,7 +235,7 @@ class Jail:
             raise SandboxFault(f"a jail did not start within {timeout_s:.0f} s") from None
 
     def channel(self, processes: int = 1, *, session: bool = False) -> Channel:
-        """A new warden, which begins with the first order: that of a run, or of a session.
+        """A new supervisor, which begins with the first order: that of a run, or of a session.
 
         Args:
             processes: Processes that it may have at a time, itself included.
@@ -267,18 +267,18 @@ class Jail:
                 raise JailDied("the jail takes no orders") from error
 
     def end(self, number: int) -> None:
-        """Ends one warden."""
+        """Ends one supervisor."""
         with contextlib.suppress(JailDied):
             self.send(number, b"")
 
     @property
     def load(self) -> int:
-        """Wardens that run in it."""
+        """Supervisors that run in it."""
         return len(self._channels)
 
     @property
     def taken(self) -> int:
-        """Processes that the wardens in it may have together."""
+        """Processes that the supervisors in it may have together."""
         return sum(channel.processes for channel in tuple(self._channels.values()))
 
     def close(self) -> None:

@@ -124,7 +124,7 @@ class Pool:
             self._slots.give()
 
     def channel(self, domain: str, processes: int, *, session: bool = False) -> Channel:
-        """A new warden in a jail of ``domain``, for one run or for a session that may have so many processes at a time.
+        """A new supervisor in a jail of ``domain``, for one run or for a session that may have so many processes at a time.
 
         Raises:
             ConfigurationError: no jail has room for so many processes.

@@ -165,7 +165,7 @@ def _compile(lib: Any, *, session: bool) -> bytes:
     if session:
         made.add_rule(
             lib.NOTIFY, "clone", beside
-        )  # the warden lets an interpreter fork so when it is told to
+        )  # the supervisor lets an interpreter fork so when it is told to
         for name in SIGNALS:
             made.add_rule(lib.NOTIFY, name)
         for name in ADDRESSED:

@@ -117,7 +117,7 @@ def waiting() -> Callable[[JailExecutor], set[int]]:
 def at_rest(backend: str) -> int:
     """The fewest processes once all jails have made ready what they keep.
 
-    Each has a fork template and some wardens, each of these with the process of a run.
+    Each has a fork template and some supervisors, each of these with the process of a run.
     """
     spares, parents = 1 + 2 * SPARES, {}
     for pid, owner in labels.jails().items():
@@ -132,7 +132,7 @@ def at_rest(backend: str) -> int:
 
 
 def settled(backend: str) -> int:
-    """How many they are once that no longer changes: every jail makes new wardens after a run, when it has nothing to do."""
+    """How many they are once that no longer changes: every jail makes new supervisors after a run, when it is idle."""
     end, counts = time.monotonic() + DEADLINE_S, [-1, len(tree(backend))]
     while (counts[-1] != counts[-2] or counts[-1] < at_rest(backend)) and time.monotonic() < end:
         time.sleep(0.1)

@@ -286,7 +286,7 @@ def test_a26_sysctl(box: JailExecutor) -> None:
 
 def test_a27_read_only_root(box: JailExecutor) -> None:
     code = (
-        "import os, sys\nfor p in ('/usr/lib', '/usr/bin', '/', '/dev', os.path.dirname(os.__file__), '/proc', '/vault'):\n"
+        "import os, sys\nfor p in ('/usr/lib', '/usr/bin', '/', '/dev', os.path.dirname(os.__file__), '/proc', '/snapshots'):\n"
         " try: open(p + '/x', 'w')\n except OSError: continue\n print('wrote', p)"
     )
     assert printed(box, code) == ""

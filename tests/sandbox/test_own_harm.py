@@ -300,7 +300,7 @@ def test_a_fork_for_whose_files_there_is_no_room_pays_itself(box: JailExecutor, 
             assert result.status is ExecStatus.OK, result
             alive.append(fork)
         else:
-            pytest.fail("the vault was never full")
+            pytest.fail("the snapshot folder was never full")
         for _ in range(2):
             assert own(fork.run("6 * 7")).state_lost
             kept = alive[-1].run("(x, open('f').read())")

@@ -19,7 +19,7 @@ from agentenv.sandbox.fakes import FakeExecutor
 from agentenv.sandbox.grading import CallTest, Outcome, StdioTest, Test, grade, judge_call, matches_text
 from agentenv.sandbox.jail import frames, plain, trees
 from agentenv.sandbox.jail.output import Bounded
-from agentenv.sandbox.jail.signal_filter import Judge
+from agentenv.sandbox.jail.signal_filter import SignalFilter
 from agentenv.sandbox.jail.worker import digest
 from agentenv.sandbox.types import ExecResult, ExecStatus
 
@@ -149,23 +149,25 @@ def test_reading_and_writing_follow_no_link(tmp_path: Path) -> None:
 
 def test_the_judge_knows_whose_process_it_is() -> None:
     own, parent, group = os.getpid(), os.getppid(), os.getpgid(os.getppid())
-    judge = Judge(lambda: {own}, template=parent)
+    signal_filter = SignalFilter(lambda: {own}, template=parent)
     kill = 62
-    assert judge.allows(own, kill, (own, 9))
+    assert signal_filter.allows(own, kill, (own, 9))
     for target in (parent, 1, -1, -group):
-        assert not judge.allows(own, kill, (target & 0xFFFFFFFF, 9))
+        assert not signal_filter.allows(own, kill, (target & 0xFFFFFFFF, 9))
 
 
 def test_the_judge_lets_a_signal_reach_a_group_only_where_all_of_it_is_the_callers() -> None:
     own, kill = os.getpid(), 62
     command = [sys.executable, "-c", "input()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as child:
-        assert Judge(lambda: {own}, template=1).allows(own, kill, (-child.pid & 0xFFFFFFFF, 9))
-        assert Judge(lambda: {child.pid}, template=1).allows(child.pid, kill, (0, 9))
-        assert not Judge(lambda: {own, child.pid}, template=1).allows(own, kill, (-child.pid & 0xFFFFFFFF, 9))
+        assert SignalFilter(lambda: {own}, template=1).allows(own, kill, (-child.pid & 0xFFFFFFFF, 9))
+        assert SignalFilter(lambda: {child.pid}, template=1).allows(child.pid, kill, (0, 9))
+        assert not SignalFilter(lambda: {own, child.pid}, template=1).allows(
+            own, kill, (-child.pid & 0xFFFFFFFF, 9)
+        )
         child.communicate(b"\n")
     with subprocess.Popen(command, stdin=subprocess.PIPE) as sibling:  # in this process's group
-        assert not Judge(lambda: {own, sibling.pid}, template=1).allows(own, kill, (0, 9))
+        assert not SignalFilter(lambda: {own, sibling.pid}, template=1).allows(own, kill, (0, 9))
         sibling.communicate(b"\n")
 
 

@@ -210,7 +210,7 @@ ATTACKS = {
     "owner of a descriptor": "import fcntl\nr, w = os.pipe()\nfor p in range(1, 64):\n try: fcntl.fcntl(r, 8, p)\n except OSError: pass",
     "ptrace": "import ctypes\nfor p in range(1, 64): ctypes.CDLL(None).ptrace(16, p, 0, 0)",
     "memory": "for p in range(1, 64):\n try: open(f'/proc/{p}/mem', 'r+b').write(b'x')\n except OSError: pass",
-    "the vault": "import shutil\nfor p in ('/vault', '/box'):\n shutil.rmtree(p, ignore_errors=True)",
+    "the snapshot folder": "import shutil\nfor p in ('/snapshots', '/box'):\n shutil.rmtree(p, ignore_errors=True)",
     "fill the disk": "try: open('full', 'wb').write(bytes(8 << 20)); open('full2', 'wb').write(bytes(8 << 20))\nexcept OSError: pass",
 }
 

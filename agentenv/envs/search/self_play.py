@@ -114,7 +114,7 @@ class SearchSolver(LocalSearch):
         ranking = (await self._retriever.search([query], self._k))[0]
         return documents_shown([information(format_passages(ranking, self._snippet_words))])
 
-    async def strays(self, seed: int, count: int) -> tuple[str, ...]:
+    async def noise_passages(self, seed: int, count: int) -> tuple[str, ...]:
         """About ``count`` passages that searches for other topics show: noise for a verifier's page."""
         drawn = Random(seed).sample(self._tasks, min(count, len(self._tasks)))
         pages = [await self.found(task.question) for task in drawn]

@@ -1,4 +1,4 @@
-"""What a session's warden and its interpreters say to each other, and what the host is told of a cell.
+"""What a session's supervisor and its interpreters say to each other, and what the host is told of a cell.
 
 An interpreter's word is its program's word: an answer may be anything that a program can write, or none at all.
 """

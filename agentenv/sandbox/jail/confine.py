@@ -21,7 +21,7 @@ DEVICE_LINKS = {
 FIRST_UID, UIDS = 0x70000000, 0x08000000
 """Uids that no distribution gives away; a program takes one at random, so that two never share one."""
 OOM_FIRST = b"1000"
-"""Where the kernel itself runs out of memory, the program goes before its warden."""
+"""Where the kernel itself runs out of memory, the program goes before its supervisor."""
 FOLDER = kernel.MS_NOSUID | kernel.MS_NODEV
 KEPT_FLAGS = os.ST_NOSUID | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME
 INODES_PER_MB = 256
@@ -54,7 +54,7 @@ def hide_host(kept: list[str]) -> None:
         _bind_read_only(f"/dev/{name}", f"{new}/dev/{name}")
     for name, goal in DEVICE_LINKS.items():
         os.symlink(goal, f"{new}/dev/{name}")
-    for folder in ("/box", "/vault"):
+    for folder in ("/box", "/snapshots"):
         os.makedirs(new + folder)
     kernel.pivot_root(new)
     kernel.mount("none", "/", None, kernel.MS_BIND | kernel.MS_REMOUNT | flags)
@@ -78,7 +78,7 @@ def part() -> None:
 
 
 def draw_uid(setup: dict[str, Any]) -> int:
-    """A uid for the program of a new warden where the jail has many; 0 where it has one."""
+    """A uid for the program of a new supervisor where the jail has many; 0 where it has one."""
     if not setup["isolated"] or not setup["own_uids"]:
         return 0
     with open("/proc/self/uid_map") as stream:
@@ -87,18 +87,18 @@ def draw_uid(setup: dict[str, Any]) -> int:
     return first + int.from_bytes(os.urandom(4)) % min(UIDS, mapped - first)
 
 
-def furnish(uid: int) -> None:
+def mount_root(uid: int) -> None:
     """A run's own folder, an empty box; it belongs to ``uid`` where that is not 0."""
     kernel.mount("tmpfs", "/box", "tmpfs", FOLDER, f"size=1m,mode=755{_owned_by(uid)}")
 
 
-def enlarge(uid: int, disk_mb: int, vault_mb: int) -> None:
-    """Gives the box its size, and a session a vault for copies."""
+def enlarge(uid: int, disk_mb: int, snapshot_dir_mb: int) -> None:
+    """Gives the box its size, and a session a snapshot folder for copies."""
     resize_box(disk_mb)
-    if vault_mb:
-        inodes = vault_mb * INODES_PER_MB
-        options = f"size={vault_mb}m,nr_inodes={inodes},mode=700{_owned_by(uid)}"
-        kernel.mount("tmpfs", "/vault", "tmpfs", FOLDER, options)
+    if snapshot_dir_mb:
+        inodes = snapshot_dir_mb * INODES_PER_MB
+        options = f"size={snapshot_dir_mb}m,nr_inodes={inodes},mode=700{_owned_by(uid)}"
+        kernel.mount("tmpfs", "/snapshots", "tmpfs", FOLDER, options)
 
 
 def resize_box(disk_mb: int, held: int = 0, inodes: int = 0) -> None:
@@ -108,7 +108,7 @@ def resize_box(disk_mb: int, held: int = 0, inodes: int = 0) -> None:
 
 
 def resize_box_later(uid: int, disk_mb: int, held: int, inodes: int) -> None:
-    """``resize_box`` for a warden that acts as ``uid``: it takes its own rights back for as long as that takes."""
+    """``resize_box`` for a supervisor that acts as ``uid``: it takes its own rights back for as long as that takes."""
     if uid:
         os.seteuid(0)
     try:
@@ -123,7 +123,7 @@ def _owned_by(uid: int) -> str:
 
 
 def act_as(uid: int) -> None:
-    """Lets a warden write and signal as its program's uid, which has no such right over the warden; 0 leaves it as it is.
+    """Lets a supervisor write and signal as its program's uid, which has no such right over it; 0 leaves it as it is.
 
     Its real uid stays that of the jail's first process.
     """
@@ -216,7 +216,7 @@ def _enter_user_namespace(own: int) -> None:
 
 
 def forbid_calls(setup: dict[str, Any], *, session: bool = False) -> int:
-    """Gives up dangerous calls; returns a session's descriptor of those that wait for the warden's word, or -1."""
+    """Gives up dangerous calls; returns a session's descriptor of those that wait for the supervisor's word, or -1."""
     if not setup["isolated"]:
         return -1
     program = base64.b64decode(setup["filters"]["session" if session else "run"])

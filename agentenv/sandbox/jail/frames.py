@@ -1,4 +1,4 @@
-"""Length-prefixed messages on a stream: how host, zygote, warden and worker talk.
+"""Length-prefixed messages on a stream: how host, zygote, supervisor and worker talk.
 
 Runs on both sides of the jail's wall.
 """

@@ -1,4 +1,4 @@
-"""One interpreter of a session, as the session's warden knows it."""
+"""One interpreter of a session, as the session's supervisor knows it."""
 
 import os
 import signal
@@ -20,16 +20,16 @@ class Node:
     own: frozenset[str]
     """What its descriptors are: standard streams and link."""
     files: int
-    """The node whose tree in the vault holds this one's files, where they are not in the box."""
+    """The node whose tree in the snapshot folder holds this one's files, where they are not in the box."""
     folder: str
     parent: int = -1
     frozen: bool = False
     changed: bool = True
-    """Whether its files may differ from those in the vault."""
+    """Whether its files may differ from those in the snapshot folder."""
     began: bool = False
     """Whether it was given a cell: before that, no program can be the cause of its end."""
     copied: int = 0
-    """Bytes of its files in the vault."""
+    """Bytes of its files in the snapshot folder."""
     held: int = -1
     """Bytes of memory that it was last seen to hold; -1 where nobody has looked since it or its kin changed."""
 

@@ -1,7 +1,8 @@
-"""The router: the jail's first process, which owns the host's channel and carries messages to wardens and back.
+"""The router: the jail's first process, which owns the host's channel and carries messages to supervisors and back.
 
-A frame on a new channel opens a warden and is its first order; an empty one closes it. An empty frame to the host says that
-a warden is gone. Everything that runs and sessions are told passes through this process's memory, so it never forks.
+A frame on a new channel opens a supervisor and is its first order; an empty one closes it. An empty frame to the host says
+that a supervisor is gone. Everything that runs and sessions are told passes through this process's memory, so it never
+forks.
 """
 
 import functools
@@ -20,31 +21,31 @@ END_S = 2.0
 FORK_S = 20.0
 SPARES = 2
 PAUSE_MS = 10
-"""With so long nothing to do, the last of ``SPARES`` wardens is made ahead: not while a run needs the processors."""
+"""With so long nothing to do, the last of ``SPARES`` supervisors is made ahead: not while a run needs the processors."""
 
 
-class Warden(NamedTuple):
-    """A forked warden: the link to it, and the handle by which it is killed."""
+class Supervisor(NamedTuple):
+    """A forked supervisor: the link to it, and the handle by which it is killed."""
 
     link: socket.socket
     handle: int
 
 
 class Router:
-    """Carries messages between the host and the wardens that the template forks."""
+    """Carries messages between the host and the supervisors that the template forks."""
 
     def __init__(self, source: int, sink: int, template: socket.socket, *, isolated: bool) -> None:
         """Takes over the host's channel and the socket of the fork template."""
         self._source, self._sink, self._template, self._isolated = source, sink, template, isolated
         template.settimeout(FORK_S)
-        self._channels: dict[int, Warden] = {}
+        self._channels: dict[int, Supervisor] = {}
         self._by_fd: dict[int, int] = {}
-        """Channel by the descriptor of a warden's link."""
+        """Channel by the descriptor of a supervisor's link."""
         self._dying: dict[int, int] = {}
-        """Channel by the handle of a warden that was killed and has processes yet."""
-        self._spares: list[Warden] = []
+        """Channel by the handle of a supervisor that was killed and has processes yet."""
+        self._spares: list[Supervisor] = []
         self._asked = False
-        """Whether the template is making a spare warden at this moment."""
+        """Whether the template is making a spare supervisor at this moment."""
         self._failed = False
         """Whether it could not make the last one."""
         self._poll = select.poll()
@@ -68,7 +69,7 @@ class Router:
                 elif fd == self._template.fileno():
                     self._from_template()
                 elif fd in self._by_fd:
-                    self._from_warden(self._by_fd[fd])
+                    self._from_supervisor(self._by_fd[fd])
                 elif fd in self._dying:
                     self._bury(fd)
 
@@ -83,7 +84,7 @@ class Router:
             self._end(channel)
             return
         if channel in self._dying.values():
-            return  # it will hear that its warden is gone
+            return  # it will hear that its supervisor is gone
         if channel not in self._channels and not self._open(channel):
             self._end(channel)
             return
@@ -92,7 +93,7 @@ class Router:
         except frames.Closed:
             self._end(channel)
 
-    def _from_warden(self, channel: int) -> None:
+    def _from_supervisor(self, channel: int) -> None:
         try:
             deadline = time.monotonic() + SEND_S
             self._tell(channel, frames.receive(self._channels[channel].link, deadline=deadline))
@@ -100,20 +101,20 @@ class Router:
             self._end(channel)
 
     def _open(self, channel: int) -> bool:
-        """Gives ``channel`` a warden; False where none can be made."""
+        """Gives ``channel`` a supervisor; False where none can be made."""
         if self._asked:
             self._take_spare()
         session = channel & frames.SESSION
         if session or not self._spares:
             self._ask(SESSION if session else RUN)
-            warden = self._receive()
+            supervisor = self._receive()
         else:
-            warden = self._spares.pop(0)
-        if warden is None:
+            supervisor = self._spares.pop(0)
+        if supervisor is None:
             return False
-        self._channels[channel] = warden
-        self._by_fd[warden.link.fileno()] = channel
-        self._poll.register(warden.link, select.POLLIN)
+        self._channels[channel] = supervisor
+        self._by_fd[supervisor.link.fileno()] = channel
+        self._poll.register(supervisor.link, select.POLLIN)
         return True
 
     def _ask(self, kind: bytes) -> None:
@@ -130,13 +131,13 @@ class Router:
 
     def _take_spare(self) -> None:
         self._asked = False
-        warden = self._receive()
-        self._failed = warden is None
-        if warden is not None:
-            self._spares.append(warden)
+        supervisor = self._receive()
+        self._failed = supervisor is None
+        if supervisor is not None:
+            self._spares.append(supervisor)
 
-    def _receive(self) -> Warden | None:
-        """The warden that the template was asked for; None where it could not fork."""
+    def _receive(self) -> Supervisor | None:
+        """The supervisor that the template was asked for; None where it could not fork."""
         try:
             said, fds, _, _ = socket.recv_fds(self._template, 1, 2)
         except OSError as error:
@@ -147,29 +148,29 @@ class Router:
             return None
         link = socket.socket(fileno=fds[0])
         link.settimeout(SEND_S)
-        return Warden(link, fds[1])
+        return Supervisor(link, fds[1])
 
     def _end(self, channel: int) -> None:
-        """Kills a warden, and with it its whole namespace; once nothing of that is left, the host is told."""
+        """Kills a supervisor, and with it its whole namespace; once nothing of that is left, the host is told."""
         if channel not in self._channels:
             self._tell(channel, b"")
             return
-        warden = self._channels.pop(channel)
-        del self._by_fd[warden.link.fileno()]
-        self._poll.unregister(warden.link)
-        warden.link.close()
+        supervisor = self._channels.pop(channel)
+        del self._by_fd[supervisor.link.fileno()]
+        self._poll.unregister(supervisor.link)
+        supervisor.link.close()
         if not self._isolated:
             # No namespace dies with it: it ends its processes itself.
-            select.select([warden.handle], [], [], END_S)
+            select.select([supervisor.handle], [], [], END_S)
         try:
-            signal.pidfd_send_signal(warden.handle, signal.SIGKILL)
+            signal.pidfd_send_signal(supervisor.handle, signal.SIGKILL)
         except ProcessLookupError:
             pass
-        self._dying[warden.handle] = channel
-        self._poll.register(warden.handle, select.POLLIN)
+        self._dying[supervisor.handle] = channel
+        self._poll.register(supervisor.handle, select.POLLIN)
 
     def _bury(self, handle: int) -> None:
-        """Tells the host that a warden is gone: until then its processes count against the container's."""
+        """Tells the host that a supervisor is gone: until then its processes count against the container's."""
         self._poll.unregister(handle)
         os.close(handle)
         self._tell(self._dying.pop(handle), b"")

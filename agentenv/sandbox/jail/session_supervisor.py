@@ -1,9 +1,9 @@
-"""The warden of one session: interpreters that keep their state, snapshots of them, forks, and their files.
+"""The supervisor of one session: interpreters that keep their state, snapshots of them, forks, and their files.
 
 Every interpreter is a *node*. A node that has forked is frozen: it waits for the next order to fork and runs nothing any
 more, which makes it a snapshot. A session goes on in the fork. All nodes are children of the session's template, so that no
 program has its snapshots among its children and none learns how another ended. Nodes take turns: the files in the box belong
-to one of them, those of the others stand in the vault, and between cells every process of the program is stopped.
+to one of them, those of the others stand in the snapshot folder, and between cells every process of the program is stopped.
 
 Whatever a program does to its interpreter or its files ends at most its own interpreter, which is a result like any other.
 A fault is only what has its cause outside of the box.
@@ -27,14 +27,14 @@ from agentenv.sandbox.jail import answers, confine, frames, session_template, sh
 from agentenv.sandbox.jail.node import Node, new_streams, send_signal
 from agentenv.sandbox.jail.once import await_confined, bounded, collect, make_box
 from agentenv.sandbox.jail.session_template import SessionTemplate
-from agentenv.sandbox.jail.signal_filter import Judge
+from agentenv.sandbox.jail.signal_filter import SignalFilter
 from agentenv.sandbox.jail.watch import MIB, Watch, processes, resident, share, stat_of
 
 FORK_S = 5.0
 GRACE_S = 0.5
 
 
-class Warden:
+class SessionSupervisor:
     """Carries out the orders of the host for one session, one after the other."""
 
     def __init__(
@@ -44,13 +44,13 @@ class Warden:
         self._template = template
         self._first_devices = sharing.mapped_devices(template.pid)
         self._box = setup["root"] if setup["isolated"] else f"{setup['root']}/box"
-        self._vault = "/vault" if setup["isolated"] else f"{setup['root']}/vault"
-        for folder in (self._box, self._vault):
+        self._snapshot_dir = "/snapshots" if setup["isolated"] else f"{setup['root']}/vault"
+        for folder in (self._box, self._snapshot_dir):
             os.makedirs(folder, exist_ok=True)
         self._nodes: dict[int, Node] = {}
         self._died: set[int] = set()
         """Interpreters that their own program ended while another one ran, or whose files could not be kept."""
-        self._judge = Judge(self._node_pids, template.pid)
+        self._signal_filter = SignalFilter(self._node_pids, template.pid)
         self._listeners: dict[int, Callable[[int], None]] = {}
         self._in_box = -1
         self._held = 0, 0
@@ -134,7 +134,7 @@ class Warden:
         await_confined(ready[0])
         if self._setup["isolated"]:
             _, handed = frames.receive_with_fds(link)
-            self._listeners[handed[0]] = self._judge.answer
+            self._listeners[handed[0]] = self._signal_filter.answer
         self._nodes[name] = Node(link, pid, streams.out, streams.err, own, name, self._work)
 
     def _cell(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -213,7 +213,7 @@ class Warden:
 
     def _signal_all(self, node: Node, number: int) -> None:
         """Sends a signal to the processes of a node's program."""
-        for pid in self._judge.lineage_of(node.pid) if self._setup["isolated"] else [node.pid]:
+        for pid in self._signal_filter.lineage_of(node.pid) if self._setup["isolated"] else [node.pid]:
             send_signal(pid, number)
 
     def _settle(self, name: int, dead: bool) -> None:
@@ -236,11 +236,11 @@ class Warden:
         """Kills what belongs to no interpreter that runs; the pids, of which some may not be gone at once."""
         if not self._setup["isolated"]:
             return set()
-        strays = self._judge.strays(self._node_pids(frozen=False))
-        for pid in strays:
+        orphans = self._signal_filter.orphans(self._node_pids(frozen=False))
+        for pid in orphans:
             send_signal(pid, signal.SIGKILL)
         self._reap()
-        return set(strays)
+        return set(orphans)
 
     def _reap(self) -> None:
         try:
@@ -273,7 +273,7 @@ class Warden:
             try:
                 node.copied = self._save(order["node"])
             except OSError as error:
-                trees.remove(f"{self._vault}/{order['node']}")
+                trees.remove(f"{self._snapshot_dir}/{order['node']}")
                 return {"refused": f"its files cannot be copied: {error.strerror}"}
         elif not self._hide_later_files(order["node"]):
             return {"refused": "the files of its other forks leave no room for those that are in use"}
@@ -318,7 +318,7 @@ class Warden:
             return f"the interpreter has {threads} threads"
         if not self._setup["isolated"]:
             return ""
-        others = [pid for pid in self._judge.lineage_of(node.pid) if pid != node.pid]
+        others = [pid for pid in self._signal_filter.lineage_of(node.pid) if pid != node.pid]
         if others:
             return f"the program has {len(others)} child processes"
         return self._shared(node)
@@ -335,7 +335,7 @@ class Warden:
         fds = (*streams.theirs, other.fileno())
         own = frozenset(map(sharing.descriptor, fds))
         dying = self._kill_strays()
-        self._judge.forking = node.pid
+        self._signal_filter.forking = node.pid
         send_signal(node.pid, signal.SIGCONT)
         try:
             frames.send(node.link, b'{"op":"fork"}', fds)
@@ -346,7 +346,7 @@ class Warden:
         other.close()
         pid = self._await_child(link)
         self._await_parent(node)
-        self._judge.forking = 0
+        self._signal_filter.forking = 0
         self._stop_all(node)
         child = Node(link, pid, streams.out, streams.err, own, 0, "", changed=False)
         if reason := self._misborn(node, child, dying):
@@ -361,10 +361,10 @@ class Warden:
             return "the interpreter could not fork"
         if not self._setup["isolated"]:
             return ""
-        strays = set(self._judge.strays(self._node_pids(frozen=False) | {child.pid})) - dying
-        reason = sharing.misborn(child.pid, self._template.pid) or self._shared(child)
+        orphans = set(self._signal_filter.orphans(self._node_pids(frozen=False) | {child.pid})) - dying
+        reason = sharing.fork_violation(child.pid, self._template.pid) or self._shared(child)
         reason = reason or sharing.shared_descriptor(node.pid, node.own, self._box)
-        if strays or child.pid in self._node_pids():
+        if orphans or child.pid in self._node_pids():
             reason = "it forked more than once"
         return f"the interpreter did not fork as it should: {reason}" if reason else ""
 
@@ -399,7 +399,7 @@ class Warden:
                 self._lose(name)
                 return False
             try:
-                trees.copy(f"{self._vault}/{self._nodes[name].files}", self._box, self._room)
+                trees.copy(f"{self._snapshot_dir}/{self._nodes[name].files}", self._box, self._room)
             except OSError:
                 trees.clear(self._box)
                 self._lose(name)
@@ -410,8 +410,8 @@ class Warden:
     def _put_away(self) -> bool:
         """Empties the box, after saving what a living interpreter has in it; one whose own files cannot be copied is ended.
 
-        False where the files of all forks together have filled the vault: everything stays as it is then, and who asked for
-        the box is the one that cannot have it.
+        False where the files of all forks together have filled the snapshot folder: everything stays as it is then, and who
+        asked for the box is the one that cannot have it.
         """
         name = self._in_box
         owner = self._nodes.get(name)
@@ -420,7 +420,7 @@ class Warden:
                 self._save(name)
                 owner.files, owner.changed = name, False
             except OSError as error:
-                trees.remove(f"{self._vault}/{name}")
+                trees.remove(f"{self._snapshot_dir}/{name}")
                 if error.errno == errno.ENOSPC:
                     return False
                 self._lose(name)
@@ -443,12 +443,12 @@ class Warden:
             self._held = held
 
     def _save(self, name: int) -> int:
-        """Copies what is in the box into the vault, as a node's files; returns their bytes.
+        """Copies what is in the box into the snapshot folder, as a node's files; returns their bytes.
 
         Raises:
             OSError: they cannot be copied.
         """
-        target = f"{self._vault}/{name}"
+        target = f"{self._snapshot_dir}/{name}"
         trees.remove(target)
         return trees.copy(self._box, target, self._room)
 
@@ -475,9 +475,9 @@ class Warden:
             if name == node.parent or gone.parent in (other, node.parent):  # child, parent or sibling
                 node.held = -1
         needed = {node.files for node in self._nodes.values()}
-        for entry in os.listdir(self._vault):
+        for entry in os.listdir(self._snapshot_dir):
             if int(entry) not in needed:
-                trees.remove(f"{self._vault}/{entry}")
+                trees.remove(f"{self._snapshot_dir}/{entry}")
 
     def _files(self, order: dict[str, Any]) -> dict[str, Any]:
         """Reads files of a node without running anything."""

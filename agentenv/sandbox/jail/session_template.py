@@ -1,6 +1,6 @@
 """The process that the interpreters of a session are forked from.
 
-It is forked before the session's warden reads its first order and is told nothing but limits. So an interpreter that is
+It is forked before the session's supervisor reads its first order and is told nothing but limits. So an interpreter that is
 started late finds nothing of the session's earlier cells, nor of those of its forks, in the memory that it inherits.
 """
 
@@ -75,7 +75,7 @@ def _serve(link: socket.socket, setup: dict[str, Any]) -> NoReturn:
             frames.send(link, frames.encode(_fork(json.loads(body), fds, setup, size)))
             for fd in fds:
                 os.close(fd)
-    except BaseException:  # the warden finds the link closed
+    except BaseException:  # the supervisor finds the link closed
         os._exit(1)
 
 

@@ -92,7 +92,7 @@ def _mapped(name: str) -> str:
     return f"the file {os.path.basename(name.removesuffix(DELETED))!r}"
 
 
-def misborn(pid: int, parent: int) -> str:
+def fork_violation(pid: int, parent: int) -> str:
     """What is wrong with a fork that must be a child of ``parent``, lead a session of its own and have one thread; or ''."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stream:

@@ -18,10 +18,10 @@ NAMES = SIGNAL_CALLS[platform.machine()]
 MAX_DEPTH = 200
 
 
-class Judge:
+class SignalFilter:
     """Knows the interpreters of a session and decides every call that sends a signal.
 
-    The kernel holds such a call until the warden has answered (seccomp's user notification); its arguments are numbers
+    The kernel holds such a call until the supervisor has answered (seccomp's user notification); its arguments are numbers
     in registers, so nothing can be exchanged between the decision and the call.
     """
 
@@ -74,7 +74,7 @@ class Judge:
         """The processes of one interpreter's program, itself included."""
         return [pid for pid in processes() if pid != 1 and self.owner(pid) == node]
 
-    def strays(self, live: set[int]) -> list[int]:
+    def orphans(self, live: set[int]) -> list[int]:
         """Processes that belong to no interpreter that runs: they detached themselves, or theirs died or is frozen."""
         known = self._node_pids() | live | {1, self._template}
         return [pid for pid in processes() if pid not in known and self.owner(pid) not in live]

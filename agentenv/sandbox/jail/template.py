@@ -1,4 +1,4 @@
-"""The fork template: a process that forks every warden of a jail and that no message ever passes through.
+"""The fork template: a process that forks every supervisor of a jail and that no message ever passes through.
 
 What a fork inherits is what its parent's memory holds, freed chunks included. The template learns of a request by one byte
 and answers with descriptors, so no run and no session can find anything of an earlier one in what it inherits.
@@ -10,20 +10,20 @@ import socket
 from typing import Any, NoReturn
 
 from agentenv.sandbox.jail import confine, kernel
-from agentenv.sandbox.jail.warden import serve
+from agentenv.sandbox.jail.supervisor import serve
 
 RUN, SESSION = b"r", b"s"
 """What the router asks for."""
 MADE, FAILED = b".", b"!"
-"""What it is told; with the first come the warden's link and its handle."""
+"""What it is told; with the first come the supervisor's link and its handle."""
 
 
 def serve_requests(control: socket.socket, setup: dict[str, Any]) -> NoReturn:
-    """Forks a warden for each byte on ``control``, until the router is gone."""
+    """Forks a supervisor for each byte on ``control``, until the router is gone."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps them; the router watches their handles
     while kind := control.recv(1):
         try:
-            link, handle = _fork_warden(setup, session=kind == SESSION)
+            link, handle = _fork_supervisor(setup, session=kind == SESSION)
         except OSError:
             control.sendall(FAILED)
             continue
@@ -33,8 +33,8 @@ def serve_requests(control: socket.socket, setup: dict[str, Any]) -> NoReturn:
     os._exit(0)
 
 
-def _fork_warden(setup: dict[str, Any], *, session: bool) -> tuple[socket.socket, int]:
-    """A warden in a PID namespace of its own, waiting for its first order: its link and its handle."""
+def _fork_supervisor(setup: dict[str, Any], *, session: bool) -> tuple[socket.socket, int]:
+    """A supervisor in a PID namespace of its own, waiting for its first order: its link and its handle."""
     ours, theirs = socket.socketpair()
     own = setup | {"uid": confine.draw_uid(setup)}
     pid = kernel.fork_into(kernel.CLONE_NEWPID) if setup["isolated"] else os.fork()

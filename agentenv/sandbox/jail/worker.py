@@ -168,7 +168,7 @@ def _find(scope: dict[str, Any], name: str) -> Callable[..., Any]:
 
 
 class Interpreter:
-    """A session's process: waits for a cell or for the order to fork, on a link to the warden."""
+    """A session's process: waits for a cell or for the order to fork, on a link to the supervisor."""
 
     def __init__(self, link: socket.socket, folder: str) -> None:
         self._link = link
@@ -179,7 +179,7 @@ class Interpreter:
         self._folder = folder
 
     def serve(self) -> NoReturn:
-        """Until the warden is gone."""
+        """Until the supervisor is gone."""
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         while True:
             try:
@@ -195,12 +195,12 @@ class Interpreter:
     def _fork(self, fds: list[int]) -> None:
         """The child goes on, on a link and streams of its own; this process stays as it is for good.
 
-        It is no child of this process, which cannot learn how it ended. The warden checks the outcome: the program may have
-        changed everything that is used here.
+        It is no child of this process, which cannot learn how it ended. The supervisor checks the outcome: the program may
+        have changed everything that is used here.
         """
         try:
             pid = kernel.fork_into(kernel.CLONE_PARENT)
-        except OSError:  # nobody will greet the warden, which refuses the snapshot
+        except OSError:  # nobody will greet the supervisor, which refuses the snapshot
             pid = -1
         if pid:
             for fd in fds:

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 from agentenv.sandbox.jail import confine, frames, kernel
 from agentenv.sandbox.jail.router import Router
+from agentenv.sandbox.jail.supervisor import immune
 from agentenv.sandbox.jail.template import serve_requests
-from agentenv.sandbox.jail.warden import immune
 
 
 def boot(setup: dict[str, Any]) -> NoReturn:

@@ -236,7 +236,7 @@ class _Table:
         if source == "corpus":
             others = await self.env.found(self.board.proposal.question)
         else:
-            others = await self.env.strays(seed, self.how.noise)
+            others = await self.env.noise_passages(seed, self.how.noise)
         documents = list(dict.fromkeys((*shown, *others)))
         random.Random(seed).shuffle(documents)
         return documents

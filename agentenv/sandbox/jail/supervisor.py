@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 
 from agentenv.sandbox.jail import confine, frames, session_template, trees
 from agentenv.sandbox.jail.once import Waiting, await_program, rehearse, run_once
-from agentenv.sandbox.jail.session_supervisor import Warden
+from agentenv.sandbox.jail.session_supervisor import SessionSupervisor
 from agentenv.sandbox.jail.session_template import SessionTemplate
 
-VAULT_COPIES = 40
+SNAPSHOT_COPIES = 40
 
 
 def serve(link: socket.socket, setup: dict[str, Any], *, session: bool) -> NoReturn:
@@ -27,7 +27,7 @@ def serve(link: socket.socket, setup: dict[str, Any], *, session: bool) -> NoRet
     try:
         if setup["isolated"]:
             confine.part()
-            confine.furnish(setup["uid"])
+            confine.mount_root(setup["uid"])
         else:
             setup["root"] = tempfile.mkdtemp(dir=setup["root"])
         if session:
@@ -43,7 +43,7 @@ def serve(link: socket.socket, setup: dict[str, Any], *, session: bool) -> NoRet
             if isinstance(ready, OSError):
                 raise ready
             if first["serial"] != 1:
-                raise RuntimeError("the warden that this order was for is gone")
+                raise RuntimeError("the supervisor that this order was for is gone")
             _obey(link, first, setup, ready)
         except trees.Refused as reason:
             frames.reply(link, first, {"refused_input": str(reason)})
@@ -62,11 +62,11 @@ def _obey(
 ) -> None:
     if setup["isolated"]:
         disk = first["limits"]["disk_mb"]
-        vault = disk * VAULT_COPIES if isinstance(ready, SessionTemplate) else 0
-        confine.enlarge(setup["uid"], disk, vault)
+        snapshot_dir = disk * SNAPSHOT_COPIES if isinstance(ready, SessionTemplate) else 0
+        confine.enlarge(setup["uid"], disk, snapshot_dir)
         confine.act_as(setup["uid"])
     if isinstance(ready, SessionTemplate):
-        Warden(link, first, setup, ready).serve()
+        SessionSupervisor(link, first, setup, ready).serve()
     else:
         frames.reply(link, first, run_once(first, setup, ready))
 
