@@ -37,7 +37,7 @@ from agentenv.trainers.metrics import describe
 from agentenv.trainers.monitors import COLLAPSES, guarded, warnings_of
 from agentenv.trainers.run import Clock, Display, Run, contents_of, set_up
 from agentenv.trainers.run_folder.folder import RunFolder, TrainedPolicy
-from agentenv.trainers.selfplay.board import asked
+from agentenv.trainers.selfplay.game_state import asked
 from agentenv.trainers.task_sampling.samplers import Batch
 
 _LAPS = ("rollout", "update", "evaluation")

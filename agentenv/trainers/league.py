@@ -19,7 +19,7 @@ from agentenv.evaluation.runner import play
 from agentenv.evaluation.task_env import TaskEnv
 from agentenv.policies.policy_spec import make_policy
 from agentenv.trainers.run import Run, rollout_config
-from agentenv.trainers.selfplay.board import stories
+from agentenv.trainers.selfplay.game_state import outcomes
 from agentenv.trainers.selfplay.strategy import SelfPlayStrategy
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups
@@ -117,7 +117,7 @@ def accepted(
             await close_quickly(envs, config.deadline_s)
 
     played = asyncio.run(games_of())
-    return [story["task"] for story in stories(played) if story["admitted"]]
+    return [outcome["task"] for outcome in outcomes(played) if outcome["admitted"]]
 
 
 def _solved(

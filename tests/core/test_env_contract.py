@@ -171,7 +171,7 @@ class BadRender(Guess):
         return 3
 
 
-class Board:
+class GameState:
     """A screen that is drawn and marked as it was told to be."""
 
     def __init__(self, svg: str, mark: Any = None) -> None:
@@ -186,17 +186,17 @@ class Board:
 
 class Drawn(Guess):
     def scene(self) -> Scene | None:
-        return Board("<svg/>")
+        return GameState("<svg/>")
 
 
 class BadDrawing(Guess):
     def scene(self) -> Scene | None:
-        return Board("<svg>&</svg>")
+        return GameState("<svg>&</svg>")
 
 
 class BadMark(Guess):
     def scene(self) -> Scene | None:
-        return Board("<svg/>", "a click")
+        return GameState("<svg/>", "a click")
 
 
 class NoSpaces(Guess):

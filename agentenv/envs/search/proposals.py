@@ -33,7 +33,7 @@ class Proposal:
 
 
 @dataclass(frozen=True)
-class Rules:
+class QuestionRules:
     """Bounds of the rules; the published ones (SSP) are 10 characters, 1000 characters and 10 words.
 
     Raises:
@@ -61,7 +61,7 @@ class Rules:
             )
 
 
-Filter = Callable[[Proposal, Rules], bool]
+Filter = Callable[[Proposal, QuestionRules], bool]
 """True refuses."""
 
 FILTERS: Mapping[str, Filter] = {
@@ -83,7 +83,7 @@ FILTERS: Mapping[str, Filter] = {
 """The rules by name, in the order in which they are tried."""
 
 
-def refusal(proposal: Proposal, rules: Rules) -> str | None:
+def refusal(proposal: Proposal, rules: QuestionRules) -> str | None:
     """The name of the first rule that refuses ``proposal``; None where it keeps them all."""
     return next((name for name, refuses in FILTERS.items() if refuses(proposal, rules)), None)
 

@@ -17,7 +17,7 @@ from agentenv.core.scoring.scorers import check_answers
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.envs.search.local_search import LocalSearch, SearchState, format_passages, information
-from agentenv.envs.search.proposals import Proposal, Rules, as_documents, documents_shown, refusal
+from agentenv.envs.search.proposals import Proposal, QuestionRules, as_documents, documents_shown, refusal
 from agentenv.errors import ConfigurationError
 from agentenv.retrievers.bm25 import BM25Retriever
 from agentenv.retrievers.fakes import InMemoryRetriever
@@ -44,7 +44,7 @@ _SPAM_FACTOR = 0.25
 
 
 @dataclass(frozen=True)
-class Deal:
+class GameSetup:
     """What one game is dealt from outside: by the sampler that keeps the pool."""
 
     spare: tuple[str, str] | None = None
@@ -61,15 +61,15 @@ class SearchSolver(LocalSearch):
     ``info["success"]`` is true for a right answer without that penalty only, so that a fraction of a reward is no success.
     """
 
-    def __init__(self, *, deal: Mapping[str, Any] | None = None, **options: Any) -> None:
+    def __init__(self, *, setup: Mapping[str, Any] | None = None, **options: Any) -> None:
         """As ``LocalSearch``.
 
         Args:
-            deal: The fields of the ``Deal`` of a game on this environment; of no use to the solver itself.
+            setup: The fields of the ``GameSetup`` of a game on this environment; of no use to the solver itself.
             options: Those of ``LocalSearch``.
         """
         super().__init__(**options)
-        self.deal = Deal(**(deal or {}))
+        self.setup = GameSetup(**(setup or {}))
 
     def _finish(self, action: str, block: Block) -> Step:
         step = super()._finish(action, block)
@@ -77,7 +77,7 @@ class SearchSolver(LocalSearch):
         step.info["success"] = step.reward >= self.reward_ceiling and not spam
         return step._replace(reward=step.reward * (_SPAM_FACTOR if spam else 1.0))
 
-    def proposer(self, prompt: str, rules: Rules) -> "SearchProposer":
+    def proposer(self, prompt: str, rules: QuestionRules) -> "SearchProposer":
         """A proposer's environment over the same corpus, with the same budgets."""
         return SearchProposer(
             tasks=self._tasks,
@@ -147,7 +147,7 @@ class SearchProposer(LocalSearch):
         *,
         tasks: Sequence[Task] | None = None,
         prompt: str = PROPOSER_PROMPT,
-        rules: Rules | None = None,
+        rules: QuestionRules | None = None,
         **options: Any,
     ) -> None:
         """Builds an environment over a corpus.
@@ -172,7 +172,7 @@ class SearchProposer(LocalSearch):
         super().__init__(tasks=tasks, **options)
         self.tags = ("search", "read", "question")
         self._opening_form = prompt
-        self._rules = rules or Rules()
+        self._rules = rules or QuestionRules()
 
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

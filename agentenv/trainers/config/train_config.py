@@ -396,7 +396,7 @@ class TrainConfig(Frozen):
                 f"league.every and second.roles need rollout.strategy = 'self_play', not {rollout.strategy!r}"
             )
         if self.second.roles:
-            roles = {move.role for move in get_game(rollout.strategy_options.get("game", "ssp")).moves}
+            roles = {turn.role for turn in get_game(rollout.strategy_options.get("game", "ssp")).turns}
             if unknown := sorted(set(self.second.roles) - roles):
                 raise ValueError(f"second.roles names {unknown}; the game has {sorted(roles)}")
         if self.engine.urls and self.engine.kind != "vllm":

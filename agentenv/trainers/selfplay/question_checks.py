@@ -7,11 +7,11 @@ A check gives the name of the flaw, which is counted, or None. A check whose own
 from collections.abc import Callable, Mapping
 
 from agentenv.core.scoring.normalize import squad
-from agentenv.envs.search.proposals import FILTERS, Rules, refusal
-from agentenv.envs.search.self_play import Deal
-from agentenv.trainers.selfplay.board import Board
+from agentenv.envs.search.proposals import FILTERS, QuestionRules, refusal
+from agentenv.envs.search.self_play import GameSetup
+from agentenv.trainers.selfplay.game_state import GameState
 
-Check = Callable[[Board, Rules, Deal], str | None]
+Check = Callable[[GameState, QuestionRules, GameSetup], str | None]
 
 UNVERIFIED = "unverified"
 """The flaw that is ours."""
@@ -23,41 +23,41 @@ def signature(question: str) -> str:
     return squad(question)
 
 
-def _rules(board: Board, rules: Rules, deal: Deal) -> str | None:
-    flaw = "no_question" if board.proposal is None else refusal(board.proposal, rules)
-    return flaw or _duplicate(board, deal)
+def _rules(state: GameState, rules: QuestionRules, setup: GameSetup) -> str | None:
+    flaw = "no_question" if state.proposal is None else refusal(state.proposal, rules)
+    return flaw or _duplicate(state, setup)
 
 
-def _posed(board: Board, rules: Rules, deal: Deal) -> str | None:
+def _posed(state: GameState, rules: QuestionRules, setup: GameSetup) -> str | None:
     """The rules of a question alone, for games without golds."""
-    if board.proposal is None:
+    if state.proposal is None:
         return "no_question"
-    proposal = board.proposal
+    proposal = state.proposal
     flaw = next((name for name in _OF_TEXT if FILTERS[name](proposal, rules)), None)
-    copied = deal.reference and signature(deal.reference) == signature(proposal.question)
-    return flaw or ("copied" if copied else None) or _duplicate(board, deal)
+    copied = setup.reference and signature(setup.reference) == signature(proposal.question)
+    return flaw or ("copied" if copied else None) or _duplicate(state, setup)
 
 
-def _duplicate(board: Board, deal: Deal) -> str | None:
-    assert board.proposal is not None
-    return "duplicate" if signature(board.proposal.question) in deal.known else None
+def _duplicate(state: GameState, setup: GameSetup) -> str | None:
+    assert state.proposal is not None
+    return "duplicate" if signature(state.proposal.question) in setup.known else None
 
 
 def _agreed(move: str, flaw: str) -> Check:
     """Every episode of ``move`` has to give the gold."""
 
-    def check(board: Board, rules: Rules, deal: Deal) -> str | None:
-        played = board.valid(move)
-        if len(played) < len(board.plays[move]):
+    def check(state: GameState, rules: QuestionRules, setup: GameSetup) -> str | None:
+        played = state.valid(move)
+        if len(played) < len(state.plays[move]):
             return UNVERIFIED
         return None if all(trajectory.info.get("agrees") for trajectory in played) else flaw
 
     return check
 
 
-def _not_trivial(board: Board, rules: Rules, deal: Deal) -> str | None:
-    played = board.valid("guess")
-    if len(played) < len(board.plays["guess"]):
+def _not_trivial(state: GameState, rules: QuestionRules, setup: GameSetup) -> str | None:
+    played = state.valid("guess")
+    if len(played) < len(state.plays["guess"]):
         return UNVERIFIED
     return "trivial" if any(trajectory.info.get("success") for trajectory in played) else None
 

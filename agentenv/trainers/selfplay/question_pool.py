@@ -17,7 +17,7 @@ _NAMES = re.compile(r"\b(?:[A-Z]\w*|\d[\d,.]*)(?:\s+(?:[A-Z]\w*|\d[\d,.]*))*")
 
 
 @dataclass(frozen=True)
-class Pooled:
+class PooledQuestion:
     """One question of the pool."""
 
     question: str
@@ -41,7 +41,7 @@ class QuestionPool:
     """Share of the pool that a clearing leaves, the newest."""
     similar: float = 0.9
     """Word overlap with a question of the pool from which a new one is a duplicate."""
-    entries: list[Pooled] = field(default_factory=list)
+    entries: list[PooledQuestion] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.clear_every < 0 or not 0 <= self.keep_ratio <= 1 or not 0 < self.similar <= 1:
@@ -50,16 +50,18 @@ class QuestionPool:
                 f"{self.clear_every}, {self.keep_ratio} and {self.similar}"
             )
 
-    def add(self, entry: Pooled) -> bool:
+    def add(self, entry: PooledQuestion) -> bool:
         """Takes ``entry`` in; False where it is a duplicate, whose rate is then brought up to date."""
         for place, other in enumerate(self.entries):
             if overlap(other.question, entry.question) >= self.similar:
-                self.entries[place] = Pooled(other.question, other.answer, entry.rate)
+                self.entries[place] = PooledQuestion(other.question, other.answer, entry.rate)
                 return False
         self.entries.append(entry)
         return True
 
-    def draw(self, rng: np.random.Generator, at_most: float = 1.0, *, gold: bool = False) -> Pooled | None:
+    def draw(
+        self, rng: np.random.Generator, at_most: float = 1.0, *, gold: bool = False
+    ) -> PooledQuestion | None:
         """A question with a rate of at most ``at_most``, uniformly, with ``gold`` one that has an answer; None of none."""
         fit = [
             i for i, entry in enumerate(self.entries) if entry.rate <= at_most and (entry.answer or not gold)
@@ -83,7 +85,7 @@ class QuestionPool:
 
     def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
         """Takes up where ``state_dict`` stood."""
-        self.entries = [Pooled(**row) for row in state]
+        self.entries = [PooledQuestion(**row) for row in state]
 
 
 def overlap(one: str, other: str) -> float:

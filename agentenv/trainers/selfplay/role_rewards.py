@@ -1,4 +1,4 @@
-"""What a role is paid: formulas as pure functions of numbers and text, and the rules that read them off a board.
+"""What a role is paid: formulas as pure functions of numbers and text, and the rules that read them off a game state.
 
 A rule gives None where nothing can be said because something of ours failed: the episode is then masked, not paid 0.
 """
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from agentenv.core.trajectory import Trajectory
-from agentenv.trainers.selfplay.board import Board, actions_of, field_of, mean_of
+from agentenv.trainers.selfplay.game_state import GameState, actions_of, field_of, mean_of
 
 Challenge = Literal["challenge", "intermediate"]
 
@@ -63,12 +63,12 @@ MAE_FLOOR = 0.7
 """Quality from which a question joins the pool."""
 _UNREAD = 0.5  # what MAE takes for a judge that cannot be read
 
-Rule = Callable[[Board, str, int], float | None]
-"""From board, move and place to the reward."""
+Rule = Callable[[GameState, str, int], float | None]
+"""From game state, move and place to the reward."""
 
 
-def _form(board: Board, move: str, place: int) -> float:
-    trajectory = board.plays[move][place]
+def _form(state: GameState, move: str, place: int) -> float:
+    trajectory = state.plays[move][place]
     return form_score(actions_of(trajectory), trajectory.info.get("writes", ()))
 
 
@@ -78,52 +78,52 @@ def judged(trajectory: Trajectory) -> float:
     return _UNREAD if score is None else score
 
 
-def quality(board: Board) -> float | None:
+def quality(state: GameState) -> float | None:
     """What the judge thinks of the question; None where no judge could be asked."""
-    return mean_of([judged(trajectory) for trajectory in board.valid("rate")])
+    return mean_of([judged(trajectory) for trajectory in state.valid("rate")])
 
 
-def _mae_proposer(board: Board, move: str, place: int) -> float | None:
-    if not board.text("propose.question", place):
+def _mae_proposer(state: GameState, move: str, place: int) -> float | None:
+    if not state.text("propose.question", place):
         return 0.0
-    q, solved = quality(board), mean_of([judged(t) for t in board.valid("grade")])
-    return None if q is None or solved is None else mae_proposer(q, 1.0 - solved, _form(board, move, place))
+    q, solved = quality(state), mean_of([judged(t) for t in state.valid("grade")])
+    return None if q is None or solved is None else mae_proposer(q, 1.0 - solved, _form(state, move, place))
 
 
-def _mae_solver(board: Board, move: str, place: int) -> float | None:
-    grade = board.plays["grade"][place]
-    return mae_solver(judged(grade), _form(board, move, place)) if grade.valid else None
+def _mae_solver(state: GameState, move: str, place: int) -> float | None:
+    grade = state.plays["grade"][place]
+    return mae_solver(judged(grade), _form(state, move, place)) if grade.valid else None
 
 
-def _scored(board: Board, move: str, place: int) -> float | None:
+def _scored(state: GameState, move: str, place: int) -> float | None:
     """(x - 1) / 2 of the scorer's 1 to 3; nothing where it cannot be read."""
-    score = board.plays[f"score_{move.rpartition('_')[2]}"][place]
+    score = state.plays[f"score_{move.rpartition('_')[2]}"][place]
     return read_score(field_of(score, "score"), 3) if score.valid else None
 
 
-def _scored_rest(board: Board, move: str, place: int) -> float | None:
-    value = _scored(board, move, place)
+def _scored_rest(state: GameState, move: str, place: int) -> float | None:
+    value = _scored(state, move, place)
     return None if value is None else 1.0 - value
 
 
-def _attack(board: Board, move: str, place: int) -> float | None:
+def _attack(state: GameState, move: str, place: int) -> float | None:
     """+1 for a reply that the judge calls harmful, -1 for a harmless one; a verdict is one word and nothing else."""
-    verdict = field_of(board.plays["verdict"][place], "verdict").strip().lower()
+    verdict = field_of(state.plays["verdict"][place], "verdict").strip().lower()
     return {"harmful": 1.0, "harmless": -1.0}.get(verdict)
 
 
-def _defence(board: Board, move: str, place: int) -> float | None:
-    value = _attack(board, move, place)
+def _defence(state: GameState, move: str, place: int) -> float | None:
+    value = _attack(state, move, place)
     return None if value is None else -value
 
 
-def _own(board: Board, move: str, place: int) -> float:
-    return board.plays[move][place].reward
+def _own(state: GameState, move: str, place: int) -> float:
+    return state.plays[move][place].reward
 
 
 def _challenge(how: Callable[[float], float]) -> Rule:
-    def rule(board: Board, move: str, place: int) -> float | None:
-        return None if board.solve_rate is None else how(board.solve_rate)
+    def rule(state: GameState, move: str, place: int) -> float | None:
+        return None if state.solve_rate is None else how(state.solve_rate)
 
     return rule
 
@@ -140,9 +140,9 @@ REWARDS: Mapping[str, Rule] = {
 } | {name: _challenge(how) for name, how in CHALLENGES.items()}
 """The rules by name."""
 
-ADMISSIONS: Mapping[str, Callable[[Board], bool]] = {
-    "accepted": lambda board: board.solve_rate is not None,
-    "rated": lambda board: (quality(board) or 0.0) >= MAE_FLOOR,
-    "never": lambda board: False,
+ADMISSIONS: Mapping[str, Callable[[GameState], bool]] = {
+    "accepted": lambda state: state.solve_rate is not None,
+    "rated": lambda state: (quality(state) or 0.0) >= MAE_FLOOR,
+    "never": lambda state: False,
 }
 """When the question of a finished game joins the pool."""

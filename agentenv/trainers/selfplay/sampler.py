@@ -1,12 +1,18 @@
-"""The sampler of self-play: deals each game a spare question, a reference and what is known, and keeps the pool."""
+"""The sampler of self-play: gives each game a spare question, a reference and what is known, and keeps the pool."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from agentenv.trainers.selfplay.board import stories
+from agentenv.trainers.selfplay.game_state import outcomes
 from agentenv.trainers.selfplay.question_checks import signature
-from agentenv.trainers.selfplay.question_pool import Pooled, QuestionPool, depth, difficulty, diversity
+from agentenv.trainers.selfplay.question_pool import (
+    PooledQuestion,
+    QuestionPool,
+    depth,
+    difficulty,
+    diversity,
+)
 from agentenv.trainers.selfplay.weaknesses import weaknesses
 from agentenv.trainers.task_sampling.step_budget import Draw, Selection, StepBudget, require
 
@@ -42,7 +48,7 @@ class SelfPlaySampler:
         require("reference_share", self.reference_share, 0 <= self.reference_share <= 1, "within 0 to 1")
         self.pool = QuestionPool(self.clear_every, self.keep_ratio, self.similar)
         for question in self.seeds:
-            self.pool.add(Pooled(question, "", -1.0))
+            self.pool.add(PooledQuestion(question, "", -1.0))
 
     def draw(self, step_budget: StepBudget) -> Sequence[Draw]:
         """One round of games about seeds not yet played in this step."""
@@ -50,11 +56,11 @@ class SelfPlaySampler:
             return []
         places = step_budget.draw_unplayed(step_budget.questions)
         return [
-            Draw(place, step_budget.group_size, env={"deal": self._deal(step_budget)}) for place in places
+            Draw(place, step_budget.group_size, env={"setup": self._setup(step_budget)}) for place in places
         ]
 
-    def _deal(self, step_budget: StepBudget) -> dict[str, Any]:
-        """The fields of a ``Deal``, in plain values: checkpoints of asynchronous runs hold draws."""
+    def _setup(self, step_budget: StepBudget) -> dict[str, Any]:
+        """The fields of a ``GameSetup``, in plain values: checkpoints of asynchronous runs hold draws."""
         spare = self.pool.draw(step_budget.rng, self.threshold, gold=True)
         referred = step_budget.rng.random() < self.reference_share
         return {
@@ -72,28 +78,28 @@ class SelfPlaySampler:
 
     def select(self, step_budget: StepBudget) -> Selection:
         """Takes the accepted questions in, and says how varied and how hard they were."""
-        games = stories(group.members for group in step_budget.groups)
-        asked = [story for story in games if story["task"] is not None and not story["pooled"]]
+        games = outcomes(group.members for group in step_budget.groups)
+        asked = [outcome for outcome in games if outcome["task"] is not None and not outcome["pooled"]]
         added = 0
-        for story in games:
-            if story["task"] is None or story["rate"] is None:
+        for outcome in games:
+            if outcome["task"] is None or outcome["rate"] is None:
                 continue
-            task = story["task"]
-            self._remember(task.question, story["rate"])
-            if story["admitted"] or story["pooled"]:
-                entry = Pooled(task.question, next(iter(task.answers), ""), story["rate"])
-                added += self.pool.add(entry) and not story["pooled"]
-        admitted = [story for story in asked if story["admitted"]]
-        self.known |= {signature(story["task"].question): None for story in admitted}
+            task = outcome["task"]
+            self._remember(task.question, outcome["rate"])
+            if outcome["admitted"] or outcome["pooled"]:
+                entry = PooledQuestion(task.question, next(iter(task.answers), ""), outcome["rate"])
+                added += self.pool.add(entry) and not outcome["pooled"]
+        admitted = [outcome for outcome in asked if outcome["admitted"]]
+        self.known |= {signature(outcome["task"].question): None for outcome in admitted}
         cleared = self.pool.clear(step_budget.step)
-        rates = [story["rate"] for story in asked if story["rate"] is not None]
+        rates = [outcome["rate"] for outcome in asked if outcome["rate"] is not None]
         return Selection(
             step_budget.groups,
             figures={"pool": len(self.pool.entries), "pool_added": added, "pool_cleared": cleared}
             | {"valid_share": len(asked) / len(games) if games else 0.0}
-            | diversity([story["task"].question for story in asked])
+            | diversity([outcome["task"].question for outcome in asked])
             | difficulty(rates)
-            | depth([story["task"].data["searches"] for story in asked]),
+            | depth([outcome["task"].data["searches"] for outcome in asked]),
         )
 
     def _remember(self, question: str, rate: float) -> None:

@@ -22,14 +22,14 @@ from agentenv.core.scoring.scorers import get_scorer
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
 from agentenv.envs.search.local_search import as_question
-from agentenv.envs.search.proposals import Proposal, Rules, as_page
-from agentenv.envs.search.self_play import PROPOSER_PROMPT, REFERENCE, Deal, RoleTurn, SearchSolver
+from agentenv.envs.search.proposals import Proposal, QuestionRules, as_page
+from agentenv.envs.search.self_play import PROPOSER_PROMPT, REFERENCE, GameSetup, RoleTurn, SearchSolver
 from agentenv.errors import ConfigurationError, EndpointFault, JudgeFault, UnknownName
 from agentenv.evaluation.llm_judge import Judge
 from agentenv.evaluation.rubrics import get_rubric
 from agentenv.policies.policy_spec import is_endpoint, make_endpoint_policy
-from agentenv.trainers.selfplay.board import Board
-from agentenv.trainers.selfplay.games import GAMES, Game, Move, get_game
+from agentenv.trainers.selfplay.game_state import GameState
+from agentenv.trainers.selfplay.games import GAMES, Game, GameTurn, get_game
 from agentenv.trainers.selfplay.question_checks import AGREED, CHECKS, UNVERIFIED
 from agentenv.trainers.selfplay.role_rewards import ADMISSIONS, CHALLENGES, REWARDS, Challenge
 from agentenv.trainers.strategies.reflectors import other_policy
@@ -70,7 +70,7 @@ class SelfPlayStrategy:
     penalty: float = 0.0
     """Reward of a refused proposal (SSP: 0 in its script, -1 in its configuration)."""
     rules: dict[str, int | bool] = field(default_factory=dict)
-    """Bounds of the rules, by the names of the fields of ``Rules``; ``searches`` is that of the episode."""
+    """Bounds of the rules, by the names of the fields of ``QuestionRules``; ``searches`` is that of the episode."""
     prompts: dict[str, str] = field(default_factory=dict)
     """Opening messages by move, in place of the game's own."""
     role_policies: dict[str, str] = field(default_factory=dict)
@@ -80,19 +80,19 @@ class SelfPlayStrategy:
 
     def __post_init__(self) -> None:
         game = get_game(self.game)
-        moves = {move.name: move for move in game.moves}
+        turns = {turn.name: turn for turn in game.turns}
         for name in self.checks:
-            if name not in moves or not moves[name].optional:
+            if name not in turns or not turns[name].optional:
                 raise UnknownName.among(
-                    f"check of the game {self.game!r}:", name, [m for m in moves if moves[m].optional]
+                    f"check of the game {self.game!r}:", name, [m for m in turns if turns[m].optional]
                 )
         for name in self.prompts:
-            if name not in moves:
-                raise UnknownName.among(f"move of the game {self.game!r}:", name, moves)
+            if name not in turns:
+                raise UnknownName.among(f"move of the game {self.game!r}:", name, turns)
         for role in self.role_policies:
-            if role not in {move.role for move in game.moves}:
+            if role not in {turn.role for turn in game.turns}:
                 raise UnknownName.among(
-                    f"role of the game {self.game!r}:", role, {move.role for move in game.moves}
+                    f"role of the game {self.game!r}:", role, {turn.role for turn in game.turns}
                 )
         if self.judge and not is_endpoint(self.judge):
             raise ConfigurationError(
@@ -117,126 +117,130 @@ class SelfPlayStrategy:
         Raises:
             ConfigurationError: the environment is no ``SearchSolver``.
         """
-        table = _Table(self, specs, context)
-        await run_rounds(context, len(specs), table.round, table.then)
-        return table.paid()
+        runner = _GameRunner(self, specs, context)
+        await run_rounds(context, len(specs), runner.round, runner.then)
+        return runner.paid()
 
 
-def _rules(bounds: Mapping[str, int], searches: int) -> Rules:
+def _rules(bounds: Mapping[str, int], searches: int) -> QuestionRules:
     try:
-        return Rules(**{"searches": searches, **bounds})  # type: ignore[arg-type]
+        return QuestionRules(**{"searches": searches, **bounds})  # type: ignore[arg-type]
     except TypeError as error:
-        raise UnknownName.among("rule bound", str(sorted(bounds)), Rules.__dataclass_fields__) from error
+        raise UnknownName.among(
+            "rule bound", str(sorted(bounds)), QuestionRules.__dataclass_fields__
+        ) from error
 
 
-class _Table:
+class _GameRunner:
     """One game while it is played."""
 
-    def __init__(self, how: SelfPlayStrategy, specs: Sequence[EpisodeSpec], context: RolloutContext) -> None:
+    def __init__(
+        self, strategy: SelfPlayStrategy, specs: Sequence[EpisodeSpec], context: RolloutContext
+    ) -> None:
         if not isinstance(specs[0].env, SearchSolver):
             raise ConfigurationError(
                 f"self_play needs env.id = 'agentenv/SearchSolver-v0', not {type(specs[0].env).__name__}"
             )
-        self.how, self.specs, self.context = how, specs, context
-        self.game: Game = GAMES[how.game]
-        self.moves = [m for m in self.game.moves if not m.optional or m.name in how.checks]
+        self.strategy, self.specs, self.context = strategy, specs, context
+        self.game: Game = GAMES[strategy.game]
+        self.turns = [m for m in self.game.turns if not m.optional or m.name in strategy.checks]
         self.at = 0
         self.rounds = 0
         self.env: SearchSolver = specs[0].env
-        self.deal: Deal = self.env.deal
-        low, high = how.searches
+        self.setup: GameSetup = self.env.setup
+        low, high = strategy.searches
         self.searches = random.Random(specs[0].seed).randint(low, high)
-        self.rules = _rules(how.rules, self.searches)
-        self.board = Board(specs[0].task)
-        self.board.counts["games"] += 1
+        self.rules = _rules(strategy.rules, self.searches)
+        self.state = GameState(specs[0].task)
+        self.state.counts["games"] += 1
         self.unreturned = 0  # tokens of episodes that nobody is paid for
 
     @property
-    def move(self) -> Move:
-        return self.moves[self.at]
+    def turn(self) -> GameTurn:
+        return self.turns[self.at]
 
     def _count(self) -> int:
-        move = self.move
-        if move.each:
-            return len(self.board.plays[move.each])
-        times = self.how.votes if move.check in AGREED else move.times
+        turn = self.turn
+        if turn.each:
+            return len(self.state.plays[turn.each])
+        times = self.strategy.votes if turn.check in AGREED else turn.times
         return min(len(self.specs), times or len(self.specs))
 
     async def round(self, place: int) -> Trajectory | None:
         """The episode of the present move in slot ``place``; None where the move has fewer."""
         if place >= self._count():
             return None
-        move, spec, context = self.move, self.specs[place], self.context
+        turn, spec, context = self.turn, self.specs[place], self.context
         seed = spec.seed + self.rounds * _ROUND_SEEDS
-        policy, chat = self._policy_of(move)
-        config = replace(context.config, temperature=0.0) if move.greedy else context.config
-        episode = f"{context.episode(place)}-{self.rounds}-{move.name}"
-        env, task = await self._posed(move, place, seed)
-        own = EpisodeSpec(env, task, seed, self._group(move))
+        policy, chat = self._policy_of(turn)
+        config = replace(context.config, temperature=0.0) if turn.greedy else context.config
+        episode = f"{context.episode(place)}-{self.rounds}-{turn.name}"
+        env, task = await self._posed(turn, place, seed)
+        own = EpisodeSpec(env, task, seed, self._group(turn))
         if env is spec.env:
             played = await run_episode(own, policy, chat, config, episode=episode)
         else:
             with closing(env):
                 played = await run_episode(own, policy, chat, config, episode=episode)
-        played = replace(played, info=played.info | {"role": move.role, "writes": move.writes})
-        return await self._agreement(played) if move.check in AGREED else played
+        played = replace(played, info=played.info | {"role": turn.role, "writes": turn.writes})
+        return await self._agreement(played) if turn.check in AGREED else played
 
-    def _policy_of(self, move: Move) -> tuple[Policy, ChatFormat]:
-        spec = self.how.role_policies.get(move.role)
+    def _policy_of(self, turn: GameTurn) -> tuple[Policy, ChatFormat]:
+        spec = self.strategy.role_policies.get(turn.role)
         if spec:
             return other_policy(spec)
-        return self.context.role_policies.get(move.role, self.context.policy), self.context.chat
+        return self.context.role_policies.get(turn.role, self.context.policy), self.context.chat
 
-    def _group(self, move: Move) -> str:
-        return self.specs[0].group_id if move.compare == "game" else f"{self.context.name}/{move.role}"
+    def _group(self, turn: GameTurn) -> str:
+        return self.specs[0].group_id if turn.compare == "game" else f"{self.context.name}/{turn.role}"
 
-    async def _posed(self, move: Move, place: int, seed: int) -> tuple[Any, Task]:
+    async def _posed(self, turn: GameTurn, place: int, seed: int) -> tuple[Any, Task]:
         """The environment of an episode and the task that it poses."""
-        board, prompt = self.board, self.how.prompts.get(move.name, move.prompt)
-        if move.kind == "propose":
-            data = {**board.seed.data, "searches": self.searches, "reference": self.deal.reference}
-            return self.env.proposer(prompt or PROPOSER_PROMPT, self.rules), replace(board.seed, data=data)
-        if move.kind != "write":
+        state, prompt = self.state, self.strategy.prompts.get(turn.name, turn.prompt)
+        if turn.kind == "propose":
+            data = {**state.seed.data, "searches": self.searches, "reference": self.setup.reference}
+            return self.env.proposer(prompt or PROPOSER_PROMPT, self.rules), replace(state.seed, data=data)
+        if turn.kind != "write":
             env: SearchSolver = self.specs[place].env  # type: ignore[assignment]
-            return env.closed_book() if move.kind == "guess" else env, self._question()
-        if move.check in AGREED and self.how.verifier == "searches":
-            return await self._searched(move, seed), self._question()
-        for brace, source in move.sees.items():
+            return env.closed_book() if turn.kind == "guess" else env, self._question()
+        if turn.check in AGREED and self.strategy.verifier == "searches":
+            return await self._searched(turn, seed), self._question()
+        for brace, source in turn.sees.items():
             prompt = prompt.replace(f"{{{brace}}}", await self._seen(source, place, seed))
-        return RoleTurn(move.writes), Task(f"{board.seed.id}/{move.name}", prompt, split=board.seed.split)
+        return RoleTurn(turn.writes), Task(f"{state.seed.id}/{turn.name}", prompt, split=state.seed.split)
 
     async def _seen(self, source: str, place: int, seed: int) -> str:
         """What one brace of a prompt is filled with."""
-        board = self.board
+        state = self.state
         if source == "seed":
-            return board.seed.question
+            return state.seed.question
         if source == "reference":
-            return REFERENCE.format(question=self.deal.reference) if self.deal.reference else ""
+            return REFERENCE.format(question=self.setup.reference) if self.setup.reference else ""
         if source in ("shown_and_noise", "corpus"):
             return as_page(await self._passages(source, seed))
         if source == "question":
             return self._question().question
         move = source.partition(".")[0]
-        return board.text(source, place if len(board.plays[move]) > 1 else 0)
+        return state.text(source, place if len(state.plays[move]) > 1 else 0)
 
     def _question(self) -> Task:
-        assert self.board.task is not None
-        return self.board.task
+        assert self.state.task is not None
+        return self.state.task
 
-    async def _searched(self, move: Move, seed: int) -> SearchSolver:
+    async def _searched(self, turn: GameTurn, seed: int) -> SearchSolver:
         """A verifier's own search: of the passages that it would have been shown, or of the corpus."""
-        source = move.sees["documents"]
+        source = turn.sees["documents"]
         passages = await self._passages(source, seed) if source != "corpus" else None
-        return self.env.posing(self.how.prompts.get(move.name), passages)
+        return self.env.posing(self.strategy.prompts.get(turn.name), passages)
 
     async def _passages(self, source: str, seed: int) -> list[str]:
         """Exactly what the proposer was shown, shuffled among other passages."""
-        assert self.board.proposal is not None
-        shown = self.board.proposal.documents
+        assert self.state.proposal is not None
+        shown = self.state.proposal.documents
         if source == "corpus":
-            others = await self.env.found(self.board.proposal.question)
+            others = await self.env.found(self.state.proposal.question)
         else:
-            others = await self.env.noise_passages(seed, self.how.noise)
+            others = await self.env.noise_passages(seed, self.strategy.noise)
         documents = list(dict.fromkeys((*shown, *others)))
         random.Random(seed).shuffle(documents)
         return documents
@@ -246,109 +250,109 @@ class _Table:
         task = self._question()
         answer = played.info.get("fields", played.info).get("answer")
         agrees = get_scorer("em_squad")(answer, task.answers).value == 1.0
-        if not agrees and self.how.judge and played.valid:
+        if not agrees and self.strategy.judge and played.valid:
             agrees = await self._judged(task, answer)
-        if self.how.confidence:
-            agrees = agrees and probability(played) >= self.how.confidence
+        if self.strategy.confidence:
+            agrees = agrees and probability(played) >= self.strategy.confidence
         return replace(played, info=played.info | {"agrees": agrees})
 
     async def _judged(self, task: Task, answer: str | None) -> bool:
-        client = make_endpoint_policy(self.how.judge).client
+        client = make_endpoint_policy(self.strategy.judge).client
         judge = Judge(get_rubric("equivalence"), client.model, client)
         try:
             return (await judge.grade(task.question, task.answers, answer)).value == 1.0
         except (EndpointFault, JudgeFault):
-            self.board.counts["judge_faults"] += 1
+            self.state.counts["judge_faults"] += 1
             return False
 
     def then(self, rounds: list[list[Trajectory | None]]) -> Round[Trajectory | None] | None:
-        """Takes the last round onto the board; what is played next, or None where the game is over."""
-        board, move = self.board, self.move
-        board.plays[move.name] = [played for played in rounds[-1] if played is not None]
+        """Takes the last round onto the game state; what is played next, or None where the game is over."""
+        state, turn = self.state, self.turn
+        state.plays[turn.name] = [played for played in rounds[-1] if played is not None]
         self.rounds += 1
-        if not move.reward:
-            self.unreturned += sum(played.response_tokens for played in board.plays[move.name])
-        if move.name == "propose":
+        if not turn.reward:
+            self.unreturned += sum(played.response_tokens for played in state.plays[turn.name])
+        if turn.name == "propose":
             self._take_proposal()
-        flaw = CHECKS[move.check](board, self.rules, self.deal) if move.check else None
+        flaw = CHECKS[turn.check](state, self.rules, self.setup) if turn.check else None
         if flaw is None:
             return self._go_to(self.at + 1)
-        board.counts[f"refused_{flaw}"] += 1
-        board.log(flaw)
+        state.counts[f"refused_{flaw}"] += 1
+        state.log(flaw)
         return self._refuse(flaw)
 
     def _take_proposal(self) -> None:
-        board = self.board
-        (played,) = board.plays["propose"]
-        board.counts["proposals"] += 1
+        state = self.state
+        (played,) = state.plays["propose"]
+        state.counts["proposals"] += 1
         written = played.info.get("fields", {}).get("question")
-        board.proposal = played.info.get("proposal") or (Proposal(written, "") if written else None)
-        if board.proposal is not None:
-            gold = (board.proposal.answer,) if board.proposal.answer else ()
-            question = as_question(board.proposal.question)
-            data = {"topic": board.seed.question, "searches": len(board.proposal.queries)}
-            board.task = Task(f"{board.seed.id}/{played.id}", question, gold, board.seed.split, data)
+        state.proposal = played.info.get("proposal") or (Proposal(written, "") if written else None)
+        if state.proposal is not None:
+            gold = (state.proposal.answer,) if state.proposal.answer else ()
+            question = as_question(state.proposal.question)
+            data = {"topic": state.seed.question, "searches": len(state.proposal.queries)}
+            state.task = Task(f"{state.seed.id}/{played.id}", question, gold, state.seed.split, data)
 
     def _go_to(self, place: int) -> Round[Trajectory | None] | None:
         self.at = place
-        return self.round if place < len(self.moves) else None
+        return self.round if place < len(self.turns) else None
 
     def _refuse(self, flaw: str) -> Round[Trajectory | None] | None:
         """Asks again, goes on with a question of the pool, or ends the game."""
-        board = self.board
-        (played,) = board.plays.pop("propose")
+        state = self.state
+        (played,) = state.plays.pop("propose")
         masked = flaw == UNVERIFIED or not played.valid
-        board.refused.append(_masked(played, UNVERIFIED) if masked else _paid(played, self.how.penalty))
-        board.proposal = board.task = None
-        if len(board.refused) < self.how.attempts:
+        state.refused.append(_masked(played, UNVERIFIED) if masked else _paid(played, self.strategy.penalty))
+        state.proposal = state.task = None
+        if len(state.refused) < self.strategy.attempts:
             return self._go_to(0)
-        if not self.game.resume or self.deal.spare is None:
+        if not self.game.resume or self.setup.spare is None:
             return None
-        question, answer = self.deal.spare
-        board.task, board.pooled = Task(f"{board.seed.id}/pool", question, (answer,), board.seed.split), True
-        board.counts["pooled"] += 1
-        return self._go_to([move.name for move in self.moves].index(self.game.resume))
+        question, answer = self.setup.spare
+        state.task, state.pooled = Task(f"{state.seed.id}/pool", question, (answer,), state.seed.split), True
+        state.counts["pooled"] += 1
+        return self._go_to([turn.name for turn in self.turns].index(self.game.resume))
 
     def paid(self) -> list[Trajectory]:
         """The episodes of the roles that are paid, with their rewards; who is not trained has no tokens there."""
-        board = self.board
-        board.counts["accepted"] += int(board.task is not None and not board.pooled)
-        if board.task is not None:
-            board.log("pooled" if board.pooled else "accepted")
-        episodes = [(self._move("propose"), played) for played in board.refused]
-        for move in self.moves:
-            for place, played in enumerate(board.plays.get(move.name, ()) if move.reward else ()):
-                rule = REWARDS[self.how.reward if move.reward in CHALLENGES else move.reward]
-                reward = rule(board, move.name, place) if played.valid else None
+        state = self.state
+        state.counts["accepted"] += int(state.task is not None and not state.pooled)
+        if state.task is not None:
+            state.log("pooled" if state.pooled else "accepted")
+        episodes = [(self._move("propose"), played) for played in state.refused]
+        for turn in self.turns:
+            for place, played in enumerate(state.plays.get(turn.name, ()) if turn.reward else ()):
+                rule = REWARDS[self.strategy.reward if turn.reward in CHALLENGES else turn.reward]
+                reward = rule(state, turn.name, place) if played.valid else None
                 settled = (
                     _masked(played, "its reward depends on episodes that failed") if reward is None else None
                 )
-                episodes.append((move, settled or _paid(played, reward or 0.0)))
+                episodes.append((turn, settled or _paid(played, reward or 0.0)))
         mine = [
-            played if move.role not in self.how.role_policies else _foreign(played)
-            for move, played in episodes
+            played if turn.role not in self.strategy.role_policies else _foreign(played)
+            for turn, played in episodes
         ]
         return [self._headed(mine[0]), *mine[1:]] if mine else []
 
-    def _move(self, name: str) -> Move:
-        return next(move for move in self.moves if move.name == name)
+    def _move(self, name: str) -> GameTurn:
+        return next(turn for turn in self.turns if turn.name == name)
 
     def _headed(self, first: Trajectory) -> Trajectory:
         """``first`` with the figures of the game and what became of its question."""
-        board = self.board
-        figures: dict[str, Any] = dict(board.counts)
+        state = self.state
+        figures: dict[str, Any] = dict(state.counts)
         figures["sampled_tokens"] = first.response_tokens + self.unreturned
-        rate = board.solve_rate
+        rate = state.solve_rate
         if rate is not None:
-            figures["solve_rate" if not board.pooled else "pooled_solve_rate"] = [rate]
-        story = {
-            "task": board.task,
-            "pooled": board.pooled,
+            figures["solve_rate" if not state.pooled else "pooled_solve_rate"] = [rate]
+        outcome = {
+            "task": state.task,
+            "pooled": state.pooled,
             "rate": rate,
-            "asked": board.asked,
-            "admitted": not board.pooled and board.task is not None and ADMISSIONS[self.game.admit](board),
+            "asked": state.asked,
+            "admitted": not state.pooled and state.task is not None and ADMISSIONS[self.game.admit](state),
         }
-        return replace(first, info=first.info | {"strategy": figures, "game": story})
+        return replace(first, info=first.info | {"strategy": figures, "game": outcome})
 
 
 def probability(played: Trajectory) -> float:

@@ -71,7 +71,7 @@ class RollbackStrategy:
 class _Episode:
     """One episode under way."""
 
-    how: RollbackStrategy
+    strategy: RollbackStrategy
     context: RolloutContext
     record: EpisodeState
     enabled: bool = False
@@ -81,7 +81,7 @@ class _Episode:
 
     async def play(self) -> Trajectory:
         draw = np.random.default_rng([self.record.spec.seed, _DRAW]).random()
-        self.enabled = self.how.retries > 0 and draw < self.how.roll_probability
+        self.enabled = self.strategy.retries > 0 and draw < self.strategy.roll_probability
         while self.record.ended is None:
             await self._turn()
         return self._labelled(self.record.ended)
@@ -107,16 +107,16 @@ class _Episode:
     def _is_taken_back(self) -> bool:
         turn = self.record.turns[-1]
         self.phases += bool(turn.tool_results)
-        self.enabled = self.enabled and self.phases <= self.how.max_phases
+        self.enabled = self.enabled and self.phases <= self.strategy.max_phases
         return self.enabled and has_failed(turn)
 
     async def _take_back(self, clean: EpisodeState, snapshot: Snapshot) -> None:
         """Tries the failed turn again from ``clean`` and ``snapshot``, which are of the moment before it."""
         self.counts["triggered"] += 1
         first, config = self.record, self.context.config
-        kept = await capture(first, config) if self.how.commit == "on_success" else None
+        kept = await capture(first, config) if self.strategy.commit == "on_success" else None
         try:
-            for attempt in range(1, self.how.retries + 1):
+            for attempt in range(1, self.strategy.retries + 1):
                 if self.record.ended is not None or await self._try_again(clean, snapshot, attempt):
                     return
             self.counts["failed"] += 1
@@ -124,7 +124,7 @@ class _Episode:
             if kept is not None:
                 await rewind(first, kept, config)
                 self.record = first
-            self._observe(self.record, error_of(self.record.turns[-1], failures=self.how.retries + 1))
+            self._observe(self.record, error_of(self.record.turns[-1], failures=self.strategy.retries + 1))
         finally:
             if kept is not None:
                 await release(kept, config)
@@ -178,8 +178,8 @@ class _Episode:
             SampledTurn(new, text),
             self.context.decode,
             clean.spec.env.call_markers,
-            threshold=self.how.threshold,
-            how=self.how.similarity,
+            threshold=self.strategy.threshold,
+            how=self.strategy.similarity,
             limit=self.context.config.context_tokens - len(clean.ids),
         )
         self.counts["shallow" if done.shallow else "deep"] += 1

@@ -124,7 +124,7 @@ class _Branch:
 class _Grove:
     """The trees of one group while they grow."""
 
-    how: TreeStrategy
+    strategy: TreeStrategy
     specs: Sequence[EpisodeSpec]
     context: RolloutContext
     leaves: dict[int, Trajectory] = field(default_factory=dict)
@@ -149,7 +149,7 @@ class _Grove:
         async with context.slot(slots.start):
             episode = context.episode(slots.start)
             state = await open_episode(spec, context.chat, context.config, episode=episode)
-            await self._grow(_Branch(state, slots, self.how.depth), tasks)
+            await self._grow(_Branch(state, slots, self.strategy.depth), tasks)
 
     async def _twig(self, branch: _Branch, tasks: asyncio.TaskGroup) -> None:
         """A branch that has just left another one, in a slot and an environment of its own."""
@@ -183,7 +183,7 @@ class _Grove:
             if rival or self._forks_at(branch, before, completion):
                 await self._fork(branch, before, tasks, completion, rival)
         branch.head = ()
-        watched = branch.may_fork and self.how.fork_at == "failure"
+        watched = branch.may_fork and self.strategy.fork_at == "failure"
         snapshot = await capture(state, config) if watched else None
         if state.ended is not None:
             return
@@ -202,7 +202,7 @@ class _Grove:
     def _drops(self, branch: _Branch, completion: Completion) -> bool:
         """Whether the branch is dropped for the turn that it has just written."""
         own = (*branch.head[-1:], *completion.ids)
-        branch.dropped = bool(branch.rival) and likeness(own, branch.rival) >= self.how.alike
+        branch.dropped = bool(branch.rival) and likeness(own, branch.rival) >= self.strategy.alike
         branch.rival = ()
         self.dropped += branch.dropped
         self.wasted += branch.dropped * len(completion.ids)
@@ -211,18 +211,18 @@ class _Grove:
     async def _rival(self, before: EpisodeState, completion: Completion) -> Rival | None:
         """The token of the turn just written at which to fork."""
         top_two = ranker(self.context.policy)
-        if self.how.fork_at != "token" or top_two is None:
+        if self.strategy.fork_at != "token" or top_two is None:
             return None
         ids = [*before.ids, *completion.ids]
         ranked = await top_two(ids, len(before.ids), temperature=self.context.config.temperature)
-        return rival_of(completion.ids, ranked, least=self.how.least, gap=self.how.gap)
+        return rival_of(completion.ids, ranked, least=self.strategy.least, gap=self.strategy.gap)
 
     def _forks_at(self, branch: _Branch, before: EpisodeState, completion: Completion) -> bool:
         """Whether to fork before the environment has acted."""
-        if self.how.fork_at == "every_turn":
+        if self.strategy.fork_at == "every_turn":
             return len(before.turns) > branch.turn  # that of its own fork had its branches
         surprise = -fmean(completion.logprobs) if completion.logprobs else 0.0
-        return self.how.fork_at == "surprise" and surprise > self.how.surprise
+        return self.strategy.fork_at == "surprise" and surprise > self.strategy.surprise
 
     async def _fork(
         self,
@@ -233,7 +233,7 @@ class _Grove:
         rival: Rival | None = None,
     ) -> None:
         """Branches from ``before``, whose state is the environment's present one, or from a token written since."""
-        width = min(2 if rival else self.how.width, len(branch.slots))
+        width = min(2 if rival else self.strategy.width, len(branch.slots))
         envs = await fork(branch.record, width - 1, self.context.config)
         own, *others = shares(branch.slots, len(envs) + 1)
         branch.slots = own

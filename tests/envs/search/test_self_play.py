@@ -10,7 +10,7 @@ from agentenv.envs.search.local_search import format_passages, information
 from agentenv.envs.search.proposals import (
     FILTERS,
     Proposal,
-    Rules,
+    QuestionRules,
     as_documents,
     as_page,
     documents_shown,
@@ -55,7 +55,7 @@ def proposer(**options: Any) -> SearchProposer:
 
 @pytest.mark.parametrize("name", FILTERS)
 def test_each_rule_refuses_what_it_is_for_and_nothing_else_does(name: str) -> None:
-    rules = Rules(searched_answer=True, quotes=True)
+    rules = QuestionRules(searched_answer=True, quotes=True)
     assert refusal(GOOD, rules) is None
     assert refusal(replace(GOOD, **BAD[name]), rules) == name
 
@@ -75,12 +75,12 @@ def test_every_thought_must_stand_in_the_document_that_it_names(
     thoughts: tuple[str, ...], flaw: str | None
 ) -> None:
     asked = replace(GOOD, thoughts=thoughts)
-    assert refusal(asked, Rules(quotes=True)) == flaw
-    assert refusal(asked, Rules()) is None
+    assert refusal(asked, QuestionRules(quotes=True)) == flaw
+    assert refusal(asked, QuestionRules()) is None
 
 
 def test_what_a_verifier_says_where_it_cannot_know_is_no_gold() -> None:
-    assert refusal(replace(GOOD, answer="Unknown."), Rules()) == "no_answer"
+    assert refusal(replace(GOOD, answer="Unknown."), QuestionRules()) == "no_answer"
 
 
 def test_an_answer_leaks_by_whole_words() -> None:
@@ -91,7 +91,7 @@ def test_an_answer_leaks_by_whole_words() -> None:
 
 def test_bounds_are_checked() -> None:
     with pytest.raises(ConfigurationError, match="max_chars >= min_chars"):
-        Rules(min_chars=20, max_chars=10)
+        QuestionRules(min_chars=20, max_chars=10)
 
 
 def test_documents_are_taken_as_they_were_shown_once_each() -> None:

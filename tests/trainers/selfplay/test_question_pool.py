@@ -1,4 +1,4 @@
-"""The pool, duplicates, frames, diversity, difficulty; weaknesses; deals of the sampler."""
+"""The pool, duplicates, frames, diversity, difficulty; weaknesses; setups of the sampler."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from agentenv.core.trajectory import Trajectory, Turn
 from agentenv.core.types import EndReason, Message, Task, ToolResult, ToolStatus
-from agentenv.envs.search.self_play import Deal
+from agentenv.envs.search.self_play import GameSetup
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.selfplay.question_pool import (
-    Pooled,
+    PooledQuestion,
     QuestionPool,
     depth,
     difficulty,
@@ -38,15 +38,19 @@ def test_overlap_counts_words_in_common() -> None:
 
 def test_a_duplicate_brings_the_rate_up_to_date_and_joins_no_second_time() -> None:
     pool = QuestionPool(similar=0.9)
-    assert pool.add(Pooled("Where was Ada born?", "Bay", 0.5))
-    assert not pool.add(Pooled("where was Ada born", "Bay", 1.0))
-    assert pool.add(Pooled("Where was Bob born?", "Bay", 0.0))
+    assert pool.add(PooledQuestion("Where was Ada born?", "Bay", 0.5))
+    assert not pool.add(PooledQuestion("where was Ada born", "Bay", 1.0))
+    assert pool.add(PooledQuestion("Where was Bob born?", "Bay", 0.0))
     assert [entry.rate for entry in pool.entries] == [1.0, 0.0]
 
 
 def test_only_questions_below_the_threshold_are_drawn() -> None:
     pool = QuestionPool(
-        entries=[Pooled("one?", "1", 1.0), Pooled("two?", "2", 0.4), Pooled("three?", "3", 0.6)]
+        entries=[
+            PooledQuestion("one?", "1", 1.0),
+            PooledQuestion("two?", "2", 0.4),
+            PooledQuestion("three?", "3", 0.6),
+        ]
     )
     drawn = {entry.question for seed in range(20) if (entry := pool.draw(RNG(seed), 0.5))}
     assert drawn == {"two?"}
@@ -56,7 +60,7 @@ def test_only_questions_below_the_threshold_are_drawn() -> None:
 
 def test_the_pool_is_cleared_every_so_many_steps_but_for_the_newest_share() -> None:
     """Of four entries a quarter is one: three go, the newest stays. With 0 steps it only grows."""
-    entries = [Pooled(f"{name}?", "x", 0.0) for name in ("one", "two", "three", "four")]
+    entries = [PooledQuestion(f"{name}?", "x", 0.0) for name in ("one", "two", "three", "four")]
     pool = QuestionPool(clear_every=10, keep_ratio=0.25, entries=list(entries))
     assert [pool.clear(step) for step in (1, 9, 10)] == [0, 0, 3]
     assert pool.entries == entries[3:]
@@ -149,14 +153,14 @@ def settled(sampler: SelfPlaySampler, step: int, *members: Trajectory) -> dict[s
 def test_accepted_questions_come_back_as_spares_references_and_duplicates() -> None:
     sampler = SelfPlaySampler(clear_every=0, reference_share=1.0)
     empty = sampler.draw(step_budget(1))
-    assert [Deal(**draw.env["deal"]) for draw in empty] == [Deal()] * 4
+    assert [GameSetup(**draw.env["setup"]) for draw in empty] == [GameSetup()] * 4
     figures = settled(
         sampler, 1, story("Where was Ada born?", 0.5), story("Who made Kov?", None, admitted=False)
     )
     assert (figures["pool"], figures["pool_added"], figures["valid_share"]) == (1, 1, 1.0)
-    (deal, *_) = [draw.env["deal"] for draw in sampler.draw(step_budget(2))]
+    (setup, *_) = [draw.env["setup"] for draw in sampler.draw(step_budget(2))]
     question = "Where was Ada born?"
-    assert deal == {"spare": (question, "Bay"), "reference": question, "known": ("where was ada born",)}
+    assert setup == {"spare": (question, "Bay"), "reference": question, "known": ("where was ada born",)}
     settled(sampler, 2, story("Where was Ada born?", 1.0, pooled=True, admitted=False))
     assert [entry.rate for entry in sampler.pool.entries] == [1.0]
 
@@ -170,8 +174,8 @@ def test_references_of_the_weak_kinds_follow_the_failures() -> None:
         story("Who made Zed?", 0.0),
         story("Where was Ada born?", 1.0),
     )
-    deals = [draw.env["deal"] for draw in sampler.draw(step_budget(2))]
-    assert {deal["reference"] for deal in deals} == {"Who made Kov?"}
+    setups = [draw.env["setup"] for draw in sampler.draw(step_budget(2))]
+    assert {setup["reference"] for setup in setups} == {"Who made Kov?"}
 
 
 def test_what_the_sampler_has_learned_is_taken_up_again() -> None:

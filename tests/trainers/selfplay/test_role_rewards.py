@@ -11,8 +11,8 @@ from agentenv.core.trajectory import Trajectory, Turn
 from agentenv.core.types import EndReason, Task
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.credit.estimators import get_estimator
-from agentenv.trainers.selfplay.board import Board
-from agentenv.trainers.selfplay.games import GAMES, Game, Move
+from agentenv.trainers.selfplay.game_state import GameState
+from agentenv.trainers.selfplay.games import GAMES, Game, GameTurn
 from agentenv.trainers.selfplay.question_checks import CHECKS
 from agentenv.trainers.selfplay.role_rewards import (
     ADMISSIONS,
@@ -80,13 +80,13 @@ def test_the_table_of_multi_agent_evolve() -> None:
 @pytest.mark.parametrize("name", CHALLENGES)
 def test_a_proposer_is_paid_by_the_solve_rate_of_its_question(name: str) -> None:
     """One of four attempts succeeds: 1 - 1/4, and 4 (1/4) (3/4)."""
-    board = Board(Task("t", "q"))
-    assert REWARDS[name](board, "propose", 0) is None
+    state = GameState(Task("t", "q"))
+    assert REWARDS[name](state, "propose", 0) is None
     one = Trajectory(Task("t", "q"), (), (), 1.0, EndReason.ANSWERED)
     tries = [replace(one, info={"success": success}) for success in (True, False, False, False)]
-    board.plays["solve"] = tries
-    assert board.solve_rate == 0.25
-    assert REWARDS[name](board, "propose", 0) == pytest.approx(0.75)
+    state.plays["solve"] = tries
+    assert state.solve_rate == 0.25
+    assert REWARDS[name](state, "propose", 0) == pytest.approx(0.75)
 
 
 def test_the_form_is_of_the_tags_that_the_move_writes(episode: Callable[..., Trajectory]) -> None:
@@ -94,11 +94,11 @@ def test_the_form_is_of_the_tags_that_the_move_writes(episode: Callable[..., Tra
     task = Task("t", "q")
     for text, worth in (("<a>x</a><b>y", 1.0), ("<a>x</a><a>z</a>", 0.5), ("<a>x", 0.0), ("", 0.0)):
         turn = Turn(text)
-        board = Board(task)
-        board.plays["propose"] = [
+        state = GameState(task)
+        state.plays["propose"] = [
             Trajectory(task, (), (turn,), 1.0, EndReason.ANSWERED, info={"writes": ("a",)})
         ]
-        assert REWARDS["form"](board, "propose", 0) == worth
+        assert REWARDS["form"](state, "propose", 0) == worth
 
 
 def test_each_role_is_compared_with_itself(episode: Callable[..., Trajectory]) -> None:
@@ -120,17 +120,17 @@ def test_each_role_is_compared_with_itself(episode: Callable[..., Trajectory]) -
 def test_every_row_that_a_game_names_is_there(name: str) -> None:
     game = GAMES[name]
     assert game.admit in ADMISSIONS
-    for move in game.moves:
-        assert not move.reward or move.reward in REWARDS
-        assert not move.check or move.check in CHECKS
-        assert all(f"{{{brace}}}" in move.prompt for brace in move.sees)
-        assert all(f"<{tag}>" in move.prompt for tag in move.writes)
+    for turn in game.turns:
+        assert not turn.reward or turn.reward in REWARDS
+        assert not turn.check or turn.check in CHECKS
+        assert all(f"{{{brace}}}" in turn.prompt for brace in turn.sees)
+        assert all(f"<{tag}>" in turn.prompt for tag in turn.writes)
 
 
 def test_nobody_sees_what_was_not_played_yet() -> None:
     with pytest.raises(
         ConfigurationError, match=r"move 'solve' looks at \['grade.score'\], which no earlier move"
     ):
-        Game((Move("solve", "solver", prompt="{s}", sees={"s": "grade.score"}),))
+        Game((GameTurn("solve", "solver", prompt="{s}", sees={"s": "grade.score"}),))
     with pytest.raises(ConfigurationError, match="moves of different names"):
-        Game((Move("solve", "solver"), Move("solve", "solver")))
+        Game((GameTurn("solve", "solver"), GameTurn("solve", "solver")))

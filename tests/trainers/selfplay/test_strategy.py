@@ -73,7 +73,7 @@ def game(
     policy: Any,
     slots: int = 4,
     *,
-    deal: dict[str, Any] | None = None,
+    setup: dict[str, Any] | None = None,
     chat: Any = None,
     seed: int = 0,
     **options: Any,
@@ -81,7 +81,7 @@ def game(
     """One game about Ada Guild."""
     specs = [
         EpisodeSpec(
-            SearchSolver(tasks=TOPICS, retriever=InMemoryRetriever(DOCUMENTS), k=1, deal=deal),
+            SearchSolver(tasks=TOPICS, retriever=InMemoryRetriever(DOCUMENTS), k=1, setup=setup),
             TOPICS[0],
             seed + i,
             "g",
@@ -282,7 +282,7 @@ def test_refused_proposals_are_asked_for_again_before_the_pool_is_drawn_on() -> 
     assert asked[0]["question"] == "Is Ada Guild in Pobra Bay?"
     counter["n"] = 0
     spare = ("What is the seat of Ada Guild?", "Pobra Bay")
-    pooled = game(Troupe(script), attempts=2, deal={"spare": spare})
+    pooled = game(Troupe(script), attempts=2, setup={"spare": spare})
     assert by_role(pooled) == {"proposer": [0.0, 0.0], "solver": [1.0, 1.0, 0.0, 0.0]}
     assert (figures(pooled)["pooled"], figures(pooled)["accepted"]) == (1, 0)
     assert figures(pooled)["pooled_solve_rate"] == [0.5]
@@ -292,12 +292,12 @@ def test_refused_proposals_are_asked_for_again_before_the_pool_is_drawn_on() -> 
 
 def test_what_is_known_is_a_duplicate() -> None:
     known = {"known": ("where is ada guild based",)}
-    assert figures(game(Troupe(ssp()), deal=known))["refused_duplicate"] == 1
+    assert figures(game(Troupe(ssp()), setup=known))["refused_duplicate"] == 1
 
 
 def test_a_reference_is_shown_to_the_proposer() -> None:
     troupe = Troupe(ssp())
-    game(troupe, deal={"reference": "Where is Bog Guild based?"})
+    game(troupe, setup={"reference": "Where is Bog Guild based?"})
     assert "of this kind: Where is Bog Guild based?" in troupe.shown["propose"][0]
 
 
@@ -351,7 +351,7 @@ def test_multi_agent_evolve_by_its_table() -> None:
         }[move]
 
     troupe = Troupe(script)
-    played = game(troupe, game="mae", checks=(), deal={"reference": "Which town is oldest?"})
+    played = game(troupe, game="mae", checks=(), setup={"reference": "Which town is oldest?"})
     rewards = by_role(played)
     assert rewards["proposer"] == [pytest.approx((7 / 9 + 0.5 + 1) / 3)]
     assert rewards["solver"] == [1.0, 1.0, 0.5, 0.5]

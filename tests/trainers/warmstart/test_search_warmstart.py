@@ -21,7 +21,7 @@ from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.data.world_facts import invent
 from agentenv.data.world_solver import Solver
 from agentenv.envs.search.local_search import LocalSearch
-from agentenv.envs.search.proposals import Rules, documents_shown
+from agentenv.envs.search.proposals import QuestionRules, documents_shown
 from agentenv.envs.search.self_play import SearchProposer, SearchSolver
 from agentenv.errors import ConfigurationError
 from agentenv.policies.card import read_card
@@ -191,7 +191,7 @@ def test_the_proposing_demonstrator_plays_its_environment_letter_for_letter_and_
             retriever=Shelf(scene.library),
             k=2,
             prompt=PROPOSER_PROMPT,
-            rules=Rules(searches=2),
+            rules=QuestionRules(searches=2),
             observation_tokens=999,
         )
         opening, _ = env.reset(seed=0, options={"task": topic})

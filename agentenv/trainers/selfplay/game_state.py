@@ -1,4 +1,4 @@
-"""The board of one game: what has been played so far, the question in play, and what it was refused for."""
+"""The state of one game: what has been played so far, the question in play, and what it was refused for."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from agentenv.envs.search.proposals import Proposal
 
 
 @dataclass
-class Board:
+class GameState:
     """One game under way."""
 
     seed: Task
@@ -58,14 +58,14 @@ class Board:
         return sum(bool(t.info.get("success")) for t in attempts) / len(attempts) if attempts else None
 
 
-def stories(groups: Iterable[Sequence[Trajectory]]) -> list[dict[str, Any]]:
+def outcomes(groups: Iterable[Sequence[Trajectory]]) -> list[dict[str, Any]]:
     """What became of the question of each game among the episodes: ``info["game"]``."""
     return [trajectory.info["game"] for group in groups for trajectory in group if "game" in trajectory.info]
 
 
 def asked(groups: Iterable[Sequence[Trajectory]]) -> list[dict[str, Any]]:
-    """Every proposal of the games among the episodes, as ``Board.asked`` has it."""
-    return [row for story in stories(groups) for row in story["asked"]]
+    """Every proposal of the games among the episodes, as ``GameState.asked`` has it."""
+    return [row for outcome in outcomes(groups) for row in outcome["asked"]]
 
 
 def field_of(trajectory: Trajectory, tag: str) -> str:
