@@ -36,13 +36,13 @@ class ParaphraseStrategy:
         played = await together(self._episode(place, spec, context) for place, spec in enumerate(posed))
         wordings = [spec.task.question for spec in posed]
         answers = [t.info.get("answer") if t.valid else None for t in played]
-        likeness = group_similarity(answers, wordings, self.scorer)
+        similarity_of = group_similarity(answers, wordings, self.scorer)
         return [
             replace(
                 paid(trajectory, self.weight * value),
                 info=trajectory.info | {"strategy": {"agreement": [value]}},
             )
-            for trajectory, value in zip(played, likeness, strict=True)
+            for trajectory, value in zip(played, similarity_of, strict=True)
         ]
 
     async def _episode(self, place: int, spec: EpisodeSpec, context: RolloutContext) -> Trajectory:

@@ -18,13 +18,13 @@ class TopTwo(Protocol):
         """The two most likely tokens at each place of ``ids`` from ``first`` on, given what stands before it."""
 
 
-def ranker(policy: Policy) -> TopTwo | None:
+def top_two_of(policy: Policy) -> TopTwo | None:
     """The policy's ``top_two``, where its engine has one."""
     found: TopTwo | None = getattr(policy, "top_two", None)
     return found
 
 
-class Rival(NamedTuple):
+class AlternativeToken(NamedTuple):
     """The token that opens another continuation of a turn."""
 
     place: int
@@ -33,9 +33,9 @@ class Rival(NamedTuple):
     logprob: float
 
 
-def rival_of(
+def alternative_of(
     ids: Sequence[int], ranked: Sequence[Ranked], *, least: float = 0.15, gap: float = 0.25
-) -> Rival | None:
+) -> AlternativeToken | None:
     """The first place of a turn at which the runner-up is likely by itself and nearly as likely as the first.
 
     Args:
@@ -50,10 +50,10 @@ def rival_of(
     for place, (sampled, (first, second)) in enumerate(zip(ids, ranked, strict=True)):
         high, low = exp(first[1]), exp(second[1])
         if low > least and high - low < gap:
-            return Rival(place, *(second if sampled == first[0] else first))
+            return AlternativeToken(place, *(second if sampled == first[0] else first))
     return None
 
 
-def likeness(a: Sequence[int], b: Sequence[int]) -> float:
+def similarity_of(a: Sequence[int], b: Sequence[int]) -> float:
     """2 M / (|a| + |b|) over token ids, M those in matching blocks: 1 for equal runs, 0 for runs without a common token."""
     return SequenceMatcher(None, a, b, autojunk=False).ratio()

@@ -29,7 +29,12 @@ from agentenv.errors import ConfigurationError
 from agentenv.trainers.credit.tree import Tree
 from agentenv.trainers.strategies.rollback import has_failed
 from agentenv.trainers.strategies.rollout_context import RolloutContext
-from agentenv.trainers.strategies.token_forks import Rival, likeness, ranker, rival_of
+from agentenv.trainers.strategies.token_forks import (
+    AlternativeToken,
+    alternative_of,
+    similarity_of,
+    top_two_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,21 +80,21 @@ class TreeStrategy:
 
     async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> list[Trajectory]:
         """The leaves, in the order of their slots."""
-        if self.fork_at == "token" and ranker(context.policy) is None:
+        if self.fork_at == "token" and top_two_of(context.policy) is None:
             raise ConfigurationError(
                 f"fork_at='token' needs to know what else the policy might have written, and "
                 f"{type(context.policy).__name__} does not tell: take hf:PATH, or fork at turns"
             )
-        grove = _Grove(self, specs, context)
+        builder = _TreeBuilder(self, specs, context)
         try:
             async with asyncio.TaskGroup() as tasks:
                 for slots in shares(range(len(specs)), self.roots):
-                    tasks.create_task(grove.root(slots, tasks))
+                    tasks.create_task(builder.root(slots, tasks))
         except ExceptionGroup as several:  # they are of one kind: bad input; the first says it
             raise several.exceptions[0] from None
         finally:
-            await close_quickly(grove.forked, context.config.deadline_s)
-        return trained_once(grove.harvest(), keep=self.keep)
+            await close_quickly(builder.forked, context.config.deadline_s)
+        return trained_once(builder.collect_leaves(), keep=self.keep)
 
 
 @dataclass
@@ -110,7 +115,7 @@ class _Branch:
     """What stands already of the turn that comes next, the last of it the token at which the branch left another."""
     copied: int = 0
     """Tokens of its own turns that it has from there."""
-    rival: tuple[int, ...] = ()
+    alternative: tuple[int, ...] = ()
     """What the other wrote from that token on."""
     dropped: bool = False
     """Whether it wrote much the same."""
@@ -121,7 +126,7 @@ class _Branch:
 
 
 @dataclass
-class _Grove:
+class _TreeBuilder:
     """The trees of one group while they grow."""
 
     strategy: TreeStrategy
@@ -135,7 +140,7 @@ class _Grove:
     wasted: int = 0
     """Tokens that these sampled."""
 
-    def harvest(self) -> list[Trajectory]:
+    def collect_leaves(self) -> list[Trajectory]:
         """The leaves in the order of their slots; figures of the dropped branches are with the first."""
         first, *others = (self.leaves[place] for place in sorted(self.leaves))
         if not self.dropped:
@@ -151,7 +156,7 @@ class _Grove:
             state = await open_episode(spec, context.chat, context.config, episode=episode)
             await self._grow(_Branch(state, slots, self.strategy.depth), tasks)
 
-    async def _twig(self, branch: _Branch, tasks: asyncio.TaskGroup) -> None:
+    async def _play_child(self, branch: _Branch, tasks: asyncio.TaskGroup) -> None:
         """A branch that has just left another one, in a slot and an environment of its own."""
         async with self.context.slot(branch.slots.start):
             await self._grow(branch, tasks)
@@ -179,9 +184,9 @@ class _Grove:
             return
         action = self.context.decode(branch.head) + completion.text
         if branch.may_fork:
-            rival = await self._rival(before, completion)
-            if rival or self._forks_at(branch, before, completion):
-                await self._fork(branch, before, tasks, completion, rival)
+            alternative = await self._alternative(before, completion)
+            if alternative or self._forks_at(branch, before, completion):
+                await self._fork(branch, before, tasks, completion, alternative)
         branch.head = ()
         watched = branch.may_fork and self.strategy.fork_at == "failure"
         snapshot = await capture(state, config) if watched else None
@@ -202,20 +207,22 @@ class _Grove:
     def _drops(self, branch: _Branch, completion: Completion) -> bool:
         """Whether the branch is dropped for the turn that it has just written."""
         own = (*branch.head[-1:], *completion.ids)
-        branch.dropped = bool(branch.rival) and likeness(own, branch.rival) >= self.strategy.alike
-        branch.rival = ()
+        branch.dropped = (
+            bool(branch.alternative) and similarity_of(own, branch.alternative) >= self.strategy.alike
+        )
+        branch.alternative = ()
         self.dropped += branch.dropped
         self.wasted += branch.dropped * len(completion.ids)
         return branch.dropped
 
-    async def _rival(self, before: EpisodeState, completion: Completion) -> Rival | None:
+    async def _alternative(self, before: EpisodeState, completion: Completion) -> AlternativeToken | None:
         """The token of the turn just written at which to fork."""
-        top_two = ranker(self.context.policy)
+        top_two = top_two_of(self.context.policy)
         if self.strategy.fork_at != "token" or top_two is None:
             return None
         ids = [*before.ids, *completion.ids]
         ranked = await top_two(ids, len(before.ids), temperature=self.context.config.temperature)
-        return rival_of(completion.ids, ranked, least=self.strategy.least, gap=self.strategy.gap)
+        return alternative_of(completion.ids, ranked, least=self.strategy.least, gap=self.strategy.gap)
 
     def _forks_at(self, branch: _Branch, before: EpisodeState, completion: Completion) -> bool:
         """Whether to fork before the environment has acted."""
@@ -230,10 +237,10 @@ class _Grove:
         before: EpisodeState,
         tasks: asyncio.TaskGroup,
         completion: Completion | None = None,
-        rival: Rival | None = None,
+        alternative: AlternativeToken | None = None,
     ) -> None:
         """Branches from ``before``, whose state is the environment's present one, or from a token written since."""
-        width = min(2 if rival else self.strategy.width, len(branch.slots))
+        width = min(2 if alternative else self.strategy.width, len(branch.slots))
         envs = await fork(branch.record, width - 1, self.context.config)
         own, *others = shares(branch.slots, len(envs) + 1)
         branch.slots = own
@@ -243,10 +250,10 @@ class _Grove:
         for slots, env in zip(others, envs, strict=True):
             spec = replace(self.specs[slots.start], env=env)
             state = replace(before.copy(), spec=spec, episode=self.context.episode(slots.start))
-            twig = _Branch(state, slots, branch.forks, branch.record.episode, len(before.turns))
-            if rival and completion:
-                _begin_turn(twig, branch.head, completion, rival)
-            tasks.create_task(self._twig(twig, tasks))
+            child = _Branch(state, slots, branch.forks, branch.record.episode, len(before.turns))
+            if alternative and completion:
+                _begin_turn(child, branch.head, completion, alternative)
+            tasks.create_task(self._play_child(child, tasks))
         await asyncio.sleep(0)  # they take their slots before this branch can leave its own
 
     async def _fork_back(
@@ -267,18 +274,20 @@ class _Grove:
             await release(kept, config)
 
 
-def _begin_turn(twig: _Branch, head: tuple[int, ...], completion: Completion, rival: Rival) -> None:
-    """Writes what ``twig`` has of its turn already: ``completion`` up to the rival's place, then the rival.
+def _begin_turn(
+    child: _Branch, head: tuple[int, ...], completion: Completion, alternative: AlternativeToken
+) -> None:
+    """Writes what ``child`` has of its turn already: ``completion`` up to the alternative's place, then the alternative.
 
-    None of it is trained here: the branch that sampled the first tokens trains them, and nobody sampled the rival.
+    None of it is trained here: the branch that sampled the first tokens trains them, and nobody sampled the alternative.
     """
-    kept = completion.ids[: rival.place]
-    logprobs = (*completion.logprobs[: rival.place], rival.logprob)
-    turn, version = len(twig.record.turns), completion.version
-    ids = (*kept, rival.token)
-    twig.record.add(SegmentKind.POLICY, ids, turn, logprobs=logprobs, version=version, trained=False)
-    twig.head = (*head, *ids)
-    twig.copied, twig.rival = len(twig.head), completion.ids[rival.place :]
+    kept = completion.ids[: alternative.place]
+    logprobs = (*completion.logprobs[: alternative.place], alternative.logprob)
+    turn, version = len(child.record.turns), completion.version
+    ids = (*kept, alternative.token)
+    child.record.add(SegmentKind.POLICY, ids, turn, logprobs=logprobs, version=version, trained=False)
+    child.head = (*head, *ids)
+    child.copied, child.alternative = len(child.head), completion.ids[alternative.place :]
 
 
 def shares(slots: range, parts: int) -> list[range]:

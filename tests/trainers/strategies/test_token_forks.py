@@ -29,7 +29,7 @@ from agentenv.policies.hf import HFPolicy
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import play_groups
-from agentenv.trainers.strategies.token_forks import Ranked, Rival, likeness, rival_of
+from agentenv.trainers.strategies.token_forks import AlternativeToken, Ranked, alternative_of, similarity_of
 from agentenv.trainers.strategies.tree import TreeStrategy
 
 TOKENIZER = ByteTokenizer()
@@ -42,20 +42,34 @@ def ranked(*pairs: tuple[str, float, str, float]) -> list[Ranked]:
 @pytest.mark.parametrize(
     ("written", "found", "expected"),
     [
-        ("ab", ranked(("a", 0.9, "x", 0.1), ("b", 0.5, "y", 0.4)), Rival(1, ord("y"), math.log(0.4))),
-        ("yb", ranked(("a", 0.5, "y", 0.4), ("b", 1.0, "z", 1e-9)), Rival(0, ord("a"), math.log(0.5))),
-        ("c", ranked(("a", 0.4, "b", 0.3)), Rival(0, ord("a"), math.log(0.4))),  # neither was written
+        (
+            "ab",
+            ranked(("a", 0.9, "x", 0.1), ("b", 0.5, "y", 0.4)),
+            AlternativeToken(1, ord("y"), math.log(0.4)),
+        ),
+        (
+            "yb",
+            ranked(("a", 0.5, "y", 0.4), ("b", 1.0, "z", 1e-9)),
+            AlternativeToken(0, ord("a"), math.log(0.5)),
+        ),
+        (
+            "c",
+            ranked(("a", 0.4, "b", 0.3)),
+            AlternativeToken(0, ord("a"), math.log(0.4)),
+        ),  # neither was written
         ("a", ranked(("a", 0.3, "b", 0.14)), None),  # not likely by itself
         ("a", ranked(("a", 0.6, "b", 0.3)), None),  # .3 behind
     ],
 )
-def test_the_place_and_the_rival(written: str, found: list[Ranked], expected: Rival | None) -> None:
-    assert rival_of([ord(c) for c in written], found) == expected
+def test_the_place_and_the_rival(
+    written: str, found: list[Ranked], expected: AlternativeToken | None
+) -> None:
+    assert alternative_of([ord(c) for c in written], found) == expected
 
 
 def test_likeness() -> None:
-    assert likeness([1, 2, 3, 4], [2, 3, 4, 5]) == 0.75  # three of four in one block
-    assert likeness([1], [2]) == 0
+    assert similarity_of([1, 2, 3, 4], [2, 3, 4, 5]) == 0.75  # three of four in one block
+    assert similarity_of([1], [2]) == 0
 
 
 @dataclass
