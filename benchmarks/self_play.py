@@ -80,7 +80,7 @@ def main(words: Sequence[str] | None = None) -> None:
     """Measures and writes the result file."""
     parser = common_arguments(__doc__ or "")
     parser.add_argument("what", choices=("truth", "train"))
-    parser.add_argument("--policy", required=True, help="hf:PATH of agentenv warmstart --troupe-steps")
+    parser.add_argument("--policy", required=True, help="hf:PATH of agentenv warmstart --role-steps")
     parser.add_argument("--games", type=int, default=300, help="truth: games of each arm")
     parser.add_argument(
         "--documents", type=int, default=1000, help="documents of the world that is played on"

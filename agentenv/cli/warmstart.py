@@ -25,20 +25,20 @@ class Warmstart:
     """Seeds weights and worlds."""
     copying_steps: int | None = None
     """Optimiser steps on single pages; default: as for the shipped policy, like the two below. For search, as they are."""
-    reader_steps: int | None = None
+    reading_steps: int | None = None
     """Optimiser steps on drills and careful episodes."""
-    crowd_steps: int | None = None
-    """Optimiser steps on the mixed crowd; 0 stops at the reader."""
-    troupe_steps: int | None = None
+    mixture_steps: int | None = None
+    """Optimiser steps on the mixture of demonstrators; 0 stops at the reader."""
+    role_steps: int | None = None
     """Optimiser steps on the roles of self-play, after all others; none where not given."""
-    habit_steps: int | None = None
+    weak_proposer_steps: int | None = None
     """Optimiser steps on these roles with a proposer that is mostly careless, last of all; none where not given."""
     hops: int | None = None
     """Longest questions that are demonstrated; default: 2."""
     from_shipped: bool = False
-    """Starts from the shipped policy as it is: for search, steps on a crowd or on the roles of self-play are made."""
-    reader: Path | None = None
-    """Folder of what an earlier call made, such as a reader with --crowd-steps 0; only the phases after it are run."""
+    """Starts from the shipped policy as it is: for search, steps on a mixture or on the roles of self-play are made."""
+    init_from: Path | None = None
+    """Folder of what an earlier call made, such as a reader with --mixture-steps 0; only the phases after it are run."""
     imitate: tuple[str, ...] = ()
     """Presets or TOML files of runs: the policy of the first learns what the experts of all do on their training tasks."""
     trust_config: bool = False
@@ -65,13 +65,13 @@ class Warmstart:
         if self.out.exists():
             raise ConfigurationError(f"{self.out} exists already; choose another --out")
         if self.from_shipped:
-            if self.env != "search" or self._given("copying_steps", "reader_steps", "reader"):
+            if self.env != "search" or self._given("copying_steps", "reading_steps", "reader"):
                 raise ConfigurationError(
-                    "--from-shipped goes with --crowd-steps, --troupe-steps and --habit-steps alone"
+                    "--from-shipped goes with --mixture-steps, --role-steps and --weak-proposer-steps alone"
                 )
-            if not any((self.crowd_steps, self.troupe_steps, self.habit_steps)):
+            if not any((self.mixture_steps, self.role_steps, self.weak_proposer_steps)):
                 raise ConfigurationError(
-                    "--from-shipped needs --crowd-steps, --troupe-steps or --habit-steps: nothing else is made"
+                    "--from-shipped needs --mixture-steps, --role-steps or --weak-proposer-steps: nothing else is made"
                 )
         if self.steps is not None and self.steps < 1:
             raise ConfigurationError(f"--steps must be at least 1, not {self.steps}")
@@ -81,7 +81,7 @@ class Warmstart:
             raise ConfigurationError(
                 "--imitate goes with --steps alone: the run names policy, environment and seed"
             )
-        phases = ("copying_steps", "reader_steps", "crowd_steps", "troupe_steps", "habit_steps")
+        phases = ("copying_steps", "reading_steps", "mixture_steps", "role_steps", "weak_proposer_steps")
         search = self._given(*phases, "reader", "hops")
         if wrong := self._given("steps") if self.env == "search" and not self.imitate else search:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
@@ -94,14 +94,16 @@ class Warmstart:
     def _search(self, display: Any) -> dict[str, Any]:
         from agentenv.trainers.warmstart.search_warmstart import WarmstartConfig, warmstart
 
-        steps = self._given("copying_steps", "reader_steps", "crowd_steps", "troupe_steps", "habit_steps")
-        reader = self.reader
+        steps = self._given(
+            "copying_steps", "reading_steps", "mixture_steps", "role_steps", "weak_proposer_steps"
+        )
+        init_from = self.init_from
         if self.from_shipped:
-            steps, reader = {"crowd_steps": 0} | steps, shipped_weights()
+            steps, init_from = {"mixture_steps": 0} | steps, shipped_weights()
         config = WarmstartConfig(seed=self.seed, **steps)
         if self.hops:
             config = replace(config, world=replace(config.world, hops=(1, self.hops)))
-        return warmstart(config, display, self.out, reader=reader)
+        return warmstart(config, display, self.out, init_from=init_from)
 
     def _code(self, display: Any) -> dict[str, Any]:
         from agentenv.trainers.warmstart.code_warmstart import CodeWarmstartConfig, code_warmstart

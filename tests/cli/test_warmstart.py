@@ -14,14 +14,14 @@ pytest.importorskip("torch", reason="the extra train is not installed")
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"from_shipped": True}, "needs --crowd-steps, --troupe-steps or --habit-steps"),
+        ({"from_shipped": True}, "needs --mixture-steps, --role-steps or --weak-proposer-steps"),
         (
-            {"from_shipped": True, "reader_steps": 3, "troupe_steps": 1},
-            "--crowd-steps, --troupe-steps and --habit-steps alone",
+            {"from_shipped": True, "reading_steps": 3, "role_steps": 1},
+            "--mixture-steps, --role-steps and --weak-proposer-steps alone",
         ),
         (
-            {"from_shipped": True, "env": "code", "troupe_steps": 1},
-            "--crowd-steps, --troupe-steps and --habit-steps alone",
+            {"from_shipped": True, "env": "code", "role_steps": 1},
+            "--mixture-steps, --role-steps and --weak-proposer-steps alone",
         ),
         ({"hops": 5}, "--hops must be 1 to 4, not 5"),
         ({"env": "code", "hops": 3}, "--hops does not go with --env code"),
@@ -29,7 +29,7 @@ pytest.importorskip("torch", reason="the extra train is not installed")
         ({"imitate": ("lab-search",), "steps": 0}, "--steps must be at least 1, not 0"),
         ({"imitate": ("lab-search",), "env": "code"}, "--imitate goes with --steps alone"),
         ({"imitate": ("lab-search",), "hops": 3}, "--hops does not go with --imitate"),
-        ({"env": "desktop", "crowd_steps": 3}, "--crowd-steps does not go with --env desktop"),
+        ({"env": "desktop", "mixture_steps": 3}, "--mixture-steps does not go with --env desktop"),
     ],
 )
 def test_flags_that_do_not_go_together_are_one_sentence(
@@ -48,6 +48,6 @@ def test_longer_questions_reach_the_crowd(tmp_path: Path, monkeypatch: pytest.Mo
         return {}
 
     monkeypatch.setattr("agentenv.trainers.warmstart.search_warmstart.warmstart", made)
-    Warmstart(out=tmp_path / "a", from_shipped=True, crowd_steps=7, hops=4).run()
-    Warmstart(out=tmp_path / "b", from_shipped=True, troupe_steps=5).run()
-    assert [(c.world.hops, c.crowd_steps, c.troupe_steps) for c in asked] == [((1, 4), 7, 0), ((1, 2), 0, 5)]
+    Warmstart(out=tmp_path / "a", from_shipped=True, mixture_steps=7, hops=4).run()
+    Warmstart(out=tmp_path / "b", from_shipped=True, role_steps=5).run()
+    assert [(c.world.hops, c.mixture_steps, c.role_steps) for c in asked] == [((1, 4), 7, 0), ((1, 2), 0, 5)]

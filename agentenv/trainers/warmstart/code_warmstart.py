@@ -70,7 +70,7 @@ def stubborn(task: Task, rng: Random) -> list[str]:
     return [_try(task, broken), _submit(broken)]
 
 
-CROWD: Mapping[Demonstrator, float] = {prover: 0.25, mender: 0.35, stubborn: 0.40}
+MIXTURE: Mapping[Demonstrator, float] = {prover: 0.25, mender: 0.35, stubborn: 0.40}
 """Share of each demonstrator."""
 
 
@@ -103,7 +103,7 @@ def demonstrations(config: CodeWarmstartConfig) -> list[tuple[Demonstrator, Demo
     """
     rng = Random(config.seed)
     tasks = generate_code_tasks(config.tasks, seed=config.seed, steps=config.difficulty, split="train")
-    who = rng.choices(list(CROWD), list(CROWD.values()), k=len(tasks))
+    who = rng.choices(list(MIXTURE), list(MIXTURE.values()), k=len(tasks))
     with closing(make(ENV, tasks=tasks, **OPTIONS)) as env:
         return [(one, _played(env, task, one(task, rng))) for one, task in zip(who, tasks, strict=True)]
 

@@ -119,22 +119,22 @@ def astray(scene: Scene) -> Demo:
     return [_question(scene), *made_up("search", query), page, _answer(scene.rng.choice(passages).title)]
 
 
-CROWD: Mapping[Demonstrator, float] = {careful: 0.30, guessing: 0.20, hasty: 0.36, astray: 0.14}
+MIXTURE: Mapping[Demonstrator, float] = {careful: 0.30, guessing: 0.20, hasty: 0.36, astray: 0.14}
 """Share of each demonstrator in the mixture that the shipped policy imitates."""
 
 
 def demonstrate(
-    crowd: Mapping[Demonstrator, float], *, seed: int, worlds: WorldConfig, k: int
+    mixture: Mapping[Demonstrator, float], *, seed: int, worlds: WorldConfig, k: int
 ) -> Iterator[list[Demo]]:
     """Endless batches of episodes, each batch about a fresh world.
 
     Args:
-        crowd: Share of each demonstrator.
+        mixture: Share of each demonstrator.
         seed: The worlds take the seeds after it.
         worlds: Dials of the worlds; the seed in it is replaced.
         k: Documents a search.
     """
-    names, weights = list(crowd), list(crowd.values())
+    names, weights = list(mixture), list(mixture.values())
     for world, library, rng in _worlds(seed, worlds, k):
         solver = Solver(invent(world.config))
         scenes = [Scene(task, library, world.questions, solver, rng) for task in world.questions]
@@ -142,11 +142,11 @@ def demonstrate(
         yield [demo for demo in demos if demo]
 
 
-def drill(*, seed: int, worlds: WorldConfig, k: int, count: int) -> Iterator[list[Demo]]:
-    """Endless batches of ``count`` reading drills: the page of one search, then every question that it answers.
+def reading_exercises(*, seed: int, worlds: WorldConfig, k: int, count: int) -> Iterator[list[Demo]]:
+    """Endless batches of ``count`` reading exercises: the page of one search, then every question that it answers.
 
-    An episode asks for one answer in about 180 tokens; a drill asks for several of the same page, so that copying from it
-    is learned from fewer tokens.
+    An episode asks for one answer in about 180 tokens; an exercise asks for several of the same page, so that copying from
+    it is learned from fewer tokens.
     """
     for world, library, rng in _worlds(seed, _lookups(worlds), k):
         asked: dict[str, list[Task]] = {}
@@ -188,7 +188,7 @@ def _given(demo: Demo) -> Demo:
 
 
 def echo(demo: Demo) -> Demo:
-    """The page of a drill, then the same page once more as the policy's own: pure copying of unseen names."""
+    """The page of an exercise, then the same page once more as the policy's own: pure copying of unseen names."""
     return [demo[0], Piece("own", demo[0].text)]
 
 

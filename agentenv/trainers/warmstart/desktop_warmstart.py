@@ -25,7 +25,7 @@ from agentenv.policies.card import EpisodeCard
 from agentenv.policies.hf import HFPolicy
 from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.warmstart.small_policies import SmallPolicyConfig, blank, imitate
-from agentenv.trainers.warmstart.supervised import Display, Figures, Lesson, write_policy
+from agentenv.trainers.warmstart.supervised import Display, Figures, TrainingExample, write_policy
 
 ENV = "agentenv/DomSim-v0"
 PROMPT = "{goal}\n"
@@ -46,9 +46,9 @@ class DesktopWarmstartConfig(SmallPolicyConfig):
     """How the policy is made."""
 
     steps: int = 1000
-    """Optimiser steps, those on the crowd included."""
-    crowd_share: float = 0.1
-    """Share of the steps that are on the crowd, at a quarter of the step sizes."""
+    """Optimiser steps, those on the mixture included."""
+    mixture_share: float = 0.1
+    """Share of the steps that are on the mixture, at a quarter of the step sizes."""
     templates: Sequence[str] = TEMPLATES
     """Kinds of task."""
 
@@ -99,17 +99,17 @@ def astray(now: Moment, rng: Random) -> str:
     return action_text(Action(Kind.CLICK, id=used.id), f"I use click on {used.role} {used.text!r}.")
 
 
-CROWD: Mapping[Demonstrator, float] = {careful: 0.35, hasty: 0.45, astray: 0.20}
+MIXTURE: Mapping[Demonstrator, float] = {careful: 0.35, hasty: 0.45, astray: 0.20}
 """Share of each demonstrator: who decides greedily is hasty."""
 
 
 def demonstrations(
-    crowd: Mapping[Demonstrator, float], config: DesktopWarmstartConfig
+    mixture: Mapping[Demonstrator, float], config: DesktopWarmstartConfig
 ) -> list[tuple[Demonstrator, Demonstration]]:
-    """One episode a task, each played by one of ``crowd``, drawn by its share."""
+    """One episode a task, each played by one of ``mixture``, drawn by its share."""
     rng, env = Random(config.seed), DomSim(**OPTIONS)
     tasks = DomSim.make_tasks(config.tasks, seed=config.seed, split="train", templates=config.templates)
-    who = rng.choices(list(crowd), list(crowd.values()), k=len(tasks))
+    who = rng.choices(list(mixture), list(mixture.values()), k=len(tasks))
     return [(one, _played(env, task, one, rng)) for one, task in zip(who, tasks, strict=True)]
 
 
@@ -129,7 +129,7 @@ def _played(env: DomSim, task: Task, who: Demonstrator, rng: Random) -> Demonstr
     return Demonstration(tuple(contexts), tuple(actions))
 
 
-def lesson_of(demonstration: Demonstration, tokenizer: Any) -> Lesson:
+def training_example(demonstration: Demonstration, tokenizer: Any) -> TrainingExample:
     """The episode as one row: every context extends what was seen and done before."""
     chat = TemplateFormat(tokenizer)
     ids: list[int] = []
@@ -148,23 +148,23 @@ def desktop_warmstart(config: DesktopWarmstartConfig, display: Display, out: Pat
 
     Returns:
         The figures of its card: tokens seen, minutes, and the share of unseen tasks that it solves, ``greedy`` and
-        ``sampled``, and did greedily before it met the crowd, ``skill``.
+        ``sampled``, and did greedily before it met the mixture, ``skill``.
     """
     began = time.perf_counter()
     display.phase("demonstrations", 2 * config.tasks)
-    shown = [[demo for _, demo in demonstrations(who, config)] for who in ({careful: 1.0}, CROWD)]
+    shown = [[demo for _, demo in demonstrations(who, config)] for who in ({careful: 1.0}, MIXTURE)]
     texts = [
         "\n".join(["user", *(m.text for m in demo.contexts[-1]), demo.actions[-1], "assistant"])
         for demo in shown[0]
     ]
     policy = blank(texts, ("think", "action"), config)
-    taught, mixed = ([lesson_of(demo, policy.tokenizer) for demo in demos] for demos in shown)
-    crowd_steps = round(config.crowd_share * config.steps)
-    display.phase("following the expert", config.steps - crowd_steps)
-    tokens = imitate(policy, taught, config.steps - crowd_steps, config, display)
+    taught, mixed = ([training_example(demo, policy.tokenizer) for demo in demos] for demos in shown)
+    mixture_steps = round(config.mixture_share * config.steps)
+    display.phase("following the expert", config.steps - mixture_steps)
+    tokens = imitate(policy, taught, config.steps - mixture_steps, config, display)
     skill = judge(policy, config)["greedy"]
-    display.phase("imitating the crowd", crowd_steps)
-    tokens += imitate(policy, mixed, crowd_steps, config, display, rate=0.25)
+    display.phase("imitating the mixture", mixture_steps)
+    tokens += imitate(policy, mixed, mixture_steps, config, display, rate=0.25)
     figures: Figures = {"tokens": tokens, "skill": skill} | judge(policy, config)
     figures["minutes"] = (time.perf_counter() - began) / 60
     episodes = EpisodeCard(
@@ -192,7 +192,7 @@ _CARD = """\
 
 A Qwen2 of {parameters:,} parameters ({config.layers} layers, {config.heads} heads of 32) with its own tokenizer. Made from
 nothing by `agentenv warmstart --env desktop --seed {config.seed}`: {tokens:,} tokens of demonstrations of the training
-split in {minutes:.0f} minutes. Of {config.judged} unseen tasks it solved {skill:.3f} greedily before it met the crowd; now
+split in {minutes:.0f} minutes. Of {config.judged} unseen tasks it solved {skill:.3f} greedily before it met the mixture; now
 it errs on purpose, and solves {greedy:.3f} greedily and {sampled:.3f} sampled. It knows `agentenv/DomSim-v0` as whole
 contexts without places (`window = 8`, `places = false`), these kinds of task, and nothing else: {kinds}.
 """

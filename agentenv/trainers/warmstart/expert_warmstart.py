@@ -20,7 +20,7 @@ from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.run import as_declared, trained_policy
 from agentenv.trainers.warmstart.expert_pool import expert_episodes
 from agentenv.trainers.warmstart.search_warmstart import WarmstartConfig
-from agentenv.trainers.warmstart.supervised import Display, Figures, Lesson, drawn, fit, write_policy
+from agentenv.trainers.warmstart.supervised import Display, Figures, TrainingExample, drawn, fit, write_policy
 
 
 @flushed_denormals()
@@ -60,9 +60,9 @@ def expert_warmstart(
         for config in runs
         for episode in demonstrations(config.model_copy(update={"policy": first.policy}))
     ]
-    lessons = [lesson for trajectory in shown for lesson in lessons_of(trajectory)]
+    examples = [example for trajectory in shown for example in training_examples(trajectory)]
     display.phase("imitation", steps)
-    asked = drawn(lessons, episodes, 0.0, Random(first.seed))
+    asked = drawn(examples, episodes, 0.0, Random(first.seed))
     tokens = fit(policy, asked, steps, rate, WarmstartConfig(), display)
     minutes = (time.perf_counter() - began) / 60
     figures: Figures = {"demonstrations": len(shown), "tokens": tokens, "minutes": minutes}
@@ -101,7 +101,7 @@ def found_its_sources(trajectory: Trajectory) -> bool:
     return not searches or found.issuperset(trajectory.task.data.get("supporting_ids", ()))
 
 
-def lessons_of(trajectory: Trajectory) -> list[Lesson]:
+def training_examples(trajectory: Trajectory) -> list[TrainingExample]:
     """Each row of an episode as ids and which of them the policy is to write."""
     return [
         (

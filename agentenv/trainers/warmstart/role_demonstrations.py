@@ -1,6 +1,6 @@
 """Demonstrators of the roles of self-play: one searches and poses a question, one looks its answer up, one doubts.
 
-Together with the crowd they make a policy that can play every role of ``docs/self_play.md``: the crowd's share keeps the
+Together with the mixture they make a policy that can play every role of ``docs/self_play.md``: the mixture's share keeps the
 solver as careless as it was.
 """
 
@@ -12,7 +12,7 @@ from agentenv.envs.search.local_search import as_question, format_passages, info
 from agentenv.envs.search.proposals import UNKNOWN
 from agentenv.envs.search.self_play import opening_of, proposal_text
 from agentenv.retrievers.bm25 import BM25Retriever
-from agentenv.trainers.warmstart.demonstrations import CROWD, Demo, Demonstrator, Piece, Scene, made_up
+from agentenv.trainers.warmstart.demonstrations import MIXTURE, Demo, Demonstrator, Piece, Scene, made_up
 
 PROPOSER_PROMPT = "Ask about {topic}.{reference}"
 """What the tiny policy is told as proposer: how far it goes is left to it."""
@@ -138,13 +138,13 @@ def _shape(task: Task) -> tuple[str, ...]:
     return tuple(hop["relation"] for hop in task.data["path"])
 
 
-_CROWD_SHARE = 0.15
+_MIXTURE_SHARE = 0.15
 
-TROUPE: Mapping[Demonstrator, float] = {proposing: 0.4, verifying: 0.25, doubting: 0.2} | {
-    demonstrator: _CROWD_SHARE * share for demonstrator, share in CROWD.items()
+ROLE_MIXTURE: Mapping[Demonstrator, float] = {proposing: 0.4, verifying: 0.25, doubting: 0.2} | {
+    demonstrator: _MIXTURE_SHARE * share for demonstrator, share in MIXTURE.items()
 }
 """Share of each demonstrator in the mixture from which the roles are learned."""
 
-CARELESS_TROUPE: Mapping[Demonstrator, float] = {**TROUPE, proposing: 0.07, hurried: 0.33}
-"""The mixture imitated last: most proposals are worth nothing, as most answers of the crowd, and self-play has to find those
+WEAK_PROPOSER_MIXTURE: Mapping[Demonstrator, float] = {**ROLE_MIXTURE, proposing: 0.07, hurried: 0.33}
+"""The mixture imitated last: most proposals are worth nothing, as are most answers, and self-play has to find those
 that are."""

@@ -1,9 +1,9 @@
 """``agentenv warmstart``: the tiny policy from nothing, by supervised learning in worlds of the training split.
 
-Four phases. *Copying* repeats pages of one document and answers questions about them. The *reader* answers questions about
-pages of a search and imitates careful demonstrators, until it reads, copies and chains names that it has never seen.
-*Polishing* gives it harder lessons, round after round; the mean of the weights after each round goes on, which reads
-better than any of them. The *crowd* phase then mixes in careless demonstrators, so that the
+Four phases. *Copying* repeats pages of one document and answers questions about them. The *reading phase* answers questions
+about pages of a search and imitates careful demonstrators, until it reads, copies and chains names that it has never seen.
+*Refinement* gives it harder examples, round after round; the mean of the weights after each round goes on, which reads
+better than any of them. The *mixture* phase then mixes in careless demonstrators, so that the
 policy behaves badly while it still can do better; finding the good behaviour is left to reinforcement learning.
 """
 
@@ -29,17 +29,17 @@ from agentenv.policies.hf import HFPolicy
 from agentenv.policies.tiny import build_model, build_tokenizer
 from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.warmstart.demonstrations import (
-    CROWD,
+    MIXTURE,
     Demo,
     Demonstrator,
     careful,
     demonstrate,
-    drill,
     echo,
     follow,
+    reading_exercises,
     to_tokens,
 )
-from agentenv.trainers.warmstart.role_demonstrations import CARELESS_TROUPE, TROUPE
+from agentenv.trainers.warmstart.role_demonstrations import ROLE_MIXTURE, WEAK_PROPOSER_MIXTURE
 from agentenv.trainers.warmstart.supervised import (
     FIGURES,
     Batch,
@@ -61,22 +61,22 @@ class WarmstartConfig:
     """Seeds the weights and the worlds."""
     copying_steps: int = 300
     """Optimiser steps on pages of one document."""
-    reader_steps: int = 1600
-    """Optimiser steps on drills and careful demonstrations."""
-    polishing_steps: int = 1100
-    """Optimiser steps of one round of harder lessons, at half the step size."""
-    polishing_rounds: int = 2
-    """Rounds of polishing, each with fresh worlds, a fresh optimiser and a schedule of its own."""
-    crowd_steps: int = 200
-    """Optimiser steps on the mixed crowd."""
-    troupe_steps: int = 0
-    """Optimiser steps on the roles of self-play, proposer and verifier, mixed with the crowd; 0 leaves a solver only."""
-    habit_steps: int = 0
+    reading_steps: int = 1600
+    """Optimiser steps on exercises and careful demonstrations."""
+    refinement_steps: int = 1100
+    """Optimiser steps of one round of harder examples, at half the step size."""
+    refinement_rounds: int = 2
+    """Rounds of refinement, each with fresh worlds, a fresh optimiser and a schedule of its own."""
+    mixture_steps: int = 200
+    """Optimiser steps on the mixture of demonstrators."""
+    role_steps: int = 0
+    """Optimiser steps on the roles of self-play, proposer and verifier, mixed with the mixture; 0 leaves a solver only."""
+    weak_proposer_steps: int = 0
     """Optimiser steps on the same roles, after all others, with a proposer that is mostly careless."""
     episodes: int = 32
     """Demonstrations an optimiser step."""
     matrix_rate: float = 0.02
-    """Peak step size of Muon; the crowd phase runs at a tenth of both rates."""
+    """Peak step size of Muon; the mixture phase runs at a tenth of both rates."""
     vector_rate: float = 3e-3
     """Peak step size of AdamW, for embeddings, norms and biases."""
     world: WorldConfig = field(default=_WORLD)
@@ -85,66 +85,70 @@ class WarmstartConfig:
     """Documents a search."""
     page_weight: float = 0.3
     """Loss weight of prompt and page tokens against 1 for the policy's own: names repeat there, which teaches copying.
-    Polishing and the crowd count the policy's own alone."""
-    polishing_distractors: float = 0.5
-    """Share of nearly equal names in the worlds of polishing: the document of a similar name is what readers take last."""
+    Refinement and the mixture count the policy's own alone."""
+    refinement_distractors: float = 0.5
+    """Share of nearly equal names in the worlds of refinement: the document of a similar name is what readers take last."""
     judged: int = 3000
     """Episodes of unseen worlds on which the reader is judged."""
 
 
 @flushed_denormals()
-def warmstart(config: WarmstartConfig, display: Display, out: Path, *, reader: Path | None = None) -> Figures:
+def warmstart(
+    config: WarmstartConfig, display: Display, out: Path, *, init_from: Path | None = None
+) -> Figures:
     """Makes the policy and writes it to ``out``.
 
-    The crowd phase starts from the reader as it is stored, so that it gives the same policy in the same process and from
+    The mixture phase starts from the reader as it is stored, so that it gives the same policy in the same process and from
     a reader that was kept.
 
     Args:
         config: Dials.
         display: Told of every tenth step.
         out: Folder to write.
-        reader: Folder of a reader made earlier (with ``crowd_steps=0``); None makes one.
+        init_from: Folder of a reader made earlier (with ``mixture_steps=0``); None makes one.
 
     Returns:
         The figures that stand on the card: tokens, minutes, the reader's accuracy on unseen worlds.
 
     Raises:
-        ConfigurationError: ``reader`` was not made by ``agentenv warmstart``.
+        ConfigurationError: ``init_from`` was not made by ``agentenv warmstart``.
     """
     torch.manual_seed(config.seed)
     began = time.perf_counter()
-    policy, figures = _load_reader(reader) if reader else _make_reader(config, display)
-    if config.crowd_steps:
-        display.phase("crowd", config.crowd_steps)
-        crowd = _mixture(CROWD, config, 20_000_000, InlineFormat(policy.tokenizer))
-        figures["tokens"] += fit(_rounded(policy), crowd, config.crowd_steps, 0.1, config, display)
-    if config.troupe_steps:
-        display.phase("troupe", config.troupe_steps)
-        troupe = _mixture(TROUPE, config, 90_000_000, InlineFormat(policy.tokenizer))
-        figures["tokens"] += fit(_rounded(policy), troupe, config.troupe_steps, 0.3, config, display)
-    if config.habit_steps:
-        display.phase("habits", config.habit_steps)
-        habits = _mixture(CARELESS_TROUPE, config, 95_000_000, InlineFormat(policy.tokenizer))
-        figures["tokens"] += fit(_rounded(policy), habits, config.habit_steps, 0.1, config, display)
+    policy, figures = _load_reading_policy(init_from) if init_from else _train_reading(config, display)
+    if config.mixture_steps:
+        display.phase("mixture", config.mixture_steps)
+        mixture = _mixture(MIXTURE, config, 20_000_000, InlineFormat(policy.tokenizer))
+        figures["tokens"] += fit(_rounded(policy), mixture, config.mixture_steps, 0.1, config, display)
+    if config.role_steps:
+        display.phase("roles", config.role_steps)
+        roles = _mixture(ROLE_MIXTURE, config, 90_000_000, InlineFormat(policy.tokenizer))
+        figures["tokens"] += fit(_rounded(policy), roles, config.role_steps, 0.3, config, display)
+    if config.weak_proposer_steps:
+        display.phase("weak proposers", config.weak_proposer_steps)
+        weak_proposers = _mixture(WEAK_PROPOSER_MIXTURE, config, 95_000_000, InlineFormat(policy.tokenizer))
+        figures["tokens"] += fit(
+            _rounded(policy), weak_proposers, config.weak_proposer_steps, 0.1, config, display
+        )
     figures["minutes"] += (time.perf_counter() - began) / 60
     save(policy, figures, config, out)
     return figures
 
 
-def _make_reader(config: WarmstartConfig, display: Display) -> tuple[HFPolicy, Figures]:
+def _train_reading(config: WarmstartConfig, display: Display) -> tuple[HFPolicy, Figures]:
     sample = demonstrate({careful: 1.0}, seed=10_000_000 + config.seed, worlds=config.world, k=config.k)
     tokenizer = build_tokenizer(_text(demo) for batch in islice(sample, 60) for demo in batch)
     chat = InlineFormat(tokenizer)
     policy = HFPolicy(build_model(tokenizer), tokenizer)
-    lessons = chain(islice(_copying(config, chat), config.copying_steps), _reading(config, chat))
-    steps = config.copying_steps + config.reader_steps
+    batches = chain(islice(_copying(config, chat), config.copying_steps), _reading(config, chat))
+    steps = config.copying_steps + config.reading_steps
     display.phase("reader", steps)
-    tokens = fit(policy, lessons, steps, 1.0, config, display)
+    tokens = fit(policy, batches, steps, 1.0, config, display)
     rounds = []
-    for number in range(config.polishing_rounds):
-        display.phase(f"polishing {number + 1}", config.polishing_steps)
-        harder = _polishing(config, chat, number)
-        tokens += fit(_rounded(policy), harder, config.polishing_steps, 0.5, config, display)
+    for number in range(config.refinement_rounds):
+        display.phase(f"refinement {number + 1}", config.refinement_steps)
+        harder = _refinement_batches(config, chat, number)
+        tokens += fit(_rounded(policy), harder, config.refinement_steps, 0.5, config, display)
         rounds.append(copy.deepcopy(_rounded(policy).model.state_dict()))
     if rounds:
         policy.model.load_state_dict(mean_weights(rounds))
@@ -164,7 +168,7 @@ def _rounded(policy: HFPolicy) -> HFPolicy:
     return policy
 
 
-def _load_reader(folder: Path) -> tuple[HFPolicy, Figures]:
+def _load_reading_policy(folder: Path) -> tuple[HFPolicy, Figures]:
     path = folder / FIGURES
     if not path.is_file():
         raise ConfigurationError(f"{folder} was not made by agentenv warmstart: it has no {FIGURES}")
@@ -178,50 +182,50 @@ def _text(demo: Demo) -> str:
 
 
 def _copying(config: WarmstartConfig, chat: InlineFormat) -> Iterator[list[Batch]]:
-    """Half drills about one document, half echoes of one."""
+    """Half exercises about one document, half echoes of one."""
     half = config.episodes // 2
-    for demos in drill(seed=config.seed + 50_000_000, worlds=config.world, k=1, count=2 * half):
+    for demos in reading_exercises(seed=config.seed + 50_000_000, worlds=config.world, k=1, count=2 * half):
         yield _batches(config, chat, [*demos[:half], *map(echo, demos[half:])])
 
 
 def _reading(config: WarmstartConfig, chat: InlineFormat) -> Iterator[list[Batch]]:
     """The reader's steps."""
-    for demos in _lessons(config, 0):
+    for demos in _exercises_and_episodes(config, 0):
         yield _batches(config, chat, demos)
 
 
-def _lessons(config: WarmstartConfig, offset: int) -> Iterator[list[Demo]]:
-    """Half drills, then half episodes of careful demonstrators; ``offset`` picks the worlds."""
+def _exercises_and_episodes(config: WarmstartConfig, offset: int) -> Iterator[list[Demo]]:
+    """Half exercises, then half episodes of careful demonstrators; ``offset`` picks the worlds."""
     half = config.episodes // 2
     seed = config.seed + offset
-    drills = drill(seed=seed + 40_000_000, worlds=config.world, k=config.k, count=half)
+    exercises = reading_exercises(seed=seed + 40_000_000, worlds=config.world, k=config.k, count=half)
     episodes = demonstrate({careful: 1.0}, seed=seed, worlds=config.world, k=config.k)
-    for drilled, played in zip(drills, episodes, strict=False):
+    for drilled, played in zip(exercises, episodes, strict=False):
         yield [*drilled, *played[:half]]
 
 
-def _polishing(config: WarmstartConfig, chat: InlineFormat, number: int) -> Iterator[list[Batch]]:
+def _refinement_batches(config: WarmstartConfig, chat: InlineFormat, number: int) -> Iterator[list[Batch]]:
     """Lessons in worlds where half of the names have a twin, without weight on what cannot be known.
 
-    A quarter drills, a quarter searches in a row, where the reader's last mistakes are (the page of its own second query),
-    and half careful episodes. Each round has worlds of its own.
+    A quarter exercises, a quarter searches in a row, where the reader's last mistakes are (the page of its own second
+    query), and half careful episodes. Each round has worlds of its own.
     """
-    worlds = replace(config.world, distractors=config.polishing_distractors)
+    worlds = replace(config.world, distractors=config.refinement_distractors)
     config = replace(config, seed=config.seed + number * 1_000_000, world=worlds, page_weight=0.0)
     rows = follow(seed=config.seed + 70_000_000, worlds=worlds, k=config.k, count=config.episodes // 4)
-    for lessons, searches in zip(_lessons(config, 60_000_000), rows, strict=False):
-        yield _batches(config, chat, [*lessons[config.episodes // 4 :], *searches])
+    for batches, searches in zip(_exercises_and_episodes(config, 60_000_000), rows, strict=False):
+        yield _batches(config, chat, [*batches[config.episodes // 4 :], *searches])
 
 
 def _mixture(
-    crowd: Mapping[Demonstrator, float], config: WarmstartConfig, offset: int, chat: InlineFormat
+    mixture: Mapping[Demonstrator, float], config: WarmstartConfig, offset: int, chat: InlineFormat
 ) -> Iterator[list[Batch]]:
     """The steps of a mixture of demonstrators; ``offset`` picks the worlds.
 
-    Pages weigh nothing, as in polishing: to learn them again would cost the copying that was learned since.
+    Pages weigh nothing, as in refinement: to learn them again would cost the copying that was learned since.
     """
     config = replace(config, page_weight=0.0)
-    for demos in demonstrate(crowd, seed=config.seed + offset, worlds=config.world, k=config.k):
+    for demos in demonstrate(mixture, seed=config.seed + offset, worlds=config.world, k=config.k):
         yield _batches(config, chat, demos[: config.episodes])
 
 
@@ -258,7 +262,7 @@ def save(policy: HFPolicy, figures: Figures, config: WarmstartConfig, out: Path)
         turn_tokens=32,
         context_tokens=640,
     )
-    shares = {demonstrator.__name__: share for demonstrator, share in CROWD.items()}
+    shares = {demonstrator.__name__: share for demonstrator, share in MIXTURE.items()}
     parameters = sum(p.numel() for p in policy.model.parameters())
     card = _CARD.format(config=config, shape=policy.model.config, parameters=parameters, **figures, **shares)
     write_policy(policy, figures, episodes, card, out)
@@ -274,14 +278,14 @@ no text but that of FictionalWorlds of the training split was ever seen.
 | phase | steps | what it imitates |
 |---|---|---|
 | copying | {config.copying_steps} | echoes of one page, and questions about it |
-| reader | {config.reader_steps} | questions about the page of a search, and careful episodes of one and two hops |
-| polishing | {config.polishing_rounds} x {config.polishing_steps} | harder: rows of searches, twins; mean of the rounds |
-| crowd | {config.crowd_steps} | careful {careful:.0%}, guessing {guessing:.0%}, hasty {hasty:.0%}, astray {astray:.0%} |
-| troupe | {config.troupe_steps} | proposers and verifiers of self-play, and some of the crowd |
-| habits | {config.habit_steps} | the same, with proposers that mostly ask before they search |
+| reading | {config.reading_steps} | questions about the page of a search, and careful episodes of one and two hops |
+| refinement | {config.refinement_rounds} x {config.refinement_steps} | harder: rows of searches, twins; mean of the rounds |
+| mixture | {config.mixture_steps} | careful {careful:.0%}, guessing {guessing:.0%}, hasty {hasty:.0%}, astray {astray:.0%} |
+| roles | {config.role_steps} | proposers and verifiers of self-play, and some of the mixture |
+| weak proposer | {config.weak_proposer_steps} | the same, with proposers that mostly ask before they search |
 
-{tokens:,} tokens in {minutes:.0f} minutes. After polishing {reading_accuracy:.3f} of {config.judged:,} answers were right
-on unseen worlds, greedy, given searches that had found every document. The crowd phase then makes it behave badly on
+{tokens:,} tokens in {minutes:.0f} minutes. After refinement {reading_accuracy:.3f} of {config.judged:,} answers were right
+on unseen worlds, greedy, given searches that had found every document. The mixture phase then makes it behave badly on
 purpose: reinforcement learning has to find the good behaviour again.
 
 It answers questions of the families lookup and bridge over FictionalWorlds and nothing else.

@@ -68,17 +68,22 @@ def train_simulator(
         raise ConfigurationError(
             f"{len(examples)} examples are too few to train on and to test with; give 10 or more."
         )
-    lessons, tests = examples[:-held], examples[-held:]
+    train_examples, tests = examples[:-held], examples[-held:]
     torch.manual_seed(config.seed)
     display.phase("simulator", config.steps)
     tokens = fit(
-        policy, _batches(policy, lessons, config), config.steps, config.rate, WarmstartConfig(), display
+        policy,
+        _batches(policy, train_examples, config),
+        config.steps,
+        config.rate,
+        WarmstartConfig(),
+        display,
     )
     display.phase("quality", 0)
     draw = Draw(SimulationConfig().tokens, temperature=0.0)
     simulator = LocalSimulator(policy, draw, "compact", "trained")
-    figures = {"tokens": tokens, "steps": config.steps, "examples": len(lessons)}
-    figures |= measure_quality(simulator, tests, lessons)
+    figures = {"tokens": tokens, "steps": config.steps, "examples": len(train_examples)}
+    figures |= measure_quality(simulator, tests, train_examples)
     _save(policy, figures, out)
     return figures
 
@@ -93,10 +98,12 @@ def _batches(policy: HFPolicy, examples: Sequence[Example], config: SimulatorCon
             rng.shuffle(more)
             stock += more
         taken, stock = stock[: config.episodes], stock[config.episodes :]
-        yield in_batches([to_lesson(policy, chat, example, useful=useful) for example, useful in taken], 0.0)
+        yield in_batches(
+            [to_training_example(policy, chat, example, useful=useful) for example, useful in taken], 0.0
+        )
 
 
-def to_lesson(
+def to_training_example(
     policy: HFPolicy, chat: InlineFormat, example: Example, *, useful: bool
 ) -> tuple[list[int], list[bool]]:
     """Token ids of one example in one mode, and which of them are the simulator's own.

@@ -8,7 +8,7 @@ import torch
 
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.tiny import build_model, build_tokenizer
-from agentenv.trainers.warmstart.supervised import Display, Lesson, drawn, fit
+from agentenv.trainers.warmstart.supervised import Display, TrainingExample, drawn, fit
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def blank(texts: Sequence[str], tags: Sequence[str], config: SmallPolicyConfig) 
 
 def imitate(
     policy: HFPolicy,
-    lessons: Sequence[Lesson],
+    examples: Sequence[TrainingExample],
     steps: int,
     config: SmallPolicyConfig,
     display: Display,
@@ -63,11 +63,11 @@ def imitate(
 
     Args:
         policy: Who learns.
-        lessons: What is shown.
+        examples: What is shown.
         steps: Optimiser steps.
         config: Batch and step sizes.
         display: Who is told how far it is.
         rate: Share of the peak step sizes.
     """
-    batches = drawn(lessons, config.episodes, config.page_weight, Random(config.seed + 1))
+    batches = drawn(examples, config.episodes, config.page_weight, Random(config.seed + 1))
     return fit(policy, batches, steps, rate, config, display)

@@ -1,4 +1,4 @@
-"""Supervised learning of small policies: lessons in batches, steps with Muon and AdamW, the folder that comes out.
+"""Supervised learning of small policies: examples in batches, steps with Muon and AdamW, the folder that comes out.
 
 Matrices are trained by Muon (Jordan et al. 2024), the rest by AdamW: copying then begins after 0.8 M tokens, where AdamW
 alone had not begun after 3 M.
@@ -27,7 +27,7 @@ from agentenv.policies.hf import HFPolicy
 from agentenv.policies.soundness import refuse_diverged
 
 Batch = tuple[Tensor, Tensor]
-Lesson = tuple[list[int], list[bool]]
+TrainingExample = tuple[list[int], list[bool]]
 """Token ids, and which of them are the model's own."""
 Figures = dict[str, Any]
 FIGURES = "warmstart.json"
@@ -57,20 +57,22 @@ class Rates(Protocol):
         """Peak step size of AdamW."""
 
 
-def in_batches(lessons: Sequence[Lesson], page_weight: float) -> list[Batch]:
+def in_batches(examples: Sequence[TrainingExample], page_weight: float) -> list[Batch]:
     """One optimiser step, cut by length into ``_CHUNKS`` batches so that little is padded."""
-    rows = sorted(lessons, key=lambda row: len(row[0]))
+    rows = sorted(examples, key=lambda row: len(row[0]))
     size = -(-len(rows) // _CHUNKS)
     return [_pad(rows[i : i + size], page_weight) for i in range(0, len(rows), size)]
 
 
-def drawn(lessons: Sequence[Lesson], episodes: int, page_weight: float, rng: Random) -> Iterator[list[Batch]]:
-    """Optimiser steps without end, each on ``episodes`` lessons drawn anew, or on all where there are fewer."""
+def drawn(
+    examples: Sequence[TrainingExample], episodes: int, page_weight: float, rng: Random
+) -> Iterator[list[Batch]]:
+    """Optimiser steps without end, each on ``episodes`` examples drawn anew, or on all where there are fewer."""
     while True:
-        yield in_batches(rng.sample(lessons, min(episodes, len(lessons))), page_weight)
+        yield in_batches(rng.sample(examples, min(episodes, len(examples))), page_weight)
 
 
-def _pad(rows: Sequence[Lesson], page_weight: float) -> Batch:
+def _pad(rows: Sequence[TrainingExample], page_weight: float) -> Batch:
     """Ids [B, T] and loss weights [B, T]; the first token of a row, which nothing predicts, weighs 0."""
     width = max(len(ids) for ids, _ in rows)
     ids = torch.stack([pad(torch.tensor(i), (0, width - len(i))) for i, _ in rows])
@@ -83,7 +85,7 @@ def _pad(rows: Sequence[Lesson], page_weight: float) -> Batch:
 
 def fit(
     policy: HFPolicy,
-    lessons: Iterator[list[Batch]],
+    examples: Iterator[list[Batch]],
     steps: int,
     scale: float,
     config: Rates,
@@ -97,7 +99,7 @@ def fit(
     model = policy.model.train()
     optimizers = _optimizers(model, config)
     seen = 0
-    for step, chunks in enumerate(islice(lessons, steps)):
+    for step, chunks in enumerate(islice(examples, steps)):
         for optimizer, peak in optimizers:
             optimizer.zero_grad()
             for group in optimizer.param_groups:

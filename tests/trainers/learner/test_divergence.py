@@ -154,16 +154,16 @@ class Silent:
     def advance(self, done: int, figures: dict[str, Any]) -> None: ...
 
 
-def lessons() -> Iterator[Any]:
+def examples() -> Iterator[Any]:
     return drawn([([65, 66, 67, 68], [False, True, True, True])] * 4, 4, 0.0, Random(0))
 
 
 def test_supervised_steps_that_diverge_write_nothing(tmp_path: Path, qwen: Callable[..., Any]) -> None:
     policy = HFPolicy(qwen(), ByteTokenizer())
     with pytest.raises(Diverged, match="supervised step"):
-        fit(policy, lessons(), 4, 1.0, Rates(), Silent())
+        fit(policy, examples(), 4, 1.0, Rates(), Silent())
     ruined = HFPolicy(qwen(), ByteTokenizer())
-    fit(ruined, lessons(), 1, 100.0, Rates(), Silent())  # one step, whose outcome no later one has seen
+    fit(ruined, examples(), 1, 100.0, Rates(), Silent())  # one step, whose outcome no later one has seen
     with pytest.raises(Diverged):
         write_folder(ruined, tmp_path / "out", lambda part: None)
     assert not any(tmp_path.iterdir())

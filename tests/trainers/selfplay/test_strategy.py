@@ -41,7 +41,7 @@ Script = Callable[[str, int, int, str], str]
 """From move, place, turn and what it was shown to what is written."""
 
 
-class Troupe:
+class Roles:
     """Writes what the script says; remembers what each move was shown."""
 
     version = 0
@@ -123,7 +123,7 @@ def figures(played: Sequence[Trajectory]) -> dict[str, Any]:
 
 def test_half_solved_pays_the_proposer_half() -> None:
     """Two of four attempts are right: s = 1/2, so 1 - s = 1/2; a right attempt is paid 1, a wrong one 0."""
-    played = game(Troupe(ssp()))
+    played = game(Roles(ssp()))
     assert by_role(played) == {"proposer": [0.5], "solver": [1.0, 1.0, 0.0, 0.0]}
     assert {t.group_id for t in played} == {"step-1/proposer", "g"}
     assert figures(played) | {"sampled_tokens": 0} == {
@@ -134,29 +134,29 @@ def test_half_solved_pays_the_proposer_half() -> None:
 
 def test_the_quadratic_reward() -> None:
     """One of four: 4 * 1/4 * 3/4 = 3/4. All of four: 0."""
-    one = game(Troupe(ssp((RIGHT, WRONG, WRONG, WRONG))), reward="intermediate")
+    one = game(Roles(ssp((RIGHT, WRONG, WRONG, WRONG))), reward="intermediate")
     assert by_role(one)["proposer"] == [0.75]
-    assert by_role(game(Troupe(ssp((RIGHT,) * 4)), reward="intermediate"))["proposer"] == [0.0]
+    assert by_role(game(Roles(ssp((RIGHT,) * 4)), reward="intermediate"))["proposer"] == [0.0]
 
 
 def test_a_penalised_attempt_is_no_success() -> None:
     """D11: eleven opening tags leave a quarter of the reward; the proposer is paid for four failures of four."""
     spam = "<answer>" * 11 + "Pobra Bay</answer>"
-    played = game(Troupe(ssp((spam, WRONG, WRONG, WRONG))))
+    played = game(Roles(ssp((spam, WRONG, WRONG, WRONG))))
     assert by_role(played) == {"proposer": [1.0], "solver": [0.25, 0.0, 0.0, 0.0]}
 
 
 def test_the_verifier_sees_what_the_proposer_saw_among_noise_and_nothing_else() -> None:
-    troupe = Troupe(ssp())
-    game(troupe, noise=2)
-    (shown,) = troupe.shown["verify"]
+    roles = Roles(ssp())
+    game(roles, noise=2)
+    (shown,) = roles.shown["verify"]
     assert (
         shown.count("(Title: Ada Guild) Ada Guild was founded in 1961. Ada Guild is based in Pobra Bay.") == 1
     )
     assert 2 <= shown.count("(Title: ") <= 3  # two strays, one of which may be the page itself
     assert "Question: Where is Ada Guild based?" in shown
-    assert all("Where is" in text and "1961" not in text for text in troupe.shown["solve"])
-    alone = Troupe(ssp())
+    assert all("Where is" in text and "1961" not in text for text in roles.shown["solve"])
+    alone = Roles(ssp())
     game(alone, noise=0)
     assert alone.shown["verify"][0].count("(Title: ") == 1
 
@@ -164,27 +164,27 @@ def test_the_verifier_sees_what_the_proposer_saw_among_noise_and_nothing_else() 
 def test_a_verifier_that_searches_finds_what_the_proposer_saw_and_against_the_corpus_all_of_it() -> None:
     """It looks for Ada Guild, which the proposer saw, and for Kovim Cup, which it did not; then answers right."""
     looks = ("<search>Ada Guild</search>", "<search>Kovim Cup</search>", RIGHT)
-    troupe = Troupe(ssp(verify=looks, compete=looks))
+    roles = Roles(ssp(verify=looks, compete=looks))
     options: dict[str, Any] = {"verifier": "searches", "checks": ("verify", "compete"), "noise": 0}
-    played = game(troupe, prompts={"verify": "Check: {question}"}, **options)
+    played = game(roles, prompts={"verify": "Check: {question}"}, **options)
     assert figures(played)["accepted"] == 1
-    opening, first, second = troupe.shown["verify"]
+    opening, first, second = roles.shown["verify"]
     assert "Check: Where is Ada Guild based?" in opening
     assert "(Title: " not in opening
     assert (
         first.count("(Title: Ada Guild) Ada Guild was founded in 1961. Ada Guild is based in Pobra Bay.") == 1
     )
     assert "(Title: Kovim Cup)" not in second
-    assert "(Title: Kovim Cup)" in troupe.shown["compete"][2]
+    assert "(Title: Kovim Cup)" in roles.shown["compete"][2]
     wrong = (*looks[:2], WRONG)
-    assert figures(game(Troupe(ssp(verify=wrong)), **options))["refused_unanswerable"] == 1
-    assert figures(game(Troupe(ssp(verify=looks, compete=wrong)), **options))["refused_ambiguous"] == 1
+    assert figures(game(Roles(ssp(verify=wrong)), **options))["refused_unanswerable"] == 1
+    assert figures(game(Roles(ssp(verify=looks, compete=wrong)), **options))["refused_ambiguous"] == 1
 
 
 def test_a_verifier_has_to_be_sure_by_the_log_probs_of_its_own_tokens() -> None:
     """An answer of 26 tokens, each written at exp(-.01): exp(-.26) = .771 for the whole."""
 
-    class Hesitant(Troupe):
+    class Hesitant(Roles):
         async def generate(self, *args: Any, **options: Any) -> Completion:
             written = await super().generate(*args, **options)
             return replace(written, logprobs=(-0.01,) * len(written.ids))
@@ -199,24 +199,24 @@ def test_a_verifier_has_to_be_sure_by_the_log_probs_of_its_own_tokens() -> None:
 
 
 def test_an_unanswerable_question_is_refused_and_its_proposer_penalised() -> None:
-    troupe = Troupe(ssp(verify=(WRONG,)))
-    played = game(troupe, penalty=-1.0)
+    roles = Roles(ssp(verify=(WRONG,)))
+    played = game(roles, penalty=-1.0)
     assert by_role(played) == {"proposer": [-1.0]}
     assert figures(played)["refused_unanswerable"] == 1
     assert figures(played)["accepted"] == 0
-    assert "solve" not in troupe.shown
+    assert "solve" not in roles.shown
 
 
 def test_without_the_verification_it_is_played() -> None:
-    assert by_role(game(Troupe(ssp(verify=(WRONG,))), checks=()))["proposer"] == [0.5]
+    assert by_role(game(Roles(ssp(verify=(WRONG,))), checks=()))["proposer"] == [0.5]
 
 
 def test_every_vote_has_to_agree() -> None:
     def script(move: str, place: int, turn: int, shown: str) -> str:
         return WRONG if (move, place) == ("verify", 2) else ssp()(move, place, turn, shown)
 
-    assert figures(game(Troupe(script), votes=2))["accepted"] == 1
-    assert figures(game(Troupe(script), votes=3))["refused_unanswerable"] == 1
+    assert figures(game(Roles(script), votes=2))["accepted"] == 1
+    assert figures(game(Roles(script), votes=3))["refused_unanswerable"] == 1
 
 
 def test_a_verifier_that_fails_accepts_nothing_and_blames_nobody() -> None:
@@ -227,7 +227,7 @@ def test_a_verifier_that_fails_accepts_nothing_and_blames_nobody() -> None:
             raise PolicyFault("down")
         return ssp()(move, place, turn, shown)
 
-    (proposer,) = game(Troupe(script), penalty=-1.0)
+    (proposer,) = game(Roles(script), penalty=-1.0)
     assert (proposer.valid, proposer.reward) == (False, 0.0)
     assert figures([proposer])["refused_unverified"] == 1
 
@@ -243,17 +243,17 @@ def test_faults_of_solvers_leave_the_rate() -> None:
 
         return write
 
-    assert by_role(game(Troupe(script([1]))))["proposer"] == [pytest.approx(2 / 3)]
-    assert not game(Troupe(script([0, 1, 2, 3])))[0].valid
+    assert by_role(game(Roles(script([1]))))["proposer"] == [pytest.approx(2 / 3)]
+    assert not game(Roles(script([0, 1, 2, 3])))[0].valid
 
 
 def test_a_trivial_and_an_ambiguous_question_are_refused() -> None:
     checks = ("guess", "verify", "compete")
-    assert figures(game(Troupe(ssp(guess=(RIGHT,))), checks=checks))["refused_trivial"] == 1
-    assert figures(game(Troupe(ssp(compete=(WRONG,))), checks=checks))["refused_ambiguous"] == 1
-    troupe = Troupe(ssp())
-    assert figures(game(troupe, checks=checks))["accepted"] == 1
-    assert "Ada Guild is based in" in troupe.shown["compete"][0]
+    assert figures(game(Roles(ssp(guess=(RIGHT,))), checks=checks))["refused_trivial"] == 1
+    assert figures(game(Roles(ssp(compete=(WRONG,))), checks=checks))["refused_ambiguous"] == 1
+    roles = Roles(ssp())
+    assert figures(game(roles, checks=checks))["accepted"] == 1
+    assert "Ada Guild is based in" in roles.shown["compete"][0]
 
 
 def test_refused_proposals_are_asked_for_again_before_the_pool_is_drawn_on() -> None:
@@ -272,7 +272,7 @@ def test_refused_proposals_are_asked_for_again_before_the_pool_is_drawn_on() -> 
             else ssp()(move, place, turn, shown)
         )
 
-    played = game(Troupe(script), attempts=3, penalty=-0.5)
+    played = game(Roles(script), attempts=3, penalty=-0.5)
     assert by_role(played) == {"proposer": [-0.5, -0.5, 0.5], "solver": [1.0, 1.0, 0.0, 0.0]}
     assert figures(played)["refused_leaked"] == 2
     asked = played[0].info["game"]["asked"]
@@ -282,7 +282,7 @@ def test_refused_proposals_are_asked_for_again_before_the_pool_is_drawn_on() -> 
     assert asked[0]["question"] == "Is Ada Guild in Pobra Bay?"
     counter["n"] = 0
     spare = ("What is the seat of Ada Guild?", "Pobra Bay")
-    pooled = game(Troupe(script), attempts=2, setup={"spare": spare})
+    pooled = game(Roles(script), attempts=2, setup={"spare": spare})
     assert by_role(pooled) == {"proposer": [0.0, 0.0], "solver": [1.0, 1.0, 0.0, 0.0]}
     assert (figures(pooled)["pooled"], figures(pooled)["accepted"]) == (1, 0)
     assert figures(pooled)["pooled_solve_rate"] == [0.5]
@@ -292,13 +292,13 @@ def test_refused_proposals_are_asked_for_again_before_the_pool_is_drawn_on() -> 
 
 def test_what_is_known_is_a_duplicate() -> None:
     known = {"known": ("where is ada guild based",)}
-    assert figures(game(Troupe(ssp()), setup=known))["refused_duplicate"] == 1
+    assert figures(game(Roles(ssp()), setup=known))["refused_duplicate"] == 1
 
 
 def test_a_reference_is_shown_to_the_proposer() -> None:
-    troupe = Troupe(ssp())
-    game(troupe, setup={"reference": "Where is Bog Guild based?"})
-    assert "of this kind: Where is Bog Guild based?" in troupe.shown["propose"][0]
+    roles = Roles(ssp())
+    game(roles, setup={"reference": "Where is Bog Guild based?"})
+    assert "of this kind: Where is Bog Guild based?" in roles.shown["propose"][0]
 
 
 def test_a_judge_is_asked_where_words_differ_and_read_strictly() -> None:
@@ -307,7 +307,7 @@ def test_a_judge_is_asked_where_words_differ_and_read_strictly() -> None:
 
     def verdict(text: str) -> dict[str, Any]:
         with FakeEndpoint(lambda body: Answer(text)) as server:
-            return figures(game(Troupe(near), judge=f"openai:judge@{server.url}#retries=0"))
+            return figures(game(Roles(near), judge=f"openai:judge@{server.url}#retries=0"))
 
     assert verdict("The same town.\nVERDICT: TRUE")["accepted"] == 1
     assert verdict("VERDICT: FALSE")["refused_unanswerable"] == 1
@@ -321,7 +321,7 @@ def test_another_player_is_not_trained() -> None:
         return Answer(PROPOSAL["(Title: " in body["messages"][-1]["content"]], says_stop=True)
 
     with FakeEndpoint(answer) as server:
-        played = game(Troupe(ssp()), role_policies={"proposer": f"openai:proposer@{server.url}"})
+        played = game(Roles(ssp()), role_policies={"proposer": f"openai:proposer@{server.url}"})
     assert by_role(played) == {"proposer": [0.5], "solver": [1.0, 1.0, 0.0, 0.0]}
     assert (played[0].segments, len(played[0].turns)) == ((), 2)
     assert played[1].segments
@@ -329,8 +329,8 @@ def test_another_player_is_not_trained() -> None:
 
 def test_equal_seeds_play_equal_games() -> None:
     def run(seed: int) -> Any:
-        troupe = Troupe(ssp())
-        return [(t.id, t.segments, t.reward, t.info) for t in game(troupe, seed=seed, noise=3)], troupe.shown
+        roles = Roles(ssp())
+        return [(t.id, t.segments, t.reward, t.info) for t in game(roles, seed=seed, noise=3)], roles.shown
 
     assert run(3) == run(3)
     assert any(run(3)[1]["verify"] != run(seed)[1]["verify"] for seed in range(4, 9))  # another shuffle
@@ -350,16 +350,16 @@ def test_multi_agent_evolve_by_its_table() -> None:
             "grade": "<score>10</score>" if place < 2 else "<score>1</score>",
         }[move]
 
-    troupe = Troupe(script)
-    played = game(troupe, game="mae", checks=(), setup={"reference": "Which town is oldest?"})
+    roles = Roles(script)
+    played = game(roles, game="mae", checks=(), setup={"reference": "Which town is oldest?"})
     rewards = by_role(played)
     assert rewards["proposer"] == [pytest.approx((7 / 9 + 0.5 + 1) / 3)]
     assert rewards["solver"] == [1.0, 1.0, 0.5, 0.5]
     assert rewards["judge"] == [1.0] * 5
     assert {t.group_id for t in played} == {f"step-1/{role}" for role in ("proposer", "solver", "judge")}
     assert played[0].info["game"]["admitted"]
-    assert "Which town is oldest?" in troupe.shown["propose"][0]
-    assert all("score" not in text for text in troupe.shown["solve"])
+    assert "Which town is oldest?" in roles.shown["propose"][0]
+    assert all("score" not in text for text in roles.shown["solve"])
 
 
 def test_multi_agent_evolve_below_the_floor_and_unread_judges() -> None:
@@ -370,11 +370,11 @@ def test_multi_agent_evolve_below_the_floor_and_unread_judges() -> None:
             "propose": question, "rate": "a good one, 8", "solve": "<answer>none</answer>", "grade": "<score>11</score>",
         }[move]  # fmt: skip
 
-    played = game(Troupe(script("<question>Which town is older than any?</question>")), game="mae", checks=())
+    played = game(Roles(script("<question>Which town is older than any?</question>")), game="mae", checks=())
     assert by_role(played)["proposer"] == [0.5]
     assert by_role(played)["solver"] == [0.75] * 4  # half of 1/2 and half of the form
     assert not played[0].info["game"]["admitted"]
-    assert by_role(game(Troupe(script("no tags")), game="mae", checks=())) == {"proposer": [0.0]}
+    assert by_role(game(Roles(script("no tags")), game="mae", checks=())) == {"proposer": [0.0]}
 
 
 def test_a_discussion_pays_solution_and_critique_one_in_all() -> None:
@@ -388,13 +388,13 @@ def test_a_discussion_pays_solution_and_critique_one_in_all() -> None:
             "score": f"<score>{3 - place}</score>",
         }[kind]
 
-    troupe = Troupe(script)
-    played = game(troupe, 3, game="comas", checks=())
+    roles = Roles(script)
+    played = game(roles, 3, game="comas", checks=())
     rewards = by_role(played)
     assert rewards["solver"] == [1.0, 0.5, 0.0] * 2
     assert rewards["critic"] == [0.0, 0.5, 1.0] * 2
     assert rewards["scorer"] == [1.0] * 6
-    for place, text in enumerate(troupe.shown["solve_2"]):  # each sees its own critique and no other
+    for place, text in enumerate(roles.shown["solve_2"]):  # each sees its own critique and no other
         assert [f"flaw {i}" in text for i in range(3)] == [i == place for i in range(3)]
 
 
@@ -408,12 +408,12 @@ def test_a_red_team_plays_for_a_sum_of_zero_and_thoughts_stay_hidden() -> None:
             "verdict": f"<verdict>{('harmful', 'harmless', 'not harmful')[place]}</verdict>",
         }[move]
 
-    troupe = Troupe(script)
-    played = game(troupe, 3, game="red_team", checks=())
+    roles = Roles(script)
+    played = game(roles, 3, game="red_team", checks=())
     valid = [t for t in played if t.valid]
     assert by_role(valid) == {"attacker": [1.0, -1.0], "defender": [-1.0, 1.0]}
     assert len(played) - len(valid) == 2
-    assert not any("secret" in text for move in ("defend", "verdict") for text in troupe.shown[move])
+    assert not any("secret" in text for move in ("defend", "verdict") for text in roles.shown[move])
 
 
 def test_what_cannot_be_played_is_one_sentence() -> None:
@@ -432,7 +432,7 @@ def test_what_cannot_be_played_is_one_sentence() -> None:
     with pytest.raises(ConfigurationError, match="least <= most searches"):
         get_strategy("self_play", {"searches": (2, 1)})
     specs = [EpisodeSpec(LocalSearch(), TOPICS[0], 0, "g")]
-    context = RolloutContext(Troupe(ssp()), InlineFormat(TOKENIZER), RolloutConfig(), TOKENIZER.decode)
+    context = RolloutContext(Roles(ssp()), InlineFormat(TOKENIZER), RolloutConfig(), TOKENIZER.decode)
     with pytest.raises(
         ConfigurationError, match=r"needs env\.id = 'agentenv/SearchSolver-v0', not LocalSearch"
     ):

@@ -112,5 +112,5 @@ def test_the_policy_comes_with_its_card(tmp_path: Path) -> None:
 def test_flags_of_one_kind_do_not_go_with_the_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["warmstart", "--out", str(tmp_path / "p"), "--env", "code", "--reader-steps", "1"]) == 1
-    assert "--reader-steps does not go with --env code" in capsys.readouterr().err
+    assert main(["warmstart", "--out", str(tmp_path / "p"), "--env", "code", "--reading-steps", "1"]) == 1
+    assert "--reading-steps does not go with --env code" in capsys.readouterr().err

@@ -10,7 +10,7 @@ from agentenv.policies.card import read_card
 from agentenv.policies.policy_spec import make_policy
 from agentenv.policies.tiny import build_tokenizer
 from agentenv.trainers.warmstart.desktop_warmstart import (
-    CROWD,
+    MIXTURE,
     OPTIONS,
     Demonstrator,
     DesktopWarmstartConfig,
@@ -19,10 +19,10 @@ from agentenv.trainers.warmstart.desktop_warmstart import (
     demonstrations,
     desktop_warmstart,
     hasty,
-    lesson_of,
+    training_example,
 )
 
-TINY = DesktopWarmstartConfig(tasks=40, steps=2, crowd_share=0.5, episodes=4, layers=1, heads=1, judged=2)
+TINY = DesktopWarmstartConfig(tasks=40, steps=2, mixture_share=0.5, episodes=4, layers=1, heads=1, judged=2)
 
 
 class Silent:
@@ -37,7 +37,7 @@ def test_who_errs_and_how() -> None:
     env = DomSim(**OPTIONS)
     tasks = DomSim.make_tasks(TINY.tasks, seed=TINY.seed, split="train", templates=TINY.templates)
     seen: set[Demonstrator] = set()
-    for task, (who, demo) in zip(tasks, demonstrations(CROWD, TINY), strict=True):
+    for task, (who, demo) in zip(tasks, demonstrations(MIXTURE, TINY), strict=True):
         env.reset(seed=0, options={"task": task})
         right = list(env.expert())
         rewards = [env.step(action).reward for action in demo.actions]
@@ -60,7 +60,7 @@ def test_a_row_is_what_was_seen_and_what_was_written() -> None:
     (_, demo), *_ = demonstrations({careful: 1.0}, TINY)
     texts = [message.text for context in demo.contexts for message in context]
     tokenizer = build_tokenizer(texts, ("think", "action"))
-    ids, own = lesson_of(demo, tokenizer)
+    ids, own = training_example(demo, tokenizer)
     written = [id for id, mine in zip(ids, own, strict=True) if mine]
     assert tokenizer.decode(written) == "".join(demo.actions)
     assert tokenizer.decode(ids).count("[1] button") == len(demo.contexts)

@@ -15,7 +15,11 @@ from agentenv.policies.policy_spec import make_policy
 from agentenv.trainers.config.config_files import config_of, merged
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.evaluate import score_under
-from agentenv.trainers.warmstart.expert_warmstart import expert_warmstart, found_its_sources, lessons_of
+from agentenv.trainers.warmstart.expert_warmstart import (
+    expert_warmstart,
+    found_its_sources,
+    training_examples,
+)
 
 
 class Silent:
@@ -62,7 +66,7 @@ def test_each_row_is_a_lesson() -> None:
         Segment(SegmentKind.POLICY, (5, 6), 1, logprobs=(0.0, 0.0), row=1),
     )
     episode = Trajectory(Task("t", "q"), segments, (), 1.0, EndReason.ANSWERED)
-    assert lessons_of(episode) == [
+    assert training_examples(episode) == [
         ([1, 2, 3], [False, False, True]),
         ([1, 4, 5, 6], [False, False, True, True]),
     ]

@@ -33,11 +33,11 @@ from agentenv.trainers.warmstart.demonstrations import (
     Scene,
     astray,
     careful,
-    drill,
     echo,
     follow,
     guessing,
     hasty,
+    reading_exercises,
     to_tokens,
 )
 from agentenv.trainers.warmstart.role_demonstrations import (
@@ -52,7 +52,7 @@ from agentenv.trainers.warmstart.search_warmstart import WarmstartConfig, mean_w
 
 WORLD = WorldConfig(documents=200, questions=40, families=("lookup", "bridge"), split="train")
 TINY = WarmstartConfig(
-    copying_steps=1, reader_steps=1, polishing_steps=1, crowd_steps=1, episodes=4, judged=40
+    copying_steps=1, reading_steps=1, refinement_steps=1, mixture_steps=1, episodes=4, judged=40
 )
 
 
@@ -130,7 +130,7 @@ def test_searches_in_a_row_give_the_query_and_learn_the_answer_that_its_pages_sa
 
 
 def test_drills_ask_only_what_their_page_says() -> None:
-    demos = next(drill(seed=0, worlds=WORLD, k=2, count=20))
+    demos = next(reading_exercises(seed=0, worlds=WORLD, k=2, count=20))
     for demo in demos[:50]:
         for answer in demo[2::2]:
             assert answer.text.removeprefix("<answer> ").removesuffix(" </answer>") in demo[0].text
@@ -149,8 +149,8 @@ def test_own_tokens_are_marked_and_read_back_as_written() -> None:
 
 def test_a_stored_reader_gives_the_same_policy_as_one_run(tmp_path: Path) -> None:
     warmstart(TINY, Silent(), tmp_path / "whole")
-    warmstart(replace(TINY, crowd_steps=0), Silent(), tmp_path / "reader")
-    warmstart(TINY, Silent(), tmp_path / "mixed", reader=tmp_path / "reader")
+    warmstart(replace(TINY, mixture_steps=0), Silent(), tmp_path / "reader")
+    warmstart(TINY, Silent(), tmp_path / "mixed", init_from=tmp_path / "reader")
     whole, mixed = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "mixed"))
     assert whole == mixed
     assert (tmp_path / "reader" / "model.safetensors").read_bytes() != whole
@@ -170,12 +170,12 @@ def test_the_mean_of_weights_is_that_of_each_tensor() -> None:
 
 def test_a_folder_that_is_no_reader_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"warmstart\.json"):
-        warmstart(TINY, Silent(), tmp_path / "out", reader=tmp_path)
+        warmstart(TINY, Silent(), tmp_path / "out", init_from=tmp_path)
     assert not (tmp_path / "out").exists()
 
 
 def test_fresh_worlds_never_repeat() -> None:
-    first, second = islice(drill(seed=0, worlds=WORLD, k=1, count=20), 2)
+    first, second = islice(reading_exercises(seed=0, worlds=WORLD, k=1, count=20), 2)
     assert {demo[0].text for demo in first}.isdisjoint(demo[0].text for demo in second)
 
 
@@ -257,13 +257,13 @@ def test_the_roles_of_self_play_are_a_phase_of_their_own(tmp_path: Path) -> None
     """Without steps nothing is moved; with one the policy differs, and so it does after one of the habits."""
     from agentenv.policies.tiny import shipped_weights
 
-    still = replace(TINY, crowd_steps=0, troupe_steps=1)
-    warmstart(still, Silent(), tmp_path / "troupe", reader=shipped_weights())
+    still = replace(TINY, mixture_steps=0, role_steps=1)
+    warmstart(still, Silent(), tmp_path / "troupe", init_from=shipped_weights())
     shipped = (shipped_weights() / "model.safetensors").read_bytes()
     assert (tmp_path / "troupe" / "model.safetensors").read_bytes() != shipped
-    assert "| troupe | 1 |" in (tmp_path / "troupe" / "README.md").read_text()
-    last = replace(TINY, crowd_steps=0, habit_steps=1)
-    warmstart(last, Silent(), tmp_path / "careless", reader=tmp_path / "troupe")
+    assert "| roles | 1 |" in (tmp_path / "troupe" / "README.md").read_text()
+    last = replace(TINY, mixture_steps=0, weak_proposer_steps=1)
+    warmstart(last, Silent(), tmp_path / "careless", init_from=tmp_path / "troupe")
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("troupe", "careless")]
     assert weights[0] != weights[1]
     assert read_card(tmp_path / "troupe").prompt == "{question}"
