@@ -2,9 +2,9 @@
 
     python benchmarks/combinations.py --share 0.2
 
-A combination is a strategy, ``optimization.proximal``, ``correction.mode``, ``correction.foreign``, a staleness of 0 or 1,
-and an engine. The configuration is read for all of them; those that are accepted with the engine ``hf`` are trained for two
-steps of the shipped policy, ``--share`` of them drawn by ``--seed``. What an accepted one raises is a failure. With
+A combination is a strategy, ``optimization.proximal``, ``correction.mode``, ``correction.off_context``, a staleness of 0 or
+1, and an engine. The configuration is read for all of them; those that are accepted with the engine ``hf`` are trained for
+two steps of the shipped policy, ``--share`` of them drawn by ``--seed``. What an accepted one raises is a failure. With
 ``--vllm`` those with engines of vLLM are trained too, which takes minutes each on a CPU; otherwise they are read only.
 """
 
@@ -43,7 +43,7 @@ class Combination(NamedTuple):
     strategy: str
     proximal: str | None
     mode: str | None
-    foreign: str | None
+    off_context: str | None
     staleness: int
     engine: str
 
@@ -54,7 +54,7 @@ class Combination(NamedTuple):
             ConfigurationError: the combination is refused.
         """
         ahead = self.staleness > 0
-        correction = {"mode": self.mode, "foreign": self.foreign}
+        correction = {"mode": self.mode, "off_context": self.off_context}
         values: dict[str, Any] = {
             "threads": threads,
             "trajectories_every": 1,

@@ -200,8 +200,8 @@ def measure(args: argparse.Namespace, config: TrainConfig) -> dict[str, float]:
             batch = made.batch(step)
             simulation.run(asyncio.sleep(args.update_seconds))
             policy.version = step
-            oldest = max(oldest, int(batch.figures.get("staleness_max", 0)))
-            episodes += int(batch.figures["rollouts"])
+            oldest = max(oldest, int(batch.metrics.get("staleness_max", 0)))
+            episodes += int(batch.metrics["rollouts"])
         seconds = simulation.now() - began
     finally:
         made.close()

@@ -125,16 +125,16 @@ def truth(args: argparse.Namespace) -> None:
 
     task_env = open_task_env(config.train, config.search, config.env, count)
     solver = Solver(invent(config.train.world))
-    figures = {}
+    metrics = {}
     for name, options in ARMS.items():
-        figures[name] = arm(args, config, policy, task_env, solver, options)
-        write("self_play_truth", args, {"arms": figures})
+        metrics[name] = arm(args, config, policy, task_env, solver, options)
+        write("self_play_truth", args, {"arms": metrics})
     lines = [
         f"{name:27} true {f['true']['share']:.3f} {f['true']['ci95']} unique {f['unique']['share']:.3f} of {f['true']['n']}"
-        for name, f in figures.items()
+        for name, f in metrics.items()
         if f["true"]["n"]
     ]
-    finish("self_play_truth", args, {"arms": figures}, lines)
+    finish("self_play_truth", args, {"arms": metrics}, lines)
 
 
 def arm(
@@ -203,7 +203,7 @@ def compare(args: argparse.Namespace) -> None:
             train(opened, Quiet())
             runs.setdefault(name, []).append(outcome(path, Solver(invent(config.train.world))))
             write("self_play_train", args, {"runs": runs, "summary": summary(runs)})
-    lines = [f"{name}: {figures}" for name, figures in summary(runs).items()]
+    lines = [f"{name}: {metrics}" for name, metrics in summary(runs).items()]
     finish("self_play_train", args, {"runs": runs, "summary": summary(runs)}, lines)
 
 
@@ -243,7 +243,7 @@ class Quiet:
         """One line a phase."""
         print(name, total, file=sys.stderr)
 
-    def advance(self, done: int, figures: Mapping[str, float]) -> None:
+    def advance(self, done: int, metrics: Mapping[str, float]) -> None:
         """Nothing."""
 
     def warn(self, sentence: str) -> None:

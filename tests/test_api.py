@@ -146,7 +146,7 @@ def test_an_action_ends_where_the_environment_says() -> None:
     sampling = Sampling(max_tokens=1, stop=("</search>", "</answer>"))
     completion = asyncio.run(policy.generate(ids, sampling))
     assert completion.text == "<answer>no</answer>"
-    assert not completion.token_true  # so that nobody trains on it
+    assert not completion.exact_tokens  # so that nobody trains on it
     policy.close()
 
 

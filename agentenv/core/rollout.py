@@ -134,7 +134,7 @@ def _record_sample(state: EpisodeState, completion: Completion) -> None:
             len(state.turns),
             logprobs=completion.logprobs[start:end],
             version=version,
-            token_true=completion.token_true,
+            exact_tokens=completion.exact_tokens,
         )
 
 
@@ -150,7 +150,7 @@ async def _generate(
     )
     generating = policy.generate(state.ids, sampling, episode=state.episode)
     completion = await within(config.deadline_s, generating, PolicyFault("the policy"))
-    if completion.token_true and not all(map(math.isfinite, completion.logprobs)):
+    if completion.exact_tokens and not all(map(math.isfinite, completion.logprobs)):
         raise PolicyFault("the policy's log-probs are not finite: its weights have diverged or overflow")
     return completion
 
@@ -175,8 +175,8 @@ def observe(state: EpisodeState, chat: ChatFormat, observation: Observation, lim
 
 def _append(state: EpisodeState, chat: ChatFormat, observation: Observation, limit: int) -> None:
     turn = len(state.turns) - 1
-    glue = chat.closing(state.ids)
-    held = [*state.ids, *glue]
+    format_tokens = chat.closing(state.ids)
+    held = [*state.ids, *format_tokens]
     anew = bool(observation) and observation[0].role == "system"
     extended = chat.prompt(observation) if anew else chat.extend(held, observation)
     if len(extended) >= limit:
@@ -184,7 +184,7 @@ def _append(state: EpisodeState, chat: ChatFormat, observation: Observation, lim
     elif extended[: len(held)] != held:
         state.reopen(extended, turn + 1)
     else:
-        state.add(SegmentKind.GLUE, glue, turn)
+        state.add(SegmentKind.FORMAT, format_tokens, turn)
         state.add(SegmentKind.ENV, extended[len(held) :], turn)
 
 

@@ -28,7 +28,7 @@ class SegmentKind(StrEnum):
     PROMPT = "prompt"
     POLICY = "policy"  # sampled
     ENV = "env"  # an observation
-    GLUE = "glue"  # end-of-turn marks that the policy did not sample
+    FORMAT = "format"  # end-of-turn marks that the policy did not sample
     INJECTED = "injected"  # put in by a strategy: guidance, demonstrations
 
 
@@ -60,7 +60,7 @@ class Segment:
     """Sampled under another context than the one they now stand in: no importance ratio may use them."""
     trained: bool = True
     """False takes policy tokens out of the loss (a pivot mask)."""
-    token_true: bool = True
+    exact_tokens: bool = True
     """False where the ids are a coding of text and not what was sampled: for evaluation only."""
     row: int = 0
     """Rows are separate token sequences; a new one opens when a prompt does not extend the ids before it."""
@@ -133,7 +133,7 @@ class Trajectory:
         Raises:
             ConfigurationError: the engine gave no token ids, so that there is nothing to train on.
         """
-        if not all(segment.token_true for segment in self.segments):
+        if not all(segment.exact_tokens for segment in self.segments):
             raise ConfigurationError(
                 f"The episode of task {self.task.id!r} was played by an endpoint that gives text and no token "
                 "ids: it can be evaluated and not trained on. Train with hf:PATH."
@@ -171,7 +171,7 @@ class Trajectory:
         return [slice(a, b) for a, b in pairwise(bounds)]
 
     @property
-    def aided(self) -> bool:
+    def guided(self) -> bool:
         """Whether it retries another trajectory, talks about one, or is somebody else's."""
         retried = self.origin is Origin.RETRY and self.parent_id is not None
         return retried or self.origin in (Origin.REFLECTION, Origin.DEMONSTRATION)
@@ -234,10 +234,10 @@ def to_record(trajectory: Trajectory) -> dict[str, Any]:
         "error": trajectory.error,
         "segments": [
             {"kind": s.kind, "turn": s.turn, "row": s.row, "ids": s.ids, "version": s.version}
-            | ({"logprobs": s.logprobs} if s.logprobs and s.token_true else {})
+            | ({"logprobs": s.logprobs} if s.logprobs and s.exact_tokens else {})
             | ({"context_mismatch": True} if s.context_mismatch else {})
             | ({} if s.trained else {"trained": False})
-            | ({} if s.token_true else {"token_true": False})
+            | ({} if s.exact_tokens else {"exact_tokens": False})
             for s in trajectory.segments
         ],
         "turns": [
@@ -290,7 +290,7 @@ def _segment(record: Mapping[str, Any]) -> Segment:
         version=record["version"],
         context_mismatch=record.get("context_mismatch", False),
         trained=record.get("trained", True),
-        token_true=record.get("token_true", True),
+        exact_tokens=record.get("exact_tokens", True),
         row=record["row"],
     )
 

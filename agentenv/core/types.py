@@ -206,7 +206,7 @@ class Completion:
     logprobs: tuple[float, ...]
     finish: FinishReason
     version: int = 0  # of the weights
-    token_true: bool = True
+    exact_tokens: bool = True
     """False where the engine gave text alone: ``ids`` are a coding of it and no log-prob is known (NaN)."""
     versions: tuple[int, ...] = ()
     """Version of each id where an update came while they were sampled; empty where ``version`` is that of all."""

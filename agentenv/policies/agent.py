@@ -1,7 +1,7 @@
 """One's own agent as a policy: any function from the messages of an episode to the next action, for evaluation alone.
 
 Such an agent shows no tokens. An episode records each message under one id of a table that the policy keeps, marked
-``token_true=False``: it can be read, scored and counted, and training on it is refused (`Trajectory.loss_mask`).
+``exact_tokens=False``: it can be read, scored and counted, and training on it is refused (`Trajectory.loss_mask`).
 """
 
 import asyncio
@@ -138,7 +138,7 @@ class AgentPolicy:
             raise PolicyFault(f"the agent gave {given!r:.80} of type {type(given).__name__}, not a text")
         text, _ = restored(Reply(given, "stop"), sampling.stop)
         ids = (self.chat.id_of(Message("assistant", text)),)
-        return Completion(ids, text, (math.nan,), FinishReason.EOS, self.version, token_true=False)
+        return Completion(ids, text, (math.nan,), FinishReason.EOS, self.version, exact_tokens=False)
 
     async def _asked(self, messages: list[dict[str, Any]]) -> Any:
         if self.is_async:

@@ -1,7 +1,7 @@
 """A policy behind an OpenAI-compatible chat endpoint: text in, text out.
 
 Such an endpoint shows neither the ids that it sampled nor their log-probs. What is recorded is a coding of the
-text, marked ``token_true=False``: an episode can be read, scored and counted, and training on it is refused
+text, marked ``exact_tokens=False``: an episode can be read, scored and counted, and training on it is refused
 (`Trajectory.loss_mask`). Budgets in tokens are estimates; what was really used is in ``client.usage``.
 """
 
@@ -130,7 +130,7 @@ class OpenAIPolicy:
         ids = self.tokenizer.encode(text)
         if finish is FinishReason.EOS:
             ids.append(END)
-        return Completion(tuple(ids), text, (math.nan,) * len(ids), finish, self.version, token_true=False)
+        return Completion(tuple(ids), text, (math.nan,) * len(ids), finish, self.version, exact_tokens=False)
 
     def release(self, episode: str) -> None:
         """Nothing is kept."""

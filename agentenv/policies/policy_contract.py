@@ -32,7 +32,7 @@ class PolicyContract:
     prompts: ClassVar[tuple[tuple[int, ...], ...]] = ((72, 101, 121), (65, 66, 67, 68, 69, 70, 71), (90,))
     reads_episode: ClassVar[bool] = False
     """True for fakes whose action is chosen by the episode's id; an engine's never is."""
-    token_true: ClassVar[bool] = True
+    exact_tokens: ClassVar[bool] = True
     """False for endpoints that give text alone: the log-probs are then NaN and ``score`` refuses."""
     tolerance: ClassVar[float] = 1e-4
     """Of log-probs, in nats: batches of another make-up add in another order."""
@@ -52,8 +52,8 @@ class PolicyContract:
         for prompt, episode in zip(self.prompts, self.episodes, strict=True):
             done = _run(policy.generate(prompt, Sampling(16, seed=3), episode=episode))
             assert 0 < len(done.ids) == len(done.logprobs) <= 16
-            assert done.token_true is self.token_true
-            if self.token_true:
+            assert done.exact_tokens is self.exact_tokens
+            if self.exact_tokens:
                 assert all(math.isfinite(value) and value <= 0 for value in done.logprobs)
             else:
                 assert all(map(math.isnan, done.logprobs))
@@ -82,7 +82,7 @@ class PolicyContract:
         done = _run(policy.generate(self.prompts[0], sampling, episode=self.episodes[0]))
         assert done.finish is FinishReason.STOP
         assert done.text == free.text[: free.text.index(stop) + len(stop)]
-        if self.token_true:
+        if self.exact_tokens:
             assert done.ids == free.ids[: len(done.ids)]
         assert stop not in self.decode(policy, done.ids[:-1])
 
@@ -152,7 +152,7 @@ class PolicyContract:
         """``score`` gives what ``generate`` reported, at any temperature; the first is 0."""
         policy = self.make()
         prompt = self.prompts[1]
-        if not self.token_true:
+        if not self.exact_tokens:
             import pytest
 
             with pytest.raises(ConfigurationError):
@@ -170,7 +170,7 @@ class PolicyContract:
 
     def _assert_same(self, one: Completion, other: Completion) -> None:
         assert (one.ids, one.text, one.finish) == (other.ids, other.text, other.finish)
-        if not self.token_true:
+        if not self.exact_tokens:
             return
         pairs = zip(one.logprobs, other.logprobs, strict=True)
         assert all(abs(a - b) <= self.tolerance for a, b in pairs)

@@ -103,7 +103,7 @@ def _steps(run: Run, done: int, stop: Interruptible, *, stopped: bool) -> None:
             batch = _played(run, step, stop)
             clock.lap("rollout")
             metrics = {"step": step} | _update(run, step, batch.trained)
-            metrics |= describe(batch.played) | batch.figures
+            metrics |= describe(batch.played) | batch.metrics
             clock.lap("update")
             if config.evaluation.every and step % config.evaluation.every == 0:
                 metrics |= evaluate_dev(run)
@@ -195,7 +195,9 @@ def _improve(
     """Credit, the optimiser steps of one batch, that on demonstrations, a new version of the policy."""
     settings = run.config.optimization
     shown = [t for group in groups for t in group if t.valid and t.origin is Origin.DEMONSTRATION]
-    rows, totals = _credited(run, groups, policy.version, keep_flat=learner.objective.keeps_flat)
+    rows, totals = _credited(
+        run, groups, policy.version, keep_zero_variance=learner.objective.keeps_zero_variance
+    )
     factor = guarded(run.folder.history(), run.config.monitor.factor) if run.config.monitor.guard else 1.0
     warmth = min(1.0, step / settings.warmup_steps) if settings.warmup_steps else 1.0
     rate *= warmth * factor
@@ -210,7 +212,7 @@ def _improve(
 
 
 def _credited(
-    run: Run, groups: Sequence[list[Trajectory]], version: int, *, keep_flat: bool
+    run: Run, groups: Sequence[list[Trajectory]], version: int, *, keep_zero_variance: bool
 ) -> tuple[list[Row], dict[str, int]]:
     """The rows to train on, and the totals of the whole batch that losses are averaged over."""
     settings = run.config.optimization
@@ -225,7 +227,7 @@ def _credited(
             answer_penalty=settings.answer_penalty,
         )
         credit = novelty_bonus(valid, estimate(valid), strength=settings.novelty, cap=settings.novelty_cap)
-        rows += rows_of(valid, credit, keep_flat=keep_flat, version=version)
+        rows += rows_of(valid, credit, keep_zero_variance=keep_zero_variance, version=version)
         masks += [int(trajectory.loss_mask.sum()) for trajectory in valid]
     return rows, {"tokens": sum(masks), "sequences": sum(count > 0 for count in masks)}
 

@@ -7,7 +7,7 @@ from statistics import fmean, pstdev
 from agentenv.core.tool_results import is_search, searches_of
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason
-from agentenv.trainers.credit.group_statistics import is_flat
+from agentenv.trainers.credit.group_statistics import has_zero_variance
 from agentenv.trainers.credit.shaping import ANSWERS
 
 
@@ -24,18 +24,18 @@ def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
     are in the sums and, as members of their groups, in ``zero_variance_share``.
     """
     played = [trajectory for group in groups for trajectory in group]
-    unaided = [[t for t in group if t.valid and not t.aided] for group in groups]
+    unaided = [[t for t in group if t.valid and not t.guided] for group in groups]
     valid = [trajectory for group in unaided for trajectory in group]
     turns = [turn for trajectory in valid for turn in trajectory.turns]
     rewards = [[t.reward for t in g if t.valid] for g, own in zip(groups, unaided, strict=True) if own]
     right = [p for group in unaided for t in _rewarded(group) for p in _own_logprobs(t)]
-    ends = Counter(f"end_{t.end_reason}" for t in played if not t.aided)
+    ends = Counter(f"end_{t.end_reason}" for t in played if not t.guided)
     return (
         {
             "reward_mean": fmean(t.reward for t in valid),
             "reward_std": pstdev(t.reward for t in valid),
             "entropy": -_mean([p for t in valid for p in _own_logprobs(t)]),
-            "zero_variance_share": fmean(is_flat(group) for group in rewards),
+            "zero_variance_share": fmean(has_zero_variance(group) for group in rewards),
             "faults": sum(not t.valid for t in played),
             "format_rate": _mean([turn.valid for turn in turns]),
             "answer_rate": fmean(t.end_reason in ANSWERS for t in valid),
@@ -45,7 +45,7 @@ def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
         }
         | _searches(valid)
         | ({"rewarded_logprob": fmean(right)} if right else {})
-        | _strategy_figures(played)
+        | _strategy_metrics(played)
         | {f"end_{reason}": ends[f"end_{reason}"] for reason in EndReason if ends[f"end_{reason}"]}
     )
 
@@ -69,13 +69,13 @@ def _own_logprobs(trajectory: Trajectory) -> list[float]:
     return own
 
 
-def _strategy_figures(played: Sequence[Trajectory]) -> dict[str, float]:
+def _strategy_metrics(played: Sequence[Trajectory]) -> dict[str, float]:
     """What the rollout strategy counted in ``info["strategy"]``; see ``describe``."""
     sums: Counter[str] = Counter()
     lists: dict[str, list[float]] = defaultdict(list)
     for trajectory in played:
-        figures = {"sampled_tokens": trajectory.response_tokens} | trajectory.info.get("strategy", {})
-        for name, value in figures.items():
+        metrics = {"sampled_tokens": trajectory.response_tokens} | trajectory.info.get("strategy", {})
+        for name, value in metrics.items():
             if isinstance(value, list):
                 lists[name] += value
             else:
@@ -85,7 +85,7 @@ def _strategy_figures(played: Sequence[Trajectory]) -> dict[str, float]:
 
 def _rewarded(group: Sequence[Trajectory]) -> list[Trajectory]:
     """The episodes with more reward than the mean of their group; none where all are equal."""
-    if is_flat([t.reward for t in group]):
+    if has_zero_variance([t.reward for t in group]):
         return []
     middle = fmean(t.reward for t in group)
     return [trajectory for trajectory in group if trajectory.reward > middle]

@@ -257,7 +257,7 @@ def test_a_run_with_every_choice_made_otherwise(toml: Path, tmp_path: Path) -> N
     "correction",
     [
         "--optimization.proximal recompute --optimization.correction.mode truncate "
-        "--optimization.correction.foreign rescore",
+        "--optimization.correction.off_context rescore",
         "--asynchronous.staleness 1 --rollout.deterministic false",
     ],
 )
@@ -280,7 +280,7 @@ def test_a_run_with_rollbacks_scores_spliced_tokens_again(
     lines = metrics(tmp_path / "out")
     assert sum(line["rollback_shallow"] + line["rollback_deep"] for line in lines) > 0
     assert all(
-        line["behaviour_weight"] == pytest.approx(1, abs=1e-3 if "foreign" in correction else 0.5)
+        line["behaviour_weight"] == pytest.approx(1, abs=1e-3 if "off_context" in correction else 0.5)
         for line in lines
     )
     assert any(line["sampled_tokens"] > 12 * line["response_tokens"] for line in lines)

@@ -191,11 +191,11 @@ def test_an_end_that_is_no_fault_keeps_its_reward_and_has_no_error() -> None:
 
 def test_a_policy_without_log_probs_of_its_own_is_no_fault() -> None:
     def textual(said: Completion) -> Completion:
-        return replace(said, logprobs=(math.nan,) * len(said.ids), token_true=False)
+        return replace(said, logprobs=(math.nan,) * len(said.ids), exact_tokens=False)
 
     (t,) = run(Watched("bye", change=textual), EpisodeSpec(Listener(bye), TASK, 0))
     assert (t.valid, t.reward) == (True, 1.0)
-    assert [s.token_true for s in t.segments if s.kind is SegmentKind.POLICY] == [False]
+    assert [s.exact_tokens for s in t.segments if s.kind is SegmentKind.POLICY] == [False]
 
 
 def test_a_lone_surrogate_of_the_policy_reaches_no_environment() -> None:

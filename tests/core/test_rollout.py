@@ -125,7 +125,7 @@ def test_a_template_episode_has_glue_where_the_policy_did_not_end_its_turn() -> 
     tail = "<|im_end|>\n<|im_start|>assistant\n"
     assert shape(t)[1:] == [
         ("policy", 0, 0, "one]"),
-        ("glue", 0, 0, "<|im_end|>"),
+        ("format", 0, 0, "<|im_end|>"),
         ("env", 0, 0, f"\n<|im_start|>tool\n[one]]{tail}"),
         ("policy", 1, 0, "two<|im_end|>"),
         ("env", 1, 0, f"\n<|im_start|>tool\n[two]{tail}"),
@@ -473,9 +473,9 @@ class Textual(IdPolicy):
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
     ) -> Completion:
-        return replace(await super().generate(prompt_ids, sampling, episode=episode), token_true=False)
+        return replace(await super().generate(prompt_ids, sampling, episode=episode), exact_tokens=False)
 
 
 def test_ids_that_only_code_text_are_marked_in_the_record() -> None:
     (t,) = run(Textual(ByteTokenizer(), b"bye"), [Echo()])
-    assert [s.token_true for s in t.segments] == [True, False]
+    assert [s.exact_tokens for s in t.segments] == [True, False]

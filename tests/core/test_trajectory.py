@@ -31,7 +31,7 @@ def three_turns(mark: str = "", shift: int = 0) -> Trajectory:
     segments = (
         Segment(K.PROMPT, (1, 2), 0),
         policy(0, 10, 11),
-        Segment(K.GLUE, (9,), 0),
+        Segment(K.FORMAT, (9,), 0),
         env(0, 20),
         policy(1, 110 + shift),
         env(1, 120 + shift, 121 + shift),
@@ -211,7 +211,7 @@ def test_a_record_gives_back_what_credit_and_loss_read() -> None:
 
 
 def test_a_record_of_text_only_stays_one() -> None:
-    segments = (Segment(K.POLICY, (4, 5), 0, logprobs=(float("nan"),) * 2, token_true=False),)
+    segments = (Segment(K.POLICY, (4, 5), 0, logprobs=(float("nan"),) * 2, exact_tokens=False),)
     t = Trajectory(TASK, segments, (), 0.0, EndReason.ANSWERED)
     again = from_record(json.loads(json.dumps(to_record(t))), TASK)
     assert np.isnan(again.segments[0].logprobs).all()

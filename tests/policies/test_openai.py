@@ -37,7 +37,7 @@ def echo(body: Body) -> Answer:
 
 
 class TestOpenAIPolicy(PolicyContract):
-    token_true: ClassVar[bool] = False
+    exact_tokens: ClassVar[bool] = False
     prompts: ClassVar[tuple[tuple[int, ...], ...]] = tuple(
         tuple(MessageFormat().prompt((Message("user", text),))) for text in ("one", "two words", "3")
     )
@@ -137,7 +137,7 @@ def test_training_on_it_is_refused_loudly() -> None:
     assert all(math.isnan(value) for segment in played.segments for value in segment.logprobs)
     kept = [segment for segment in to_record(played)["segments"] if segment["kind"] == "policy"]
     assert kept
-    assert all(segment["token_true"] is False and "logprobs" not in segment for segment in kept)
+    assert all(segment["exact_tokens"] is False and "logprobs" not in segment for segment in kept)
 
 
 def test_a_failing_endpoint_is_a_fault_and_a_wrong_key_stops_the_run() -> None:

@@ -42,18 +42,18 @@ def fault(episode: Episode) -> Trajectory:
 
 
 def test_means_are_over_episodes_turns_or_tokens(right: Trajectory, wrong: Trajectory) -> None:
-    figures = describe([[right, wrong]])
-    assert figures["reward_mean"] == 0.5
-    assert figures["reward_std"] == 0.5  # of the population {1, 0}
-    assert figures["entropy"] == 3.0  # (1 + 2 + 3 + 6) / 4 sampled tokens
-    assert figures["format_rate"] == pytest.approx(2 / 3)  # two of three turns
-    assert figures["answer_rate"] == 0.5
-    assert figures["response_tokens"] == 2.0  # (3 + 1) / 2
-    assert figures["episode_tokens"] == 4.0  # (6 + 2) / 2
-    assert figures["searches_per_episode"] == 1.0  # (2 + 0) / 2
-    assert figures["extra_rows"] == 0
-    assert (figures["end_answered"], figures["end_turn_limit"]) == (1, 1)
-    assert "end_aborted" not in figures
+    metrics = describe([[right, wrong]])
+    assert metrics["reward_mean"] == 0.5
+    assert metrics["reward_std"] == 0.5  # of the population {1, 0}
+    assert metrics["entropy"] == 3.0  # (1 + 2 + 3 + 6) / 4 sampled tokens
+    assert metrics["format_rate"] == pytest.approx(2 / 3)  # two of three turns
+    assert metrics["answer_rate"] == 0.5
+    assert metrics["response_tokens"] == 2.0  # (3 + 1) / 2
+    assert metrics["episode_tokens"] == 4.0  # (6 + 2) / 2
+    assert metrics["searches_per_episode"] == 1.0  # (2 + 0) / 2
+    assert metrics["extra_rows"] == 0
+    assert (metrics["end_answered"], metrics["end_turn_limit"]) == (1, 1)
+    assert "end_aborted" not in metrics
 
 
 def test_a_fault_is_counted_and_in_no_mean(right: Trajectory, wrong: Trajectory, fault: Trajectory) -> None:
@@ -80,8 +80,8 @@ def test_a_group_lost_to_faults_is_not_called_flat(
 
 def test_episodes_without_a_turn_have_means_of_zero(episode: Episode) -> None:
     stuck = episode([(SegmentKind.PROMPT, (1, 2))], end_reason=EndReason.TOKEN_LIMIT)
-    figures = describe([[stuck, stuck]])
-    assert (figures["entropy"], figures["format_rate"], figures["response_tokens"]) == (0.0, 0.0, 0.0)
+    metrics = describe([[stuck, stuck]])
+    assert (metrics["entropy"], metrics["format_rate"], metrics["response_tokens"]) == (0.0, 0.0, 0.0)
 
 
 def test_the_log_prob_of_what_was_rewarded(right: Trajectory, wrong: Trajectory, fault: Trajectory) -> None:
@@ -95,19 +95,19 @@ def test_figures_of_a_strategy_are_summed_and_lists_of_them_averaged(
 ) -> None:
     one = replace(right, info={"strategy": {"retries": 2, "sampled_tokens": 9, "similarity": [0.5, 1.0]}})
     two = replace(wrong, info={"strategy": {"retries": 1, "similarity": []}})
-    figures = describe([[one, two, right]])
-    assert figures["retries"] == 3
-    assert figures["sampled_tokens"] == 9 + 1 + 3
-    assert figures["similarity"] == 0.75
+    metrics = describe([[one, two, right]])
+    assert metrics["retries"] == 3
+    assert metrics["sampled_tokens"] == 9 + 1 + 3
+    assert metrics["similarity"] == 0.75
     assert "similarity" not in describe([[two, two]])
 
 
 def test_tokens_of_another_context_are_in_no_mean_log_prob(right: Trajectory, wrong: Trajectory) -> None:
     *rest, last = right.segments
     spliced = replace(right, segments=(*rest, replace(last, context_mismatch=True)))
-    figures = describe([[spliced, wrong]])
-    assert figures["entropy"] == 3.0  # (1 + 2 + 6) / 3
-    assert figures["rewarded_logprob"] == -1.5
+    metrics = describe([[spliced, wrong]])
+    assert metrics["entropy"] == 3.0  # (1 + 2 + 6) / 3
+    assert metrics["rewarded_logprob"] == -1.5
 
 
 def test_means_are_over_what_the_policy_did_unaided(episode: Episode, wrong: Trajectory) -> None:
@@ -121,10 +121,10 @@ def test_means_are_over_what_the_policy_did_unaided(episode: Episode, wrong: Tra
             (Origin.DEMONSTRATION, None),
         )
     ]
-    figures = describe([[wrong, aided[0]], *([t] for t in aided[1:])])
-    assert (figures["reward_mean"], figures["format_rate"], figures["response_tokens"]) == (0.0, 0.0, 1.0)
-    assert figures["zero_variance_share"] == 0.0
-    assert figures["sampled_tokens"] == 7
-    assert "end_answered" not in figures
+    metrics = describe([[wrong, aided[0]], *([t] for t in aided[1:])])
+    assert (metrics["reward_mean"], metrics["format_rate"], metrics["response_tokens"]) == (0.0, 0.0, 1.0)
+    assert metrics["zero_variance_share"] == 0.0
+    assert metrics["sampled_tokens"] == 7
+    assert "end_answered" not in metrics
     alone = episode(parts, 1.0, turns=(ANSWERED,), origin=Origin.RETRY)  # the only try that its strategy kept
     assert describe([[alone]])["reward_mean"] == 1.0

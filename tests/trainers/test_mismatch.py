@@ -18,7 +18,7 @@ ROUNDED = {"optimization": {"precision": "bfloat16"}}
 
 def chosen(config: dict[str, Any]) -> tuple[str, str, str]:
     goal = objective_of(TrainConfig.model_validate(config))
-    return goal.proximal, goal.correction.mode, goal.correction.foreign
+    return goal.proximal, goal.correction.mode, goal.correction.off_context
 
 
 def test_the_default_run_corrects_nothing() -> None:
@@ -52,7 +52,7 @@ def test_what_is_named_is_kept() -> None:
         "none",
         "recompute",
     )
-    named = {"precision": "bfloat16", "correction": {"mode": "mask", "foreign": "rescore"}}
+    named = {"precision": "bfloat16", "correction": {"mode": "mask", "off_context": "rescore"}}
     assert chosen({"optimization": named}) == ("recompute", "mask", "rescore")
     none = TrainConfig.model_validate({"optimization": {"precision": "bfloat16", "proximal": "sampler"}})
     assert "correction.mode='none'" in none.correction_note

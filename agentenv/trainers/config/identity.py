@@ -92,7 +92,7 @@ class Identity:
 
     def changes(self, now: Mapping[str, Any]) -> list[Change]:
         """The keys of ``now``, a flat configuration, that differ; a key that was not known then had its default."""
-        usual = flat(TrainConfig())
+        usual = flatten_config(TrainConfig())
         pairs = (
             Change(key, self.config.get(key, usual.get(key)), now.get(key))
             for key in sorted({*self.config, *now})
@@ -112,7 +112,7 @@ class Identity:
         return tables
 
 
-def flat(config: TrainConfig) -> dict[str, Any]:
+def flatten_config(config: TrainConfig) -> dict[str, Any]:
     """The configuration by dotted keys, as JSON has its values."""
     return dict(_flattened(config.model_dump(mode="json")))
 
@@ -136,7 +136,7 @@ def refuse_changes(held: Identity, config: TrainConfig, place: Path) -> list[Cha
     Raises:
         ConfigurationError: another key has changed; names it with both values.
     """
-    changes = held.changes(flat(config))
+    changes = held.changes(flatten_config(config))
     for key, old, new in changes:
         if key not in PLACES and not any(key == free or key.startswith(f"{free}.") for free in FREE):
             raise ConfigurationError(
@@ -162,7 +162,11 @@ def refuse_other_contents(held: Mapping[str, str], now: Mapping[str, str], place
 
 def named_files(config: TrainConfig) -> dict[str, str]:
     """Digests of the files that options of the configuration name."""
-    values = {key: value for key, value in flat(config).items() if "_options." in key or ".options." in key}
+    values = {
+        key: value
+        for key, value in flatten_config(config).items()
+        if "_options." in key or ".options." in key
+    }
     paths = {key: Path(value) for key, value in values.items() if isinstance(value, str) and value}
     return {f"contents of {key}": path_digest(path) for key, path in paths.items() if path.is_file()}
 

@@ -75,7 +75,7 @@ class CorrectionSettings(Frozen):
     """Estimate of that divergence."""
     reduce: Literal["token", "sum", "mean", "max"] = "mean"
     """Judges each token, or its whole row."""
-    foreign: Literal["recompute", "weight", "rescore", "ratio"] | None = None
+    off_context: Literal["recompute", "weight", "rescore", "ratio"] | None = None
     """Tokens sampled under another context: taken for on-policy, weighed one by one by min(p(now) / p(sampled), high),
     scored again by the policy where they stand now, one forward pass an episode, or with p(sampled) as the denominator of
     their ratio (Guide). None is ``weight`` where recorded log-probs are weighed at all, and ``recompute`` otherwise."""
@@ -165,15 +165,15 @@ class OptimizationConfig(Frozen):
         return self
 
     def resolved(self, apart: bool) -> Self:
-        """These settings with what None stands for in ``proximal``, ``correction.mode`` and ``correction.foreign``.
+        """These settings with what None stands for in ``proximal``, ``correction.mode`` and ``correction.off_context``.
 
         Args:
             apart: Whether the sampler's log-probs are not those that the learner would compute.
         """
         mode = self.correction.mode or ("truncate" if apart and self.proximal != "sampler" else "none")
         correction = self.correction.model_copy(update={"mode": mode})
-        foreign = correction.foreign or ("weight" if correction.weighs else "recompute")
-        correction = correction.model_copy(update={"foreign": foreign})
+        off_context = correction.off_context or ("weight" if correction.weighs else "recompute")
+        correction = correction.model_copy(update={"off_context": off_context})
         proximal = self.proximal or ("recompute" if apart else "sampler")
         return self.model_copy(update={"proximal": proximal, "correction": correction})
 
@@ -437,18 +437,19 @@ class TrainConfig(Frozen):
         if source := self._unweighable(sampler):
             raise ValueError(
                 f"{source} trains tokens that were sampled under another context, which a correction cannot weigh with "
-                f"optimization.correction.foreign={learning.correction.foreign!r}: set it to 'weight', or leave it out"
+                f"optimization.correction.off_context={learning.correction.off_context!r}: set it to 'weight', "
+                f"or leave it out"
             )
         return self
 
     def _unweighable(self, sampler: TaskSampler) -> str:
-        """Whose tokens of another context a correction cannot weigh under ``correction.foreign``; empty where nobody's."""
-        foreign, strategy = self.learning.correction.foreign, self.rollout.strategy
-        if not self.learning.correction.weighs or foreign == "weight":
+        """Whose tokens of another context cannot be weighed under ``correction.off_context``; empty where nobody's."""
+        off_context, strategy = self.learning.correction.off_context, self.rollout.strategy
+        if not self.learning.correction.weighs or off_context == "weight":
             return ""
-        if foreign != "rescore" and strategy not in IN_CONTEXT:
+        if off_context != "rescore" and strategy not in IN_CONTEXT:
             return f"rollout.strategy={strategy!r}"
-        recorded = foreign != "rescore" or "pool" in self.rollout.sampler_options
+        recorded = off_context != "rescore" or "pool" in self.rollout.sampler_options
         return f"rollout.sampler={self.rollout.sampler!r}" if sampler.replays and recorded else ""
 
     def _keeps_home(self, sampler: TaskSampler) -> str:

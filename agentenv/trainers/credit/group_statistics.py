@@ -16,7 +16,9 @@ Singleton = Literal["zero", "reward"]
 """What a group of one gives: nothing to compare with is 0; verl takes mean 0 and deviation 1, so the reward itself."""
 Scale = Literal["std", "none"]
 
-_FLAT = 1e-8  # rewards closer than this are equal: float noise divided by a tiny scale would become a signal
+_ZERO_VARIANCE = (
+    1e-8  # rewards closer than this are equal: float noise divided by a tiny scale would become a signal
+)
 
 
 def standardize(
@@ -40,15 +42,15 @@ def standardize(
     rewards = np.asarray(rewards_G, dtype=np.float64)
     if len(rewards) == 1 and singleton == "reward":
         return rewards.copy()
-    if is_flat(rewards):
+    if has_zero_variance(rewards):
         return np.zeros_like(rewards)
     centred: Values = rewards - rewards.mean()
     return centred if scale == "none" else centred / (rewards.std(ddof=1) + epsilon)
 
 
-def is_flat(rewards_G: Sequence[float] | Values) -> bool:
+def has_zero_variance(rewards_G: Sequence[float] | Values) -> bool:
     """Whether a group carries no signal: fewer than two members, or equal rewards."""
-    return len(rewards_G) < 2 or float(np.ptp(rewards_G)) < _FLAT
+    return len(rewards_G) < 2 or float(np.ptp(rewards_G)) < _ZERO_VARIANCE
 
 
 def others_mean(rewards_G: Sequence[float] | Values) -> Values:

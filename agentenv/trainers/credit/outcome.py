@@ -14,7 +14,7 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.trainers.credit.group_statistics import (
     Singleton,
     Values,
-    is_flat,
+    has_zero_variance,
     on_all_tokens,
     others_mean,
     rewards_of,
@@ -52,7 +52,7 @@ def dr_grpo(group: Sequence[Trajectory], *, singleton: Singleton = "zero") -> li
 def leave_one_out(group: Sequence[Trajectory]) -> list[Values]:
     """R minus the mean of the other members (RLOO, Ahmadian et al. 2024, eq. 8). Unbiased."""
     rewards = np.asarray(rewards_of(group), dtype=np.float64)
-    scores = np.zeros_like(rewards) if is_flat(rewards) else rewards - others_mean(rewards)
+    scores = np.zeros_like(rewards) if has_zero_variance(rewards) else rewards - others_mean(rewards)
     return on_all_tokens(group, scores)
 
 
@@ -70,7 +70,7 @@ def median_centered(group: Sequence[Trajectory], *, floor: float = 0.5, epsilon:
         epsilon: Added to the MAD.
     """
     rewards = np.asarray(rewards_of(group), dtype=np.float64)
-    if is_flat(rewards):
+    if has_zero_variance(rewards):
         return on_all_tokens(group, np.zeros_like(rewards))
     centred = rewards - _lower_median(rewards)
     scale = max(_lower_median(np.abs(centred)) + epsilon, floor)
@@ -92,7 +92,7 @@ def optimal_baseline(
         norm: ``length`` takes g^2 for the number of trained tokens.
     """
     rewards = np.asarray(rewards_of(group), dtype=np.float64)
-    if is_flat(rewards):
+    if has_zero_variance(rewards):
         return on_all_tokens(group, np.zeros_like(rewards))
     baseline = weighted_baseline(rewards.tolist(), [1.0] * len(group), [_norm(t, norm) for t in group])
     return on_all_tokens(group, rewards - baseline)

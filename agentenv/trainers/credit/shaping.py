@@ -1,4 +1,4 @@
-"""Terms of reward and credit that training adds; evaluation and the figures of a step show the reward without them."""
+"""Terms of reward and credit that training adds; evaluation and the metrics of a step show the reward without them."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -17,7 +17,7 @@ from agentenv.trainers.credit.group_statistics import (
     Scale,
     Singleton,
     Values,
-    is_flat,
+    has_zero_variance,
     on_all_tokens,
     on_turns,
     others_mean,
@@ -177,7 +177,7 @@ def _episode_scores(
     if population == "step":
         cuts = np.cumsum([len(mine) for mine in outcomes])[:-1]
         return list(np.split(scored, cuts))
-    divided = scale == "std" and not is_flat(entries)
+    divided = scale == "std" and not has_zero_variance(entries)
     spread = float(np.std(entries, ddof=1)) + epsilon if divided else 1.0
     return [score + np.subtract(mine, mine[0]) / spread for score, mine in zip(scored, outcomes, strict=True)]
 

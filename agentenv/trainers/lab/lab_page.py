@@ -40,7 +40,7 @@ def write_page(name: str, experiment: Experiment, out: Path, pages: Path) -> Jso
         The content of ``NAME.json``.
     """
     runs = finished(experiment, out)
-    figures = figures_of(name, experiment, runs)
+    figures = page_data(name, experiment, runs)
     if (out / TESTS).is_file():
         figures["start"] = read_json(out / TESTS)
     pages.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ def write_page(name: str, experiment: Experiment, out: Path, pages: Path) -> Jso
     return figures
 
 
-def figures_of(name: str, experiment: Experiment, runs: dict[str, list[Json]]) -> Json:
+def page_data(name: str, experiment: Experiment, runs: dict[str, list[Json]]) -> Json:
     """The numbers of the page: every run's, means with intervals over seeds, and the verdicts."""
     scores = {arm: [score(experiment, run) for run in of_arm] for arm, of_arm in runs.items()}
     decisions = decide(experiment, scores)

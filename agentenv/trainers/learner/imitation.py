@@ -36,6 +36,6 @@ def imitate(learner: Learner, demonstrations: Sequence[Trajectory], rate: float)
     supervised = Learner(learner.model, likelihood, learning_rate=rate, max_grad_norm=learner.max_grad_norm)
     supervised.optimizer = learner.optimizer
     supervised.set_learning_rate(rate)
-    figures = supervised.step(rows_of(demonstrations, [np.ones(len(t.ids)) for t in demonstrations]))
+    metrics = supervised.step(rows_of(demonstrations, [np.ones(len(t.ids)) for t in demonstrations]))
     learner.compute_seconds += supervised.compute_seconds
-    return {"supervised_loss": figures["loss"]}
+    return {"supervised_loss": metrics["loss"]}

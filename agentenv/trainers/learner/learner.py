@@ -38,11 +38,11 @@ from agentenv.trainers.learner.off_policy import (
     Level,
     Reduce,
     effective_sample_ratio,
-    foreign_weights,
     importance_weights,
     interpolated,
     learning_rate_scale,
     log_weights,
+    off_context_weights,
     rejected,
 )
 from agentenv.trainers.learner.packing import Packed, Row, micro_batches
@@ -59,7 +59,7 @@ class Correction:
     reject_above: float | None = None
     divergence: Divergence = "k3"
     reduce: Reduce = "mean"
-    foreign: Literal["recompute", "weight", "rescore", "ratio"] = "recompute"
+    off_context: Literal["recompute", "weight", "rescore", "ratio"] = "recompute"
     ess_base: float | None = None
 
     @property
@@ -107,7 +107,7 @@ class Objective:
         return self.kl_coefficient > 0 or self.ace_alpha > 0
 
     @property
-    def keeps_flat(self) -> bool:
+    def keeps_zero_variance(self) -> bool:
         """Whether rows without credit matter: a term acts on them, or the effective sample counts them."""
         pulls = self.kl_coefficient > 0 or self.entropy_coefficient > 0
         return pulls or self.correction.ess_base is not None
@@ -122,7 +122,7 @@ def rows_of(
     trajectories: Sequence[Trajectory],
     advantages: Sequence[NDArray[np.float64]],
     *,
-    keep_flat: bool = False,
+    keep_zero_variance: bool = False,
     version: int | None = None,
 ) -> list[Row]:
     """The rows that carry a gradient: some trained token with an advantage other than 0.
@@ -130,7 +130,7 @@ def rows_of(
     Args:
         trajectories: Valid ones.
         advantages: float64[T] for each.
-        keep_flat: Keep rows whose advantages are all 0; a penalty towards a reference acts on them too.
+        keep_zero_variance: Keep rows whose advantages are all 0; a penalty towards a reference acts on them too.
         version: Of the weights at the start of the update; None takes every token for theirs.
     """
     rows = []
@@ -138,7 +138,7 @@ def rows_of(
         trained = int(trajectory.loss_mask.sum())
         for part in trajectory.row_slices:
             mask = trajectory.loss_mask[part]
-            if (mask & (keep_flat | (values[part] != 0))).any():
+            if (mask & (keep_zero_variance | (values[part] != 0))).any():
                 sampled = trajectory.policy_version[part]
                 rows.append(
                     Row(
@@ -353,7 +353,7 @@ class Learner:
             "approx_kl": (proximal - detached).sum().item(),
             "not_finite": float((~detached.isfinite()).sum()),  # a bounded ratio would hide an infinite one
         }
-        if goal.correction.weighs or goal.correction.foreign == "weight":
+        if goal.correction.weighs or goal.correction.off_context == "weight":
             weights = self._weights(packed, proximal, ratios)
             losses = losses * weights
             figures["behaviour_weight"] = weights.sum().item()
@@ -372,19 +372,19 @@ class Learner:
         if self.objective.proximal == "interpolate":
             usual = interpolated(recorded, detached, packed.age, update)
         return torch.where(
-            packed.mismatch, recorded if self.objective.correction.foreign == "ratio" else own, usual
+            packed.mismatch, recorded if self.objective.correction.off_context == "ratio" else own, usual
         )
 
     def _weights(self, packed: Packed, proximal: Tensor, ratios: list[Tensor]) -> Tensor:
         """What each token's loss is multiplied by [N]."""
         how, behaviour = self.objective.correction, packed.old.to(proximal.dtype)
         weights = torch.ones_like(proximal)
-        if how.foreign == "weight":
-            weights = foreign_weights(proximal, behaviour, packed.mismatch, cap=how.high)
+        if how.off_context == "weight":
+            weights = off_context_weights(proximal, behaviour, packed.mismatch, cap=how.high)
         elif how.weighs and bool(packed.mismatch.any()):
             raise ConfigurationError(
                 f"{int(packed.mismatch.sum())} trained tokens were sampled under another context than they stand in, and a "
-                "correction would compare their log-probs: set correction.foreign to 'rescore' or 'weight'"
+                "correction would compare their log-probs: set correction.off_context to 'rescore' or 'weight'"
             )
         logs = log_weights(proximal, behaviour, packed.mismatch)
         if how.mode != "none":

@@ -29,7 +29,7 @@ class Tokens:
     proximal: Tensor  # [N]
     advantages: Tensor  # [N]
     rows: Tensor  # int64[N], the row of each token within the micro-batch
-    foreign: Tensor  # bool[N], sampled under another context; proximal is then the learner's own
+    off_context: Tensor  # bool[N], sampled under another context; proximal is then the learner's own
 
     @property
     def ratio(self) -> Tensor:
@@ -168,7 +168,7 @@ def guided_clip(
     """
     own = ppo_clip(tokens, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
     shaped = -tokens.advantages * shaped_probability(tokens.logprobs, shape)
-    return Surrogate(torch.where(tokens.foreign, shaped, own.losses), own.clipped & ~tokens.foreign)
+    return Surrogate(torch.where(tokens.off_context, shaped, own.losses), own.clipped & ~tokens.off_context)
 
 
 def shaped_probability(logprobs_N: Tensor, shape: float = 0.1) -> Tensor:

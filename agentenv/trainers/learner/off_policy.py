@@ -1,7 +1,7 @@
 """Off-policy corrections: weights and masks for tokens that other weights sampled than those that are updated.
 
-Shapes as in ``losses.py``. A token whose recorded log-prob belongs to another context (``foreign``) enters none of the
-ratios here; it may be weighted by itself, by name, with ``foreign_weights``.
+Shapes as in ``losses.py``. A token whose recorded log-prob belongs to another context (``off_context``) enters none of the
+ratios here; it may be weighted by itself, by name, with ``off_context_weights``.
 """
 
 from typing import Literal
@@ -16,9 +16,9 @@ Divergence = Literal["k1", "k2", "k3"]
 Reduce = Literal["token", "sum", "mean", "max"]
 
 
-def log_weights(proximal_N: Tensor, behaviour_N: Tensor, foreign_N: Tensor) -> Tensor:
+def log_weights(proximal_N: Tensor, behaviour_N: Tensor, off_context_N: Tensor) -> Tensor:
     """[N]: proximal minus behaviour log-prob; 0 where the latter is of another context."""
-    return torch.where(foreign_N, torch.zeros_like(proximal_N), proximal_N - behaviour_N)
+    return torch.where(off_context_N, torch.zeros_like(proximal_N), proximal_N - behaviour_N)
 
 
 def importance_weights(
@@ -82,15 +82,15 @@ def rejected(
     return values > cap
 
 
-def foreign_weights(
-    proximal_N: Tensor, behaviour_N: Tensor, foreign_N: Tensor, *, cap: float = 2.0
+def off_context_weights(
+    proximal_N: Tensor, behaviour_N: Tensor, off_context_N: Tensor, *, cap: float = 2.0
 ) -> Tensor:
-    """[N]: min(p(token | its present context) / p(token | the one it was sampled in), cap) on foreign tokens, 1 elsewhere.
+    """[N]: min(p(token | its present context) / p(token | its first one), cap) on off-context tokens, 1 elsewhere.
 
     One weight a token: the product over a spliced turn has no useful variance.
     """
     weights = bounded_ratio(proximal_N, behaviour_N).detach().clamp(max=cap)
-    return torch.where(foreign_N, weights, torch.ones_like(weights))
+    return torch.where(off_context_N, weights, torch.ones_like(weights))
 
 
 def interpolated(behaviour_N: Tensor, current_N: Tensor, age_N: Tensor, update: int) -> Tensor:

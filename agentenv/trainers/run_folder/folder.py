@@ -44,7 +44,7 @@ from agentenv.trainers.config.identity import (
     IDENTITY,
     Change,
     Identity,
-    flat,
+    flatten_config,
     refuse_changes,
     refuse_other_contents,
 )
@@ -80,7 +80,7 @@ class RunFolder:
         self.fresh = fresh
         """Whether this process has made it."""
         self.logs = RunLogs(path)
-        self._identity = Identity(flat(config), {})
+        self._identity = Identity(flatten_config(config), {})
         self._changes: list[Change] = []
         self._newest: Path | None = None
         self._looked = False
@@ -176,7 +176,7 @@ class RunFolder:
             refuse_changes(kept, self.config, self.path)
         if not (self.path / CONFIG).exists():
             warn(f"{self.path / CONFIG} was missing; it is written again from {IDENTITY}")
-        self._identity = replace(held, config=flat(self.config))
+        self._identity = replace(held, config=flatten_config(self.config))
 
     def compare_contents(self, contents: Mapping[str, str]) -> None:
         """Looks whether the run's questions, corpora and starting policies are those that it began with.
@@ -193,7 +193,7 @@ class RunFolder:
             append_lines(self.path / CHANGES, [json.dumps({"after_step": step} | change._asdict())])
         if self._changes or not (self.path / CONFIG).exists():
             write_text(self.path / CONFIG, dump_config(self.config))
-        self._identity = Identity(flat(self.config), {**contents, **held})
+        self._identity = Identity(flatten_config(self.config), {**contents, **held})
         write_text(self.path / IDENTITY, self._identity.text())
         self._changes = []
 

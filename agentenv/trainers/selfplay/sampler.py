@@ -95,7 +95,7 @@ class SelfPlaySampler:
         rates = [outcome["rate"] for outcome in asked if outcome["rate"] is not None]
         return Selection(
             step_budget.groups,
-            figures={"pool": len(self.pool.entries), "pool_added": added, "pool_cleared": cleared}
+            metrics={"pool": len(self.pool.entries), "pool_added": added, "pool_cleared": cleared}
             | {"valid_share": len(asked) / len(games) if games else 0.0}
             | diversity([outcome["task"].question for outcome in asked])
             | difficulty(rates)

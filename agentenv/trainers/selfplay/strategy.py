@@ -329,7 +329,7 @@ class _GameRunner:
                 )
                 episodes.append((turn, settled or _paid(played, reward or 0.0)))
         mine = [
-            played if turn.role not in self.strategy.role_policies else _foreign(played)
+            played if turn.role not in self.strategy.role_policies else _without_tokens(played)
             for turn, played in episodes
         ]
         return [self._headed(mine[0]), *mine[1:]] if mine else []
@@ -340,11 +340,11 @@ class _GameRunner:
     def _headed(self, first: Trajectory) -> Trajectory:
         """``first`` with the figures of the game and what became of its question."""
         state = self.state
-        figures: dict[str, Any] = dict(state.counts)
-        figures["sampled_tokens"] = first.response_tokens + self.unreturned
+        metrics: dict[str, Any] = dict(state.counts)
+        metrics["sampled_tokens"] = first.response_tokens + self.unreturned
         rate = state.solve_rate
         if rate is not None:
-            figures["solve_rate" if not state.pooled else "pooled_solve_rate"] = [rate]
+            metrics["solve_rate" if not state.pooled else "pooled_solve_rate"] = [rate]
         outcome = {
             "task": state.task,
             "pooled": state.pooled,
@@ -352,7 +352,7 @@ class _GameRunner:
             "asked": state.asked,
             "admitted": not state.pooled and state.task is not None and ADMISSIONS[self.game.admit](state),
         }
-        return replace(first, info=first.info | {"strategy": figures, "game": outcome})
+        return replace(first, info=first.info | {"strategy": metrics, "game": outcome})
 
 
 def probability(played: Trajectory) -> float:
@@ -375,6 +375,6 @@ def _masked(played: Trajectory, why: str) -> Trajectory:
     return replace(played, valid=False, reward=0.0, error=played.error or why)
 
 
-def _foreign(played: Trajectory) -> Trajectory:
+def _without_tokens(played: Trajectory) -> Trajectory:
     """``played`` without tokens: others' weights wrote them."""
     return replace(played, segments=())

@@ -216,7 +216,7 @@ class PolicyReflector:
         finally:
             self.policy.release(episode)
         sampled = Segment(
-            SegmentKind.POLICY, reply.ids, 0, reply.logprobs, reply.version, token_true=reply.token_true
+            SegmentKind.POLICY, reply.ids, 0, reply.logprobs, reply.version, exact_tokens=reply.exact_tokens
         )
         dialogue = Trajectory(
             task=trajectory.task,

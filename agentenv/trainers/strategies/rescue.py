@@ -1,8 +1,8 @@
 """Guided rescue: what is done with questions that the policy cannot answer by itself, or not yet.
 
 Hints and critiques stand in the context while the policy samples and are cut out of the record; what was sampled after them
-then carries ``context_mismatch``. What such tokens are worth is the objective's choice: ``correction.foreign = "ratio"`` is
-Guide's, ``guided_clip`` that of Critique-GRPO.
+then carries ``context_mismatch``. What such tokens are worth is the objective's choice: ``correction.off_context = "ratio"``
+is Guide's, ``guided_clip`` that of Critique-GRPO.
 """
 
 import math

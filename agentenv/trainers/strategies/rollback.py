@@ -206,12 +206,12 @@ class _Episode:
         """``trajectory`` with its origin and the figures of its rollbacks."""
         spliced = any(segment.context_mismatch for segment in trajectory.segments)
         names = ("triggered", "recovered", "failed", "shallow", "deep", "retry_tokens")
-        figures: dict[str, int | list[float]] = {f"rollback_{name}": self.counts[name] for name in names}
-        figures |= {"rollback_similarity": self.similarities, "sampled_tokens": self.counts["sampled_tokens"]}
+        metrics: dict[str, int | list[float]] = {f"rollback_{name}": self.counts[name] for name in names}
+        metrics |= {"rollback_similarity": self.similarities, "sampled_tokens": self.counts["sampled_tokens"]}
         return replace(
             trajectory,
             origin=Origin.SPLICE if spliced else trajectory.origin,
-            info=trajectory.info | {"strategy": figures},
+            info=trajectory.info | {"strategy": metrics},
         )
 
 

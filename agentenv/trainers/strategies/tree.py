@@ -145,9 +145,9 @@ class _TreeBuilder:
         first, *others = (self.leaves[place] for place in sorted(self.leaves))
         if not self.dropped:
             return [first, *others]
-        figures = first.info["strategy"]
-        counted = {"sampled_tokens": figures["sampled_tokens"] + self.wasted, "tree_dropped": self.dropped}
-        return [replace(first, info=first.info | {"strategy": figures | counted}), *others]
+        metrics = first.info["strategy"]
+        counted = {"sampled_tokens": metrics["sampled_tokens"] + self.wasted, "tree_dropped": self.dropped}
+        return [replace(first, info=first.info | {"strategy": metrics | counted}), *others]
 
     async def root(self, slots: range, tasks: asyncio.TaskGroup) -> None:
         context, spec = self.context, self.specs[slots.start]
@@ -301,8 +301,8 @@ def _labelled(trajectory: Trajectory, branch: _Branch) -> Trajectory:
     """``trajectory`` with its place in the tree; ``sampled_tokens`` counts those of its own turns."""
     own = [s for s in trajectory.segments if s.kind is SegmentKind.POLICY and s.turn >= branch.turn]
     sampled = sum(len(s.ids) for s in own) - branch.copied
-    figures = {"tree_branches": branch.made, "sampled_tokens": sampled}
-    info = trajectory.info | {"strategy": figures}
+    metrics = {"tree_branches": branch.made, "sampled_tokens": sampled}
+    info = trajectory.info | {"strategy": metrics}
     if branch.parent is None:
         return replace(trajectory, info=info)
     return replace(

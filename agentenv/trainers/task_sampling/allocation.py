@@ -51,7 +51,7 @@ class DynamicSampling(Stateless):
 
     def keeps(self, group: Group) -> bool:
         """Whether the group is trained."""
-        return not group.flat
+        return not group.zero_variance
 
     def draw(self, step_budget: StepBudget) -> list[Draw]:
         """As many fresh groups as are missing and the budget holds."""
@@ -92,7 +92,7 @@ class DiversityFilter(DynamicSampling):
 
     def keeps(self, group: Group) -> bool:
         """Whether the returns of its valid episodes from their first turns on are diverse."""
-        return is_diverse([self._first(m) for m in group.members if m.valid and not m.aided], self.eta)
+        return is_diverse([self._first(m) for m in group.members if m.valid and not m.guided], self.eta)
 
     def _first(self, member: Trajectory) -> float:
         matched = [turn.valid for turn in member.turns] or [True]
@@ -183,7 +183,9 @@ class DifficultyAdaptive(Stateless):
     def select(self, step_budget: StepBudget) -> Selection:
         """Groups of outcomes that differ are trained."""
         largest = max(len(group.members) for group in step_budget.groups)
-        return Selection([g for g in step_budget.groups if not g.flat], figures={"largest_group": largest})
+        return Selection(
+            [g for g in step_budget.groups if not g.zero_variance], metrics={"largest_group": largest}
+        )
 
 
 @lru_cache(maxsize=1024)
@@ -300,7 +302,7 @@ class UncertaintyAllocation(Stateless):
         """Everything is trained."""
         return Selection(
             step_budget.groups,
-            figures={"largest_group": max(len(group.members) for group in step_budget.groups)},
+            metrics={"largest_group": max(len(group.members) for group in step_budget.groups)},
         )
 
 

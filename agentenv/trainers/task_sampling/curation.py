@@ -111,13 +111,13 @@ class AdaptiveCuration:
                 map(self._is_success, group.rewards)
             )
             self._keep(group.task, group.members)
-        figures = {
+        metrics = {
             "lost_groups": len(lost),
             "rescued_groups": len(added_members),
             "success_pool": len(self._stored),
             "turn_limit": fmean(limits),
         }
-        return Selection(step_budget.groups, added_members=added_members, figures=figures)
+        return Selection(step_budget.groups, added_members=added_members, metrics=metrics)
 
     def _is_success(self, reward: float) -> bool:
         return reward >= self.success
@@ -132,7 +132,7 @@ class AdaptiveCuration:
     def _keep(self, place: int, played: Iterable[Trajectory]) -> None:
         """Takes up successes of the policy alone and of demonstrators; a retry had help that its ids do not show."""
         for trajectory in played:
-            whole = trajectory.origin is Origin.DEMONSTRATION or not trajectory.aided
+            whole = trajectory.origin is Origin.DEMONSTRATION or not trajectory.guided
             if trajectory.valid and whole and self._is_success(trajectory.reward):
                 self._lengths[place] = max(self._lengths.get(place, 0), len(trajectory.turns))
                 self._stored[place] = json.loads(json.dumps(to_record(trajectory)))

@@ -122,7 +122,7 @@ class OnlinePruning:
         pruned = [t for t in begun if t.end_reason is EndReason.ABORTED]
         for group in step_budget.groups:
             group.members = [t for t in group.members if t.end_reason is not EndReason.ABORTED]
-        figures: dict[str, float] = {
+        metrics: dict[str, float] = {
             "pruned": len(pruned),
             "pruned_tokens": sum(trajectory.response_tokens for trajectory in pruned),
         }
@@ -130,10 +130,10 @@ class OnlinePruning:
         if kept:
             outcomes = [min(max(t.reward, 0.0), 1.0) for t in kept]
             features, chances = zip(*(judged[t.id] for t in kept), strict=True)
-            figures["pruning_bias"] = fmean(outcomes) - weighted_mean(outcomes, chances)
+            metrics["pruning_bias"] = fmean(outcomes) - weighted_mean(outcomes, chances)
             self._learn(np.stack(features), np.array(outcomes), 1 / np.array(chances))
         self._predicted += [self.predict(features) for features, _ in judged.values()]
-        return Selection(step_budget.groups, figures=figures)
+        return Selection(step_budget.groups, metrics=metrics)
 
     def _learn(self, features: Features, outcomes: Features, weights: Features) -> None:
         """Ten steps down the mean weighted log-loss."""

@@ -114,8 +114,8 @@ class TargetedReplay:
         replayed = [self._thaw(int(place), step_budget.tasks) for place in places]
         with_outcome = [group for group in step_budget.groups if group.rewards]
         self._known += [(g.task, sum(g.rewards) / len(g.rewards)) for g in with_outcome]
-        self._kept += [_frozen(group) for group in step_budget.groups if not group.flat]
-        return Selection(step_budget.groups, replayed, figures={"replay_buffer": len(self._kept)})
+        self._kept += [_frozen(group) for group in step_budget.groups if not group.zero_variance]
+        return Selection(step_budget.groups, replayed, metrics={"replay_buffer": len(self._kept)})
 
     def _thaw(self, place: int, tasks: Sequence[Task]) -> list[Trajectory]:
         task, records = self._kept[place]

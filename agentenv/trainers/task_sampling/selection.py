@@ -73,7 +73,7 @@ class PosteriorSampling:
             self._successes[group.task] += group.successes
             self._failures[group.task] += len(group.rewards) - group.successes
         known = sum(a + b > 2 for a, b in zip(self._successes, self._failures, strict=True))
-        return Selection(step_budget.groups, figures={"known_tasks": known})
+        return Selection(step_budget.groups, metrics={"known_tasks": known})
 
     def state_dict(self) -> dict[str, Any]:
         """The two parameters of each task."""
@@ -168,8 +168,8 @@ class GroupRobust:
                 loss = 1 - sum(mine) / len(mine)
                 self._sums[name] = self.memory * self._sums.get(name, 0.0) + (1 - self.memory) * loss
                 self._counts[name] = self._counts.get(name, 0) + 1
-        figures = {f"loss_{self.by}_{name}": self._loss(name) for name in sorted(self._counts)}
-        return Selection(step_budget.groups, figures=figures)
+        metrics = {f"loss_{self.by}_{name}": self._loss(name) for name in sorted(self._counts)}
+        return Selection(step_budget.groups, metrics=metrics)
 
     def state_dict(self) -> dict[str, Any]:
         """Sum and count of each class."""
@@ -245,7 +245,7 @@ class Curriculum(Stateless):
         """Everything is trained."""
         named = ("hops", "max_turns", "passages", "noise")
         values = {f"curriculum_{name}": scheduled(getattr(self, name), step_budget.step) for name in named}
-        return Selection(step_budget.groups, figures={name: v for name, v in values.items() if v is not None})
+        return Selection(step_budget.groups, metrics={name: v for name, v in values.items() if v is not None})
 
 
 def datum(task: Task, key: str) -> Any:

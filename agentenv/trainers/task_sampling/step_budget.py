@@ -15,7 +15,7 @@ from agentenv.core.rollout import EpisodeState
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
-from agentenv.trainers.credit.group_statistics import is_flat
+from agentenv.trainers.credit.group_statistics import has_zero_variance
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,9 @@ class Group:
     @property
     def rewards(self) -> list[float]:
         """Outcomes of the valid members that the policy played unaided."""
-        return [trajectory.reward for trajectory in self.members if trajectory.valid and not trajectory.aided]
+        return [
+            trajectory.reward for trajectory in self.members if trajectory.valid and not trajectory.guided
+        ]
 
     @property
     def successes(self) -> float:
@@ -57,9 +59,9 @@ class Group:
         return float(sum(min(max(reward, 0.0), 1.0) for reward in self.rewards))
 
     @property
-    def flat(self) -> bool:
+    def zero_variance(self) -> bool:
         """Whether it carries no signal: fewer than two valid members, or equal outcomes."""
-        return is_flat(self.rewards)
+        return has_zero_variance(self.rewards)
 
 
 @dataclass
@@ -127,7 +129,7 @@ class Selection:
     """Groups of earlier steps to train on as well."""
     added_members: Mapping[int, list[Trajectory]] = field(default_factory=dict)
     """Episodes of earlier steps that join a group, by its place among ``trained``."""
-    figures: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
     """What else is worth a line in the metrics."""
 
 
@@ -184,7 +186,7 @@ class Batch:
     """Every group of the step."""
     trained: list[list[Trajectory]]
     """Groups that credit is assigned in."""
-    figures: dict[str, float]
+    metrics: dict[str, float]
     """What the sampler did."""
 
 
@@ -211,22 +213,24 @@ def collect(sampler: TaskSampler, step_budget: StepBudget, play: Play) -> Batch:
     ]
     trained = [*own, *selection.replayed]
     return Batch(
-        [group.members for group in step_budget.groups], trained, _figures(step_budget, selection, trained)
+        [group.members for group in step_budget.groups], trained, _metrics(step_budget, selection, trained)
     )
 
 
-def _figures(
+def _metrics(
     step_budget: StepBudget, selection: Selection, trained: Sequence[list[Trajectory]]
 ) -> dict[str, float]:
-    rewards = [[t.reward for t in group if t.valid and not t.aided] for group in trained]
+    rewards = [[t.reward for t in group if t.valid and not t.guided] for group in trained]
     return {
         "rounds": step_budget.rounds,
         "rollouts": sum(len(group.members) for group in step_budget.groups),
         "unspent_rollouts": step_budget.remaining,
         "dropped_groups": len(step_budget.groups) - len(selection.trained),
         "replayed_groups": len(selection.replayed),
-        "effective_groups": effective_group_count([len(mine) for mine in rewards if not is_flat(mine)]),
-    } | dict(selection.figures)
+        "effective_groups": effective_group_count(
+            [len(mine) for mine in rewards if not has_zero_variance(mine)]
+        ),
+    } | dict(selection.metrics)
 
 
 def effective_group_count(sizes: Sequence[float]) -> float:

@@ -30,7 +30,7 @@ from agentenv.sandbox.types import ExecStatus
 from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.warmstart.demonstrations import Demo, Piece, to_tokens
 from agentenv.trainers.warmstart.small_policies import SmallPolicyConfig, blank, imitate
-from agentenv.trainers.warmstart.supervised import Display, Figures, write_policy
+from agentenv.trainers.warmstart.supervised import Display, Metrics, write_policy
 
 ENV = "agentenv/Code-v0"
 OPTIONS = {"stateful": False, "max_turns": 3, "observation_chars": 160, "prompt": "{question}"}
@@ -131,7 +131,7 @@ def _played(env: Env[Any], task: Task, actions: Sequence[str]) -> Demo:
 
 
 @flushed_denormals()
-def code_warmstart(config: CodeWarmstartConfig, display: Display, out: Path) -> Figures:
+def code_warmstart(config: CodeWarmstartConfig, display: Display, out: Path) -> Metrics:
     """Makes the policy and writes it to ``out``.
 
     Returns:
@@ -149,7 +149,7 @@ def code_warmstart(config: CodeWarmstartConfig, display: Display, out: Path) -> 
     chat = InlineFormat(policy.tokenizer)
     display.phase("imitation", config.steps)
     tokens = imitate(policy, [to_tokens(chat, demo) for demo in demos], config.steps, config, display)
-    figures: Figures = {"tokens": tokens} | judge(policy, config)
+    figures: Metrics = {"tokens": tokens} | judge(policy, config)
     figures["minutes"] = (time.perf_counter() - began) / 60
     episodes = EpisodeCard(env=ENV, prompt="{question}", max_turns=3, turn_tokens=80, context_tokens=512)
     parameters = sum(p.numel() for p in policy.model.parameters())

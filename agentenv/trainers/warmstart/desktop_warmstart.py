@@ -25,7 +25,7 @@ from agentenv.policies.card import EpisodeCard
 from agentenv.policies.hf import HFPolicy
 from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.warmstart.small_policies import SmallPolicyConfig, blank, imitate
-from agentenv.trainers.warmstart.supervised import Display, Figures, TrainingExample, write_policy
+from agentenv.trainers.warmstart.supervised import Display, Metrics, TrainingExample, write_policy
 
 ENV = "agentenv/DomSim-v0"
 PROMPT = "{goal}\n"
@@ -143,7 +143,7 @@ def training_example(demonstration: Demonstration, tokenizer: Any) -> TrainingEx
 
 
 @flushed_denormals()
-def desktop_warmstart(config: DesktopWarmstartConfig, display: Display, out: Path) -> Figures:
+def desktop_warmstart(config: DesktopWarmstartConfig, display: Display, out: Path) -> Metrics:
     """Makes the policy and writes it to ``out``.
 
     Returns:
@@ -165,7 +165,7 @@ def desktop_warmstart(config: DesktopWarmstartConfig, display: Display, out: Pat
     skill = judge(policy, config)["greedy"]
     display.phase("imitating the mixture", mixture_steps)
     tokens += imitate(policy, mixed, mixture_steps, config, display, rate=0.25)
-    figures: Figures = {"tokens": tokens, "skill": skill} | judge(policy, config)
+    figures: Metrics = {"tokens": tokens, "skill": skill} | judge(policy, config)
     figures["minutes"] = (time.perf_counter() - began) / 60
     episodes = EpisodeCard(
         env=ENV, prompt=PROMPT, format="template", turn_tokens=TURN_TOKENS, context_tokens=CONTEXT_TOKENS

@@ -20,7 +20,7 @@ from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.run import as_declared, trained_policy
 from agentenv.trainers.warmstart.expert_pool import expert_episodes
 from agentenv.trainers.warmstart.search_warmstart import WarmstartConfig
-from agentenv.trainers.warmstart.supervised import Display, Figures, TrainingExample, drawn, fit, write_policy
+from agentenv.trainers.warmstart.supervised import Display, Metrics, TrainingExample, drawn, fit, write_policy
 
 
 @flushed_denormals()
@@ -32,7 +32,7 @@ def expert_warmstart(
     steps: int,
     episodes: int = 32,
     rate: float = 0.25,
-) -> Figures:
+) -> Metrics:
     """Makes the policy, from the one that the first run names, and writes it to ``out``.
 
     Args:
@@ -65,7 +65,7 @@ def expert_warmstart(
     asked = drawn(examples, episodes, 0.0, Random(first.seed))
     tokens = fit(policy, asked, steps, rate, WarmstartConfig(), display)
     minutes = (time.perf_counter() - began) / 60
-    figures: Figures = {"demonstrations": len(shown), "tokens": tokens, "minutes": minutes}
+    figures: Metrics = {"demonstrations": len(shown), "tokens": tokens, "minutes": minutes}
     names = ", ".join(f"`{config.env.id}`" for config in runs)
     text = _CARD.format(policy=first.policy, names=names, steps=steps, **figures)
     write_policy(policy, figures, episode_card(as_declared(first)), text, out)

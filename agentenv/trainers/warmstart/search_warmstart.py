@@ -41,10 +41,10 @@ from agentenv.trainers.warmstart.demonstrations import (
 )
 from agentenv.trainers.warmstart.role_demonstrations import ROLE_MIXTURE, WEAK_PROPOSER_MIXTURE
 from agentenv.trainers.warmstart.supervised import (
-    FIGURES,
+    METRICS,
     Batch,
     Display,
-    Figures,
+    Metrics,
     fit,
     in_batches,
     write_policy,
@@ -95,7 +95,7 @@ class WarmstartConfig:
 @flushed_denormals()
 def warmstart(
     config: WarmstartConfig, display: Display, out: Path, *, init_from: Path | None = None
-) -> Figures:
+) -> Metrics:
     """Makes the policy and writes it to ``out``.
 
     The mixture phase starts from the reader as it is stored, so that it gives the same policy in the same process and from
@@ -135,7 +135,7 @@ def warmstart(
     return figures
 
 
-def _train_reading(config: WarmstartConfig, display: Display) -> tuple[HFPolicy, Figures]:
+def _train_reading(config: WarmstartConfig, display: Display) -> tuple[HFPolicy, Metrics]:
     sample = demonstrate({careful: 1.0}, seed=10_000_000 + config.seed, worlds=config.world, k=config.k)
     tokenizer = build_tokenizer(_text(demo) for batch in islice(sample, 60) for demo in batch)
     chat = InlineFormat(tokenizer)
@@ -168,11 +168,11 @@ def _rounded(policy: HFPolicy) -> HFPolicy:
     return policy
 
 
-def _load_reading_policy(folder: Path) -> tuple[HFPolicy, Figures]:
-    path = folder / FIGURES
+def _load_reading_policy(folder: Path) -> tuple[HFPolicy, Metrics]:
+    path = folder / METRICS
     if not path.is_file():
-        raise ConfigurationError(f"{folder} was not made by agentenv warmstart: it has no {FIGURES}")
-    figures: Figures = json.loads(path.read_text(encoding="utf-8"))
+        raise ConfigurationError(f"{folder} was not made by agentenv warmstart: it has no {METRICS}")
+    figures: Metrics = json.loads(path.read_text(encoding="utf-8"))
     return HFPolicy.load(folder), figures
 
 
@@ -252,7 +252,7 @@ def reading_accuracy(policy: HFPolicy, chat: InlineFormat, config: WarmstartConf
     return sum(right) / len(right)
 
 
-def save(policy: HFPolicy, figures: Figures, config: WarmstartConfig, out: Path) -> None:
+def save(policy: HFPolicy, figures: Metrics, config: WarmstartConfig, out: Path) -> None:
     """Writes model (bfloat16), tokenizer, the form of its episodes and a card that says how it was made."""
     episodes = EpisodeCard(
         prompt="{question}",

@@ -89,7 +89,7 @@ class GroupRunner:
             raise
         flaws = await close_envs(envs, seconds)
         members = with_flaws(members, {context.episode(i): flaw for i, flaw in enumerate(flaws) if flaw})
-        if self.config.learning.correction.foreign == "rescore":
+        if self.config.learning.correction.off_context == "rescore":
             heat = self.settings.temperature
             members = [await _rescored(member, inflight.policy, heat) for member in members]
         return members

@@ -137,14 +137,14 @@ class RolloutScheduler:
         played = [trajectory for group in batch.played for trajectory in group]
         if not any(trajectory.valid for trajectory in played):
             raise Fault(f"every episode of step {step} failed through a fault of ours: {reasons_of(played)}")
-        figures = batch.figures | (self._figures(played) if self.staleness else {})
+        metrics = batch.metrics | (self._metrics(played) if self.staleness else {})
         if hung := abandoned():
-            figures["hung_calls"] = hung
+            metrics["hung_calls"] = hung
         return replace(
             batch,
             played=by_group(played),
             trained=by_group(chain.from_iterable(batch.trained)),
-            figures=figures | (self._loop.run(self._worker_pool.figures()) if self._worker_pool else {}),
+            metrics=metrics | (self._loop.run(self._worker_pool.metrics()) if self._worker_pool else {}),
         )
 
     def _open(self, step: int) -> None:
@@ -228,7 +228,7 @@ class RolloutScheduler:
         self._inflight = [inflight for inflight in self._inflight if inflight not in taken]
         return taken
 
-    def _figures(self, played: Sequence[Trajectory]) -> dict[str, float]:
+    def _metrics(self, played: Sequence[Trajectory]) -> dict[str, float]:
         """How old what is trained is, in versions, and what is left under way."""
         ages = [self._policy.version - t.policy_version[t.loss_mask] for t in played if t.valid]
         of_all = np.concatenate(ages)

@@ -142,7 +142,7 @@ class WorkerPool:
                 slot.groups -= 1
         raise Fault(f"{_TRIES} workers in turn were lost over one group; the last: {self._last_error}")
 
-    async def figures(self) -> dict[str, float]:
+    async def metrics(self) -> dict[str, float]:
         """Workers that are up, and what was lost since this was last asked."""
         found: dict[str, float] = {
             "workers": sum(slot.ready for slot in self._slots),

@@ -134,7 +134,7 @@ def test_a_configuration_becomes_what_is_minimised() -> None:
     )
     goal = objective_of(override(TrainConfig(), words.split()))
     assert goal.options == {"clip_low": 0.1, "dual_clip": 3}
-    assert goal.correction == Correction("mask", low=0.5, foreign="weight")
+    assert goal.correction == Correction("mask", low=0.5, off_context="weight")
     assert (goal.proximal, goal.kl, goal.ace_alpha, goal.temperature) == ("recompute", "k2", 1.0, 0.7)
     wrong = ["--optimization.objective", "opmd", "--optimization.clip_low", "0.1"]
     with pytest.raises(UnknownName, match=r"option of the objective 'opmd': 'clip_low'"):

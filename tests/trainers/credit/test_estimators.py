@@ -1,4 +1,4 @@
-"""Credit of whole trajectories: hand-derived scores, flat groups, what counts as a member, names, options."""
+"""Credit of whole trajectories: hand-derived scores, groups of zero variance, what counts as a member, names, options."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ import pytest
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.trainers.credit.estimators import ESTIMATORS, get_estimator
-from agentenv.trainers.credit.group_statistics import is_flat, standardize
+from agentenv.trainers.credit.group_statistics import has_zero_variance, standardize
 from agentenv.trainers.credit.outcome import group_relative
 
 PROMPT, POLICY, ENV = SegmentKind.PROMPT, SegmentKind.POLICY, SegmentKind.ENV
@@ -44,12 +44,12 @@ def test_the_epsilons_of_verl_and_trl(rewards: list[float], epsilon: float, firs
 @pytest.mark.parametrize("rewards", [[], [1.0], [1, 1, 1, 1], [0.0, 0.0], [0.1 + 0.2, 0.3, 0.3], [1e-9, 0.0]])
 def test_a_group_without_signal_is_exactly_zero(rewards: list[float]) -> None:
     """Also where rewards differ by float noise: divided by a tiny deviation it would become a signal."""
-    assert is_flat(rewards)
+    assert has_zero_variance(rewards)
     assert standardize(rewards).tolist() == [0.0] * len(rewards)
 
 
 def test_a_small_difference_is_a_signal() -> None:
-    assert not is_flat([0.0, 1e-6])
+    assert not has_zero_variance([0.0, 1e-6])
     assert standardize([0.0, 1e-6], epsilon=0.0)[1] == pytest.approx(0.5**0.5)
 
 

@@ -77,7 +77,7 @@ def test_silence_is_worse_than_a_wrong_answer(turns: Turns) -> None:
     assert [t.reward for t in shape_rewards(group, limit=9, answer_penalty=0.2)] == [0.0, 0.0, -0.2, -0.2]
 
 
-def said(episode: Turns, *logprobs: float, foreign: bool = False) -> Trajectory:
+def said(episode: Turns, *logprobs: float, off_context: bool = False) -> Trajectory:
     """A prompt token, sampled tokens with these log-probs, and an observed token."""
     made = episode(
         [
@@ -87,7 +87,7 @@ def said(episode: Turns, *logprobs: float, foreign: bool = False) -> Trajectory:
         ],
         logprobs=logprobs,
     )
-    if foreign:
+    if off_context:
         segments = tuple(
             replace(s, context_mismatch=True) if s.kind is SegmentKind.POLICY else s for s in made.segments
         )
@@ -123,6 +123,6 @@ def test_novelty_leaves_errors_alone(episode: Turns) -> None:
 
 def test_tokens_of_another_context_are_in_no_novelty(episode: Turns) -> None:
     """A spliced episode has no log-probs of its own context: it gets no bonus and moves no mean."""
-    group = [said(episode, -9.0, foreign=True), said(episode, -1.2), said(episode, -0.8)]
+    group = [said(episode, -9.0, off_context=True), said(episode, -1.2), said(episode, -0.8)]
     bonus = novelty_bonus(group, [np.full(3, 0.5)] * 3, strength=1.0, cap=1.0)
     np.testing.assert_allclose([values[0] for values in bonus], [0.5, 0.68127, 0.5], atol=1e-5)

@@ -25,7 +25,7 @@ from agentenv.trainers.lab.lab import (
     run_trial,
     score,
 )
-from agentenv.trainers.lab.lab_page import figures_of, mean_curve, page, write_page
+from agentenv.trainers.lab.lab_page import mean_curve, page, page_data, write_page
 
 ARMS: dict[str, dict[str, Any]] = {"a": {}, "b": {"optimization": {"estimator": "dr_grpo"}}}
 WORLD = {"documents": 200, "questions": 4}
@@ -161,7 +161,7 @@ def test_the_page_says_what_was_found(tmp_path: Path) -> None:
         "a": [result(0.1 + i / 100, [0.1]) for i in range(5)],
         "b": [result(0.8 + i / 100, [0.2]) for i in range(5)],
     }
-    figures = figures_of("two", two, runs)
+    figures = page_data("two", two, runs)
     assert figures["missing_runs"] == 0
     # s = sqrt(.001 / 4) = .0158, t(4) = 2.776: half of the interval is 2.776 * .0158 / sqrt(5) = .0196
     assert figures["arms"]["a"]["after"]["ci95"] == pytest.approx([0.12 - 0.0196, 0.12 + 0.0196], abs=1e-4)
@@ -178,7 +178,7 @@ def test_searches_and_turns_are_told_where_there_are_any() -> None:
     pair = experiment(per_look=2, looks=1)
     costs = [{"mean": 0.5, "turns": 2.5, "searches": 1.5}, {"mean": 0.0, "turns": 2.0, "searches": 1.0}]
     runs = {"a": [result(0.0, [0.1]) | {"after": cost} for cost in costs], "b": [result(0.2, [0.1])]}
-    figures = figures_of("pair", pair, runs)
+    figures = page_data("pair", pair, runs)
     assert figures["arms"]["a"]["turns"]["mean"] == 2.25
     assert figures["arms"]["a"]["searches_per_right"]["values"] == [3.0]  # the second found nothing right
     assert figures["arms"]["b"]["turns"]["values"] == []

@@ -189,7 +189,7 @@ def test_a_penalty_keeps_flat_rows(table: Make, episode: Make) -> None:
     """Without credit a row still holds the policy near the reference."""
     model, reference = table(4), table(4, seed=1)
     played = [sampled(episode, model, 0, 1)]
-    rows = rows_of(played, constant(played, [0.0]), keep_flat=True)
+    rows = rows_of(played, constant(played, [0.0]), keep_zero_variance=True)
     learner = Learner(model, Objective(kl_coefficient=0.1), learning_rate=1.0, reference=reference)
     figures = learner.accumulate(rows)
     gaps = [(reference.logprob(h, t) - model.logprob(h, t)).item() for h, t in (([0], 0), ([0, 0, 1], 1))]
@@ -342,11 +342,11 @@ def test_bfloat16_is_near_and_leaves_weights_and_gradients_in_float32(qwen: Make
 
 
 @pytest.mark.parametrize("proximal", ["sampler", "recompute", "interpolate"])
-@pytest.mark.parametrize("foreign", ["ratio", "recompute"])
+@pytest.mark.parametrize("off_context", ["ratio", "recompute"])
 def test_the_denominator_of_a_token_of_another_context(
     qwen: Make,
     proximal: Literal["sampler", "recompute", "interpolate"],
-    foreign: Literal["ratio", "recompute"],
+    off_context: Literal["ratio", "recompute"],
 ) -> None:
     """Two tokens with A = 1, each recorded .1 below what the model gives it, the second in another context.
 
@@ -366,8 +366,8 @@ def test_the_denominator_of_a_token_of_another_context(
     (scored,) = Learner(model, Objective(), learning_rate=1.0).with_proximal([row])
     assert scored.proximal is not None
     row.logprobs[mask] = scored.proximal - 0.1
-    goal = Objective(proximal=proximal, correction=Correction(foreign=foreign))
+    goal = Objective(proximal=proximal, correction=Correction(off_context=off_context))
     loss = Learner(model, goal, learning_rate=1.0).accumulate([row])["loss"]
     first = 1.0 if proximal == "recompute" else math.exp(0.1)
-    second = math.exp(0.1) if foreign == "ratio" else 1.0
+    second = math.exp(0.1) if off_context == "ratio" else 1.0
     assert loss == pytest.approx(-(first + second) / 2, abs=1e-5)

@@ -33,13 +33,13 @@ def made(
     *,
     rows: Sequence[int] | None = None,
     logprobs: Sequence[float] | None = None,
-    foreign: Sequence[bool] | None = None,
+    off_context: Sequence[bool] | None = None,
 ) -> Tokens:
     """Tokens of these ratios; log-probs are -1 where none are given."""
     new = double(logprobs or [-1.0] * len(ratios)).requires_grad_()
     old = new.detach() - double([math.log(ratio) for ratio in ratios])
     places = torch.tensor(rows if rows is not None else range(len(ratios)))
-    strange = torch.tensor(foreign if foreign is not None else [False] * len(ratios))
+    strange = torch.tensor(off_context if off_context is not None else [False] * len(ratios))
     return Tokens(new, old, double(advantages), places, strange)
 
 
@@ -81,7 +81,9 @@ def test_bounds_are_options() -> None:
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))
 def test_an_absurd_ratio_stays_finite(name: str) -> None:
     tokens = made([1.0, 1.0], [-1.0, 1.0], logprobs=[-0.1, -200.0])
-    tokens = Tokens(tokens.logprobs, double([-200.0, -0.1]), tokens.advantages, tokens.rows, tokens.foreign)
+    tokens = Tokens(
+        tokens.logprobs, double([-200.0, -0.1]), tokens.advantages, tokens.rows, tokens.off_context
+    )
     losses, slopes, _ = evaluate(name, tokens)
     assert all(map(math.isfinite, losses + slopes))
 
@@ -165,7 +167,7 @@ def test_probability_shaped_weights() -> None:
 
 
 def test_guided_tokens_get_the_shaped_loss_and_the_others_ppo_s() -> None:
-    tokens = made([1.5, 1.0], [1.0, 1.0], logprobs=[-1.0, math.log(0.5)], foreign=[False, True])
+    tokens = made([1.5, 1.0], [1.0, 1.0], logprobs=[-1.0, math.log(0.5)], off_context=[False, True])
     losses, _, surrogate = evaluate("guided_clip", tokens)
     assert losses == pytest.approx([-1.2, -0.83333], abs=1e-5)
     assert surrogate.clipped.tolist() == [True, False]
@@ -307,6 +309,6 @@ def test_the_row_s_ratio_is_bounded_above_alone() -> None:
 
 
 def test_tokens_of_another_context_count_as_clipped_nowhere() -> None:
-    tokens = made([1.5, 1.5, 0.5, 0.5], [1.0] * 4, foreign=[False, True, False, True])
+    tokens = made([1.5, 1.5, 0.5, 0.5], [1.0] * 4, off_context=[False, True, False, True])
     _, _, surrogate = evaluate("guided_clip", tokens)
     assert surrogate.clipped.tolist() == [True, False, True, False]

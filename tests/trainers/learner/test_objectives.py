@@ -27,9 +27,9 @@ TRUNCATED = Correction("truncate", high=2.0)
 def gradient(learner: Learner, rows: Sequence[Row], **totals: int) -> tuple[dict[str, float], Tensor]:
     """Figures, and the gradient of all parameters as one vector."""
     learner.model.zero_grad()
-    figures = learner.accumulate(rows, **totals)
+    metrics = learner.accumulate(rows, **totals)
     zeros = [torch.zeros_like(p) if p.grad is None else p.grad for p in learner.model.parameters()]
-    return figures, torch.cat([g.flatten() for g in zeros]).clone()
+    return metrics, torch.cat([g.flatten() for g in zeros]).clone()
 
 
 def learner_of(model: Any, reference: Any = None, **objective: Any) -> Learner:
@@ -38,7 +38,7 @@ def learner_of(model: Any, reference: Any = None, **objective: Any) -> Learner:
 
 @pytest.fixture
 def rows(table: Make) -> list[Row]:
-    """Twelve rows behind two prompts, a little off policy, every fourth one with a foreign token in it."""
+    """Twelve rows behind two prompts, a little off policy, every fourth one with a off-context token in it."""
     model, rng = table(8), np.random.default_rng(0)
     made = []
     for place in range(12):
@@ -49,10 +49,10 @@ def rows(table: Make) -> list[Row]:
         with torch.no_grad():
             exact = [0.0, *(model.logprob(ids[:t].tolist(), int(ids[t])).item() for t in range(1, length))]
         noisy = (np.array(exact) + rng.normal(0, 0.2, length)).astype(np.float32)
-        foreign = np.zeros(length, dtype=bool)
-        foreign[4] = place % 4 == 0
+        off_context = np.zeros(length, dtype=bool)
+        off_context[4] = place % 4 == 0
         made.append(
-            Row(ids, mask, noisy, foreign, np.full(length, rng.normal()), age=np.full(length, place % 3))
+            Row(ids, mask, noisy, off_context, np.full(length, rng.normal()), age=np.full(length, place % 3))
         )
     return made
 
@@ -67,12 +67,12 @@ EVERY: list[dict[str, Any]] = [
     {"kl_coefficient": 0.1, "kl": "k3_corrected", "ace_alpha": 1.0, "entropy_coefficient": 0.01},
     {"proximal": "interpolate"},
     *(
-        {"proximal": "recompute", "correction": replace(TRUNCATED, level=level, foreign="weight")}
+        {"proximal": "recompute", "correction": replace(TRUNCATED, level=level, off_context="weight")}
         for level in ("token", "sequence", "geometric")
     ),
     {
         "proximal": "interpolate",
-        "correction": Correction("mask", low=0.5, reject_above=0.01, foreign="weight", ess_base=1.0),
+        "correction": Correction("mask", low=0.5, reject_above=0.01, off_context="weight", ess_base=1.0),
     },
 ]
 each_objective = pytest.mark.parametrize("objective", EVERY, ids=str)
@@ -88,9 +88,9 @@ def test_micro_batches_and_strips_change_nothing(
     assert expected.abs().max() > 1e-3
     for micro_tokens in (1, 30):
         learner = learner_of(model, reference, micro_tokens=micro_tokens, **objective)
-        figures, found = gradient(learner, rows)
+        metrics, found = gradient(learner, rows)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-        assert figures | {"padding_share": 0} == pytest.approx(whole | {"padding_share": 0}, abs=1e-12)
+        assert metrics | {"padding_share": 0} == pytest.approx(whole | {"padding_share": 0}, abs=1e-12)
 
 
 @each_objective
@@ -107,9 +107,9 @@ def test_what_stands_at_observed_tokens_enters_no_term(
         )
         for row in rows
     ]
-    figures, expected = gradient(learner, rows)
+    metrics, expected = gradient(learner, rows)
     found_figures, found = gradient(learner, other)
-    assert found_figures == figures
+    assert found_figures == metrics
     assert torch.equal(found, expected)
 
 
@@ -133,7 +133,7 @@ def test_rows_behind_one_prompt_are_apart(qwen: Make, surrogate: str) -> None:
 
 
 def spliced(rows: Sequence[Row], shift: float) -> list[Row]:
-    """The rows with other recorded log-probs on their foreign tokens."""
+    """The rows with other recorded log-probs on their off-context tokens."""
     return [replace(row, logprobs=(row.logprobs + shift * row.mismatch).astype(np.float32)) for row in rows]
 
 
@@ -145,16 +145,16 @@ def test_log_probs_of_another_context_enter_no_ratio(
     """Whatever was recorded for spliced tokens, no objective reads it; for the others every ratio does."""
     model, reference = table(8), table(8, seed=1)
     learner = learner_of(model, reference, **objective)
-    figures, expected = gradient(learner, rows)
+    metrics, expected = gradient(learner, rows)
     found_figures, found = gradient(learner, spliced(rows, shift))
-    assert found_figures == figures
+    assert found_figures == metrics
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
     if objective.get("surrogate") != "opmd":
         own = [replace(row, mismatch=~row.mismatch & row.mask) for row in rows]
         unmarked = [
             replace(row, mismatch=old.mismatch) for row, old in zip(spliced(own, shift), rows, strict=True)
         ]
-        assert gradient(learner, unmarked)[0]["approx_kl"] != figures["approx_kl"]
+        assert gradient(learner, unmarked)[0]["approx_kl"] != metrics["approx_kl"]
 
 
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
@@ -168,7 +168,7 @@ def test_a_correction_refuses_log_probs_of_another_context(table: Make, rows: li
 @pytest.mark.parametrize("level", ["sequence", "geometric"])
 def test_a_weighed_splice_is_in_no_weight_but_its_own(table: Make, rows: list[Row], level: Any) -> None:
     """The rest of its row gets the weight that it has without it."""
-    how = replace(TRUNCATED, level=level, foreign="weight", high=50.0)
+    how = replace(TRUNCATED, level=level, off_context="weight", high=50.0)
     learner = learner_of(table(8), proximal="recompute", correction=how)
     small = spliced(rows, 30.0)  # p(now) / p(sampled) = e^-30: its own weight vanishes, whatever was recorded
     smaller = spliced(rows, 40.0)
@@ -195,14 +195,14 @@ def test_decoupled_ppo(table: Make, rows: list[Row]) -> None:
             denominator += 1
     (exact,) = torch.autograd.grad(expected / denominator, model.head.weight)
     decoupled: dict[str, Any] = {"proximal": "recompute", "correction": TRUNCATED}
-    figures, found = gradient(learner_of(model, **decoupled), own)
+    metrics, found = gradient(learner_of(model, **decoupled), own)
     torch.testing.assert_close(found, exact.flatten(), rtol=0, atol=1e-7)
-    assert figures["approx_kl"] == 0
-    assert 0.5 < figures["behaviour_weight"] < 2
+    assert metrics["approx_kl"] == 0
+    assert 0.5 < metrics["behaviour_weight"] < 2
 
     everything = Correction("truncate", reject_above=1e-12)
-    figures, found = gradient(learner_of(model, proximal="recompute", correction=everything), own)
-    assert figures["behaviour_weight"] == 0
+    metrics, found = gradient(learner_of(model, proximal="recompute", correction=everything), own)
+    assert metrics["behaviour_weight"] == 0
     assert found.abs().max() == 0
     half = Correction("mask", low=1.0, high=1e9)  # tokens that became likelier
     kept = [
@@ -242,9 +242,9 @@ def test_several_updates_hold_on_to_where_they_began(table: Make, rows: list[Row
     assert second["clip_fraction"] > 0
     assert gradient(learner_of(model, proximal="recompute"), rows)[0]["approx_kl"] == 0
 
-    foreign = [replace(row, mismatch=row.mask) for row in rows]
+    off_context = [replace(row, mismatch=row.mask) for row in rows]
     learner = Learner(table(8), Objective(), learning_rate=0.3)
-    prepared = learner.with_proximal(foreign)
+    prepared = learner.with_proximal(off_context)
     learner.step(prepared)
     assert abs(learner.step(prepared, update=1)["approx_kl"]) > 1e-3
 
@@ -312,7 +312,7 @@ def test_a_trajectory_counts_once_however_many_rows_it_has(table: Make, episode:
 def test_the_entropy_bonus(table: Make, rows: list[Row]) -> None:
     model = table(8)
     flat = [replace(row, advantages=np.zeros(len(row.ids))) for row in rows]
-    figures, found = gradient(learner_of(model, entropy_coefficient=0.5), flat)
+    metrics, found = gradient(learner_of(model, entropy_coefficient=0.5), flat)
     total = torch.zeros((), dtype=torch.float64)
     for row in rows:
         for t in row.trained:
@@ -321,7 +321,7 @@ def test_the_entropy_bonus(table: Make, rows: list[Row]) -> None:
     count = sum(len(row.trained) for row in rows)
     (exact,) = torch.autograd.grad(-0.5 * total / count, model.head.weight)
     torch.testing.assert_close(found, exact.flatten(), rtol=0, atol=1e-12)
-    assert figures["policy_entropy"] == pytest.approx(total.item() / count)
+    assert metrics["policy_entropy"] == pytest.approx(total.item() / count)
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def test_the_entropy_bonus(table: Make, rows: list[Row]) -> None:
 )
 def test_what_an_objective_needs(objective: dict[str, Any], reference: bool, flat: bool) -> None:
     goal = Objective(**objective)
-    assert (goal.needs_reference, goal.keeps_flat) == (reference, flat)
+    assert (goal.needs_reference, goal.keeps_zero_variance) == (reference, flat)
 
 
 def test_the_effective_sample_scales_one_step(table: Make, rows: list[Row]) -> None:
@@ -348,10 +348,10 @@ def test_the_effective_sample_scales_one_step(table: Make, rows: list[Row]) -> N
         model = table(8)
         before = model.head.weight.detach().clone()
         learner = learner_of(model, proximal="recompute", correction=how)
-        figures = learner.step(batch)
-        assert low < figures["effective_sample"] < high
+        metrics = learner.step(batch)
+        assert low < metrics["effective_sample"] < high
         moved = (model.head.weight - before).abs().max().item()
-        assert moved == pytest.approx(0.01 * figures["effective_sample"] ** 0.5, rel=1e-3)
+        assert moved == pytest.approx(0.01 * metrics["effective_sample"] ** 0.5, rel=1e-3)
         assert learner.optimizer.param_groups[0]["lr"] == 0.01
 
 
@@ -374,11 +374,11 @@ def published(model: Any, rows: Sequence[Row], tokens: int) -> tuple[float, Tens
 
 def test_the_default_is_the_published_formula_to_the_bit(table: Make, rows: list[Row]) -> None:
     model = table(8)
-    figures, found = gradient(learner_of(model), rows, tokens=57)
+    metrics, found = gradient(learner_of(model), rows, tokens=57)
     loss, expected = published(model, rows, tokens=57)
-    assert figures["loss"] == loss
+    assert metrics["loss"] == loss
     assert torch.equal(found, expected)
-    assert set(figures) == {"loss", "clip_fraction", "approx_kl", "trained_tokens", "padding_share"}
+    assert set(metrics) == {"loss", "clip_fraction", "approx_kl", "trained_tokens", "padding_share"}
 
 
 def test_the_default_is_what_it_was(table: Make, episode: Make) -> None:
@@ -393,8 +393,8 @@ def test_the_default_is_what_it_was(table: Make, episode: Make) -> None:
                 old = [model.logprob([0], a).item(), model.logprob([0, a, 1], b).item() - 0.3 * (step == 2)]
             parts = [(PROMPT, (0,)), (POLICY, (a,)), (ENV, (1,)), (POLICY, (b,))]
             group.append(episode(parts, float((place + step) % 3), logprobs=old))
-        figures = learner.step(rows_of(group, group_relative(group)), tokens=9)
-        seen.append([figures["loss"], figures["grad_norm"], figures["approx_kl"]])
+        metrics = learner.step(rows_of(group, group_relative(group)), tokens=9)
+        seen.append([metrics["loss"], metrics["grad_norm"], metrics["approx_kl"]])
     pinned = [
         ["0x1.64db60e38e38ep-28", "0x1.f9e93da25c417p-3", "-0x1.356f96f800000p-30"],
         ["-0x1.fb62ccc71c71cp-28", "0x1.8a232751caeeap-3", "-0x1.6d0031e000000p-27"],

@@ -11,11 +11,11 @@ from torch import Tensor
 from agentenv.trainers.credit.group_statistics import weighted_baseline
 from agentenv.trainers.learner.off_policy import (
     effective_sample_ratio,
-    foreign_weights,
     importance_weights,
     interpolated,
     learning_rate_scale,
     log_weights,
+    off_context_weights,
     rejected,
 )
 
@@ -85,14 +85,14 @@ def test_no_tokens_are_no_trouble() -> None:
 
 
 def test_tokens_of_another_context_have_no_log_weight() -> None:
-    foreign = torch.tensor([False, True])
-    found = log_weights(double([-1.0, -1.0]), double([-2.0, -9.0]), foreign)
+    off_context = torch.tensor([False, True])
+    found = log_weights(double([-1.0, -1.0]), double([-2.0, -9.0]), off_context)
     assert found.tolist() == [1.0, 0.0]
 
 
 def test_tokens_of_another_context_weigh_by_themselves_where_asked() -> None:
     # min(e^(-1 + 1.5), 2) = 1.64872; min(e^(-1 + 4), 2) = 2; the own token 1
-    weights = foreign_weights(
+    weights = off_context_weights(
         double([-1.0] * 3), double([-1.5, -4.0, -7.0]), torch.tensor([True, True, False])
     )
     assert weights.tolist() == pytest.approx([1.64872, 2.0, 1.0], abs=1e-5)

@@ -147,7 +147,7 @@ def story(question: str, rate: float | None, *, pooled: bool = False, admitted: 
 def settled(sampler: SelfPlaySampler, step: int, *members: Trajectory) -> dict[str, Any]:
     book = step_budget(step)
     book.groups = [Group(place, 0, [member]) for place, member in enumerate(members)]
-    return dict(sampler.select(book).figures)
+    return dict(sampler.select(book).metrics)
 
 
 def test_accepted_questions_come_back_as_spares_references_and_duplicates() -> None:

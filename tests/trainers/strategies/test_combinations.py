@@ -42,8 +42,8 @@ def test_whatever_is_accepted_can_be_weighed(strategy: str, benchmark: Any) -> N
     """No accepted configuration leaves tokens of another context to a correction that the learner refuses."""
     counts = Counter[bool]()
     rows = product(benchmark.PROXIMAL, benchmark.MODES, benchmark.FOREIGN, ("hf", "vllm"))
-    for proximal, mode, foreign, engine in rows:
-        row = benchmark.Combination(strategy, proximal, mode, foreign, 1, engine)
+    for proximal, mode, off_context, engine in rows:
+        row = benchmark.Combination(strategy, proximal, mode, off_context, 1, engine)
         try:
             settings = row.config(1).learning
         except ConfigurationError:
@@ -52,23 +52,23 @@ def test_whatever_is_accepted_can_be_weighed(strategy: str, benchmark: Any) -> N
         counts[True] += 1
         assert not settings.correction.weighs or settings.proximal != "sampler"
         if settings.correction.weighs and strategy not in IN_CONTEXT:
-            assert settings.correction.foreign in ("rescore", "weight"), row
+            assert settings.correction.off_context in ("rescore", "weight"), row
     assert all(counts.values())
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_defaults_of_asynchronous_training_fit_every_strategy(strategy: str) -> None:
     objective = objective_of(override(TrainConfig(), [*AHEAD, "--rollout.strategy", strategy]))
-    assert (objective.correction.mode, objective.correction.foreign) == ("truncate", "weight")
+    assert (objective.correction.mode, objective.correction.off_context) == ("truncate", "weight")
     at_home = objective_of(override(TrainConfig(), ["--rollout.strategy", strategy]))
-    assert (at_home.correction.mode, at_home.correction.foreign) == ("none", "recompute")
+    assert (at_home.correction.mode, at_home.correction.off_context) == ("none", "recompute")
 
 
-@pytest.mark.parametrize("foreign", ["recompute", "ratio"])
-def test_what_a_correction_cannot_weigh_is_refused_when_it_is_read(foreign: str) -> None:
-    words = [*AHEAD, "--optimization.correction.foreign", foreign]
+@pytest.mark.parametrize("off_context", ["recompute", "ratio"])
+def test_what_a_correction_cannot_weigh_is_refused_when_it_is_read(off_context: str) -> None:
+    words = [*AHEAD, "--optimization.correction.foreign", off_context]
     override(TrainConfig(), words)  # nothing changes its context
-    with pytest.raises(ConfigurationError, match=rf"rollback.*foreign='{foreign}'"):
+    with pytest.raises(ConfigurationError, match=rf"rollback.*foreign='{off_context}'"):
         override(TrainConfig(), [*words, "--rollout.strategy", "rollback"])
     with pytest.raises(ConfigurationError, match=r"rollout\.sampler='dots'"):
         override(TrainConfig(), [*words, "--rollout.sampler", "dots"])

@@ -66,10 +66,10 @@ def test_consistency_at_each_stage_by_hand() -> None:
         [Asked(None, one), Asked("rome", one)],
         [Asked("alone", one)],
     ]
-    figures = consistency(questions)
+    metrics = consistency(questions)
     # pairs of the first: found 1, 1/3, 1/3; answers 1, 0, 0. Of the second: found 1, answers 0.
-    assert figures["retriever"] == pytest.approx((5 / 9 + 1) / 2)
-    assert figures["end_to_end"] == pytest.approx((1 / 3 + 0) / 2)
-    assert figures["generator"] == pytest.approx((1 + 0) / 2)
+    assert metrics["retriever"] == pytest.approx((5 / 9 + 1) / 2)
+    assert metrics["end_to_end"] == pytest.approx((1 / 3 + 0) / 2)
+    assert metrics["generator"] == pytest.approx((1 + 0) / 2)
     assert consistency([])["generator"] is None
     assert jaccard(frozenset(), frozenset()) == 1.0

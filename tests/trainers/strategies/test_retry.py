@@ -374,8 +374,8 @@ def test_a_fault_in_the_reflection_is_counted_and_the_base_stays() -> None:
     base, dialogue = retried(IRIA, WRONG)  # no script for the reflection: the engine fails
     assert (base.valid, dialogue.valid, dialogue.origin) == (True, False, Origin.REFLECTION)
     assert dialogue.error.startswith("PolicyFault: the script")
-    figures = describe(by_group([base, dialogue]))
-    assert (figures["faults"], figures["reward_mean"]) == (1, 0.0)
+    metrics = describe(by_group([base, dialogue]))
+    assert (metrics["faults"], metrics["reward_mean"]) == (1, 0.0)
 
 
 def test_bad_configuration_of_the_reflector_stops_the_run() -> None:
@@ -485,13 +485,13 @@ def test_lanes_share_their_batches_and_equal_seeds_give_equal_records() -> None:
 
 
 def test_the_figures_of_a_step_show_the_policy_unaided_and_what_was_spent() -> None:
-    figures = describe(by_group(retried(*SAVED, reflection=report())))
-    assert (figures["reward_mean"], figures["answer_rate"], figures["faults"]) == (0.0, 1.0, 0)
-    assert figures["zero_variance_share"] == 0.0  # the group learns: its retry has another reward
-    assert (figures["reflections"], figures["retries_improved"]) == (1, 1)
-    assert figures["response_tokens"] == len(IRIA + WRONG)
-    assert figures["sampled_tokens"] == len("".join(SAVED)) + len(report()) + 1
-    assert "end_submitted" not in figures
+    metrics = describe(by_group(retried(*SAVED, reflection=report())))
+    assert (metrics["reward_mean"], metrics["answer_rate"], metrics["faults"]) == (0.0, 1.0, 0)
+    assert metrics["zero_variance_share"] == 0.0  # the group learns: its retry has another reward
+    assert (metrics["reflections"], metrics["retries_improved"]) == (1, 1)
+    assert metrics["response_tokens"] == len(IRIA + WRONG)
+    assert metrics["sampled_tokens"] == len("".join(SAVED)) + len(report()) + 1
+    assert "end_submitted" not in metrics
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_a_ratio_has_the_hinted_denominator_where_that_is_asked_for(
     logprobs = asyncio.run(score(retry.ids.tolist()))
     for proximal in ("sampler", "recompute"):
         objective = Objective(
-            options={"clip_high": 9.0}, proximal=proximal, correction=Correction(foreign="ratio")
+            options={"clip_high": 9.0}, proximal=proximal, correction=Correction(off_context="ratio")
         )
         for factor in (1.0, 2.0):
             hinted = relogged(retry, [p - float(np.log(factor)) for p in logprobs])
@@ -135,7 +135,7 @@ def test_a_correction_refuses_retries_or_weighs_them_one_by_one(
     for correction in (Correction(mode="truncate"), Correction(mode="mask", level="sequence")):
         with pytest.raises(ConfigurationError, match="sampled under another context"):
             gradient(model, explore, Objective(proximal="recompute", correction=correction))
-    weighed = Objective(proximal="recompute", correction=Correction(mode="truncate", foreign="weight"))
+    weighed = Objective(proximal="recompute", correction=Correction(mode="truncate", off_context="weight"))
     assert gradient(model, explore, weighed).isfinite().all()
 
 

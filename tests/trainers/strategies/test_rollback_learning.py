@@ -173,7 +173,7 @@ def test_a_correction_refuses_spliced_tokens_until_they_are_scored_again(
 
 def test_a_spliced_token_may_be_weighed_by_itself(policy: HFPolicy, played: list[Trajectory]) -> None:
     """min(p(now) / p(sampled), cap): with a cap far below every ratio, the weight of each spliced token is the cap."""
-    weighed = replace(CORRECTED, correction=Correction(foreign="weight", high=1e-6))
+    weighed = replace(CORRECTED, correction=Correction(off_context="weight", high=1e-6))
     without = [
         replace(t, segments=tuple(replace(s, trained=not s.context_mismatch) for s in t.segments))
         for t in played

@@ -258,7 +258,7 @@ def test_xrpo_spends_the_rest_in_equal_rounds() -> None:
     step_budget = step_budget_of([0, 0], [1, 0, 1, 1, 1, 1], [1, 1], [0, 0], rounds=2)
     assert sizes(sampler.draw(step_budget)) == [(1, 4)]
     assert sampler.draw(step_budget_of(*pairs, rounds=3)) == []
-    assert sampler.select(step_budget).figures == {"largest_group": 6}
+    assert sampler.select(step_budget).metrics == {"largest_group": 6}
 
 
 def test_the_confidence_level_reaches_every_half_width() -> None:

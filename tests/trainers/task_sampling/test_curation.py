@@ -100,7 +100,7 @@ def test_a_stored_success_joins_a_group_without_one() -> None:
     first, won = episode(0, 1.0, turns=2), episode(0, 1.0, turns=3, id="won")
     before = settled(sampler, [first, won, episode(0, 0.0)], [episode(1, 0.5)])
     assert [len(group) for group in before.trained] == [3, 1]
-    assert before.figures["lost_groups"] == 1
+    assert before.metrics["lost_groups"] == 1
     failed = [[episode(place, 0.0, group=f"late-{place}") for _ in range(2)] for place in (0, 1)]
     batch = settled(sampler, *failed, step=2)
     joined, alone = batch.trained
@@ -110,9 +110,9 @@ def test_a_stored_success_joins_a_group_without_one() -> None:
     guest = joined[2]
     assert (guest.id, guest.origin, guest.group_id) == ("won", Origin.REPLAY, "late-0")
     assert (guest.segments, guest.reward, len(guest.turns)) == (won.segments, 1.0, 3)
-    assert batch.figures["rescued_groups"] == 1
-    assert batch.figures["effective_groups"] == 1
-    assert batch.figures["rollouts"] == 4
+    assert batch.metrics["rescued_groups"] == 1
+    assert batch.metrics["effective_groups"] == 1
+    assert batch.metrics["rollouts"] == 4
     values = [credit[1] for credit in group_relative(joined)]
     assert values == pytest.approx([-(3**-0.5), -(3**-0.5), 2 / 3**0.5], abs=1e-5)  # deviation 1 / sqrt(3)
     assert sampler.state_dict()["outcomes"][0] == [0, [True, True, False, False, False]]  # without the guest
@@ -125,7 +125,7 @@ def test_what_was_helped_or_failed_through_us_is_not_stored() -> None:
     settled(sampler, [helped, struck, episode(0, 0.0)])
     assert sampler.state_dict()["stored"] == []
     nobody = settled(sampler, [struck])
-    assert nobody.figures["lost_groups"] == 0
+    assert nobody.metrics["lost_groups"] == 0
 
 
 def test_a_stored_success_is_weighed_by_its_own_log_probs(table: Callable[..., Any]) -> None:
@@ -139,9 +139,9 @@ def test_a_stored_success_is_weighed_by_its_own_log_probs(table: Callable[..., A
     lost = replace(lost, segments=(lost.segments[0], fresh))
     (group,) = settled(sampler, [lost, lost], step=2).trained
     objective = Objective(proximal="recompute", correction=Correction(mode="truncate", high=1.0))
-    figures = Learner(model, objective, learning_rate=0.1).accumulate(rows_of(group, group_relative(group)))
+    metrics = Learner(model, objective, learning_rate=0.1).accumulate(rows_of(group, group_relative(group)))
     weights = [min(np.exp(new - old), 1.0) for new, old in zip(now, STORED, strict=True)]
-    assert figures["behaviour_weight"] == pytest.approx((4 + sum(weights)) / 6, abs=1e-6)
+    assert metrics["behaviour_weight"] == pytest.approx((4 + sum(weights)) / 6, abs=1e-6)
     assert min(weights) < 0.99
 
 
@@ -209,10 +209,10 @@ def test_the_preset_trains_on_what_the_expert_did_where_the_policy_never_succeed
     words += ["--rollout.sampler_options.pool", str(pool)]
     assert main(["train", "dart", "--out", str(tmp_path / "out"), "--json", *words]) == 0
     for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines():
-        figures: Mapping[str, float] = json.loads(line)
-        assert (figures["reward_mean"], figures["faults"]) == (0, 0)
-        assert (figures["lost_groups"], figures["rescued_groups"], figures["success_pool"]) == (1, 1, 2)
-        assert figures["rollouts"] == 2
-        assert figures["grad_norm"] > 0
+        metrics: Mapping[str, float] = json.loads(line)
+        assert (metrics["reward_mean"], metrics["faults"]) == (0, 0)
+        assert (metrics["lost_groups"], metrics["rescued_groups"], metrics["success_pool"]) == (1, 1, 2)
+        assert metrics["rollouts"] == 2
+        assert metrics["grad_norm"] > 0
     shown = [json.loads(record) for record in pool.read_text().splitlines()]
     assert [(record["reward"], record["origin"]) for record in shown] == [(1, Origin.DEMONSTRATION)] * 2

@@ -92,15 +92,15 @@ def episode(sampler: OnlinePruning, seed: int, step_budget: StepBudget) -> Traje
 def test_survivors_come_to_succeed_half_the_time_and_the_bias_is_logged() -> None:
     batches = steps(OnlinePruning(memory=32), 40)
     early, late = batches[0], batches[30:]
-    assert early.figures["pruned"] == 0
-    assert early.figures["pruning_bias"] == 0
+    assert early.metrics["pruned"] == 0
+    assert early.metrics["pruning_bias"] == 0
     kept = [t for batch in late for group in batch.trained for t in group]
     assert 0.4 < np.mean([t.reward for t in kept]) < 0.6  # unpruned it is .25
     assert all(t.end_reason is EndReason.ANSWERED for t in kept)
-    assert np.mean([batch.figures["pruning_bias"] for batch in late]) == pytest.approx(0.25, abs=0.07)
+    assert np.mean([batch.metrics["pruning_bias"] for batch in late]) == pytest.approx(0.25, abs=0.07)
     for batch in late:
-        assert batch.figures["pruned"] + batch.figures["rollouts"] == 32
-        assert batch.figures["pruned_tokens"] == 2 * batch.figures["pruned"]
+        assert batch.metrics["pruned"] + batch.metrics["rollouts"] == 32
+        assert batch.metrics["pruned_tokens"] == 2 * batch.metrics["pruned"]
 
 
 def test_only_the_turn_of_the_probe_is_judged() -> None:

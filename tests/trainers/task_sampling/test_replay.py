@@ -80,7 +80,7 @@ def test_groups_that_differ_come_back_as_they_were() -> None:
     step_budget = step_budget_of({0: [0, 1], 1: [1, 1], 2: [0, 0]})
     step_budget.groups[0].members.append(episode(TASKS[0], 0.0, valid=False))
     first = sampler.select(step_budget)
-    assert (list(first.replayed), first.figures) == ([], {"replay_buffer": 1})
+    assert (list(first.replayed), first.metrics) == ([], {"replay_buffer": 1})
     second = sampler.select(step_budget_of({3: [1, 1], 4: [1, 1], 5: [0, 0]}, step=2))
     (group,) = second.replayed
     assert [t.origin for t in group] == [Origin.REPLAY] * 2
@@ -121,13 +121,13 @@ def test_the_stored_log_probs_are_the_denominator(table: Callable[..., Any]) -> 
     rows = rows_of(group, group_relative(group), version=5)
     assert [set(row.age[row.mask]) for row in rows if row.age is not None] == [{2}, {2}]
     model = table(4)
-    figures = Learner(model, Objective(), learning_rate=0.1).accumulate(rows)
+    metrics = Learner(model, Objective(), learning_rate=0.1).accumulate(rows)
     with torch.no_grad():
         now = [model.logprob([0], 1).item(), model.logprob([0, 1], 0).item()]
     stored = [-0.1, -0.30000000000000004]
     # The third sampled token is of another context and has ratio 1: three tokens a row, two rows.
     expected = sum(old - new for old, new in zip(stored, now, strict=True)) / 3
-    assert figures["approx_kl"] == pytest.approx(expected, abs=1e-6)
+    assert metrics["approx_kl"] == pytest.approx(expected, abs=1e-6)
     assert abs(expected) > 0.01
 
 

@@ -55,7 +55,7 @@ def test_a_posterior_after_two_steps() -> None:
     assert (state["successes"][0], state["failures"][0]) == pytest.approx((4.7, 4.9))
     assert (state["successes"][1], state["failures"][1]) == pytest.approx((2.98, 1.0))
     assert state["successes"][2:] == [1.0] * 6
-    assert selection.figures == {"known_tasks": 2}
+    assert selection.metrics == {"known_tasks": 2}
 
 
 def test_tasks_of_known_outcome_are_left_alone() -> None:
@@ -104,8 +104,8 @@ def test_a_class_loss_is_a_mean_over_its_own_steps() -> None:
     """Class 1 loses 1 and then .5: (.9 * .1 * 1 + .1 * .5) / (1 - .81) = .14 / .19; class 2 loses 0 twice."""
     sampler = GroupRobust()
     sampler.select(step_budget_of({0: [0, 0], 1: [1, 1]}))
-    figures = sampler.select(step_budget_of({0: [0, 1], 2: [1, 0]}, step=2)).figures
-    assert figures == pytest.approx({"loss_hops_1": 0.14 / 0.19, "loss_hops_2": 0.0})
+    metrics = sampler.select(step_budget_of({0: [0, 1], 2: [1, 0]}, step=2)).metrics
+    assert metrics == pytest.approx({"loss_hops_1": 0.14 / 0.19, "loss_hops_2": 0.0})
 
 
 def test_losses_of_classes_are_taken_up_again() -> None:
@@ -118,11 +118,11 @@ def test_losses_of_classes_are_taken_up_again() -> None:
             one.draw(step_budget_of({}, step=step, seed=step, questions=3)) for one in (sampler, resumed)
         ]
         assert drawn[0] == drawn[1]
-        figures = [
-            one.select(step_budget_of({0: [0, 1], 2: [1, 0]}, step=step)).figures
+        metrics = [
+            one.select(step_budget_of({0: [0, 1], 2: [1, 0]}, step=step)).metrics
             for one in (sampler, resumed)
         ]
-        assert figures[0] == figures[1]
+        assert metrics[0] == metrics[1]
 
 
 def test_failing_classes_are_drawn_more() -> None:
@@ -150,8 +150,8 @@ def test_a_curriculum_changes_tasks_and_environment() -> None:
     assert {draw.task % 2 for draw in early} == {0}  # one hop
     assert {(*draw.env.items(), draw.noise) for draw in early} == {(("max_turns", 2), 0.0)}
     assert {(*draw.env.items(), draw.noise) for draw in late} == {(("max_turns", 2), ("k", 4), 0.25)}
-    figures = sampler.select(step_budget_of({}, step=5)).figures
-    assert figures == {
+    metrics = sampler.select(step_budget_of({}, step=5)).metrics
+    assert metrics == {
         "curriculum_hops": 2,
         "curriculum_max_turns": 2,
         "curriculum_passages": 4,

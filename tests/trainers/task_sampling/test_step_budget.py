@@ -104,12 +104,12 @@ def test_the_budget_holds_and_what_is_trained_was_played(
         batch, rounds = step_of(sampler, step, chances.__getitem__, questions=questions, size=size)
         asked = sum(draw.rollouts for wave in rounds for draw in wave)
         assert 0 < asked <= questions * size
-        assert batch.figures["rollouts"] == asked == sum(map(len, batch.played))
-        assert batch.figures["unspent_rollouts"] == questions * size - asked
-        assert batch.figures["rounds"] == len(rounds)
-        own = len(batch.trained) - int(batch.figures["replayed_groups"])
+        assert batch.metrics["rollouts"] == asked == sum(map(len, batch.played))
+        assert batch.metrics["unspent_rollouts"] == questions * size - asked
+        assert batch.metrics["rounds"] == len(rounds)
+        own = len(batch.trained) - int(batch.metrics["replayed_groups"])
         assert all(own_members(group) in batch.played for group in batch.trained[:own])
-        assert batch.figures["dropped_groups"] == len(batch.played) - own
+        assert batch.metrics["dropped_groups"] == len(batch.played) - own
         assert all(len({t.task.id for t in group}) == 1 for group in batch.played)
 
 
@@ -125,7 +125,7 @@ def test_a_saved_state_goes_on_as_if_nothing_had_happened(name: str) -> None:
         expected, _ = step_of(whole, step, lambda task: task / 12)
         resumed, _ = step_of(second, step, lambda task: task / 12)
         assert fingerprint(resumed) == fingerprint(expected)
-        assert resumed.figures == expected.figures
+        assert resumed.metrics == expected.metrics
     assert json.dumps(second.state_dict()) == json.dumps(whole.state_dict())
 
 
@@ -183,7 +183,7 @@ def test_a_second_wave_joins_the_groups_that_stand() -> None:
 
     batch, _ = step_of(Twice(), 1)
     assert [[t.task.id for t in group] for group in batch.played] == [["t3"] * 2, ["t5"] * 5, ["t7"] * 2]
-    assert (batch.figures["rollouts"], batch.figures["unspent_rollouts"]) == (9, 7)
+    assert (batch.metrics["rollouts"], batch.metrics["unspent_rollouts"]) == (9, 7)
 
 
 def test_the_effective_number_of_groups() -> None:
@@ -196,7 +196,7 @@ def test_effective_groups_count_those_that_teach() -> None:
     """Tasks 0 to 5 always fail; of the others two in three succeed."""
     batch, _ = step_of(get_sampler("uniform"), 1, lambda task: 0.0 if task < 6 else 2 / 3, questions=12)
     differ = [group for group in batch.played if len({t.reward for t in group}) == 2]
-    assert batch.figures["effective_groups"] == pytest.approx(len(differ))
+    assert batch.metrics["effective_groups"] == pytest.approx(len(differ))
     assert 0 < len(differ) <= 6
 
 

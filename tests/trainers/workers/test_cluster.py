@@ -256,7 +256,7 @@ async def step(
         await asyncio.sleep(0.05)
     await asyncio.to_thread(strike)
     (place / f"go-{number}").touch()
-    return [(await one)[0].id for one in playing], await worker_pool.figures()
+    return [(await one)[0].id for one in playing], await worker_pool.metrics()
 
 
 def gone(cluster: Any, node: Any, worker: int) -> None:
@@ -279,13 +279,13 @@ def test_groups_of_a_killed_worker_and_of_a_removed_node_are_played_by_those_who
 
     async def play() -> None:
         await worker_pool.updated(0, {"w": Number(0)})
-        while (await worker_pool.figures())["workers"] < 2:
+        while (await worker_pool.metrics())["workers"] < 2:
             await asyncio.sleep(0.1)
         doomed, spared = worker_of(head), worker_of(other)
         delivered, figures = await step(worker_pool, 1, tmp_path, lambda: os.kill(doomed, signal.SIGKILL))
         assert delivered == [f"1-{slot}-{spared}-1" for slot in range(4)]
         assert (figures["lost_workers"], figures["lost_episodes"]) == (1, 2 * SIZE)
-        while (await worker_pool.figures())["workers"] < 2:
+        while (await worker_pool.metrics())["workers"] < 2:
             await asyncio.sleep(0.1)
         replaced = worker_of(head)
         delivered, figures = await step(worker_pool, 2, tmp_path, lambda: gone(cluster, other, spared))

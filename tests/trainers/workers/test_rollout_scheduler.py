@@ -318,7 +318,7 @@ def test_the_learner_waits_for_a_slow_group_only_at_the_bound() -> None:
         assert steps_of(first) == ["1", "2"]
         second, policy.version = ahead.batch(2), 2
         assert steps_of(second) == ["2", "3"]
-        assert second.figures["staleness_max"] <= 1
+        assert second.metrics["staleness_max"] <= 1
         threading.Timer(0.05, policy.held.clear).start()
         third = ahead.batch(3)
         assert steps_of(third)[0] == "1"
@@ -329,8 +329,8 @@ def test_the_learner_waits_for_a_slow_group_only_at_the_bound() -> None:
             assert versions.min() == 0
             assert versions.max() == 2
             assert (np.diff(versions) >= 0).all()
-        assert third.figures["spanning_episodes"] >= 2
-        assert third.figures["staleness_max"] == 2
+        assert third.metrics["spanning_episodes"] >= 2
+        assert third.metrics["staleness_max"] == 2
 
 
 def test_groups_begin_no_further_ahead_than_the_bound_and_no_more_at_once_than_wanted() -> None:
@@ -472,8 +472,8 @@ def test_later_waves_are_played_at_once() -> None:
     """DAPO's second round stands in for groups of zero variance; its members join the batch within its budget."""
     with rollouts(Doors(), 1, sampler="dapo", questions=4) as ahead:
         batch = ahead.batch(1)
-    assert batch.figures["rollouts"] + batch.figures["unspent_rollouts"] == 4 * SIZE
-    assert batch.figures["rounds"] > 1
+    assert batch.metrics["rollouts"] + batch.metrics["unspent_rollouts"] == 4 * SIZE
+    assert batch.metrics["rounds"] > 1
 
 
 @pytest.mark.parametrize("strategy", ["plain", "reflect_retry"])
@@ -488,7 +488,7 @@ def test_without_staleness_records_are_those_of_the_groups_played_by_themselves(
             expected = reference(policy, step, strategy)
             batch = made.batch(step)
             assert [to_record(t) for g in batch.played for t in g] == expected
-            assert not {"staleness_max", "groups_under_way"} & set(batch.figures)
+            assert not {"staleness_max", "groups_under_way"} & set(batch.metrics)
             assert made.state_dict()["inflight"] == []
             policy.updated()
 
@@ -516,7 +516,7 @@ def test_what_a_crew_plays_are_the_records_of_this_process() -> None:
         for step in (1, 2, 3):
             played, expected = apart.batch(step), here.batch(step)
             assert records(played) == records(expected)
-            assert played.figures.items() >= {"workers": 1, "lost_workers": 0, "lost_episodes": 0}.items()
+            assert played.metrics.items() >= {"workers": 1, "lost_workers": 0, "lost_episodes": 0}.items()
             mine.version = apart._policy.version = step
             apart.updated()
     assert mine.asked == elsewhere.asked

@@ -21,7 +21,7 @@ from agentenv.trainers.workers.inflight import InflightGroup
 from agentenv.trainers.workers.recorded import RecordedPolicy
 from agentenv.trainers.workers.worker_pool import Weights, WorkerPool
 
-ANSWER = {"ids": (1,), "text": "a", "logprobs": (0.0,), "finish": "eos", "version": 3, "token_true": True}
+ANSWER = {"ids": (1,), "text": "a", "logprobs": (0.0,), "finish": "eos", "version": 3, "exact_tokens": True}
 ANSWERS = {"key": ANSWER | {"versions": ()}}
 
 
@@ -105,7 +105,7 @@ def played(
     async def play(worker_pool: WorkerPool) -> tuple[list[str], dict[str, float]]:
         await worker_pool.updated(3, {"w": 1.0})
         members = await asyncio.gather(*(worker_pool.play(group(first), None) for first in range(groups)))
-        return [one[0].id for one in members], await worker_pool.figures()
+        return [one[0].id for one in members], await worker_pool.metrics()
 
     delivered: tuple[list[str], dict[str, float]]
     delivered = run(play(WorkerPool(cluster, workers, start_s=start_s, deadline_s=deadline_s)))
@@ -140,11 +140,11 @@ def test_the_groups_of_a_lost_worker_are_played_by_others_and_counted() -> None:
     cluster = Fakes()
     cluster.playing = {0: dies}
     cluster.opening = {1: lambda: asyncio.sleep(0.05)}  # until then all groups are with the one that dies
-    delivered, figures = played(cluster, 3)
+    delivered, metrics = played(cluster, 3)
     assert sorted(one.split()[0] for one in delivered) == ["0", "1", "2"]
     assert all(one.split()[-1] != "0" for one in delivered)
-    assert figures["lost_workers"] == 1
-    assert figures["lost_episodes"] == 3 * 2
+    assert metrics["lost_workers"] == 1
+    assert metrics["lost_episodes"] == 3 * 2
     assert len(cluster.given) == 3 + 3
     assert len(cluster.workers) == 3  # the lost one is replaced
     assert cluster.workers[0].ended
@@ -158,7 +158,7 @@ def test_what_was_counted_once_is_not_counted_again() -> None:
         worker_pool = WorkerPool(cluster, 1, start_s=30, deadline_s=30)
         await worker_pool.updated(0, {})
         await worker_pool.play(group(0), None)
-        return await worker_pool.figures(), await worker_pool.figures()
+        return await worker_pool.metrics(), await worker_pool.metrics()
 
     first, second = run(play())
     assert first == {"workers": 1, "lost_workers": 1, "lost_episodes": 2}
@@ -168,9 +168,9 @@ def test_what_was_counted_once_is_not_counted_again() -> None:
 def test_a_late_worker_is_ended_and_what_it_delivers_then_is_dropped() -> None:
     cluster = Fakes()
     cluster.playing = {0: hangs}
-    delivered, figures = played(cluster, 1, workers=1, deadline_s=0.05)
+    delivered, metrics = played(cluster, 1, workers=1, deadline_s=0.05)
     assert delivered == ["0 by 1"]
-    assert (figures["lost_workers"], figures["lost_episodes"]) == (1, 2)
+    assert (metrics["lost_workers"], metrics["lost_episodes"]) == (1, 2)
     assert cluster.workers[0].ended
 
 
@@ -201,9 +201,9 @@ def test_those_who_are_up_get_new_weights_at_once() -> None:
 def test_who_is_lost_before_it_is_up_makes_room_and_is_no_lost_worker() -> None:
     cluster = Fakes()
     cluster.opening = {0: dies}
-    delivered, figures = played(cluster, 1, workers=1)
+    delivered, metrics = played(cluster, 1, workers=1)
     assert delivered == ["0 by 1"]
-    assert (figures["lost_workers"], figures["lost_episodes"]) == (0, 0)
+    assert (metrics["lost_workers"], metrics["lost_episodes"]) == (0, 0)
 
 
 def test_a_run_without_workers_ends_with_one_sentence() -> None:
