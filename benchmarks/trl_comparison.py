@@ -113,7 +113,7 @@ def run_ours(setting: Setting) -> Measured:
         groups = [played[i : i + size] for i in range(0, len(played), size)]
         rows = [row for group in groups for row in rows_of(group, group_relative(group))]
         learner.step(rows)
-        policy.updated()
+        policy.set_weights()
         measured.ends.append(time.perf_counter())
     sampled = sum(int(row.mask.sum()) for row in rows)
     prompts = sum(len(trajectory.segments[0].ids) for trajectory in played)

@@ -130,7 +130,7 @@ def measure(args: argparse.Namespace, figures: dict[str, Any]) -> None:
         figures["start_seconds"] = round(time.perf_counter() - began, 1)
         pair: dict[str, Any] = {"vllm": engine, "hf": hf}
         figures["load_of_the_machine"] = [round(os.getloadavg()[0], 1)]
-        figures["new_weights_seconds"] = timed(engine.updated, 3)
+        figures["new_weights_seconds"] = timed(engine.set_weights, 3)
         figures["concurrent_episodes"] = {}
         for n in args.episodes:
             found = {name: speed(policy, n, vocabulary, args.rounds) for name, policy in pair.items()}

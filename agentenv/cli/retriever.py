@@ -14,8 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from agentenv.retrievers.bm25 import BM25Retriever
-from agentenv.retrievers.building.adoption import adopt_index
 from agentenv.retrievers.building.builder import Report, build_folder
+from agentenv.retrievers.building.index_import import import_index
 from agentenv.retrievers.encoder import make_encoder
 from agentenv.retrievers.faiss import FaissRetriever
 from agentenv.retrievers.hybrid import HybridRetriever
@@ -108,10 +108,10 @@ def _progress() -> Iterator[Report]:
 
 
 @dataclass(frozen=True)
-class Adopt:
+class ImportIndex:
     """Take over an index in the layout of Search-R1 and FlashRAG without rebuilding it; its files stay where they are.
 
-    Example: agentenv retriever adopt e5_Flat.index wiki-18.jsonl --encoder e5:e5-base-v2 --out wiki
+    Example: agentenv retriever import e5_Flat.index wiki-18.jsonl --encoder e5:e5-base-v2 --out wiki
     """
 
     index: tyro.conf.Positional[Path]
@@ -125,7 +125,7 @@ class Adopt:
 
     def run(self) -> dict[str, Any]:
         """Compares, links; returns what was adopted."""
-        retriever = adopt_index(self.index, self.corpus, self.out, make_encoder(self.encoder))
+        retriever = import_index(self.index, self.corpus, self.out, make_encoder(self.encoder))
         return {"out": str(self.out), **asdict(retriever.info()), "index": retriever.spec}
 
     def show(self, result: dict[str, Any], console: Console) -> None:
@@ -198,7 +198,7 @@ class Check:
 Command = (
     Annotated[Build, tyro.conf.subcommand("build", prefix_name=False)]
     | Annotated[Query, tyro.conf.subcommand("query", prefix_name=False)]
-    | Annotated[Adopt, tyro.conf.subcommand("adopt", prefix_name=False)]
+    | Annotated[ImportIndex, tyro.conf.subcommand("import", prefix_name=False)]
     | Annotated[Check, tyro.conf.subcommand("check", prefix_name=False)]
 )
 """What `agentenv retriever` parses."""

@@ -20,7 +20,7 @@ from agentenv.errors import EnvFault, SnapshotRefused
 _ESCAPED = re.compile(r"\\(?:u|U0000)[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 
-def check_posed(task: Task, info: Info) -> None:
+def check_task(task: Task, info: Info) -> None:
     """Looks whether ``reset`` posed ``task``: an episode of another one would be scored under the wrong name.
 
     Raises:
@@ -48,7 +48,7 @@ async def opening_of(spec: EpisodeSpec, config: RolloutConfig) -> Observation:
     else:
         given = await call_plain(what, config.deadline_s, partial(env.reset, seed=spec.seed, options=posed))
     opening, info = checked_opening(given, most_chars(config.context_tokens))
-    check_posed(spec.task, info)
+    check_task(spec.task, info)
     return opening
 
 
@@ -99,7 +99,7 @@ async def _step(env: Env[Any], action: str, seconds: float) -> tuple[Any, Any, A
     return await call_plain(what, seconds, lambda: (env.anchor_key(), env.scene(), env.step(action)))
 
 
-async def stepped(env: Env[Any], action: str, config: RolloutConfig) -> tuple[Step, int]:
+async def step_env(env: Env[Any], action: str, config: RolloutConfig) -> tuple[Step, int]:
     """What ``action`` leads to, outside of any record, and the characters that its observation had.
 
     Raises:

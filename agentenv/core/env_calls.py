@@ -160,7 +160,7 @@ class _EnvLoop:
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self.loop.call_soon_threadsafe(lambda: order.task and order.task.cancel())
 
-    def retire(self) -> list[_Order]:
+    def drain(self) -> list[_Order]:
         """Takes away what has not begun; the loop goes on with the rest if it ever can."""
         self.blocked = True
         self.loop.call_soon_threadsafe(lambda: setattr(self, "blocked", False))
@@ -277,7 +277,7 @@ class _Host:
         oldest = min(list(loop.posted.values()), default=math.inf)
         if loop is self.loops[-1] and oldest <= time.monotonic() - patience:
             self.loops.append(_EnvLoop(self._home))
-            self._send(loop.retire())
+            self._send(loop.drain())
 
     async def _keep(self) -> AsyncGenerator[None]:
         try:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any, TypeVar
 
-from agentenv.core.acting import act, capture, check_posed, fork, opening_of, release, rewind, stepped
+from agentenv.core.acting import act, capture, check_task, fork, opening_of, release, rewind, step_env
 from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.concurrency.deadlines import within
 from agentenv.core.episodes import EpisodeSpec, EpisodeState, RolloutConfig, mended, never_fitted
@@ -232,7 +232,7 @@ __all__ = [
     "RolloutConfig",
     "act",
     "capture",
-    "check_posed",
+    "check_task",
     "fork",
     "never_fitted",
     "observe",
@@ -244,7 +244,7 @@ __all__ = [
     "rollout",
     "run_episode",
     "sample",
-    "stepped",
+    "step_env",
     "take_turn",
     "together",
 ]

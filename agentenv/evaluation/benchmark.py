@@ -33,7 +33,7 @@ from agentenv.evaluation.eval_agent import (
     play_missing,
     player_of,
 )
-from agentenv.evaluation.journal import CONFIG, CONTENTS, Journal, claim, release
+from agentenv.evaluation.journal import CONFIG, CONTENTS, Journal, lock_folder, release
 from agentenv.evaluation.records import EPISODES, RESULTS, EpisodeRecord, read_json, write_results
 from agentenv.evaluation.report.report import PAGE, write_report
 from agentenv.evaluation.results import measure_of, score_of, summarize
@@ -155,19 +155,19 @@ def run_benchmark(
         Interrupted: SIGINT or SIGTERM came; what was finished is kept.
     """
     check_names(benchmark, policy)
-    claim(out, {"benchmark": _identity(benchmark)})
+    lock_folder(out, {"benchmark": _identity(benchmark)})
     display.phase("questions and index", 0)
     source, search = _sources(benchmark)
     opened = open_tasks(source, search, EnvConfig(id=benchmark.env))
     contents = contents_of(opened, search, benchmark.env, benchmark.policy, policy)
-    claim(out, {"benchmark": _identity(benchmark), CONTENTS: contents})
+    lock_folder(out, {"benchmark": _identity(benchmark), CONTENTS: contents})
     if (out / RESULTS).is_file() and not (retry_faults and read_json(out / RESULTS)["faults"]):
         return _finished(out)
     fresh = not (out / CONFIG).is_file()
     try:
         with _player(benchmark, policy) as agent:
             task_env = _open(benchmark, opened, agent, display)
-            return _played(benchmark, contents, agent, task_env, out, display, retry_faults)
+            return _play_episodes(benchmark, contents, agent, task_env, out, display, retry_faults)
     except Interrupted as error:
         said = f"; what was finished is kept in {out}: the same command goes on from there"
         raise Interrupted(error.signal, said) from error
@@ -197,7 +197,7 @@ def _finished(out: Path) -> dict[str, Any]:
     return read_json(out / RESULTS)
 
 
-def _played(
+def _play_episodes(
     benchmark: Benchmark,
     contents: Mapping[str, str],
     agent: EvalAgent,
@@ -207,7 +207,7 @@ def _played(
     retry_faults: bool,
 ) -> dict[str, Any]:
     opened = {"retriever": "" if task_env.retriever is None else task_env.retriever.info().fingerprint}
-    claim(out, {"benchmark": _identity(benchmark), CONTENTS: contents, "opened": opened}, write=True)
+    lock_folder(out, {"benchmark": _identity(benchmark), CONTENTS: contents, "opened": opened}, write=True)
     (out / RESULTS).unlink(missing_ok=True)
     spending = Spending(agent.policy, out) if isinstance(agent.policy, OpenAIPolicy) else None
     records, bounds = _play(benchmark, agent, task_env, out, display, retry_faults, spending)

@@ -1,7 +1,7 @@
 """What a running evaluation leaves on disk, so that one killed at any moment can go on where it stopped.
 
-`Journal` is the file of finished episodes of one phase. `claim` writes down what is being evaluated and refuses a folder
-that holds something else. Wall-clock seconds go to a file of their own: everything else is the same in every run.
+`Journal` is the file of finished episodes of one phase. `lock_folder` writes down what is being evaluated and refuses a
+folder that holds something else. Wall-clock seconds go to a file of their own: everything else is the same in every run.
 """
 
 import json
@@ -77,7 +77,7 @@ class Journal:
         note(self.path)
 
 
-def claim(directory: Path, config: Mapping[str, Mapping[str, Any]], *, write: bool = False) -> None:
+def lock_folder(directory: Path, config: Mapping[str, Mapping[str, Any]], *, write: bool = False) -> None:
     """Checks that ``directory`` is free or holds an evaluation of the same configuration.
 
     Args:

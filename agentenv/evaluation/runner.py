@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from agentenv.core.acting import stepped
+from agentenv.core.acting import step_env
 from agentenv.core.chat import InlineFormat
 from agentenv.core.env import Env
 from agentenv.core.env_calls import call_plain
@@ -176,7 +176,7 @@ async def _script(
         actions = await call_plain("the environment's expert", seconds, env.expert)
         if shown_only and actions and type(env).expert_gives_up is not Env.expert_gives_up:
             for action in actions[:-1]:
-                await stepped(env, action, config)
+                await step_env(env, action, config)
             last = await call_plain("the environment's expert", seconds, env.expert_gives_up)
             actions = actions if last is None else (*actions[:-1], last)
         if actions is not None and not all(isinstance(action, str) for action in actions):

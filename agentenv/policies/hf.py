@@ -22,7 +22,7 @@ from agentenv.core.io.model_files import LOCAL, check_model_files
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import CheckpointMismatch, ConfigurationError, ContextTooSmall, PolicyFault
 from agentenv.policies.forward import RowCache, require_support, step, text_config
-from agentenv.policies.lora import base_and_adapter, merged_into, take_over
+from agentenv.policies.lora import base_and_adapter, load_weights, merged_into
 from agentenv.policies.soundness import first_not_finite, not_finite
 
 _COMPACT_BELOW = 0.5  # share of unfinished rows under which a decoding batch is cut down to them
@@ -148,7 +148,7 @@ class HFPolicy:
         """Drops the cache of ``episode``."""
         self._cache.pop(episode, None)
 
-    def updated(self, weights: Mapping[str, Tensor] | None = None, version: int | None = None) -> None:
+    def set_weights(self, weights: Mapping[str, Tensor] | None = None, version: int | None = None) -> None:
         """Tells that the weights changed: the version grows and every cache is dropped, between two batches.
 
         Args:
@@ -157,7 +157,7 @@ class HFPolicy:
         """
         with self._weights:
             if weights is not None:
-                take_over(self.model, weights)
+                load_weights(self.model, weights)
             self.version = self.version + 1 if version is None else version
             self._cache.clear()
 

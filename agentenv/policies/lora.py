@@ -72,7 +72,7 @@ def trained_state(model: Any) -> "dict[str, Tensor]":
     return {name: value for name, value in state.items() if not is_adapted(model) or "lora_" in name}
 
 
-def take_over(model: Any, weights: "Mapping[str, Tensor]") -> list[str]:
+def load_weights(model: Any, weights: "Mapping[str, Tensor]") -> list[str]:
     """Loads what ``trained_state`` gave.
 
     Returns:

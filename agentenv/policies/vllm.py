@@ -17,7 +17,7 @@ from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import CheckpointMismatch, ConfigurationError, ContextTooSmall, PolicyFault
 from agentenv.policies.engine import Engine, EngineConfig, Request, Sampled
 from agentenv.policies.export import write_weights
-from agentenv.policies.lora import base_and_adapter, take_over
+from agentenv.policies.lora import base_and_adapter, load_weights
 from agentenv.policies.soundness import refuse_not_finite
 from agentenv.policies.vllm_local import LocalEngine
 from agentenv.policies.vllm_remote import RemoteEngine
@@ -172,7 +172,7 @@ class VLLMPolicy:
         """Whether an engine has died: the episodes that stay with it fail."""
         return any(engine.dead for engine in self._engines)
 
-    def updated(self, weights: Mapping[str, Any] | None = None, version: int | None = None) -> None:
+    def set_weights(self, weights: Mapping[str, Any] | None = None, version: int | None = None) -> None:
         """Gives every engine the weights of the model in training; requests under way go on with them.
 
         Args:
@@ -183,11 +183,11 @@ class VLLMPolicy:
             PolicyFault: an engine failed or missed its deadline.
         """
         if weights is not None:
-            take_over(self.model, weights)
+            load_weights(self.model, weights)
         self._follow(self.version + 1 if version is None else version)
 
     def resumed(self, version: int) -> None:
-        """As ``updated``, with the number of a checkpoint's weights."""
+        """As ``set_weights``, with the number of a checkpoint's weights."""
         self._follow(version)
 
     def close(self) -> None:

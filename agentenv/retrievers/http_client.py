@@ -114,7 +114,7 @@ class HTTPClient:
             async with asyncio.timeout(self.retry_policy.timeout_s):
                 for tries in range(1, self.retry_policy.tries + 1):
                     try:
-                        return await self._hedged(request)
+                        return await self._try_hedged(request)
                     except _RetryableError as again:
                         reason, after_s = str(again), again.after_s
                     if tries < self.retry_policy.tries:
@@ -131,7 +131,7 @@ class HTTPClient:
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(asyncio.run, self.call(request)).result()
 
-    async def _hedged(self, request: Request) -> Any:
+    async def _try_hedged(self, request: Request) -> Any:
         """One try, or the first answer of two."""
         if self.retry_policy.hedge_after_s is None:
             return await self._try(request)

@@ -133,7 +133,7 @@ class Pool:
         """
         ordered = self._lease(domain, processes)
         try:
-            return self._booted(ordered).channel(processes, session=session)
+            return self._finish_boot(ordered).channel(processes, session=session)
         finally:
             self._release(ordered, processes)
 
@@ -145,7 +145,7 @@ class Pool:
         """
         ordered = self._lease(domain, 1)
         self._release(ordered, 1)
-        return self._booted(ordered)
+        return self._finish_boot(ordered)
 
     def _release(self, ordered: "Future[Jail]", processes: int) -> None:
         with self._lock:
@@ -184,7 +184,7 @@ class Pool:
         taken = ordered.result().taken if ordered.done() else 0
         return self._processes - taken - self._leases[ordered]
 
-    def _booted(self, ordered: "Future[Jail]") -> Jail:
+    def _finish_boot(self, ordered: "Future[Jail]") -> Jail:
         try:
             return ordered.result(self._wait_s)
         except TimeoutError:

@@ -64,11 +64,11 @@ def make_app(service: EnvService) -> Any:
 
     @app.get("/metadata")
     async def metadata(request: Request) -> Response:
-        return _told(service, request, lambda: describe(service))
+        return _respond(service, request, lambda: describe(service))
 
     @app.get("/schema")
     async def schema(request: Request) -> Response:
-        return _told(service, request, schemas)
+        return _respond(service, request, schemas)
 
     @app.get("/tasks")
     async def tasks(request: Request) -> Response:
@@ -84,7 +84,7 @@ def make_app(service: EnvService) -> Any:
             service.mcp.end(request.headers.get(SESSION_HEADER, ""))
             return {}
 
-        return _told(service, request, end)
+        return _respond(service, request, end)
 
     return app
 
@@ -135,7 +135,7 @@ def _admit(service: EnvService, asking: "HTTPConnection") -> None:
     service.admit(asking.headers.get("authorization", ""))
 
 
-def _told(service: EnvService, request: "Request", work: Callable[[], dict[str, Any]]) -> "Response":
+def _respond(service: EnvService, request: "Request", work: Callable[[], dict[str, Any]]) -> "Response":
     try:
         _admit(service, request)
         return json_response(work(), 200)

@@ -135,7 +135,7 @@ class Session:
     def end(self) -> None:
         """Ends the session: the call under way is given up, the environment closed, the place given back."""
         if self._env is not None:
-            self._service.retire(partial(_close, self._env, self._snapshots), self._call, self.client)
+            self._service.close_later(partial(_close, self._env, self._snapshots), self._call, self.client)
             self._env = None
 
     async def _run(self, what: str, work: Callable[[Env[Any]], Coroutine[Any, Any, T]]) -> T:
@@ -187,7 +187,7 @@ class Session:
     async def _fork(self, _: str) -> dict[str, Any]:
         async def work(env: Env[Any]) -> dict[str, Any]:
             (twin,) = await asyncio.to_thread(env.fork)
-            session = await self._service.adopt(twin, self.client)
+            session = await self._service.wrap(twin, self.client)
             session._episode, session._steps = self._episode, self._steps
             return {"id": session.id}
 

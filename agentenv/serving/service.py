@@ -103,7 +103,7 @@ class EnvService(Gate):
         self._waiting = 0
         self._held: Counter[str] = Counter()
         """Places that each client holds or waits for."""
-        self._retiring: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Task[None]] = set()
         self.meter = EnvMeter(self)
 
     def open(self, make: Callable[[], Env[Any]]) -> None:
@@ -175,10 +175,10 @@ class EnvService(Gate):
         try:
             return Session(self, await self.finished(making, "making the environment"), client)
         except BaseException:
-            self.retire(lambda: _close_made(making), making, client)
+            self.close_later(lambda: _close_made(making), making, client)
             raise
 
-    async def adopt(self, env: Env[Any], client: str) -> Session:
+    async def wrap(self, env: Env[Any], client: str) -> Session:
         """A session of an environment that is there already, kept by id until somebody takes it.
 
         Raises:
@@ -207,7 +207,7 @@ class EnvService(Gate):
         return session
 
     async def finished(self, call: asyncio.Future[T], what: str) -> T:
-        """The result of ``call`` within the deadline; a late one is left running, for `retire` to see to.
+        """The result of ``call`` within the deadline; a late one is left running, for `close_later` to see to.
 
         Raises:
             EnvFault: the deadline was missed.
@@ -217,16 +217,16 @@ class EnvService(Gate):
             raise EnvFault(f"{what} took longer than {self.limits.call_s:g} s")
         return call.result()
 
-    def retire(self, close: Callable[[], None], call: asyncio.Future[Any] | None, client: str) -> None:
+    def close_later(self, close: Callable[[], None], call: asyncio.Future[Any] | None, client: str) -> None:
         """Closes an environment beside everything else, once the call in it is over, and gives its place back."""
         task = asyncio.get_running_loop().create_task(self._close(close, call, client))
-        self._retiring.add(task)
-        task.add_done_callback(self._retiring.discard)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     async def settled(self, seconds: float) -> None:
         """Waits so long for what is being retired."""
-        if self._retiring:
-            await asyncio.wait(self._retiring, timeout=seconds)
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=seconds)
 
     async def _close(self, close: Callable[[], None], call: asyncio.Future[Any] | None, client: str) -> None:
         try:

@@ -64,7 +64,7 @@ class _Playing:
         for tries in range(1, TRIES + 1):
             env = self.episodes.make()
             try:
-                return self._output(*await self._played(env, episode, sampling_params))
+                return self._output(*await self._play_episode(env, episode, sampling_params))
             except Fault as error:
                 _log.warning("try %d of %d ended in a fault: %s", tries, TRIES, error)
                 if tries == TRIES:
@@ -73,7 +73,7 @@ class _Playing:
                 env.close()
         raise AssertionError("unreachable")
 
-    async def _played(
+    async def _play_episode(
         self, env: Env[Any], episode: Row, sampling_params: dict[str, Any]
     ) -> tuple[_Tokens, Step | None]:
         opening, _ = await env.areset(seed=episode.seed, options=self.episodes.options(env, episode))
@@ -81,15 +81,15 @@ class _Playing:
         record = _Tokens(messages, await self.ct_build_initial_tokens(messages))
         request, room, step = uuid.uuid4().hex, self.rollout_config.response_length, None
         while len(record.mask) < room:
-            text = await self._sampled(record, request, sampling_params)
+            text = await self._sample(record, request, sampling_params)
             step = await env.astep(text)
             record.rewards.append(float(step.reward))
             if step.terminated or step.truncated:
                 break
-            await self._observed(record, text, step)
+            await self._observe(record, text, step)
         return record, step
 
-    async def _sampled(self, record: _Tokens, request: str, sampling_params: dict[str, Any]) -> str:
+    async def _sample(self, record: _Tokens, request: str, sampling_params: dict[str, Any]) -> str:
         """Appends what the policy says and returns it as text."""
         sampled = await self.server_manager.generate(
             request_id=request, prompt_ids=record.ids, sampling_params=sampling_params
@@ -105,7 +105,7 @@ class _Playing:
         record.ids, record.fields = list(merged.token_ids), dict(sampled.extra_fields)
         return str(self.tokenizer.decode(sampled.token_ids, skip_special_tokens=True))
 
-    async def _observed(self, record: _Tokens, text: str, step: Step) -> None:
+    async def _observe(self, record: _Tokens, text: str, step: Step) -> None:
         """Appends what the environment says, with mask 0."""
         said = [*record.messages, {"role": "assistant", "content": text}]
         updated = said + as_messages(step.observation)

@@ -21,7 +21,7 @@ from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups
 
 
-def evaluate_dev(run: Run) -> dict[str, Any]:
+def run_dev_evaluation(run: Run) -> dict[str, Any]:
     """Score and interval of the present policy on the dev questions; nothing but a warning where none could be played."""
     config = rollout_config(run.config, temperature=0.0)
     played = play(run.policy, run.chat, run.dev.make_env, run.dev.source.tasks, config, name="dev")
@@ -34,7 +34,7 @@ def evaluate_dev(run: Run) -> dict[str, Any]:
     return {"dev_score": score["mean"], "dev_score_ci95": score["ci95"]}
 
 
-def evaluate_test(run: Run, name: str) -> dict[str, Any]:
+def run_test_evaluation(run: Run, name: str) -> dict[str, Any]:
     """The full evaluation on the test questions, kept under ``evaluation/NAME``; done once, also by a resumed run.
 
     Where a strategy is asked for, it is made once more with it and kept under ``evaluation/NAME-STRATEGY``.
@@ -42,13 +42,13 @@ def evaluate_test(run: Run, name: str) -> dict[str, Any]:
     Raises:
         Fault: every episode failed through a fault of ours; nothing is kept.
     """
-    plain = _evaluated(run, name, "plain")
+    plain = _run_test_evaluation(run, name, "plain")
     if run.config.evaluation.strategy != "plain":
-        _evaluated(run, f"{name}-{run.config.evaluation.strategy}", run.config.evaluation.strategy)
+        _run_test_evaluation(run, f"{name}-{run.config.evaluation.strategy}", run.config.evaluation.strategy)
     return plain
 
 
-def _evaluated(run: Run, name: str, strategy: str) -> dict[str, Any]:
+def _run_test_evaluation(run: Run, name: str, strategy: str) -> dict[str, Any]:
     directory = run.folder.path / "evaluation" / name
     if (directory / RESULTS).exists():
         try:

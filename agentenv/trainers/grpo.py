@@ -27,7 +27,7 @@ from agentenv.policies.export import write_model_card, write_weights
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.credit.estimators import get_estimator
 from agentenv.trainers.credit.shaping import novelty_bonus, shape_rewards
-from agentenv.trainers.evaluate import evaluate_dev, evaluate_test
+from agentenv.trainers.evaluate import run_dev_evaluation, run_test_evaluation
 from agentenv.trainers.league import league_of
 from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.learner.imitation import imitate
@@ -57,7 +57,7 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
         Diverged: a loss, a gradient or the weights are not finite; the last checkpoint is from before that.
         Interrupted: SIGINT or SIGTERM came; episodes under way are given up, and what was learned is in a checkpoint.
     """
-    with folder.claimed(), Interruptible("this step is finished first; a second signal ends at once") as stop:
+    with folder.lock(), Interruptible("this step is finished first; a second signal ends at once") as stop:
         try:
             return _train(folder, display, stop)
         except Interrupted as error:
@@ -74,11 +74,11 @@ def _train(folder: RunFolder, display: Display, stop: Interruptible) -> dict[str
     if folder.config.correction_note:
         display.warn(folder.config.correction_note)
     with ExitStack() as stack:
-        stack.enter_context(_advised(folder))
+        stack.enter_context(_explain_divergence(folder))
         run = set_up(folder, display)
         stack.callback(run.close)
         folder.compare_contents(contents_of(run))
-        before = evaluate_test(run, "before")
+        before = run_test_evaluation(run, "before")
         stop.check()
         done = folder.resume(run.policy, run.learner, run.parts, display.warn)
         stopped = any("stopped" in line for line in folder.history())
@@ -100,13 +100,13 @@ def _steps(run: Run, done: int, stop: Interruptible, *, stopped: bool) -> None:
             break
         with stop.finishing():
             clock = Clock(run)
-            batch = _played(run, step, stop)
+            batch = play_step(run, step, stop)
             clock.lap("rollout")
             metrics = {"step": step} | _update(run, step, batch.trained)
             metrics |= describe(batch.played) | batch.metrics
             clock.lap("update")
             if config.evaluation.every and step % config.evaluation.every == 0:
-                metrics |= evaluate_dev(run)
+                metrics |= run_dev_evaluation(run)
             clock.lap("evaluation")
             stopped = _watch(run, metrics)
             _keep(run, step, batch, metrics, clock)
@@ -121,7 +121,7 @@ def _steps(run: Run, done: int, stop: Interruptible, *, stopped: bool) -> None:
 
 
 @contextmanager
-def _advised(folder: RunFolder) -> Iterator[None]:
+def _explain_divergence(folder: RunFolder) -> Iterator[None]:
     """In it a training that diverges says what is left of it and what to try."""
     try:
         yield
@@ -144,7 +144,7 @@ def _keep(run: Run, step: int, batch: Batch, metrics: dict[str, Any], clock: Clo
         tracker.log(step, {name: v for name, v in metrics.items() if isinstance(v, int | float)})
 
 
-def _played(run: Run, step: int, stop: Interruptible) -> Batch:
+def play_step(run: Run, step: int, stop: Interruptible) -> Batch:
     """The episodes of a step; where they fail through a fault of ours or are given up, all that was learned is kept.
 
     Raises:
@@ -167,24 +167,24 @@ def _update(run: Run, step: int, groups: Sequence[list[Trajectory]]) -> dict[str
         Diverged: a loss or a gradient is not finite.
     """
     try:
-        return _updated(run, step, groups)
+        return _update_group(run, step, groups)
     except Diverged as error:
         raise Diverged(f"in step {step} {error}") from error
 
 
-def _updated(run: Run, step: int, groups: Sequence[list[Trajectory]]) -> dict[str, float]:
+def _update_group(run: Run, step: int, groups: Sequence[list[Trajectory]]) -> dict[str, float]:
     mine, theirs = split(groups, run.second)
     rate = run.config.optimization.learning_rate
-    figures = _improve(run, step, mine, run.policy, run.learner, rate)
-    run.scheduler.updated()
+    figures = _update_weights(run, step, mine, run.policy, run.learner, rate)
+    run.scheduler.sync_weights()
     if run.second is not None:
         rate = run.config.second.learning_rate or rate
-        second = _improve(run, step, theirs, run.second.policy, run.second.learner, rate)
+        second = _update_weights(run, step, theirs, run.second.policy, run.second.learner, rate)
         figures |= {f"second_{name}": value for name, value in second.items()}
     return figures
 
 
-def _improve(
+def _update_weights(
     run: Run,
     step: int,
     groups: Sequence[list[Trajectory]],
@@ -195,7 +195,7 @@ def _improve(
     """Credit, the optimiser steps of one batch, that on demonstrations, a new version of the policy."""
     settings = run.config.optimization
     shown = [t for group in groups for t in group if t.valid and t.origin is Origin.DEMONSTRATION]
-    rows, totals = _credited(
+    rows, totals = _assign_credit(
         run, groups, policy.version, keep_zero_variance=learner.objective.keeps_zero_variance
     )
     factor = guarded(run.folder.history(), run.config.monitor.factor) if run.config.monitor.guard else 1.0
@@ -207,11 +207,11 @@ def _improve(
     for update in range(settings.updates):
         figures = learner.step(rows, **totals, update=update)
     figures |= imitate(learner, shown, settings.supervised_rate * factor)
-    policy.updated(learner.weights() if learner.model is not policy.model else None)
+    policy.set_weights(learner.weights() if learner.model is not policy.model else None)
     return figures | {"learning_rate": rate}
 
 
-def _credited(
+def _assign_credit(
     run: Run, groups: Sequence[list[Trajectory]], version: int, *, keep_zero_variance: bool
 ) -> tuple[list[Row], dict[str, int]]:
     """The rows to train on, and the totals of the whole batch that losses are averaged over."""
@@ -253,7 +253,7 @@ def _watch(run: Run, metrics: dict[str, Any]) -> bool:
 
 def _finish(run: Run, before: dict[str, Any]) -> dict[str, Any]:
     """Final policy, evaluation after, ``results.json``."""
-    after = evaluate_test(run, "after")
+    after = run_test_evaluation(run, "after")
     trained = {"policy": run.policy} | ({"policy-second": run.second.policy} if run.second else {})
     for name, policy in trained.items():
         with new_folder(run.folder.path / name, replace=True) as part:

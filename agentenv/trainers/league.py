@@ -80,7 +80,9 @@ def play_league(
         seed: Seeds the episodes.
     """
     asked = [accepted(version, task_env, strategy, config, games=games, seed=seed) for version in versions]
-    rows = [tuple(_solved(version, task_env, tasks, config, seed) for version in versions) for tasks in asked]
+    rows = [
+        tuple(_play_solver(version, task_env, tasks, config, seed) for version in versions) for tasks in asked
+    ]
     return League(tuple(version.name for version in versions), tuple(map(len, asked)), tuple(rows))
 
 
@@ -120,7 +122,7 @@ def accepted(
     return [outcome["task"] for outcome in outcomes(played) if outcome["admitted"]]
 
 
-def _solved(
+def _play_solver(
     version: Version, task_env: TaskEnv, tasks: Sequence[Task], config: RolloutConfig, seed: int
 ) -> float | None:
     greedy = replace(config, temperature=0.0)

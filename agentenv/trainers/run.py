@@ -105,7 +105,7 @@ def set_up(folder: RunFolder, display: Display) -> Run:
         worker_pool = _open_worker_pool(folder.config)
         if worker_pool is not None:
             opened.callback(worker_pool.close)
-        run = _assembled(folder, display, policy, worker_pool)
+        run = _make_run(folder, display, policy, worker_pool)
         opened.pop_all()
     run.seconds["preparation"] = time.perf_counter() - began
     return run
@@ -156,7 +156,7 @@ def trained_policy(config: TrainConfig) -> HFPolicy:
     return policy
 
 
-def _assembled(
+def _make_run(
     folder: RunFolder, display: Display, policy: TrainedPolicy, worker_pool: WorkerPool | None
 ) -> Run:
     config = folder.config

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agentenv.core.acting import act, capture, check_posed, fork, opening_of, release, rewind
+from agentenv.core.acting import act, capture, check_task, fork, opening_of, release, rewind
 from agentenv.core.env import Env
 from agentenv.core.episodes import EpisodeSpec, EpisodeState, RolloutConfig
 from agentenv.core.snapshot import Snapshot
@@ -270,7 +270,7 @@ def test_a_reset_that_hangs_is_named() -> None:
 
 
 def test_another_task_than_the_one_to_be_posed_is_refused_with_both_names() -> None:
-    check_posed(TASK, {"task_id": "t"})
+    check_task(TASK, {"task_id": "t"})
     for info, named in (({"task_id": "other"}, "'other'"), ({}, "task_id")):
         with pytest.raises(EnvFault, match=f"'t'.*{named}"):
-            check_posed(TASK, info)
+            check_task(TASK, info)

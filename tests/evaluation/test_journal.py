@@ -8,7 +8,15 @@ import pytest
 
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError, DatasetError
-from agentenv.evaluation.journal import CONFIG, CONTENTS, Journal, claim, log_seconds, read_seconds, release
+from agentenv.evaluation.journal import (
+    CONFIG,
+    CONTENTS,
+    Journal,
+    lock_folder,
+    log_seconds,
+    read_seconds,
+    release,
+)
 from agentenv.evaluation.records import EpisodeRecord
 
 Maker = Callable[..., EpisodeRecord]
@@ -72,11 +80,11 @@ def test_a_broken_line_within_the_file_is_named(record: Maker, tmp_path: Path) -
 
 
 def test_the_same_configuration_goes_on(tmp_path: Path) -> None:
-    claim(tmp_path / "run", ASKED)
+    lock_folder(tmp_path / "run", ASKED)
     assert not (tmp_path / "run").exists()  # only looked at
-    claim(tmp_path / "run", {**ASKED, CONTENTS: {"questions": "1"}}, write=True)
-    claim(tmp_path / "run", ASKED)
-    claim(tmp_path / "run", {**ASKED, CONTENTS: {"questions": "1"}}, write=True)
+    lock_folder(tmp_path / "run", {**ASKED, CONTENTS: {"questions": "1"}}, write=True)
+    lock_folder(tmp_path / "run", ASKED)
+    lock_folder(tmp_path / "run", {**ASKED, CONTENTS: {"questions": "1"}}, write=True)
 
 
 @pytest.mark.parametrize(
@@ -89,32 +97,32 @@ def test_the_same_configuration_goes_on(tmp_path: Path) -> None:
     ],
 )
 def test_another_configuration_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
-    claim(tmp_path, ASKED, write=True)
+    lock_folder(tmp_path, ASKED, write=True)
     before = (tmp_path / CONFIG).read_bytes()
     with pytest.raises(ConfigurationError, match=message):
-        claim(tmp_path, {"benchmark": ASKED["benchmark"] | change}, write=True)
+        lock_folder(tmp_path, {"benchmark": ASKED["benchmark"] | change}, write=True)
     assert (tmp_path / CONFIG).read_bytes() == before
 
 
 def test_other_questions_under_the_same_name_are_refused(tmp_path: Path) -> None:
-    claim(tmp_path, {**ASKED, CONTENTS: {"questions": "1"}}, write=True)
+    lock_folder(tmp_path, {**ASKED, CONTENTS: {"questions": "1"}}, write=True)
     with pytest.raises(ConfigurationError, match="questions that have changed since"):
-        claim(tmp_path, {**ASKED, CONTENTS: {"questions": "2"}})
+        lock_folder(tmp_path, {**ASKED, CONTENTS: {"questions": "2"}})
 
 
 def test_a_folder_of_unknown_origin_is_refused(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text("{}")
     with pytest.raises(ConfigurationError, match="unknown configuration"):
-        claim(tmp_path, ASKED, write=True)
+        lock_folder(tmp_path, ASKED, write=True)
     (tmp_path / CONFIG).write_text('preset = "laptop-search"\n')
     with pytest.raises(ConfigurationError, match="another kind of run"):
-        claim(tmp_path, ASKED, write=True)
+        lock_folder(tmp_path, ASKED, write=True)
 
 
 def test_a_run_without_an_episode_gives_its_folder_back(record: Maker, tmp_path: Path) -> None:
     empty, begun = tmp_path / "empty", tmp_path / "begun"
     for folder in (empty, begun):
-        claim(folder, ASKED, write=True)
+        lock_folder(folder, ASKED, write=True)
     Journal(begun / "episodes.jsonl").append([record("a")])
     release(empty)
     release(begun)
@@ -123,7 +131,7 @@ def test_a_run_without_an_episode_gives_its_folder_back(record: Maker, tmp_path:
 
 
 def test_an_evaluation_may_go_into_a_folder_whose_parents_are_not_there(tmp_path: Path) -> None:
-    claim(tmp_path / "some" / "where", ASKED, write=True)
+    lock_folder(tmp_path / "some" / "where", ASKED, write=True)
     assert (tmp_path / "some" / "where").is_dir()
 
 

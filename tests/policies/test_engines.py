@@ -149,7 +149,7 @@ def test_a_policy_with_a_dead_engine_says_so() -> None:
 def test_new_weights_reach_every_engine_and_leave_nothing_behind(tmp_path: Path) -> None:
     engines = [WrittenEngine("a"), WrittenEngine("b")]
     with policy_of(*engines, weights_dir=tmp_path) as policy:
-        policy.updated()
+        policy.set_weights()
         policy.resumed(7)
         assert policy.version == 7
     assert [engine.loaded for engine in engines] == [[(True, 1), (True, 7)]] * 2

@@ -284,7 +284,7 @@ def test_an_update_grows_the_version_and_drops_every_cache() -> None:
     ids += [*ask(policy, ids, GREEDY, "e").ids, 68]
     other = qwen(seed=1)
     policy.model.load_state_dict(other.state_dict())
-    policy.updated()
+    policy.set_weights()
     done = ask(policy, ids, GREEDY, "e")
     assert done.version == policy.version == 1
     assert done.ids == ask(HFPolicy(other, ByteTokenizer()), ids, GREEDY).ids

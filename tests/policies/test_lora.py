@@ -12,8 +12,8 @@ from agentenv.policies.fakes import random_model, random_policy
 from agentenv.policies.lora import (
     adapt,
     base_and_adapter,
+    load_weights,
     read_trained,
-    take_over,
     trained_state,
     weights_digest,
     without_adapters,
@@ -79,10 +79,10 @@ def test_files_hold_the_adapter_alone_and_give_it_back(tmp_path: Path) -> None:
     held = read_trained(tmp_path)
     assert held.keys() == trained_state(model).keys()
     other = adapt(random_model(), rank=4, alpha=8, seed=3)
-    assert take_over(other, held) == []
+    assert load_weights(other, held) == []
     assert torch.equal(logits(other), logits(model))
     missing = held.popitem()[0]
-    assert take_over(other, held | {"odd": IDS}) == [missing, "odd"]
+    assert load_weights(other, held | {"odd": IDS}) == [missing, "odd"]
 
 
 @pytest.fixture
@@ -128,5 +128,5 @@ def test_weights_that_are_cut_into_several_files_are_read_whole(tmp_path: Path, 
     held = read_trained(tmp_path)
     assert all(torch.equal(value, held[name]) for name, value in model.state_dict().items() if name in held)
     other = random_model(tied=tied, seed=3)
-    assert set(take_over(other, held)) <= {"lm_head.weight"}  # where it is tied it stands in the file once
+    assert set(load_weights(other, held)) <= {"lm_head.weight"}  # where it is tied it stands in the file once
     assert torch.equal(logits(other), logits(model))

@@ -127,7 +127,7 @@ def test_new_weights_are_taken_up_whole_and_stamped(host: VLLMPolicy, guests: li
         for parameter in hf.model.parameters():
             parameter.mul_(1.05)
     assert gap(hf, prompt, before, 2.0) > 100 * AGREEMENT
-    policy.updated()
+    policy.set_weights()
     after = ask(policy, prompt, sampling)
     assert (before.version, after.version, policy.version) == (0, 1, 1)
     assert gap(hf, prompt, after, 2.0) < AGREEMENT
@@ -146,7 +146,7 @@ def test_a_request_under_way_goes_on_with_new_weights(host: VLLMPolicy, guests: 
     async def updated_midway() -> Sampled:
         work = asyncio.create_task(policy._engines[0].sample(request))
         await asyncio.sleep(0.2)
-        await asyncio.to_thread(policy.updated)
+        await asyncio.to_thread(policy.set_weights)
         return await work
 
     done = asyncio.run(updated_midway())

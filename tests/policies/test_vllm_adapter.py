@@ -43,5 +43,5 @@ def test_an_adapter_and_then_the_weights_of_the_learner(tmp_path: Path) -> None:
     with VLLMPolicy.load(tmp_path, EngineConfig(kind="vllm", kv_gib=0.25), adapted) as policy:
         assert gap(policy, adapter=True) < 1e-3  # the engine adds the adapter's product apart
         assert gap(policy, adapter=False) > 0.01
-        policy.updated()
+        policy.set_weights()
         assert gap(policy, adapter=True) < 1e-4  # merged

@@ -166,7 +166,7 @@ def test_the_released_server_agrees_with_the_trainer_before_and_after_new_weight
                 with torch.no_grad():
                     for parameter in hf.model.parameters():
                         parameter.mul_(1.05)
-                policy.updated()
+                policy.set_weights()
             done = asyncio.run(policy.generate(prompt, sampling))
             scores = asyncio.run(hf.score([*prompt, *done.ids], temperature=0.7))[len(prompt) :]
             assert done.version == version

@@ -9,7 +9,7 @@ import pytest
 import tyro
 from rich.console import Console
 
-from agentenv.cli.retriever import Adopt, Build, Check, Command, Query
+from agentenv.cli.retriever import Build, Check, Command, ImportIndex, Query
 from agentenv.errors import AgentEnvError, ConfigurationError, CorpusError, UnknownName
 from agentenv.retrievers.building.builder import JOURNAL
 from agentenv.retrievers.encoder import HashEncoder
@@ -32,8 +32,8 @@ def corpus(tmp_path: Path) -> Path:
     return path
 
 
-def parse(*args: str) -> Build | Query | Adopt | Check:
-    command: Build | Query | Adopt | Check = tyro.cli(Command, args=list(args))
+def parse(*args: str) -> Build | Query | ImportIndex | Check:
+    command: Build | Query | ImportIndex | Check = tyro.cli(Command, args=list(args))
     return command
 
 
@@ -45,7 +45,7 @@ def test_command_lines_parse() -> None:
     assert parse("query", "d", "who?").k == 5  # type: ignore[union-attr]
     assert parse("build", "c.jsonl", "--out", "d") == Build(Path("c.jsonl"), Path("d"), "auto", "minilm")
     assert parse("check", "d") == Check(Path("d"))
-    assert parse("adopt", "e5.index", "w.jsonl", "--encoder", "e5:p", "--out", "d") == Adopt(
+    assert parse("import", "e5.index", "w.jsonl", "--encoder", "e5:p", "--out", "d") == ImportIndex(
         Path("e5.index"), Path("w.jsonl"), Path("d"), "e5:p"
     )
 
@@ -77,7 +77,7 @@ def test_an_index_of_elsewhere_is_adopted_and_asked(tmp_path: Path) -> None:
     faiss.write_index(index, str(tmp_path / "e5_Flat.index"))
     lines = (json.dumps({"id": str(n), "contents": text}) for n, text in enumerate(contents))
     (tmp_path / "wiki.jsonl").write_text("\n".join(lines))
-    adopt = Adopt(tmp_path / "e5_Flat.index", tmp_path / "wiki.jsonl", tmp_path / "wiki", "hash")
+    adopt = ImportIndex(tmp_path / "e5_Flat.index", tmp_path / "wiki.jsonl", tmp_path / "wiki", "hash")
     console = Console(width=100, file=io.StringIO(), record=True)
     result = adopt.run()
     adopt.show(result, console)

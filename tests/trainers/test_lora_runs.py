@@ -88,7 +88,7 @@ def test_sampler_and_learner_share_what_is_not_trained() -> None:
     rows = made_rows()
     for _ in range(2):
         learner.step(rows)
-    policy.updated(learner.weights())
+    policy.set_weights(learner.weights())
     held = trained_state(policy.model)
     assert all(torch.equal(value, held[name]) for name, value in learner.weights().items())
 

@@ -178,7 +178,7 @@ class SimulatedRetriever:
         for attempt in range(self.config.tries):
             missing = [n for n in range(len(briefs)) if n not in found]
             asked = [replace(briefs[n], seed=briefs[n].seed + attempt) for n in missing]
-            for n, page in zip(missing, await self._written(asked), strict=True):
+            for n, page in zip(missing, await self._write_pages(asked), strict=True):
                 if passages := read_documents(page, briefs[n])[: briefs[n].documents]:
                     found[n] = passages
         if len(found) < len(briefs):
@@ -188,7 +188,7 @@ class SimulatedRetriever:
             )
         return [found[n] for n in range(len(briefs))]
 
-    async def _written(self, briefs: Sequence[Brief]) -> list[str]:
+    async def _write_pages(self, briefs: Sequence[Brief]) -> list[str]:
         if not briefs:
             return []
         try:

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigurationError, Diverged
 from agentenv.policies.forward import attention, logits_at
-from agentenv.policies.lora import take_over, trained_state, without_adapters
+from agentenv.policies.lora import load_weights, trained_state, without_adapters
 from agentenv.trainers.learner.losses import (
     KL,
     OBJECTIVES,
@@ -197,7 +197,7 @@ class Learner:
             RuntimeError: a weight is of another shape.
             ValueError: the optimiser's state is of other parameters.
         """
-        odd = take_over(self.model, weights)
+        odd = load_weights(self.model, weights)
         self.optimizer.load_state_dict(dict(optimizer_state))
         return odd
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from agentenv.core.trajectory import Trajectory
 from agentenv.policies.hf import HFPolicy
-from agentenv.policies.lora import take_over, trained_state
+from agentenv.policies.lora import load_weights, trained_state
 from agentenv.policies.soundness import refuse_diverged
 from agentenv.trainers.learner.learner import Learner
 
@@ -39,7 +39,7 @@ class Second:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes up where ``state_dict`` stood; an empty mapping is the beginning."""
         if state:
-            take_over(self.policy.model, state["weights"])
+            load_weights(self.policy.model, state["weights"])
             self.learner.optimizer.load_state_dict(state["optimizer"])
             self.policy.resumed(state["version"])
 

@@ -35,7 +35,7 @@ from agentenv.evaluation.records import RESULTS, read_evaluation, read_json
 from agentenv.evaluation.report.report import CHANGES
 from agentenv.policies.export import write_weights
 from agentenv.policies.hf import HFPolicy
-from agentenv.policies.lora import read_trained, take_over, weights_digest, write_trained
+from agentenv.policies.lora import load_weights, read_trained, weights_digest, write_trained
 from agentenv.policies.policy_spec import policy_folder
 from agentenv.policies.soundness import first_not_finite, not_finite, refuse_diverged
 from agentenv.policies.vllm import VLLMPolicy
@@ -127,7 +127,7 @@ class RunFolder:
         return " ".join(weights_digest(policy_folder(spec)) for spec in specs)
 
     @contextmanager
-    def claimed(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """The folder is this process's alone; the claim ends with the process, however it ends.
 
         Raises:
@@ -348,7 +348,7 @@ class RunFolder:
         try:
             odd = set(learner.load(weights, state["optimizer"]))
             if policy.model is not learner.model:
-                take_over(policy.model, weights)
+                load_weights(policy.model, weights)
         except (RuntimeError, ValueError) as error:
             raise CheckpointMismatch(
                 f"{checkpoint} is of another architecture than {self.config.policy}: {error}"

@@ -175,7 +175,7 @@ class _GameRunner:
         policy, chat = self._policy_of(turn)
         config = replace(context.config, temperature=0.0) if turn.greedy else context.config
         episode = f"{context.episode(place)}-{self.rounds}-{turn.name}"
-        env, task = await self._posed(turn, place, seed)
+        env, task = await self._make_episode(turn, place, seed)
         own = EpisodeSpec(env, task, seed, self._group(turn))
         if env is spec.env:
             played = await run_episode(own, policy, chat, config, episode=episode)
@@ -183,7 +183,7 @@ class _GameRunner:
             with closing(env):
                 played = await run_episode(own, policy, chat, config, episode=episode)
         played = replace(played, info=played.info | {"role": turn.role, "writes": turn.writes})
-        return await self._agreement(played) if turn.check in AGREED else played
+        return await self._check_agreement(played) if turn.check in AGREED else played
 
     def _policy_of(self, turn: GameTurn) -> tuple[Policy, ChatFormat]:
         spec = self.strategy.role_policies.get(turn.role)
@@ -194,7 +194,7 @@ class _GameRunner:
     def _group(self, turn: GameTurn) -> str:
         return self.specs[0].group_id if turn.compare == "game" else f"{self.context.name}/{turn.role}"
 
-    async def _posed(self, turn: GameTurn, place: int, seed: int) -> tuple[Any, Task]:
+    async def _make_episode(self, turn: GameTurn, place: int, seed: int) -> tuple[Any, Task]:
         """The environment of an episode and the task that it poses."""
         state, prompt = self.state, self.strategy.prompts.get(turn.name, turn.prompt)
         if turn.kind == "propose":
@@ -204,7 +204,7 @@ class _GameRunner:
             env: SearchSolver = self.specs[place].env  # type: ignore[assignment]
             return env.closed_book() if turn.kind == "guess" else env, self._question()
         if turn.check in AGREED and self.strategy.verifier == "searches":
-            return await self._searched(turn, seed), self._question()
+            return await self._verifier_search(turn, seed), self._question()
         for brace, source in turn.sees.items():
             prompt = prompt.replace(f"{{{brace}}}", await self._seen(source, place, seed))
         return RoleTurn(turn.writes), Task(f"{state.seed.id}/{turn.name}", prompt, split=state.seed.split)
@@ -227,7 +227,7 @@ class _GameRunner:
         assert self.state.task is not None
         return self.state.task
 
-    async def _searched(self, turn: GameTurn, seed: int) -> SearchSolver:
+    async def _verifier_search(self, turn: GameTurn, seed: int) -> SearchSolver:
         """A verifier's own search: of the passages that it would have been shown, or of the corpus."""
         source = turn.sees["documents"]
         passages = await self._passages(source, seed) if source != "corpus" else None
@@ -245,18 +245,18 @@ class _GameRunner:
         random.Random(seed).shuffle(documents)
         return documents
 
-    async def _agreement(self, played: Trajectory) -> Trajectory:
+    async def _check_agreement(self, played: Trajectory) -> Trajectory:
         """``played`` with whether its answer is the gold; a judge that fails has not agreed."""
         task = self._question()
         answer = played.info.get("fields", played.info).get("answer")
         agrees = get_scorer("em_squad")(answer, task.answers).value == 1.0
         if not agrees and self.strategy.judge and played.valid:
-            agrees = await self._judged(task, answer)
+            agrees = await self._ask_judge(task, answer)
         if self.strategy.confidence:
             agrees = agrees and probability(played) >= self.strategy.confidence
         return replace(played, info=played.info | {"agrees": agrees})
 
-    async def _judged(self, task: Task, answer: str | None) -> bool:
+    async def _ask_judge(self, task: Task, answer: str | None) -> bool:
         client = make_endpoint_policy(self.strategy.judge).client
         judge = Judge(get_rubric("equivalence"), client.model, client)
         try:

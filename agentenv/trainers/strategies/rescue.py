@@ -117,12 +117,12 @@ class CritiqueStrategy:
 
     async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> Played:
         """The episodes, the refinement last; none where a fault of ours ended what it should refine."""
-        first = self._refined(specs[0], specs[-1], context)
+        first = self._refine(specs[0], specs[-1], context)
         plain = (_slot(specs, context, place) for place in range(1, len(specs) - 1))
         (base, *refined), *others = await together([first, *plain])
         return [base, *_flat([others]), *refined]
 
-    async def _refined(self, spec: EpisodeSpec, again: EpisodeSpec, context: RolloutContext) -> Played:
+    async def _refine(self, spec: EpisodeSpec, again: EpisodeSpec, context: RolloutContext) -> Played:
         """The first episode and its refinement, one after the other in one slot."""
         async with context.slot(0):
             (base,) = await _plain([spec], context, 0)
@@ -201,7 +201,7 @@ async def play_hinted(
     """
     episode = f"{parent}-{name}"
     state = await open_episode(spec, context.chat, context.config, episode=episode)
-    text = await _asked(state, context.config, partial(hint, spec)) or ""
+    text = await _ask_expert(state, context.config, partial(hint, spec)) or ""
     if state.ended is None and not text:
         return []
     added = guide(state, context.chat, text) if text else 0
@@ -232,7 +232,7 @@ async def play_demonstration(spec: EpisodeSpec, context: RolloutContext) -> Play
             f"{type(context.policy).__name__} has no tokenizer to spell demonstrations in"
         )
     state = await open_episode(spec, context.chat, context.config, episode=episode)
-    actions = await _asked(state, context.config, partial(expert_actions, spec))
+    actions = await _ask_expert(state, context.config, partial(expert_actions, spec))
     script = ScriptedPolicy({} if actions is None else {episode: actions}, tokenizer)
     shown = await play(state, script, context.chat, context.config)
     if shown.valid and shown.reward < spec.env.reward_ceiling:
@@ -254,7 +254,7 @@ async def play_demonstration(spec: EpisodeSpec, context: RolloutContext) -> Play
     ]
 
 
-async def _asked(state: EpisodeState, config: RolloutConfig, ask: Callable[[], T]) -> T | None:
+async def _ask_expert(state: EpisodeState, config: RolloutConfig, ask: Callable[[], T]) -> T | None:
     """What the environment's expert says; None where the episode has ended, or ended because that failed.
 
     Raises:

@@ -11,7 +11,7 @@ from agentenv.core.rollout import (
     opening_of,
     release,
     rewind,
-    stepped,
+    step_env,
 )
 from agentenv.core.snapshot import Snapshot
 from agentenv.core.types import EndReason, Observation, StateCapability
@@ -71,7 +71,7 @@ class Rewinder:
     async def _replay(self, state: EpisodeState) -> None:
         _compare("the opening", await opening_of(self.start, self.config), state.prompt)
         for number, turn in enumerate(state.turns):
-            step, _ = await stepped(self.start.env, turn.action, self.config)
+            step, _ = await step_env(self.start.env, turn.action, self.config)
             _compare(f"turn {number}", step.observation, turn.observation)
             if step.terminated or step.truncated:
                 raise ReplayDivergence(f"turn {number} ended the replay and not the record")

@@ -124,7 +124,7 @@ def splice(
     return Splice(SampledTurn((*_take(old.segments, before), *_drop(foreign, after)), text), True, alike)
 
 
-async def rescored(trajectory: Trajectory, policy: Policy, temperature: float) -> Trajectory:
+async def rescore_logprobs(trajectory: Trajectory, policy: Policy, temperature: float) -> Trajectory:
     """``trajectory`` with log-probs of its tokens of another context where they stand now; these then count as any others.
 
     Args:

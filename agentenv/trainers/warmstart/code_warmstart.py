@@ -105,10 +105,13 @@ def demonstrations(config: CodeWarmstartConfig) -> list[tuple[Demonstrator, Demo
     tasks = generate_code_tasks(config.tasks, seed=config.seed, steps=config.difficulty, split="train")
     who = rng.choices(list(MIXTURE), list(MIXTURE.values()), k=len(tasks))
     with closing(make(ENV, tasks=tasks, **OPTIONS)) as env:
-        return [(one, _played(env, task, one(task, rng))) for one, task in zip(who, tasks, strict=True)]
+        return [
+            (one, _play_demonstration(env, task, one(task, rng)))
+            for one, task in zip(who, tasks, strict=True)
+        ]
 
 
-def _played(env: Env[Any], task: Task, actions: Sequence[str]) -> Demo:
+def _play_demonstration(env: Env[Any], task: Task, actions: Sequence[str]) -> Demo:
     """The episode of one task; played again where a program was stopped, as these end by themselves at once.
 
     Raises:

@@ -110,10 +110,10 @@ def demonstrations(
     rng, env = Random(config.seed), DomSim(**OPTIONS)
     tasks = DomSim.make_tasks(config.tasks, seed=config.seed, split="train", templates=config.templates)
     who = rng.choices(list(mixture), list(mixture.values()), k=len(tasks))
-    return [(one, _played(env, task, one, rng)) for one, task in zip(who, tasks, strict=True)]
+    return [(one, _play_demonstration(env, task, one, rng)) for one, task in zip(who, tasks, strict=True)]
 
 
-def _played(env: DomSim, task: Task, who: Demonstrator, rng: Random) -> Demonstration:
+def _play_demonstration(env: DomSim, task: Task, who: Demonstrator, rng: Random) -> Demonstration:
     context, _ = env.reset(seed=0, options={"task": task})
     script = env.expert()
     last = len(script) - 2

@@ -152,7 +152,7 @@ def _train_reading(config: WarmstartConfig, display: Display) -> tuple[HFPolicy,
         rounds.append(copy.deepcopy(_rounded(policy).model.state_dict()))
     if rounds:
         policy.model.load_state_dict(mean_weights(rounds))
-        policy.updated()
+        policy.set_weights()
     accuracy = reading_accuracy(_rounded(policy), chat, config)
     return policy, {"tokens": tokens, "minutes": 0.0, "reading_accuracy": accuracy}
 

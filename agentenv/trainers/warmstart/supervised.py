@@ -118,7 +118,7 @@ def fit(
         if step % 10 == 9:
             display.advance(step + 1, {"loss": loss})
     model.eval()
-    policy.updated()
+    policy.set_weights()
     return seen
 
 

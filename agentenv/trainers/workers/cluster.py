@@ -65,7 +65,7 @@ class RolloutActor:
         async with self._weights_lock:
             if version > self._version:
                 tensors = {name: torch.tensor(value) for name, value in weights.items()}
-                await asyncio.to_thread(self._runner.policy.updated, tensors, version)
+                await asyncio.to_thread(self._runner.policy.set_weights, tensors, version)
                 self._version = version
 
     async def close(self) -> None:

@@ -21,7 +21,7 @@ from agentenv.retrievers.simulation.lossy import LossyRetriever
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.run_folder.folder import TrainedPolicy
 from agentenv.trainers.strategies.rollout_context import RolloutContext
-from agentenv.trainers.strategies.splicing import rescored
+from agentenv.trainers.strategies.splicing import rescore_logprobs
 from agentenv.trainers.strategies.strategies import get_strategy
 from agentenv.trainers.workers.inflight import InflightGroup
 
@@ -91,7 +91,7 @@ class GroupRunner:
         members = with_flaws(members, {context.episode(i): flaw for i, flaw in enumerate(flaws) if flaw})
         if self.config.learning.correction.off_context == "rescore":
             heat = self.settings.temperature
-            members = [await _rescored(member, inflight.policy, heat) for member in members]
+            members = [await _rescore(member, inflight.policy, heat) for member in members]
         return members
 
     @asynccontextmanager
@@ -119,10 +119,10 @@ class GroupRunner:
         return [EpisodeSpec(env, task, seed, group_id, self._gate) for env, seed in seeded]
 
 
-async def _rescored(member: Trajectory, policy: Policy, temperature: float) -> Trajectory:
-    """``rescored``; what the engine fails at is masked."""
+async def _rescore(member: Trajectory, policy: Policy, temperature: float) -> Trajectory:
+    """``rescore_logprobs``; what the engine fails at is masked."""
     try:
-        return await rescored(member, policy, temperature)
+        return await rescore_logprobs(member, policy, temperature)
     except (Fault, ContextTooSmall) as error:
         said = f"{type(error).__name__}: {error}"
         return replace(member, valid=False, reward=0.0, end_reason=EndReason.POLICY_FAULT, error=said)

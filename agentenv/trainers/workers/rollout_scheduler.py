@@ -105,7 +105,7 @@ class RolloutScheduler:
             Interrupted: ``waiting`` was; what was drawn is not lost.
             ConfigurationError: what a strategy, the environment or the sampler cannot do.
         """
-        self.updated()
+        self.sync_weights()
         last = min(step + self.staleness, self.config.optimization.steps)
         for ahead in range(max(self._last + 1, step), last + 1):
             self._open(ahead)
@@ -120,11 +120,11 @@ class RolloutScheduler:
             self._inflight, self._opened[step] = inflight, self._reopened(step, drawn)
             raise
 
-    def updated(self) -> None:
+    def sync_weights(self) -> None:
         """Hands the policy's weights to those who play elsewhere, where they have changed."""
         if self._worker_pool is not None and self._worker_pool.version != self._policy.version:
             weights = trained_state(self._policy.model)
-            self._loop.run(self._worker_pool.updated(self._policy.version, weights))
+            self._loop.run(self._worker_pool.set_weights(self._policy.version, weights))
 
     def _batch(self, step: int, counts: Sequence[int]) -> Batch:
         version = self._policy.version
@@ -255,7 +255,7 @@ class RolloutScheduler:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Begins again what was under way: its episodes come to where they stood by the answers that they had got."""
-        self.updated()
+        self.sync_weights()
         self._last = state.get("last", 0)
         for step, plain in state.get("opened", {}).items():
             self._opened[step] = self._reopened(step, plain)

@@ -100,7 +100,7 @@ class WorkerPool:
         self._last_error = "none has come up yet"
         self._lost_workers = self._lost_episodes = 0
 
-    async def updated(self, version: int, weights: Mapping[str, Any]) -> None:
+    async def set_weights(self, version: int, weights: Mapping[str, Any]) -> None:
         """Hands new weights to every worker; episodes under way go on with them."""
         handle = await asyncio.to_thread(self._cluster.put, weights)
         self._weights, self.version = Weights(version, handle), version

@@ -13,8 +13,8 @@ from agentenv.cli.main import main
 from agentenv.core.types import Document
 from agentenv.errors import AgentEnvError, ConfigurationError, IndexMismatch
 from agentenv.retrievers.bm25 import BM25Retriever
-from agentenv.retrievers.building.adoption import adopt_index
 from agentenv.retrievers.building.builder import JOURNAL, build_folder
+from agentenv.retrievers.building.index_import import import_index
 from agentenv.retrievers.encoder import HashEncoder, Vectors
 from agentenv.retrievers.faiss import INDEX_FILE, FaissRetriever
 from agentenv.retrievers.hybrid import HybridRetriever
@@ -189,7 +189,7 @@ def test_an_adopted_index_is_checked_where_it_lies(tmp_path: Path) -> None:
     index = faiss.IndexFlatIP(512)
     index.add(HashEncoder().encode_passages([f'"Town {n}"\nOn river {n % 7}.' for n in range(50)]))
     faiss.write_index(index, str(tmp_path / "theirs.index"))
-    adopt_index(tmp_path / "theirs.index", tmp_path / "wiki.jsonl", tmp_path / "wiki", HashEncoder())
+    import_index(tmp_path / "theirs.index", tmp_path / "wiki.jsonl", tmp_path / "wiki", HashEncoder())
     assert check_folder(tmp_path / "wiki")[0] == 4
     flip(tmp_path / "theirs.index")
     with pytest.raises(IndexMismatch, match=INDEX_FILE):

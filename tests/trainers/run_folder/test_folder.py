@@ -116,12 +116,12 @@ def test_versions_of_steps_that_are_made_again_go(made: tuple[RunFolder, Any, Le
 def test_one_run_at_a_time(made: tuple[RunFolder, Any, Learner, Counter]) -> None:
     folder, *_ = made
     with (
-        folder.claimed(),
+        folder.lock(),
         pytest.raises(ConfigurationError, match="another process trains in"),
-        folder.claimed(),
+        folder.lock(),
     ):
         pass
-    with folder.claimed():
+    with folder.lock():
         pass  # given back
 
 
@@ -240,7 +240,7 @@ def test_whoever_loses_a_folder_leaves_the_files_of_whoever_has_it(tmp_path: Pat
     """Both have looked before either of them wrote."""
     path = tmp_path / "run"
     first = RunFolder.create(path, TrainConfig(name="first"))
-    with first.claimed():
+    with first.lock():
         before = (path / "config.toml").read_bytes()
         (path / "config.toml").unlink()  # as the second one saw it
         with pytest.raises(ConfigurationError, match="another process trains in"):

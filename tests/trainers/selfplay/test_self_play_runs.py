@@ -199,7 +199,7 @@ def test_each_set_of_weights_gets_what_it_sampled_and_its_state_comes_back(
     assert split([[posed, solved], [solved]], one) == ([[solved], [solved]], [[posed]])
     assert split([[posed, solved]], None) == ([[posed, solved]], [])
     one.learner.step(rows_of([posed], [np.ones(3)]))
-    one.policy.updated()
+    one.policy.set_weights()
     other.load_state_dict(one.state_dict())
     assert other.policy.version == 1
     mine, theirs = (torch.cat([p.flatten() for p in s.policy.model.parameters()]) for s in (one, other))

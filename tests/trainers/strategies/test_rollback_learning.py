@@ -23,7 +23,7 @@ from agentenv.policies.hf import HFPolicy
 from agentenv.trainers.learner.learner import Correction, Learner, Objective, rows_of
 from agentenv.trainers.strategies.rollback import RollbackStrategy
 from agentenv.trainers.strategies.rollout_context import RolloutContext
-from agentenv.trainers.strategies.splicing import rescored
+from agentenv.trainers.strategies.splicing import rescore_logprobs
 from agentenv.trainers.strategies.strategies import play_groups
 
 TOKENIZER = ByteTokenizer()
@@ -111,7 +111,7 @@ def test_only_marked_tokens_were_sampled_in_another_context(
 
 def test_scored_again_every_token_counts_as_any_other(policy: HFPolicy, played: list[Trajectory]) -> None:
     for trajectory in played:
-        again = asyncio.run(rescored(trajectory, policy, TEMPERATURE))
+        again = asyncio.run(rescore_logprobs(trajectory, policy, TEMPERATURE))
         scores = np.asarray(asyncio.run(policy.score(trajectory.ids.tolist(), temperature=TEMPERATURE)))
         assert np.abs(scores - again.logprobs)[again.loss_mask].max() < 1e-4
         assert not again.context_mismatch.any()
@@ -166,7 +166,7 @@ def test_a_correction_refuses_spliced_tokens_until_they_are_scored_again(
 ) -> None:
     with pytest.raises(ConfigurationError, match=r"set correction\.foreign to 'rescore' or 'weight'"):
         gradient(policy, played, CORRECTED)
-    again = [asyncio.run(rescored(t, policy, TEMPERATURE)) for t in played]
+    again = [asyncio.run(rescore_logprobs(t, policy, TEMPERATURE)) for t in played]
     found, straight = gradient(policy, again, CORRECTED), gradient(policy, played, PLAIN)
     assert (found - straight).norm() < 1e-3 * straight.norm()  # sampler and learner are one model
 

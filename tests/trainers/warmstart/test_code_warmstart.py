@@ -17,7 +17,7 @@ from agentenv.sandbox.fakes import FakeExecutor
 from agentenv.sandbox.types import ExecResult, ExecStatus
 from agentenv.trainers.warmstart.code_warmstart import (
     CodeWarmstartConfig,
-    _played,
+    _play_demonstration,
     code_warmstart,
     demonstrations,
     mender,
@@ -90,7 +90,7 @@ class Stopping(FakeExecutor):
 def test_a_demonstration_whose_program_was_stopped_is_played_again() -> None:
     def shown(stops: int) -> list[str]:
         env = Code(executor=Stopping(stops), tasks=TASKS, stateful=False)
-        return [piece.text for piece in _played(env, TASKS[0], mender(TASKS[0], Random(0)))]
+        return [piece.text for piece in _play_demonstration(env, TASKS[0], mender(TASKS[0], Random(0)))]
 
     assert shown(1) == shown(0)
     with pytest.raises(SandboxFault, match="killed"):

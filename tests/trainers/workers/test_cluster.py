@@ -208,7 +208,7 @@ class Held:
         self.policy = self
         self.place, self.version, self.broken = place, -1, False
 
-    def updated(self, weights: Mapping[str, Any], version: int) -> None:
+    def set_weights(self, weights: Mapping[str, Any], version: int) -> None:
         assert weights["w"].tolist() == [version]
         self.version = version
 
@@ -239,7 +239,7 @@ async def step(
     worker_pool: WorkerPool, number: int, place: Path, strike: Callable[[], None]
 ) -> tuple[list[str], Any]:
     """Who delivered the four groups of a step; once all have begun ``strike`` is called, and they are let go."""
-    await worker_pool.updated(number, {"w": Number(number)})
+    await worker_pool.set_weights(number, {"w": Number(number)})
     groups = [
         InflightGroup(
             step=number,
@@ -278,7 +278,7 @@ def test_groups_of_a_killed_worker_and_of_a_removed_node_are_played_by_those_who
     worker_pool = WorkerPool(nodes_cluster, 2, start_s=500, deadline_s=500)
 
     async def play() -> None:
-        await worker_pool.updated(0, {"w": Number(0)})
+        await worker_pool.set_weights(0, {"w": Number(0)})
         while (await worker_pool.metrics())["workers"] < 2:
             await asyncio.sleep(0.1)
         doomed, spared = worker_of(head), worker_of(other)

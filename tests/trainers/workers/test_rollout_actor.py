@@ -28,7 +28,7 @@ class Recorder:
         self.broken = self.closed = False
         self.taken: list[tuple[int, float]] = []
 
-    def updated(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+    def set_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         self.taken.append((version, float(weights["w"])))
         self.version = version
 

@@ -490,7 +490,7 @@ def test_without_staleness_records_are_those_of_the_groups_played_by_themselves(
             assert [to_record(t) for g in batch.played for t in g] == expected
             assert not {"staleness_max", "groups_under_way"} & set(batch.metrics)
             assert made.state_dict()["inflight"] == []
-            policy.updated()
+            policy.set_weights()
 
 
 def reference(policy: HFPolicy, step: int, strategy: str) -> list[dict[str, Any]]:
@@ -518,7 +518,7 @@ def test_what_a_crew_plays_are_the_records_of_this_process() -> None:
             assert records(played) == records(expected)
             assert played.metrics.items() >= {"workers": 1, "lost_workers": 0, "lost_episodes": 0}.items()
             mine.version = apart._policy.version = step
-            apart.updated()
+            apart.sync_weights()
     assert mine.asked == elsewhere.asked
     assert elsewhere.version == 3
 

@@ -103,7 +103,7 @@ def played(
     """Who delivered each of so many groups of two, and the figures after it."""
 
     async def play(worker_pool: WorkerPool) -> tuple[list[str], dict[str, float]]:
-        await worker_pool.updated(3, {"w": 1.0})
+        await worker_pool.set_weights(3, {"w": 1.0})
         members = await asyncio.gather(*(worker_pool.play(group(first), None) for first in range(groups)))
         return [one[0].id for one in members], await worker_pool.metrics()
 
@@ -127,7 +127,7 @@ def test_groups_go_to_whoever_has_the_fewest_with_the_weights_to_play_them_by() 
 
     async def play() -> None:
         worker_pool = WorkerPool(cluster, 2, start_s=30, deadline_s=30)
-        await worker_pool.updated(3, {"w": 1.0})
+        await worker_pool.set_weights(3, {"w": 1.0})
         await asyncio.sleep(0.01)  # both are up
         await asyncio.gather(*(worker_pool.play(group(first), None) for first in range(4)))
 
@@ -156,7 +156,7 @@ def test_what_was_counted_once_is_not_counted_again() -> None:
 
     async def play() -> tuple[dict[str, float], dict[str, float]]:
         worker_pool = WorkerPool(cluster, 1, start_s=30, deadline_s=30)
-        await worker_pool.updated(0, {})
+        await worker_pool.set_weights(0, {})
         await worker_pool.play(group(0), None)
         return await worker_pool.metrics(), await worker_pool.metrics()
 
@@ -177,7 +177,7 @@ def test_a_late_worker_is_ended_and_what_it_delivers_then_is_dropped() -> None:
 def test_the_answers_of_the_policy_stay_with_the_group() -> None:
     async def play() -> dict[str, Any]:
         worker_pool, inflight = WorkerPool(Fakes(), 1, start_s=30, deadline_s=30), group(0)
-        await worker_pool.updated(3, {})
+        await worker_pool.set_weights(3, {})
         await worker_pool.play(inflight, None)
         return inflight.policy.state_dict()
 
@@ -190,9 +190,9 @@ def test_those_who_are_up_get_new_weights_at_once() -> None:
 
     async def play() -> None:
         worker_pool = WorkerPool(cluster, 2, start_s=30, deadline_s=30)
-        await worker_pool.updated(0, {})
+        await worker_pool.set_weights(0, {})
         await worker_pool.play(group(0), None)
-        await worker_pool.updated(1, {})
+        await worker_pool.set_weights(1, {})
 
     run(play())
     assert [worker.taken for worker in cluster.workers] == [[1], []]
@@ -232,7 +232,7 @@ def test_a_worker_that_cannot_play_as_configured_ends_the_run() -> None:
 
 async def _refused(cluster: Fakes) -> None:
     worker_pool = WorkerPool(cluster, 2, start_s=30, deadline_s=30)
-    await worker_pool.updated(0, {})
+    await worker_pool.set_weights(0, {})
     await asyncio.sleep(0.01)
     await worker_pool.play(group(0), None)
 

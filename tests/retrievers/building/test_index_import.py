@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agentenv.errors import ConfigurationError, CorpusError, IndexMismatch
-from agentenv.retrievers.building.adoption import adopt_index
+from agentenv.retrievers.building.index_import import import_index
 from agentenv.retrievers.encoder import HashEncoder, Vectors
 from agentenv.retrievers.faiss import INDEX_FILE, FaissRetriever, laid_out
 from agentenv.retrievers.storage.corpus import load_corpus
@@ -49,7 +49,7 @@ def flat(corpus: Path, tmp_path: Path) -> Path:
 
 
 def test_an_adopted_index_is_searched_where_it_lies(corpus: Path, flat: Path, tmp_path: Path) -> None:
-    adopt_index(flat, corpus, tmp_path / "wiki", ENCODER)
+    import_index(flat, corpus, tmp_path / "wiki", ENCODER)
     retriever = FaissRetriever.load(tmp_path / "wiki", encoder=ENCODER)
     (found,) = asyncio.run(retriever.search(["Town 7 lies on river 0"], 1))
     assert (found[0].id, found[0].title, found[0].text) == ("7", "Town 7", "Town 7 lies on river 0.")
@@ -65,7 +65,7 @@ def test_a_graph_and_codes_are_adopted_too(corpus: Path, tmp_path: Path) -> None
     for n, spec in enumerate(["HNSW64", "SQ8", "PQ16x4"]):
         index = faiss.index_factory(64, spec, faiss.METRIC_INNER_PRODUCT)
         path = write(index, vectors(corpus), tmp_path / f"{n}.index")
-        retriever = adopt_index(path, corpus, tmp_path / f"out{n}", ENCODER)
+        retriever = import_index(path, corpus, tmp_path / f"out{n}", ENCODER)
         assert len(asyncio.run(retriever.search(["Town 7"], 3))[0]) == 3
 
 
@@ -75,7 +75,7 @@ def test_a_corpus_in_another_order_is_refused(corpus: Path, flat: Path, tmp_path
     with pytest.raises(
         IndexMismatch, match=r"Of 16 passages 0% have the vector that encoder 'hash' gives them"
     ):
-        adopt_index(flat, corpus, tmp_path / "wiki", ENCODER)
+        import_index(flat, corpus, tmp_path / "wiki", ENCODER)
     assert not (tmp_path / "wiki").exists()
 
 
@@ -85,7 +85,7 @@ def test_another_prefix_is_refused(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(
         IndexMismatch, match=r"similarity 0\.[0-9]+\); the corpus is in another order, or the encoder"
     ):
-        adopt_index(flat, corpus, tmp_path / "wiki", ENCODER)
+        import_index(flat, corpus, tmp_path / "wiki", ENCODER)
 
 
 @pytest.mark.parametrize("change", ["fewer passages", "other dimensions"])
@@ -96,27 +96,27 @@ def test_another_size_is_refused(corpus: Path, flat: Path, tmp_path: Path, chang
     with pytest.raises(
         IndexMismatch, match=r"holds 300 vectors of 64 dimensions, but .* they do not belong together"
     ):
-        adopt_index(flat, corpus, tmp_path / "wiki", encoder)
+        import_index(flat, corpus, tmp_path / "wiki", encoder)
 
 
 def test_what_cannot_be_searched_is_refused(corpus: Path, tmp_path: Path) -> None:
     distance = write(faiss.IndexFlatL2(64), vectors(corpus), tmp_path / "l2.index")
     with pytest.raises(ConfigurationError, match="compares by distance, not by inner product"):
-        adopt_index(distance, corpus, tmp_path / "wiki", ENCODER)
+        import_index(distance, corpus, tmp_path / "wiki", ENCODER)
     labelled = faiss.IndexIDMap(faiss.IndexFlatIP(64))
     labelled.add_with_ids(vectors(corpus), np.arange(ROWS) + 5)
     faiss.write_index(labelled, str(tmp_path / "ids.index"))
     with pytest.raises(ConfigurationError, match="keeps labels of its own"):
-        adopt_index(tmp_path / "ids.index", corpus, tmp_path / "wiki", ENCODER)
+        import_index(tmp_path / "ids.index", corpus, tmp_path / "wiki", ENCODER)
     with pytest.raises(ConfigurationError, match="cannot be read"):
-        adopt_index(tmp_path / "nowhere.index", corpus, tmp_path / "wiki", ENCODER)
+        import_index(tmp_path / "nowhere.index", corpus, tmp_path / "wiki", ENCODER)
     good = write(faiss.IndexFlatIP(64), vectors(corpus), tmp_path / "good.index")
     with pytest.raises(CorpusError, match="is compressed"):
-        adopt_index(good, Path("c.jsonl.gz"), tmp_path / "wiki", ENCODER)
+        import_index(good, Path("c.jsonl.gz"), tmp_path / "wiki", ENCODER)
 
 
 def test_a_corpus_that_changed_since_is_refused(corpus: Path, flat: Path, tmp_path: Path) -> None:
-    adopt_index(flat, corpus, tmp_path / "wiki", ENCODER)
+    import_index(flat, corpus, tmp_path / "wiki", ENCODER)
     corpus.write_text(corpus.read_text().replace("Town 7 lies", "Town 7 lay"))
     with pytest.raises(IndexMismatch, match="was built over corpus"):
         FaissRetriever.load(tmp_path / "wiki", encoder=ENCODER)

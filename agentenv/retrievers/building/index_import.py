@@ -23,7 +23,7 @@ _LAYOUT = '"{title}"\n{text}'
 _LEAST_FOUND = 0.9  # share of the sample that is nearest to its own row, where vectors are stored inexactly
 
 
-def adopt_index(index_file: Path, corpus: Path, out: Path, encoder: Encoder) -> FaissRetriever:
+def import_index(index_file: Path, corpus: Path, out: Path, encoder: Encoder) -> FaissRetriever:
     """Makes ``out`` a retriever of links to both files, with the tables and the card that belong to it.
 
     Args:
