@@ -13,7 +13,7 @@ from agentenv.core.io.trust import confirm_file
 from agentenv.core.protocols import Policy
 from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
 from agentenv.evaluation.benchmark import Benchmark, run_benchmark
-from agentenv.evaluation.benchmark import Display as EvalDisplay
+from agentenv.evaluation.benchmark import EvalDisplay as EvalDisplay
 from agentenv.evaluation.records import EpisodeRecord, read_evaluation
 from agentenv.evaluation.report.report import PAGE, write_report
 from agentenv.evaluation.task_env import env_id_of
@@ -22,7 +22,7 @@ from agentenv.trainers.config.config_files import CONFIG, changed, load_config, 
 from agentenv.trainers.config.train_config import TrainConfig
 
 if TYPE_CHECKING:  # the module imports torch
-    from agentenv.trainers.run import Display as TrainDisplay
+    from agentenv.trainers.run import TrainDisplay as TrainDisplay
 
 DEFAULT_PRESET = "laptop-search"
 

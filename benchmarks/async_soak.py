@@ -49,7 +49,7 @@ from agentenv.errors import Fault, RetrieverFault, SandboxFault
 from agentenv.policies.hf import HFPolicy
 from agentenv.sandbox.backends import make_executor
 from agentenv.sandbox.executor import JailExecutor
-from agentenv.sandbox.types import ExecStatus, Limits
+from agentenv.sandbox.types import ExecStatus, ExecutionLimits
 from agentenv.trainers.config.config_files import load_config, parse_config
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
@@ -62,7 +62,7 @@ from sandbox_soak import descendants, harm, inodes, resident_mib  # type: ignore
 ENV = "bench/SoakSearch-v0"
 QUESTIONS, SIZE, STALENESS = 3, 4, 2
 WORLD = {"documents": 200, "questions": 60}
-LIMITS = Limits(wall_s=60.0, cpu_s=30.0, memory_mb=128)
+LIMITS = ExecutionLimits(wall_s=60.0, cpu_s=30.0, memory_mb=128)
 CENSUS, TALLY = "census.jsonl", "tally.jsonl"
 GLANCE_S = 0.05
 GONE_S = 30.0  # in which the processes of a killed worker must have ended

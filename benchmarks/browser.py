@@ -23,7 +23,7 @@ from typing import Any
 from common import RESULTS, command_line, common_arguments, write
 
 from agentenv.core.types import Task
-from agentenv.envs.browser.browser_session import Session
+from agentenv.envs.browser.browser_session import BrowserSession
 from agentenv.envs.browser.driver import DRAWING, FEATURES, NETWORK, Driver, find_chromium
 from agentenv.envs.browser.env import Browser
 from agentenv.envs.browser.experts import EXPERTS, rehearse
@@ -59,7 +59,7 @@ def experts(driver: Driver, seeds: int, limit: int | None) -> dict[str, Any]:
     for page in sorted(EXPERTS)[:limit]:
         won[page] = 0
         for seed in range(seeds):
-            session = Session(driver, miniwob(), images=False)
+            session = BrowserSession(driver, miniwob(), images=False)
             playing = rehearse(session, f"{ORIGIN}/{page}", seed, EXPERTS[page], 60)
             try:
                 won[page] += driver.submit(playing).result()[1] == 1

@@ -25,7 +25,7 @@ from agentenv.core.types import Task
 from agentenv.policies.policy_spec import make_policy
 from agentenv.trainers.credit.estimators import get_estimator
 from agentenv.trainers.learner.denormals import flushed_denormals
-from agentenv.trainers.learner.learner import Learner, Objective, Row, rows_of
+from agentenv.trainers.learner.learner import Learner, Objective, TrainingRow, rows_of
 from agentenv.trainers.learner.packing import micro_batches
 from agentenv.trainers.run_folder.folder import RunFolder
 from agentenv.trainers.strategies.strategies import by_group
@@ -33,7 +33,7 @@ from agentenv.trainers.strategies.strategies import by_group
 from common import common_arguments, finish  # type: ignore[import-not-found]  # isort: skip  # sibling script
 
 
-def steps_of(folder: RunFolder) -> list[list[Row]]:
+def steps_of(folder: RunFolder) -> list[list[TrainingRow]]:
     """The rows of every dumped step that carry a gradient."""
     settings = folder.config.optimization
     estimate = get_estimator(settings.estimator, settings.estimator_options)
@@ -46,7 +46,7 @@ def steps_of(folder: RunFolder) -> list[list[Row]]:
     return [rows for rows in steps if rows]
 
 
-def learned(model: Any, steps: list[list[Row]], micro_tokens: int, padding: float) -> dict[str, Any]:
+def learned(model: Any, steps: list[list[TrainingRow]], micro_tokens: int, padding: float) -> dict[str, Any]:
     """One pass over all steps."""
     learner = Learner(model, Objective(micro_tokens=micro_tokens, padding=padding), learning_rate=1.0)
     shares, batches, seconds, gradients = [], 0, 0.0, []

@@ -24,12 +24,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from agentenv.sandbox import docker
 from agentenv.sandbox.backends import make_executor, unavailable
 from agentenv.sandbox.executor import JailExecutor
-from agentenv.sandbox.types import Limits
+from agentenv.sandbox.types import ExecutionLimits
 
 from common import finish, load  # type: ignore[import-not-found]  # isort: skip  # a sibling script
 
 WARM_RUN_MS = {"bwrap": 5.0, "docker": 10.0, "unsafe-local": 5.0}
-LIMITS = Limits(memory_mb=512, wall_s=60.0, cpu_s=60.0)
+LIMITS = ExecutionLimits(memory_mb=512, wall_s=60.0, cpu_s=60.0)
 STATE = "held = bytearray(50 << 20)\nheld[::4096] = b'1' * len(held[::4096])"
 FILES = {f"data/{index}.bin": bytes(100_000) for index in range(10)}
 FULL = {f"data/{index}.bin": bytes(7_000_000) for index in range(2)}

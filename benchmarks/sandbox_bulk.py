@@ -19,12 +19,12 @@ from agentenv.data.code_sets import CodeSet, load_code_set
 from agentenv.sandbox.backends import make_executor, unavailable
 from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.grading import grade
-from agentenv.sandbox.types import Limits
+from agentenv.sandbox.types import ExecutionLimits
 
 from common import finish, load  # type: ignore[import-not-found]  # isort: skip  # a sibling script
 
 SETS = ("humaneval", "mbpp")
-LIMITS = Limits(wall_s=60.0, cpu_s=30.0, memory_mb=512)
+LIMITS = ExecutionLimits(wall_s=60.0, cpu_s=30.0, memory_mb=512)
 
 
 def main() -> None:

@@ -28,13 +28,13 @@ from agentenv.errors import Fault, SnapshotError
 from agentenv.sandbox import docker, image, labels
 from agentenv.sandbox.backends import make_executor
 from agentenv.sandbox.executor import JailExecutor
-from agentenv.sandbox.types import ExecStatus, Limits
+from agentenv.sandbox.types import ExecStatus, ExecutionLimits
 
 from common import RESULTS, finish, load  # type: ignore[import-not-found]  # isort: skip  # a sibling script
 
-LIMITS = Limits(wall_s=60.0, cpu_s=30.0, memory_mb=128)
-BRIEF = Limits(wall_s=0.3, memory_mb=128)
-PROGRAMS: dict[str, tuple[str, Limits, ExecStatus, str]] = {
+LIMITS = ExecutionLimits(wall_s=60.0, cpu_s=30.0, memory_mb=128)
+BRIEF = ExecutionLimits(wall_s=0.3, memory_mb=128)
+PROGRAMS: dict[str, tuple[str, ExecutionLimits, ExecStatus, str]] = {
     "right": ("print(sum(range(100)))", LIMITS, ExecStatus.OK, "4950\n"),
     "raises": ("1 / 0", LIMITS, ExecStatus.ERROR, ""),
     "exits": ("import os; os._exit(1)", LIMITS, ExecStatus.ERROR, ""),

@@ -11,7 +11,7 @@ from rich.console import Console
 from agentenv.cli.grid import print_table
 from agentenv.core.values import read_value
 from agentenv.errors import ConfigurationError
-from agentenv.evaluation.report.flat_tables import Column, Table, interval_text
+from agentenv.evaluation.report.flat_tables import Column, FlatTable, interval_text
 from agentenv.evaluation.spending import added, described
 
 
@@ -164,7 +164,7 @@ def _show_suite(result: dict[str, Any], console: Console) -> None:
         Column("ci95", "interval", "95 % interval"),
         *(Column(kind, "share") for kind in (*kinds, "index recall@5")),
     )
-    print_table(console, Table(f"{len(rows)} sets", columns, tuple(rows)))
+    print_table(console, FlatTable(f"{len(rows)} sets", columns, tuple(rows)))
     for what, value in described(added(result["suite"].values())).items():
         console.print(f"  {what:<24}{value}", highlight=False, markup=False)
     for scorer, means in result["scores"].items():

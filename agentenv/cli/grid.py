@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 from rich.cells import cell_len
 from rich.console import Console
 
-from agentenv.evaluation.report.flat_tables import Table
+from agentenv.evaluation.report.flat_tables import FlatTable
 
 _GAP = "  "
 
 
-def print_table(console: Console, table: Table) -> None:
+def print_table(console: Console, table: FlatTable) -> None:
     """Prints a title and the values; no cell is ever cut or broken.
 
     Where a row does not fit into the width of the terminal, the rows stand side by side as columns, as many at a time as

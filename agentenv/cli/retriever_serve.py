@@ -56,7 +56,7 @@ class Serve:
     def run(self) -> dict[str, Any]:
         """Serves until it is told to stop; returns what was done."""
         from agentenv.retrievers.service.app import run_service
-        from agentenv.retrievers.service.service import Limits, Service
+        from agentenv.retrievers.service.service import Service, ServiceLimits
         from agentenv.web.server import address_of, listen
 
         if min(self.threads, self.queue) < 1 or self.cache < 0 or self.timeout <= 0:
@@ -64,7 +64,7 @@ class Serve:
                 "--threads and --queue are at least 1, --cache at least 0, --timeout above 0."
             )
         load = self._shards() if self.shards else self._folders()
-        limits = Limits(queue=self.queue, cache=self.cache, timeout_s=self.timeout)
+        limits = ServiceLimits(queue=self.queue, cache=self.cache, timeout_s=self.timeout)
         service = Service(limits, token=os.environ.get(TOKEN_VARIABLE))
         began = time.monotonic()
         with listen(self.host, self.port) as listening:

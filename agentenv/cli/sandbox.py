@@ -12,7 +12,7 @@ from agentenv.errors import ConfigurationError
 from agentenv.sandbox import image
 from agentenv.sandbox.backends import make_executor
 from agentenv.sandbox.docker import IMAGE
-from agentenv.sandbox.types import Limits
+from agentenv.sandbox.types import ExecutionLimits
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Run:
     def run(self) -> dict[str, Any]:
         """Runs the program; returns its result."""
         code = self.file.read_text(encoding="utf-8")
-        limits = Limits(wall_s=self.wall_s, cpu_s=self.wall_s, memory_mb=self.memory_mb)
+        limits = ExecutionLimits(wall_s=self.wall_s, cpu_s=self.wall_s, memory_mb=self.memory_mb)
         executor = make_executor(self.backend, size=1, isolation=self.isolation)
         try:
             result = executor.run(code, limits=limits, variables=True)

@@ -56,7 +56,7 @@ class Serve:
     def run(self) -> dict[str, Any]:
         """Serves until it is told to stop; returns what was done."""
         from agentenv.serving.server import left_behind, run
-        from agentenv.serving.service import EnvService, Limits
+        from agentenv.serving.service import EnvService, ServerLimits
         from agentenv.serving.wire import TOKEN_VARIABLE
         from agentenv.web.server import address_of, listen
 
@@ -66,7 +66,7 @@ class Serve:
                 "--sessions and --per-client are at least 1; --wait, --timeout and --idle are above 0."
             )
         make = factory_of(self.env, **dict(_argument(one) for one in self.set))
-        limits = Limits(
+        limits = ServerLimits(
             sessions=self.sessions,
             per_client=self.per_client,
             waiting=self.sessions,

@@ -11,7 +11,7 @@ from agentenv.core.env_calls import call, call_plain
 from agentenv.core.episodes import EpisodeSpec, EpisodeState, RolloutConfig, mended
 from agentenv.core.grammar import without_half_escapes
 from agentenv.core.returns import checked_key, checked_opening, checked_step, mended_step, most_chars
-from agentenv.core.scene import Scene
+from agentenv.core.scene import TurnScene
 from agentenv.core.snapshot import Snapshot
 from agentenv.core.trajectory import Turn
 from agentenv.core.types import EndReason, Info, Observation, Step, Task
@@ -159,7 +159,7 @@ async def fork(state: EpisodeState, n: int, config: RolloutConfig) -> list[Env[A
 
 
 def _record_turn(
-    state: EpisodeState, action: str, step: Step, key: str | None, scene: Scene | None, env_seconds: float
+    state: EpisodeState, action: str, step: Step, key: str | None, scene: TurnScene | None, env_seconds: float
 ) -> None:
     state.turns.append(
         Turn(

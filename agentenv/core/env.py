@@ -17,7 +17,7 @@ import gymnasium
 
 from agentenv.core.concurrency.deadlines import guarded
 from agentenv.core.env_options import check_reset_options, picklable
-from agentenv.core.scene import Scene
+from agentenv.core.scene import TurnScene
 from agentenv.core.snapshot import Snapshot, fork_value, resources_of
 from agentenv.core.spaces import FreeText, Messages
 from agentenv.core.types import EndReason, Info, Observation, StateCapability, Step, Task, ToolResult
@@ -246,7 +246,7 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
         """The state without history, equal for equal futures; None where step groups make no sense."""
         return None
 
-    def scene(self) -> Scene | None:
+    def scene(self) -> TurnScene | None:
         """The screen as it is now, for people who read the record of the episode; None where there is none."""
         return None
 

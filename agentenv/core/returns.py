@@ -14,8 +14,8 @@ from agentenv.core.types import (
     EndReason,
     Info,
     Message,
+    MessagePart,
     Observation,
-    Part,
     Role,
     Step,
     ToolResult,
@@ -97,7 +97,7 @@ def mended_step(given: Any) -> Any:
 
 def _mended(part: Any, *names: str) -> Any:
     """A message, a part of one or a tool result with its texts mended; anything else as it is."""
-    if not isinstance(part, Message | Part | ToolResult):
+    if not isinstance(part, Message | MessagePart | ToolResult):
         return part
     changed: dict[str, Any] = {}
     for name in names:
@@ -139,7 +139,7 @@ def _check_form(message: Any, what: str) -> None:
         roles = ", ".join(get_args(Role))
         raise EnvFault(f"{what} gave a message of the role {_shown(message.role)}; it must be one of {roles}")
     content = message.content
-    parts = isinstance(content, tuple) and all(isinstance(part, Part) for part in content)
+    parts = isinstance(content, tuple) and all(isinstance(part, MessagePart) for part in content)
     if not (isinstance(content, str) or (parts and all(isinstance(part.text, str) for part in content))):
         raise EnvFault(f"{what} gave a message of {_shown(content)}; it must be text or a tuple of Part")
 

@@ -1,7 +1,7 @@
 """What a viewer of an episode draws: the screen on which an action was chosen, and the action on it.
 
-An environment with a screen gives a `Scene` from ``Env.scene``; the episode loop keeps it in the `Turn`, and nothing that a
-policy sees or earns depends on it. Pixels that the policy was shown stand in the messages and not here.
+An environment with a screen gives a `TurnScene` from ``Env.scene``; the episode loop keeps it in the `Turn`, and nothing
+that a policy sees or earns depends on it. Pixels that the policy was shown stand in the messages and not here.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class Mark:
     """Whether this is what an expert would have done rather than what the policy did."""
 
 
-class Scene(Protocol):
+class TurnScene(Protocol):
     """A screen at the moment when an action was chosen."""
 
     @property

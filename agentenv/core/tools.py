@@ -334,7 +334,7 @@ class ToolEnv(AsyncEnv[StateT]):
         end = EndReason.TURN_LIMIT if over else None
         return self.result(observation, end=end, truncated=over, valid=valid, tool_results=results)
 
-    async def _call(self, call: "Call | ToolResult") -> ToolResult:
+    async def _call(self, call: "ToolCall | ToolResult") -> ToolResult:
         if isinstance(call, ToolResult):
             return call
         if call.name not in self.tools:
@@ -345,14 +345,14 @@ class ToolEnv(AsyncEnv[StateT]):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolCall:
     """One parsed tool call."""
 
     name: str
     arguments: Any
 
 
-def read_calls(text: str) -> Sequence[Call | ToolResult]:
+def read_calls(text: str) -> Sequence[ToolCall | ToolResult]:
     """The tool calls in ``text``, in order; one that cannot be read stands as its ``format_error``, as do too many."""
     bodies = re.findall(r"<tool_call>(.*?)(?:</tool_call>|\Z)", text, re.DOTALL)
     calls = [_read_call(body) for body in bodies[:MOST_CALLS]]
@@ -362,7 +362,7 @@ def read_calls(text: str) -> Sequence[Call | ToolResult]:
     return calls
 
 
-def _read_call(body: str) -> Call | ToolResult:
+def _read_call(body: str) -> ToolCall | ToolResult:
     try:
         call = read_json(body)
     except ValueError as error:
@@ -371,7 +371,7 @@ def _read_call(body: str) -> Call | ToolResult:
     if not (isinstance(call, dict) and isinstance(call.get("name"), str)):
         complaint = 'a tool call is an object with "name" and "arguments"'
         return ToolResult("none", ToolStatus.FORMAT_ERROR, complaint, "TypeError")
-    return Call(call["name"], call.get("arguments", {}))
+    return ToolCall(call["name"], call.get("arguments", {}))
 
 
 def tool_response(result: ToolResult) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agentenv.core.scene import Scene
+from agentenv.core.scene import TurnScene
 from agentenv.core.types import EndReason, Message, Observation, Task, ToolResult, ToolStatus
 from agentenv.errors import ConfigurationError
 
@@ -87,7 +87,7 @@ class Turn:
     """Key of the state in which the action was chosen."""
     policy_seconds: float = 0.0
     env_seconds: float = 0.0
-    scene: Scene | None = None
+    scene: TurnScene | None = None
     """The screen on which the action was chosen, where the environment has one."""
 
 

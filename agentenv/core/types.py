@@ -58,7 +58,7 @@ class StateCapability(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MessagePart:
     """One piece of a multi-part message: text, or an image as PNG bytes."""
 
     kind: Literal["text", "image"]
@@ -71,7 +71,7 @@ class Message:
     """One message of a conversation."""
 
     role: Role
-    content: str | tuple[Part, ...]
+    content: str | tuple[MessagePart, ...]
 
     @property
     def text(self) -> str:

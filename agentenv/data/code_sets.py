@@ -20,9 +20,9 @@ from agentenv.core.types import Task
 from agentenv.errors import DatasetError, UnknownName
 from agentenv.sandbox.grading import VIA, CallTest
 from agentenv.sandbox.jail import plain
-from agentenv.sandbox.types import Call, Executor, Limits
+from agentenv.sandbox.types import ExecutionLimits, Executor, FunctionCall
 
-LIMITS = Limits(wall_s=30.0, cpu_s=20.0, memory_mb=512)
+LIMITS = ExecutionLimits(wall_s=30.0, cpu_s=20.0, memory_mb=512)
 
 
 class Kind(NamedTuple):
@@ -163,7 +163,7 @@ def _called(test: str, code: str) -> str:
 def _run(executor: Executor, solution: str, body: str, name: str) -> list[CallTest]:
     """Runs instrumented tests and reads what they recorded."""
     result = executor.run(
-        f"{solution}\n{RECORDER}\n{body}", calls=[Call("_records")], limits=LIMITS, domain=DOMAIN
+        f"{solution}\n{RECORDER}\n{body}", calls=[FunctionCall("_records")], limits=LIMITS, domain=DOMAIN
     )
     try:
         document = plain.decode(result.returned[0]) if result.returned else {}

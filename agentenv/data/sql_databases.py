@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 from agentenv.core.io.files import os_errors, put_in_place
-from agentenv.data.sql_domains import Column, Domain, Table
+from agentenv.data.sql_domains import Column, Domain, SQLTable
 from agentenv.data.world_config import Split
 from agentenv.data.world_names import Namer
 
@@ -55,7 +55,7 @@ def write_databases(domain: Domain, name: str, split: Split, folder: Path) -> tu
     return tuple(paths)
 
 
-def depth(table: Table, domain: Domain) -> int:
+def depth(table: SQLTable, domain: Domain) -> int:
     """Tables between ``table`` and the farthest one that it refers to."""
     parents = [other for other in domain if other.one in table.parents]
     return max((1 + depth(parent, domain) for parent in parents), default=0)
@@ -89,7 +89,7 @@ def _fill(path: Path, domain: Domain, labels: Mapping[str, list[str]], rng: rand
         connection.execute("COMMIT")
 
 
-def _create(table: Table, domain: Domain) -> str:
+def _create(table: SQLTable, domain: Domain) -> str:
     columns = [f"{table.label} TEXT NOT NULL UNIQUE"]
     columns += [f"{column.name} TEXT NOT NULL" for column in table.words]
     columns += [f"{c.name} {'REAL' if c.decimals else 'INTEGER'} NOT NULL" for c in table.numbers]
@@ -100,7 +100,7 @@ def _create(table: Table, domain: Domain) -> str:
 
 
 def _rows(
-    table: Table, domain: Domain, labels: Mapping[str, list[str]], rng: random.Random
+    table: SQLTable, domain: Domain, labels: Mapping[str, list[str]], rng: random.Random
 ) -> Iterator[tuple[int | float | str, ...]]:
     # One parent in eight has no child, so that questions about those have an answer.
     parents = []

@@ -22,7 +22,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Table:
+class SQLTable:
     """One table. ``naming`` says how its labels are made: a kind of invented name, or letters before a number."""
 
     one: str
@@ -47,7 +47,7 @@ _COUNTRIES = "Chile Kenya Norway Japan Peru Egypt"
 _STATES = "open late closed"
 
 LIBRARY = (
-    Table(
+    SQLTable(
         "author",
         "authors",
         "name",
@@ -55,7 +55,7 @@ LIBRARY = (
         (_words("country", _COUNTRIES),),
         (_number("birth_year", 1900, 1999, "year of birth"),),
     ),
-    Table(
+    SQLTable(
         "book",
         "books",
         "title",
@@ -64,7 +64,7 @@ LIBRARY = (
         (_number("pages", 60, 900, "number of pages"), _number("price", 5, 90, decimals=2)),
         ("author",),
     ),
-    Table(
+    SQLTable(
         "loan",
         "loans",
         "code",
@@ -75,7 +75,7 @@ LIBRARY = (
     ),
 )
 SHOP = (
-    Table(
+    SQLTable(
         "supplier",
         "suppliers",
         "name",
@@ -83,7 +83,7 @@ SHOP = (
         (_words("country", _COUNTRIES),),
         (_number("founded", 1950, 2020, "founding year"),),
     ),
-    Table(
+    SQLTable(
         "product",
         "products",
         "code",
@@ -92,7 +92,7 @@ SHOP = (
         (_number("price", 1, 400, decimals=2), _number("stock", 0, 500)),
         ("supplier",),
     ),
-    Table(
+    SQLTable(
         "customer",
         "customers",
         "name",
@@ -100,7 +100,7 @@ SHOP = (
         (_words("city", "Oslo Lima Cairo Quito Turin"),),
         (_number("credit", 100, 9000),),
     ),
-    Table(
+    SQLTable(
         "purchase",
         "purchases",
         "code",
@@ -111,7 +111,7 @@ SHOP = (
     ),
 )
 CLINIC = (
-    Table(
+    SQLTable(
         "doctor",
         "doctors",
         "name",
@@ -119,7 +119,7 @@ CLINIC = (
         (_words("specialty", "surgery eyes skin heart teeth"),),
         (_number("years", 1, 40, "years of practice"),),
     ),
-    Table(
+    SQLTable(
         "patient",
         "patients",
         "name",
@@ -127,7 +127,7 @@ CLINIC = (
         (_words("blood_group", "A B AB O"), _words("insurance", "public private none")),
         (_number("age", 1, 95), _number("weight", 20, 120, decimals=1)),
     ),
-    Table(
+    SQLTable(
         "visit",
         "visits",
         "code",
@@ -138,7 +138,7 @@ CLINIC = (
     ),
 )
 AIRLINE = (
-    Table(
+    SQLTable(
         "airport",
         "airports",
         "name",
@@ -146,7 +146,7 @@ AIRLINE = (
         (_words("region", "north south east west"),),
         (_number("elevation", 0, 3000), _number("gates", 4, 90, "number of gates")),
     ),
-    Table(
+    SQLTable(
         "flight",
         "flights",
         "code",
@@ -155,7 +155,7 @@ AIRLINE = (
         (_number("distance", 150, 9000), _number("seats", 40, 400, "number of seats")),
         ("airport",),
     ),
-    Table(
+    SQLTable(
         "ticket",
         "tickets",
         "code",
@@ -166,7 +166,7 @@ AIRLINE = (
     ),
 )
 LEAGUE = (
-    Table(
+    SQLTable(
         "team",
         "teams",
         "name",
@@ -174,7 +174,7 @@ LEAGUE = (
         (_words("division", "upper middle lower"),),
         (_number("founded", 1880, 2010, "founding year"), _number("budget", 100, 9000)),
     ),
-    Table(
+    SQLTable(
         "player",
         "players",
         "name",
@@ -183,7 +183,7 @@ LEAGUE = (
         (_number("age", 17, 40), _number("salary", 20, 900)),
         ("team",),
     ),
-    Table(
+    SQLTable(
         "transfer",
         "transfers",
         "code",
@@ -194,7 +194,7 @@ LEAGUE = (
     ),
 )
 SCHOOL = (
-    Table(
+    SQLTable(
         "department",
         "departments",
         "name",
@@ -202,7 +202,7 @@ SCHOOL = (
         (_words("building", "red blue green"),),
         (_number("budget", 50, 900),),
     ),
-    Table(
+    SQLTable(
         "teacher",
         "teachers",
         "name",
@@ -211,7 +211,7 @@ SCHOOL = (
         (_number("age", 24, 68), _number("salary", 1800, 6000)),
         ("department",),
     ),
-    Table(
+    SQLTable(
         "course",
         "courses",
         "title",
@@ -222,7 +222,7 @@ SCHOOL = (
     ),
 )
 MUSEUM = (
-    Table(
+    SQLTable(
         "artist",
         "artists",
         "name",
@@ -230,7 +230,7 @@ MUSEUM = (
         (_words("style", "baroque modern cubist naive"),),
         (_number("birth_year", 1500, 1980, "year of birth"),),
     ),
-    Table(
+    SQLTable(
         "painting",
         "paintings",
         "title",
@@ -239,7 +239,7 @@ MUSEUM = (
         (_number("width", 20, 400), _number("worth", 100, 9000)),
         ("artist",),
     ),
-    Table(
+    SQLTable(
         "restoration",
         "restorations",
         "code",
@@ -250,7 +250,7 @@ MUSEUM = (
     ),
 )
 FARM = (
-    Table(
+    SQLTable(
         "farm",
         "farms",
         "name",
@@ -258,7 +258,7 @@ FARM = (
         (_words("soil", "clay sand peat loam"),),
         (_number("area", 10, 900),),
     ),
-    Table(
+    SQLTable(
         "animal",
         "animals",
         "code",
@@ -267,7 +267,7 @@ FARM = (
         (_number("weight", 20, 900, decimals=1), _number("age", 1, 20)),
         ("farm",),
     ),
-    Table(
+    SQLTable(
         "harvest",
         "harvests",
         "code",
@@ -281,7 +281,7 @@ FARM = (
     ),
 )
 FESTIVAL = (
-    Table(
+    SQLTable(
         "stage",
         "stages",
         "name",
@@ -289,7 +289,7 @@ FESTIVAL = (
         (_words("cover", "roof tent none"),),
         (_number("capacity", 100, 9000),),
     ),
-    Table(
+    SQLTable(
         "band",
         "bands",
         "name",
@@ -297,7 +297,7 @@ FESTIVAL = (
         (_words("genre", "jazz rock folk metal"),),
         (_number("members", 2, 14, "number of members"), _number("fee", 200, 9000)),
     ),
-    Table(
+    SQLTable(
         "concert",
         "concerts",
         "code",
@@ -311,7 +311,7 @@ FESTIVAL = (
     ),
 )
 FILM = (
-    Table(
+    SQLTable(
         "director",
         "directors",
         "name",
@@ -319,7 +319,7 @@ FILM = (
         (_words("country", _COUNTRIES),),
         (_number("age", 25, 90), _number("awards", 0, 30, "number of awards")),
     ),
-    Table(
+    SQLTable(
         "film",
         "films",
         "title",
@@ -328,7 +328,7 @@ FILM = (
         (_number("minutes", 60, 240, "length in minutes"), _number("budget", 1, 300)),
         ("director",),
     ),
-    Table(
+    SQLTable(
         "screening",
         "screenings",
         "code",
@@ -339,7 +339,7 @@ FILM = (
     ),
 )
 SHIPPING = (
-    Table(
+    SQLTable(
         "company",
         "companies",
         "name",
@@ -347,7 +347,7 @@ SHIPPING = (
         (_words("country", _COUNTRIES),),
         (_number("founded", 1850, 2015, "founding year"), _number("revenue", 10, 9000)),
     ),
-    Table(
+    SQLTable(
         "ship",
         "ships",
         "name",
@@ -356,7 +356,7 @@ SHIPPING = (
         (_number("length", 20, 400), _number("crew", 4, 90, "size of the crew")),
         ("company",),
     ),
-    Table(
+    SQLTable(
         "voyage",
         "voyages",
         "code",
@@ -367,7 +367,7 @@ SHIPPING = (
     ),
 )
 POWER = (
-    Table(
+    SQLTable(
         "grid",
         "grids",
         "name",
@@ -375,7 +375,7 @@ POWER = (
         (_words("zone", "coast hills plain"),),
         (_number("homes", 500, 90000, "number of homes"),),
     ),
-    Table(
+    SQLTable(
         "plant",
         "plants",
         "name",
@@ -384,7 +384,7 @@ POWER = (
         (_number("output", 5, 2000), _number("age", 1, 60)),
         ("grid",),
     ),
-    Table(
+    SQLTable(
         "outage",
         "outages",
         "code",
@@ -395,7 +395,7 @@ POWER = (
     ),
 )
 
-Domain = tuple[Table, ...]
+Domain = tuple[SQLTable, ...]
 DOMAINS: Mapping[Split, Mapping[str, Domain]] = {
     "train": {
         "library": LIBRARY,

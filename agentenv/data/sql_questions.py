@@ -1,7 +1,7 @@
 """Questions about a generated database with the query that answers each, in five levels of difficulty.
 
 1 one table; 2 aggregates and order; 3 joins; 4 groups; 5 subqueries. A template draws tables, columns and values from a
-``Scene``; one that does not fit the domain raises ``Unfit`` and another is drawn.
+``QuestionContext``; one that does not fit the domain raises ``Unfit`` and another is drawn.
 """
 
 import random
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from agentenv.data.sql_domains import Column, Domain, Table
+from agentenv.data.sql_domains import Column, Domain, SQLTable
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class Unfit(Exception):
     """The template finds nothing to ask here."""
 
 
-class Scene:
+class QuestionContext:
     """One database, and the choices that templates make in it."""
 
     def __init__(self, domain: Domain, connection: sqlite3.Connection, rng: random.Random) -> None:
@@ -47,21 +47,21 @@ class Scene:
             raise Unfit
         return self.rng.choice(items)
 
-    def table(self) -> Table:
+    def table(self) -> SQLTable:
         """Any table."""
         return self.pick(self._domain)
 
-    def pair(self, child: Table | None = None) -> tuple[Table, Table]:
+    def pair(self, child: SQLTable | None = None) -> tuple[SQLTable, SQLTable]:
         """A table, and one that it refers to."""
         child = child or self.pick(tuple(table for table in self._domain if table.parents))
         parent = self.pick(child.parents)
         return child, next(table for table in self._domain if table.one == parent)
 
-    def label(self, table: Table) -> str:
+    def label(self, table: SQLTable) -> str:
         """The label of one of its rows."""
         return str(self._value(f"SELECT {table.label} FROM {table.many} ORDER BY id"))
 
-    def condition(self, table: Table) -> tuple[str, str]:
+    def condition(self, table: SQLTable) -> tuple[str, str]:
         """Words and SQL for some of the rows."""
         if self.rng.random() < 0.5:
             column = self.pick(table.words)
@@ -69,14 +69,14 @@ class Scene:
             return f"whose {column.phrase} is {value}", f"{table.many}.{column.name} = {quoted(str(value))}"
         return self.numeric(table)
 
-    def numeric(self, table: Table) -> tuple[str, str]:
+    def numeric(self, table: SQLTable) -> tuple[str, str]:
         """Words and SQL for the rows above or below one of the numbers in the middle of a column."""
         column = self.pick(table.numbers)
         word, sign = self.pick((("above", ">"), ("below", "<")))
         edge = self.threshold(table, column)
         return f"whose {column.phrase} is {word} {edge}", f"{table.many}.{column.name} {sign} {edge}"
 
-    def threshold(self, table: Table, column: Column) -> int | float:
+    def threshold(self, table: SQLTable, column: Column) -> int | float:
         """A value of the middle half of a column."""
         rows = self._connection.execute(
             f"SELECT {column.name} FROM {table.many} ORDER BY {column.name}"
@@ -102,11 +102,11 @@ AGGREGATES = (("average", "avg"), ("highest", "max"), ("lowest", "min"), ("total
 ENDS = (("highest", "DESC"), ("lowest", "ASC"))
 
 
-def _joined(child: Table, parent: Table) -> str:
+def _joined(child: SQLTable, parent: SQLTable) -> str:
     return f"{child.many} JOIN {parent.many} ON {child.many}.{parent.one}_id = {parent.many}.id"
 
 
-def labels_where(scene: Scene) -> Draft:
+def labels_where(scene: QuestionContext) -> Draft:
     """Level 1: the labels of some rows."""
     table = scene.table()
     words, where = scene.condition(table)
@@ -114,7 +114,7 @@ def labels_where(scene: Scene) -> Draft:
     return Draft(question, f"SELECT {table.label} FROM {table.many} WHERE {where}")
 
 
-def count_where(scene: Scene) -> Draft:
+def count_where(scene: QuestionContext) -> Draft:
     """Level 1: how many rows."""
     table = scene.table()
     words, where = scene.condition(table)
@@ -123,7 +123,7 @@ def count_where(scene: Scene) -> Draft:
     )
 
 
-def look_up(scene: Scene) -> Draft:
+def look_up(scene: QuestionContext) -> Draft:
     """Level 1: one number of one row."""
     table = scene.table()
     column, label = scene.pick(table.numbers), scene.label(table)
@@ -133,7 +133,7 @@ def look_up(scene: Scene) -> Draft:
     )
 
 
-def distinct_words(scene: Scene) -> Draft:
+def distinct_words(scene: QuestionContext) -> Draft:
     """Level 1: the different words in a column."""
     table = scene.table()
     column = scene.pick(table.words)
@@ -144,7 +144,7 @@ def distinct_words(scene: Scene) -> Draft:
     )
 
 
-def aggregate_where(scene: Scene) -> Draft:
+def aggregate_where(scene: QuestionContext) -> Draft:
     """Level 2: one aggregate over some rows."""
     table = scene.table()
     column = scene.pick(table.numbers)
@@ -156,7 +156,7 @@ def aggregate_where(scene: Scene) -> Draft:
     )
 
 
-def both_ends(scene: Scene) -> Draft:
+def both_ends(scene: QuestionContext) -> Draft:
     """Level 2: two aggregates."""
     table = scene.table()
     column = scene.pick(table.numbers)
@@ -166,7 +166,7 @@ def both_ends(scene: Scene) -> Draft:
     )
 
 
-def top(scene: Scene) -> Draft:
+def top(scene: QuestionContext) -> Draft:
     """Level 2: order and limit."""
     table = scene.table()
     column, (word, direction) = scene.pick(table.numbers), scene.pick(ENDS)
@@ -180,7 +180,7 @@ def top(scene: Scene) -> Draft:
     )
 
 
-def sorted_where(scene: Scene) -> Draft:
+def sorted_where(scene: QuestionContext) -> Draft:
     """Level 2: two columns in order."""
     table = scene.table()
     column = scene.pick(table.numbers)
@@ -193,7 +193,7 @@ def sorted_where(scene: Scene) -> Draft:
     )
 
 
-def children_of(scene: Scene) -> Draft:
+def children_of(scene: QuestionContext) -> Draft:
     """Level 3: the rows that refer to a named one."""
     child, parent = scene.pair()
     label = scene.label(parent)
@@ -204,7 +204,7 @@ def children_of(scene: Scene) -> Draft:
     )
 
 
-def with_parent(scene: Scene) -> Draft:
+def with_parent(scene: QuestionContext) -> Draft:
     """Level 3: columns of two tables."""
     child, parent = scene.pair()
     words, where = scene.condition(child)
@@ -214,7 +214,7 @@ def with_parent(scene: Scene) -> Draft:
     )
 
 
-def count_by_parent(scene: Scene) -> Draft:
+def count_by_parent(scene: QuestionContext) -> Draft:
     """Level 3: a count over a join."""
     child, parent = scene.pair()
     words, where = scene.condition(parent)
@@ -224,7 +224,7 @@ def count_by_parent(scene: Scene) -> Draft:
     )
 
 
-def two_joins(scene: Scene) -> Draft:
+def two_joins(scene: QuestionContext) -> Draft:
     """Level 3: over two references."""
     child, parent = scene.pair()
     parent, grand = scene.pair(parent)
@@ -236,7 +236,7 @@ def two_joins(scene: Scene) -> Draft:
     )
 
 
-def count_each(scene: Scene) -> Draft:
+def count_each(scene: QuestionContext) -> Draft:
     """Level 4: a count by group."""
     table = scene.table()
     column = scene.pick(table.words)
@@ -246,7 +246,7 @@ def count_each(scene: Scene) -> Draft:
     )
 
 
-def aggregate_each(scene: Scene) -> Draft:
+def aggregate_each(scene: QuestionContext) -> Draft:
     """Level 4: an aggregate by parent."""
     child, parent = scene.pair()
     column = scene.pick(child.numbers)
@@ -259,7 +259,7 @@ def aggregate_each(scene: Scene) -> Draft:
     )
 
 
-def at_least(scene: Scene) -> Draft:
+def at_least(scene: QuestionContext) -> Draft:
     """Level 4: a condition on the size of a group."""
     child, parent = scene.pair()
     count = scene.rng.randint(2, 5)
@@ -270,7 +270,7 @@ def at_least(scene: Scene) -> Draft:
     )
 
 
-def groups_above(scene: Scene) -> Draft:
+def groups_above(scene: QuestionContext) -> Draft:
     """Level 4: a condition on the aggregate of a group."""
     table = scene.table()
     group, column = scene.pick(table.words), scene.pick(table.numbers)
@@ -281,7 +281,7 @@ def groups_above(scene: Scene) -> Draft:
     )
 
 
-def most_children(scene: Scene) -> Draft:
+def most_children(scene: QuestionContext) -> Draft:
     """Level 4: the largest group."""
     child, parent = scene.pair()
     order = f"FROM {_joined(child, parent)} GROUP BY {parent.many}.id ORDER BY count(*) DESC"
@@ -293,7 +293,7 @@ def most_children(scene: Scene) -> Draft:
     )
 
 
-def above_average(scene: Scene) -> Draft:
+def above_average(scene: QuestionContext) -> Draft:
     """Level 5: a comparison with an aggregate of the whole table."""
     table = scene.table()
     column = scene.pick(table.numbers)
@@ -304,7 +304,7 @@ def above_average(scene: Scene) -> Draft:
     )
 
 
-def childless(scene: Scene) -> Draft:
+def childless(scene: QuestionContext) -> Draft:
     """Level 5: rows that nothing refers to."""
     child, parent = scene.pair()
     return Draft(
@@ -313,7 +313,7 @@ def childless(scene: Scene) -> Draft:
     )
 
 
-def best_of_each(scene: Scene) -> Draft:
+def best_of_each(scene: QuestionContext) -> Draft:
     """Level 5: a subquery that depends on the row."""
     child, parent = scene.pair()
     column = scene.pick(child.numbers)
@@ -330,7 +330,7 @@ def best_of_each(scene: Scene) -> Draft:
     )
 
 
-def groups_above_all(scene: Scene) -> Draft:
+def groups_above_all(scene: QuestionContext) -> Draft:
     """Level 5: groups against the whole table."""
     child, parent = scene.pair()
     column = scene.pick(child.numbers)
@@ -342,7 +342,7 @@ def groups_above_all(scene: Scene) -> Draft:
     )
 
 
-def count_with_child(scene: Scene) -> Draft:
+def count_with_child(scene: QuestionContext) -> Draft:
     """Level 5: rows with at least one of some others, each counted once."""
     child, parent = scene.pair()
     words, where = scene.condition(child)
@@ -352,7 +352,7 @@ def count_with_child(scene: Scene) -> Draft:
     )
 
 
-Template = Callable[[Scene], Draft]
+Template = Callable[[QuestionContext], Draft]
 TEMPLATES: Mapping[int, tuple[Template, ...]] = {
     1: (labels_where, count_where, look_up, distinct_words),
     2: (aggregate_where, both_ends, top, sorted_where),

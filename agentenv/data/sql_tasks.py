@@ -19,7 +19,7 @@ from pathlib import Path
 from agentenv.core.types import Task
 from agentenv.data.sql_databases import write_databases
 from agentenv.data.sql_domains import DOMAINS, Domain
-from agentenv.data.sql_questions import TEMPLATES, Draft, Scene, Unfit
+from agentenv.data.sql_questions import TEMPLATES, Draft, QuestionContext, Unfit
 from agentenv.data.world_config import Split
 from agentenv.errors import ConfigurationError, UnknownName
 
@@ -107,7 +107,7 @@ class _World:
     ) -> Iterator[tuple[int, str, Draft]]:
         """Endless verified questions, none twice."""
         connections = [stack.enter_context(closing(sqlite3.connect(path))) for path in self.paths]
-        scene, seen, failed = Scene(self.domain, connections[0], rng), set(), 0
+        scene, seen, failed = QuestionContext(self.domain, connections[0], rng), set(), 0
         while failed < PATIENCE:
             level = rng.choice(levels)
             template = rng.choice(TEMPLATES[level])

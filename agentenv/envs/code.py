@@ -29,8 +29,8 @@ from agentenv.core.types import (
 from agentenv.data.code_tasks import generate_code_tasks
 from agentenv.errors import ConfigurationError, DatasetError, SandboxFault
 from agentenv.sandbox.backends import make_executor
-from agentenv.sandbox.grading import Grade, Outcome, grade
-from agentenv.sandbox.types import ExecResult, ExecStatus, Executor, Limits, Session
+from agentenv.sandbox.grading import Grade, TestOutcome, grade
+from agentenv.sandbox.types import ExecResult, ExecStatus, ExecutionLimits, Executor, ExecutorSession
 
 TAGS = ("python", "submit")
 STOP = tuple(f"</{tag}>" for tag in TAGS)
@@ -64,7 +64,7 @@ class CodeState:
     task: Task
     turns: int = 0
     attempts: int = 0
-    session: Session | None = None
+    session: ExecutorSession | None = None
     best: str | None = None
     """The program with the most passed tests so far."""
     best_grade: Grade = field(default_factory=lambda: Grade(()))
@@ -101,7 +101,7 @@ class Code(Env[CodeState]):
         observation_chars: int = 2000,
         variables: bool = False,
         traces: bool = False,
-        limits: Limits | None = None,
+        limits: ExecutionLimits | None = None,
         prompt: str = PROMPT,
         render_mode: str | None = None,
     ) -> None:
@@ -294,7 +294,7 @@ def shown(result: ExecResult) -> str:
 
 def counted(found: Grade) -> str:
     """How many tests were passed, and how the others went: all that is told of hidden tests unless asked for more."""
-    ways = Counter(outcome.value for outcome in found.outcomes if outcome is not Outcome.PASSED)
+    ways = Counter(outcome.value for outcome in found.outcomes if outcome is not TestOutcome.PASSED)
     rest = ", ".join(f"{count} {way}" for way, count in sorted(ways.items()))
     return f"{found.passed} of {len(found.outcomes)} hidden tests passed ({rest})."
 

@@ -57,7 +57,7 @@ SEARCH, CODE = EnvConfig().id, "agentenv/Code-v0"
 _SCORERS = ("em_squad", "f1_squad", "em_cover")
 
 
-class Display(Protocol):
+class EvalDisplay(Protocol):
     """Who is told how far the work is."""
 
     def phase(self, name: str, total: int) -> None:
@@ -129,7 +129,7 @@ def check_names(benchmark: Benchmark, policy: Policy | None = None) -> None:
 def run_benchmark(
     benchmark: Benchmark,
     out: Path,
-    display: Display,
+    display: EvalDisplay,
     *,
     policy: Policy | None = None,
     retry_faults: bool = False,
@@ -203,7 +203,7 @@ def _play_episodes(
     agent: EvalAgent,
     task_env: TaskEnv,
     out: Path,
-    display: Display,
+    display: EvalDisplay,
     retry_faults: bool,
 ) -> dict[str, Any]:
     opened = {"retriever": "" if task_env.retriever is None else task_env.retriever.info().fingerprint}
@@ -235,7 +235,7 @@ def _sources(benchmark: Benchmark) -> tuple[SourceConfig, SearchConfig]:
     return source, SearchConfig(retriever=benchmark.retriever, corpus=benchmark.corpus)
 
 
-def _open(benchmark: Benchmark, opened: Source, agent: EvalAgent, display: Display) -> TaskEnv:
+def _open(benchmark: Benchmark, opened: Source, agent: EvalAgent, display: EvalDisplay) -> TaskEnv:
     source, search = _sources(benchmark)
     return open_task_env(
         source,
@@ -247,7 +247,7 @@ def _open(benchmark: Benchmark, opened: Source, agent: EvalAgent, display: Displ
     )
 
 
-def _indexing(display: Display) -> Callable[[int, int], None]:
+def _indexing(display: EvalDisplay) -> Callable[[int, int], None]:
     """Shows the passages that are encoded as a phase of their own, whose length is known once the first are."""
     total = 0
 
@@ -282,7 +282,7 @@ def _play(
     agent: EvalAgent,
     task_env: TaskEnv,
     out: Path,
-    display: Display,
+    display: EvalDisplay,
     retry_faults: bool,
     spending: Spending | None,
 ) -> tuple[list[EpisodeRecord], dict[str, Any]]:
@@ -335,7 +335,7 @@ def _bound(play: Callable[[], list[EpisodeRecord]], agent: EvalAgent, scorer: st
     return noted(lambda: bound_of(records, scorer))
 
 
-def _progress(display: Display, spending: Spending | None) -> Progress:
+def _progress(display: EvalDisplay, spending: Spending | None) -> Progress:
     """Shows how far the work is; of an endpoint also what has been spent, which is written down each time."""
     if spending is None:
         return display.advance

@@ -16,7 +16,7 @@ from typing import Any
 
 from agentenv.core.env_calls import THREADS
 from agentenv.core.io.files import write_bytes
-from agentenv.core.scene import Mark, Scene
+from agentenv.core.scene import Mark, TurnScene
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Message
 from agentenv.evaluation.records import MarkRecord, SceneRecord
@@ -56,7 +56,7 @@ def _scene(trajectory: Trajectory, index: int, directory: Path) -> SceneRecord |
     return scene
 
 
-def _drawn(scene: Scene, action: str, *, plain: bool) -> tuple[bytes, SceneRecord | None]:
+def _drawn(scene: TurnScene, action: str, *, plain: bool) -> tuple[bytes, SceneRecord | None]:
     """The drawing of ``scene``, where it is ``plain``, and what stands beside a picture of it.
 
     None of it where the code of the environment fails or takes too long: an evaluation is written without a picture too. The

@@ -27,7 +27,7 @@ _MAX_PAGE = 100  # results that engines give for one query at most
 
 
 @dataclass(frozen=True)
-class Engine:
+class SearchEngine:
     """How one engine is asked and how its answer reads."""
 
     key_variable: str | None
@@ -46,8 +46,8 @@ class Engine:
     """Fields of a result with address, title and text."""
 
 
-ENGINES: Mapping[str, Engine] = {
-    "serper": Engine(
+ENGINES: Mapping[str, SearchEngine] = {
+    "serper": SearchEngine(
         key_variable="SERPER_API_KEY",
         key_header="X-API-KEY",
         url_variable="SERPER_URL",
@@ -56,7 +56,7 @@ ENGINES: Mapping[str, Engine] = {
         results="organic",
         fields=("link", "title", "snippet"),
     ),
-    "searxng": Engine(
+    "searxng": SearchEngine(
         key_variable=None,
         key_header="",
         url_variable="SEARXNG_URL",

@@ -7,10 +7,10 @@ from typing import Any
 from agentenv.core.grammar import encodable
 from agentenv.errors import ConfigurationError
 from agentenv.sandbox.jail import plain, trees
-from agentenv.sandbox.types import Call, ExecResult, ExecStatus, Limits, ProgramError
+from agentenv.sandbox.types import ExecResult, ExecStatus, ExecutionLimits, FunctionCall, ProgramError
 
 
-def packed(files: Mapping[str, bytes] | None, limits: Limits) -> dict[str, str]:
+def packed(files: Mapping[str, bytes] | None, limits: ExecutionLimits) -> dict[str, str]:
     """Files as they cross the wall.
 
     Raises:
@@ -37,12 +37,12 @@ def checked(names: Sequence[str] | Mapping[str, bytes]) -> list[str]:
     try:
         for name in names:
             trees.parts_of(name)
-    except trees.Refused as reason:
+    except trees.PathRefused as reason:
         raise ConfigurationError(str(reason)) from None
     return list(names)
 
 
-def packed_call(call: Call) -> list[Any]:
+def packed_call(call: FunctionCall) -> list[Any]:
     """A call as it crosses the wall.
 
     Raises:

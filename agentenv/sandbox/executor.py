@@ -12,7 +12,7 @@ from agentenv.sandbox.jail_session import JailSession, SessionGroup
 from agentenv.sandbox.jails import Jail, JailDied
 from agentenv.sandbox.labels import reap_orphans
 from agentenv.sandbox.pool import Pool
-from agentenv.sandbox.types import Call, ExecResult, ExecStatus, ExecutorInfo, Limits
+from agentenv.sandbox.types import ExecResult, ExecStatus, ExecutionLimits, ExecutorInfo, FunctionCall
 
 RETRIES = 2
 OUR_OWN = 2
@@ -28,7 +28,7 @@ class JailExecutor:
         info: ExecutorInfo,
         start: Callable[[], Jail],
         *,
-        limits: Limits | None = None,
+        limits: ExecutionLimits | None = None,
         size: int = 2,
         slots: int | None = None,
         quota: int = 64,
@@ -49,7 +49,7 @@ class JailExecutor:
             room: Processes that one jail has room for, as for ``Pool``.
             on_close: Called once after the last jail has ended.
         """
-        self._info, self._limits, self._on_close = info, limits or Limits(), on_close
+        self._info, self._limits, self._on_close = info, limits or ExecutionLimits(), on_close
         reap_orphans()
         self._pool = Pool(start, size=size, slots=slots, quota=quota, wait_s=wait_s, processes=room)
         self._lock = threading.Lock()
@@ -66,8 +66,8 @@ class JailExecutor:
         stdin: str = "",
         files: Mapping[str, bytes] | None = None,
         collect: Sequence[str] = (),
-        calls: Sequence[Call] | None = None,
-        limits: Limits | None = None,
+        calls: Sequence[FunctionCall] | None = None,
+        limits: ExecutionLimits | None = None,
         variables: bool = False,
         domain: str = "",
     ) -> ExecResult:
@@ -93,7 +93,7 @@ class JailExecutor:
                 faults.append(str(error))
         return ExecResult(ExecStatus.SANDBOX_ERROR, fault="; ".join(dict.fromkeys(faults)))
 
-    def _ask(self, domain: str, order: dict[str, Any], limits: Limits) -> dict[str, Any]:
+    def _ask(self, domain: str, order: dict[str, Any], limits: ExecutionLimits) -> dict[str, Any]:
         channel = self._pool.channel(domain, limits.processes + OUR_OWN)
         try:
             answer = channel.ask(order, limits.wall_s + SLACK_S)
@@ -109,7 +109,7 @@ class JailExecutor:
         self,
         *,
         files: Mapping[str, bytes] | None = None,
-        limits: Limits | None = None,
+        limits: ExecutionLimits | None = None,
         domain: str = "",
         snapshots: Literal["fork", "replay"] = "fork",
     ) -> JailSession:

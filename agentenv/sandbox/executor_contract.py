@@ -14,7 +14,7 @@ from typing import Any
 
 from agentenv.errors import SandboxFault, SnapshotError
 from agentenv.sandbox.jail import plain
-from agentenv.sandbox.types import Call, ExecStatus, Executor, Session
+from agentenv.sandbox.types import ExecStatus, Executor, ExecutorSession, FunctionCall
 
 
 class ExecutorContract:
@@ -38,7 +38,7 @@ class ExecutorContract:
             self.done(made)
 
     @contextmanager
-    def session(self, **options: Any) -> Iterator[Session]:
+    def session(self, **options: Any) -> Iterator[ExecutorSession]:
         """One session for one test."""
         with self.executor() as executor:
             opened = executor.open(**options)
@@ -52,7 +52,7 @@ class ExecutorContract:
         with self.executor() as executor:
             assert isinstance(executor, Executor)
             session = executor.open()
-            assert isinstance(session, Session)
+            assert isinstance(session, ExecutorSession)
             session.close()
             session.close()
 
@@ -77,7 +77,7 @@ class ExecutorContract:
     def test_the_variables_of_the_failing_line_are_shown_if_asked(self) -> None:
         """In a program, in the first of the calls that raise, and in a cell; cut short each."""
         program = "def f(x):\n    y = [x] * 9999\n    return y[x] + y.z"
-        calls = [Call("f", (3,)), Call("f", (4,))]
+        calls = [FunctionCall("f", (3,)), FunctionCall("f", (4,))]
         with self.session() as session, self.executor() as executor:
             failed = executor.run(f"{program}\nf(3)", variables=True)
             assert "Variables on line 3: x = 3, y = [3, 3, 3" in failed.stderr
@@ -110,7 +110,12 @@ class ExecutorContract:
         """Each call gives one document; types survive, errors are named, later calls still run."""
         with self.executor() as executor:
             code = "def f(x): return (x, {1: [x]})\nclass C:\n    def m(self, x): return {x}"
-            calls = [Call("f", (2,)), Call("f"), Call("C.m", ("a",)), Call("missing")]
+            calls = [
+                FunctionCall("f", (2,)),
+                FunctionCall("f"),
+                FunctionCall("C.m", ("a",)),
+                FunctionCall("missing"),
+            ]
             answers = executor.run(code, calls=calls).returned
             first, second, third, fourth = map(plain.decode, answers)
             assert first == {"v": {"t": [2, {"d": [[1, {"l": [2]}]]}]}}

@@ -11,7 +11,14 @@ from typing import Any, overload
 from agentenv.errors import SandboxFault, SnapshotError
 from agentenv.sandbox.jail import frames, plain
 from agentenv.sandbox.jail.worker import answer_call, report, split_cell
-from agentenv.sandbox.types import Call, ExecResult, ExecStatus, ExecutorInfo, Limits, ProgramError
+from agentenv.sandbox.types import (
+    ExecResult,
+    ExecStatus,
+    ExecutionLimits,
+    ExecutorInfo,
+    FunctionCall,
+    ProgramError,
+)
 
 
 class FakeExecutor:
@@ -34,8 +41,8 @@ class FakeExecutor:
         stdin: str = "",
         files: Mapping[str, bytes] | None = None,
         collect: Sequence[str] = (),
-        calls: Sequence[Call] | None = None,
-        limits: Limits | None = None,
+        calls: Sequence[FunctionCall] | None = None,
+        limits: ExecutionLimits | None = None,
         variables: bool = False,
         domain: str = "",
     ) -> ExecResult:
@@ -45,7 +52,11 @@ class FakeExecutor:
         return session.run(code, collect=collect, variables=variables)
 
     def open(
-        self, *, files: Mapping[str, bytes] | None = None, limits: Limits | None = None, domain: str = ""
+        self,
+        *,
+        files: Mapping[str, bytes] | None = None,
+        limits: ExecutionLimits | None = None,
+        domain: str = "",
     ) -> "FakeSession":
         """A session in this process."""
         return FakeSession(self, files)
@@ -97,7 +108,7 @@ class FakeSession:
         self.names: dict[str, Any] = {}
         self.files = dict(files or {})
         self.stdin = ""
-        self.calls: Sequence[Call] = ()
+        self.calls: Sequence[FunctionCall] = ()
         self.closed = False
 
     def run(

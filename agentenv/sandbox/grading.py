@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from agentenv.errors import ConfigurationError, SandboxFault
 from agentenv.sandbox.jail import plain
-from agentenv.sandbox.types import Call, ExecResult, ExecStatus, Executor, Limits
+from agentenv.sandbox.types import ExecResult, ExecStatus, ExecutionLimits, Executor, FunctionCall
 
 MAX_DEATHS = 3
 """Calls that may end the program before the rest of its calls counts as failed."""
@@ -82,7 +82,7 @@ VIA: dict[str, Callable[[Any], Any]] = {
 }
 
 
-class Outcome(StrEnum):
+class TestOutcome(StrEnum):
     """How a program did in one test."""
 
     PASSED = "passed"
@@ -96,14 +96,14 @@ class Outcome(StrEnum):
 class Grade:
     """How a program did in all tests."""
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[TestOutcome, ...]
     stderr: str = ""
     """Of the first run in which the program or a call raised."""
 
     @property
     def passed(self) -> int:
         """Tests passed."""
-        return sum(outcome is Outcome.PASSED for outcome in self.outcomes)
+        return sum(outcome is TestOutcome.PASSED for outcome in self.outcomes)
 
     @property
     def all_passed(self) -> bool:
@@ -121,7 +121,7 @@ def grade(
     program: str,
     tests: Sequence[Test],
     *,
-    limits: Limits | None = None,
+    limits: ExecutionLimits | None = None,
     domain: str = "",
     variables: bool = False,
 ) -> Grade:
@@ -141,7 +141,7 @@ def grade(
     Raises:
         SandboxFault: the sandbox failed, which says nothing about the program.
     """
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, TestOutcome] = {}
     errors: list[str] = []
     run = _Runner(executor, program, limits, domain, variables, errors)
     calls = {index: test for index, test in enumerate(tests) if isinstance(test, CallTest)}
@@ -149,11 +149,11 @@ def grade(
     for index, test in enumerate(tests):
         if isinstance(test, StdioTest):
             if run.seconds > GRADE_S:
-                outcomes[index] = Outcome.TIMEOUT
+                outcomes[index] = TestOutcome.TIMEOUT
                 continue
             result = run(stdin=test.stdin)
             passed = result.ok and matches_text(test, result.stdout)
-            outcomes[index] = Outcome.PASSED if passed else _failure(result)
+            outcomes[index] = TestOutcome.PASSED if passed else _failure(result)
     return Grade(tuple(outcomes[index] for index in range(len(tests))), errors[0] if errors else "")
 
 
@@ -163,7 +163,7 @@ class _Runner:
 
     executor: Executor
     program: str
-    limits: Limits | None
+    limits: ExecutionLimits | None
     domain: str
     variables: bool
     errors: list[str]
@@ -182,14 +182,14 @@ class _Runner:
         return result
 
 
-def _grade_calls(run: _Runner, tests: dict[int, CallTest]) -> dict[int, Outcome]:
+def _grade_calls(run: _Runner, tests: dict[int, CallTest]) -> dict[int, TestOutcome]:
     """All calls in one run; after a call that ended the program, the rest in another one."""
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, TestOutcome] = {}
     left = list(tests)
     for _ in range(MAX_DEATHS):
         if not left:
             break
-        result = run(calls=[Call(tests[index].function, tests[index].arguments) for index in left])
+        result = run(calls=[FunctionCall(tests[index].function, tests[index].arguments) for index in left])
         answered = 0
         for line in result.returned[: len(left)]:
             try:
@@ -199,34 +199,34 @@ def _grade_calls(run: _Runner, tests: dict[int, CallTest]) -> dict[int, Outcome]
             outcomes[left[answered]] = judge_call(tests[left[answered]], document)
             answered += 1
         if answered < len(left):
-            outcomes[left[answered]] = _failure(result) if not result.ok else Outcome.ERROR
+            outcomes[left[answered]] = _failure(result) if not result.ok else TestOutcome.ERROR
         left = left[answered + 1 :]
-    return outcomes | dict.fromkeys(left, Outcome.ERROR)
+    return outcomes | dict.fromkeys(left, TestOutcome.ERROR)
 
 
-def _failure(result: ExecResult) -> Outcome:
+def _failure(result: ExecResult) -> TestOutcome:
     match result.status:
         case ExecStatus.OK:
-            return Outcome.WRONG
+            return TestOutcome.WRONG
         case ExecStatus.TIMEOUT:
-            return Outcome.TIMEOUT
+            return TestOutcome.TIMEOUT
         case ExecStatus.OOM | ExecStatus.OUTPUT_LIMIT:
-            return Outcome.LIMIT
+            return TestOutcome.LIMIT
         case _:
-            return Outcome.ERROR
+            return TestOutcome.ERROR
 
 
-def judge_call(test: CallTest, document: Any) -> Outcome:
+def judge_call(test: CallTest, document: Any) -> TestOutcome:
     """The outcome of one call from what came back for it."""
     if not (isinstance(document, dict) and set(document) == {"v"}):
-        return Outcome.ERROR
+        return TestOutcome.ERROR
     try:
         value = VIA[test.via](plain.load(document["v"]))
-        return Outcome.PASSED if _agrees(test, value) else Outcome.WRONG
+        return TestOutcome.PASSED if _agrees(test, value) else TestOutcome.WRONG
     except plain.NotPlain:
-        return Outcome.ERROR
+        return TestOutcome.ERROR
     except (TypeError, ValueError, RecursionError, OverflowError):  # no set, no number, too deep
-        return Outcome.WRONG
+        return TestOutcome.WRONG
 
 
 def _agrees(test: CallTest, value: Any) -> bool:

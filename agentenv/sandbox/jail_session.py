@@ -15,7 +15,7 @@ from agentenv.errors import ConfigurationError, SandboxFault, SnapshotError, Sna
 from agentenv.sandbox.encoding import checked, packed, result_of
 from agentenv.sandbox.jails import Channel, JailDied
 from agentenv.sandbox.pool import Pool
-from agentenv.sandbox.types import ExecResult, ExecStatus, Limits
+from agentenv.sandbox.types import ExecResult, ExecStatus, ExecutionLimits
 
 SLACK_S = 15.0
 REBUILD_S = 120.0
@@ -41,7 +41,7 @@ class Point:
         return points[::-1]
 
 
-class Snapshot:
+class JailSnapshot:
     """A moment to which its session, and that session's forks, can go back."""
 
     def __init__(self, group: "SessionGroup", point: Point, node: int | None, size: int) -> None:
@@ -64,14 +64,19 @@ class SessionGroup:
     """What all forks of a session share: one supervisor, the interpreters in it, the snapshots of all of them."""
 
     def __init__(
-        self, pool: Pool, channel: Callable[[], Channel], limits: Limits, files: dict[str, str], freezes: bool
+        self,
+        pool: Pool,
+        channel: Callable[[], Channel],
+        limits: ExecutionLimits,
+        files: dict[str, str],
+        freezes: bool,
     ) -> None:
         self.pool, self.limits, self.freezes = pool, limits, freezes
         self._open_channel, self._files = channel, files
         self._lock = threading.RLock()
         self._names = itertools.count(1)
         self._channel: Channel | None = None
-        self._snapshots: list[Snapshot] = []
+        self._snapshots: list[JailSnapshot] = []
         self._sessions = 0
 
     def begin(self) -> int:
@@ -136,7 +141,7 @@ class SessionGroup:
             snapshot.bytes = sizes.get(snapshot.node, snapshot.bytes)
         return name, sizes[node]
 
-    def keep(self, snapshot: Snapshot) -> None:
+    def keep(self, snapshot: JailSnapshot) -> None:
         """Takes a snapshot into account, thinning out older ones where there are too many."""
         with self._lock:
             if snapshot not in self._snapshots:
@@ -150,16 +155,16 @@ class SessionGroup:
                     break
                 self.drop(victim)
 
-    def _live(self) -> list[Snapshot]:
+    def _live(self) -> list[JailSnapshot]:
         return [one for one in self._snapshots if one.node is not None]
 
-    def drop(self, snapshot: Snapshot) -> None:
+    def drop(self, snapshot: JailSnapshot) -> None:
         """Ends the interpreter behind a snapshot, which can be rebuilt."""
         if snapshot.node is not None and self._channel is not None:
             self.ask({"op": "kill", "nodes": [snapshot.node]})
         snapshot.node, snapshot.bytes = None, 0
 
-    def forget(self, snapshot: Snapshot) -> None:
+    def forget(self, snapshot: JailSnapshot) -> None:
         """Takes a released snapshot out of account."""
         with self._lock:
             if snapshot in self._snapshots:
@@ -175,7 +180,7 @@ class SessionGroup:
             if snapshot.node in nodes:
                 snapshot.node, snapshot.bytes = None, 0
 
-    def nearest(self, point: Point) -> tuple[Snapshot | None, list[Point]]:
+    def nearest(self, point: Point) -> tuple[JailSnapshot | None, list[Point]]:
         """The live snapshot that lies last on the way to ``point``, and the moments after it."""
         path = point.path()
         for cut in range(len(path), 0, -1):
@@ -201,7 +206,7 @@ class SessionGroup:
                 snapshot.node, snapshot.bytes = None, 0
 
 
-def thin(live: list[Snapshot]) -> Snapshot | None:
+def thin(live: list[JailSnapshot]) -> JailSnapshot | None:
     """Which snapshot to give up: never the first or the newest, nor a pinned one; every second of the rest, oldest first."""
     free = [index for index in range(1, len(live) - 1) if not live[index].pinned]
     odd = [index for index in free if index % 2]
@@ -271,7 +276,7 @@ class JailSession:
         if self._closed:
             raise SandboxFault("this session is closed")
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> JailSnapshot:
         """Freezes the interpreter and goes on in a child of it; see ``Session``.
 
         Raises:
@@ -281,14 +286,14 @@ class JailSession:
         if self._node is None:
             raise SnapshotRefused("no snapshot: the interpreter died; run a cell to start a new one")
         if not self._group.freezes:
-            return Snapshot(self._group, self._point, None, 0)
+            return JailSnapshot(self._group, self._point, None, 0)
         child, size = self._group.child_of(self._node)
-        snapshot = Snapshot(self._group, self._point, self._node, size)
+        snapshot = JailSnapshot(self._group, self._point, self._node, size)
         self._node = child
         self._group.keep(snapshot)
         return snapshot
 
-    def restore(self, snapshot: Snapshot) -> None:
+    def restore(self, snapshot: JailSnapshot) -> None:
         """Goes back; see ``Session``. Where it cannot, the next result says that the state is lost."""
         self._check_open()
         if snapshot.group is not self._group:
@@ -313,7 +318,7 @@ class JailSession:
             self._group.ask({"op": "kill", "nodes": [self._node]})
             self._node = None
 
-    def _enter(self, snapshot: Snapshot) -> None:
+    def _enter(self, snapshot: JailSnapshot) -> None:
         """Goes on from ``snapshot``, which is built again where its interpreter is gone."""
         if snapshot.node is not None:
             try:
@@ -324,7 +329,7 @@ class JailSession:
             self._rebuild(snapshot)
         self._point = snapshot.point
 
-    def _rebuild(self, snapshot: Snapshot) -> None:
+    def _rebuild(self, snapshot: JailSnapshot) -> None:
         """Runs the cells since the nearest live snapshot again and compares what they show.
 
         Raises:
@@ -358,7 +363,7 @@ class JailSession:
                 self._point = start.point
                 return missing
 
-    def _freeze_again(self, snapshot: Snapshot, node: int) -> None:
+    def _freeze_again(self, snapshot: JailSnapshot, node: int) -> None:
         """Makes the interpreter that came to ``snapshot`` again what stands for it, where it lets itself be frozen."""
         try:
             self._node, snapshot.bytes = self._group.child_of(node)
@@ -390,14 +395,14 @@ class JailSession:
             snapshot.release()
         return forks[0] if n is None else forks
 
-    def _twin(self, snapshot: Snapshot) -> "JailSession":
+    def _twin(self, snapshot: JailSnapshot) -> "JailSession":
         if snapshot.node is None:
             group = SessionGroup(
                 self._group.pool, self._group._open_channel, self._group.limits, self._group._files, False
             )
             twin = JailSession(group)
             try:
-                twin.restore(Snapshot(group, snapshot.point, None, 0))
+                twin.restore(JailSnapshot(group, snapshot.point, None, 0))
             except BaseException as error:
                 twin.close()
                 if isinstance(error, StateLost):

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from agentenv.sandbox.types import ExecResult, ExecStatus, Executor, Limits
+from agentenv.sandbox.types import ExecResult, ExecStatus, ExecutionLimits, Executor
 
-LIMITS = Limits(wall_s=5.0, cpu_s=3.0, memory_mb=128, processes=16)
+LIMITS = ExecutionLimits(wall_s=5.0, cpu_s=3.0, memory_mb=128, processes=16)
 
 COMMON = {
     "PATH",
@@ -27,7 +27,7 @@ COMMON = {
 """Variables that every jail sets for itself."""
 
 
-class Row(NamedTuple):
+class CheckRow(NamedTuple):
     """One capability."""
 
     name: str
@@ -114,7 +114,7 @@ print("contained" if bare and lines["NoNewPrivs"].strip() == "1" and lines["Secc
 }
 
 
-def probe(executor: Executor) -> list[Row]:
+def probe(executor: Executor) -> list[CheckRow]:
     """Runs every program; what goes wrong is a failed row and no error."""
     with _bait() as names:
         return [_judge(name, code, executor, names) for name, code in PROGRAMS.items()]
@@ -132,17 +132,17 @@ def _bait() -> Iterator[dict[str, str]]:
         yield names
 
 
-def _judge(name: str, code: str, executor: Executor, names: dict[str, str]) -> Row:
+def _judge(name: str, code: str, executor: Executor, names: dict[str, str]) -> CheckRow:
     for word, value in names.items():
         code = code.replace(word, value)
     result = executor.run(code, limits=LIMITS, domain="selftest")
     if name.startswith("memory"):
-        return Row(name, result.status is ExecStatus.OOM, result.status)
+        return CheckRow(name, result.status is ExecStatus.OOM, result.status)
     if name == "daemons" and (alive := named(names["MARK"].strip("'"))):
         for pid in alive:
             os.kill(pid, signal.SIGKILL)
-        return Row(name, False, "a daemon outlived its run")
-    return Row(name, result.stdout.strip() == "contained", result.stdout.strip()[:80] or _short(result))
+        return CheckRow(name, False, "a daemon outlived its run")
+    return CheckRow(name, result.stdout.strip() == "contained", result.stdout.strip()[:80] or _short(result))
 
 
 def named(name: str) -> list[int]:

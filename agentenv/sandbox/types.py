@@ -21,7 +21,7 @@ class ExecStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ExecutionLimits:
     """What one run, or one session, may use."""
 
     wall_s: float = 10.0
@@ -94,7 +94,7 @@ class ExecResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class FunctionCall:
     """A function of the program to be called, and its arguments, plain values only.
 
     ``C.m`` names the method ``m`` of a new object of class ``C``.
@@ -113,7 +113,7 @@ class ExecutorInfo:
 
 
 @runtime_checkable
-class SessionSnapshot(Protocol):
+class ExecutorSnapshot(Protocol):
     """A point in a session's life that it can go back to."""
 
     @property
@@ -128,7 +128,7 @@ class SessionSnapshot(Protocol):
 
 
 @runtime_checkable
-class Session(Protocol):
+class ExecutorSession(Protocol):
     """An interpreter that keeps its state from cell to cell, with files beside it."""
 
     def run(
@@ -155,7 +155,7 @@ class Session(Protocol):
             SandboxFault: the session is closed. A sandbox that breaks is a result of status ``sandbox_error``.
         """
 
-    def snapshot(self) -> SessionSnapshot:
+    def snapshot(self) -> ExecutorSnapshot:
         """Freezes interpreter and files.
 
         Raises:
@@ -194,8 +194,8 @@ class Executor(Protocol):
         stdin: str = "",
         files: Mapping[str, bytes] | None = None,
         collect: Sequence[str] = (),
-        calls: Sequence[Call] | None = None,
-        limits: Limits | None = None,
+        calls: Sequence[FunctionCall] | None = None,
+        limits: ExecutionLimits | None = None,
         variables: bool = False,
         domain: str = "",
     ) -> ExecResult:
@@ -220,8 +220,12 @@ class Executor(Protocol):
         """
 
     def open(
-        self, *, files: Mapping[str, bytes] | None = None, limits: Limits | None = None, domain: str = ""
-    ) -> Session:
+        self,
+        *,
+        files: Mapping[str, bytes] | None = None,
+        limits: ExecutionLimits | None = None,
+        domain: str = "",
+    ) -> ExecutorSession:
         """Starts an interpreter.
 
         Raises:

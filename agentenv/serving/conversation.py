@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from agentenv.core.validation import sentence
 from agentenv.errors import AgentEnvError
-from agentenv.serving.env_session import Session
+from agentenv.serving.env_session import EnvSession
 from agentenv.serving.mcp import answer
 from agentenv.serving.service import EnvService
 from agentenv.serving.wire import (
@@ -74,7 +74,7 @@ class Conversation:
         self._inbox: asyncio.Queue[str | None] = asyncio.Queue()
         self._gone = asyncio.Event()
         self._why: Exception = _Gone()
-        self._session: Session | None = None
+        self._session: EnvSession | None = None
 
     async def run(self) -> None:
         """Talks until the caller leaves, is idle too long or sends too much, or the service stops."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Session:
+class EnvSession:
     """What one caller plays. Calls run one after the other; one that misses its deadline is the last.
 
     Args:

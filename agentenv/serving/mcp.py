@@ -22,10 +22,10 @@ from agentenv.serving.wire import VERSION, ResetData, error_out
 from agentenv.web.gate import Refusal
 
 if TYPE_CHECKING:
-    from agentenv.serving.env_session import Session
+    from agentenv.serving.env_session import EnvSession
     from agentenv.serving.mcp_sessions import McpSession
 
-    Played = Session | McpSession
+    Played = EnvSession | McpSession
 
 REVISIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 PARSE_ERROR, INVALID_REQUEST, NO_METHOD, INVALID_PARAMS, SERVER_ERROR = -32700, -32600, -32601, -32602, -32000

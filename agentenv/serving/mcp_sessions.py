@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from agentenv.core.env import Env
 from agentenv.core.types import Step
 from agentenv.errors import EnvFault
-from agentenv.serving.env_session import Session
+from agentenv.serving.env_session import EnvSession
 from agentenv.serving.wire import ActionData, ResetData
 from agentenv.web.gate import Refusal
 
@@ -44,7 +44,7 @@ class McpSession:
         self._asked = asked.model_copy(
             update={"seed": secrets.randbelow(_SEEDS) if asked.seed is None else asked.seed}
         )
-        self._session: Session | None = None
+        self._session: EnvSession | None = None
         self._turn = asyncio.Lock()
         self._used = time.monotonic()
 
@@ -84,16 +84,16 @@ class McpSession:
             session.end()
 
     async def reset(self, data: ResetData) -> dict[str, Any]:
-        """Begins another episode; as `Session.reset`."""
+        """Begins another episode; as `EnvSession.reset`."""
         async with self._turn:
             return await self._reset(data)
 
     async def step(self, data: ActionData) -> dict[str, Any]:
-        """As `Session.step`."""
+        """As `EnvSession.step`."""
         return await self.act(lambda env: env.astep(data.text))
 
     async def act(self, action: Callable[[Env[Any]], Coroutine[Any, Any, Step]]) -> dict[str, Any]:
-        """As `Session.act`; the first time, the episode begins before."""
+        """As `EnvSession.act`; the first time, the episode begins before."""
         async with self._turn:
             if self._session is None:
                 await self._reset(self._asked)
@@ -183,7 +183,7 @@ class McpSessions:
         del self._sessions[id]
         session.end()
 
-    async def place(self, client: str) -> Session:
+    async def place(self, client: str) -> EnvSession:
         """A place for the first use of a session of ``client``.
 
         Raises:

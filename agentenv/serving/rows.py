@@ -25,7 +25,7 @@ CHOSEN_BY_THE_TRAINER = ("env", "arguments")
 """Columns that no row may have."""
 
 
-class Row(BaseModel):
+class DatasetRow(BaseModel):
     """An episode to play."""
 
     seed: int | None = Field(None, ge=0)
@@ -39,7 +39,7 @@ class Row(BaseModel):
         return read_json(value) if isinstance(value, str) else value
 
     @classmethod
-    def read(cls, fields: Mapping[str, Any]) -> "Row":
+    def read(cls, fields: Mapping[str, Any]) -> "DatasetRow":
         """The row among the columns of another library's row.
 
         Raises:
@@ -89,7 +89,7 @@ class Episodes:
         except TypeError as error:
             raise ConfigurationError(f"{self.env} cannot be made with {self.arguments}: {error}") from error
 
-    def options(self, env: Env[Any], row: Row) -> dict[str, Any] | None:
+    def options(self, env: Env[Any], row: DatasetRow) -> dict[str, Any] | None:
         """What ``reset`` of ``env`` is given for ``row`` beside the seed.
 
         A task that the environment or the trainer holds is taken from there. Of any other one the environment is shown

@@ -19,7 +19,7 @@ from agentenv.core.env import Env
 from agentenv.core.types import StateCapability, Task
 from agentenv.errors import EnvFault
 from agentenv.serving.client_options import ClientOptions
-from agentenv.serving.env_session import Session
+from agentenv.serving.env_session import EnvSession
 from agentenv.serving.mcp_sessions import McpSessions
 from agentenv.serving.wire import VERSION
 from agentenv.web.gate import READY, STOPPING, Gate, Refusal
@@ -35,7 +35,7 @@ _ROUND_S = 0.2  # between two rounds of the housekeeper
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServerLimits:
     """Bounds of a service of environments."""
 
     sessions: int = 64
@@ -80,7 +80,7 @@ class EnvService(Gate):
     def __init__(
         self,
         name: str,
-        limits: Limits | None = None,
+        limits: ServerLimits | None = None,
         *,
         token: str | None = None,
         expert: bool = False,
@@ -88,10 +88,10 @@ class EnvService(Gate):
     ) -> None:
         super().__init__(token)
         self.name = name
-        self.limits = limits or Limits()
+        self.limits = limits or ServerLimits()
         self.expert = expert
         self.client_tasks = client_tasks
-        self.sessions: dict[str, Session] = {}
+        self.sessions: dict[str, EnvSession] = {}
         """Forks that wait to be taken by a connection of their own, by id."""
         self.mcp = McpSessions(self)
         self.ending = asyncio.Event()
@@ -163,7 +163,7 @@ class EnvService(Gate):
             for task in tasks
         ]
 
-    async def session(self, client: str = "") -> Session:
+    async def session(self, client: str = "") -> EnvSession:
         """A session of a fresh environment for the caller at the address ``client``, once there is a place.
 
         Raises:
@@ -173,12 +173,12 @@ class EnvService(Gate):
         await self._take_place(client)
         making = asyncio.ensure_future(asyncio.to_thread(self._fresh))
         try:
-            return Session(self, await self.finished(making, "making the environment"), client)
+            return EnvSession(self, await self.finished(making, "making the environment"), client)
         except BaseException:
             self.close_later(lambda: _close_made(making), making, client)
             raise
 
-    async def wrap(self, env: Env[Any], client: str) -> Session:
+    async def wrap(self, env: Env[Any], client: str) -> EnvSession:
         """A session of an environment that is there already, kept by id until somebody takes it.
 
         Raises:
@@ -189,14 +189,14 @@ class EnvService(Gate):
         except BaseException:
             await asyncio.to_thread(env.close)
             raise
-        return self.keep(Session(self, env, client))
+        return self.keep(EnvSession(self, env, client))
 
-    def keep(self, session: Session) -> Session:
+    def keep(self, session: EnvSession) -> EnvSession:
         """Holds a session that has no connection; the housekeeper ends it when it is not used."""
         self.sessions[session.id] = session
         return session
 
-    def claim(self, id: str) -> Session:
+    def claim(self, id: str) -> EnvSession:
         """Takes a kept session out.
 
         Raises:

@@ -12,7 +12,7 @@ from typing import Any
 from agentenv.core.env import Env
 from agentenv.core.types import Task
 from agentenv.errors import MissingExtra
-from agentenv.serving.rows import Episodes, Row, as_messages
+from agentenv.serving.rows import DatasetRow, Episodes, as_messages
 
 
 def register(
@@ -57,7 +57,7 @@ def _adapter() -> type:
         ) -> None:
             super().__init__()
             extras = extras or {}
-            self._episodes, self._row = episodes, Row.read(extras)
+            self._episodes, self._row = episodes, DatasetRow.read(extras)
             self._env: Env[Any] = episodes.make()
             self._invalid = 0
             self._truncated = False

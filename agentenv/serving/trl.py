@@ -17,7 +17,7 @@ from agentenv.core.env import Env
 from agentenv.core.tools import Tool
 from agentenv.core.types import Task, ToolStatus
 from agentenv.errors import AgentEnvError, EpisodeOver, Fault, MissingExtra
-from agentenv.serving.rows import Episodes, Row, rows
+from agentenv.serving.rows import DatasetRow, Episodes, rows
 from agentenv.serving.toolbox import instructions, play, shown, toolbox
 
 
@@ -30,7 +30,7 @@ class TRLSpec:
     """What the trainer's arguments of the same names take."""
 
     train_dataset: Any
-    environment_factory: "Factory"
+    environment_factory: "EnvFactory"
     reward_funcs: None = None
     """None: the environment gives the reward."""
 
@@ -55,10 +55,10 @@ def to_trl(env: str, *, tasks: Iterable[Task] = (), seeds: Iterable[int] = (), *
     prompt = [{"role": "user", "content": ""}]  # to which TRL appends what reset() returns
     posed = tuple(tasks)
     table = [{"prompt": prompt, **row} for row in rows(tasks=posed, seeds=seeds)]
-    return TRLSpec(Dataset.from_list(table), Factory(Episodes(env, arguments, posed)))
+    return TRLSpec(Dataset.from_list(table), EnvFactory(Episodes(env, arguments, posed)))
 
 
-class Factory:
+class EnvFactory:
     """Makes instances of one class; picklable, as AsyncGRPO's worker process needs it.
 
     Args:
@@ -92,7 +92,7 @@ class _Played:
 
     def reset(self, **row: Any) -> str:
         """Begins the episode of a row; returns what the policy is told."""
-        episode = Row.read(row)
+        episode = DatasetRow.read(row)
         self._reward = None  # where the reset itself fails there is no reward either
         options = self._episodes.options(self._env, episode)
         observation, _ = self._env.reset(seed=episode.seed, options=options)

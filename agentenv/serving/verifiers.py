@@ -17,7 +17,7 @@ from pydantic import Field
 
 from agentenv.core.types import Observation, Step
 from agentenv.errors import MissingExtra
-from agentenv.serving.rows import Episodes, Row
+from agentenv.serving.rows import DatasetRow, Episodes
 from agentenv.serving.wire import options_in
 
 __all__ = ["AgentenvEnv", "AgentenvTaskset"]  # noqa: F822  # made on demand: verifiers is optional
@@ -62,7 +62,7 @@ def _classes() -> dict[str, type]:
         raise MissingExtra.of("verifiers", "verifiers") from error
 
     class AgentenvData(vf.TaskData):  # type: ignore[misc,unused-ignore]
-        row: Row
+        row: DatasetRow
         """The episode; the prompt is the environment's to give."""
 
     class AgentenvTask(vf.Task[AgentenvData]):  # type: ignore[misc,unused-ignore]
@@ -86,7 +86,7 @@ def _classes() -> dict[str, type]:
             config = self.config
             posed = [{"task": task} for task in config.tasks] or [{"seed": seed} for seed in config.seeds]
             for number, fields in enumerate(posed):
-                row = Row.read(fields)
+                row = DatasetRow.read(fields)
                 data = AgentenvData(name=f"{config.env}#{number}", prompt=None, row=row)
                 yield AgentenvTask(data, config.task)
 

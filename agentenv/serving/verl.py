@@ -18,7 +18,7 @@ from typing import Any
 from agentenv.core.env import Env
 from agentenv.core.types import Step
 from agentenv.errors import Fault, MissingExtra
-from agentenv.serving.rows import Episodes, Row, as_messages
+from agentenv.serving.rows import DatasetRow, Episodes, as_messages
 
 TRIES = 3
 _log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class _Playing:
             ConfigurationError: the row describes no episode.
             Fault: the environment broke three times.
         """
-        episode = Row.read(row.get("extra_info") or {})
+        episode = DatasetRow.read(row.get("extra_info") or {})
         for tries in range(1, TRIES + 1):
             env = self.episodes.make()
             try:
@@ -74,7 +74,7 @@ class _Playing:
         raise AssertionError("unreachable")
 
     async def _play_episode(
-        self, env: Env[Any], episode: Row, sampling_params: dict[str, Any]
+        self, env: Env[Any], episode: DatasetRow, sampling_params: dict[str, Any]
     ) -> tuple[_Tokens, Step | None]:
         opening, _ = await env.areset(seed=episode.seed, options=self.episodes.options(env, episode))
         messages = as_messages(opening)

@@ -21,8 +21,8 @@ from agentenv.core.types import (
     EndReason,
     Info,
     Message,
+    MessagePart,
     Observation,
-    Part,
     Step,
     Task,
     ToolResult,
@@ -208,7 +208,7 @@ def observation_in(data: Any) -> Observation:
     return tuple(Message(entry["role"], _content_in(entry["content"])) for entry in data["messages"])
 
 
-def _content_out(content: str | tuple[Part, ...]) -> Any:
+def _content_out(content: str | tuple[MessagePart, ...]) -> Any:
     if isinstance(content, str):
         return content
     return [
@@ -219,13 +219,13 @@ def _content_out(content: str | tuple[Part, ...]) -> Any:
     ]
 
 
-def _content_in(content: Any) -> str | tuple[Part, ...]:
+def _content_in(content: Any) -> str | tuple[MessagePart, ...]:
     if isinstance(content, str):
         return content
     return tuple(
-        Part("text", part["text"])
+        MessagePart("text", part["text"])
         if part["type"] == "text"
-        else Part("image", image=base64.b64decode(part["image"]))
+        else MessagePart("image", image=base64.b64decode(part["image"]))
         for part in content
     )
 

@@ -31,11 +31,11 @@ from agentenv.trainers.evaluate import run_dev_evaluation, run_test_evaluation
 from agentenv.trainers.league import league_of
 from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.learner.imitation import imitate
-from agentenv.trainers.learner.learner import Learner, Row, rows_of
+from agentenv.trainers.learner.learner import Learner, TrainingRow, rows_of
 from agentenv.trainers.learner.second import split
 from agentenv.trainers.metrics import describe
 from agentenv.trainers.monitors import COLLAPSES, guarded, warnings_of
-from agentenv.trainers.run import Clock, Display, Run, contents_of, set_up
+from agentenv.trainers.run import Clock, Run, TrainDisplay, contents_of, set_up
 from agentenv.trainers.run_folder.folder import RunFolder, TrainedPolicy
 from agentenv.trainers.selfplay.game_state import asked
 from agentenv.trainers.task_sampling.samplers import Batch
@@ -45,7 +45,7 @@ _CARD_OPTIONS = ("prompt", "k", "max_turns", "observation_tokens")
 
 
 @flushed_denormals()
-def train(folder: RunFolder, display: Display) -> dict[str, Any]:
+def train(folder: RunFolder, display: TrainDisplay) -> dict[str, Any]:
     """Trains from where ``folder`` stands to the end, and evaluates before and after.
 
     Returns:
@@ -69,7 +69,7 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
             raise
 
 
-def _train(folder: RunFolder, display: Display, stop: Interruptible) -> dict[str, Any]:
+def _train(folder: RunFolder, display: TrainDisplay, stop: Interruptible) -> dict[str, Any]:
     folder.compare_config(display.warn)
     if folder.config.correction_note:
         display.warn(folder.config.correction_note)
@@ -213,7 +213,7 @@ def _update_weights(
 
 def _assign_credit(
     run: Run, groups: Sequence[list[Trajectory]], version: int, *, keep_zero_variance: bool
-) -> tuple[list[Row], dict[str, int]]:
+) -> tuple[list[TrainingRow], dict[str, int]]:
     """The rows to train on, and the totals of the whole batch that losses are averaged over."""
     settings = run.config.optimization
     estimate = get_estimator(settings.estimator, settings.estimator_options)

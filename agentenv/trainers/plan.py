@@ -27,7 +27,7 @@ from agentenv.retrievers.retriever_spec import make_retriever
 from agentenv.trainers.addresses import refuse_silent
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.learner.learner import Learner, Objective, checkpoint_layers, rows_of
-from agentenv.trainers.run import as_declared, objective_of, second_policy, trained_policy
+from agentenv.trainers.run import as_declared, objective_of, open_second_policy, trained_policy
 
 _PROBE_ROWS = 8
 _PROBE_TOKENS = 8  # sampled a row
@@ -36,7 +36,7 @@ _ASIDE = 1.2  # what allocators and the interpreter take beside what is counted
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryEstimate:
     """Bytes of each part at the peak of a step."""
 
     weights: int
@@ -72,7 +72,7 @@ def plan_run(config: TrainConfig, *, available: int | None = None) -> dict[str, 
     torch.set_num_threads(config.threads)
     policy = trained_policy(config)
     _refuse_absent(config)
-    second = second_policy(config)
+    second = open_second_policy(config)
     if config.optimization.gradient_checkpointing:
         checkpoint_layers(policy.model)
     rollout = config.rollout
@@ -122,7 +122,9 @@ def _refuse_absent(config: TrainConfig) -> None:
     refuse_silent(config.cluster.address)
 
 
-def memory_of(config: TrainConfig, model: Any, token_bytes: float, second: Any | None = None) -> Memory:
+def memory_of(
+    config: TrainConfig, model: Any, token_bytes: float, second: Any | None = None
+) -> MemoryEstimate:
     """Bytes that the run takes at its peak.
 
     Args:
@@ -133,7 +135,7 @@ def memory_of(config: TrainConfig, model: Any, token_bytes: float, second: Any |
     """
     models = [model] if second is None else [model, second]
     sampled_here = config.engine.kind == "hf"
-    return Memory(
+    return MemoryEstimate(
         weights=sum(_weights(config, one) for one in models),
         optimizer=sum(3 * _bytes(one, trained=True) for one in models),
         caches=_caches(config, model) if sampled_here else 0,
@@ -187,7 +189,7 @@ def available_memory() -> int:
     return free if bound == "max" else min(free, int(bound) - used)
 
 
-def _refusal(config: TrainConfig, memory: Memory, free: int, token_bytes: float) -> str:
+def _refusal(config: TrainConfig, memory: MemoryEstimate, free: int, token_bytes: float) -> str:
     """Why the run does not fit, and the first change that makes it."""
     needs = f"the run needs about {_gib(memory.total)} GiB and {_gib(free)} GiB are free: "
     left = free / _ASIDE - memory.weights - memory.optimizer - memory.engines
@@ -262,4 +264,4 @@ def _probe_sampling(policy: HFPolicy, config: TrainConfig) -> float:
     return sampled / spent
 
 
-__all__ = ["Memory", "available_memory", "memory_of", "plan_run"]
+__all__ = ["MemoryEstimate", "available_memory", "memory_of", "plan_run"]

@@ -31,7 +31,7 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.learner.learner import Correction, Learner, Objective, checkpoint_layers
 from agentenv.trainers.learner.losses import get_objective
-from agentenv.trainers.learner.second import Second
+from agentenv.trainers.learner.second import SecondPolicy
 from agentenv.trainers.learner.sharded import ShardedLearner, processes
 from agentenv.trainers.run_folder.folder import RunFolder, Stateful, TrainedPolicy
 from agentenv.trainers.task_sampling.samplers import TaskSampler, get_sampler
@@ -41,7 +41,7 @@ from agentenv.trainers.workers.rollout_scheduler import RolloutScheduler
 from agentenv.trainers.workers.worker_pool import WorkerPool
 
 
-class Display(Protocol):
+class TrainDisplay(Protocol):
     """Who is told how far the run is."""
 
     def phase(self, name: str, total: int) -> None:
@@ -60,7 +60,7 @@ class Run:
 
     config: TrainConfig
     folder: RunFolder
-    display: Display
+    display: TrainDisplay
     policy: TrainedPolicy
     chat: ChatFormat
     learner: Learner
@@ -69,7 +69,7 @@ class Run:
     train: TaskEnv
     dev: TaskEnv
     test: TaskEnv
-    second: Second | None = None
+    second: SecondPolicy | None = None
     """The second set of weights, where there is one."""
     trackers: Sequence[Tracker] = ()
     """At most one, where the configuration names it."""
@@ -92,7 +92,7 @@ class Run:
         return held | ({"second": self.second} if self.second else {})
 
 
-def set_up(folder: RunFolder, display: Display) -> Run:
+def set_up(folder: RunFolder, display: TrainDisplay) -> Run:
     """Policy, learner and the three task environments of a run, as its configuration wants them; close it afterwards.
 
     Raises:
@@ -157,7 +157,7 @@ def trained_policy(config: TrainConfig) -> HFPolicy:
 
 
 def _make_run(
-    folder: RunFolder, display: Display, policy: TrainedPolicy, worker_pool: WorkerPool | None
+    folder: RunFolder, display: TrainDisplay, policy: TrainedPolicy, worker_pool: WorkerPool | None
 ) -> Run:
     config = folder.config
     learner = learner_of(config, policy)
@@ -245,15 +245,15 @@ def learner_of(config: TrainConfig, policy: TrainedPolicy) -> Learner:
     )
 
 
-def second_policy(config: TrainConfig) -> HFPolicy | None:
+def open_second_policy(config: TrainConfig) -> HFPolicy | None:
     """The policy of the second set of weights; None where there is one set for all."""
     if not config.second.roles:
         return None
     return trained_policy(config.model_copy(update={"policy": config.second.policy or config.policy}))
 
 
-def _open_second(config: TrainConfig, first: TrainedPolicy) -> Second | None:
-    policy = second_policy(config)
+def _open_second(config: TrainConfig, first: TrainedPolicy) -> SecondPolicy | None:
+    policy = open_second_policy(config)
     if policy is None:
         return None
     if processes() > 1:
@@ -267,7 +267,7 @@ def _open_second(config: TrainConfig, first: TrainedPolicy) -> Second | None:
         raise ConfigurationError(
             f"second.policy={config.policy} reads {policy.context_tokens} tokens only: lower rollout.context_tokens"
         )
-    return Second(config.second.roles, policy, learner_of(config, policy))
+    return SecondPolicy(config.second.roles, policy, learner_of(config, policy))
 
 
 @flushed_denormals()
@@ -322,7 +322,7 @@ def objective_of(config: TrainConfig) -> Objective:
 
 
 def _open(
-    source: SourceConfig, config: TrainConfig, policy: TrainedPolicy, display: Display | None
+    source: SourceConfig, config: TrainConfig, policy: TrainedPolicy, display: TrainDisplay | None
 ) -> TaskEnv:
     if display is not None:
         display.phase(f"index of {source.split or source.world.split} questions", 0)
@@ -333,7 +333,9 @@ def _open(
     return open_task_env(source, config.search, config.env, count)
 
 
-def _open_training(config: TrainConfig, policy: TrainedPolicy, display: Display | None = None) -> TaskEnv:
+def _open_training(
+    config: TrainConfig, policy: TrainedPolicy, display: TrainDisplay | None = None
+) -> TaskEnv:
     """The training task environment, with the simulated search where one is configured."""
     simulation = config.simulation
     if not simulation.retriever:

@@ -9,7 +9,7 @@ import pytest
 
 from agentenv.core.env import Env
 from agentenv.core.env_contract import CHECKS, CheckResult, EnvContract, check_env, run_check
-from agentenv.core.scene import Mark, Scene
+from agentenv.core.scene import Mark, TurnScene
 from agentenv.core.types import EndReason, Info, Message, Observation, StateCapability, Step, Task
 from agentenv.errors import ConfigurationError, EnvFault
 
@@ -185,17 +185,17 @@ class GameState:
 
 
 class Drawn(Guess):
-    def scene(self) -> Scene | None:
+    def scene(self) -> TurnScene | None:
         return GameState("<svg/>")
 
 
 class BadDrawing(Guess):
-    def scene(self) -> Scene | None:
+    def scene(self) -> TurnScene | None:
         return GameState("<svg>&</svg>")
 
 
 class BadMark(Guess):
-    def scene(self) -> Scene | None:
+    def scene(self) -> TurnScene | None:
         return GameState("<svg/>", "a click")
 
 

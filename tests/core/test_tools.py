@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from agentenv.core.json_schema import complaints
-from agentenv.core.tools import MOST_CALLS, RESERVED_NAMES, Call, Tool, ToolEnv, read_calls, tool
+from agentenv.core.tools import MOST_CALLS, RESERVED_NAMES, Tool, ToolCall, ToolEnv, read_calls, tool
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, ToolResult, ToolStatus
 from agentenv.errors import ConfigurationError, EnvFault, EpisodeOver
 
@@ -184,7 +184,7 @@ def test_half_declared_tools_are_refused(function: Any, words: str) -> None:
 
 def test_calls_are_read_in_order() -> None:
     text = 'I add. <tool_call>{"name": "a", "arguments": {"x": 1}}</tool_call> <tool_call>\n{"name": "b"}\n</tool_call>'
-    assert read_calls(text) == [Call("a", {"x": 1}), Call("b", {})]
+    assert read_calls(text) == [ToolCall("a", {"x": 1}), ToolCall("b", {})]
     assert read_calls("no call") == []
 
 
@@ -198,7 +198,7 @@ def test_a_call_that_cannot_be_read_is_a_format_error(body: str) -> None:
 
 
 def test_a_call_without_its_end_is_read_to_the_end_of_the_text() -> None:
-    assert read_calls('<tool_call>{"name": "a"}') == [Call("a", {})]
+    assert read_calls('<tool_call>{"name": "a"}') == [ToolCall("a", {})]
 
 
 @dataclass

@@ -154,14 +154,14 @@ def test_canonical_solutions_pass(name: str, count: int) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     from agentenv.sandbox.backends import make_executor, unavailable
-    from agentenv.sandbox.types import Limits
+    from agentenv.sandbox.types import ExecutionLimits
 
     if "AGENTENV_DATA" not in os.environ:
         pytest.skip("AGENTENV_DATA names no folder")
     if reason := unavailable("bwrap"):
         pytest.skip(f"bwrap: {reason}")
     executor = make_executor("bwrap")
-    limits = Limits(wall_s=60.0, cpu_s=30.0, memory_mb=512)
+    limits = ExecutionLimits(wall_s=60.0, cpu_s=30.0, memory_mb=512)
     with executor, ThreadPoolExecutor(2) as threads:
         loaded = load_code_set(name, Path(os.environ["AGENTENV_DATA"]), executor)
         grades = threads.map(

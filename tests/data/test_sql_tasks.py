@@ -16,7 +16,7 @@ from agentenv.core.types import Task
 from agentenv.data import sql_questions
 from agentenv.data.sql_databases import TWINS, write_databases
 from agentenv.data.sql_domains import DOMAINS, LEAGUE
-from agentenv.data.sql_questions import TEMPLATES, Draft, Scene, quoted
+from agentenv.data.sql_questions import TEMPLATES, Draft, QuestionContext, quoted
 from agentenv.data.sql_tasks import LEVELS, fits, generate_sql_tasks, process_folder
 from agentenv.data.world_config import SPLITS
 from agentenv.errors import ConfigurationError, UnknownName
@@ -151,7 +151,7 @@ def above_average(path: str) -> list[tuple[Any, ...]]:
     ],
 )
 def test_a_gold_query_says_what_its_question_says(
-    template: Callable[[Scene], Draft],
+    template: Callable[[QuestionContext], Draft],
     question: str,
     answer: Callable[[str], list[tuple[Any, ...]]],
     tmp_path: Path,
@@ -161,7 +161,7 @@ def test_a_gold_query_says_what_its_question_says(
         paths = [str(path) for path in write_databases(LEAGUE, f"league-{number}", "train", tmp_path)]
         with ExitStack() as stack:
             connections = [stack.enter_context(closing(sqlite3.connect(path))) for path in paths]
-            drawn = (template(Scene(LEAGUE, connections[0], Random(draw))) for draw in range(200))
+            drawn = (template(QuestionContext(LEAGUE, connections[0], Random(draw))) for draw in range(200))
             draft = next(draft for draft in drawn if draft.question == question)
             if fits(draft, connections):
                 break

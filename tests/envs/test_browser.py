@@ -18,7 +18,7 @@ import pytest
 from agentenv.core.trajectory import Trajectory, Turn
 from agentenv.core.types import EndReason, Task, ToolStatus
 from agentenv.envs.browser import page as page_module
-from agentenv.envs.browser.browser_session import Session
+from agentenv.envs.browser.browser_session import BrowserSession
 from agentenv.envs.browser.driver import Driver, find_chromium, unavailable
 from agentenv.envs.browser.env import Browser
 from agentenv.envs.browser.experts import EXPERTS, rehearse
@@ -222,7 +222,7 @@ def test_experts_solve_and_clicks_do_no_harm(driver: Driver) -> None:
     site = miniwob()
     lost = {}
     for page in SOLVED:
-        session = Session(driver, site, images=False)
+        session = BrowserSession(driver, site, images=False)
         _, reward = driver.submit(rehearse(session, f"{ORIGIN}/{page}", 3, EXPERTS[page], 60)).result()
         if reward != 1:
             lost[page] = reward
@@ -230,7 +230,7 @@ def test_experts_solve_and_clicks_do_no_harm(driver: Driver) -> None:
     assert len(SOLVED) >= 28
 
     async def click(page: str) -> None:
-        session = Session(driver, site, images=False)
+        session = BrowserSession(driver, site, images=False)
         seen = await session.open(f"{ORIGIN}/{page}", 1)
         assert seen.goal
         for element in (seen.screen.elements or ())[:1]:

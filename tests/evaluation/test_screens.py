@@ -15,7 +15,7 @@ from agentenv.core.env import Env
 from agentenv.core.rollout import RolloutConfig
 from agentenv.core.scene import Mark
 from agentenv.core.trajectory import Trajectory, Turn
-from agentenv.core.types import EndReason, Message, Part, Task
+from agentenv.core.types import EndReason, Message, MessagePart, Task
 from agentenv.envs.domsim.env import DomSim
 from agentenv.envs.gui.actions import STOP, Action, Kind, action_text
 from agentenv.envs.gui.scene import ScreenScene
@@ -45,7 +45,9 @@ def png(colour: int) -> bytes:
 
 
 def seen(*images: bytes) -> Message:
-    return Message("user", (Part("text", "A screen."), *(Part("image", image=image) for image in images)))
+    return Message(
+        "user", (MessagePart("text", "A screen."), *(MessagePart("image", image=image) for image in images))
+    )
 
 
 def scene(title: str = "page") -> ScreenScene:

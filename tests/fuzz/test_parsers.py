@@ -44,7 +44,7 @@ from agentenv.serving.client_options import ClientOptions
 from agentenv.serving.link import received
 from agentenv.serving.mcp import answer, complaint
 from agentenv.serving.remote import _decoding
-from agentenv.serving.rows import Episodes, Row
+from agentenv.serving.rows import DatasetRow, Episodes
 from agentenv.serving.wire import (
     ActionData,
     ExtensionData,
@@ -253,7 +253,7 @@ def test_rows_of_data_sets(columns: Any, as_text: bool) -> None:
     if as_text and "task" in columns:
         columns["task"] = json.dumps(columns["task"])
     try:
-        options = PLAYED.options(PLAYER, Row.read(columns))
+        options = PLAYED.options(PLAYER, DatasetRow.read(columns))
         assert options is None or set(options["task"].data) <= {"path"}
     except ConfigurationError as error:
         brief(error)

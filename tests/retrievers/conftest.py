@@ -19,14 +19,14 @@ def serving() -> Serving:
     for module in ("fastapi", "uvicorn", "orjson", "prometheus_client"):
         pytest.importorskip(module, reason=f"{module} is not installed")
     from agentenv.retrievers.service.app import run_service
-    from agentenv.retrievers.service.service import Limits, Service
+    from agentenv.retrievers.service.service import Service, ServiceLimits
     from agentenv.web.server import address_of, listen
 
     @contextmanager
     def serve(
         retrievers: Mapping[str, Retriever], *, token: str | None = None, port: int = 0, **limits: float
     ) -> Iterator[str]:
-        service = Service(Limits(**limits), token=token)  # type: ignore[arg-type]
+        service = Service(ServiceLimits(**limits), token=token)  # type: ignore[arg-type]
         service.open(retrievers)
         with listen("127.0.0.1", port) as listening:
             thread = threading.Thread(target=run_service, args=(service, lambda: {}, listening), daemon=True)

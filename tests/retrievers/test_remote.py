@@ -21,14 +21,14 @@ for module in ("fastapi", "uvicorn", "orjson", "prometheus_client"):
     pytest.importorskip(module, reason=f"{module} is not installed")
 
 from agentenv.retrievers.service.app import make_app  # noqa: E402
-from agentenv.retrievers.service.service import Limits, Service  # noqa: E402
+from agentenv.retrievers.service.service import Service, ServiceLimits  # noqa: E402
 
 QUICK = RetryPolicy(timeout_s=30.0, pause_s=0.001, tries=3)
 
 
 def behind(retriever: Retriever, *, token: str | None = None, **limits: Any) -> RemoteRetriever:
     """A client of a server in the same process."""
-    service = Service(Limits(**limits), token=token)
+    service = Service(ServiceLimits(**limits), token=token)
     service.open({"corpus": retriever})
     return RemoteRetriever("http://test", timeouts=QUICK, transport=httpx.ASGITransport(make_app(service)))
 

@@ -17,9 +17,9 @@ from agentenv.sandbox import docker, labels
 from agentenv.sandbox.backends import make_executor, unavailable
 from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.jail.router import SPARES
-from agentenv.sandbox.types import Limits
+from agentenv.sandbox.types import ExecutionLimits
 
-LIMITS = Limits(wall_s=10.0, cpu_s=6.0)
+LIMITS = ExecutionLimits(wall_s=10.0, cpu_s=6.0)
 DEADLINE_S = 5.0
 WALLED = ("bwrap", "docker")
 PROCESSES, DESCRIPTORS = 3 + 2 * SPARES, 3

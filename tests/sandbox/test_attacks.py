@@ -15,9 +15,9 @@ import pytest
 
 from agentenv.errors import ConfigurationError
 from agentenv.sandbox.executor import JailExecutor
-from agentenv.sandbox.types import ExecResult, ExecStatus, Limits
+from agentenv.sandbox.types import ExecResult, ExecStatus, ExecutionLimits
 
-LIMITS = Limits(wall_s=10.0, cpu_s=6.0)
+LIMITS = ExecutionLimits(wall_s=10.0, cpu_s=6.0)
 QUICK = replace(LIMITS, wall_s=30.0, cpu_s=2.0)
 SMALL = replace(QUICK, memory_mb=128)
 LIBC = "import ctypes, errno, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
@@ -30,7 +30,7 @@ def refused(box: JailExecutor, expression: str, *numbers: str) -> None:
     assert shown.stdout.strip() in {f"-1 {number}" for number in numbers}, shown
 
 
-def printed(box: JailExecutor, code: str, limits: Limits = QUICK) -> str:
+def printed(box: JailExecutor, code: str, limits: ExecutionLimits = QUICK) -> str:
     """What a program prints that runs to its end."""
     result = box.run(code, limits=limits)
     assert result.status is ExecStatus.OK, result

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from agentenv.sandbox.executor import JailExecutor
-from agentenv.sandbox.types import ExecStatus, Limits
+from agentenv.sandbox.types import ExecStatus, ExecutionLimits
 
-LIMITS = Limits(wall_s=20.0)
+LIMITS = ExecutionLimits(wall_s=20.0)
 
 
 def eventually(check: Callable[[], bool]) -> bool:
@@ -82,7 +82,9 @@ def test_a_run_whose_process_is_killed_every_time_is_an_infrastructure_failure(
     killer.start()
     try:
         # Its order takes a while to be read, within which the process is found and killed.
-        result = doomed.run("#" * (24 << 20) + "\nimport time; time.sleep(0)", limits=Limits(memory_mb=1024))
+        result = doomed.run(
+            "#" * (24 << 20) + "\nimport time; time.sleep(0)", limits=ExecutionLimits(memory_mb=1024)
+        )
     finally:
         stopped.set()
         killer.join()

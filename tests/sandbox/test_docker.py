@@ -26,7 +26,7 @@ from agentenv.sandbox.backends import make_executor, unavailable
 from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.jail import confine
 from agentenv.sandbox.labels import PREFIX, label, owner_of
-from agentenv.sandbox.types import ExecResult, ExecStatus, Limits
+from agentenv.sandbox.types import ExecResult, ExecStatus, ExecutionLimits
 
 ROOT = Path(__file__).resolve().parents[2]
 LEFT_S = 5.0
@@ -344,7 +344,7 @@ def fill():
 
 def test_sessions_that_fork_all_they_can_take_nothing_from_a_neighbour(client: Any) -> None:
     """A container has room for two of these sessions, so five of them need three containers."""
-    limits = Limits(wall_s=20.0, processes=20, snapshots=4)
+    limits = ExecutionLimits(wall_s=20.0, processes=20, snapshots=4)
     with make_executor("docker", size=1, slots=4, processes=docker.RESERVED + 60, limits=limits) as executor:
         with contextlib.ExitStack() as stack:
             sessions = [stack.enter_context(executor.open()) for _ in range(5)]

@@ -15,7 +15,7 @@ from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.fakes import FakeExecutor
-from agentenv.sandbox.types import ExecResult, Limits
+from agentenv.sandbox.types import ExecResult, ExecutionLimits
 
 CONFIG = RolloutConfig(context_tokens=1 << 16, turn_tokens=1 << 15)
 TASKS = generate_code_tasks(4)
@@ -55,7 +55,9 @@ HALF = {
 
 def played(box: JailExecutor, programs: Sequence[str], *, stateful: bool = True) -> list[Trajectory]:
     """An episode for each program and at last that of the expert."""
-    env = Code(executor=box, tasks=TASKS, stateful=stateful, variables=True, limits=Limits(wall_s=30.0))
+    env = Code(
+        executor=box, tasks=TASKS, stateful=stateful, variables=True, limits=ExecutionLimits(wall_s=30.0)
+    )
     envs = [env, *env.fork(len(programs))] if programs else [env]
     specs = [EpisodeSpec(one, TASKS[index % len(TASKS)], index) for index, one in enumerate(envs)]
     actions = {

@@ -8,10 +8,10 @@ import pytest
 from agentenv.errors import SandboxFault
 from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.fakes import FakeExecutor
-from agentenv.sandbox.grading import CallTest, Grade, Outcome, StdioTest, Test, grade
-from agentenv.sandbox.types import Limits
+from agentenv.sandbox.grading import CallTest, Grade, StdioTest, Test, TestOutcome, grade
+from agentenv.sandbox.types import ExecutionLimits
 
-LIMITS = Limits(wall_s=30.0, cpu_s=2.0, memory_mb=128)
+LIMITS = ExecutionLimits(wall_s=30.0, cpu_s=2.0, memory_mb=128)
 BRIEF = replace(LIMITS, wall_s=0.5)
 CALLS: list[Test] = [CallTest("f", (n,), n * n + 7) for n in (2, 3, 11)]
 TEXT: list[Test] = [StdioTest("4\n", "23"), StdioTest("9\n", "88")]
@@ -86,7 +86,7 @@ def test_a_hack_fails_and_is_never_masked(box: JailExecutor, hack: str) -> None:
 
 def test_h02_a_program_that_stops_itself_times_out(box: JailExecutor) -> None:
     found = grade(box, "import os; os.kill(os.getpid(), 19)", CALLS[:1], limits=BRIEF)
-    assert found.outcomes == (Outcome.TIMEOUT,)
+    assert found.outcomes == (TestOutcome.TIMEOUT,)
 
 
 def test_h07_neither_tests_nor_harness_can_be_found(box: JailExecutor) -> None:
@@ -97,7 +97,7 @@ def test_h07_neither_tests_nor_harness_can_be_found(box: JailExecutor) -> None:
         "print([m for m in sys.modules if 'agentenv' in m])\n"
         "try:\n import agentenv; print('imported')\nexcept ImportError: print('absent')"
     )
-    assert box.run(code, limits=Limits()).stdout.split() == ["[]", "[]", "absent"]
+    assert box.run(code, limits=ExecutionLimits()).stdout.split() == ["[]", "[]", "absent"]
 
 
 def test_h09_nothing_of_one_run_reaches_the_next(box: JailExecutor) -> None:

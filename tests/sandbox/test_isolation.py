@@ -11,7 +11,7 @@ import pytest
 
 from agentenv.errors import SnapshotRefused
 from agentenv.sandbox.executor import JailExecutor
-from agentenv.sandbox.types import Call, ExecResult, ExecStatus, Limits
+from agentenv.sandbox.types import ExecResult, ExecStatus, ExecutionLimits, FunctionCall
 
 
 @pytest.fixture(name="box")
@@ -19,7 +19,7 @@ def _box(box_of_module: JailExecutor) -> JailExecutor:
     return box_of_module
 
 
-LIMITS = Limits(wall_s=20.0, cpu_s=10.0)
+LIMITS = ExecutionLimits(wall_s=20.0, cpu_s=10.0)
 
 SCAN = """
 import base64, ctypes, os
@@ -89,13 +89,13 @@ def passed(box: JailExecutor, way: str, text: str) -> ExecResult:
         case "stdin":
             return box.run("input()", stdin=text)
         case "arguments":
-            return box.run("def f(x): pass", calls=[Call("f", (text,))])
+            return box.run("def f(x): pass", calls=[FunctionCall("f", (text,))])
         case "files":
             return box.run("open('f').read()", files={"f": text.encode()})
         case "output":
             return box.run(f"{printing}print(m)")
         case _:
-            return box.run(f"{printing}def f(): return m", calls=[Call("f")])
+            return box.run(f"{printing}def f(): return m", calls=[FunctionCall("f")])
 
 
 @pytest.mark.parametrize("way", ["code", "stdin", "arguments", "files", "output", "returned"])

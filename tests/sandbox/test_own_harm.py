@@ -11,7 +11,7 @@ import pytest
 from agentenv.errors import ConfigurationError, SnapshotRefused
 from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.jail_session import JailSession
-from agentenv.sandbox.types import ExecResult, ExecStatus, Limits
+from agentenv.sandbox.types import ExecResult, ExecStatus, ExecutionLimits
 
 
 @pytest.fixture(name="box")
@@ -19,7 +19,7 @@ def _box(box_of_module: JailExecutor) -> JailExecutor:
     return box_of_module
 
 
-LIMITS = Limits(wall_s=20.0)
+LIMITS = ExecutionLimits(wall_s=20.0)
 LINK = """
 import os, stat, struct, time
 def is_socket(fd):
@@ -286,7 +286,7 @@ def test_a_fork_for_whose_files_there_is_no_room_pays_itself(box: JailExecutor, 
         "bytes": "open('big', 'wb').write(bytes((1 << 20) - 8192))",
         "names": "for i in range(240): open(f'g{i}', 'w').close()",
     }[kind]
-    limits = Limits(wall_s=20.0, disk_mb=1, file_mb=1, processes=64, snapshots=4)
+    limits = ExecutionLimits(wall_s=20.0, disk_mb=1, file_mb=1, processes=64, snapshots=4)
     with box.open(limits=limits) as session, contextlib.ExitStack() as stack:
         session.run("x = [1]")
         forks = session.fork(44)

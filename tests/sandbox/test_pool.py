@@ -24,7 +24,7 @@ from agentenv.sandbox.backends import make_executor
 from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.jails import Channel, JailDied
 from agentenv.sandbox.pool import Pool, Slots
-from agentenv.sandbox.types import ExecStatus, Limits
+from agentenv.sandbox.types import ExecStatus, ExecutionLimits
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -212,7 +212,7 @@ def test_a_jail_that_cannot_start_is_a_typed_fault() -> None:
 
 def test_waiting_is_charged_to_the_queue_and_not_to_the_run(doomed: JailExecutor) -> None:
     results = []
-    limits = Limits(wall_s=30.0)
+    limits = ExecutionLimits(wall_s=30.0)
     slots = len(os.sched_getaffinity(0))
 
     def go() -> None:
@@ -241,7 +241,7 @@ def test_a_run_whose_jail_dies_is_repeated_in_another(doomed: JailExecutor) -> N
 
 
 def test_a_large_answer_crosses_the_wall_and_harms_no_other(box: JailExecutor) -> None:
-    limits = Limits(wall_s=30.0)
+    limits = ExecutionLimits(wall_s=30.0)
     with box.open(limits=limits) as session:
         session.run("x = 7")
         code = "import os\nfor fd in (1, 2): os.write(fd, b'\\xff' * 65000)\nopen('f', 'wb').write(bytes(7_000_000))"
@@ -280,7 +280,7 @@ def test_an_answer_that_came_too_late_is_not_taken_for_the_next() -> None:
 
 def test_a_new_warden_refuses_an_order_for_one_that_is_gone(doomed: JailExecutor) -> None:
     channel = doomed._pool.jail("").channel()
-    order = {"op": "open", "node": 1, "files": {}, "limits": dataclasses.asdict(Limits())}
+    order = {"op": "open", "node": 1, "files": {}, "limits": dataclasses.asdict(ExecutionLimits())}
     assert next(channel._serials) == 1
     assert "gone" in channel.ask(order, 60.0)["fault"]
     channel.close()
@@ -386,7 +386,7 @@ def test_strict_isolation_refuses_a_backend_without_walls() -> None:
 
     _refuse([], "bwrap")
     with pytest.raises(ConfigurationError, match="network failed"):
-        _refuse([row.name for row in [selftest.Row("network", False, "connected")]], "unsafe-local")
+        _refuse([row.name for row in [selftest.CheckRow("network", False, "connected")]], "unsafe-local")
 
 
 def test_the_self_test_passes_here(doomed: JailExecutor) -> None:

@@ -9,9 +9,9 @@ import pytest
 from agentenv.core.grammar import encodable
 from agentenv.sandbox.encoding import result_of
 from agentenv.sandbox.executor import JailExecutor
-from agentenv.sandbox.grading import CallTest, Outcome, grade, judge_call
+from agentenv.sandbox.grading import CallTest, TestOutcome, grade, judge_call
 from agentenv.sandbox.jail import plain
-from agentenv.sandbox.types import Limits
+from agentenv.sandbox.types import ExecutionLimits
 
 
 @pytest.fixture(name="box")
@@ -19,7 +19,7 @@ def _box(box_of_module: JailExecutor) -> JailExecutor:
     return box_of_module
 
 
-LIMITS = Limits(wall_s=30.0, cpu_s=10.0, memory_mb=512)
+LIMITS = ExecutionLimits(wall_s=30.0, cpu_s=10.0, memory_mb=512)
 PRIME = (1 << 61) - 1
 """What Python's hash of a number is the rest by."""
 ROOM_KB = 256 << 10
@@ -101,7 +101,7 @@ WAYS = [
 def test_no_returned_value_exhausts_the_owner(box: JailExecutor, case: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found = grade(box, RETURNED[case], WAYS[:1], limits=LIMITS)
-    assert found.outcomes[0] in (Outcome.ERROR, Outcome.WRONG, Outcome.LIMIT)
+    assert found.outcomes[0] in (TestOutcome.ERROR, TestOutcome.WRONG, TestOutcome.LIMIT)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < ROOM_KB
 
 
@@ -123,7 +123,7 @@ def test_no_returned_value_exhausts_the_owner(box: JailExecutor, case: str) -> N
     ids=lambda document: repr(document)[:20],
 )
 def test_every_comparison_of_every_value_comes_to_an_end(test: CallTest, document: object) -> None:
-    assert judge_call(test, {"v": document}) in (Outcome.WRONG, Outcome.ERROR)
+    assert judge_call(test, {"v": document}) in (TestOutcome.WRONG, TestOutcome.ERROR)
 
 
 def test_values_that_a_program_may_return_are_judged_as_before() -> None:
@@ -142,7 +142,7 @@ def test_values_that_a_program_may_return_are_judged_as_before() -> None:
         line = json.dumps({"v": plain.dump(value)})
         convert: Any = {"set": set, "sorted": sorted, "tuple": tuple, "": lambda v: v}[via]
         test = CallTest("f", (), convert(value), "is", via=via)
-        assert judge_call(test, plain.decode(line)) is Outcome.PASSED
+        assert judge_call(test, plain.decode(line)) is TestOutcome.PASSED
 
 
 def answer(**parts: object) -> dict[str, object]:

@@ -17,7 +17,7 @@ from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.sandbox import jail_session as sessions
 from agentenv.sandbox.executor import JailExecutor
-from agentenv.sandbox.types import ExecStatus, Limits
+from agentenv.sandbox.types import ExecStatus, ExecutionLimits
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups
 
@@ -27,7 +27,7 @@ def _box(box_of_module: JailExecutor) -> JailExecutor:
     return box_of_module
 
 
-LIMITS = Limits(wall_s=20.0)
+LIMITS = ExecutionLimits(wall_s=20.0)
 CONFIG = RolloutConfig(context_tokens=1 << 16, turn_tokens=1 << 14, stop=STOP)
 (TASK,) = generate_code_tasks(1)
 SOLVED = f"<submit>{TASK.data['solution']}</submit>"

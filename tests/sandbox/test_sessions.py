@@ -10,10 +10,10 @@ import pytest
 from agentenv.core.snapshot import Resource
 from agentenv.errors import ReplayDivergence, SandboxFault, SnapshotRefused
 from agentenv.sandbox.executor import JailExecutor
-from agentenv.sandbox.jail_session import JailSession, Point, Snapshot, thin
-from agentenv.sandbox.types import ExecStatus, Limits, SessionSnapshot
+from agentenv.sandbox.jail_session import JailSession, JailSnapshot, Point, thin
+from agentenv.sandbox.types import ExecStatus, ExecutionLimits, ExecutorSnapshot
 
-LIMITS = Limits(wall_s=20.0)
+LIMITS = ExecutionLimits(wall_s=20.0)
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def value(session: JailSession, code: str) -> str | None:
 
 def test_a_session_is_a_resource_of_an_environments_state(session: JailSession) -> None:
     assert isinstance(session, Resource)
-    assert isinstance(session.snapshot(), SessionSnapshot)
+    assert isinstance(session.snapshot(), ExecutorSnapshot)
 
 
 def test_python_and_numpy_generators_go_on_as_they_would_have(session: JailSession) -> None:
@@ -264,7 +264,7 @@ def test_snapshots_are_thinned_out_and_rebuilt(box: JailExecutor) -> None:
 
 
 def test_thinning_keeps_the_first_the_newest_and_what_is_pinned() -> None:
-    snapshots = [Snapshot(None, Point(), node, 0) for node in range(5)]  # type: ignore[arg-type]
+    snapshots = [JailSnapshot(None, Point(), node, 0) for node in range(5)]  # type: ignore[arg-type]
     assert thin(snapshots) is snapshots[1]
     snapshots[1].pin()
     assert thin(snapshots) is snapshots[3]

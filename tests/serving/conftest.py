@@ -71,7 +71,7 @@ def serving() -> Serving:
     for module in ("fastapi", "uvicorn", "orjson", "prometheus_client", "websockets"):
         pytest.importorskip(module, reason=f"{module} is not installed")
     from agentenv.serving.server import run
-    from agentenv.serving.service import EnvService, Limits
+    from agentenv.serving.service import EnvService, ServerLimits
     from agentenv.web.server import address_of, listen
 
     @contextmanager
@@ -84,7 +84,7 @@ def serving() -> Serving:
         **limits: Any,
     ) -> Iterator[Served]:
         service = EnvService(
-            "test/Env-v0", Limits(**limits), token=token, expert=expert, client_tasks=client_tasks
+            "test/Env-v0", ServerLimits(**limits), token=token, expert=expert, client_tasks=client_tasks
         )
         service.open(make)
         with listen("127.0.0.1", 0) as listening:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import agentenv
-from agentenv.core.types import EndReason, Message, Part, Step, Task, ToolResult, ToolStatus
+from agentenv.core.types import EndReason, Message, MessagePart, Step, Task, ToolResult, ToolStatus
 from agentenv.errors import (
     AgentEnvError,
     ConfigurationError,
@@ -22,7 +22,7 @@ from agentenv.errors import (
     SandboxFault,
     SnapshotRefused,
 )
-from agentenv.serving.rows import Episodes, Row, rows
+from agentenv.serving.rows import DatasetRow, Episodes, rows
 from agentenv.serving.wire import (
     error_in,
     error_out,
@@ -72,7 +72,7 @@ def test_steps_of_every_registered_environment_travel(id: str) -> None:
 def test_a_step_with_everything_travels() -> None:
     observation = (
         Message("system", "\ud83d and \x00"),
-        Message("user", (Part("text", "see"), Part("image", image=b"\x89PNG\xff"))),
+        Message("user", (MessagePart("text", "see"), MessagePart("image", image=b"\x89PNG\xff"))),
     )
     result = ToolResult("find", ToolStatus.TIMEOUT, "late", "TimeoutError", {"ids": ["a"]})
     info = {"turn": 1, "valid": True, "tool_results": (result,), "end_reason": EndReason.TURN_LIMIT}
@@ -164,13 +164,13 @@ def test_a_task_travels() -> None:
 def test_rows_are_read_as_they_were_written() -> None:
     task = Task("t", "What?", ("a",), data={"hops": 2})
     (posed,) = rows(tasks=[task])
-    read = Row.read(posed | {"prompt": [], "another column": 1})
+    read = DatasetRow.read(posed | {"prompt": [], "another column": 1})
     assert (read.seed, read.task) == (None, plain(task))
-    assert [Row.read(row).seed for row in rows(seeds=[1, 2])] == [1, 2]
+    assert [DatasetRow.read(row).seed for row in rows(seeds=[1, 2])] == [1, 2]
     with pytest.raises(ConfigurationError, match="cannot be made with"):
         Episodes("agentenv/Calculator-v0", {"k": 3}).make()
     with pytest.raises(ConfigurationError, match="-1"):
-        Row.read({"seed": -1})
+        DatasetRow.read({"seed": -1})
 
 
 STRANGE: dict[str, list[Any]] = {
@@ -185,7 +185,7 @@ STRANGE: dict[str, list[Any]] = {
 def test_a_row_chooses_neither_environment_nor_arguments(column: str, value: Any) -> None:
     for row in (*rows(seeds=[1]), *rows(tasks=[Task("t", "20 * 3", ("60",))])):
         with pytest.raises(ConfigurationError, match=column):
-            Row.read(row | {column: value})
+            DatasetRow.read(row | {column: value})
 
 
 def test_a_row_shows_an_environment_only_what_that_declares() -> None:
@@ -193,12 +193,12 @@ def test_a_row_shows_an_environment_only_what_that_declares() -> None:
     env = played.make()
     strange = {"executor": "unsafe-local", "retriever": "http://127.0.0.1:9", "databases": ["/etc/passwd"]}
     (row,) = rows(tasks=[Task("t", "Who?", ("a",), data=strange)])
-    assert played.options(env, Row.read(row)) == {"task": Task("t", "Who?", ("a",))}
+    assert played.options(env, DatasetRow.read(row)) == {"task": Task("t", "Who?", ("a",))}
     held = env.held_tasks()[0]
     for posed in ({"id": held.id}, plain(held)):
-        assert played.options(env, Row(task=posed)) == {"task": held}
+        assert played.options(env, DatasetRow(task=posed)) == {"task": held}
     with pytest.raises(ConfigurationError, match="nobody"):
-        played.options(env, Row(task={"id": "nobody"}))
+        played.options(env, DatasetRow(task={"id": "nobody"}))
     env.close()
 
 
@@ -211,9 +211,9 @@ def test_a_row_makes_no_sql_environment_open_a_file(tmp_path: Path) -> None:
     played = Episodes("agentenv/SQL-v0")
     env = played.make()
     with pytest.raises(ConfigurationError):
-        env.reset(seed=0, options=played.options(env, Row.read(row)))
+        env.reset(seed=0, options=played.options(env, DatasetRow.read(row)))
     env.close()
     own = Episodes("agentenv/SQL-v0", tasks=[task])  # whoever trains may name files
-    assert own.options(env, Row.read(row)) == {"task": task}
+    assert own.options(env, DatasetRow.read(row)) == {"task": task}
     (changed,) = rows(tasks=[Task("s", "How much?", ("2",), data=task.data)])
-    assert own.options(env, Row.read(changed)) == {"task": Task("s", "How much?", ("2",))}
+    assert own.options(env, DatasetRow.read(changed)) == {"task": Task("s", "How much?", ("2",))}

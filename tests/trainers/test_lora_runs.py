@@ -18,8 +18,8 @@ from agentenv.policies.tiny import shipped_weights
 from agentenv.trainers.config.config_files import override, parse_config
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
-from agentenv.trainers.learner.learner import Learner, Objective, Row
-from agentenv.trainers.learner.second import Second
+from agentenv.trainers.learner.learner import Learner, Objective, TrainingRow
+from agentenv.trainers.learner.second import SecondPolicy
 from agentenv.trainers.run import learner_of, trained_policy
 from agentenv.trainers.run_folder.folder import RunFolder
 
@@ -36,14 +36,14 @@ class Silent:
     def warn(self, sentence: str) -> None: ...
 
 
-def made_rows(count: int = 6) -> list[Row]:
+def made_rows(count: int = 6) -> list[TrainingRow]:
     """Rows of 9 to 14 tokens."""
     rng, rows = np.random.default_rng(0), []
     for length in range(9, 9 + count):
         mask = np.arange(length) > 3
         old = rng.normal(-3, 0.5, length).astype(np.float32)
         ids = rng.integers(0, 256, length)
-        rows.append(Row(ids, mask, old, np.zeros(length, dtype=np.bool_), rng.normal(size=length)))
+        rows.append(TrainingRow(ids, mask, old, np.zeros(length, dtype=np.bool_), rng.normal(size=length)))
     return rows
 
 
@@ -94,10 +94,10 @@ def test_sampler_and_learner_share_what_is_not_trained() -> None:
 
 
 def test_a_second_set_of_weights_is_checkpointed_by_its_adapters(qwen: Callable[..., Any]) -> None:
-    def second(seed: int) -> Second:
+    def second(seed: int) -> SecondPolicy:
         model = adapt(qwen(), rank=4, alpha=8, seed=seed)
         policy = HFPolicy(model, ByteTokenizer())
-        return Second(("solver",), policy, Learner(model, Objective(), learning_rate=1e-2))
+        return SecondPolicy(("solver",), policy, Learner(model, Objective(), learning_rate=1e-2))
 
     one, other = second(1), second(2)
     one.learner.step(made_rows())

@@ -12,7 +12,7 @@ from agentenv.policies.lora import adapt
 from agentenv.trainers.addresses import refuse_silent
 from agentenv.trainers.config.config_files import override
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.plan import Memory, available_memory, memory_of, plan_run
+from agentenv.trainers.plan import MemoryEstimate, available_memory, memory_of, plan_run
 
 GIB = 2**30
 WORDS = (
@@ -26,7 +26,7 @@ def test_bytes_by_hand(qwen: Callable[..., Any]) -> None:
     """2 layers, 2 key/value heads of width 8, float32: 256 bytes of cache a token, twice, for 8 episodes of 64 tokens."""
     model = qwen()
     size = 4 * sum(p.numel() for p in model.parameters())
-    assert memory_of(SMALL, model, 10.0) == Memory(
+    assert memory_of(SMALL, model, 10.0) == MemoryEstimate(
         weights=size, optimizer=3 * size, caches=2 * 256 * 8 * 64, activations=2560, engines=0
     )
     ahead = [
@@ -40,7 +40,7 @@ def test_bytes_by_hand(qwen: Callable[..., Any]) -> None:
     more = memory_of(override(SMALL, ahead), model, 10.0)
     assert more.weights == 3 * size  # the learner's, the sampler's, the reference
     assert more.caches == 2 * 2 * 256 * 8 * 64  # twice the groups under way
-    assert Memory(100, 200, 300, 300, 100).total == 1200
+    assert MemoryEstimate(100, 200, 300, 300, 100).total == 1200
 
 
 def test_a_second_set_of_weights_counts_and_so_does_its_reference(qwen: Callable[..., Any]) -> None:

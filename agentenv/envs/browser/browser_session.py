@@ -48,7 +48,7 @@ class History:
         return len(repr(self))
 
 
-class Session:
+class BrowserSession:
     """One episode's page. ``snapshot``, ``restore``, ``fork`` and ``close`` make it a resource of a state."""
 
     def __init__(self, driver: Driver, site: Site, *, images: bool) -> None:

@@ -28,7 +28,7 @@ from agentenv.core.types import (
     ToolStatus,
 )
 from agentenv.envs.browser import miniwob_experts, miniwob_forms  # noqa: F401  # register their experts
-from agentenv.envs.browser.browser_session import Seen, Session
+from agentenv.envs.browser.browser_session import BrowserSession, Seen
 from agentenv.envs.browser.driver import Driver, shared_driver
 from agentenv.envs.browser.experts import EXPERTS, rehearse
 from agentenv.envs.browser.page import Notes
@@ -81,7 +81,7 @@ class BrowserState:
     task: Task
     goal: str
     seed: int
-    session: Session
+    session: BrowserSession
     seen: Seen
     answers: tuple[str, ...] = ()
     turns: int = 0
@@ -192,7 +192,7 @@ class Browser(AsyncEnv[BrowserState]):
         address, page_seed = page_of(self._site, task), int(task.data.get("seed", drawn_seed))
         if (state := self.__dict__.get("state")) is not None:
             state.session.drop()
-        session = Session(self._driver, self._site, images=self._format.pixels)
+        session = BrowserSession(self._driver, self._site, images=self._format.pixels)
         seen = await self._on_driver(session.open(address, page_seed))
         goal = task.question or seen.goal
         self.state = BrowserState(task, goal, page_seed, session, seen)
@@ -294,7 +294,7 @@ class Browser(AsyncEnv[BrowserState]):
         acting = EXPERTS.get(state.task.data["page"])
         if acting is None:
             return None
-        session = Session(self._driver, self._site, images=False)
+        session = BrowserSession(self._driver, self._site, images=False)
         address = page_of(self._site, state.task)
         playing = rehearse(session, address, state.seed, acting, self._max_steps)
         return [action_text(action, "I go on.") for action in self._driver.submit(playing).result()[0]]

@@ -4,13 +4,13 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from agentenv.envs.browser.browser_session import Seen, Session
+from agentenv.envs.browser.browser_session import BrowserSession, Seen
 from agentenv.envs.gui.actions import Action, Direction, Kind
 from agentenv.envs.gui.screen import Element
 
 
 @dataclass
-class View:
+class PageView:
     """What an expert sees; renewed after each of its actions."""
 
     seen: Seen
@@ -42,7 +42,7 @@ class View:
         return found[0]
 
 
-Expert = Callable[[View], Iterator[Action]]
+Expert = Callable[[PageView], Iterator[Action]]
 EXPERTS: dict[str, Expert] = {}
 """Experts by the page that they know."""
 
@@ -90,14 +90,14 @@ def found_in(pattern: str, text: str) -> Sequence[str]:
     return match.groups()
 
 
-def submit(view: View) -> Action:
+def submit(view: PageView) -> Action:
     """Clicks what sends a form off."""
     names = ("Submit", "submit", "Search", "Login")
     return click(next(element for name in names for element in view.all(text=name)))
 
 
 async def rehearse(
-    session: Session, address: str, seed: int, acting: Expert, limit: int
+    session: BrowserSession, address: str, seed: int, acting: Expert, limit: int
 ) -> tuple[list[Action], float | None]:
     """Lets an expert play an episode on a page of its own.
 
@@ -113,7 +113,7 @@ async def rehearse(
     """
     played: list[Action] = []
     try:
-        view = View(await session.open(address, seed))
+        view = PageView(await session.open(address, seed))
         for action in acting(view):
             played.append(action)
             view.seen = await session.act(action)

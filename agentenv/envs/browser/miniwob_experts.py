@@ -2,33 +2,43 @@
 
 from collections.abc import Iterator
 
-from agentenv.envs.browser.experts import View, click, expert, found_in, key, listed, scroll, submit, write
+from agentenv.envs.browser.experts import (
+    PageView,
+    click,
+    expert,
+    found_in,
+    key,
+    listed,
+    scroll,
+    submit,
+    write,
+)
 from agentenv.envs.gui.actions import Action, Kind
 
 
 @expert("click-test")
-def the_button(view: View) -> Iterator[Action]:
+def the_button(view: PageView) -> Iterator[Action]:
     yield click(view.one("button"))
 
 
 @expert("click-test-2", "click-test-transfer")
-def the_first_button(view: View) -> Iterator[Action]:
+def the_first_button(view: PageView) -> Iterator[Action]:
     yield click(view.one("button", "ONE"))
 
 
 @expert("click-button", "unicode-test")
-def named_button(view: View) -> Iterator[Action]:
+def named_button(view: PageView) -> Iterator[Action]:
     yield click(view.one("button", view.quoted()[0]))
 
 
 @expert("click-button-sequence")
-def two_buttons(view: View) -> Iterator[Action]:
+def two_buttons(view: PageView) -> Iterator[Action]:
     yield click(view.one("button", "ONE"))
     yield click(view.one("button", "TWO"))
 
 
 @expert("button-delay")
-def two_buttons_apart(view: View) -> Iterator[Action]:
+def two_buttons_apart(view: PageView) -> Iterator[Action]:
     yield click(view.one("button", "ONE"))
     yield Action(Kind.WAIT, time=float(found_in(r"wait (\d+) seconds", view.goal)[0]))
     yield click(view.one("button", "TWO"))
@@ -43,7 +53,7 @@ def two_buttons_apart(view: View) -> Iterator[Action]:
     "click-collapsible-2",
     "click-collapsible-2-nodelay",
 )
-def link_behind_tabs(view: View) -> Iterator[Action]:
+def link_behind_tabs(view: PageView) -> Iterator[Action]:
     name = view.quoted()[0]
     for tab in view.all("tab"):
         if view.all("text", name):
@@ -54,29 +64,29 @@ def link_behind_tabs(view: View) -> Iterator[Action]:
 
 
 @expert("click-tab")
-def named_tab(view: View) -> Iterator[Action]:
+def named_tab(view: PageView) -> Iterator[Action]:
     yield click(view.one("tab", found_in(r"on (Tab #\d+)", view.goal)[0]))
 
 
 @expert("click-collapsible", "click-collapsible-nodelay")
-def section(view: View) -> Iterator[Action]:
+def section(view: PageView) -> Iterator[Action]:
     yield click(view.one("tab"))
     yield click(view.one("button"))
 
 
 @expert("click-dialog")
-def closing(view: View) -> Iterator[Action]:
+def closing(view: PageView) -> Iterator[Action]:
     yield click(view.one("button", "Close"))
 
 
 @expert("click-dialog-2")
-def dialog_button(view: View) -> Iterator[Action]:
+def dialog_button(view: PageView) -> Iterator[Action]:
     name = view.quoted()[0]
     yield click(view.one("button", "Close" if name == "x" else name))
 
 
 @expert("click-checkboxes", "click-checkboxes-large", "click-checkboxes-transfer")
-def boxes(view: View) -> Iterator[Action]:
+def boxes(view: PageView) -> Iterator[Action]:
     wanted = listed(found_in(r"Select (.*) and click", view.goal)[0])
     for name in () if wanted == ["nothing"] else wanted:
         yield click(view.one("checkbox", name))
@@ -84,13 +94,13 @@ def boxes(view: View) -> Iterator[Action]:
 
 
 @expert("click-option")
-def radio(view: View) -> Iterator[Action]:
+def radio(view: PageView) -> Iterator[Action]:
     yield click(view.one("radio", found_in(r"Select (.*) and click", view.goal)[0]))
     yield submit(view)
 
 
 @expert("choose-list", "click-scroll-list")
-def options(view: View) -> Iterator[Action]:
+def options(view: PageView) -> Iterator[Action]:
     box = view.one("combobox")
     names = found_in(r"Select (.*) from", view.goal)[0]
     for name in [names] if view.all("option", names) else listed(names):
@@ -99,7 +109,7 @@ def options(view: View) -> Iterator[Action]:
 
 
 @expert("click-menu")
-def menu(view: View) -> Iterator[Action]:
+def menu(view: PageView) -> Iterator[Action]:
     *parents, last = found_in(r"Select (.*)", view.goal)[0].split(">")
     for name in parents:
         yield Action(Kind.HOVER, id=view.one("menuitem", name).id)
@@ -107,26 +117,26 @@ def menu(view: View) -> Iterator[Action]:
 
 
 @expert("focus-text", "focus-text-2")
-def field(view: View) -> Iterator[Action]:
+def field(view: PageView) -> Iterator[Action]:
     number = 1 if "the textbox" in view.goal else int(found_in(r"the (\d+)", view.goal)[0])
     yield click(view.all("textbox")[number - 1])
 
 
 @expert("ascending-numbers")
-def ascending(view: View) -> Iterator[Action]:
+def ascending(view: PageView) -> Iterator[Action]:
     places = [view.one("text", str(number)).box.centre for number in range(1, 6)]
     for place in places:
         yield Action(Kind.CLICK, point=place)
 
 
 @expert("grid-coordinate")
-def coordinate(view: View) -> Iterator[Action]:
+def coordinate(view: PageView) -> Iterator[Action]:
     place = found_in(r"(\(.*?\))", view.goal)[0]
     yield click(next(element for element in view.all("graphic") if place in element.text))
 
 
 @expert("identify-shape")
-def shape(view: View) -> Iterator[Action]:
+def shape(view: PageView) -> Iterator[Action]:
     kinds = {"rect": "Rectangle", "circle": "Circle", "polygon": "Triangle"}
     drawn = view.all("graphic")
     name = (
@@ -138,7 +148,7 @@ def shape(view: View) -> Iterator[Action]:
 
 
 @expert("odd-or-even")
-def parity(view: View) -> Iterator[Action]:
+def parity(view: PageView) -> Iterator[Action]:
     for number in view.all("text"):
         name = "Even" if int(number.text) % 2 == 0 else "Odd"
         yield click(
@@ -148,7 +158,7 @@ def parity(view: View) -> Iterator[Action]:
 
 
 @expert("generate-number")
-def generated(view: View) -> Iterator[Action]:
+def generated(view: PageView) -> Iterator[Action]:
     yield click(view.one("button", "Generate"))
     while not _fits(view.goal, view.all("text")[0].text):
         yield click(view.one("button", "Generate"))
@@ -166,7 +176,7 @@ def _fits(goal: str, shown: str) -> bool:
 
 
 @expert("buy-ticket")
-def ticket(view: View) -> Iterator[Action]:
+def ticket(view: PageView) -> Iterator[Action]:
     buttons, times = view.all("button"), [one for one in view.all("text") if one.text[0].isdigit()]
     costs = [int(found_in(r"\$(\d+)", button.text)[0]) for button in buttons]
     minutes = [60 * int(h) + int(m) for h, m in (found_in(r"(\d+)h (\d+)m", one.text) for one in times)]
@@ -176,7 +186,7 @@ def ticket(view: View) -> Iterator[Action]:
 
 
 @expert("phone-book")
-def contact(view: View) -> Iterator[Action]:
+def contact(view: PageView) -> Iterator[Action]:
     name, what = found_in(r"Find (\S+) in the contact book and click on their (.*)\.", view.goal)
     while not view.all("heading", name):
         yield click(view.one("link", ">"))
@@ -189,7 +199,7 @@ def contact(view: View) -> Iterator[Action]:
 
 
 @expert("search-engine")
-def result(view: View) -> Iterator[Action]:
+def result(view: PageView) -> Iterator[Action]:
     number = int(found_in(r"the (\d+)\w\w search result", view.goal)[0])
     yield write(view.one("textbox"), view.quoted()[0])
     yield click(view.one("button", "Search"))
@@ -200,7 +210,7 @@ def result(view: View) -> Iterator[Action]:
 
 
 @expert("navigate-tree")
-def folder(view: View) -> Iterator[Action]:
+def folder(view: PageView) -> Iterator[Action]:
     name = view.quoted()[0]
     while not view.all("text", name):
         closed = [one for one in view.all("graphic") if "expandable" in one.text]
@@ -209,7 +219,7 @@ def folder(view: View) -> Iterator[Action]:
 
 
 @expert("sign-agreement")
-def agreement(view: View) -> Iterator[Action]:
+def agreement(view: PageView) -> Iterator[Action]:
     while "bottom" in view.goal and "disabled" in view.all("textbox")[1].states:
         yield scroll(view.one("textbox"), "down")
     if view.quoted() and "name" in view.goal:
@@ -218,7 +228,7 @@ def agreement(view: View) -> Iterator[Action]:
 
 
 @expert("scroll-text-2")
-def to_the_end(view: View) -> Iterator[Action]:
+def to_the_end(view: PageView) -> Iterator[Action]:
     text = view.one("textbox")
     yield click(text)
     yield key("Control+Home" if "top" in view.goal else "Control+End")
@@ -226,7 +236,7 @@ def to_the_end(view: View) -> Iterator[Action]:
 
 
 @expert("drag-single-shape", "drag-circle")
-def moved(view: View) -> Iterator[Action]:
+def moved(view: PageView) -> Iterator[Action]:
     way = found_in(r"(up|down|left|right)", view.goal)[0]
     dx, dy = {"up": (0, -20), "down": (0, 20), "left": (-20, 0), "right": (20, 0)}[way]
     x, y = view.one("graphic").box.centre
@@ -235,7 +245,7 @@ def moved(view: View) -> Iterator[Action]:
 
 
 @expert("drag-box")
-def into_the_box(view: View) -> Iterator[Action]:
+def into_the_box(view: PageView) -> Iterator[Action]:
     small, large = view.one("text", "s").box, view.one("text", "L").box
     yield Action(Kind.DRAG, point=small.centre, end=large.centre)
     yield submit(view)

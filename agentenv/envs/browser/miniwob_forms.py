@@ -4,52 +4,52 @@ import calendar
 import re
 from collections.abc import Iterator
 
-from agentenv.envs.browser.experts import View, click, expert, found_in, key, scroll, submit, write
+from agentenv.envs.browser.experts import PageView, click, expert, found_in, key, scroll, submit, write
 from agentenv.envs.gui.actions import Action, Kind
 
 
 @expert("enter-text", "enter-text-dynamic")
-def text(view: View) -> Iterator[Action]:
+def text(view: PageView) -> Iterator[Action]:
     yield write(view.one("textbox"), view.quoted()[0])
     yield submit(view)
 
 
 @expert("enter-text-2")
-def cased(view: View) -> Iterator[Action]:
+def cased(view: PageView) -> Iterator[Action]:
     word = view.quoted()[0]
     yield write(view.one("textbox"), word.upper() if "upper" in view.goal else word.lower())
     yield submit(view)
 
 
 @expert("enter-password")
-def password(view: View) -> Iterator[Action]:
+def password(view: PageView) -> Iterator[Action]:
     for field in view.all("textbox"):
         yield write(field, view.quoted()[0])
     yield submit(view)
 
 
 @expert("login-user")
-def login(view: View) -> Iterator[Action]:
+def login(view: PageView) -> Iterator[Action]:
     for field, word in zip(view.all("textbox"), view.quoted(), strict=True):
         yield write(field, word)
     yield submit(view)
 
 
 @expert("enter-date")
-def date(view: View) -> Iterator[Action]:
+def date(view: PageView) -> Iterator[Action]:
     yield write(view.one("textbox"), found_in(r"Enter (\S+) as", view.goal)[0].replace("/", ""))
     yield submit(view)
 
 
 @expert("enter-time")
-def time(view: View) -> Iterator[Action]:
+def time(view: PageView) -> Iterator[Action]:
     hour, minute, half = found_in(r"Enter (\d+):(\d+) (AM|PM)", view.goal)
     yield write(view.one("textbox"), f"{int(hour):02}{minute}{half}")
     yield submit(view)
 
 
 @expert("copy-paste", "copy-paste-2")
-def copied(view: View) -> Iterator[Action]:
+def copied(view: PageView) -> Iterator[Action]:
     source = "to-copy"
     if number := re.search(r"(\d)\w\w text area", view.goal):
         source = f"text-{number[1]}"
@@ -62,7 +62,7 @@ def copied(view: View) -> Iterator[Action]:
 
 
 @expert("simple-arithmetic")
-def arithmetic(view: View) -> Iterator[Action]:
+def arithmetic(view: PageView) -> Iterator[Action]:
     a, sign, b = found_in(r"(-?\d+) (\S) (-?\d+)", view.one("text").text)
     yield write(view.one("textbox"), str(_value(int(a), sign, int(b))))
     yield submit(view)
@@ -73,7 +73,7 @@ def _value(a: int, sign: str, b: int) -> int:
 
 
 @expert("simple-algebra")
-def algebra(view: View) -> Iterator[Action]:
+def algebra(view: PageView) -> Iterator[Action]:
     left, sign, right, total = found_in(r"(\S+) (\S) (\S+) = (-?\d+)", view.one("text").text)
     if left == "x":
         value = int(total) - int(right) if sign == "+" else int(total) + int(right)
@@ -84,27 +84,27 @@ def algebra(view: View) -> Iterator[Action]:
 
 
 @expert("visual-addition")
-def blocks(view: View) -> Iterator[Action]:
+def blocks(view: PageView) -> Iterator[Action]:
     count = sum("addition-block" in one.text for one in view.all("graphic"))
     yield write(view.one("textbox"), str(count))
     yield submit(view)
 
 
 @expert("text-transform")
-def letters(view: View) -> Iterator[Action]:
+def letters(view: PageView) -> Iterator[Action]:
     yield write(view.one("textbox"), "".join(one.text for one in view.all("text")))
     yield submit(view)
 
 
 @expert("find-word")
-def word(view: View) -> Iterator[Action]:
+def word(view: PageView) -> Iterator[Action]:
     number = int(found_in(r"the (\d+)", view.goal)[0])
     yield write(view.one("textbox"), re.sub(r"[^\w]", "", view.one("text").text.split()[number - 1]))
     yield submit(view)
 
 
 @expert("read-table", "read-table-2")
-def table(view: View) -> Iterator[Action]:
+def table(view: PageView) -> Iterator[Action]:
     cells = [one.text for one in view.all("cell")]
     values = dict(zip(cells[::2], cells[1::2], strict=True))
     labels = [one.text.rstrip(":") for one in view.all("label")] or list(
@@ -116,7 +116,7 @@ def table(view: View) -> Iterator[Action]:
 
 
 @expert("guess-number")
-def guess(view: View) -> Iterator[Action]:
+def guess(view: PageView) -> Iterator[Action]:
     low, high = 0, 9
     while True:
         middle = (low + high) // 2
@@ -131,7 +131,7 @@ def guess(view: View) -> Iterator[Action]:
 
 
 @expert("multi-layouts", "multi-orderings")
-def search_form(view: View) -> Iterator[Action]:
+def search_form(view: PageView) -> Iterator[Action]:
     genre, director, year = found_in(r"for (\S+) movies directed by (\S+) from year (\d+)", view.goal)
     values = {"Genre": genre, "Director": director, "Year": year}
     labels = [one.text.rstrip(":") for one in view.elements if one.text.rstrip(":") in values]
@@ -141,7 +141,7 @@ def search_form(view: View) -> Iterator[Action]:
 
 
 @expert("use-spinner")
-def spinner(view: View) -> Iterator[Action]:
+def spinner(view: PageView) -> Iterator[Action]:
     wanted = int(found_in(r"Select (-?\d+)", view.goal)[0])
     for _ in range(abs(wanted)):
         yield click(view.all("button")[0 if wanted > 0 else 1])
@@ -149,7 +149,7 @@ def spinner(view: View) -> Iterator[Action]:
 
 
 @expert("use-slider")
-def slider(view: View) -> Iterator[Action]:
+def slider(view: PageView) -> Iterator[Action]:
     wanted, shown = int(found_in(r"Select (-?\d+)", view.goal)[0]), int(view.one("text").text)
     yield click(view.one("graphic"))
     shown = int(view.one("text").text)
@@ -160,7 +160,7 @@ def slider(view: View) -> Iterator[Action]:
 
 
 @expert("use-autocomplete", "use-autocomplete-nodelay")
-def completed(view: View) -> Iterator[Action]:
+def completed(view: PageView) -> Iterator[Action]:
     start, *end = view.quoted()
     yield write(view.one("textbox"), start)
     fits = [
@@ -171,7 +171,7 @@ def completed(view: View) -> Iterator[Action]:
 
 
 @expert("form-sequence-2")
-def radio_and_text(view: View) -> Iterator[Action]:
+def radio_and_text(view: PageView) -> Iterator[Action]:
     radio, place = found_in(r"the (\d)\w\w radio.*the (\d)\w\w textbox", view.goal)
     yield click(view.all("radio")[int(radio) - 1])
     yield write(view.all("textbox")[int(place) - 1], view.quoted()[0])
@@ -179,7 +179,7 @@ def radio_and_text(view: View) -> Iterator[Action]:
 
 
 @expert("scroll-text")
-def last_word(view: View) -> Iterator[Action]:
+def last_word(view: PageView) -> Iterator[Action]:
     area, answer = view.all("textbox")
     yield scroll(area, "down")
     yield write(answer, area.value.split()[-1])
@@ -187,7 +187,7 @@ def last_word(view: View) -> Iterator[Action]:
 
 
 @expert("choose-date-easy", "choose-date-medium", "choose-date", "choose-date-nodelay")
-def picked(view: View) -> Iterator[Action]:
+def picked(view: PageView) -> Iterator[Action]:
     month, day = (int(part) for part in found_in(r"Select (\d+)/(\d+)/\d+", view.goal))
     names = list(calendar.month_name)[1:]
     yield click(view.one("textbox"))
@@ -207,7 +207,7 @@ def picked(view: View) -> Iterator[Action]:
     "email-inbox-star-reply",
     "email-inbox",
 )
-def mail(view: View) -> Iterator[Action]:
+def mail(view: PageView) -> Iterator[Action]:
     name = found_in(r"email by (\S+)", view.goal)[0]
     while not view.all("text", name):
         yield scroll(view.all("text")[-1], "down")
@@ -222,7 +222,7 @@ def mail(view: View) -> Iterator[Action]:
     yield from _send(view)
 
 
-def _send(view: View) -> Iterator[Action]:
+def _send(view: PageView) -> Iterator[Action]:
     forward = re.search(r"forward that email to (\w+)", view.goal)
     field = view.all("textbox")[0 if forward else -1]
     yield write(field, forward[1] if forward else view.quoted()[0])

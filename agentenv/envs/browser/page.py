@@ -30,7 +30,7 @@ SCROLLED = 0.8  # of what is visible, by one scroll
 DIRECTIONS = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}
 
 
-class Refused(Exception):
+class PageRefused(Exception):
     """The page does not take this action; the sentence is for the policy."""
 
 
@@ -185,7 +185,7 @@ class Tab:
         least = LEAST_MS
         try:
             least = await self._carry_out(action)
-        except Refused as reason:
+        except PageRefused as reason:
             self._notes.refused = str(reason)
         await self._settle(least)
         return self._notes
@@ -236,7 +236,7 @@ class Tab:
 
     async def _type(self, action: Action) -> None:
         if action.id is not None and not await self._look("focus", action.id):
-            raise Refused(f"There is no element {action.id}.")
+            raise PageRefused(f"There is no element {action.id}.")
         if action.point is not None:
             await self._page.mouse.click(*action.point)
         await self._page.keyboard.type(action.text)
@@ -249,21 +249,23 @@ class Tab:
         except Error as error:
             if "Unknown key" not in str(error):
                 raise
-            raise Refused(f"There is no key {keys!r}; write Enter, Tab, Backspace, a or Control+a.") from None
+            raise PageRefused(
+                f"There is no key {keys!r}; write Enter, Tab, Backspace, a or Control+a."
+            ) from None
 
     async def _ask(self, function: str, *given: Any) -> None:
         if complaint := await self._look(function, *given):
-            raise Refused(complaint)
+            raise PageRefused(complaint)
 
     async def _place(self, id: str | None, point: tuple[float, float] | None) -> tuple[float, float]:
         if point is not None:
             if not (0 <= point[0] < self.site.width and 0 <= point[1] < self.site.height):
-                raise Refused(
+                raise PageRefused(
                     f"{list(point)} lies outside of the {self.site.width}x{self.site.height} screen."
                 )
             return point
         if (found := await self._look("place", id)) is None:
-            raise Refused(f"There is no element {id} that can be seen.")
+            raise PageRefused(f"There is no element {id} that can be seen.")
         return found[0], found[1]
 
     # Waiting.

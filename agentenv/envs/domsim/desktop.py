@@ -11,7 +11,7 @@ from typing import Any
 
 from agentenv.envs.domsim.records import Gone
 from agentenv.envs.domsim.widgets import Do, Row, Widget, button, heading, item, label
-from agentenv.envs.domsim.world import App, View, World
+from agentenv.envs.domsim.world import App, DesktopView, World
 from agentenv.envs.gui.actions import Action, Direction, Kind
 from agentenv.envs.gui.matching import finger_direction
 from agentenv.envs.gui.screen import Box, Element, Screen
@@ -54,7 +54,7 @@ class Desktop:
             data |= app.start(rng)
         return World(data)
 
-    def view(self, world: World) -> View:
+    def view(self, world: World) -> DesktopView:
         """What ``world`` looks like."""
         rows = self._rows(world)
         title = str(world.page[0])
@@ -74,7 +74,7 @@ class Desktop:
                 box = Box(left, top + 2, right, top + ROW - 2)
                 elements.append(Element(id, widget.role, widget.text, box, widget.value, states))
                 widgets.append(widget)
-        return View(Screen(WIDTH, HEIGHT, title, tuple(elements)), tuple(widgets), len(rows))
+        return DesktopView(Screen(WIDTH, HEIGHT, title, tuple(elements)), tuple(widgets), len(rows))
 
     def _rows(self, world: World) -> list[Row]:
         if world.page == ("home",):
@@ -96,7 +96,7 @@ class Desktop:
         ]
         return [[label(opened.text)], *options]
 
-    def act(self, world: World, view: View, action: Action) -> str:
+    def act(self, world: World, view: DesktopView, action: Action) -> str:
         """Carries out ``action``, which was chosen on ``view``.
 
         Returns:
@@ -156,7 +156,7 @@ class Desktop:
             case _:
                 getattr(self.apps[str(world.page[0])], str(name))(world, *arguments)
 
-    def _type(self, world: World, view: View, action: Action) -> str:
+    def _type(self, world: World, view: DesktopView, action: Action) -> str:
         if action.id is not None or action.point is not None:
             widget = view.target(action)
             if widget is None or widget.role != "textbox":
@@ -168,7 +168,7 @@ class Desktop:
         world.fields[world.focus], world.replacing = held + action.text, False
         return ""
 
-    def _press(self, world: World, view: View, key: str) -> str:
+    def _press(self, world: World, view: DesktopView, key: str) -> str:
         match key:
             case "Enter":
                 submit = view.id_of("submit")
@@ -194,7 +194,7 @@ class Desktop:
         self._do(world, (*place.drop, widget.key))
         return ""
 
-    def _system_button(self, world: World, view: View, name: str) -> str:
+    def _system_button(self, world: World, view: DesktopView, name: str) -> str:
         match name:
             case "Home":
                 world.go("home")
@@ -244,7 +244,7 @@ def _select(world: World, widget: Widget | None, text: str) -> str:
 _FINGER: Mapping[Direction, Direction] = {"up": "down", "down": "up", "left": "right", "right": "left"}
 
 
-def _scroll(world: World, view: View, action: Action) -> str:
+def _scroll(world: World, view: DesktopView, action: Action) -> str:
     way = action.direction
     if action.kind is Kind.SWIPE:
         finger = finger_direction(action, (WIDTH, HEIGHT), 0.05)

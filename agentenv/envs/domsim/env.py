@@ -16,7 +16,7 @@ from agentenv.envs.domsim.desktop import KINDS
 from agentenv.envs.domsim.raster import draw, png
 from agentenv.envs.domsim.tasks import DESKTOP, TEMPLATES, Posed, generate_domsim_tasks, solve
 from agentenv.envs.domsim.widgets import Widget
-from agentenv.envs.domsim.world import View, World
+from agentenv.envs.domsim.world import DesktopView, World
 from agentenv.envs.gui.actions import STOP, Action, Kind, action_text, parse_reply
 from agentenv.envs.gui.observation import PROMPT, ScreenFormat, opening
 from agentenv.envs.gui.scene import ScreenScene
@@ -38,7 +38,7 @@ class DomSimState:
 
     posed: Posed
     world: World
-    view: View
+    view: DesktopView
     turns: int = 0
     past: list[tuple[Screen, str]] = field(default_factory=list)
     """Earlier screens with what was said on each, where contexts are built from them."""
@@ -199,7 +199,7 @@ class DomSim(Env[DomSimState]):
         """The template's plan, played."""
         return [self._written(*move) for move in solve(self.state.posed)]
 
-    def _written(self, action: Action, widget: Widget | None, view: View) -> str:
+    def _written(self, action: Action, widget: Widget | None, view: DesktopView) -> str:
         if self._pointing == "coordinate":
             action = pointed(action, view.screen)
         return action_text(action, thought_of(action, widget))

@@ -16,7 +16,7 @@ from agentenv.envs.domsim.apps import across, bank, calendar, contacts, files, m
 from agentenv.envs.domsim.desktop import Desktop
 from agentenv.envs.domsim.records import Draft, Move
 from agentenv.envs.domsim.widgets import Widget
-from agentenv.envs.domsim.world import App, View, World
+from agentenv.envs.domsim.world import App, DesktopView, World
 from agentenv.envs.gui.actions import Action, Kind
 from agentenv.errors import ConfigurationError, UnknownName
 
@@ -82,7 +82,7 @@ class Posed:
         return said and world.facts() == self.wanted
 
 
-def solve(posed: Posed) -> list[tuple[Action, Widget | None, View]]:
+def solve(posed: Posed) -> list[tuple[Action, Widget | None, DesktopView]]:
     """The expert: every action with the widget it is about and the view on which it was chosen.
 
     The plan is played on a copy of the world, so that each key becomes the element that stands there then; what is out of
@@ -101,7 +101,7 @@ def solve(posed: Posed) -> list[tuple[Action, Widget | None, View]]:
     return played
 
 
-def _next_action(world: World, view: View, moves: list[Move]) -> tuple[Action, Widget | None]:
+def _next_action(world: World, view: DesktopView, moves: list[Move]) -> tuple[Action, Widget | None]:
     """The action that the first of ``moves`` begins with; a move that is done with it is taken off."""
     kind, *rest = moves[0]
     if kind in (Kind.OPEN, Kind.ANSWER, Kind.TERMINATE):
@@ -129,7 +129,7 @@ def _next_action(world: World, view: View, moves: list[Move]) -> tuple[Action, W
             return Action(Kind.CLICK, id=id), widget
 
 
-def _towards(world: World, view: View, key: str) -> Action:
+def _towards(world: World, view: DesktopView, key: str) -> Action:
     """Scrolls to where ``key`` comes into view."""
     twin = copy.deepcopy(world)
     for way in ("down", "up"):

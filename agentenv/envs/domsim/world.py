@@ -102,7 +102,7 @@ class App(Protocol):
         """The dialog that ``world.dialog`` names."""
 
 
-class View:
+class DesktopView:
     """A page as it was shown: the screen, the widget behind each element, and how many rows the whole page has.
 
     Nothing in it changes, so copies share it.

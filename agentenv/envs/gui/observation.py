@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from agentenv.core.types import Message, Observation, Part
+from agentenv.core.types import Message, MessagePart, Observation
 from agentenv.envs.gui.actions import GRAMMAR, Kind
 from agentenv.envs.gui.screen import Screen, image_part
 
@@ -67,7 +67,7 @@ class ScreenFormat:
         text = f"{before}{screen.as_text(places=self.places) if self.tree or screen.image is None else ''}\n"
         if not self.pixels or screen.image is None:
             return Message("user", text)
-        return Message("user", (Part("text", text), image_part(screen.image)))
+        return Message("user", (MessagePart("text", text), image_part(screen.image)))
 
     def context(
         self, system: str, past: Sequence[tuple[Screen, str]], now: Screen, window: int, before: str = ""

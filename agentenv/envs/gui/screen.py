@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agentenv.core.types import Part
+from agentenv.core.types import MessagePart
 from agentenv.envs.gui.actions import Action, Point
 from agentenv.errors import ConfigurationError, EnvFault, MissingExtra
 
@@ -154,7 +154,7 @@ def resized(width: int, height: int) -> tuple[int, int]:
     return sides[0], sides[1]
 
 
-def image_part(image: bytes | Path) -> Part:
+def image_part(image: bytes | Path) -> MessagePart:
     """``image`` as a message part, resized as ``resized`` says.
 
     Raises:
@@ -173,13 +173,13 @@ def image_part(image: bytes | Path) -> Part:
                 "RGB",
                 "PNG",
             ):
-                return Part("image", image=image)
+                return MessagePart("image", image=image)
             shown = picture.convert("RGB").resize(size)
     except (OSError, ConfigurationError) as error:
         raise EnvFault(f"a screenshot cannot be read: {error}") from error
     held = io.BytesIO()
     shown.save(held, "PNG")
-    return Part("image", image=held.getvalue())
+    return MessagePart("image", image=held.getvalue())
 
 
 def to_json(screen: Screen) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.evaluation.compare import compare, compare_suites
 from agentenv.evaluation.records import EPISODES, RESULTS, SUITE, read_json
-from agentenv.evaluation.report.flat_tables import Column, Table
+from agentenv.evaluation.report.flat_tables import Column, FlatTable
 
 Json = dict[str, Any]
 
@@ -49,7 +49,7 @@ DIFFERENCES = (
 """Of `difference_table`."""
 
 
-def export_table(directories: Sequence[Path], against: Path | None, scorers: Sequence[str]) -> Table:
+def export_table(directories: Sequence[Path], against: Path | None, scorers: Sequence[str]) -> FlatTable:
     """The scores of evaluations, suites and training runs, or the differences between two of a kind.
 
     Args:
@@ -81,7 +81,7 @@ def export_table(directories: Sequence[Path], against: Path | None, scorers: Seq
     return _under(table, scorers)
 
 
-def _under(table: Table, scorers: Sequence[str]) -> Table:
+def _under(table: FlatTable, scorers: Sequence[str]) -> FlatTable:
     place = [column.name for column in table.columns].index("scorer")
     known = {row[place] for row in table.rows}
     for scorer in scorers:
@@ -90,7 +90,7 @@ def _under(table: Table, scorers: Sequence[str]) -> Table:
     return replace(table, rows=tuple(row for row in table.rows if not scorers or row[place] in scorers))
 
 
-def score_table(directories: Sequence[Path]) -> Table:
+def score_table(directories: Sequence[Path]) -> FlatTable:
     """One row for each set, run and scorer, its bounds after it; the means of a suite come last.
 
     Raises:
@@ -102,7 +102,7 @@ def score_table(directories: Sequence[Path]) -> Table:
             rows += _score_rows(name, run, read_json(folder / RESULTS))
         if (directory / SUITE).is_file():
             rows += _mean_rows(directory)
-    return Table("Scores", SCORES, tuple(rows))
+    return FlatTable("Scores", SCORES, tuple(rows))
 
 
 def _evaluations(directory: Path) -> list[tuple[Path, str, str]]:
@@ -163,7 +163,7 @@ def _mean_rows(directory: Path) -> list[tuple[Any, ...]]:
     return rows
 
 
-def difference_table(found: Json) -> Table:
+def difference_table(found: Json) -> FlatTable:
     """One row for each set and scorer of what `compare` or `compare_suites` returned."""
     sets: Mapping[str, Json] = found.get(
         "sets", {f"{found.get('dataset')} {found.get('split')}".strip(): found}
@@ -186,6 +186,6 @@ def difference_table(found: Json) -> Table:
         for name, part in sets.items()
         for scorer, row in part["scores"].items()
     ]
-    return Table(
+    return FlatTable(
         f"First {found['a']}, second {found['b']}, difference second less first", DIFFERENCES, tuple(rows)
     )

@@ -47,7 +47,7 @@ def interval_text(ends: list[float] | tuple[float, float] | None, form: str = ".
 
 
 @dataclass(frozen=True)
-class Table:
+class FlatTable:
     """Rows of values under named columns."""
 
     title: str
@@ -61,7 +61,7 @@ class Table:
             for row in self.rows
         ]
 
-    def readable(self) -> "Table":
+    def readable(self) -> "FlatTable":
         """Without columns that hold nothing, and with texts that are the same in every row said in the title."""
         title, kept = self.title, []
         for place, column in enumerate(self.columns):
@@ -70,13 +70,13 @@ class Table:
                 title = f"{title}, {column.heading} {values.pop()}"
             elif values:
                 kept.append(place)
-        return Table(
+        return FlatTable(
             title,
             tuple(self.columns[place] for place in kept),
             tuple(tuple(row[place] for place in kept) for row in self.rows),
         )
 
-    def parts(self, name: str) -> "list[Table]":
+    def parts(self, name: str) -> "list[FlatTable]":
         """A table for each value of the text column ``name``, which is its title."""
         place = [column.name for column in self.columns].index(name)
         columns = self.columns[:place] + self.columns[place + 1 :]
@@ -89,7 +89,7 @@ class Table:
         ]
 
 
-def _csv(table: Table) -> str:
+def _csv(table: FlatTable) -> str:
     head = [
         name
         for column in table.columns
@@ -108,7 +108,7 @@ def _csv(table: Table) -> str:
     return out.getvalue()
 
 
-def _markdown(table: Table) -> str:
+def _markdown(table: FlatTable) -> str:
     table = table.readable()
     head = "| " + " | ".join(_piped(column.heading) for column in table.columns) + " |"
     rule = "|" + "|".join("---" if column.kind == "text" else "---:" for column in table.columns) + "|"
@@ -136,7 +136,7 @@ def _tex(text: str) -> str:
     return "".join(_LATEX.get(letter, letter) for letter in " ".join(text.split()))
 
 
-def _latex(table: Table) -> str:
+def _latex(table: FlatTable) -> str:
     table = table.readable()
     sides = "".join("l" if column.kind == "text" else "r" for column in table.columns)
 
@@ -165,10 +165,10 @@ def _latex(table: Table) -> str:
     )
 
 
-FORMATS: dict[str, Callable[[Table], str]] = {"csv": _csv, "markdown": _markdown, "latex": _latex}
+FORMATS: dict[str, Callable[[FlatTable], str]] = {"csv": _csv, "markdown": _markdown, "latex": _latex}
 
 
-def as_text(table: Table, form: str) -> str:
+def as_text(table: FlatTable, form: str) -> str:
     """The table in one of `FORMATS`.
 
     Raises:

@@ -28,7 +28,7 @@ _LINGER = 0.15  # clients that ask one question after the other come back within
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServiceLimits:
     """Bounds of a service."""
 
     queue: int = 16_384
@@ -64,9 +64,9 @@ class Service(Gate):
         token: what callers must send as bearer token; None lets everybody in.
     """
 
-    def __init__(self, limits: Limits | None = None, *, token: str | None = None) -> None:
+    def __init__(self, limits: ServiceLimits | None = None, *, token: str | None = None) -> None:
         super().__init__(token)
-        self.limits = limits or Limits()
+        self.limits = limits or ServiceLimits()
         self.queues: dict[str, QueryQueue] = {}
         self.wanted = 0
         """Passages of all requests under way."""

@@ -20,7 +20,7 @@ from agentenv.retrievers.base import texts_of
 from agentenv.retrievers.simulation.lossy import chance_of
 from agentenv.retrievers.simulation.simulators import (
     Brief,
-    Draw,
+    SamplingOptions,
     Simulator,
     make_simulator,
 )
@@ -126,7 +126,7 @@ class SimulatedRetriever:
             raise ConfigurationError(
                 f"simulated:{head}: {first['loc'][0]}: {first['msg']}; got {first['input']!r}."
             ) from error
-        draw = Draw(config.tokens, config.temperature)
+        draw = SamplingOptions(config.tokens, config.temperature)
         return cls(make_simulator(tail if given else rest, draw, config.form), config)
 
     def at(self, progress: float) -> Self:

@@ -45,7 +45,7 @@ class Brief:
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class SamplingOptions:
     """How a model is sampled."""
 
     tokens: int = 600
@@ -108,7 +108,7 @@ class EndpointSimulator:
         form: how it is asked.
     """
 
-    def __init__(self, chat: Chat, draw: Draw, form: Form = "instructions") -> None:
+    def __init__(self, chat: Chat, draw: SamplingOptions, form: Form = "instructions") -> None:
         self._chat, self._draw, self._form = chat, draw, form
         self.id = f"{chat.model} {form} {draw}"
 
@@ -140,7 +140,7 @@ class LocalSimulator:
         identity: of the weights, for fingerprints.
     """
 
-    def __init__(self, policy: "HFPolicy", draw: Draw, form: Form, identity: str) -> None:
+    def __init__(self, policy: "HFPolicy", draw: SamplingOptions, form: Form, identity: str) -> None:
         self._policy, self._draw, self._form = policy, draw, form
         self._chat = InlineFormat(policy.tokenizer)
         self.id = f"{identity} {form} {draw}"
@@ -254,7 +254,7 @@ FORM_FILE = "simulator.json"
 KINDS = ("grammar", "hf:PATH", "openai:MODEL@URL", "cassette:FILE", "cassette:FILE@SIMULATOR")
 
 
-def make_simulator(spec: str, draw: Draw, form: Form | None) -> Simulator:
+def make_simulator(spec: str, draw: SamplingOptions, form: Form | None) -> Simulator:
     """The simulator that ``spec`` names: one of `KINDS`.
 
     Args:
@@ -281,7 +281,7 @@ def make_simulator(spec: str, draw: Draw, form: Form | None) -> Simulator:
     raise UnknownName.among("simulator", spec, KINDS)
 
 
-def _local(folder: Path, draw: Draw, form: Form | None) -> LocalSimulator:
+def _local(folder: Path, draw: SamplingOptions, form: Form | None) -> LocalSimulator:
     from agentenv.retrievers.encoder import folder_digest
 
     try:

@@ -61,7 +61,7 @@ def collect(folder: str, names: list[str], limits: dict[str, Any]) -> tuple[dict
             content = trees.read(folder, name, min(limits["file_mb"] * MIB, room))
             found[name] = base64.b64encode(content).decode()
             room -= len(content)
-        except trees.Refused as reason:
+        except trees.PathRefused as reason:
             refused[name] = str(reason)
     return found, refused
 

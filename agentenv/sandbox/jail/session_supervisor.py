@@ -81,7 +81,7 @@ class SessionSupervisor:
             order = json.loads(frames.receive(self._host))
             try:
                 answer = operations[order["op"]](order)
-            except trees.Refused as reason:
+            except trees.PathRefused as reason:
                 answer = {"refused_input": str(reason)}
             except Exception as error:
                 answer = {"fault": f"{type(error).__name__}: {error}"}
@@ -147,7 +147,7 @@ class SessionSupervisor:
         try:
             for path, content in order["files"].items():
                 trees.write(self._work, path, base64.b64decode(content))
-        except trees.Refused as reason:  # the box was empty once: its program is in the way
+        except trees.PathRefused as reason:  # the box was empty once: its program is in the way
             return {**answers.NOTHING_RAN, **answers.unwritten(str(reason)), "lost": self._lost(name)}
         return self._run_cell(node, order)
 

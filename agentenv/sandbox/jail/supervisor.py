@@ -45,7 +45,7 @@ def serve(link: socket.socket, setup: dict[str, Any], *, session: bool) -> NoRet
             if first["serial"] != 1:
                 raise RuntimeError("the supervisor that this order was for is gone")
             _obey(link, first, setup, ready)
-        except trees.Refused as reason:
+        except trees.PathRefused as reason:
             frames.reply(link, first, {"refused_input": str(reason)})
         except Exception as error:
             frames.reply(link, first, {"fault": f"{type(error).__name__}: {error}"})

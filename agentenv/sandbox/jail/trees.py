@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 
-class Refused(Exception):
+class PathRefused(Exception):
     """A name or a file that does not cross the wall."""
 
 
@@ -21,7 +21,7 @@ def parts_of(name: str) -> list[str]:
     parts = name.split("/")
     bad = not name or len(name) > 1024 or any(part in ("", ".", "..") or len(part) > 255 for part in parts)
     if bad or any(ord(letter) < 32 for letter in name):
-        raise Refused(f"{name[:80]!r} is no relative path")
+        raise PathRefused(f"{name[:80]!r} is no relative path")
     return parts
 
 
@@ -59,7 +59,7 @@ def write(root: str, name: str, content: bytes) -> None:
         with os.fdopen(fd, "wb") as stream:
             stream.write(content)
     except OSError as error:
-        raise Refused(f"{name!r} cannot be written: {error.strerror}") from error
+        raise PathRefused(f"{name!r} cannot be written: {error.strerror}") from error
 
 
 def read(root: str, name: str, limit: int) -> bytes:
@@ -77,16 +77,16 @@ def read(root: str, name: str, limit: int) -> bytes:
         finally:
             os.close(folder)
     except OSError as error:
-        raise Refused(f"{name!r} cannot be read: {error.strerror}") from error
+        raise PathRefused(f"{name!r} cannot be read: {error.strerror}") from error
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode):
         os.close(fd)
-        raise Refused(f"{name!r} is no regular file")
+        raise PathRefused(f"{name!r} is no regular file")
     with os.fdopen(fd, "rb") as stream:
         if found.st_nlink > 1:
-            raise Refused(f"{name!r} has a second name")
+            raise PathRefused(f"{name!r} has a second name")
         if found.st_size > limit:
-            raise Refused(f"{name!r} has {found.st_size} bytes, more than {limit}")
+            raise PathRefused(f"{name!r} has {found.st_size} bytes, more than {limit}")
         return stream.read(limit)
 
 

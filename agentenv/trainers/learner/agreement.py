@@ -9,7 +9,7 @@ import torch
 from agentenv.core.types import Completion, Sampling
 from agentenv.policies.hf import HFPolicy
 from agentenv.trainers.learner.learner import token_logprobs
-from agentenv.trainers.learner.packing import Row, micro_batches
+from agentenv.trainers.learner.packing import TrainingRow, micro_batches
 
 _EPISODES = 3
 _SAMPLED = 5
@@ -58,16 +58,16 @@ async def _sampled(policy: HFPolicy, prompts: Sequence[Sequence[int]], seed: int
     return list(await asyncio.gather(*asked))
 
 
-def _row(before: Sequence[int], answer: Completion, *, shift: int = 0) -> Row:
+def _row(before: Sequence[int], answer: Completion, *, shift: int = 0) -> TrainingRow:
     """A row whose answer is trained; with ``shift``, another answer of the same prompt."""
     ids = np.array([*before, *((i + shift) % max(answer.ids, default=1) for i in answer.ids), 2])
     mask = np.arange(len(ids)) >= len(before)
     zeros = np.zeros(len(ids))
-    return Row(ids, mask, zeros.astype(np.float32), zeros.astype(np.bool_), zeros)
+    return TrainingRow(ids, mask, zeros.astype(np.float32), zeros.astype(np.bool_), zeros)
 
 
 @torch.no_grad()
-def _learner_gap(policy: HFPolicy, rows: Sequence[Row]) -> float:
+def _learner_gap(policy: HFPolicy, rows: Sequence[TrainingRow]) -> float:
     most = 0.0
     for batch in micro_batches(rows, 512):
         found = token_logprobs(policy.model, batch, 1.0)[0]

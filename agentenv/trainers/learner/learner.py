@@ -45,7 +45,7 @@ from agentenv.trainers.learner.off_policy import (
     off_context_weights,
     rejected,
 )
-from agentenv.trainers.learner.packing import Packed, Row, micro_batches
+from agentenv.trainers.learner.packing import Packed, TrainingRow, micro_batches
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def rows_of(
     *,
     keep_zero_variance: bool = False,
     version: int | None = None,
-) -> list[Row]:
+) -> list[TrainingRow]:
     """The rows that carry a gradient: some trained token with an advantage other than 0.
 
     Args:
@@ -141,7 +141,7 @@ def rows_of(
             if (mask & (keep_zero_variance | (values[part] != 0))).any():
                 sampled = trajectory.policy_version[part]
                 rows.append(
-                    Row(
+                    TrainingRow(
                         trajectory.ids[part],
                         mask,
                         trajectory.logprobs[part],
@@ -206,7 +206,7 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
 
-    def with_proximal(self, rows: Sequence[Row]) -> list[Row]:
+    def with_proximal(self, rows: Sequence[TrainingRow]) -> list[TrainingRow]:
         """The rows with log-probs of the present weights, for several steps on one batch."""
         began = time.perf_counter()
         batches = list(micro_batches(rows, self.objective.micro_tokens, self.objective.padding))
@@ -227,7 +227,7 @@ class Learner:
 
     def step(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[TrainingRow],
         *,
         tokens: int | None = None,
         sequences: int | None = None,
@@ -267,7 +267,7 @@ class Learner:
 
     def accumulate(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[TrainingRow],
         tokens: int | None = None,
         sequences: int | None = None,
         *,
@@ -436,4 +436,12 @@ def token_logprobs(
     return taken, -(logprobs_NV.exp() * logprobs_NV).sum(-1) if entropy else None
 
 
-__all__ = ["Correction", "Learner", "Objective", "Row", "checkpoint_layers", "rows_of", "token_logprobs"]
+__all__ = [
+    "Correction",
+    "Learner",
+    "Objective",
+    "TrainingRow",
+    "checkpoint_layers",
+    "rows_of",
+    "token_logprobs",
+]

@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Row:
+class TrainingRow:
     """One token sequence to train on; some token of it is trained, and the first is not."""
 
     ids: Ints
@@ -43,10 +43,10 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Strip:
+class PackedRows:
     """Rows that share their first ``shared`` tokens; a row on its own shares all of them."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[TrainingRow, ...]
     shared: int
 
     @cached_property
@@ -90,7 +90,7 @@ class Packed:
     old: Tensor  # [N]
     mismatch: Tensor  # [N]
     advantages: Tensor  # [N]
-    members: tuple[Row, ...]  # in the order of their tokens
+    members: tuple[TrainingRow, ...]  # in the order of their tokens
     rows: Tensor  # int64[N], place among the members
     sequence_tokens: Tensor  # [N], trained tokens of the trajectory
     age: Tensor  # int64[N]
@@ -102,13 +102,13 @@ class Packed:
     attends: Tensor | None  # bool[B, 1, T, T]: query, key
 
 
-def strips_of(rows: Sequence[Row], micro_tokens: int) -> list[Strip]:
+def strips_of(rows: Sequence[TrainingRow], micro_tokens: int) -> list[PackedRows]:
     """Puts rows of one prompt into a strip where that attends to fewer pairs of tokens than the rows apart.
 
     For rows of equal length the strip then also has at most 1/sqrt(rows) of their tokens. A strip never exceeds
     ``micro_tokens``.
     """
-    by_prompt: dict[bytes, list[Row]] = {}
+    by_prompt: dict[bytes, list[TrainingRow]] = {}
     for row in rows:
         by_prompt.setdefault(row.ids[: row.trained[0]].tobytes(), []).append(row)
     strips = []
@@ -116,13 +116,13 @@ def strips_of(rows: Sequence[Row], micro_tokens: int) -> list[Strip]:
         shared = int(group[0].trained[0])
         together = shared + sum(len(row.ids) - shared for row in group)
         if len(group) > 1 and together <= micro_tokens and together**2 < sum(len(r.ids) ** 2 for r in group):
-            strips.append(Strip(tuple(group), shared))
+            strips.append(PackedRows(tuple(group), shared))
         else:
-            strips += [Strip((row,), len(row.ids)) for row in group]
+            strips += [PackedRows((row,), len(row.ids)) for row in group]
     return strips
 
 
-def micro_batches(rows: Sequence[Row], micro_tokens: int, padding: float = 1.0) -> Iterator[Packed]:
+def micro_batches(rows: Sequence[TrainingRow], micro_tokens: int, padding: float = 1.0) -> Iterator[Packed]:
     """Strips of like length together, as many as fit once padded; at least one.
 
     Args:
@@ -130,7 +130,7 @@ def micro_batches(rows: Sequence[Row], micro_tokens: int, padding: float = 1.0) 
         micro_tokens: Most tokens of a batch, padding included.
         padding: Largest share of padding in a batch, and so in the step.
     """
-    batch: list[Strip] = []
+    batch: list[PackedRows] = []
     strips = sorted(strips_of(rows, micro_tokens), key=lambda strip: (len(strip.rows) > 1, len(strip.ids)))
     for strip in strips:
         if batch and not _fits([*batch, strip], micro_tokens, padding):
@@ -141,20 +141,20 @@ def micro_batches(rows: Sequence[Row], micro_tokens: int, padding: float = 1.0) 
         yield pack(batch)
 
 
-def _fits(batch: Sequence[Strip], micro_tokens: int, padding: float) -> bool:
+def _fits(batch: Sequence[PackedRows], micro_tokens: int, padding: float) -> bool:
     """Whether strips in the order of their length may be one micro-batch; those of several rows need a mask of their own."""
     padded = len(batch) * len(batch[-1].ids)
     alike = (len(batch[0].rows) > 1) == (len(batch[-1].rows) > 1)
     return alike and padded <= micro_tokens and _padding(batch) <= padding * padded
 
 
-def _padding(batch: Sequence[Strip]) -> int:
+def _padding(batch: Sequence[PackedRows]) -> int:
     """Tokens that fill the strips up to the longest."""
     lengths = [len(strip.ids) for strip in batch]
     return len(lengths) * max(lengths) - sum(lengths)
 
 
-def pack(batch: Sequence[Strip]) -> Packed:
+def pack(batch: Sequence[PackedRows]) -> Packed:
     """The tensors of one micro-batch."""
     rows = [row for strip in batch for row in strip.rows]
     before = [strip.before for strip in batch]
@@ -187,7 +187,7 @@ def pack(batch: Sequence[Strip]) -> Packed:
     )
 
 
-def _ages(row: Row) -> Ints:
+def _ages(row: TrainingRow) -> Ints:
     return np.zeros_like(row.ids) if row.age is None else row.age
 
 

@@ -12,7 +12,7 @@ from agentenv.trainers.learner.learner import Learner
 
 
 @dataclass
-class Second:
+class SecondPolicy:
     """Who plays with the second set, and what learns it."""
 
     roles: tuple[str, ...]
@@ -45,7 +45,7 @@ class Second:
 
 
 def split(
-    groups: Sequence[list[Trajectory]], second: Second | None
+    groups: Sequence[list[Trajectory]], second: SecondPolicy | None
 ) -> tuple[list[list[Trajectory]], list[list[Trajectory]]]:
     """The groups of the first set of weights and those of the second; a group without members is left out."""
     if second is None:

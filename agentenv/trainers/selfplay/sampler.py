@@ -14,7 +14,7 @@ from agentenv.trainers.selfplay.question_pool import (
     diversity,
 )
 from agentenv.trainers.selfplay.weaknesses import weaknesses
-from agentenv.trainers.task_sampling.step_budget import Draw, Selection, StepBudget, require
+from agentenv.trainers.task_sampling.step_budget import Selection, StepBudget, TaskDraw, require
 
 _MEMORY = 2000  # most questions whose solve rates are remembered
 
@@ -50,13 +50,14 @@ class SelfPlaySampler:
         for question in self.seeds:
             self.pool.add(PooledQuestion(question, "", -1.0))
 
-    def draw(self, step_budget: StepBudget) -> Sequence[Draw]:
+    def draw(self, step_budget: StepBudget) -> Sequence[TaskDraw]:
         """One round of games about seeds not yet played in this step."""
         if step_budget.rounds:
             return []
         places = step_budget.draw_unplayed(step_budget.questions)
         return [
-            Draw(place, step_budget.group_size, env={"setup": self._setup(step_budget)}) for place in places
+            TaskDraw(place, step_budget.group_size, env={"setup": self._setup(step_budget)})
+            for place in places
         ]
 
     def _setup(self, step_budget: StepBudget) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from agentenv.trainers.strategies.step_verifiers import Verifier
 Report = Mapping[str, Any]
 
 
-class Outcome(StrEnum):
+class EpisodeOutcome(StrEnum):
     """What a report may say of an episode."""
 
     SUCCESS = "success"
@@ -29,7 +29,7 @@ class Outcome(StrEnum):
     FAILURE = "failure"
 
 
-class Verdict(NamedTuple):
+class ReportCheck(NamedTuple):
     """Whether a report can be used, and whether it finds nothing to improve."""
 
     valid: bool
@@ -83,19 +83,19 @@ def pivot_of(report: Report) -> int | None:
         return None
 
 
-def validate_report(report: Report | None, steps: int) -> Verdict:
+def validate_report(report: Report | None, steps: int) -> ReportCheck:
     """Whether ``report`` can be used for an episode of ``steps`` turns.
 
     Success needs nothing more and is perfect; the other two outcomes need a suggestion and a pivot of 0 to steps - 1.
     """
     if report is None or any(key not in report for key in REQUIRED):
-        return Verdict(valid=False, perfect=False)
+        return ReportCheck(valid=False, perfect=False)
     outcome, pivot = report["trajectory_outcome"], pivot_of(report)
-    if outcome == Outcome.SUCCESS:
-        return Verdict(valid=True, perfect=True)
-    known = outcome in (Outcome.INEFFICIENT, Outcome.FAILURE)
+    if outcome == EpisodeOutcome.SUCCESS:
+        return ReportCheck(valid=True, perfect=True)
+    known = outcome in (EpisodeOutcome.INEFFICIENT, EpisodeOutcome.FAILURE)
     usable = bool(report["improvement_suggestion"]) and pivot is not None and 0 <= pivot < steps
-    return Verdict(valid=known and usable, perfect=False)
+    return ReportCheck(valid=known and usable, perfect=False)
 
 
 def guidance_of(report: Report) -> str:
@@ -177,11 +177,11 @@ class VerifierReflector:
     async def reflect(self, trajectory: Trajectory, ceiling: float, *, episode: str, seed: int) -> Reflection:
         """The report, with the verifier's advice as guidance."""
         flaw = await self.verifier.first_flaw(trajectory, ceiling)
-        outcome = Outcome.FAILURE if trajectory.reward < ceiling else Outcome.INEFFICIENT
+        outcome = EpisodeOutcome.FAILURE if trajectory.reward < ceiling else EpisodeOutcome.INEFFICIENT
         report = {
             "trajectory_summary": f"{len(trajectory.turns)} steps, reward {trajectory.reward:g}.",
             "root_cause_analysis": flaw.cause if flaw else "",
-            "trajectory_outcome": outcome if flaw else Outcome.SUCCESS,
+            "trajectory_outcome": outcome if flaw else EpisodeOutcome.SUCCESS,
             "improvement_suggestion": flaw.advice if flaw else None,
             "retry_from_step": flaw.turn if flaw else None,
         }

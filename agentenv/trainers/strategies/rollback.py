@@ -20,7 +20,7 @@ from agentenv.core.rollout import (
 )
 from agentenv.core.snapshot import Snapshot
 from agentenv.core.trajectory import Origin, Segment, SegmentKind, Trajectory, Turn
-from agentenv.core.types import Completion, EndReason, Message, Observation, Part, ToolStatus
+from agentenv.core.types import Completion, EndReason, Message, MessagePart, Observation, ToolStatus
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.strategies.rollout_context import RolloutContext, gather_slots
 from agentenv.trainers.strategies.splicing import Comparison, SampledTurn, is_call, splice
@@ -238,7 +238,7 @@ def error_of(turn: Turn, *, failures: int = 0) -> Observation:
 def _hinted(message: Message, failures: int) -> Message:
     hint, content = HINT.format(failures=failures), message.content
     return replace(
-        message, content=content + hint if isinstance(content, str) else (*content, Part("text", hint))
+        message, content=content + hint if isinstance(content, str) else (*content, MessagePart("text", hint))
     )
 
 

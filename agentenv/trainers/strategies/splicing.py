@@ -11,7 +11,7 @@ from difflib import SequenceMatcher
 from typing import Literal
 
 from agentenv.core.protocols import Policy
-from agentenv.core.tools import Call, read_calls
+from agentenv.core.tools import ToolCall, read_calls
 from agentenv.core.trajectory import Segment, Trajectory
 
 Decode = Callable[[Sequence[int]], str]
@@ -67,7 +67,7 @@ def similarity(old: str, new: str, how: Comparison = "recommended") -> float:
 
 def argument_text(call: str) -> str:
     """What a call passes to its tool: the values of its arguments, or what stands within its tags."""
-    calls = [found for found in read_calls(call) if isinstance(found, Call)]
+    calls = [found for found in read_calls(call) if isinstance(found, ToolCall)]
     if calls:
         given = [c.arguments.values() if isinstance(c.arguments, dict) else [c.arguments] for c in calls]
         return "\n".join(str(value) for values in given for value in values)

@@ -13,7 +13,14 @@ from typing import Literal
 from agentenv.core.trajectory import Trajectory
 from agentenv.trainers.credit.group_statistics import Scale, turn_rewards
 from agentenv.trainers.credit.turn import SegmentEnd, segment_returns
-from agentenv.trainers.task_sampling.step_budget import Draw, Group, Selection, Stateless, StepBudget, require
+from agentenv.trainers.task_sampling.step_budget import (
+    Group,
+    Selection,
+    Stateless,
+    StepBudget,
+    TaskDraw,
+    require,
+)
 
 Weighting = Literal["equal", "hardness"]
 _CAPS: Mapping[Weighting, int] = {"equal": 32, "hardness": 64}
@@ -23,10 +30,11 @@ _CAPS: Mapping[Weighting, int] = {"equal": 32, "hardness": 64}
 class Uniform(Stateless):
     """``questions`` tasks, all equally likely, ``group_size`` episodes each, in one round."""
 
-    def draw(self, step_budget: StepBudget) -> list[Draw]:
+    def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
         """The whole budget at once."""
         return [
-            Draw(place, step_budget.group_size) for place in step_budget.draw_unplayed(step_budget.questions)
+            TaskDraw(place, step_budget.group_size)
+            for place in step_budget.draw_unplayed(step_budget.questions)
         ]
 
 
@@ -53,14 +61,14 @@ class DynamicSampling(Stateless):
         """Whether the group is trained."""
         return not group.zero_variance
 
-    def draw(self, step_budget: StepBudget) -> list[Draw]:
+    def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
         """As many fresh groups as are missing and the budget holds."""
         target = max(1, round(self.keep * step_budget.questions))
         missing = target - sum(map(self.keeps, step_budget.groups))
         if missing <= 0 or step_budget.rounds == self.max_rounds > 0:
             return []
         count = min(missing, step_budget.remaining // step_budget.group_size)
-        return [Draw(place, step_budget.group_size) for place in step_budget.draw_unplayed(count)]
+        return [TaskDraw(place, step_budget.group_size) for place in step_budget.draw_unplayed(count)]
 
     def select(self, step_budget: StepBudget) -> Selection:
         """Groups of outcomes that differ are trained."""
@@ -160,7 +168,7 @@ class DifficultyAdaptive(Stateless):
         require("first", self.first, self.first == 0 or self.first >= 2, "0 or at least 2")
         require("cap", self.cap, self.cap >= 0, "at least 0")
 
-    def draw(self, step_budget: StepBudget) -> list[Draw]:
+    def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
         """The first look; then what each group is to have more, and fresh tasks for what is left over."""
         if step_budget.rounds == 0:
             return first_look(step_budget, self.first)
@@ -170,7 +178,7 @@ class DifficultyAdaptive(Stateless):
         more = apportioned(wants, step_budget.remaining)
         size = first_size(step_budget, self.first)
         fresh = step_budget.draw_unplayed((step_budget.remaining - sum(more)) // size)
-        return added(step_budget, more) + [Draw(place, size) for place in fresh]
+        return added(step_budget, more) + [TaskDraw(place, size) for place in fresh]
 
     def _wanted(self, successes: float, size: int) -> int:
         if size == 0:  # lost to faults
@@ -281,7 +289,7 @@ class UncertaintyAllocation(Stateless):
         require("exploration", self.exploration, self.exploration >= 0, "at least 0")
         require("level", self.level, 0 < self.level < 1, "within (0, 1)")
 
-    def draw(self, step_budget: StepBudget) -> list[Draw]:
+    def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
         """The first look, then one round after the other."""
         if step_budget.rounds == 0:
             return first_look(step_budget, self.first)
@@ -311,13 +319,13 @@ def first_size(step_budget: StepBudget, first: int) -> int:
     return first or max(2, step_budget.group_size // 2)
 
 
-def first_look(step_budget: StepBudget, first: int) -> list[Draw]:
+def first_look(step_budget: StepBudget, first: int) -> list[TaskDraw]:
     """A small group of each of ``questions`` tasks."""
     size = first_size(step_budget, first)
-    return [Draw(place, size) for place in step_budget.draw_unplayed(step_budget.questions)]
+    return [TaskDraw(place, size) for place in step_budget.draw_unplayed(step_budget.questions)]
 
 
-def added(step_budget: StepBudget, more_G: Sequence[int]) -> list[Draw]:
+def added(step_budget: StepBudget, more_G: Sequence[int]) -> list[TaskDraw]:
     """Draws that add to the groups that stand."""
     groups = enumerate(zip(step_budget.groups, more_G, strict=True))
-    return [Draw(group.task, count, group=place) for place, (group, count) in groups if count]
+    return [TaskDraw(group.task, count, group=place) for place, (group, count) in groups if count]

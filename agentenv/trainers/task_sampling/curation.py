@@ -17,7 +17,7 @@ from typing import Any
 from agentenv.core.trajectory import Origin, Trajectory, from_record, to_record
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
-from agentenv.trainers.task_sampling.step_budget import Draw, Group, Selection, StepBudget, require
+from agentenv.trainers.task_sampling.step_budget import Group, Selection, StepBudget, TaskDraw, require
 
 
 def rollout_count(rate: float, size: int, *, easy: float = 0.6, least: int = 2) -> int:
@@ -73,20 +73,20 @@ class AdaptiveCuration:
         self._lengths: dict[int, int] = {}
         self._stored: dict[int, dict[str, Any]] = {}
 
-    def draw(self, step_budget: StepBudget) -> list[Draw]:
+    def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
         """Tasks in a random order, each with its rollouts and its turns, until at most one rollout is left."""
         if step_budget.rounds:
             return []
         if self.pool and step_budget.step == 1:
             self._fill(step_budget.tasks)
-        draws: list[Draw] = []
+        draws: list[TaskDraw] = []
         left = step_budget.remaining
         order = step_budget.rng.permutation(len(step_budget.tasks)).tolist()
         for place in cycle(order):
             if left < 2:
                 break
             count = min(self._rollouts(place, step_budget.group_size), left)
-            draws.append(Draw(place, count, env={self.turns: self._limit(place)}))
+            draws.append(TaskDraw(place, count, env={self.turns: self._limit(place)}))
             left -= count
         return draws
 

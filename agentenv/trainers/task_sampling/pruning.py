@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from agentenv.core.rollout import EpisodeState
 from agentenv.core.trajectory import SegmentKind
 from agentenv.core.types import EndReason, ToolStatus
-from agentenv.trainers.task_sampling.step_budget import Draw, Selection, StepBudget, require
+from agentenv.trainers.task_sampling.step_budget import Selection, StepBudget, TaskDraw, require
 
 Features = NDArray[np.float64]
 _FEATURES = 5
@@ -89,10 +89,11 @@ class OnlinePruning:
         self._predicted: deque[float] = deque(maxlen=self.memory)
         self._judged: dict[str, tuple[Features, float]] = {}
 
-    def draw(self, step_budget: StepBudget) -> list[Draw]:
+    def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
         """The whole budget at once."""
         return [
-            Draw(place, step_budget.group_size) for place in step_budget.draw_unplayed(step_budget.questions)
+            TaskDraw(place, step_budget.group_size)
+            for place in step_budget.draw_unplayed(step_budget.questions)
         ]
 
     def predict(self, features: Features) -> float:

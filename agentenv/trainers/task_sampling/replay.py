@@ -17,10 +17,10 @@ from agentenv.core.types import Task
 from agentenv.retrievers.encoder import HashEncoder
 from agentenv.trainers.credit.group_statistics import Values
 from agentenv.trainers.task_sampling.step_budget import (
-    Draw,
     Group,
     Selection,
     StepBudget,
+    TaskDraw,
     require,
     whole_groups,
 )
@@ -85,11 +85,11 @@ class TargetedReplay:
         """Unless every trained group is fresh."""
         return self.fresh < 1
 
-    def draw(self, step_budget: StepBudget) -> list[Draw]:
+    def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
         """``questions`` tasks of predicted success near the target; uniform while nothing is known."""
         if not self._known:
             return [
-                Draw(place, step_budget.group_size)
+                TaskDraw(place, step_budget.group_size)
                 for place in step_budget.draw_unplayed(step_budget.questions)
             ]
         distance = np.abs(self._predict(step_budget.tasks) - self.target)

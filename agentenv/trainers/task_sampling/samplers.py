@@ -12,12 +12,12 @@ from agentenv.core.options import bind_options, load_entry
 from agentenv.errors import UnknownName
 from agentenv.trainers.task_sampling.step_budget import (
     Batch,
-    Draw,
     GatedSampler,
     Group,
     Selection,
     Stateless,
     StepBudget,
+    TaskDraw,
     TaskSampler,
     collect,
 )
@@ -54,12 +54,12 @@ def get_sampler(name: str, options: Mapping[str, Any] | None = None) -> TaskSamp
 __all__ = [
     "SAMPLERS",
     "Batch",
-    "Draw",
     "GatedSampler",
     "Group",
     "Selection",
     "Stateless",
     "StepBudget",
+    "TaskDraw",
     "TaskSampler",
     "collect",
     "get_sampler",

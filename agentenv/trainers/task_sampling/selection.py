@@ -15,10 +15,10 @@ from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.credit.group_statistics import Values
 from agentenv.trainers.task_sampling.step_budget import (
-    Draw,
     Selection,
     Stateless,
     StepBudget,
+    TaskDraw,
     require,
     whole_groups,
 )
@@ -54,7 +54,7 @@ class PosteriorSampling:
         self._successes: list[float] = []
         self._failures: list[float] = []
 
-    def draw(self, step_budget: StepBudget) -> list[Draw]:
+    def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
         """The ``questions`` tasks of largest drawn variance."""
         if not self._successes:
             self._successes = [1.0] * len(step_budget.tasks)
@@ -133,7 +133,7 @@ class GroupRobust:
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
 
-    def draw(self, step_budget: StepBudget) -> list[Draw]:
+    def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
         """``questions`` tasks; a class has its weight, within it all are equally likely."""
         names = [str(datum(task, self.by)) for task in step_budget.tasks]
         classes, places, sizes = np.unique(names, return_inverse=True, return_counts=True)
@@ -215,7 +215,7 @@ class Curriculum(Stateless):
         for _, value in self.noise:
             require("noise", value, 0 <= value <= 1, "within [0, 1]")
 
-    def draw(self, step_budget: StepBudget) -> list[Draw]:
+    def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
         """``questions`` tasks of those that the schedule allows."""
         pool = self._pool(step_budget)
         drawn = step_budget.rng.choice(
@@ -227,7 +227,7 @@ class Curriculum(Stateless):
         }
         env = {name: int(value) for name, value in settings.items() if value is not None}
         noise = scheduled(self.noise, step_budget.step) or 0.0
-        return [Draw(int(place), step_budget.group_size, env=env, noise=noise) for place in drawn]
+        return [TaskDraw(int(place), step_budget.group_size, env=env, noise=noise) for place in drawn]
 
     def _pool(self, step_budget: StepBudget) -> NDArray[np.intp]:
         most = scheduled(self.hops, step_budget.step)

@@ -19,7 +19,7 @@ from agentenv.trainers.credit.group_statistics import has_zero_variance
 
 
 @dataclass(frozen=True)
-class Draw:
+class TaskDraw:
     """Episodes to play of one task."""
 
     task: int
@@ -97,7 +97,7 @@ class StepBudget:
         drawn = self.rng.choice(np.asarray(pool), size=count, replace=count > len(pool))
         return [int(place) for place in drawn]
 
-    def reserve(self, draws: Sequence[Draw]) -> list[Group]:
+    def reserve(self, draws: Sequence[TaskDraw]) -> list[Group]:
         """The group of each draw, new ones opened.
 
         Raises:
@@ -140,7 +140,7 @@ class TaskSampler(Protocol):
     def replays(self) -> bool:
         """Whether episodes of earlier weights are trained as well."""
 
-    def draw(self, step_budget: StepBudget) -> Sequence[Draw]:
+    def draw(self, step_budget: StepBudget) -> Sequence[TaskDraw]:
         """The next round; none ends the step. Not asked once the budget is spent."""
 
     def select(self, step_budget: StepBudget) -> Selection:
@@ -190,7 +190,7 @@ class Batch:
     """What the sampler did."""
 
 
-Play = Callable[[Sequence[Draw], Sequence[Group], StepBudget], Sequence[Sequence[Trajectory]]]
+Play = Callable[[Sequence[TaskDraw], Sequence[Group], StepBudget], Sequence[Sequence[Trajectory]]]
 """From draws and their groups to the episodes of each draw."""
 
 
@@ -239,9 +239,11 @@ def effective_group_count(sizes: Sequence[float]) -> float:
     return sum(sizes) ** 2 / total if total else 0.0
 
 
-def whole_groups(step_budget: StepBudget, places: Sequence[int] | NDArray[np.intp]) -> list[Draw]:
+def whole_groups(step_budget: StepBudget, places: Sequence[int] | NDArray[np.intp]) -> list[TaskDraw]:
     """``questions`` groups of the usual size; the places are gone through again where they are fewer."""
-    return [Draw(int(place), step_budget.group_size) for place in np.resize(places, step_budget.questions)]
+    return [
+        TaskDraw(int(place), step_budget.group_size) for place in np.resize(places, step_budget.questions)
+    ]
 
 
 def require(name: str, value: float, holds: bool, range_: str) -> None:

@@ -40,7 +40,7 @@ class Library:
 
 
 @dataclass(frozen=True)
-class Scene:
+class DemonstrationContext:
     """What a demonstrator may look at."""
 
     task: Task
@@ -61,11 +61,11 @@ class Piece:
 
 
 Demo = list[Piece]
-Demonstrator = Callable[[Scene], Demo]
+Demonstrator = Callable[[DemonstrationContext], Demo]
 
 
-def _search(scene: Scene, query: str) -> tuple[Demo, list[Passage]]:
-    passages = scene.library.search(query)
+def _search(context: DemonstrationContext, query: str) -> tuple[Demo, list[Passage]]:
+    passages = context.library.search(query)
     page = information(format_passages(passages))
     return [Piece("own", f"<search> {query} </search>"), Piece("page", page)], passages
 
@@ -82,41 +82,41 @@ def made_up(tag: str, text: str) -> Demo:
     return [Piece("own", f"<{tag}>"), Piece("page", f" {text}"), Piece("own", f" </{tag}>")]
 
 
-def _question(scene: Scene) -> Piece:
-    return Piece("question", scene.task.question)
+def _question(context: DemonstrationContext) -> Piece:
+    return Piece("question", context.task.question)
 
 
-def careful(scene: Scene) -> Demo:
+def careful(context: DemonstrationContext) -> Demo:
     """Searches for every hop and answers right; gives up (an empty demonstration) where a document is missed."""
-    demo = [_question(scene)]
-    for hop in scene.task.data["path"]:
-        turn, passages = _search(scene, hop["query"])
+    demo = [_question(context)]
+    for hop in context.task.data["path"]:
+        turn, passages = _search(context, hop["query"])
         if hop["document"] not in {passage.id for passage in passages}:
             return []
         demo += turn
-    return [*demo, _answer(scene.task.answers[0])]
+    return [*demo, _answer(context.task.answers[0])]
 
 
-def guessing(scene: Scene) -> Demo:
+def guessing(context: DemonstrationContext) -> Demo:
     """Answers at once with something of the right kind that it made up."""
-    last = scene.task.data["path"][-1]["relation"]
-    alike = [t for t in scene.others if t.data["path"][-1]["relation"] == last and t.id != scene.task.id]
-    return [_question(scene), *made_up("answer", scene.rng.choice(alike or scene.others).answers[0])]
+    last = context.task.data["path"][-1]["relation"]
+    alike = [t for t in context.others if t.data["path"][-1]["relation"] == last and t.id != context.task.id]
+    return [_question(context), *made_up("answer", context.rng.choice(alike or context.others).answers[0])]
 
 
-def hasty(scene: Scene) -> Demo:
+def hasty(context: DemonstrationContext) -> Demo:
     """Stops after the first hop; where there is only one, takes the wrong name from the page."""
-    path = scene.task.data["path"]
-    turn, passages = _search(scene, path[0]["query"])
+    path = context.task.data["path"]
+    turn, passages = _search(context, path[0]["query"])
     wrong = path[0]["answer"] if len(path) > 1 else passages[-1].title
-    return [_question(scene), *turn, _answer(wrong)]
+    return [_question(context), *turn, _answer(wrong)]
 
 
-def astray(scene: Scene) -> Demo:
+def astray(context: DemonstrationContext) -> Demo:
     """Searches for the wrong thing and answers with what it happens to find."""
-    query = scene.rng.choice(scene.others).data["path"][0]["query"]
-    (_, page), passages = _search(scene, query)
-    return [_question(scene), *made_up("search", query), page, _answer(scene.rng.choice(passages).title)]
+    query = context.rng.choice(context.others).data["path"][0]["query"]
+    (_, page), passages = _search(context, query)
+    return [_question(context), *made_up("search", query), page, _answer(context.rng.choice(passages).title)]
 
 
 MIXTURE: Mapping[Demonstrator, float] = {careful: 0.30, guessing: 0.20, hasty: 0.36, astray: 0.14}
@@ -137,8 +137,10 @@ def demonstrate(
     names, weights = list(mixture), list(mixture.values())
     for world, library, rng in _worlds(seed, worlds, k):
         solver = Solver(invent(world.config))
-        scenes = [Scene(task, library, world.questions, solver, rng) for task in world.questions]
-        demos = [rng.choices(names, weights)[0](scene) for scene in scenes]
+        scenes = [
+            DemonstrationContext(task, library, world.questions, solver, rng) for task in world.questions
+        ]
+        demos = [rng.choices(names, weights)[0](context) for context in scenes]
         yield [demo for demo in demos if demo]
 
 
@@ -177,8 +179,8 @@ def follow(*, seed: int, worlds: WorldConfig, k: int, count: int) -> Iterator[li
     for world, library, rng in _worlds(seed, _lookups(worlds), k):
         solver = Solver(invent(world.config))
         drawn = (rng.sample(world.questions, 3) for _ in range(count))
-        scenes = ([Scene(task, library, (), solver, rng) for task in tasks] for tasks in drawn)
-        rows = ([piece for scene in row for piece in _given(careful(scene))] for row in scenes)
+        scenes = ([DemonstrationContext(task, library, (), solver, rng) for task in tasks] for tasks in drawn)
+        rows = ([piece for context in row for piece in _given(careful(context))] for row in scenes)
         yield [row for row in rows if row]
 
 

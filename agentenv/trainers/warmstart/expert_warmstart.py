@@ -20,13 +20,20 @@ from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.run import as_declared, trained_policy
 from agentenv.trainers.warmstart.expert_pool import expert_episodes
 from agentenv.trainers.warmstart.search_warmstart import WarmstartConfig
-from agentenv.trainers.warmstart.supervised import Display, Metrics, TrainingExample, drawn, fit, write_policy
+from agentenv.trainers.warmstart.supervised import (
+    Metrics,
+    PhaseDisplay,
+    TrainingExample,
+    drawn,
+    fit,
+    write_policy,
+)
 
 
 @flushed_denormals()
 def expert_warmstart(
     runs: Sequence[TrainConfig],
-    display: Display,
+    display: PhaseDisplay,
     out: Path,
     *,
     steps: int,

@@ -12,7 +12,14 @@ from agentenv.envs.search.local_search import as_question, format_passages, info
 from agentenv.envs.search.proposals import UNKNOWN
 from agentenv.envs.search.self_play import opening_of, proposal_text
 from agentenv.retrievers.bm25 import BM25Retriever
-from agentenv.trainers.warmstart.demonstrations import MIXTURE, Demo, Demonstrator, Piece, Scene, made_up
+from agentenv.trainers.warmstart.demonstrations import (
+    MIXTURE,
+    Demo,
+    DemonstrationContext,
+    Demonstrator,
+    Piece,
+    made_up,
+)
 
 PROPOSER_PROMPT = "Ask about {topic}.{reference}"
 """What the tiny policy is told as proposer: how far it goes is left to it."""
@@ -24,20 +31,24 @@ _NOISE = 3  # most documents of other searches among which a verifier searches
 _WITHHELD = 0.4  # of the doubts; the others are about another name
 
 
-def proposing(scene: Scene) -> Demo:
+def proposing(context: DemonstrationContext) -> Demo:
     """Follows the path of a question from its first entity, one search a hop, then poses it with its answer.
 
     After each search it quotes the sentence that it goes on from, so that what is asked is what the pages tell. Gives up (an
     empty demonstration) where a search by the bare name misses the document.
     """
-    path = scene.task.data["path"]
-    alike = [task for task in scene.others if task.id != scene.task.id and _shape(task) == _shape(scene.task)]
-    reference = scene.rng.choice(alike).question if alike and scene.rng.random() < _REFERENCE_SHARE else ""
+    path = context.task.data["path"]
+    alike = [
+        task for task in context.others if task.id != context.task.id and _shape(task) == _shape(context.task)
+    ]
+    reference = (
+        context.rng.choice(alike).question if alike and context.rng.random() < _REFERENCE_SHARE else ""
+    )
     opening = opening_of(PROPOSER_PROMPT, path[0]["entity"], len(path), reference)
     demo: Demo = [Piece("opening", opening)]
     thought = ""
     for hop in path:
-        passages = scene.library.search(hop["entity"])
+        passages = context.library.search(hop["entity"])
         quote = _quote(hop, passages)
         if not quote:
             return []
@@ -46,13 +57,13 @@ def proposing(scene: Scene) -> Demo:
             Piece("page", information(format_passages(passages))),
         ]
         thought = f"<think> {quote} </think> "
-    return [*demo, Piece("own", thought + proposal_text(scene.task.question, scene.task.answers[0]))]
+    return [*demo, Piece("own", thought + proposal_text(context.task.question, context.task.answers[0]))]
 
 
-def hurried(scene: Scene) -> Demo:
+def hurried(context: DemonstrationContext) -> Demo:
     """Asks something that it made up before it has searched anything."""
-    other = scene.rng.choice(scene.others)
-    opening = opening_of(PROPOSER_PROMPT, _start(scene.task), 1, "")
+    other = context.rng.choice(context.others)
+    opening = opening_of(PROPOSER_PROMPT, _start(context.task), 1, "")
     question, answer = made_up("question", other.question), made_up("answer", other.answers[0])
     return [Piece("opening", opening), *question, Piece("own", " "), *answer]
 
@@ -64,34 +75,34 @@ def _quote(hop: Mapping[str, str], passages: Sequence[Passage]) -> str:
     return next((f"{told.title}: {one.strip()}" for one in sentences if told and hop["answer"] in one), "")
 
 
-def verifying(scene: Scene) -> Demo:
+def verifying(context: DemonstrationContext) -> Demo:
     """Searches for every hop among what a proposer's searches show and documents of other searches, and answers right."""
-    passages, task = _material(scene), scene.task
+    passages, task = _material(context), context.task
     if not {hop["document"] for hop in task.data["path"]} <= {passage.id for passage in passages}:
         return []
-    return _checked(scene, passages, task, _start(task))
+    return _checked(context, passages, task, _start(task))
 
 
-def doubting(scene: Scene) -> Demo:
+def doubting(context: DemonstrationContext) -> Demo:
     """Answers that it is unknown where a document is withheld, or where the question is put to another name on the page.
 
     Gives up (an empty demonstration) where the true answer stands there all the same.
     """
-    passages, task, name = _material(scene), scene.task, _start(scene.task)
-    if scene.rng.random() < _WITHHELD:
+    passages, task, name = _material(context), context.task, _start(context.task)
+    if context.rng.random() < _WITHHELD:
         missing = task.data["path"][-1]["document"]
         passages = [passage for passage in passages if passage.id != missing]
     else:
-        name = scene.rng.choice(passages).title
-        alike = [other for other in scene.others if _kind(scene, _start(other)) == _kind(scene, name)]
-        task = scene.rng.choice(alike or scene.others)
+        name = context.rng.choice(passages).title
+        alike = [other for other in context.others if _kind(context, _start(other)) == _kind(context, name)]
+        task = context.rng.choice(alike or context.others)
     question = task.question.replace(_start(task), name)
-    if any(answer in passage.text for answer in scene.solver.answers(question) for passage in passages):
+    if any(answer in passage.text for answer in context.solver.answers(question) for passage in passages):
         return []
-    return _checked(scene, passages, task, name)
+    return _checked(context, passages, task, name)
 
 
-def _checked(scene: Scene, passages: Sequence[Passage], task: Task, name: str) -> Demo:
+def _checked(context: DemonstrationContext, passages: Sequence[Passage], task: Task, name: str) -> Demo:
     """The question of ``task`` put to ``name``: a search a hop among ``passages``, as far as they tell, then the answer."""
     path, found = task.data["path"], name
     question = as_question(task.question.replace(_start(task), name))
@@ -99,28 +110,28 @@ def _checked(scene: Scene, passages: Sequence[Passage], task: Task, name: str) -
     among = BM25Retriever.build([Document(passage.id, passage.title, passage.text) for passage in passages])
     for hop in path:
         query = hop["query"].replace(hop["entity"], found)
-        shown = [passages[row] for row, _ in among.rank([query], min(scene.library.k, len(passages)))[0]]
+        shown = [passages[row] for row, _ in among.rank([query], min(context.library.k, len(passages)))[0]]
         demo += [
             Piece("own", f"<search> {query} </search>"),
             Piece("page", information(format_passages(shown))),
         ]
-        told = scene.solver.stated(found, hop["relation"])
+        told = context.solver.stated(found, hop["relation"])
         if told is None or not any(found in passage.text and told in passage.text for passage in shown):
             return [*demo, Piece("own", f"<answer> {UNKNOWN} </answer>")]
         found = told
     return [*demo, Piece("own", f"<answer> {found} </answer>")]
 
 
-def _material(scene: Scene) -> list[Passage]:
+def _material(context: DemonstrationContext) -> list[Passage]:
     """What a proposer's searches along the path show and documents of other searches, shuffled."""
     shown: dict[str, Passage] = {}
-    for hop in scene.task.data["path"]:
-        shown |= {passage.id: passage for passage in scene.library.search(hop["entity"])}
-    for _ in range(scene.rng.randint(0, _NOISE)):
-        stray = scene.library.search(scene.rng.choice(scene.others).data["path"][0]["entity"])[0]
+    for hop in context.task.data["path"]:
+        shown |= {passage.id: passage for passage in context.library.search(hop["entity"])}
+    for _ in range(context.rng.randint(0, _NOISE)):
+        stray = context.library.search(context.rng.choice(context.others).data["path"][0]["entity"])[0]
         shown.setdefault(stray.id, stray)
     passages = list(shown.values())
-    scene.rng.shuffle(passages)
+    context.rng.shuffle(passages)
     return passages
 
 
@@ -129,9 +140,9 @@ def _start(task: Task) -> str:
     return entity
 
 
-def _kind(scene: Scene, name: str) -> set[str]:
+def _kind(context: DemonstrationContext, name: str) -> set[str]:
     """What a name is the name of: a person, a town and so on."""
-    return {kind for kind, _ in scene.solver.entities(name)}
+    return {kind for kind, _ in context.solver.entities(name)}
 
 
 def _shape(task: Task) -> tuple[str, ...]:

@@ -19,10 +19,10 @@ from agentenv.errors import ConfigurationError
 from agentenv.policies.hf import HFPolicy
 from agentenv.retrievers.simulation.simulated import SimulationConfig
 from agentenv.retrievers.simulation.simulation_data import Example, Page, measure_quality
-from agentenv.retrievers.simulation.simulators import FORM_FILE, Draw, LocalSimulator, ask
+from agentenv.retrievers.simulation.simulators import FORM_FILE, LocalSimulator, SamplingOptions, ask
 from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.warmstart.search_warmstart import WarmstartConfig
-from agentenv.trainers.warmstart.supervised import Batch, Display, fit, in_batches, write_folder
+from agentenv.trainers.warmstart.supervised import Batch, PhaseDisplay, fit, in_batches, write_folder
 
 HELD_OUT = 100
 """Most examples that are kept for the quality report; a tenth of them where there are few."""
@@ -46,7 +46,7 @@ class SimulatorConfig:
 
 @flushed_denormals()
 def train_simulator(
-    policy: HFPolicy, examples: Sequence[Example], config: SimulatorConfig, display: Display, out: Path
+    policy: HFPolicy, examples: Sequence[Example], config: SimulatorConfig, display: PhaseDisplay, out: Path
 ) -> dict[str, Any]:
     """Fine-tunes ``policy`` in place and writes it to ``out``, with its form and figures in ``simulator.json``.
 
@@ -80,7 +80,7 @@ def train_simulator(
         display,
     )
     display.phase("quality", 0)
-    draw = Draw(SimulationConfig().tokens, temperature=0.0)
+    draw = SamplingOptions(SimulationConfig().tokens, temperature=0.0)
     simulator = LocalSimulator(policy, draw, "compact", "trained")
     figures = {"tokens": tokens, "steps": config.steps, "examples": len(train_examples)}
     figures |= measure_quality(simulator, tests, train_examples)

@@ -8,7 +8,7 @@ import torch
 
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.tiny import build_model, build_tokenizer
-from agentenv.trainers.warmstart.supervised import Display, TrainingExample, drawn, fit
+from agentenv.trainers.warmstart.supervised import PhaseDisplay, TrainingExample, drawn, fit
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def imitate(
     examples: Sequence[TrainingExample],
     steps: int,
     config: SmallPolicyConfig,
-    display: Display,
+    display: PhaseDisplay,
     *,
     rate: float = 1.0,
 ) -> int:

@@ -35,7 +35,7 @@ METRICS = "warmstart.json"
 _CHUNKS = 3
 
 
-class Display(Protocol):
+class PhaseDisplay(Protocol):
     """Who is told how far the work is."""
 
     def phase(self, name: str, total: int) -> None:
@@ -89,7 +89,7 @@ def fit(
     steps: int,
     scale: float,
     config: Rates,
-    display: Display,
+    display: PhaseDisplay,
 ) -> int:
     """Supervised steps with warm-up and cosine decay; returns the number of tokens seen.
 

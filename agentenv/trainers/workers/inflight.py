@@ -8,7 +8,7 @@ from typing import Any
 
 from agentenv.core.protocols import Policy
 from agentenv.core.trajectory import Trajectory
-from agentenv.trainers.task_sampling.samplers import Draw, Group
+from agentenv.trainers.task_sampling.samplers import Group, TaskDraw
 from agentenv.trainers.workers.recorded import RecordedPolicy
 
 
@@ -18,7 +18,7 @@ class InflightGroup:
 
     step: int
     """The step that drew them."""
-    draw: Draw
+    draw: TaskDraw
     group: Group
     slot: int
     """Episodes that the step had asked for before these."""
@@ -57,7 +57,7 @@ class InflightGroup:
     @classmethod
     def of(cls, state: Mapping[str, Any], policy: Policy) -> "InflightGroup":
         """What ``state_dict`` gave, ready to begin."""
-        draw = Draw(**state["draw"])
+        draw = TaskDraw(**state["draw"])
         group = Group(draw.task, state["first"], step=state["step"])
         answers = RecordedPolicy(policy, state["answers"])
         kept = {name: state[name] for name in ("step", "slot", "seeds", "start_version")}

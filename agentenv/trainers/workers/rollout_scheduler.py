@@ -29,15 +29,15 @@ from agentenv.errors import Fault
 from agentenv.evaluation.task_env import TaskEnv
 from agentenv.policies.lora import trained_state
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.learner.second import Second
+from agentenv.trainers.learner.second import SecondPolicy
 from agentenv.trainers.run_folder.folder import TrainedPolicy
 from agentenv.trainers.strategies.strategies import by_group
 from agentenv.trainers.task_sampling.samplers import (
     Batch,
-    Draw,
     GatedSampler,
     Group,
     StepBudget,
+    TaskDraw,
     TaskSampler,
     collect,
 )
@@ -59,7 +59,7 @@ class RolloutScheduler:
         sampler: TaskSampler,
         task_env: TaskEnv,
         *,
-        second: Second | None = None,
+        second: SecondPolicy | None = None,
         worker_pool: WorkerPool | None = None,
     ) -> None:
         """Prepares; nothing runs before the first batch is asked for.
@@ -167,7 +167,7 @@ class RolloutScheduler:
         )
 
     def _play_round(
-        self, draws: Sequence[Draw], groups: Sequence[Group], step_budget: StepBudget
+        self, draws: Sequence[TaskDraw], groups: Sequence[Group], step_budget: StepBudget
     ) -> list[list[Trajectory]]:
         """The episodes of a later round, for each draw its own; they are waited for."""
         round_groups = self._submit(draws, groups, step_budget)
@@ -177,7 +177,7 @@ class RolloutScheduler:
         return [[] for _ in round_groups]  # they are with their groups already
 
     def _submit(
-        self, draws: Sequence[Draw], groups: Sequence[Group], step_budget: StepBudget
+        self, draws: Sequence[TaskDraw], groups: Sequence[Group], step_budget: StepBudget
     ) -> list[InflightGroup]:
         """Lets the episodes of a round begin, in this order."""
         first = step_budget.reserved - sum(draw.rollouts for draw in draws)

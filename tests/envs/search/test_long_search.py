@@ -82,9 +82,9 @@ def test_a_page_comes_from_the_server_that_is_searched() -> None:
 
     from agentenv.retrievers.remote import RemoteRetriever
     from agentenv.retrievers.service.app import make_app
-    from agentenv.retrievers.service.service import Limits, Service
+    from agentenv.retrievers.service.service import Service, ServiceLimits
 
-    service = Service(Limits())
+    service = Service(ServiceLimits())
     service.open({"corpus": InMemoryRetriever(DOCUMENTS)})
     env = begun(retriever=RemoteRetriever("http://test", transport=httpx.ASGITransport(make_app(service))))
     assert shown(env.step("<access>d1</access>")) == "Part 1 of 1 of d1:\nKetterby\na lighthouse"

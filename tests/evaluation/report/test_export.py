@@ -18,7 +18,7 @@ from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.evaluation.compare import compare
 from agentenv.evaluation.records import EpisodeRecord
 from agentenv.evaluation.report.export import export_table, score_table
-from agentenv.evaluation.report.flat_tables import Column, Table, as_text
+from agentenv.evaluation.report.flat_tables import Column, FlatTable, as_text
 from agentenv.evaluation.suite import summarize_suite
 
 Maker = Callable[..., EpisodeRecord]
@@ -133,7 +133,7 @@ HOSTILE = "a|b_c%d&e#f$g{h}i~j^k\\l\nm<n>"
 
 
 def test_no_text_breaks_out_of_its_cell() -> None:
-    table = Table("t", (Column("name"), Column("n", "count")), ((HOSTILE, 1), ("plain", 2)))
+    table = FlatTable("t", (Column("name"), Column("n", "count")), ((HOSTILE, 1), ("plain", 2)))
     (head, *rows) = _latex_rows(as_text(table, "latex"))
     assert [len(row) for row in (head, *rows)] == [2, 2, 2]
     lines = as_text(table, "markdown").splitlines()[2:]
@@ -144,7 +144,7 @@ def test_no_text_breaks_out_of_its_cell() -> None:
 def test_a_value_that_is_missing_is_empty_and_a_column_of_none_is_left_out() -> None:
     columns = (Column("name"), Column("mean", "share"), Column("ci95", "interval"), Column("p", "p"))
     rows: Sequence[tuple[Any, ...]] = (("x", None, None, None), ("y", 0.25, (0.1, 0.4), None))
-    table = Table("t", columns, tuple(rows))
+    table = FlatTable("t", columns, tuple(rows))
     assert table.readable().cells() == [["x", "", ""], ["y", "0.250", "[0.100, 0.400]"]]
     assert as_text(table, "csv").splitlines() == [
         "name,mean,ci95_low,ci95_high,p",

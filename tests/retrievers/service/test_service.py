@@ -16,7 +16,7 @@ for module in ("fastapi", "orjson", "prometheus_client"):
     pytest.importorskip(module, reason=f"{module} is not installed")
 
 from agentenv.retrievers.service.app import make_app  # noqa: E402
-from agentenv.retrievers.service.service import Limits, Service  # noqa: E402
+from agentenv.retrievers.service.service import Service, ServiceLimits  # noqa: E402
 
 WIKI = [
     Document("a", "Halvik", "A harbour town\non rocks."),
@@ -33,7 +33,7 @@ class Wire:
     def __init__(
         self, retrievers: Mapping[str, Retriever] | None = None, *, token: str | None = None, **limits: Any
     ) -> None:
-        self.service = Service(Limits(**limits), token=token)
+        self.service = Service(ServiceLimits(**limits), token=token)
         self.service.open(retrievers or {"wiki": InMemoryRetriever(WIKI)})
         self.app = make_app(self.service)
 

@@ -32,7 +32,7 @@ for module in ("fastapi", "uvicorn", "orjson", "prometheus_client", "faiss"):
 
 from agentenv.retrievers.faiss import FaissRetriever  # noqa: E402
 from agentenv.retrievers.service.app import run_service  # noqa: E402
-from agentenv.retrievers.service.service import Limits, Service  # noqa: E402
+from agentenv.retrievers.service.service import Service, ServiceLimits  # noqa: E402
 from agentenv.web.server import address_of, listen  # noqa: E402
 
 WAIT_S = 120.0
@@ -395,6 +395,6 @@ def test_odd_http_is_refused(serving: Any) -> None:
 
 
 def test_limits_have_sane_defaults() -> None:
-    limits = Limits()
+    limits = ServiceLimits()
     assert limits.queue >= 10_000
     assert limits.timeout_s < 35  # GRACE_S of the server covers it

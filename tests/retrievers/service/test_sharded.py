@@ -21,14 +21,14 @@ for module in ("fastapi", "uvicorn", "orjson", "prometheus_client"):
     pytest.importorskip(module, reason=f"{module} is not installed")
 
 from agentenv.retrievers.service.app import make_app  # noqa: E402
-from agentenv.retrievers.service.service import Limits, Service  # noqa: E402
+from agentenv.retrievers.service.service import Service, ServiceLimits  # noqa: E402
 
 QUICK = RetryPolicy(timeout_s=20.0, connect_s=5.0, pause_s=0.001, tries=2)
 
 
 def client(retriever: Retriever, url: str = "http://test") -> RemoteRetriever:
     """A client of a server in the same process."""
-    service = Service(Limits(cache=0))
+    service = Service(ServiceLimits(cache=0))
     service.open({"corpus": retriever})
     return RemoteRetriever(url, timeouts=QUICK, transport=httpx.ASGITransport(make_app(service)))
 

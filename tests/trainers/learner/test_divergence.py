@@ -17,19 +17,19 @@ from agentenv.errors import Diverged
 from agentenv.policies.fakes import ByteTokenizer, random_policy
 from agentenv.policies.hf import HFPolicy
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.learner.learner import Learner, Objective, Row
-from agentenv.trainers.learner.second import Second
+from agentenv.trainers.learner.learner import Learner, Objective, TrainingRow
+from agentenv.trainers.learner.second import SecondPolicy
 from agentenv.trainers.run_folder.folder import RunFolder
 from agentenv.trainers.warmstart.supervised import drawn, fit, write_folder
 
 NAN, INF = float("nan"), float("inf")
 
 
-def row(advantage: float, *, old: float = -3.0) -> Row:
+def row(advantage: float, *, old: float = -3.0) -> TrainingRow:
     """Eight tokens, of which the last four are trained."""
     mask = np.arange(8) >= 4
     logprobs = np.full(8, old, dtype=np.float32)
-    return Row(np.arange(60, 68), mask, logprobs, np.zeros(8, dtype=np.bool_), np.full(8, advantage))
+    return TrainingRow(np.arange(60, 68), mask, logprobs, np.zeros(8, dtype=np.bool_), np.full(8, advantage))
 
 
 def poison(model: Any) -> None:
@@ -54,7 +54,9 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
         (row(1e30), "norm of the gradient is inf"),  # each slope is finite, and their squares are not
     ],
 )
-def test_no_step_is_made_on_what_is_not_finite(qwen: Callable[..., Any], given: Row, named: str) -> None:
+def test_no_step_is_made_on_what_is_not_finite(
+    qwen: Callable[..., Any], given: TrainingRow, named: str
+) -> None:
     model = qwen()
     learner = Learner(model, Objective(), learning_rate=1e-2)
     before = state(model)
@@ -89,7 +91,7 @@ def test_a_checkpoint_of_ruined_weights_is_not_written(tmp_path: Path, qwen: Cal
     learner = Learner(model, Objective(), learning_rate=1e-3)
     for step in (1, 2):
         folder.save_checkpoint(step, policy, learner, {})
-    second = Second(("proposer",), HFPolicy(qwen(), ByteTokenizer()), learner)
+    second = SecondPolicy(("proposer",), HFPolicy(qwen(), ByteTokenizer()), learner)
     poison(second.policy.model)
     with pytest.raises(Diverged, match="second"):
         folder.save_checkpoint(3, policy, learner, {"second": second})

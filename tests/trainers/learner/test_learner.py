@@ -20,7 +20,14 @@ from agentenv.core.types import EndReason, Sampling, Task
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.hf import HFPolicy
 from agentenv.trainers.credit.outcome import group_relative
-from agentenv.trainers.learner.learner import Correction, Learner, Objective, Row, checkpoint_layers, rows_of
+from agentenv.trainers.learner.learner import (
+    Correction,
+    Learner,
+    Objective,
+    TrainingRow,
+    checkpoint_layers,
+    rows_of,
+)
 
 PROMPT, POLICY, ENV = SegmentKind.PROMPT, SegmentKind.POLICY, SegmentKind.ENV
 Make = Callable[..., Any]
@@ -42,7 +49,7 @@ def constant(trajectories: Sequence[Trajectory], scores: Sequence[float]) -> lis
 
 
 def gradient(
-    model: Any, rows: Sequence[Row], tokens: int | None = None, **objective: Any
+    model: Any, rows: Sequence[TrainingRow], tokens: int | None = None, **objective: Any
 ) -> tuple[dict[str, float], Tensor]:
     """Figures, and the gradient of all parameters as one vector."""
     model.zero_grad()
@@ -93,7 +100,7 @@ def test_the_gradient_of_a_group_is_the_analytic_one(table: Make, episode: Make)
     torch.testing.assert_close(found, torch.from_numpy(exact).flatten(), rtol=0, atol=1e-6)
 
 
-def random_row(model: Any, rng: np.random.Generator, length: int) -> Row:
+def random_row(model: Any, rng: np.random.Generator, length: int) -> TrainingRow:
     """Tokens 0 and 1 with a mask that leaves the first out, near on policy, a score for every token."""
     ids = rng.integers(2, size=length)
     mask = rng.random(length) < 0.6
@@ -101,7 +108,7 @@ def random_row(model: Any, rng: np.random.Generator, length: int) -> Row:
     with torch.no_grad():
         exact = [0.0, *(model.logprob(ids[:t].tolist(), int(ids[t])).item() for t in range(1, length))]
     logprobs = (np.array(exact) + rng.normal(0, 0.2, length)).astype(np.float32)
-    return Row(ids, mask, logprobs, np.zeros(length, dtype=bool), rng.normal(size=length))
+    return TrainingRow(ids, mask, logprobs, np.zeros(length, dtype=bool), rng.normal(size=length))
 
 
 def test_micro_batches_change_nothing(table: Make) -> None:
@@ -124,7 +131,7 @@ def test_a_row_s_padding_and_its_company_change_nothing(qwen: Make) -> None:
     for length in (5, 11, 19):
         mask = np.arange(length) % 3 == 1
         nothing = np.zeros(length, dtype=np.float32)
-        rows.append(Row(rng.integers(16, size=length), mask, nothing, mask, rng.normal(size=length)))
+        rows.append(TrainingRow(rng.integers(16, size=length), mask, nothing, mask, rng.normal(size=length)))
     _, together = gradient(model, rows)
     _, alone = gradient(model, rows, micro_tokens=1)
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-6 * float(together.abs().max()))
@@ -136,7 +143,7 @@ def test_what_was_observed_is_seen_but_not_trained(table: Make) -> None:
     ids = np.array([0, 1, 1, 0, 1, 1, 0])
     mask = np.array([0, 0, 1, 1, 0, 0, 1], dtype=bool)
     old = np.array([0, 0, -0.7, -0.6, 0, 0, -0.8], dtype=np.float32)
-    row = Row(ids, mask, old, np.zeros(7, dtype=bool), np.ones(7))
+    row = TrainingRow(ids, mask, old, np.zeros(7, dtype=bool), np.ones(7))
     settings: dict[str, Any] = {"options": {"clip_high": 10.0, "clip_low": 1.0}}
     figures, expected = gradient(model, [row], **settings)
 
@@ -290,7 +297,7 @@ def test_a_step_without_rows_changes_nothing(table: Make) -> None:
     assert torch.equal(model.head.weight, before)
 
 
-def saved_bytes(learner: Learner, rows: Sequence[Row]) -> int:
+def saved_bytes(learner: Learner, rows: Sequence[TrainingRow]) -> int:
     """What a forward pass over ``rows`` keeps for its backward pass, beside the weights."""
     kept: dict[int, int] = {parameter.data_ptr(): 0 for parameter in learner.model.parameters()}
 
@@ -303,11 +310,13 @@ def saved_bytes(learner: Learner, rows: Sequence[Row]) -> int:
     return sum(kept.values())
 
 
-def some_rows(count: int = 3, length: int = 40) -> list[Row]:
+def some_rows(count: int = 3, length: int = 40) -> list[TrainingRow]:
     rng, none = np.random.default_rng(0), np.zeros(length, dtype=np.bool_)
     mask = np.arange(length) > 4
     return [
-        Row(rng.integers(0, 256, length), mask, np.zeros(length, np.float32), none, rng.normal(size=length))
+        TrainingRow(
+            rng.integers(0, 256, length), mask, np.zeros(length, np.float32), none, rng.normal(size=length)
+        )
         for _ in range(count)
     ]
 
@@ -355,7 +364,7 @@ def test_the_denominator_of_a_token_of_another_context(
     """
     model, ids = qwen(), np.arange(60, 66)
     mask = np.arange(6) >= 4
-    row = Row(
+    row = TrainingRow(
         ids,
         mask,
         np.zeros(6, dtype=np.float32),

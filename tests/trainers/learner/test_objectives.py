@@ -15,7 +15,7 @@ from torch import Tensor
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.credit.outcome import group_relative
-from agentenv.trainers.learner.learner import Correction, Learner, Objective, Row, rows_of
+from agentenv.trainers.learner.learner import Correction, Learner, Objective, TrainingRow, rows_of
 from agentenv.trainers.learner.losses import OBJECTIVES
 from agentenv.trainers.learner.packing import micro_batches, strips_of
 
@@ -24,7 +24,7 @@ Make = Callable[..., Any]
 TRUNCATED = Correction("truncate", high=2.0)
 
 
-def gradient(learner: Learner, rows: Sequence[Row], **totals: int) -> tuple[dict[str, float], Tensor]:
+def gradient(learner: Learner, rows: Sequence[TrainingRow], **totals: int) -> tuple[dict[str, float], Tensor]:
     """Figures, and the gradient of all parameters as one vector."""
     learner.model.zero_grad()
     metrics = learner.accumulate(rows, **totals)
@@ -37,7 +37,7 @@ def learner_of(model: Any, reference: Any = None, **objective: Any) -> Learner:
 
 
 @pytest.fixture
-def rows(table: Make) -> list[Row]:
+def rows(table: Make) -> list[TrainingRow]:
     """Twelve rows behind two prompts, a little off policy, every fourth one with a off-context token in it."""
     model, rng = table(8), np.random.default_rng(0)
     made = []
@@ -52,12 +52,14 @@ def rows(table: Make) -> list[Row]:
         off_context = np.zeros(length, dtype=bool)
         off_context[4] = place % 4 == 0
         made.append(
-            Row(ids, mask, noisy, off_context, np.full(length, rng.normal()), age=np.full(length, place % 3))
+            TrainingRow(
+                ids, mask, noisy, off_context, np.full(length, rng.normal()), age=np.full(length, place % 3)
+            )
         )
     return made
 
 
-def without_foreign(rows: Sequence[Row]) -> list[Row]:
+def without_foreign(rows: Sequence[TrainingRow]) -> list[TrainingRow]:
     return [replace(row, mismatch=np.zeros(len(row.ids), dtype=bool)) for row in rows]
 
 
@@ -80,7 +82,7 @@ each_objective = pytest.mark.parametrize("objective", EVERY, ids=str)
 
 @each_objective
 def test_micro_batches_and_strips_change_nothing(
-    table: Make, rows: list[Row], objective: dict[str, Any]
+    table: Make, rows: list[TrainingRow], objective: dict[str, Any]
 ) -> None:
     """Also where a loss needs sums over a row: a row is never cut, whatever it is packed with."""
     model, reference = table(8), table(8, seed=1)
@@ -95,7 +97,7 @@ def test_micro_batches_and_strips_change_nothing(
 
 @each_objective
 def test_what_stands_at_observed_tokens_enters_no_term(
-    table: Make, rows: list[Row], objective: dict[str, Any]
+    table: Make, rows: list[TrainingRow], objective: dict[str, Any]
 ) -> None:
     learner = learner_of(table(8), table(8, seed=1), **objective)
     other = [
@@ -124,7 +126,9 @@ def test_rows_behind_one_prompt_are_apart(qwen: Make, surrogate: str) -> None:
         ids = np.concatenate([prompt, tail])
         mask = np.arange(len(ids)) >= 20
         old = rng.normal(-2.7, 0.3, len(ids)).astype(np.float32)
-        made.append(Row(ids, mask, old, np.zeros(len(ids), dtype=bool), np.full(len(ids), rng.normal())))
+        made.append(
+            TrainingRow(ids, mask, old, np.zeros(len(ids), dtype=bool), np.full(len(ids), rng.normal()))
+        )
     assert len(strips_of(made, 1000)) == 1
     options = {"clip_low": 1.0, "clip_high": 9.0}
     together = gradient(learner_of(model, surrogate=surrogate, options=options), made)[1]
@@ -132,7 +136,7 @@ def test_rows_behind_one_prompt_are_apart(qwen: Make, surrogate: str) -> None:
     torch.testing.assert_close(together, apart, rtol=0, atol=1e-5 * float(apart.abs().max()))
 
 
-def spliced(rows: Sequence[Row], shift: float) -> list[Row]:
+def spliced(rows: Sequence[TrainingRow], shift: float) -> list[TrainingRow]:
     """The rows with other recorded log-probs on their off-context tokens."""
     return [replace(row, logprobs=(row.logprobs + shift * row.mismatch).astype(np.float32)) for row in rows]
 
@@ -140,7 +144,7 @@ def spliced(rows: Sequence[Row], shift: float) -> list[Row]:
 @pytest.mark.parametrize("shift", [-3.0, 2.0])
 @pytest.mark.parametrize("objective", [o for o in EVERY if "correction" not in o], ids=str)
 def test_log_probs_of_another_context_enter_no_ratio(
-    table: Make, rows: list[Row], objective: dict[str, Any], shift: float
+    table: Make, rows: list[TrainingRow], objective: dict[str, Any], shift: float
 ) -> None:
     """Whatever was recorded for spliced tokens, no objective reads it; for the others every ratio does."""
     model, reference = table(8), table(8, seed=1)
@@ -158,7 +162,9 @@ def test_log_probs_of_another_context_enter_no_ratio(
 
 
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
-def test_a_correction_refuses_log_probs_of_another_context(table: Make, rows: list[Row], level: Any) -> None:
+def test_a_correction_refuses_log_probs_of_another_context(
+    table: Make, rows: list[TrainingRow], level: Any
+) -> None:
     learner = learner_of(table(8), proximal="recompute", correction=replace(TRUNCATED, level=level))
     with pytest.raises(ConfigurationError, match=r"sampled under another context.*'weight'"):
         learner.accumulate(rows)
@@ -166,7 +172,9 @@ def test_a_correction_refuses_log_probs_of_another_context(table: Make, rows: li
 
 
 @pytest.mark.parametrize("level", ["sequence", "geometric"])
-def test_a_weighed_splice_is_in_no_weight_but_its_own(table: Make, rows: list[Row], level: Any) -> None:
+def test_a_weighed_splice_is_in_no_weight_but_its_own(
+    table: Make, rows: list[TrainingRow], level: Any
+) -> None:
     """The rest of its row gets the weight that it has without it."""
     how = replace(TRUNCATED, level=level, off_context="weight", high=50.0)
     learner = learner_of(table(8), proximal="recompute", correction=how)
@@ -183,7 +191,7 @@ def test_a_correction_needs_two_log_probs() -> None:
         Objective(correction=TRUNCATED)
 
 
-def test_decoupled_ppo(table: Make, rows: list[Row]) -> None:
+def test_decoupled_ppo(table: Make, rows: list[TrainingRow]) -> None:
     """At the first update the ratio is 1, and each token counts min(p / p_behaviour, 2) times; the rejected stay below."""
     model, own = table(8), without_foreign(rows)
     weight, denominator, expected = 0.0, 0, torch.zeros(())
@@ -228,7 +236,7 @@ def test_decoupled_ppo(table: Make, rows: list[Row]) -> None:
     torch.testing.assert_close(masked, alone, rtol=0, atol=1e-12)
 
 
-def test_several_updates_hold_on_to_where_they_began(table: Make, rows: list[Row]) -> None:
+def test_several_updates_hold_on_to_where_they_began(table: Make, rows: list[TrainingRow]) -> None:
     """After a step the ratio of recomputed log-probs is no longer 1; a spliced token's neither."""
     model = table(8)
     learner = Learner(model, Objective(proximal="recompute"), learning_rate=0.3)
@@ -249,7 +257,7 @@ def test_several_updates_hold_on_to_where_they_began(table: Make, rows: list[Row
     assert abs(learner.step(prepared, update=1)["approx_kl"]) > 1e-3
 
 
-def test_interpolation_follows_the_age_of_a_row(table: Make, rows: list[Row]) -> None:
+def test_interpolation_follows_the_age_of_a_row(table: Make, rows: list[TrainingRow]) -> None:
     """Fresh rows keep the sampler's log-probs; older ones take the present weights' before the first step."""
     own = without_foreign(rows)
     fresh, old = ([replace(r, age=np.full(len(r.ids), age)) for r in own] for age in (0, 2))
@@ -309,7 +317,7 @@ def test_a_trajectory_counts_once_however_many_rows_it_has(table: Make, episode:
     torch.testing.assert_close(constant, summed / 14, rtol=0, atol=1e-12)
 
 
-def test_the_entropy_bonus(table: Make, rows: list[Row]) -> None:
+def test_the_entropy_bonus(table: Make, rows: list[TrainingRow]) -> None:
     model = table(8)
     flat = [replace(row, advantages=np.zeros(len(row.ids))) for row in rows]
     metrics, found = gradient(learner_of(model, entropy_coefficient=0.5), flat)
@@ -339,7 +347,7 @@ def test_what_an_objective_needs(objective: dict[str, Any], reference: bool, fla
     assert (goal.needs_reference, goal.keeps_zero_variance) == (reference, flat)
 
 
-def test_the_effective_sample_scales_one_step(table: Make, rows: list[Row]) -> None:
+def test_the_effective_sample_scales_one_step(table: Make, rows: list[TrainingRow]) -> None:
     """Adam's first step is the step size in every coordinate: it shrinks with the effective sample, and comes back."""
     own = without_foreign(rows)
     skewed = [*own[:-1], replace(own[-1], logprobs=own[-1].logprobs - 2.0)]
@@ -355,7 +363,7 @@ def test_the_effective_sample_scales_one_step(table: Make, rows: list[Row]) -> N
         assert learner.optimizer.param_groups[0]["lr"] == 0.01
 
 
-def published(model: Any, rows: Sequence[Row], tokens: int) -> tuple[float, Tensor]:
+def published(model: Any, rows: Sequence[TrainingRow], tokens: int) -> tuple[float, Tensor]:
     """Loss and gradient of the default objective, written out: clip .2 and .28, dual clip 10, mean over tokens."""
     model.zero_grad()
     total = 0.0
@@ -372,7 +380,7 @@ def published(model: Any, rows: Sequence[Row], tokens: int) -> tuple[float, Tens
     return total, model.head.weight.grad.flatten().clone()
 
 
-def test_the_default_is_the_published_formula_to_the_bit(table: Make, rows: list[Row]) -> None:
+def test_the_default_is_the_published_formula_to_the_bit(table: Make, rows: list[TrainingRow]) -> None:
     model = table(8)
     metrics, found = gradient(learner_of(model), rows, tokens=57)
     loss, expected = published(model, rows, tokens=57)

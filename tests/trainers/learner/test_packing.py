@@ -8,23 +8,25 @@ import torch
 from torch import Tensor, nn
 
 from agentenv.trainers.learner.learner import Learner, Objective
-from agentenv.trainers.learner.packing import Row, Strip, micro_batches, pack, strips_of
+from agentenv.trainers.learner.packing import PackedRows, TrainingRow, micro_batches, pack, strips_of
 
 Make = Callable[..., Any]
 
 
-def row(prompt: Sequence[int], tail: Sequence[int], trained: Sequence[int]) -> Row:
+def row(prompt: Sequence[int], tail: Sequence[int], trained: Sequence[int]) -> TrainingRow:
     """A row of ``prompt`` and ``tail``; ``trained`` are places in the tail, the first of them 0."""
     ids = np.array([*prompt, *tail], dtype=np.int64)
     mask = np.zeros(len(ids), dtype=bool)
     mask[np.array(trained) + len(prompt)] = True
     scores = np.linspace(-1, 1, len(ids))
-    return Row(ids, mask, np.zeros(len(ids), dtype=np.float32), np.zeros(len(ids), dtype=bool), scores)
+    return TrainingRow(
+        ids, mask, np.zeros(len(ids), dtype=np.float32), np.zeros(len(ids), dtype=bool), scores
+    )
 
 
 def test_a_strip_holds_the_prompt_once() -> None:
     prompt = (5, 6, 7)
-    packed = pack([Strip((row(prompt, (1, 2), (0, 1)), row(prompt, (3, 4, 8), (0, 2))), shared=3)])
+    packed = pack([PackedRows((row(prompt, (1, 2), (0, 1)), row(prompt, (3, 4, 8), (0, 2))), shared=3)])
     assert packed.ids.tolist() == [[5, 6, 7, 1, 2, 3, 4, 8]]
     assert packed.positions is not None
     assert packed.positions.tolist() == [[0, 1, 2, 3, 4, 3, 4, 5]]
@@ -35,7 +37,7 @@ def test_a_strip_holds_the_prompt_once() -> None:
 
 def test_a_tail_sees_the_prompt_and_itself() -> None:
     prompt = (5, 6)
-    packed = pack([Strip((row(prompt, (1, 2), (0,)), row(prompt, (3, 4), (0,))), shared=2)])
+    packed = pack([PackedRows((row(prompt, (1, 2), (0,)), row(prompt, (3, 4), (0,))), shared=2)])
     assert packed.attends is not None
     assert packed.attends[0, 0].int().tolist() == [
         [1, 0, 0, 0, 0, 0],
@@ -133,7 +135,7 @@ def in_float64(model: Any) -> Any:
     return model.double()
 
 
-def gradient(model: Any, rows: Sequence[Row], micro_tokens: int) -> Tensor:
+def gradient(model: Any, rows: Sequence[TrainingRow], micro_tokens: int) -> Tensor:
     """The gradient of all parameters as one vector."""
     model.zero_grad()
     Learner(model, Objective(micro_tokens=micro_tokens), learning_rate=1.0).accumulate(rows)

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from agentenv.policies.lora import adapt
-from agentenv.trainers.learner.learner import Correction, Learner, Objective, Row
+from agentenv.trainers.learner.learner import Correction, Learner, Objective, TrainingRow
 from agentenv.trainers.learner.packing import micro_batches
 
 RUNS = (("full", 1), ("full", 2), ("full", 4), ("lora", 2))
@@ -61,7 +61,7 @@ learner.dismiss()
 """
 
 
-def made_rows(count: int) -> list[Row]:
+def made_rows(count: int) -> list[TrainingRow]:
     """Rows of 9 to 15 tokens."""
     rng, rows = np.random.default_rng(0), []
     for place in range(count):
@@ -70,7 +70,7 @@ def made_rows(count: int) -> list[Row]:
         mask[0], mask[-1] = False, True
         old = rng.normal(-3, 0.5, length).astype(np.float32)
         ids = rng.integers(0, 256, length)
-        rows.append(Row(ids, mask, old, np.zeros(length, dtype=np.bool_), rng.normal(size=length)))
+        rows.append(TrainingRow(ids, mask, old, np.zeros(length, dtype=np.bool_), rng.normal(size=length)))
     return rows
 
 

@@ -34,7 +34,7 @@ from agentenv.trainers.config.config_files import parse_config
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
 from agentenv.trainers.learner.learner import Learner, Objective, rows_of
-from agentenv.trainers.learner.second import Second, split
+from agentenv.trainers.learner.second import SecondPolicy, split
 from agentenv.trainers.run_folder.folder import RunFolder
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups
@@ -188,10 +188,10 @@ def test_a_league_needs_a_game() -> None:
 def test_each_set_of_weights_gets_what_it_sampled_and_its_state_comes_back(
     qwen: Callable[..., Any], episode: Callable[..., Trajectory]
 ) -> None:
-    def second(seed: int) -> Second:
+    def second(seed: int) -> SecondPolicy:
         model = qwen(seed=seed)
         learner = Learner(model, Objective(), learning_rate=0.1)
-        return Second(("proposer",), HFPolicy(model, ByteTokenizer()), learner)
+        return SecondPolicy(("proposer",), HFPolicy(model, ByteTokenizer()), learner)
 
     one, other = second(0), second(1)
     parts = [(SegmentKind.PROMPT, (1, 2)), (SegmentKind.POLICY, (3,))]

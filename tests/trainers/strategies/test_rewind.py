@@ -14,7 +14,16 @@ from agentenv.core.env import Env
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig, open_episode, take_turn
 from agentenv.core.snapshot import Snapshot
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import EndReason, Info, Message, Observation, Part, StateCapability, Step, Task
+from agentenv.core.types import (
+    EndReason,
+    Info,
+    Message,
+    MessagePart,
+    Observation,
+    StateCapability,
+    Step,
+    Task,
+)
 from agentenv.errors import ConfigurationError, SnapshotRefused
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy
@@ -189,8 +198,8 @@ def test_hashes_tell_roles_texts_and_images_apart() -> None:
         (Message("tool", "a"),),
         (Message("user", "a"),),
         (Message("tool", "a"), Message("tool", "a")),
-        (Message("tool", (Part("image", image=b"1"),)),),
-        (Message("tool", (Part("image", image=b"2"),)),),
+        (Message("tool", (MessagePart("image", image=b"1"),)),),
+        (Message("tool", (MessagePart("image", image=b"2"),)),),
         (),
     ]
     assert len({observation_hash(observation) for observation in seen}) == len(seen)

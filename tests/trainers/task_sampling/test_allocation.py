@@ -25,7 +25,7 @@ from agentenv.trainers.task_sampling.allocation import (
     t_quantile,
     uncertainty_allocation,
 )
-from agentenv.trainers.task_sampling.step_budget import Draw, Group, StepBudget, TaskSampler, collect
+from agentenv.trainers.task_sampling.step_budget import Group, StepBudget, TaskDraw, TaskSampler, collect
 
 TASKS = [Task(f"t{i}", "q") for i in range(20)]
 
@@ -42,7 +42,7 @@ def step_budget_of(
     return step_budget
 
 
-def sizes(draws: Sequence[Draw]) -> list[tuple[int | None, int]]:
+def sizes(draws: Sequence[TaskDraw]) -> list[tuple[int | None, int]]:
     return [(draw.group, draw.rollouts) for draw in draws]
 
 
@@ -107,7 +107,7 @@ def gains(sampler: TaskSampler, step: int, chances: Sequence[float]) -> list[flo
     step_budget, sums = StepBudget(step, TASKS, np.random.default_rng(step), 4, 4), [0.0, 0.0]
 
     def play(
-        draws: Sequence[Draw], groups: Sequence[Group], step_budget: StepBudget
+        draws: Sequence[TaskDraw], groups: Sequence[Group], step_budget: StepBudget
     ) -> list[list[Trajectory]]:
         return [
             [

@@ -17,7 +17,7 @@ from agentenv.envs.calculator import Calculator
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.trainers.task_sampling.pruning import OnlinePruning, features_of, keep_chance, weighted_mean
-from agentenv.trainers.task_sampling.step_budget import Batch, Draw, Group, StepBudget, collect
+from agentenv.trainers.task_sampling.step_budget import Batch, Group, StepBudget, TaskDraw, collect
 
 TASKS = [Task(f"t{i}", f"q{i}", ("x",)) for i in range(4)]
 
@@ -64,7 +64,7 @@ def steps(sampler: OnlinePruning, count: int, *, size: int = 32) -> list[Batch]:
     """Steps in which an episode succeeds unless its first call fails, as three in four do."""
 
     def play(
-        draws: Sequence[Draw], groups: Sequence[Group], step_budget: StepBudget
+        draws: Sequence[TaskDraw], groups: Sequence[Group], step_budget: StepBudget
     ) -> list[list[Trajectory]]:
         return [
             [

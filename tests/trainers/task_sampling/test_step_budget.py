@@ -22,10 +22,10 @@ from agentenv.trainers.metrics import describe
 from agentenv.trainers.task_sampling.samplers import (
     SAMPLERS,
     Batch,
-    Draw,
     Group,
     Stateless,
     StepBudget,
+    TaskDraw,
     TaskSampler,
     collect,
     get_sampler,
@@ -57,12 +57,12 @@ def played(task: int, reward: float, *, valid: bool = True) -> Trajectory:
 
 def step_of(
     sampler: TaskSampler, step: int, chance: Chance = lambda task: 0.5, *, questions: int = 4, size: int = 4
-) -> tuple[Batch, list[list[Draw]]]:
+) -> tuple[Batch, list[list[TaskDraw]]]:
     """One step in which a task succeeds with its chance; a chance below 0 is a fault of ours. Also every round's draws."""
     step_budget, rounds = StepBudget(step, TASKS, np.random.default_rng([0, step]), questions, size), []
 
     def play(
-        draws: Sequence[Draw], groups: Sequence[Group], step_budget: StepBudget
+        draws: Sequence[TaskDraw], groups: Sequence[Group], step_budget: StepBudget
     ) -> list[list[Trajectory]]:
         rounds.append(list(draws))
         return [
@@ -145,7 +145,7 @@ def test_uniform_draws_are_those_of_earlier_runs() -> None:
     drawn: list[int] = []
 
     def play(
-        draws: Sequence[Draw], groups: Sequence[Group], step_budget: StepBudget
+        draws: Sequence[TaskDraw], groups: Sequence[Group], step_budget: StepBudget
     ) -> list[list[Trajectory]]:
         drawn.extend(int(step_budget.rng.integers(1 << 31)) for draw in draws for _ in range(draw.rollouts))
         assert [group.first for group in groups] == [0, 4, 8, 12, 16]
@@ -163,11 +163,13 @@ def test_more_questions_than_tasks_repeat_some() -> None:
 
 
 @pytest.mark.parametrize(
-    "draws", [[Draw(0, 17)], [Draw(0, 8), Draw(1, 9)], [Draw(0, 0)]], ids=["one", "together", "nothing"]
+    "draws",
+    [[TaskDraw(0, 17)], [TaskDraw(0, 8), TaskDraw(1, 9)], [TaskDraw(0, 0)]],
+    ids=["one", "together", "nothing"],
 )
-def test_a_draw_that_does_not_fit_is_refused(draws: list[Draw]) -> None:
+def test_a_draw_that_does_not_fit_is_refused(draws: list[TaskDraw]) -> None:
     class Greedy(Stateless):
-        def draw(self, step_budget: StepBudget) -> list[Draw]:
+        def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
             return draws
 
     with pytest.raises(ConfigurationError, match="16 of 16 left"):
@@ -176,10 +178,10 @@ def test_a_draw_that_does_not_fit_is_refused(draws: list[Draw]) -> None:
 
 def test_a_second_wave_joins_the_groups_that_stand() -> None:
     class Twice(Stateless):
-        def draw(self, step_budget: StepBudget) -> list[Draw]:
+        def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
             if step_budget.rounds == 0:
-                return [Draw(3, 2), Draw(5, 2)]
-            return [Draw(5, 3, group=1), Draw(7, 2)] if step_budget.rounds == 1 else []
+                return [TaskDraw(3, 2), TaskDraw(5, 2)]
+            return [TaskDraw(5, 3, group=1), TaskDraw(7, 2)] if step_budget.rounds == 1 else []
 
     batch, _ = step_of(Twice(), 1)
     assert [[t.task.id for t in group] for group in batch.played] == [["t3"] * 2, ["t5"] * 5, ["t7"] * 2]

@@ -29,8 +29,8 @@ from agentenv.policies.policy_spec import make_policy
 from agentenv.retrievers.encoder import HashEncoder
 from agentenv.trainers.config.config_files import load_config
 from agentenv.trainers.warmstart.demonstrations import (
+    DemonstrationContext,
     Library,
-    Scene,
     astray,
     careful,
     echo,
@@ -77,19 +77,25 @@ class Shelf:
         return RetrieverInfo("shelf", 0, "")
 
 
-def scenes() -> list[Scene]:
+def scenes() -> list[DemonstrationContext]:
     world = FictionalWorld.generate(WORLD)
     library = Library(world.documents, HashEncoder(), 2)
     solver = Solver(invent(WORLD))
-    return [Scene(task, library, world.questions, solver, Random(0)) for task in world.questions]
+    return [
+        DemonstrationContext(task, library, world.questions, solver, Random(0)) for task in world.questions
+    ]
 
 
 def test_the_careful_demonstrator_plays_the_environment_letter_for_letter_and_scores_full() -> None:
-    scene, demo = next((s, d) for s in scenes() if (d := careful(s)) and len(s.task.data["path"]) == 2)
+    context, demo = next((s, d) for s in scenes() if (d := careful(s)) and len(s.task.data["path"]) == 2)
     env = LocalSearch(
-        tasks=[scene.task], retriever=Shelf(scene.library), k=2, prompt="{question}", observation_tokens=999
+        tasks=[context.task],
+        retriever=Shelf(context.library),
+        k=2,
+        prompt="{question}",
+        observation_tokens=999,
     )
-    run_sync(env.areset(seed=0, options={"task": scene.task}))
+    run_sync(env.areset(seed=0, options={"task": context.task}))
     actions = [piece.text for piece in demo if piece.kind == "own"]
     pages = [piece.text for piece in demo if piece.kind == "page"]
     steps = [env.step(action) for action in actions]
@@ -111,8 +117,8 @@ def test_careless_demonstrators_are_wrong_most_of_the_time(careless: Any) -> Non
 
 def test_what_careless_demonstrators_make_up_is_not_learned() -> None:
     """That they guess or stray is the policy's own; which name they then write is not."""
-    for scene in scenes():
-        guess, stray = guessing(scene), astray(scene)
+    for context in scenes():
+        guess, stray = guessing(context), astray(context)
         assert [piece.text for piece in guess if piece.kind == "own"] == ["<answer>", " </answer>"]
         assert [piece.text for piece in stray if piece.kind == "own"][:2] == ["<search>", " </search>"]
         assert guess[2].text.strip()
@@ -180,15 +186,15 @@ def test_fresh_worlds_never_repeat() -> None:
 
 
 def test_the_proposing_demonstrator_plays_its_environment_letter_for_letter_and_keeps_the_rules() -> None:
-    for scene in scenes()[:12]:
-        demo = proposing(scene)
-        path = scene.task.data["path"]
+    for context in scenes()[:12]:
+        demo = proposing(context)
+        path = context.task.data["path"]
         if not demo or len(path) < 2:
             continue
-        topic = replace(scene.task, question=path[0]["entity"], answers=(), data={"searches": 2})
+        topic = replace(context.task, question=path[0]["entity"], answers=(), data={"searches": 2})
         env = SearchProposer(
             tasks=[topic],
-            retriever=Shelf(scene.library),
+            retriever=Shelf(context.library),
             k=2,
             prompt=PROPOSER_PROMPT,
             rules=QuestionRules(searches=2),
@@ -206,11 +212,11 @@ def test_the_proposing_demonstrator_plays_its_environment_letter_for_letter_and_
 
 def test_a_hurried_proposer_asks_before_it_has_read_anything() -> None:
     """Its words, what is made up included, are a whole proposal, which the rules refuse."""
-    (scene, demo), *_ = [(scene, demo) for scene in scenes() if (demo := hurried(scene))]
+    (context, demo), *_ = [(context, demo) for context in scenes() if (demo := hurried(context))]
     topic = replace(
-        scene.task, question=scene.task.data["path"][0]["entity"], answers=(), data={"searches": 1}
+        context.task, question=context.task.data["path"][0]["entity"], answers=(), data={"searches": 1}
     )
-    env = SearchProposer(tasks=[topic], retriever=Shelf(scene.library), k=2, prompt=PROPOSER_PROMPT)
+    env = SearchProposer(tasks=[topic], retriever=Shelf(context.library), k=2, prompt=PROPOSER_PROMPT)
     opening, _ = env.reset(seed=0, options={"task": topic})
     assert demo[0].text == opening[0].text
     step = env.step("".join(piece.text for piece in demo[1:]))
@@ -219,13 +225,13 @@ def test_a_hurried_proposer_asks_before_it_has_read_anything() -> None:
 
 def test_the_verifying_demonstrator_plays_its_environment_letter_for_letter() -> None:
     seen = set()
-    for scene in scenes():
-        demo = verifying(scene)
+    for context in scenes():
+        demo = verifying(context)
         if not demo or "unknown" in demo[-1].text:
             continue
         shown = documents_shown([piece.text for piece in demo if piece.kind == "page"])
-        task = replace(scene.task, data={})
-        env = SearchSolver(tasks=[task], retriever=Shelf(scene.library), k=2, observation_tokens=999)
+        task = replace(context.task, data={})
+        env = SearchSolver(tasks=[task], retriever=Shelf(context.library), k=2, observation_tokens=999)
         env = env.posing(VERIFIER_PROMPT, shown)
         opening, _ = env.reset(seed=0, options={"task": task})
         assert opening[0].text == demo[0].text
@@ -237,15 +243,17 @@ def test_the_verifying_demonstrator_plays_its_environment_letter_for_letter() ->
 
 
 def test_the_doubting_demonstrator_says_unknown_only_where_no_true_answer_was_found() -> None:
-    played = [(scene, demo) for scene in scenes() * 4 if (demo := doubting(scene))]
+    played = [(context, demo) for context in scenes() * 4 if (demo := doubting(context))]
     asked = [demo[0].text.removeprefix("Check: ").strip() for _, demo in played]
-    withheld = [question == scene.task.question for (scene, _), question in zip(played, asked, strict=True)]
+    withheld = [
+        question == context.task.question for (context, _), question in zip(played, asked, strict=True)
+    ]
     assert any(withheld)
     assert not all(withheld)
-    for (scene, demo), question in zip(played, asked, strict=True):
+    for (context, demo), question in zip(played, asked, strict=True):
         pages = "".join(piece.text for piece in demo if piece.kind == "page")
         assert demo[-1].text == "<answer> unknown </answer>"
-        assert not any(true in pages for true in scene.solver.answers(question))
+        assert not any(true in pages for true in context.solver.answers(question))
 
 
 def test_the_preset_asks_as_the_demonstrators_do() -> None:

@@ -35,7 +35,7 @@ from agentenv.trainers.config.train_config import ClusterSettings
 from agentenv.trainers.grpo import train
 from agentenv.trainers.run import open_group_runner
 from agentenv.trainers.run_folder.folder import RunFolder
-from agentenv.trainers.task_sampling.samplers import Draw, Group
+from agentenv.trainers.task_sampling.samplers import Group, TaskDraw
 from agentenv.trainers.workers.cluster import RayCluster
 from agentenv.trainers.workers.inflight import InflightGroup
 from agentenv.trainers.workers.recorded import RecordedPolicy
@@ -243,7 +243,7 @@ async def step(
     groups = [
         InflightGroup(
             step=number,
-            draw=Draw(0, SIZE),
+            draw=TaskDraw(0, SIZE),
             group=Group(0, slot, step=number),
             slot=slot,
             seeds=[0] * SIZE,

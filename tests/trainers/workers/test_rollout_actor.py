@@ -14,7 +14,7 @@ from agentenv.core.rollout import RolloutConfig
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason, Task
 from agentenv.errors import WorkerLost
-from agentenv.trainers.task_sampling.samplers import Draw, Group
+from agentenv.trainers.task_sampling.samplers import Group, TaskDraw
 from agentenv.trainers.workers.cluster import RolloutActor
 from agentenv.trainers.workers.inflight import InflightGroup
 from agentenv.trainers.workers.recorded import RecordedPolicy
@@ -62,7 +62,7 @@ class Scripted:
 
 ORDER = InflightGroup(
     step=4,
-    draw=Draw(0, 1),
+    draw=TaskDraw(0, 1),
     group=Group(0, 6, step=4),
     slot=6,
     seeds=[1],

@@ -39,7 +39,7 @@ from agentenv.trainers.config.config_files import parse_config
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups
-from agentenv.trainers.task_sampling.samplers import Draw, Group, get_sampler
+from agentenv.trainers.task_sampling.samplers import Group, TaskDraw, get_sampler
 from agentenv.trainers.workers.group_runner import GroupRunner
 from agentenv.trainers.workers.inflight import InflightGroup, choose_batch
 from agentenv.trainers.workers.recorded import RecordedPolicy
@@ -213,7 +213,7 @@ def drawn(
 ) -> InflightGroup:
     made = InflightGroup(
         step=step,
-        draw=Draw(0, 2),
+        draw=TaskDraw(0, 2),
         group=Group(0, 0),
         slot=0,
         seeds=[],

@@ -15,7 +15,7 @@ from agentenv.core.types import EndReason, Task
 from agentenv.errors import ConfigurationError, Fault, WorkerLost
 from agentenv.trainers.config.config_files import override
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.task_sampling.samplers import Draw, Group
+from agentenv.trainers.task_sampling.samplers import Group, TaskDraw
 from agentenv.trainers.workers import worker_pool as crew_module
 from agentenv.trainers.workers.inflight import InflightGroup
 from agentenv.trainers.workers.recorded import RecordedPolicy
@@ -89,7 +89,7 @@ def group(first: int, size: int = 2) -> InflightGroup:
     policy: Any = object()
     return InflightGroup(
         step=1,
-        draw=Draw(0, size),
+        draw=TaskDraw(0, size),
         group=Group(0, first, step=1),
         slot=first,
         seeds=list(range(size)),
