@@ -160,15 +160,15 @@ def _dotted(overrides: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[s
 def _trained(config: TrainConfig, out: Path, resume: bool, display: "TrainDisplay | None") -> TrainResult:
     try:
         from agentenv.trainers import grpo
-        from agentenv.trainers.learner.sharded import leads
-        from agentenv.trainers.run import follow
+        from agentenv.trainers.learner.sharded import is_main_process
+        from agentenv.trainers.run import run_follower
         from agentenv.trainers.run_folder.folder import RunFolder
     except ModuleNotFoundError as error:
         raise MissingExtra.of(str(error.name), "train") from error
     from agentenv.cli.progress import LiveDisplay
 
-    if not leads():
-        follow(config)
+    if not is_main_process():
+        run_follower(config)
         raise SystemExit(0)  # the first process of torchrun has the results
     folder = (RunFolder.open if resume else RunFolder.create)(out, config)
     with ExitStack() as stack:

@@ -14,7 +14,7 @@ from agentenv.errors import ConfigurationError
 from agentenv.policies.fake_architectures import CONTEXT, VOCABULARY, architectures, tiny_model
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.hf import HFPolicy
-from agentenv.trainers.learner.agreement import gaps
+from agentenv.trainers.learner.logprob_agreement import logprob_gaps
 
 NATS = 1e-3
 
@@ -29,7 +29,7 @@ def verdict(model_type: str) -> dict[str, Any]:
         policy = HFPolicy(model, ByteTokenizer(), context_tokens=CONTEXT)
     except ConfigurationError as error:
         return {"verdict": "refused", "reason": str(error)}
-    found = gaps(policy, vocabulary=VOCABULARY)
+    found = logprob_gaps(policy, vocabulary=VOCABULARY)
     return {"verdict": "right" if max(found.values()) < NATS else "wrong", "nats": found}
 
 

@@ -9,7 +9,7 @@ import tyro
 from rich.console import Console
 
 from agentenv.core.env import Env
-from agentenv.core.registry import env_class, is_remote, located, make
+from agentenv.core.registry import describe_error, env_class, is_remote, make
 from agentenv.errors import AgentEnvError, ConfigurationError, Fault
 
 MARKS = {"ok": "[green]ok     [/]", "failed": "[red]failed [/]", "skipped": "[yellow]skipped[/]"}
@@ -38,10 +38,12 @@ class Check:
             raise
         except TypeError as error:
             raise ConfigurationError(
-                f"{self.env} cannot be made without arguments: {located(error)}"
+                f"{self.env} cannot be made without arguments: {describe_error(error)}"
             ) from error
         except Exception as error:
-            raise ConfigurationError(f"{self.env} cannot be made and closed: {located(error)}") from error
+            raise ConfigurationError(
+                f"{self.env} cannot be made and closed: {describe_error(error)}"
+            ) from error
         results = [asdict(result) for result in check_env(factory)]
         return {
             "env": self.env,

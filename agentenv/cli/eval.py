@@ -11,8 +11,8 @@ from rich.console import Console
 from agentenv.cli.grid import print_table
 from agentenv.core.values import read_value
 from agentenv.errors import ConfigurationError
+from agentenv.evaluation.endpoint_usage import describe_usage, sum_usage
 from agentenv.evaluation.report.flat_tables import Column, FlatTable, interval_text
-from agentenv.evaluation.spending import added, described
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def _show_suite(result: dict[str, Any], console: Console) -> None:
         *(Column(kind, "share") for kind in (*kinds, "index recall@5")),
     )
     print_table(console, FlatTable(f"{len(rows)} sets", columns, tuple(rows)))
-    for what, value in described(added(result["suite"].values())).items():
+    for what, value in describe_usage(sum_usage(result["suite"].values())).items():
         console.print(f"  {what:<24}{value}", highlight=False, markup=False)
     for scorer, means in result["scores"].items():
         for kind, n in (("macro", "sets"), ("micro", "n")):
@@ -225,7 +225,7 @@ def _show(result: dict[str, Any], console: Console) -> None:
     errors = {cause: n for cause, n in result["errors"].items() if isinstance(n, int) and n}
     if errors:
         line("  ".join(f"{cause.replace('_', ' ')} {n}" for cause, n in errors.items()))
-    for what, value in described(result["usage"]).items() if "usage" in result else ():
+    for what, value in describe_usage(result["usage"]).items() if "usage" in result else ():
         line(f"{what:<24}{value}")
     for what, unit in (("tokens", result["tokens"].get("unit", "")), ("seconds", "seconds")):
         found = {k: v for k, v in result[what].items() if isinstance(v, float)}

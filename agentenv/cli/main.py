@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, cast, get_type_hints
 
-from agentenv.cli.leaving import leave
+from agentenv.cli.process_exit import leave
 from agentenv.cli.switches import plain_switches
 from agentenv.core.concurrency.signals import Interrupted, Interruptible
 from agentenv.errors import AgentEnvError, UnknownName

@@ -35,7 +35,7 @@ _SHOWN = {
     "reward_mean": "reward",
     "dev_score": "dev",
     "entropy": "entropy",
-    "zero_variance_share": "flat",
+    "zero_variance_share": "zero var",
     "loss": "loss",
 }
 _PLAIN_EVERY_S = 30.0  # without a terminal: seconds between two lines

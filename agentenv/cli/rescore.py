@@ -10,11 +10,11 @@ from rich.console import Console
 
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.compare import rescore
+from agentenv.evaluation.endpoint_usage import describe_usage
 from agentenv.evaluation.llm_judge import GRADES, GradeCache, Judge, judge_folder
 from agentenv.evaluation.records import EPISODES, SUITE, read_json, read_records
 from agentenv.evaluation.report.flat_tables import interval_text
 from agentenv.evaluation.rubrics import get_rubric
-from agentenv.evaluation.spending import described
 from agentenv.evaluation.suite import summarize_suite
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Rescore:
         """Prints the new scores."""
         for part in result.get("suite", {"": result}).values():
             self._show(part, console)
-        for what, value in described(result.get("judge_usage", {})).items():
+        for what, value in describe_usage(result.get("judge_usage", {})).items():
             console.print(f"{what}: {value}", highlight=False, markup=False)
 
     def _show(self, result: dict[str, Any], console: Console) -> None:

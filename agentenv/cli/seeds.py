@@ -30,9 +30,9 @@ class Seeds:
     """The scorer of all of them."""
     k: tuple[int, ...] = ()
     """The k of pass@k and all@k; default: powers of two up to the number of runs, and that number."""
-    per_look: int = 5
+    per_interim: int = 5
     """Seeds of each system between two looks of the sequential test; decide before the first look."""
-    looks: int = 5
+    interims: int = 5
     """Looks at most."""
     alpha: float = 0.05
     """Probability of telling two equal systems apart at any look."""
@@ -46,8 +46,8 @@ class Seeds:
                 self.runs,
                 self.against,
                 self.scorer,
-                per_interim=self.per_look,
-                interims=self.looks,
+                per_interim=self.per_interim,
+                interims=self.interims,
                 alpha=self.alpha,
             )
         return result

@@ -8,9 +8,9 @@ from typing import Any
 
 from agentenv.core.env import Env
 from agentenv.core.env_calls import call, call_plain
-from agentenv.core.episodes import EpisodeSpec, EpisodeState, RolloutConfig, mended
+from agentenv.core.env_outputs import checked_key, checked_opening, checked_step, mended_step, most_chars
+from agentenv.core.episodes import EpisodeSpec, EpisodeState, RolloutConfig, replace_surrogates
 from agentenv.core.grammar import without_half_escapes
-from agentenv.core.returns import checked_key, checked_opening, checked_step, mended_step, most_chars
 from agentenv.core.scene import TurnScene
 from agentenv.core.snapshot import Snapshot
 from agentenv.core.trajectory import Turn
@@ -69,7 +69,7 @@ async def act(state: EpisodeState, action: str, config: RolloutConfig) -> Observ
     _record_turn(state, action, step, key, scene, time.perf_counter() - began)
     if step.terminated or step.truncated:
         end = step.info["end_reason"]
-        said = mended(str(step.info.get("error", ""))) if end.is_fault else ""
+        said = replace_surrogates(str(step.info.get("error", ""))) if end.is_fault else ""
         state.close(state.reward, end, step.info, said)
     elif size > most:  # no context holds it, so there is no need to encode it
         state.close(state.reward, EndReason.TOKEN_LIMIT, step.info | {"observation_chars": size})

@@ -122,12 +122,12 @@ def _describe(error: Exception) -> str:
     text = (
         f"{type(error).__name__}: {error}" if known else "".join(traceback.format_exception(error))
     ).strip()
-    text = mended(text)
+    text = replace_surrogates(text)
     return (
         text if len(text) <= _ERROR_CHARS else f"{text[: _ERROR_CHARS // 2]} ... {text[-_ERROR_CHARS // 2 :]}"
     )
 
 
-def mended(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """``text`` with a question mark for every lone surrogate, which no file and no tokenizer takes."""
     return text.encode("utf-8", "replace").decode()

@@ -154,15 +154,15 @@ def load_class(entry_point: str, extra: str = "") -> type[Env[Any]]:
     except AttributeError as error:
         if module in sys.modules:
             raise ConfigurationError(f"{module} has no {name!r}") from error
-        raise ConfigurationError(f"importing {module} failed: {located(error)}") from error
+        raise ConfigurationError(f"importing {module} failed: {describe_error(error)}") from error
     except (Exception, SystemExit) as error:
-        raise ConfigurationError(f"importing {module} failed: {located(error)}") from error
+        raise ConfigurationError(f"importing {module} failed: {describe_error(error)}") from error
     if not (isinstance(found, type) and issubclass(found, Env)):
         raise ConfigurationError(f"{entry_point} is no subclass of agentenv.Env")
     return found
 
 
-def located(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """``error`` in one line: its kind, what it says, and where in the code it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""

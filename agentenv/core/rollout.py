@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from agentenv.core.acting import act, capture, check_task, fork, opening_of, release, rewind, step_env
 from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.concurrency.deadlines import within
-from agentenv.core.episodes import EpisodeSpec, EpisodeState, RolloutConfig, mended, never_fitted
+from agentenv.core.episodes import EpisodeSpec, EpisodeState, RolloutConfig, never_fitted, replace_surrogates
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.core.types import Completion, EndReason, Observation, Sampling
@@ -119,7 +119,11 @@ async def sample(
     state.policy_seconds = time.perf_counter() - began
     _record_sample(state, completion)
     # An endpoint can send lone surrogates; an environment that repeats them would be blamed for them.
-    return completion if completion.text.isascii() else replace(completion, text=mended(completion.text))
+    return (
+        completion
+        if completion.text.isascii()
+        else replace(completion, text=replace_surrogates(completion.text))
+    )
 
 
 def _record_sample(state: EpisodeState, completion: Completion) -> None:
@@ -209,10 +213,10 @@ async def rollout(
         with nullcontext() if deterministic_batcher is None else deterministic_batcher.episode(index):
             return await run_episode(spec, policy, chat, config, episode=f"{name}-{index}")
 
-    return await together(one(index, spec) for index, spec in enumerate(specs))
+    return await gather_all(one(index, spec) for index, spec in enumerate(specs))
 
 
-async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def gather_all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """The results of ``work``, which runs concurrently; the first error ends the rest.
 
     Every coroutine begins before any of them goes on after its first wait, so that slots of a deterministic batcher that
@@ -234,6 +238,7 @@ __all__ = [
     "capture",
     "check_task",
     "fork",
+    "gather_all",
     "never_fitted",
     "observe",
     "open_episode",
@@ -246,5 +251,4 @@ __all__ = [
     "sample",
     "step_env",
     "take_turn",
-    "together",
 ]

@@ -21,10 +21,18 @@ from agentenv.core.types import Task
 from agentenv.data.code_sets import CODE_SETS
 from agentenv.data.sources import OWN, Source, SourceConfig, check_source
 from agentenv.errors import AgentEnvError, ConfigurationError, PolicyFault
-from agentenv.evaluation.bounds import bound_of, measure_expert, noted, recall_or_none, variants, why
+from agentenv.evaluation.bounds import (
+    bound_of,
+    measure_expert,
+    measure_or_note,
+    reason_of_failure,
+    recall_or_none,
+    variants,
+)
 from agentenv.evaluation.checksums import verify
-from agentenv.evaluation.contents import contents_of
+from agentenv.evaluation.contents import content_digests
 from agentenv.evaluation.diagnosis import MAX_COVERED_DOCUMENTS, coverage
+from agentenv.evaluation.endpoint_usage import EndpointUsage, announcement
 from agentenv.evaluation.eval_agent import (
     EXPERT,
     EvalAgent,
@@ -37,7 +45,6 @@ from agentenv.evaluation.journal import CONFIG, CONTENTS, Journal, lock_folder, 
 from agentenv.evaluation.records import EPISODES, RESULTS, EpisodeRecord, read_json, write_results
 from agentenv.evaluation.report.report import PAGE, write_report
 from agentenv.evaluation.results import measure_of, score_of, summarize
-from agentenv.evaluation.spending import Spending, announced
 from agentenv.evaluation.task_env import (
     EnvConfig,
     SearchConfig,
@@ -159,7 +166,7 @@ def run_benchmark(
     display.phase("questions and index", 0)
     source, search = _sources(benchmark)
     opened = open_tasks(source, search, EnvConfig(id=benchmark.env))
-    contents = contents_of(opened, search, benchmark.env, benchmark.policy, policy)
+    contents = content_digests(opened, search, benchmark.env, benchmark.policy, policy)
     lock_folder(out, {"benchmark": _identity(benchmark), CONTENTS: contents})
     if (out / RESULTS).is_file() and not (retry_faults and read_json(out / RESULTS)["faults"]):
         return _finished(out)
@@ -209,11 +216,11 @@ def _play_episodes(
     opened = {"retriever": "" if task_env.retriever is None else task_env.retriever.info().fingerprint}
     lock_folder(out, {"benchmark": _identity(benchmark), CONTENTS: contents, "opened": opened}, write=True)
     (out / RESULTS).unlink(missing_ok=True)
-    spending = Spending(agent.policy, out) if isinstance(agent.policy, OpenAIPolicy) else None
-    records, bounds = _play(benchmark, agent, task_env, out, display, retry_faults, spending)
+    usage = EndpointUsage(agent.policy, out) if isinstance(agent.policy, OpenAIPolicy) else None
+    records, bounds = _play(benchmark, agent, task_env, out, display, retry_faults, usage)
     results = _summary(benchmark, agent, task_env, records, bounds, display.note)
-    if spending is not None:
-        results["usage"] = spending.save()
+    if usage is not None:
+        results["usage"] = usage.save()
         if results["faults"] and isinstance(agent.policy, OpenAIPolicy) and agent.policy.client.spent:
             results["incomplete"] = agent.policy.client.spent
     write_results(out, results)
@@ -284,7 +291,7 @@ def _play(
     out: Path,
     display: EvalDisplay,
     retry_faults: bool,
-    spending: Spending | None,
+    usage: EndpointUsage | None,
 ) -> tuple[list[EpisodeRecord], dict[str, Any]]:
     """The run proper and its bounds, each from where its journal ends."""
     tasks, scorer = task_env.source.tasks, benchmark.scorers[0]
@@ -301,8 +308,8 @@ def _play(
     journals = {name: Journal(path, again) for name, path in paths.items()}
     if isinstance(agent.policy, OpenAIPolicy):
         missing = {name: (sides[name][0], len(tasks) - len(journal)) for name, journal in journals.items()}
-        display.note(announced(agent.policy.client.endpoint.model, missing, bounds=bounded))
-    play = partial(play_missing, seed=benchmark.seed, directory=out, progress=_progress(display, spending))
+        display.note(announcement(agent.policy.client.endpoint.model, missing, bounds=bounded))
+    play = partial(play_missing, seed=benchmark.seed, directory=out, progress=_progress(display, usage))
     running = _RunningMetrics(scorer, searched=task_env.retriever is not None)
     display.phase(benchmark.dataset, len(tasks))
     records = play(agent, task_env, journals.pop("run"), phase="run", figures=running)
@@ -331,17 +338,17 @@ def _bound(play: Callable[[], list[EpisodeRecord]], agent: EvalAgent, scorer: st
             raise
         return {"note": str(error)}
     except Exception as error:
-        return {"note": why(error)}
-    return noted(lambda: bound_of(records, scorer))
+        return {"note": reason_of_failure(error)}
+    return measure_or_note(lambda: bound_of(records, scorer))
 
 
-def _progress(display: EvalDisplay, spending: Spending | None) -> Progress:
+def _progress(display: EvalDisplay, usage: EndpointUsage | None) -> Progress:
     """Shows how far the work is; of an endpoint also what has been spent, which is written down each time."""
-    if spending is None:
+    if usage is None:
         return display.advance
 
     def progress(done: int, figures: dict[str, Any]) -> None:
-        used = spending.save()
+        used = usage.save()
         display.advance(done, figures | {name: used[name] for name in ("requests", "cost") if used[name]})
 
     return progress
@@ -405,7 +412,7 @@ def _summary(
     )
     return summary | {
         "index_recall": recall_or_none(task_env, note),
-        "answer_in_corpus": {"share": None, "n": 0} | noted(lambda: _coverage(task_env)),
+        "answer_in_corpus": {"share": None, "n": 0} | measure_or_note(lambda: _coverage(task_env)),
     }
 
 

@@ -43,12 +43,12 @@ def measure_bounds(
             continue
         phase, (its_ground, agent) = name.removesuffix("_book"), variant
         playing = partial(play, agent, chat, its_ground.make_env, tasks, config, seed=seed, name=phase)
-        bounds[name] = noted(lambda playing=playing: bound_of(map(to_record, playing()), scorer))  # type: ignore[misc]
+        bounds[name] = measure_or_note(lambda playing=playing: bound_of(map(to_record, playing()), scorer))  # type: ignore[misc]
     bounds["expert"] = measure_expert(task_env, config, scorer, seed=seed)
     return bounds
 
 
-def noted(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def measure_or_note(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What ``measure`` gives, or why it failed: the run itself is played, and worth more than what it is held against."""
     measured = _or_why(measure)
     return {"note": measured} if isinstance(measured, str) else measured
@@ -82,10 +82,10 @@ def _or_why(make: Callable[[], T]) -> T | str:
     try:
         return make()
     except Exception as error:
-        return why(error)
+        return reason_of_failure(error)
 
 
-def why(error: Exception) -> str:
+def reason_of_failure(error: Exception) -> str:
     """What went wrong, in one sentence for a note."""
     return str(error) if isinstance(error, AgentEnvError) else f"{type(error).__name__}: {error}"
 
@@ -108,7 +108,7 @@ def measure_expert(task_env: TaskEnv, config: RolloutConfig, scorer: str, *, see
         )
         return bound_of(map(to_record, trajectories), scorer)
 
-    return noted(played)
+    return measure_or_note(played)
 
 
 def bound_of(records: Iterable[EpisodeRecord], scorer: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ _GIVEN = {*sys.stdlib_module_names, "gymnasium", "pydantic", "numpy", "typing_ex
 """What environments are built on and do not change with them."""
 
 
-def contents_of(
+def content_digests(
     source: Source, search: SearchConfig, env: str, policy: str, given: Policy | None = None
 ) -> dict[str, str]:
     """The digests, by what they are of; empty where there is nothing, or nothing that could be compared.

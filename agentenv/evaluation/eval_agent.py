@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.chat import InlineFormat, TemplateFormat
-from agentenv.core.lifetimes import reason_of
+from agentenv.core.env_lifecycle import reason_of
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import RolloutConfig, never_fitted
 from agentenv.core.trajectory import Trajectory
@@ -21,7 +21,7 @@ from agentenv.core.types import EndReason, Task
 from agentenv.errors import ConfigurationError, ContextTooSmall, EnvFault, Fault, PolicyFault
 from agentenv.evaluation.journal import Journal, log_seconds
 from agentenv.evaluation.records import EpisodeRecord
-from agentenv.evaluation.runner import expert_policy, play_batch, roomy, to_record
+from agentenv.evaluation.runner import expert_policy, play_batch, to_record, with_byte_budgets
 from agentenv.evaluation.task_env import TaskEnv
 from agentenv.policies.agent import AgentPolicy
 from agentenv.policies.card import EpisodeCard, read_card
@@ -78,7 +78,7 @@ class EvalAgent:
             # An endpoint has a deadline of its own, which does not count the wait for its rate limit.
             deadline_s=3600.0 if isinstance(self.policy, OpenAIPolicy) else RolloutConfig.deadline_s,
         )
-        return roomy(config) if isinstance(self.tokenizer, ByteTokenizer) else config
+        return with_byte_budgets(config) if isinstance(self.tokenizer, ByteTokenizer) else config
 
     @property
     def chat(self) -> ChatFormat:

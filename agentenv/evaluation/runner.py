@@ -11,7 +11,7 @@ from agentenv.core.acting import step_env
 from agentenv.core.chat import InlineFormat
 from agentenv.core.env import Env
 from agentenv.core.env_calls import call_plain
-from agentenv.core.lifetimes import MakeEnv, close_envs, close_quickly, make_envs, masked
+from agentenv.core.env_lifecycle import MakeEnv, close_envs, close_quickly, make_envs, mask_trajectory
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig, opening_of, rollout
 from agentenv.core.tool_results import searches_of
@@ -89,7 +89,7 @@ async def play_batch(
         await close_quickly(envs, config.deadline_s)
         raise
     flaws = await close_envs(envs, config.deadline_s)
-    return [masked(trajectory, flaw) for trajectory, flaw in zip(played, flaws, strict=True)]
+    return [mask_trajectory(trajectory, flaw) for trajectory, flaw in zip(played, flaws, strict=True)]
 
 
 def play_expert(
@@ -113,7 +113,13 @@ def play_expert(
         reason = next(iter(policy.failures.values()))
         raise EnvFault(f"the scripted expert failed on each of {len(tasks)} tasks ({reason})")
     return play(
-        policy, InlineFormat(policy.tokenizer), make_env, tasks, roomy(config), seed=seed, name="expert"
+        policy,
+        InlineFormat(policy.tokenizer),
+        make_env,
+        tasks,
+        with_byte_budgets(config),
+        seed=seed,
+        name="expert",
     )
 
 
@@ -192,7 +198,7 @@ async def _script(
     return actions
 
 
-def roomy(config: RolloutConfig) -> RolloutConfig:
+def with_byte_budgets(config: RolloutConfig) -> RolloutConfig:
     """The same loop with room for policies whose tokens are bytes."""
     return replace(config, context_tokens=_ROOM, turn_tokens=1 << 16)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentenv.core.lifetimes import MakeEnv
+from agentenv.core.env_lifecycle import MakeEnv
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import RolloutConfig
 from agentenv.core.scoring.scorers import Scorer, get_scorer

@@ -13,7 +13,7 @@ from typing import Any
 
 from agentenv.core.concurrency.threads import DaemonThreads
 from agentenv.core.io.digests import value_digest
-from agentenv.core.registry import located
+from agentenv.core.registry import describe_error
 from agentenv.core.types import Completion, FinishReason, Message, Sampling
 from agentenv.errors import ConfigurationError, PolicyFault
 from agentenv.policies.endpoint import Reply
@@ -133,7 +133,7 @@ class AgentPolicy:
         try:
             given = await self._asked(self.chat.conversation(prompt_ids))
         except Exception as error:
-            raise PolicyFault(f"the agent raised {located(error)}") from error
+            raise PolicyFault(f"the agent raised {describe_error(error)}") from error
         if not isinstance(given, str):
             raise PolicyFault(f"the agent gave {given!r:.80} of type {type(given).__name__}, not a text")
         text, _ = restored(Reply(given, "stop"), sampling.stop)

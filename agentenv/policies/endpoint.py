@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 import httpx
 
-from agentenv.core.concurrency.pauses import backoff, retry_after
+from agentenv.core.concurrency.backoff import backoff, retry_after
 from agentenv.errors import ConfigurationError, ContextTooSmall, EndpointFault, UnknownName
 
 KEY_VARIABLE = "OPENAI_API_KEY"

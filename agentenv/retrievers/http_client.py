@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import httpx
 
-from agentenv.core.concurrency.pauses import backoff, retry_after
+from agentenv.core.concurrency.backoff import backoff, retry_after
 from agentenv.errors import ConfigurationError, RetrieverFault
 
 RETRIED = frozenset({429, 502, 503, 504})

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from agentenv.core.concurrency.pauses import backoff
+from agentenv.core.concurrency.backoff import backoff
 from agentenv.core.env import in_background
 from agentenv.errors import AgentEnvError, ConfigurationError, EnvFault, MissingExtra
 from agentenv.serving.wire import CAPACITY_REACHED, TOKEN_VARIABLE, error_in, frame, read_json

@@ -16,7 +16,7 @@ from agentenv.evaluation.runner import play, to_record
 from agentenv.evaluation.task_env import TaskEnv, open_task_env
 from agentenv.policies.policy_spec import make_policy
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.run import Run, as_declared, chat_of, rollout_config
+from agentenv.trainers.run import Run, chat_format_of, rollout_config, with_declared_scorers
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups
 
@@ -156,7 +156,7 @@ def score_under(config: TrainConfig) -> float:
     Raises:
         EnvFault: none is left.
     """
-    config = as_declared(config)
+    config = with_declared_scorers(config)
     policy = make_policy(config.policy)
 
     def count(text: str) -> int:
@@ -165,7 +165,7 @@ def score_under(config: TrainConfig) -> float:
     task_env = open_task_env(config.test, config.search, config.env, count)
     greedy = rollout_config(config, temperature=0.0)
     played = play(
-        policy, chat_of(config, policy), task_env.make_env, task_env.source.tasks, greedy, name="test"
+        policy, chat_format_of(config, policy), task_env.make_env, task_env.source.tasks, greedy, name="test"
     )
     scores = [score_of(to_record(t), config.evaluation.scorers[0]) for t in played if t.valid]
     if not scores:

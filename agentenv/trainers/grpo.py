@@ -32,10 +32,10 @@ from agentenv.trainers.league import league_of
 from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.learner.imitation import imitate
 from agentenv.trainers.learner.learner import Learner, TrainingRow, rows_of
-from agentenv.trainers.learner.second import split
-from agentenv.trainers.metrics import describe
+from agentenv.trainers.learner.second_policy import split
+from agentenv.trainers.metrics import rollout_metrics
 from agentenv.trainers.monitors import COLLAPSES, guarded, warnings_of
-from agentenv.trainers.run import Clock, Run, TrainDisplay, contents_of, set_up
+from agentenv.trainers.run import PhaseTimer, Run, TrainDisplay, content_digests, open_run
 from agentenv.trainers.run_folder.folder import RunFolder, TrainedPolicy
 from agentenv.trainers.selfplay.game_state import asked
 from agentenv.trainers.task_sampling.samplers import Batch
@@ -75,9 +75,9 @@ def _train(folder: RunFolder, display: TrainDisplay, stop: Interruptible) -> dic
         display.warn(folder.config.correction_note)
     with ExitStack() as stack:
         stack.enter_context(_explain_divergence(folder))
-        run = set_up(folder, display)
+        run = open_run(folder, display)
         stack.callback(run.close)
-        folder.compare_contents(contents_of(run))
+        folder.compare_contents(content_digests(run))
         before = run_test_evaluation(run, "before")
         stop.check()
         done = folder.resume(run.policy, run.learner, run.parts, display.warn)
@@ -99,11 +99,11 @@ def _steps(run: Run, done: int, stop: Interruptible, *, stopped: bool) -> None:
         if stopped:
             break
         with stop.finishing():
-            clock = Clock(run)
+            clock = PhaseTimer(run)
             batch = play_step(run, step, stop)
             clock.lap("rollout")
             metrics = {"step": step} | _update(run, step, batch.trained)
-            metrics |= describe(batch.played) | batch.metrics
+            metrics |= rollout_metrics(batch.played) | batch.metrics
             clock.lap("update")
             if config.evaluation.every and step % config.evaluation.every == 0:
                 metrics |= run_dev_evaluation(run)
@@ -134,7 +134,7 @@ def _explain_divergence(folder: RunFolder) -> Iterator[None]:
         ) from error
 
 
-def _keep(run: Run, step: int, batch: Batch, metrics: dict[str, Any], clock: Clock) -> None:
+def _keep(run: Run, step: int, batch: Batch, metrics: dict[str, Any], clock: PhaseTimer) -> None:
     """Writes down what a step was, where the configuration asks for it with all its episodes."""
     every = run.config.trajectories_every
     if every and step % every == 0:

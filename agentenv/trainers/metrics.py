@@ -11,7 +11,7 @@ from agentenv.trainers.credit.group_statistics import has_zero_variance
 from agentenv.trainers.credit.shaping import ANSWERS
 
 
-def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
+def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
     """Figures of the groups of one step, at least one of whose episodes is valid; means are over valid episodes.
 
     The entropy is estimated from the sampled tokens themselves: the mean of -log p, in nats; ``rewarded_logprob`` is the
@@ -70,7 +70,7 @@ def _own_logprobs(trajectory: Trajectory) -> list[float]:
 
 
 def _strategy_metrics(played: Sequence[Trajectory]) -> dict[str, float]:
-    """What the rollout strategy counted in ``info["strategy"]``; see ``describe``."""
+    """What the rollout strategy counted in ``info["strategy"]``; see ``rollout_metrics``."""
     sums: Counter[str] = Counter()
     lists: dict[str, list[float]] = defaultdict(list)
     for trajectory in played:

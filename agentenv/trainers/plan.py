@@ -27,7 +27,7 @@ from agentenv.retrievers.retriever_spec import make_retriever
 from agentenv.trainers.addresses import refuse_silent
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.learner.learner import Learner, Objective, checkpoint_layers, rows_of
-from agentenv.trainers.run import as_declared, objective_of, open_second_policy, trained_policy
+from agentenv.trainers.run import objective_of, open_second_policy, trained_policy, with_declared_scorers
 
 _PROBE_ROWS = 8
 _PROBE_TOKENS = 8  # sampled a row
@@ -108,7 +108,7 @@ def _refuse_absent(config: TrainConfig) -> None:
     Raises:
         AgentEnvError: what the run would raise.
     """
-    declared = as_declared(config)
+    declared = with_declared_scorers(config)
     checked_arguments(env_class(declared.env.id), declared.env.id, declared.env.options)
     sources = {"train": declared.train, "dev": declared.dev, "test": declared.test}
     tasks = {

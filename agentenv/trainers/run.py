@@ -31,8 +31,8 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.learner.learner import Correction, Learner, Objective, checkpoint_layers
 from agentenv.trainers.learner.losses import get_objective
-from agentenv.trainers.learner.second import SecondPolicy
-from agentenv.trainers.learner.sharded import ShardedLearner, processes
+from agentenv.trainers.learner.second_policy import SecondPolicy
+from agentenv.trainers.learner.sharded import ShardedLearner, world_size
 from agentenv.trainers.run_folder.folder import RunFolder, Stateful, TrainedPolicy
 from agentenv.trainers.task_sampling.samplers import TaskSampler, get_sampler
 from agentenv.trainers.workers.cluster import RayCluster
@@ -92,7 +92,7 @@ class Run:
         return held | ({"second": self.second} if self.second else {})
 
 
-def set_up(folder: RunFolder, display: TrainDisplay) -> Run:
+def open_run(folder: RunFolder, display: TrainDisplay) -> Run:
     """Policy, learner and the three task environments of a run, as its configuration wants them; close it afterwards.
 
     Raises:
@@ -111,7 +111,7 @@ def set_up(folder: RunFolder, display: TrainDisplay) -> Run:
     return run
 
 
-def contents_of(run: Run) -> dict[str, str]:
+def content_digests(run: Run) -> dict[str, str]:
     """Digests of what the configuration of ``run`` names: questions, passages, files of options, starting weights."""
     config = run.folder.config
     specs = {"policy": config.policy, "second.policy": config.second.policy}
@@ -162,8 +162,8 @@ def _make_run(
     config = folder.config
     learner = learner_of(config, policy)
     second = _open_second(config, policy)
-    config = as_declared(config)
-    chat = chat_of(config, policy)
+    config = with_declared_scorers(config)
+    chat = chat_format_of(config, policy)
     sampler = get_sampler(config.rollout.sampler, config.rollout.sampler_options)
     train = _open_training(config, policy, display)
     dev = _open(config.dev, config, policy, display)
@@ -211,20 +211,20 @@ def open_group_runner(config: TrainConfig) -> GroupRunner:
     Raises:
         AgentEnvError: the configuration cannot be used there.
     """
-    config, policy = as_declared(config), open_policy(config)
+    config, policy = with_declared_scorers(config), open_policy(config)
     try:
         task_env = _open_training(config, policy)
     except BaseException:
         policy.close()
         raise
     settings = rollout_config(config, temperature=config.rollout.temperature)
-    return GroupRunner(config, settings, policy, chat_of(config, policy), task_env)
+    return GroupRunner(config, settings, policy, chat_format_of(config, policy), task_env)
 
 
 def learner_of(config: TrainConfig, policy: TrainedPolicy) -> Learner:
     """The learner of ``policy``'s weights, or of a copy where episodes under way read them or processes share them out."""
     objective, settings = objective_of(config), config.optimization
-    sharded = processes() > 1
+    sharded = world_size() > 1
     model = policy.model
     if sharded:
         model = copy.deepcopy(model)
@@ -256,7 +256,7 @@ def _open_second(config: TrainConfig, first: TrainedPolicy) -> SecondPolicy | No
     policy = open_second_policy(config)
     if policy is None:
         return None
-    if processes() > 1:
+    if world_size() > 1:
         raise ConfigurationError(
             "a second set of weights is trained in one process: start it without torchrun"
         )
@@ -271,7 +271,7 @@ def _open_second(config: TrainConfig, first: TrainedPolicy) -> SecondPolicy | No
 
 
 @flushed_denormals()
-def follow(config: TrainConfig) -> None:
+def run_follower(config: TrainConfig) -> None:
     """What every process but the first of ``torchrun`` does: its share of the learning, until the first one is done."""
     torch.set_num_threads(config.threads)
     learner = learner_of(config, trained_policy(config))
@@ -279,7 +279,7 @@ def follow(config: TrainConfig) -> None:
     learner.follow()
 
 
-def as_declared(config: TrainConfig) -> TrainConfig:
+def with_declared_scorers(config: TrainConfig) -> TrainConfig:
     """``config`` with the environment's scorers and the policy's usual opening message, where it names none."""
     evaluation, env = config.evaluation, config.env
     if not evaluation.scorers:
@@ -350,7 +350,7 @@ def _open_training(
     return simulated.varied(retriever=mixed)
 
 
-def chat_of(config: TrainConfig, policy: TrainedPolicy) -> ChatFormat:
+def chat_format_of(config: TrainConfig, policy: TrainedPolicy) -> ChatFormat:
     """How messages become ids of ``policy``."""
     if config.format == "inline":
         return InlineFormat(policy.tokenizer)
@@ -370,7 +370,7 @@ def rollout_config(config: TrainConfig, *, temperature: float) -> RolloutConfig:
     )
 
 
-class Clock:
+class PhaseTimer:
     """Where the seconds of one step of ``run`` went."""
 
     def __init__(self, run: Run) -> None:

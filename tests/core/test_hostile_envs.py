@@ -21,7 +21,7 @@ from agentenv.core.chat import InlineFormat
 from agentenv.core.concurrency.batching import Batcher
 from agentenv.core.env import AsyncEnv, Env, run_sync
 from agentenv.core.env_calls import THREADS
-from agentenv.core.lifetimes import UnmadeEnv, close_envs, make_envs
+from agentenv.core.env_lifecycle import UnmadeEnv, close_envs, make_envs
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig, rollout
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult, ToolStatus

@@ -26,13 +26,13 @@ from agentenv.evaluation.diagnosis import cause_of
 from agentenv.evaluation.records import EpisodeRecord, write_evaluation
 from agentenv.evaluation.report.report import write_report
 from agentenv.evaluation.results import summarize
-from agentenv.evaluation.runner import play, roomy, to_record
+from agentenv.evaluation.runner import play, to_record, with_byte_budgets
 from agentenv.evaluation.screens import FOLDER, pictures_of
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
-CONFIG = roomy(RolloutConfig(temperature=0.0, stop=STOP))
+CONFIG = with_byte_budgets(RolloutConfig(temperature=0.0, stop=STOP))
 CLICK = action_text(Action(Kind.CLICK, id="1"), "so")
 
 

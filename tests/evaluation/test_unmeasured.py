@@ -25,7 +25,7 @@ from agentenv.evaluation.suite import summarize_suite
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.retrievers.fakes import InMemoryRetriever
-from agentenv.trainers.metrics import describe
+from agentenv.trainers.metrics import rollout_metrics
 
 WORLD = FictionalWorld.generate(
     WorldConfig(seed=4, documents=200, questions=20, families=("lookup", "bridge"))
@@ -110,7 +110,7 @@ def test_passages_of_a_tool_of_any_name_are_searches() -> None:
     assert found["searches_per_question"] == 1.0
     assert found["retrieval"]["support_recall"] > 0
     assert found["errors"]["retrieval_miss"] + found["errors"]["read_miss"] == 3
-    assert describe([episodes(TypedLibrary)])["searches_per_episode"] == 1.0
+    assert rollout_metrics([episodes(TypedLibrary)])["searches_per_episode"] == 1.0
 
 
 def test_what_no_tool_said_is_left_out_and_never_zero() -> None:
@@ -121,7 +121,7 @@ def test_what_no_tool_said_is_left_out_and_never_zero() -> None:
     assert set(found["retrieval"]) == {"answer_shown", "answer_shown_n"}
     assert found["errors"] == {"scorer": "em_squad", "correct": 3}
     assert found["capabilities"] == []
-    assert "searches_per_episode" not in describe([episodes(Library)])
+    assert "searches_per_episode" not in rollout_metrics([episodes(Library)])
     assert not {"recall", "searches", "evidence"} & set(
         " ".join(str(row[0]) for table in tables([("", found)], "em_squad") for row in table["rows"]).split()
     )
@@ -215,7 +215,7 @@ def test_a_plain_environment_that_searches_by_itself_is_not_said_to_have_made_no
     assert found["searches_per_question"] is None
     assert set(found["retrieval"]) == {"answer_shown", "answer_shown_n"}
     assert found["errors"] == {"scorer": "em_squad", "correct": 3}
-    assert "searches_per_episode" not in describe([played])
+    assert "searches_per_episode" not in rollout_metrics([played])
 
 
 def test_a_plain_environment_that_names_what_it_found_is_counted() -> None:
@@ -234,4 +234,4 @@ def test_an_environment_that_reports_its_searches_and_made_none_has_made_none() 
 
     played = play(policy, InlineFormat(ByteTokenizer()), make, TASKS, CONFIG)
     assert results_of([to_record(t) for t in played])["searches_per_question"] == 0
-    assert describe([played])["searches_per_episode"] == 0
+    assert rollout_metrics([played])["searches_per_episode"] == 0

@@ -19,7 +19,7 @@ from agentenv.core.types import EndReason, Task
 from agentenv.trainers.credit.outcome import group_relative
 from agentenv.trainers.credit.shaping import shape_rewards
 from agentenv.trainers.learner.learner import Learner, Objective, rows_of
-from agentenv.trainers.metrics import describe
+from agentenv.trainers.metrics import rollout_metrics
 from agentenv.trainers.monitors import COLLAPSES, guarded, warnings_of
 
 RIGHT, ALIKE, SILENT, FORM = 0, 1, 2, 3
@@ -88,7 +88,7 @@ def drive(
         kept = [row for row in rows if not failures_only or row.advantages[-1] < 0]
         learner.set_learning_rate(rate * guarded(history, guard))
         learner.step(kept, tokens=64)
-        metrics: dict[str, Any] = {"step": step} | describe(groups)
+        metrics: dict[str, Any] = {"step": step} | rollout_metrics(groups)
         metrics["probability"] = policy.logprobs()[RIGHT].exp().item()
         if step % 5 == 0:  # the score on held-out questions: only the right answer counts
             metrics["dev_score"] = metrics["probability"]

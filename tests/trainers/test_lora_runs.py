@@ -19,7 +19,7 @@ from agentenv.trainers.config.config_files import override, parse_config
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
 from agentenv.trainers.learner.learner import Learner, Objective, TrainingRow
-from agentenv.trainers.learner.second import SecondPolicy
+from agentenv.trainers.learner.second_policy import SecondPolicy
 from agentenv.trainers.run import learner_of, trained_policy
 from agentenv.trainers.run_folder.folder import RunFolder
 

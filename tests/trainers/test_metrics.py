@@ -7,7 +7,7 @@ import pytest
 
 from agentenv.core.trajectory import Origin, SegmentKind, Trajectory, Turn
 from agentenv.core.types import EndReason, ToolResult, ToolStatus
-from agentenv.trainers.metrics import describe
+from agentenv.trainers.metrics import rollout_metrics
 
 Episode = Callable[..., Trajectory]
 
@@ -42,7 +42,7 @@ def fault(episode: Episode) -> Trajectory:
 
 
 def test_means_are_over_episodes_turns_or_tokens(right: Trajectory, wrong: Trajectory) -> None:
-    metrics = describe([[right, wrong]])
+    metrics = rollout_metrics([[right, wrong]])
     assert metrics["reward_mean"] == 0.5
     assert metrics["reward_std"] == 0.5  # of the population {1, 0}
     assert metrics["entropy"] == 3.0  # (1 + 2 + 3 + 6) / 4 sampled tokens
@@ -57,7 +57,7 @@ def test_means_are_over_episodes_turns_or_tokens(right: Trajectory, wrong: Traje
 
 
 def test_a_fault_is_counted_and_in_no_mean(right: Trajectory, wrong: Trajectory, fault: Trajectory) -> None:
-    with_fault, without = describe([[right, fault, wrong]]), describe([[right, wrong]])
+    with_fault, without = rollout_metrics([[right, fault, wrong]]), rollout_metrics([[right, wrong]])
     assert (with_fault.pop("faults"), without.pop("faults")) == (1, 0)
     assert with_fault.pop("end_env_fault") == 1
     assert (with_fault.pop("sampled_tokens"), without.pop("sampled_tokens")) == (
@@ -69,25 +69,25 @@ def test_a_fault_is_counted_and_in_no_mean(right: Trajectory, wrong: Trajectory,
 
 def test_groups_of_equal_rewards_are_flat(right: Trajectory, wrong: Trajectory, fault: Trajectory) -> None:
     groups = [[right, wrong], [right, right], [wrong, fault], [wrong, wrong]]
-    assert describe(groups)["zero_variance_share"] == 0.75  # one member alone has no variance either
+    assert rollout_metrics(groups)["zero_variance_share"] == 0.75  # one member alone has no variance either
 
 
 def test_a_group_lost_to_faults_is_not_called_flat(
     right: Trajectory, wrong: Trajectory, fault: Trajectory
 ) -> None:
-    assert describe([[right, wrong], [fault, fault]])["zero_variance_share"] == 0.0
+    assert rollout_metrics([[right, wrong], [fault, fault]])["zero_variance_share"] == 0.0
 
 
 def test_episodes_without_a_turn_have_means_of_zero(episode: Episode) -> None:
     stuck = episode([(SegmentKind.PROMPT, (1, 2))], end_reason=EndReason.TOKEN_LIMIT)
-    metrics = describe([[stuck, stuck]])
+    metrics = rollout_metrics([[stuck, stuck]])
     assert (metrics["entropy"], metrics["format_rate"], metrics["response_tokens"]) == (0.0, 0.0, 0.0)
 
 
 def test_the_log_prob_of_what_was_rewarded(right: Trajectory, wrong: Trajectory, fault: Trajectory) -> None:
     """Over the tokens of episodes above their group's mean; of equal rewards, and of faults, none is."""
-    assert describe([[right, wrong, fault]])["rewarded_logprob"] == -2.0  # (-1 - 2 - 3) / 3
-    assert "rewarded_logprob" not in describe([[right, right], [wrong, fault]])
+    assert rollout_metrics([[right, wrong, fault]])["rewarded_logprob"] == -2.0  # (-1 - 2 - 3) / 3
+    assert "rewarded_logprob" not in rollout_metrics([[right, right], [wrong, fault]])
 
 
 def test_figures_of_a_strategy_are_summed_and_lists_of_them_averaged(
@@ -95,17 +95,17 @@ def test_figures_of_a_strategy_are_summed_and_lists_of_them_averaged(
 ) -> None:
     one = replace(right, info={"strategy": {"retries": 2, "sampled_tokens": 9, "similarity": [0.5, 1.0]}})
     two = replace(wrong, info={"strategy": {"retries": 1, "similarity": []}})
-    metrics = describe([[one, two, right]])
+    metrics = rollout_metrics([[one, two, right]])
     assert metrics["retries"] == 3
     assert metrics["sampled_tokens"] == 9 + 1 + 3
     assert metrics["similarity"] == 0.75
-    assert "similarity" not in describe([[two, two]])
+    assert "similarity" not in rollout_metrics([[two, two]])
 
 
 def test_tokens_of_another_context_are_in_no_mean_log_prob(right: Trajectory, wrong: Trajectory) -> None:
     *rest, last = right.segments
     spliced = replace(right, segments=(*rest, replace(last, context_mismatch=True)))
-    metrics = describe([[spliced, wrong]])
+    metrics = rollout_metrics([[spliced, wrong]])
     assert metrics["entropy"] == 3.0  # (1 + 2 + 6) / 3
     assert metrics["rewarded_logprob"] == -1.5
 
@@ -121,10 +121,10 @@ def test_means_are_over_what_the_policy_did_unaided(episode: Episode, wrong: Tra
             (Origin.DEMONSTRATION, None),
         )
     ]
-    metrics = describe([[wrong, aided[0]], *([t] for t in aided[1:])])
+    metrics = rollout_metrics([[wrong, aided[0]], *([t] for t in aided[1:])])
     assert (metrics["reward_mean"], metrics["format_rate"], metrics["response_tokens"]) == (0.0, 0.0, 1.0)
     assert metrics["zero_variance_share"] == 0.0
     assert metrics["sampled_tokens"] == 7
     assert "end_answered" not in metrics
     alone = episode(parts, 1.0, turns=(ANSWERED,), origin=Origin.RETRY)  # the only try that its strategy kept
-    assert describe([[alone]])["reward_mean"] == 1.0
+    assert rollout_metrics([[alone]])["reward_mean"] == 1.0

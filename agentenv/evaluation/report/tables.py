@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentenv.evaluation.diagnosis import CAUSES
-from agentenv.evaluation.spending import described
+from agentenv.evaluation.endpoint_usage import describe_usage
 
 Json = dict[str, Any]
 
@@ -227,7 +227,7 @@ def comparison_table(found: Json, scorer: str) -> Json:
 
 
 def _usage(results: Json) -> dict[str, list[str]]:
-    return {what: [value] for what, value in described(results.get("usage", {})).items()}
+    return {what: [value] for what, value in describe_usage(results.get("usage", {})).items()}
 
 
 def _mean(score: Json) -> str:

@@ -9,7 +9,7 @@ from agentenv.core.types import Passage, Query, RetrieverInfo
 from agentenv.errors import ConfigurationError, Fault, IndexMismatch, RetrieverFault
 from agentenv.retrievers.http_client import RetryPolicy
 from agentenv.retrievers.remote import Found, RemoteRetriever
-from agentenv.retrievers.service.wire import contents_of
+from agentenv.retrievers.service.wire import content_digests
 
 SHARD_PATIENCE = RetryPolicy(timeout_s=15.0, connect_s=2.0, tries=3)
 """A dead shard is given up early: whoever asked the front waits for it."""
@@ -121,4 +121,4 @@ def _joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     if not parts:
         return None
     text = "\n".join(part["text"] for part in parts)
-    return parts[0] | {"text": text, "contents": contents_of(parts[0]["title"], text)}
+    return parts[0] | {"text": text, "contents": content_digests(parts[0]["title"], text)}

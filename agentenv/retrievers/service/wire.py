@@ -88,14 +88,14 @@ class AccessRequest(BaseModel):
     """Which of several corpora; None is the one of the path, or the first."""
 
 
-def contents_of(title: str, text: str) -> str:
+def content_digests(title: str, text: str) -> str:
     """A document as Search-R1 writes it: the quoted title, a newline, the text."""
     return f'"{title}"\n{text}'
 
 
 def retrieved(passages: list[Passage], scores: bool) -> list[dict[str, Any]]:
     """One query's passages as ``/retrieve`` returns them."""
-    documents = [{"id": p.id, "contents": contents_of(p.title, p.text)} for p in passages]
+    documents = [{"id": p.id, "contents": content_digests(p.title, p.text)} for p in passages]
     if not scores:
         return documents
     return [{"document": d, "score": p.score} for d, p in zip(documents, passages, strict=True)]
@@ -106,5 +106,5 @@ def accessed(documents: list[Document], url: str | None) -> dict[str, Any] | Non
     if not documents:
         return None
     first, text = documents[0], "\n".join(document.text for document in documents)
-    contents = contents_of(first.title, text)
+    contents = content_digests(first.title, text)
     return {"id": first.id, "url": url, "title": first.title, "text": text, "contents": contents}

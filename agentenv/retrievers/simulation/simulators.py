@@ -16,7 +16,7 @@ from agentenv.core.chat import InlineFormat
 from agentenv.core.concurrency.batching import Batcher
 from agentenv.core.io.cassette import Cassette
 from agentenv.core.io.model_files import read_settings
-from agentenv.core.rollout import together
+from agentenv.core.rollout import gather_all
 from agentenv.core.types import Completion, Message, Sampling
 from agentenv.data.world_grammar import RELATIONS
 from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
@@ -119,7 +119,7 @@ class EndpointSimulator:
             EndpointFault: a reply could not be had.
             ConfigurationError: the endpoint refuses the key or has no such model.
         """
-        return [reply.text for reply in await together(self._page(brief) for brief in briefs)]
+        return [reply.text for reply in await gather_all(self._page(brief) for brief in briefs)]
 
     async def _page(self, brief: Brief) -> Reply:
         return await self._chat.complete(
@@ -159,7 +159,7 @@ class LocalSimulator:
         return [[next(pages) for _ in request] for request in requests]
 
     async def _pages(self, briefs: Sequence[Brief]) -> list[str]:
-        return [completion.text for completion in await together(map(self._page, briefs))]
+        return [completion.text for completion in await gather_all(map(self._page, briefs))]
 
     async def _page(self, brief: Brief) -> Completion:
         prompt = self._chat.prompt((Message("user", ask(brief, self._form)),))

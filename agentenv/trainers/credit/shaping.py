@@ -53,11 +53,11 @@ def shape_rewards(
         longest = max((part.stop - part.start for part in trajectory.row_slices), default=0)
         penalty = overlong_penalty(longest, limit=limit, buffer=overlong_buffer, factor=overlong_factor)
         penalty -= answer_penalty * (trajectory.end_reason not in ANSWERS)
-        shaped.append(paid(trajectory, penalty) if penalty else trajectory)
+        shaped.append(add_reward(trajectory, penalty) if penalty else trajectory)
     return shaped
 
 
-def paid(trajectory: Trajectory, amount: float) -> Trajectory:
+def add_reward(trajectory: Trajectory, amount: float) -> Trajectory:
     """``trajectory`` with ``amount`` in its outcome and in its last turn's reward."""
     turns = trajectory.turns
     if turns:

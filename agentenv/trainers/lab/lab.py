@@ -47,9 +47,9 @@ class Experiment(Frozen):
     reaches ``level`` (all of them where none does); the dev score after ``level`` sampled tokens."""
     level: float = Field(0.0, ge=0)
     """See ``measure``."""
-    per_look: int = Field(3, ge=2)
+    per_interim: int = Field(3, ge=2)
     """Seeds of each arm between two looks."""
-    looks: int = Field(2, ge=1)
+    interims: int = Field(2, ge=1)
     """Looks at most."""
     alpha: float = Field(0.05, gt=0, lt=1)
     """Probability of telling apart any two arms that are alike, over all families."""
@@ -149,7 +149,7 @@ class Trial:
 
 def finished(experiment: Experiment, out: Path) -> dict[str, list[Json]]:
     """The finished runs of each arm by seed, from 0 up to the first that is missing: results and metrics."""
-    most = experiment.per_look * experiment.looks
+    most = experiment.per_interim * experiment.interims
     runs: dict[str, list[Json]] = {}
     needed = (RESULTS, TESTS) if experiment.tests else (RESULTS,)
     for arm in experiment.arms:
@@ -198,8 +198,8 @@ def decide(experiment: Experiment, scores: Scores) -> list[Decision]:
     return [
         compare_sequentially(
             {arm: scores[arm] for arm in family},
-            per_interim=experiment.per_look,
-            interims=experiment.looks,
+            per_interim=experiment.per_interim,
+            interims=experiment.interims,
             alpha=experiment.alpha / len(experiment.compared),
         )
         for family in experiment.compared
@@ -215,7 +215,7 @@ def pending_runs(experiment: Experiment, scores: Scores) -> list[Trial]:
         open_pairs = (pair for pair in decision.pairs if pair.verdict is Verdict.UNDECIDED)
         waiting = {name for pair in open_pairs for name in (pair.first, pair.second)}
         for arm in waiting:
-            seeds = range(len(scores[arm]), (decision.interims + 1) * experiment.per_look)
+            seeds = range(len(scores[arm]), (decision.interims + 1) * experiment.per_interim)
             needed |= dict.fromkeys(Trial(arm, seed) for seed in seeds)
     order = list(experiment.arms)
     return sorted(needed, key=lambda trial: (trial.seed, order.index(trial.arm)))

@@ -123,14 +123,14 @@ def mean_curve(arm: str, runs: Sequence[Json]) -> Curve:
 def page(name: str, experiment: Experiment, figures: Json, *, drawn: bool) -> str:
     """The page as Markdown."""
     measure = MEASURES[experiment.measure].format(level=experiment.level)
-    most = experiment.per_look * experiment.looks
+    most = experiment.per_interim * experiment.interims
     missing = figures["missing_runs"]
     state = f"{missing} runs are still missing before the next look." if missing else "Complete."
     lines = [
         f"# {experiment.title}",
         f"*Claim.* {experiment.claim}",
         *([experiment.setup] if experiment.setup else []),
-        f"Compared: {measure}. Up to {most} seeds an arm, looked at every {experiment.per_look} (AdaStop, error level "
+        f"Compared: {measure}. Up to {most} seeds an arm, looked at every {experiment.per_interim} (AdaStop, error level "
         f"{experiment.alpha:g} over all comparisons). Intervals are Student's over seeds. {state} Made by "
         f"`agentenv lab run {name}`; arms: `agentenv/trainers/experiments/{name}.toml`, all numbers: "
         f"[{name}.json]({name}.json).",

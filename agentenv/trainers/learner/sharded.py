@@ -30,12 +30,12 @@ R = TypeVar("R")
 _TIMEOUT = timedelta(hours=2)  # of the processes that follow: the longest rollouts between two orders
 
 
-def processes() -> int:
+def world_size() -> int:
     """Processes that ``torchrun`` started; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def leads() -> bool:
+def is_main_process() -> bool:
     """Whether this process is the first of them."""
     return int(os.environ.get("RANK", "0")) == 0
 
@@ -48,7 +48,7 @@ def collective(
     @wraps(method)
     def ordered(self: "ShardedLearner", /, *args: P.args, **kwargs: P.kwargs) -> R:
         outermost = not self.busy
-        if outermost and leads():
+        if outermost and is_main_process():
             dist.broadcast_object_list([(method.__name__, args, kwargs)])
         self.busy = True
         try:

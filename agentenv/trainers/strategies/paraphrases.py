@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from agentenv.core.rollout import EpisodeSpec, run_episode, together
+from agentenv.core.rollout import EpisodeSpec, gather_all, run_episode
 from agentenv.core.scoring.scorers import get_scorer
 from agentenv.core.trajectory import Trajectory
 from agentenv.data.paraphrases import paraphrases_of
 from agentenv.errors import ConfigurationError
-from agentenv.trainers.credit.shaping import paid
+from agentenv.trainers.credit.shaping import add_reward
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 
 
@@ -33,13 +33,13 @@ class ParaphraseStrategy:
             replace(spec, task=replace(spec.task, question=forms[place % len(forms)]))
             for place, spec in enumerate(specs)
         ]
-        played = await together(self._episode(place, spec, context) for place, spec in enumerate(posed))
+        played = await gather_all(self._episode(place, spec, context) for place, spec in enumerate(posed))
         wordings = [spec.task.question for spec in posed]
         answers = [t.info.get("answer") if t.valid else None for t in played]
         similarity_of = group_similarity(answers, wordings, self.scorer)
         return [
             replace(
-                paid(trajectory, self.weight * value),
+                add_reward(trajectory, self.weight * value),
                 info=trajectory.info | {"strategy": {"agreement": [value]}},
             )
             for trajectory, value in zip(played, similarity_of, strict=True)

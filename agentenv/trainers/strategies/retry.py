@@ -17,11 +17,11 @@ from typing import Any
 from agentenv.core.rollout import (
     EpisodeSpec,
     EpisodeState,
+    gather_all,
     never_fitted,
     open_episode,
     play,
     take_turn,
-    together,
 )
 from agentenv.core.trajectory import Origin, Trajectory
 from agentenv.errors import ConfigurationError, SnapshotRefused
@@ -64,7 +64,7 @@ class ReflectRetryStrategy:
         reflector = make_reflector(self.reflector, self.reflection_tokens, context)
         half = len(specs) // 2
         pairs = zip(specs[:half], specs[half : 2 * half], strict=True)
-        slots = await together(
+        slots = await gather_all(
             self._slot(place, spec, replace(spec, seed=again.seed), context, reflector)
             for place, (spec, again) in enumerate(pairs)
         )

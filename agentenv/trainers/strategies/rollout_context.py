@@ -3,7 +3,7 @@
 A *slot* is the place of one live episode in a step. Batches are formed by slot and only when every live slot waits on one,
 so which slots are live must never depend on time:
 
-- A strategy enters slots at its beginning, all of them in ``together``, or from inside a slot that is live: between two
+- A strategy enters slots at its beginning, all of them in ``gather_all``, or from inside a slot that is live: between two
   waits of that one, no batch runs. Tasks that are started there get a turn (``asyncio.sleep(0)``) to enter theirs before
   that one waits or leaves.
 - What plays one after the other (base, reflection, retry) does so inside one slot.
@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.protocols import ChatFormat, Policy
-from agentenv.core.rollout import EpisodeSpec, EpisodeState, RolloutConfig, open_episode, together
+from agentenv.core.rollout import EpisodeSpec, EpisodeState, RolloutConfig, gather_all, open_episode
 from agentenv.core.trajectory import Trajectory
 
 T = TypeVar("T")
@@ -90,7 +90,7 @@ async def gather_slots(
             finally:
                 context.policy.release(episode)
 
-    return await together(alone(place, spec) for place, spec in enumerate(specs))
+    return await gather_all(alone(place, spec) for place, spec in enumerate(specs))
 
 
 async def run_rounds(

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.options import bind_options, load_entry
-from agentenv.core.rollout import EpisodeSpec, run_episode, together
+from agentenv.core.rollout import EpisodeSpec, gather_all, run_episode
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import UnknownName
 from agentenv.trainers.strategies.rollout_context import RolloutContext
@@ -44,7 +44,7 @@ class PlainStrategy:
 
     async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> list[Trajectory]:
         """One trajectory for each start, in their order."""
-        return await together(self._episode(place, spec, context) for place, spec in enumerate(specs))
+        return await gather_all(self._episode(place, spec, context) for place, spec in enumerate(specs))
 
     async def _episode(self, place: int, spec: EpisodeSpec, context: RolloutContext) -> Trajectory:
         async with context.slot(place):
@@ -61,10 +61,10 @@ STRATEGIES: Mapping[str, str] = {
     "self_search": "agentenv.trainers.strategies.self_search:SelfSearchStrategy",
     "paraphrase": "agentenv.trainers.strategies.paraphrases:ParaphraseStrategy",
     "reflect_retry": "agentenv.trainers.strategies.retry:ReflectRetryStrategy",
-    "guide": "agentenv.trainers.strategies.rescue:GuideStrategy",
-    "adaptive_hint": "agentenv.trainers.strategies.rescue:AdaptiveHintStrategy",
-    "critique": "agentenv.trainers.strategies.rescue:CritiqueStrategy",
-    "demonstrate": "agentenv.trainers.strategies.rescue:DemonstrateStrategy",
+    "guide": "agentenv.trainers.strategies.guided_strategies:GuideStrategy",
+    "adaptive_hint": "agentenv.trainers.strategies.guided_strategies:AdaptiveHintStrategy",
+    "critique": "agentenv.trainers.strategies.guided_strategies:CritiqueStrategy",
+    "demonstrate": "agentenv.trainers.strategies.guided_strategies:DemonstrateStrategy",
     "self_play": "agentenv.trainers.selfplay.strategy:SelfPlayStrategy",
 }
 
@@ -99,7 +99,7 @@ async def play_groups(
     contexts = (
         replace(context, first=first, deterministic_batcher=deterministic_batcher) for first in firsts
     )
-    return await together(strategy.play(specs, own) for specs, own in zip(groups, contexts, strict=False))
+    return await gather_all(strategy.play(specs, own) for specs, own in zip(groups, contexts, strict=False))
 
 
 def by_group(played: Iterable[Trajectory]) -> list[list[Trajectory]]:

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from agentenv.core.env import Env
-from agentenv.core.lifetimes import close_envs, close_quickly, masked
+from agentenv.core.env_lifecycle import close_envs, close_quickly, mask_trajectory
 from agentenv.core.rollout import (
     EpisodeSpec,
     EpisodeState,
@@ -164,7 +164,7 @@ class _TreeBuilder:
         self.forked = [other for other in self.forked if other is not env]
         (flaw,) = await close_envs([env], self.context.config.deadline_s)
         if branch.slots.start in self.leaves:
-            self.leaves[branch.slots.start] = masked(self.leaves[branch.slots.start], flaw)
+            self.leaves[branch.slots.start] = mask_trajectory(self.leaves[branch.slots.start], flaw)
 
     async def _grow(self, branch: _Branch, tasks: asyncio.TaskGroup) -> None:
         try:

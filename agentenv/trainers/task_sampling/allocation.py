@@ -16,7 +16,7 @@ from agentenv.trainers.credit.turn import SegmentEnd, segment_returns
 from agentenv.trainers.task_sampling.step_budget import (
     Group,
     Selection,
-    Stateless,
+    StatelessSampler,
     StepBudget,
     TaskDraw,
     require,
@@ -27,7 +27,7 @@ _CAPS: Mapping[Weighting, int] = {"equal": 32, "hardness": 64}
 
 
 @dataclass(kw_only=True)
-class Uniform(Stateless):
+class Uniform(StatelessSampler):
     """``questions`` tasks, all equally likely, ``group_size`` episodes each, in one round."""
 
     def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
@@ -39,7 +39,7 @@ class Uniform(Stateless):
 
 
 @dataclass(kw_only=True)
-class DynamicSampling(Stateless):
+class DynamicSampling(StatelessSampler):
     """DAPO (Yu et al. 2025, eq. 11): groups of constant outcome are dropped and fresh tasks are played in their place.
 
     Each round plays as many groups as are missing. What was dropped was played, and counts in the budget.
@@ -146,7 +146,7 @@ def apportioned(wants_G: Sequence[int], total: int) -> list[int]:
 
 
 @dataclass(kw_only=True)
-class DifficultyAdaptive(Stateless):
+class DifficultyAdaptive(StatelessSampler):
     """DARS (Yang et al. 2025): a first look at every task, then more rollouts for those that are rarely solved.
 
     Where the formulas ask for more than is left, all get less in proportion; what they leave is spent on fresh tasks.
@@ -266,7 +266,7 @@ def uncertainty_allocation(
 
 
 @dataclass(kw_only=True)
-class UncertaintyAllocation(Stateless):
+class UncertaintyAllocation(StatelessSampler):
     """XRPO's allocation (Bamba et al. 2025): a first look at every task, then rounds for those of least certain mean.
 
     Its novelty bonus is ``optimization.novelty``.

@@ -16,7 +16,7 @@ from agentenv.errors import ConfigurationError
 from agentenv.trainers.credit.group_statistics import Values
 from agentenv.trainers.task_sampling.step_budget import (
     Selection,
-    Stateless,
+    StatelessSampler,
     StepBudget,
     TaskDraw,
     require,
@@ -27,7 +27,7 @@ Schedule = tuple[tuple[int, float], ...]
 """(first step, value) in the order of steps: the value holds until the next one."""
 
 
-def faded(count: float, decay: float) -> float:
+def decay_evidence(count: float, decay: float) -> float:
     """A parameter of a Beta posterior with its evidence, what it has above the prior's 1, times ``decay``."""
     return 1.0 + decay * (count - 1.0)
 
@@ -67,8 +67,8 @@ class PosteriorSampling:
         played = {group.task for group in step_budget.groups if group.rewards}
         for place in range(len(self._successes)):
             decay = self.decay if place in played else self.idle_decay
-            self._successes[place] = faded(self._successes[place], decay)
-            self._failures[place] = faded(self._failures[place], decay)
+            self._successes[place] = decay_evidence(self._successes[place], decay)
+            self._failures[place] = decay_evidence(self._failures[place], decay)
         for group in step_budget.groups:
             self._successes[group.task] += group.successes
             self._failures[group.task] += len(group.rewards) - group.successes
@@ -135,7 +135,7 @@ class GroupRobust:
 
     def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
         """``questions`` tasks; a class has its weight, within it all are equally likely."""
-        names = [str(datum(task, self.by)) for task in step_budget.tasks]
+        names = [str(task_value(task, self.by)) for task in step_budget.tasks]
         classes, places, sizes = np.unique(names, return_inverse=True, return_counts=True)
         weights = self._weights([str(name) for name in classes], sizes / len(names))
         chances = (weights / sizes)[places]
@@ -161,7 +161,7 @@ class GroupRobust:
         """The losses of the classes that were played move. All groups are trained."""
         outcomes: dict[str, list[float]] = {}
         for group in step_budget.groups:
-            name = str(datum(step_budget.tasks[group.task], self.by))
+            name = str(task_value(step_budget.tasks[group.task], self.by))
             outcomes.setdefault(name, []).extend(min(max(reward, 0.0), 1.0) for reward in group.rewards)
         for name, mine in outcomes.items():
             if mine:
@@ -187,7 +187,7 @@ def scheduled(schedule: Schedule, step: int) -> float | None:
 
 
 @dataclass(kw_only=True)
-class Curriculum(Stateless):
+class Curriculum(StatelessSampler):
     """Uniform draws under settings that change by a schedule of steps (the noise as in ZeroSearch, Sun et al. 2025).
 
     Each schedule is a list of (first step, value). Before its first step, and where it is empty, the run's own setting
@@ -233,7 +233,7 @@ class Curriculum(Stateless):
         most = scheduled(self.hops, step_budget.step)
         if most is None:
             return np.arange(len(step_budget.tasks))
-        hops = np.array([int(datum(task, "hops")) for task in step_budget.tasks])
+        hops = np.array([int(task_value(task, "hops")) for task in step_budget.tasks])
         pool = np.flatnonzero(hops <= most)
         if not len(pool):
             raise ConfigurationError(
@@ -248,7 +248,7 @@ class Curriculum(Stateless):
         return Selection(step_budget.groups, metrics={name: v for name, v in values.items() if v is not None})
 
 
-def datum(task: Task, key: str) -> Any:
+def task_value(task: Task, key: str) -> Any:
     """``task.data[key]``.
 
     Raises:

@@ -161,7 +161,7 @@ class GatedSampler(Protocol):
         """Whether the episode goes on."""
 
 
-class Stateless:
+class StatelessSampler:
     """A sampler that learns nothing from step to step and trains on every group."""
 
     replays = False

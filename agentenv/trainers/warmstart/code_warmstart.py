@@ -29,7 +29,7 @@ from agentenv.policies.hf import HFPolicy
 from agentenv.sandbox.types import ExecStatus
 from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.warmstart.demonstrations import Demo, Piece, to_tokens
-from agentenv.trainers.warmstart.small_policies import SmallPolicyConfig, blank, imitate
+from agentenv.trainers.warmstart.small_policies import SmallPolicyConfig, imitate, untrained_policy
 from agentenv.trainers.warmstart.supervised import Metrics, PhaseDisplay, write_policy
 
 ENV = "agentenv/Code-v0"
@@ -148,7 +148,7 @@ def code_warmstart(config: CodeWarmstartConfig, display: PhaseDisplay, out: Path
     display.phase("demonstrations", config.tasks)
     demos = [demo for _, demo in demonstrations(config)]
     texts = ["\n".join(["user", *(piece.text for piece in demo), "assistant"]) for demo in demos]
-    policy = blank(texts, (*TAGS, "output"), config)
+    policy = untrained_policy(texts, (*TAGS, "output"), config)
     chat = InlineFormat(policy.tokenizer)
     display.phase("imitation", config.steps)
     tokens = imitate(policy, [to_tokens(chat, demo) for demo in demos], config.steps, config, display)

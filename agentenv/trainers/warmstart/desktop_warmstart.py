@@ -24,7 +24,7 @@ from agentenv.evaluation.runner import play
 from agentenv.policies.card import EpisodeCard
 from agentenv.policies.hf import HFPolicy
 from agentenv.trainers.learner.denormals import flushed_denormals
-from agentenv.trainers.warmstart.small_policies import SmallPolicyConfig, blank, imitate
+from agentenv.trainers.warmstart.small_policies import SmallPolicyConfig, imitate, untrained_policy
 from agentenv.trainers.warmstart.supervised import Metrics, PhaseDisplay, TrainingExample, write_policy
 
 ENV = "agentenv/DomSim-v0"
@@ -157,7 +157,7 @@ def desktop_warmstart(config: DesktopWarmstartConfig, display: PhaseDisplay, out
         "\n".join(["user", *(m.text for m in demo.contexts[-1]), demo.actions[-1], "assistant"])
         for demo in shown[0]
     ]
-    policy = blank(texts, ("think", "action"), config)
+    policy = untrained_policy(texts, ("think", "action"), config)
     taught, mixed = ([training_example(demo, policy.tokenizer) for demo in demos] for demos in shown)
     mixture_steps = round(config.mixture_share * config.steps)
     display.phase("following the expert", config.steps - mixture_steps)

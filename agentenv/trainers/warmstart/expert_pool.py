@@ -4,14 +4,14 @@ import asyncio
 import json
 from pathlib import Path
 
+from agentenv.core.env_lifecycle import close_quickly, make_envs
 from agentenv.core.io.files import write_text
-from agentenv.core.lifetimes import close_quickly, make_envs
 from agentenv.core.rollout import EpisodeSpec
 from agentenv.core.trajectory import Trajectory, to_record
 from agentenv.evaluation.task_env import TaskEnv, open_task_env
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.run import as_declared, chat_of, rollout_config, trained_policy
-from agentenv.trainers.strategies.rescue import play_demonstration
+from agentenv.trainers.run import chat_format_of, rollout_config, trained_policy, with_declared_scorers
+from agentenv.trainers.strategies.guided_strategies import play_demonstration
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 
 
@@ -42,7 +42,7 @@ def expert_episodes(config: TrainConfig) -> list[Trajectory]:
     Raises:
         ConfigurationError: the environment has no expert for a task, or the configuration cannot be used.
     """
-    config, policy = as_declared(config), trained_policy(config)
+    config, policy = with_declared_scorers(config), trained_policy(config)
 
     def count(text: str) -> int:
         return len(policy.tokenizer.encode(text, add_special_tokens=False))
@@ -50,7 +50,7 @@ def expert_episodes(config: TrainConfig) -> list[Trajectory]:
     task_env = open_task_env(config.train, config.search, config.env, count)
     settings = rollout_config(config, temperature=config.rollout.temperature)
     context = RolloutContext(
-        policy, chat_of(config, policy), settings, policy.tokenizer.decode, name="expert"
+        policy, chat_format_of(config, policy), settings, policy.tokenizer.decode, name="expert"
     )
     places = range(len(task_env.source.tasks))
     return [one for place in places for one in asyncio.run(_play(task_env, place, context))]

@@ -17,15 +17,15 @@ from agentenv.errors import ConfigurationError
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import episode_card
 from agentenv.trainers.learner.denormals import flushed_denormals
-from agentenv.trainers.run import as_declared, trained_policy
+from agentenv.trainers.run import trained_policy, with_declared_scorers
 from agentenv.trainers.warmstart.expert_pool import expert_episodes
 from agentenv.trainers.warmstart.search_warmstart import WarmstartConfig
 from agentenv.trainers.warmstart.supervised import (
     Metrics,
     PhaseDisplay,
     TrainingExample,
-    drawn,
     fit,
+    sample_batches,
     write_policy,
 )
 
@@ -69,13 +69,13 @@ def expert_warmstart(
     ]
     examples = [example for trajectory in shown for example in training_examples(trajectory)]
     display.phase("imitation", steps)
-    asked = drawn(examples, episodes, 0.0, Random(first.seed))
+    asked = sample_batches(examples, episodes, 0.0, Random(first.seed))
     tokens = fit(policy, asked, steps, rate, WarmstartConfig(), display)
     minutes = (time.perf_counter() - began) / 60
     figures: Metrics = {"demonstrations": len(shown), "tokens": tokens, "minutes": minutes}
     names = ", ".join(f"`{config.env.id}`" for config in runs)
     text = _CARD.format(policy=first.policy, names=names, steps=steps, **figures)
-    write_policy(policy, figures, episode_card(as_declared(first)), text, out)
+    write_policy(policy, figures, episode_card(with_declared_scorers(first)), text, out)
     return figures
 
 

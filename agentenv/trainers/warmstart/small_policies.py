@@ -8,7 +8,7 @@ import torch
 
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.tiny import build_model, build_tokenizer
-from agentenv.trainers.warmstart.supervised import PhaseDisplay, TrainingExample, drawn, fit
+from agentenv.trainers.warmstart.supervised import PhaseDisplay, TrainingExample, fit, sample_batches
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class SmallPolicyConfig:
     """Tasks of the dev split on which it is judged at the end."""
 
 
-def blank(texts: Sequence[str], tags: Sequence[str], config: SmallPolicyConfig) -> HFPolicy:
+def untrained_policy(texts: Sequence[str], tags: Sequence[str], config: SmallPolicyConfig) -> HFPolicy:
     """An untrained policy.
 
     Args:
@@ -69,5 +69,5 @@ def imitate(
         display: Who is told how far it is.
         rate: Share of the peak step sizes.
     """
-    batches = drawn(examples, config.episodes, config.page_weight, Random(config.seed + 1))
+    batches = sample_batches(examples, config.episodes, config.page_weight, Random(config.seed + 1))
     return fit(policy, batches, steps, rate, config, display)

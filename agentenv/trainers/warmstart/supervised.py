@@ -64,7 +64,7 @@ def in_batches(examples: Sequence[TrainingExample], page_weight: float) -> list[
     return [_pad(rows[i : i + size], page_weight) for i in range(0, len(rows), size)]
 
 
-def drawn(
+def sample_batches(
     examples: Sequence[TrainingExample], episodes: int, page_weight: float, rng: Random
 ) -> Iterator[list[Batch]]:
     """Optimiser steps without end, each on ``episodes`` examples drawn anew, or on all where there are fewer."""

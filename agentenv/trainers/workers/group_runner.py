@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from agentenv.core.concurrency.batching import DeterministicBatcher
-from agentenv.core.lifetimes import close_envs, close_quickly, make_envs, masked
+from agentenv.core.env_lifecycle import close_envs, close_quickly, make_envs, mask_trajectory
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import EpisodeSpec, EpisodeState, RolloutConfig
 from agentenv.core.trajectory import Trajectory
@@ -143,4 +143,4 @@ def with_flaws(members: Sequence[Trajectory], flaws: Mapping[str, str]) -> list[
         own = (text for name, text in flaws.items() if id == name or id.startswith(f"{name}-"))
         return next(own, "") or flaw(parents.get(id))
 
-    return [masked(member, flaw(member.id) or flaw(member.parent_id)) for member in members]
+    return [mask_trajectory(member, flaw(member.id) or flaw(member.parent_id)) for member in members]

@@ -9,7 +9,7 @@ from typing import Any
 from agentenv.core.protocols import Policy
 from agentenv.core.trajectory import Trajectory
 from agentenv.trainers.task_sampling.samplers import Group, TaskDraw
-from agentenv.trainers.workers.recorded import RecordedPolicy
+from agentenv.trainers.workers.recorded_policy import RecordedPolicy
 
 
 @dataclass(eq=False, kw_only=True)

@@ -21,7 +21,7 @@ from agentenv.core.concurrency.background import BackgroundLoop
 from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.concurrency.signals import Interrupted
 from agentenv.core.env_calls import abandoned
-from agentenv.core.lifetimes import reasons_of
+from agentenv.core.env_lifecycle import reasons_of
 from agentenv.core.protocols import ChatFormat
 from agentenv.core.rollout import RolloutConfig
 from agentenv.core.trajectory import Trajectory
@@ -29,7 +29,7 @@ from agentenv.errors import Fault
 from agentenv.evaluation.task_env import TaskEnv
 from agentenv.policies.lora import trained_state
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.learner.second import SecondPolicy
+from agentenv.trainers.learner.second_policy import SecondPolicy
 from agentenv.trainers.run_folder.folder import TrainedPolicy
 from agentenv.trainers.strategies.strategies import by_group
 from agentenv.trainers.task_sampling.samplers import (
@@ -43,7 +43,7 @@ from agentenv.trainers.task_sampling.samplers import (
 )
 from agentenv.trainers.workers.group_runner import GroupRunner
 from agentenv.trainers.workers.inflight import InflightGroup, choose_batch
-from agentenv.trainers.workers.recorded import RecordedPolicy
+from agentenv.trainers.workers.recorded_policy import RecordedPolicy
 from agentenv.trainers.workers.worker_pool import WorkerPool
 
 

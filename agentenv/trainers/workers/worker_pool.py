@@ -13,7 +13,7 @@ from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import Fault, WorkerLost
 from agentenv.trainers.workers.inflight import InflightGroup
-from agentenv.trainers.workers.recorded import RecordedPolicy
+from agentenv.trainers.workers.recorded_policy import RecordedPolicy
 
 _TRIES = 5
 _PAUSE_S = 1.0

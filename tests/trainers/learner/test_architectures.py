@@ -13,7 +13,7 @@ from agentenv.errors import ConfigurationError
 from agentenv.policies.fake_architectures import CONTEXT, VOCABULARY, WINDOW, architectures, tiny_model
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.hf import HFPolicy
-from agentenv.trainers.learner.agreement import gaps
+from agentenv.trainers.learner.logprob_agreement import logprob_gaps
 from agentenv.trainers.warmstart.supervised import _weighted_loss
 
 FAMILIES = [
@@ -44,13 +44,13 @@ def policy_of(model_type: str, **changes: Any) -> HFPolicy:
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_all_ways_give_the_log_probs_of_the_model(model_type: str) -> None:
-    found = gaps(policy_of(model_type), vocabulary=VOCABULARY)
+    found = logprob_gaps(policy_of(model_type), vocabulary=VOCABULARY)
     assert max(found.values()) < NATS, found
 
 
 @pytest.mark.parametrize("model_type", ["mistral", "mixtral", "phi3", "starcoder2"])
 def test_windows_that_no_list_of_layers_names_are_followed(model_type: str) -> None:
-    found = gaps(policy_of(model_type, sliding_window=WINDOW), vocabulary=VOCABULARY)
+    found = logprob_gaps(policy_of(model_type, sliding_window=WINDOW), vocabulary=VOCABULARY)
     assert max(found.values()) < NATS, found
 
 
@@ -70,7 +70,7 @@ def test_what_cannot_be_computed_is_refused_by_name(model_type: str) -> None:
     ],
 )
 def test_a_model_in_another_configuration(changes: dict[str, Any]) -> None:
-    assert max(gaps(policy_of("qwen2", **changes), vocabulary=VOCABULARY).values()) < NATS
+    assert max(logprob_gaps(policy_of("qwen2", **changes), vocabulary=VOCABULARY).values()) < NATS
 
 
 def test_layers_that_keep_no_keys_and_windows_within_a_layer_are_refused() -> None:
@@ -115,5 +115,5 @@ def test_every_architecture_of_transformers_is_right_or_refused(model_type: str)
         policy = HFPolicy(model, ByteTokenizer(), context_tokens=CONTEXT)
     except ConfigurationError:
         return
-    found = gaps(policy, vocabulary=VOCABULARY)
+    found = logprob_gaps(policy, vocabulary=VOCABULARY)
     assert max(found.values()) < NATS, found

@@ -18,9 +18,9 @@ from agentenv.policies.fakes import ByteTokenizer, random_policy
 from agentenv.policies.hf import HFPolicy
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.learner.learner import Learner, Objective, TrainingRow
-from agentenv.trainers.learner.second import SecondPolicy
+from agentenv.trainers.learner.second_policy import SecondPolicy
 from agentenv.trainers.run_folder.folder import RunFolder
-from agentenv.trainers.warmstart.supervised import drawn, fit, write_folder
+from agentenv.trainers.warmstart.supervised import fit, sample_batches, write_folder
 
 NAN, INF = float("nan"), float("inf")
 
@@ -157,7 +157,7 @@ class Silent:
 
 
 def examples() -> Iterator[Any]:
-    return drawn([([65, 66, 67, 68], [False, True, True, True])] * 4, 4, 0.0, Random(0))
+    return sample_batches([([65, 66, 67, 68], [False, True, True, True])] * 4, 4, 0.0, Random(0))
 
 
 def test_supervised_steps_that_diverge_write_nothing(tmp_path: Path, qwen: Callable[..., Any]) -> None:

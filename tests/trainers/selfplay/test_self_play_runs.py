@@ -34,7 +34,7 @@ from agentenv.trainers.config.config_files import parse_config
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
 from agentenv.trainers.learner.learner import Learner, Objective, rows_of
-from agentenv.trainers.learner.second import SecondPolicy, split
+from agentenv.trainers.learner.second_policy import SecondPolicy, split
 from agentenv.trainers.run_folder.folder import RunFolder
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups

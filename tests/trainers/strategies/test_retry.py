@@ -27,7 +27,7 @@ from agentenv.retrievers.fakes import InMemoryRetriever
 from agentenv.sandbox.backends import make_executor, unavailable
 from agentenv.sandbox.fakes import FakeExecutor
 from agentenv.trainers.credit.estimators import get_estimator
-from agentenv.trainers.metrics import describe
+from agentenv.trainers.metrics import rollout_metrics
 from agentenv.trainers.strategies.retry import improved
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import by_group, get_strategy, play_groups
@@ -362,7 +362,7 @@ def test_a_fault_in_the_retry_masks_the_retry_and_leaves_the_base_whole() -> Non
     )  # fmt: skip
     assert base.valid
     assert base.loss_mask.sum() == len(IRIA + WRONG)
-    assert describe(by_group([base, retry]))["faults"] == 1
+    assert rollout_metrics(by_group([base, retry]))["faults"] == 1
 
 
 def test_a_fault_in_the_base_is_neither_reflected_on_nor_retried() -> None:
@@ -374,7 +374,7 @@ def test_a_fault_in_the_reflection_is_counted_and_the_base_stays() -> None:
     base, dialogue = retried(IRIA, WRONG)  # no script for the reflection: the engine fails
     assert (base.valid, dialogue.valid, dialogue.origin) == (True, False, Origin.REFLECTION)
     assert dialogue.error.startswith("PolicyFault: the script")
-    metrics = describe(by_group([base, dialogue]))
+    metrics = rollout_metrics(by_group([base, dialogue]))
     assert (metrics["faults"], metrics["reward_mean"]) == (1, 0.0)
 
 
@@ -485,7 +485,7 @@ def test_lanes_share_their_batches_and_equal_seeds_give_equal_records() -> None:
 
 
 def test_the_figures_of_a_step_show_the_policy_unaided_and_what_was_spent() -> None:
-    metrics = describe(by_group(retried(*SAVED, reflection=report())))
+    metrics = rollout_metrics(by_group(retried(*SAVED, reflection=report())))
     assert (metrics["reward_mean"], metrics["answer_rate"], metrics["faults"]) == (0.0, 1.0, 0)
     assert metrics["zero_variance_share"] == 0.0  # the group learns: its retry has another reward
     assert (metrics["reflections"], metrics["retries_improved"]) == (1, 1)

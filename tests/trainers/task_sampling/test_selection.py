@@ -14,7 +14,7 @@ from agentenv.trainers.task_sampling.selection import (
     Curriculum,
     GroupRobust,
     PosteriorSampling,
-    faded,
+    decay_evidence,
     robust_weights,
     scheduled,
 )
@@ -37,8 +37,8 @@ def step_budget_of(
 
 
 def test_evidence_fades_and_the_prior_stays() -> None:
-    assert faded(1.0, 0.9) == 1.0
-    assert faded(11.0, 0.9) == 10.0
+    assert decay_evidence(1.0, 0.9) == 1.0
+    assert decay_evidence(11.0, 0.9) == 10.0
 
 
 def test_a_posterior_after_two_steps() -> None:

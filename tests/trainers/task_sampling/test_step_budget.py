@@ -18,12 +18,12 @@ from agentenv.core.types import EndReason, Task
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.trainers.credit.estimators import ESTIMATORS, get_estimator
 from agentenv.trainers.learner.learner import rows_of
-from agentenv.trainers.metrics import describe
+from agentenv.trainers.metrics import rollout_metrics
 from agentenv.trainers.task_sampling.samplers import (
     SAMPLERS,
     Batch,
     Group,
-    Stateless,
+    StatelessSampler,
     StepBudget,
     TaskDraw,
     TaskSampler,
@@ -168,7 +168,7 @@ def test_more_questions_than_tasks_repeat_some() -> None:
     ids=["one", "together", "nothing"],
 )
 def test_a_draw_that_does_not_fit_is_refused(draws: list[TaskDraw]) -> None:
-    class Greedy(Stateless):
+    class Greedy(StatelessSampler):
         def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
             return draws
 
@@ -177,7 +177,7 @@ def test_a_draw_that_does_not_fit_is_refused(draws: list[TaskDraw]) -> None:
 
 
 def test_a_second_wave_joins_the_groups_that_stand() -> None:
-    class Twice(Stateless):
+    class Twice(StatelessSampler):
         def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
             if step_budget.rounds == 0:
                 return [TaskDraw(3, 2), TaskDraw(5, 2)]
@@ -215,7 +215,7 @@ def test_groups_of_unequal_size_reach_the_learner(name: str) -> None:
         assert [len(values) for values in credit] == [3] * len(valid)
         assert all(np.isfinite(values).all() for values in credit)
         assert len(rows_of(valid, credit)) <= len(valid)
-    figures = describe(groups)
+    figures = rollout_metrics(groups)
     assert figures["faults"] == 1
     assert figures["sampled_tokens"] == 18  # two of each of nine episodes
     assert figures["reward_mean"] == 0.5  # 4 of 8 valid episodes

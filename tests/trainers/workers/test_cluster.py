@@ -38,7 +38,7 @@ from agentenv.trainers.run_folder.folder import RunFolder
 from agentenv.trainers.task_sampling.samplers import Group, TaskDraw
 from agentenv.trainers.workers.cluster import RayCluster
 from agentenv.trainers.workers.inflight import InflightGroup
-from agentenv.trainers.workers.recorded import RecordedPolicy
+from agentenv.trainers.workers.recorded_policy import RecordedPolicy
 from agentenv.trainers.workers.worker_pool import WorkerPool
 
 WORLD = {"documents": 200, "questions": 12, "families": ["lookup"], "hops": [1, 1]}

@@ -17,7 +17,7 @@ from agentenv.errors import WorkerLost
 from agentenv.trainers.task_sampling.samplers import Group, TaskDraw
 from agentenv.trainers.workers.cluster import RolloutActor
 from agentenv.trainers.workers.inflight import InflightGroup
-from agentenv.trainers.workers.recorded import RecordedPolicy
+from agentenv.trainers.workers.recorded_policy import RecordedPolicy
 
 
 class Recorder:

@@ -42,7 +42,7 @@ from agentenv.trainers.strategies.strategies import get_strategy, play_groups
 from agentenv.trainers.task_sampling.samplers import Group, TaskDraw, get_sampler
 from agentenv.trainers.workers.group_runner import GroupRunner
 from agentenv.trainers.workers.inflight import InflightGroup, choose_batch
-from agentenv.trainers.workers.recorded import RecordedPolicy
+from agentenv.trainers.workers.recorded_policy import RecordedPolicy
 from agentenv.trainers.workers.rollout_scheduler import RolloutScheduler
 from agentenv.trainers.workers.worker_pool import Weights, WorkerPool
 

@@ -18,7 +18,7 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.task_sampling.samplers import Group, TaskDraw
 from agentenv.trainers.workers import worker_pool as crew_module
 from agentenv.trainers.workers.inflight import InflightGroup
-from agentenv.trainers.workers.recorded import RecordedPolicy
+from agentenv.trainers.workers.recorded_policy import RecordedPolicy
 from agentenv.trainers.workers.worker_pool import Weights, WorkerPool
 
 ANSWER = {"ids": (1,), "text": "a", "logprobs": (0.0,), "finish": "eos", "version": 3, "exact_tokens": True}

@@ -30,7 +30,7 @@ class UnmadeEnv(Env[Any]):
         self._reason = reason
         self.capability = StateCapability.MEMORY  # type: ignore[misc]
 
-    def liken(self, other: Env[Any]) -> None:
+    def copy_interface_of(self, other: Env[Any]) -> None:
         """Takes over what strategies ask of the environment's class from one that could be made."""
         for name in ("capability", "reward_floor", "reward_ceiling", "no_expert", "call_markers", "stop"):
             setattr(self, name, getattr(other, name))
@@ -61,7 +61,7 @@ async def make_envs(makes: Sequence[MakeEnv], seconds: float) -> list[Env[Any]]:
     made = next((env for env in envs if not isinstance(env, UnmadeEnv)), None)
     for env in envs:
         if isinstance(env, UnmadeEnv) and made is not None:
-            env.liken(made)
+            env.copy_interface_of(made)
     return envs
 
 
@@ -75,7 +75,7 @@ async def close_quickly(envs: Sequence[Env[Any]], seconds: float) -> None:
     await close_envs(envs, min(seconds, _CLOSING_S))
 
 
-def masked(trajectory: Trajectory, flaw: str) -> Trajectory:
+def mask_trajectory(trajectory: Trajectory, flaw: str) -> Trajectory:
     """``trajectory`` as one that ``flaw`` made unusable; as it is where there is none, or where it is masked already."""
     if not flaw or not trajectory.valid:
         return trajectory

@@ -7,14 +7,14 @@ import pytest
 
 CHILD = """
 import atexit, sys, threading, time
-from agentenv.cli import leaving
+from agentenv.cli import process_exit
 from agentenv.core.env_calls import THREADS
 
-leaving._SETTLE_S, leaving._END_S, leaving._PATIENCE_S = 0.2, 0.5, 1.0
+process_exit._SETTLE_S, process_exit._END_S, process_exit._PATIENCE_S = 0.2, 0.5, 1.0
 atexit.register(print, "registered work is done")
 {stuck}
 print("the result")
-leaving.leave(3)
+process_exit.leave(3)
 sys.exit(3)
 """
 STUCK = {

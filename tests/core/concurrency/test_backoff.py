@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from agentenv.core.concurrency.pauses import backoff, retry_after
+from agentenv.core.concurrency.backoff import backoff, retry_after
 
 
 @pytest.mark.parametrize(("tries", "middle"), [(1, 0.2), (2, 0.4), (3, 0.8), (4, 1.0), (60, 1.0)])

@@ -21,7 +21,7 @@ from agentenv.policies.openai import OpenAIPolicy
 USAGE = "usage.json"
 
 
-class Spending:
+class EndpointUsage:
     """The usage of an evaluation over all processes that have worked on it.
 
     Args:
@@ -87,7 +87,7 @@ def _turns(task_env: TaskEnv) -> int | None:
     return turns + 1 if isinstance(turns, int) else None
 
 
-def announced(model: str, phases: Mapping[str, tuple[TaskEnv, int]], *, bounds: bool) -> str:
+def announcement(model: str, phases: Mapping[str, tuple[TaskEnv, int]], *, bounds: bool) -> str:
     """What is said before the first request."""
     least, most = forecast(phases)
     questions = phases["run"][1]
@@ -102,7 +102,7 @@ def announced(model: str, phases: Mapping[str, tuple[TaskEnv, int]], *, bounds: 
     return f"{model} will be sent {number} requests for {questions:,} questions (retries not counted){extra}{off}"
 
 
-def added(parts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+def sum_usage(parts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """The usage of several results files together; empty where none asked an endpoint."""
     total: Counter[str] = Counter()
     for part in parts:
@@ -110,7 +110,7 @@ def added(parts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     return dict(total)
 
 
-def described(usage: Mapping[str, float]) -> dict[str, str]:
+def describe_usage(usage: Mapping[str, float]) -> dict[str, str]:
     """Usage in words, by what it is of; nothing of no usage."""
     if not usage:
         return {}

@@ -16,8 +16,8 @@ from agentenv.errors import ConfigurationError, ContextTooSmall, RetrieverFault
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.retrievers.fakes import InMemoryRetriever
-from agentenv.trainers.metrics import describe
-from agentenv.trainers.strategies.rescue import next_share
+from agentenv.trainers.metrics import rollout_metrics
+from agentenv.trainers.strategies.guided_strategies import next_share
 from agentenv.trainers.strategies.rollout_context import RolloutContext, run_rounds
 from agentenv.trainers.strategies.strategies import by_group, get_strategy, play_groups
 
@@ -97,7 +97,7 @@ def test_guide_s_hinted_episodes_join_the_group_without_their_hint() -> None:
     assert clean.context_mismatch.tolist() == clean.loss_mask.tolist()
     assert all(s.kind is not SegmentKind.INJECTED for s in clean.segments)
     assert len(set(policy.seeds)) == len(policy.seeds)
-    figures = describe([group])
+    figures = rollout_metrics([group])
     assert (figures["reward_mean"], figures["hinted"], figures["hinted_solved"]) == (0.0, 2, 1)
     assert figures["sampled_tokens"] == sum(t.response_tokens for t in group)
 
@@ -221,7 +221,7 @@ def test_what_the_expert_does_is_recorded_in_the_policy_s_tokens_where_all_fail(
     )  # fmt: skip
     assert TOKENIZER.decode(shown.ids[shown.loss_mask].tolist()) == IRIA + VELL + RIGHT
     assert shown.context_mismatch.tolist() == shown.loss_mask.tolist()
-    figures = describe(by_group(group))
+    figures = rollout_metrics(by_group(group))
     assert (figures["demonstrations"], figures["sampled_tokens"]) == (1, 2 * len(WRONG))
     assert len(played("demonstrate", Noting({"e-0": [WRONG], "e-1": [RIGHT]}), 2)) == 2
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
-from agentenv.core.episodes import mended
+from agentenv.core.episodes import replace_surrogates
 from agentenv.core.types import (
     EndReason,
     Info,
@@ -91,7 +91,7 @@ def mended_step(given: Any) -> Any:
     if isinstance(results := info.get("tool_results"), tuple | list):
         found["tool_results"] = tuple(_mended(result, "name", "text", "error_class") for result in results)
     if isinstance(answer := info.get("answer"), str):
-        found["answer"] = mended(answer)
+        found["answer"] = replace_surrogates(answer)
     return (observation, *middle, found)
 
 
@@ -103,7 +103,7 @@ def _mended(part: Any, *names: str) -> Any:
     for name in names:
         value = getattr(part, name)
         if isinstance(value, str):
-            changed[name] = mended(value)
+            changed[name] = replace_surrogates(value)
         elif isinstance(value, tuple):
             changed[name] = tuple(_mended(one, "text") for one in value)
     return replace(part, **changed)

@@ -16,11 +16,11 @@ from agentenv.core.rollout import (
     EpisodeSpec,
     EpisodeState,
     RolloutConfig,
+    gather_all,
     never_fitted,
     open_episode,
     play,
     run_episode,
-    together,
 )
 from agentenv.core.trajectory import Origin, SegmentKind, Trajectory
 from agentenv.core.types import EndReason
@@ -119,7 +119,7 @@ class CritiqueStrategy:
         """The episodes, the refinement last; none where a fault of ours ended what it should refine."""
         first = self._refine(specs[0], specs[-1], context)
         plain = (_slot(specs, context, place) for place in range(1, len(specs) - 1))
-        (base, *refined), *others = await together([first, *plain])
+        (base, *refined), *others = await gather_all([first, *plain])
         return [base, *_flat([others]), *refined]
 
     async def _refine(self, spec: EpisodeSpec, again: EpisodeSpec, context: RolloutContext) -> Played:

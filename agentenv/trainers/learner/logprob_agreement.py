@@ -15,7 +15,7 @@ _EPISODES = 3
 _SAMPLED = 5
 
 
-def gaps(policy: HFPolicy, *, tokens: int = 20, vocabulary: int | None = None) -> dict[str, float]:
+def logprob_gaps(policy: HFPolicy, *, tokens: int = 20, vocabulary: int | None = None) -> dict[str, float]:
     """Largest distances, in nats, from the log-probs of ``model.forward`` on the plain sequence.
 
     Three episodes of two turns are sampled from prompts of unequal length in one batch, the second turn on the cache of the
