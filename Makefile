@@ -77,7 +77,7 @@ lint: venv  ## style, format and types of source and tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: venv  ## bring the source into the house's format
+format: venv  ## bring the source into the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

@@ -3,9 +3,9 @@
     python benchmarks/sandbox_soak.py --backend bwrap
     python benchmarks/sandbox_soak.py --backend docker --engine      # with an engine of its own, which is killed too
 
-Every program has one right outcome. A run gives that or a fault of ours, and nothing else: no fault can become a reward. It
-fails, and says how, on any other outcome, on an error without a type, on counters that do not add up, and on descriptors,
-processes, memory or files that grow.
+Every program has one right outcome. A run gives that or an infrastructure failure, and nothing else: no fault can become a
+reward. It fails, and says how, on any other outcome, on an error without a type, on counters that do not add up, and on
+descriptors, processes, memory or files that grow.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The rules of the house: the doors, the wheel, light imports, which way the arrows point, sizes, docstrings.
+"""The rules of the package layout: the doors, the wheel, light imports, which way the arrows point, sizes, docstrings.
 
 Each rule of the architecture that no other tool checks is one test here, read off the source tree.
 """
@@ -23,7 +23,7 @@ from agentenv.trainers.task_sampling.samplers import SAMPLERS, get_sampler
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "agentenv"
-DOORS = ("envs", "retrievers", "sandbox", "trainers")
+LINKS = ("envs", "retrievers", "sandbox", "trainers")
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
 
 MAX_FILE_LINES = 500
@@ -94,14 +94,14 @@ def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_door_is_a_link_into_the_package(door: str) -> None:
-    path = ROOT / door
+@pytest.mark.parametrize("link", LINKS)
+def test_a_door_is_a_link_into_the_package(link: str) -> None:
+    path = ROOT / link
     if path.is_file():  # where a checkout cannot hold links, git writes a file with the place in it
-        assert path.read_text(encoding="utf-8") == f"agentenv/{door}"
+        assert path.read_text(encoding="utf-8") == f"agentenv/{link}"
         return
-    assert path.readlink() == Path("agentenv", door)
-    assert (path / "__init__.py").samefile(PACKAGE / door / "__init__.py")
+    assert path.readlink() == Path("agentenv", link)
+    assert (path / "__init__.py").samefile(PACKAGE / link / "__init__.py")
 
 
 def test_every_folder_with_modules_is_a_package() -> None:
@@ -118,7 +118,7 @@ def test_no_conftest_at_the_root_and_no_packages_among_the_tests() -> None:
 def test_the_wheel_holds_the_whole_package_and_no_door(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
-    for entry in ("agentenv", *DOORS, "pyproject.toml", "README.md", "LICENSE"):
+    for entry in ("agentenv", *LINKS, "pyproject.toml", "README.md", "LICENSE"):
         origin = ROOT / entry
         if origin.is_dir() and not origin.is_symlink():
             shutil.copytree(origin, source / entry, ignore=shutil.ignore_patterns("__pycache__"))
@@ -142,7 +142,7 @@ def test_the_wheel_holds_the_whole_package_and_no_door(tmp_path: Path) -> None:
 
 def test_ruff_bans_importing_through_a_door() -> None:
     lines = [
-        line for door in DOORS for line in (f"import {door}.a", f"from {door} import b", f"import {door}")
+        line for link in LINKS for line in (f"import {link}.a", f"from {link} import b", f"import {link}")
     ]
     command = [
         sys.executable,
@@ -174,7 +174,7 @@ def test_ruff_looks_into_every_room_once() -> None:
     looked_at = [Path(line).relative_to(ROOT) for line in shown if line.endswith(".py")]
     ours = {path for path in looked_at if path.parts[0] == "agentenv"}
     assert ours == {path.relative_to(ROOT) for path in MODULES}
-    assert not [path for path in looked_at if path.parts[0] in DOORS]
+    assert not [path for path in looked_at if path.parts[0] in LINKS]
 
 
 def loaded_after(statement: str, folder: Path) -> set[str]:

@@ -66,7 +66,7 @@ class Eval:
     concurrency: int = 64
     """Episodes at a time. A policy that computes here loses at most so many to a kill."""
     retry_faults: bool = False
-    """Play episodes again that a fault of ours ended."""
+    """Play episodes again that an infrastructure failure ended."""
     trust_config: bool = False
     """Whether the file of --suite may run code without a jail or contact hosts; otherwise that is asked at the terminal."""
     suite: Path | None = None

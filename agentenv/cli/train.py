@@ -106,7 +106,7 @@ class Train:
         console.print(f"\n[bold]{result['scorer']} on {after['n']} held-out questions[/bold]")
         for name, score in (("before", before), ("after", after)):
             if score["mean"] is None:
-                console.print(f"  {name:<7}no score: every episode failed through a fault of ours")
+                console.print(f"  {name:<7}no score: every episode met an infrastructure failure")
                 continue
             console.print(f"  {name:<7}{score['mean']:.3f}  {interval_text(score['ci95'])}", highlight=False)
         for bound in bound_lines(result["bounds"]):

@@ -107,7 +107,7 @@ class EpisodeState:
         self.close(0.0, EndReason.ENV_FAULT, {_UNPLAYED: True}, f"{type(error).__name__}: {error}")
 
     def fail(self, end: EndReason, error: Exception) -> None:
-        """Ends the episode through a fault of ours."""
+        """Ends the episode through an infrastructure failure."""
         self.close(0.0, end, {}, _describe(error))
 
 

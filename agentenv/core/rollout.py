@@ -26,9 +26,9 @@ async def run_episode(
 ) -> Trajectory:
     """Plays one episode to its end.
 
-    A fault of ours ends it as an invalid trajectory, and so does an opening prompt that leaves no room for one turn; a
-    mistake of the policy is part of the record. The episode ends with ``token_limit`` before a prompt would overflow; the
-    prompt is never cut.
+    An infrastructure failure ends it as an invalid trajectory, and so does an opening prompt that leaves no room for one
+    turn; a mistake of the policy is part of the record. The episode ends with ``token_limit`` before a prompt would
+    overflow; the prompt is never cut.
 
     Raises:
         ConfigurationError: the environment cannot pose this task, the format cannot render it, or the policy

@@ -103,7 +103,7 @@ class Trajectory:
     prompt: Observation = ()
     """The messages that opened the episode, as text; the ids of the first segment are their record."""
     valid: bool = True
-    """False for a fault of ours: neither in the loss nor in any statistic."""
+    """False for an infrastructure failure: neither in the loss nor in any statistic."""
     error: str = ""
     """What went wrong in a fault, in words."""
     reports_searches: bool = True

@@ -150,7 +150,7 @@ def run_benchmark(
         out: its folder.
         display: who is told how far the work is.
         policy: who answers, where that is no spec; ``benchmark.policy`` is its name then.
-        retry_faults: whether episodes that failed through a fault of ours are played again.
+        retry_faults: whether episodes that met an infrastructure failure are played again.
 
     Returns:
         The content of ``results.json``.

@@ -67,8 +67,8 @@ def compare(dir_a: Path, dir_b: Path, *, scorer: str | None = None, seed: int = 
     """Pairs two evaluation folders by question id.
 
     Differences are B minus A: positive means that the second is better. Questions on which either run had a
-    fault of ours are left out of both and counted; those that a judge has not graded in both are left out of its row.
-    Where questions share a passage, both tests are over passages. Judges' grades come from the folders.
+    infrastructure failure are left out of both and counted; those that a judge has not graded in both are left out of its
+    row. Where questions share a passage, both tests are over passages. Judges' grades come from the folders.
 
     Args:
         dir_a: an evaluation folder.

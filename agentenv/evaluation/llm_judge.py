@@ -107,7 +107,7 @@ class Judge:
         return self.rubric.read(reply.text)
 
     async def grade_all(self, records: Sequence[EpisodeRecord]) -> list[Grade | Fault]:
-        """A grade or a fault of ours for each record, in order."""
+        """A grade or an infrastructure failure for each record, in order."""
 
         async def one(record: EpisodeRecord) -> Grade | Fault:
             try:

@@ -72,7 +72,9 @@ class EpisodeRecord(TypedDict, total=False):
     answers: Required[Sequence[str]]
     prediction: Required[str | None]
     solved: bool  # what the environment itself says; where absent the score decides
-    valid: Required[bool]  # False is a fault of ours: excluded from every score and counted as a fault
+    valid: Required[
+        bool
+    ]  # False is an infrastructure failure: excluded from every score and counted as a fault
     end_reason: Required[str]
     searches: Required[int | None]  # queries asked; None where nothing says what was found
     reward: float
@@ -83,7 +85,7 @@ class EpisodeRecord(TypedDict, total=False):
     family: str
     hops: int
     tokens: dict[str, int]  # "policy" sampled, "total" prompt and observations included
-    error: str  # of a fault of ours, in words
+    error: str  # of an infrastructure failure, in words
     prompt: str
     turns: Sequence[TurnRecord]
 

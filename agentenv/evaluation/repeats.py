@@ -1,7 +1,7 @@
 """Several evaluations of one system over the same questions, with other seeds: what the seeds are worth.
 
 The error over questions and the error over seeds are different things and stand apart. A question counts where
-every run has answered it without a fault of ours.
+every run has answered it without an infrastructure failure.
 """
 
 from collections.abc import Sequence

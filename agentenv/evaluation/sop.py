@@ -2,7 +2,7 @@
 
 An episode is played greedily and without patches. PG is the mean share of the expert's steps before the first mismatch, TSR
 the share of episodes without one, the score their mean. A text that cannot be parsed is a mismatch at its step; an episode
-that failed through a fault of ours counts nowhere but among the faults.
+that met an infrastructure failure counts nowhere but among the faults.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from agentenv.envs.semi_online import SemiOnlineGUI
 from agentenv.errors import ConfigurationError
 
 MAX_FAULTS = 0.005
-"""Share of episodes that may fail through a fault of ours before a measurement is void."""
+"""Share of episodes that may meet an infrastructure failure before a measurement is void."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Sop:
     n: int
     """Episodes that count."""
     n_infra_error: int
-    """Episodes that failed through a fault of ours and count nowhere."""
+    """Episodes that met an infrastructure failure and count nowhere."""
 
     @property
     def score(self) -> float:
@@ -39,7 +39,7 @@ class Sop:
 
     @property
     def void(self) -> bool:
-        """Whether too many episodes failed through a fault of ours."""
+        """Whether too many episodes met an infrastructure failure."""
         return self.n_infra_error > MAX_FAULTS * (self.n + self.n_infra_error)
 
 
@@ -57,7 +57,7 @@ def sop(trajectories: Sequence[Trajectory]) -> Sop:
     counted = [trajectory for trajectory in trajectories if trajectory.valid]
     if not counted:
         raise ConfigurationError(
-            f"none of {len(trajectories)} episodes can be measured: all were faults of ours"
+            f"none of {len(trajectories)} episodes can be measured: all were infrastructure failures"
         )
     lengths = [len(trajectory.task.data["recording"].steps) for trajectory in counted]
     shares = [matched_steps(t) / length for t, length in zip(counted, lengths, strict=True)]

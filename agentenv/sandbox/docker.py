@@ -74,7 +74,7 @@ def _knock() -> None:
 
 @contextlib.contextmanager
 def faults(what: str) -> Iterator[None]:
-    """Whatever the engine refuses, and an engine that is gone, as a fault of ours.
+    """Whatever the engine refuses, and an engine that is gone, as an infrastructure failure.
 
     Raises:
         SandboxFault: the engine failed.

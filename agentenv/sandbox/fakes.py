@@ -22,7 +22,7 @@ from agentenv.sandbox.types import (
 
 
 class FakeExecutor:
-    """Never give it a stranger's program. ``faults`` runs come back as ``sandbox_error`` first."""
+    """Never give it an untrusted program. ``faults`` runs come back as ``sandbox_error`` first."""
 
     def __init__(self, *, faults: int = 0) -> None:
         self.faults = faults

@@ -1,4 +1,4 @@
-"""Read-only SQL for strangers: queries on SQLite files, in worker processes that are kept warm.
+"""Read-only SQL for untrusted queries: on SQLite files, in worker processes that are kept warm.
 
 The walls, from the inside out: the file is opened read-only and immutable; an authorizer lets through SELECT and a list of
 functions that neither reach out of the database nor read a clock; SQLite's own limits bound values, expressions and memory;
@@ -94,7 +94,7 @@ class SqlReader:
 
         Args:
             database: SQLite file.
-            query: What a stranger wrote; whatever it does is a result and never raised.
+            query: Untrusted text; whatever it does is a result and never raised.
             rows: Rows at most.
             size: Bytes of all cells at most.
 

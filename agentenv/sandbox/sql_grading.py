@@ -38,7 +38,7 @@ def grade_query(reader: SqlReader, query: str, gold: str, databases: Sequence[st
 
     Args:
         reader: Where they run.
-        query: What a stranger handed in.
+        query: The untrusted query that was handed in.
         gold: The right query.
         databases: SQLite files, at least one.
 

@@ -1,4 +1,4 @@
-"""The process that runs a stranger's SQL: one read-only connection a query, under limits that no query can lift.
+"""The process that runs untrusted SQL: one read-only connection a query, under limits that no query can lift.
 
 Run as a script by the owner, it reads one JSON request a line and writes one JSON reply a line. It imports nothing but the
 standard library and can write no file.

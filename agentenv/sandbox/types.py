@@ -185,7 +185,7 @@ class ExecutorSession(Protocol):
 
 @runtime_checkable
 class Executor(Protocol):
-    """A place where strangers' programs run."""
+    """A place where untrusted programs run."""
 
     def run(
         self,

@@ -2,8 +2,8 @@
 
 ``initialize``, ``ping``, ``tools/list`` and ``tools/call``; ``agentenv/reset`` begins another episode of the same session.
 MCP knows no reward and no end: both stand in the result's ``_meta`` under ``agentenv/step``, where the host sees them and
-the model does not. A mistake of the policy is a result with ``isError``; a fault of ours is a JSON-RPC error and never a
-result, so that nobody can take it for a reward of 0.
+the model does not. A mistake of the policy is a result with ``isError``; an infrastructure failure is a JSON-RPC error and
+never a result, so that nobody can take it for a reward of 0.
 
 Source: modelcontextprotocol.io, revision 2025-11-25 (and the three before it, whose differences do not touch this part).
 """

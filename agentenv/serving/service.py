@@ -327,7 +327,9 @@ class EnvMeter(Meter):
         waiting = self._named(Gauge, "sessions_waiting", "Callers that wait for a place.", ())
         waiting.set_function(lambda: service.health()["waiting"])
         self._ends = self._named(Counter, "episodes", "Episodes that ended.", ("end_reason",))
-        self._faults = self._named(Counter, "faults", "Calls that a fault of ours ended.", ("kind",))
+        self._faults = self._named(
+            Counter, "faults", "Calls that an infrastructure failure ended.", ("kind",)
+        )
 
     def episode(self, end_reason: str) -> None:
         """An episode ended."""

@@ -40,7 +40,7 @@ def run_test_evaluation(run: Run, name: str) -> dict[str, Any]:
     Where a strategy is asked for, it is made once more with it and kept under ``evaluation/NAME-STRATEGY``.
 
     Raises:
-        Fault: every episode failed through a fault of ours; nothing is kept.
+        Fault: every episode met an infrastructure failure; nothing is kept.
     """
     plain = _run_test_evaluation(run, name, "plain")
     if run.config.evaluation.strategy != "plain":
@@ -89,7 +89,7 @@ def _run_test_evaluation(run: Run, name: str, strategy: str) -> dict[str, Any]:
 
 def _none_played(played: Sequence[Trajectory]) -> str:
     """Why an evaluation without a valid episode has no score."""
-    return f"each of {len(played)} episodes failed through a fault of ours ({played[0].error.strip().splitlines()[-1]})"
+    return f"each of {len(played)} episodes met an infrastructure failure ({played[0].error.strip().splitlines()[-1]})"
 
 
 async def _roll(
@@ -151,7 +151,7 @@ def _policy_name(run: Run) -> str:
 def score_under(config: TrainConfig) -> float:
     """The mean score of the policy of ``config`` on its test tasks, greedy, by the first scorer.
 
-    Episodes that a fault of ours ended are left out.
+    Episodes that an infrastructure failure ended are left out.
 
     Raises:
         EnvFault: none is left.

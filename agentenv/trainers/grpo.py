@@ -9,7 +9,7 @@ What is left out of the published algorithm, and why:
    of the step, whatever the micro-batches.
 4. Groups of equal reward have advantage 0 and are left out of the backward pass, unless a penalty towards a reference
    acts on them; their tokens stay in the denominator, unless the task sampler drops the group.
-5. Faults of ours are in neither the loss nor the statistics; a group keeps its other members.
+5. Infrastructure failures are in neither the loss nor the statistics; a group keeps its other members.
 """
 
 import time
@@ -53,7 +53,7 @@ def train(folder: RunFolder, display: TrainDisplay) -> dict[str, Any]:
 
     Raises:
         AgentEnvError: the configuration cannot be used.
-        Fault: every episode of a step failed through a fault of ours, or no worker is left; a checkpoint is.
+        Fault: every episode of a step met an infrastructure failure, or no worker is left; a checkpoint is.
         Diverged: a loss, a gradient or the weights are not finite; the last checkpoint is from before that.
         Interrupted: SIGINT or SIGTERM came; episodes under way are given up, and what was learned is in a checkpoint.
     """
@@ -145,7 +145,7 @@ def _keep(run: Run, step: int, batch: Batch, metrics: dict[str, Any], clock: Pha
 
 
 def play_step(run: Run, step: int, stop: Interruptible) -> Batch:
-    """The episodes of a step; where they fail through a fault of ours or are given up, all that was learned is kept.
+    """The episodes of a step; where they meet an infrastructure failure or are given up, what was learned is kept.
 
     Raises:
         Fault: as ``RolloutScheduler.batch``.

@@ -44,7 +44,7 @@ class League:
         versions: names, in order.
         questions: how many of each version's were accepted.
         solved: share of the questions of the row's version that the column's version solved; None where there are none or
-            every episode failed through a fault of ours.
+            every episode met an infrastructure failure.
     """
 
     versions: tuple[str, ...]

@@ -16,8 +16,9 @@ def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
 
     The entropy is estimated from the sampled tokens themselves: the mean of -log p, in nats; ``rewarded_logprob`` is the
     mean of log p over the episodes with more reward than their group, and absent where there is none. Neither counts tokens
-    of another context. A group that lost every member to faults of ours is in no figure but ``faults`` and the sums:
-    ``sampled_tokens`` counts every token that the policy sampled, also those that a strategy left out of the record, and a
+    of another context. A group that lost every member to infrastructure failures is in no figure but ``faults`` and the
+    sums: ``sampled_tokens`` counts every token that the policy sampled, also those that a strategy left out of the record,
+        and a
     strategy's own figures are added up, lists of them averaged. A mean over nothing (no episode got to a turn) is 0.
 
     Retries of another trajectory, reflections and demonstrations are in no mean: what the policy does unaided is shown. They

@@ -262,7 +262,7 @@ def test_faults_count_nowhere_in_sop() -> None:
     assert measured == Sop(1.0, 1.0, 1, 1)
     assert measured.void
     assert not Sop(1.0, 1.0, 199, 1).void
-    with pytest.raises(ConfigurationError, match="faults of ours"):
+    with pytest.raises(ConfigurationError, match="infrastructure failures"):
         sop(episodes[1:])
 
 

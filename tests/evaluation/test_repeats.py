@@ -16,7 +16,7 @@ Write = Callable[..., None]
 
 
 def seeds(folder: Path, record: Make, write: Write, *rows: str) -> list[Path]:
-    """One run a column: of each question, ``1`` where the run is right, ``x`` where it has a fault of ours."""
+    """One run a column: of each question, ``1`` where the run is right, ``x`` where it has an infrastructure failure."""
     paths = []
     for seed in range(len(rows[0])):
         records = [

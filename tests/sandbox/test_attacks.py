@@ -1,4 +1,4 @@
-"""The attack list A1-A49: what a stranger's program tries, judged from inside it and on the host, on every backend.
+"""The attack list A1-A49: what an untrusted program tries, judged from inside it and on the host, on every backend.
 
 After every row the owner is alive, the next run works, and no process, descriptor or mount is left.
 """

@@ -1,4 +1,4 @@
-"""SQL for strangers: hostile queries end in typed results and leave the file alone; workers are reaped; grading."""
+"""Untrusted SQL: hostile queries end in typed results and leave the file alone; workers are reaped; grading."""
 
 import hashlib
 import os

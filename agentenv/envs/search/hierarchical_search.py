@@ -55,7 +55,7 @@ class Agent:
         """Everything that its searches found, and its answer.
 
         Raises:
-            EnvFault: its episode failed through a fault of ours.
+            EnvFault: its episode met an infrastructure failure.
         """
         (env,) = self.env.fork()
         question = shortened(question, self.config.context_tokens // QUESTION_SHARE)

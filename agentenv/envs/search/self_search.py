@@ -154,7 +154,7 @@ class SelfSearch(LocalSearch):
         try:
             observation, result = await self._found(block.content)
         except Exception:
-            self.state.text = before  # a fault of ours leaves the episode where it was
+            self.state.text = before  # an infrastructure failure leaves the episode where it was
             raise
         self.state.text += "".join(message.text for message in observation)
         self.state.turns += 1

@@ -114,10 +114,10 @@ def with_bounds(levels: list[Level], bounds: Mapping[str, Any]) -> list[Level]:
 
 
 def fault_warnings(runs: Sequence[tuple[str, Json]]) -> list[str]:
-    """A sentence for every run with faults of ours."""
+    """A sentence for every run with infrastructure failures."""
     return [
         f"{label and label.capitalize() + ': '}{episodes_were(results['faults'])} left out of every score "
-        "for a fault of ours."
+        "for an infrastructure failure."
         for label, results in runs
         if results.get("faults")
     ]

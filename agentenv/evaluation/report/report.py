@@ -161,7 +161,7 @@ def _training_warnings(lines: Sequence[Json]) -> list[str]:
     ]
     faults = sum(line.get("faults") or 0 for line in lines)
     if faults:
-        warnings.append(f"{episodes_were(faults, 'training ')} masked for a fault of ours.")
+        warnings.append(f"{episodes_were(faults, 'training ')} masked for an infrastructure failure.")
     return warnings
 
 

@@ -46,7 +46,7 @@ def import_index(index_file: Path, corpus: Path, out: Path, encoder: Encoder) ->
                 f"{index_file} holds {index.ntotal} vectors of {index.d} dimensions, but {corpus} has {len(linked)} "
                 f"passages and the encoder {encoder.dim} dimensions; they do not belong together."
             )
-        _refuse_strangers(index, linked, encoder)
+        _refuse_other_vectors(index, linked, encoder)
         (fresh / INDEX_FILE).symlink_to(index_file.resolve())
         with corpus.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -65,7 +65,7 @@ def _refuse_unsearchable(index: Any, path: Path) -> None:
         )
 
 
-def _refuse_strangers(index: Any, corpus: MappedCorpus, encoder: Encoder) -> None:
+def _refuse_other_vectors(index: Any, corpus: MappedCorpus, encoder: Encoder) -> None:
     rows = np.unique(np.linspace(0, len(corpus) - 1, _SAMPLE).astype(np.int64))
     try:
         stored: Vectors = np.stack([index.reconstruct(int(row)) for row in rows])

@@ -1,4 +1,4 @@
-"""What a process gives up before it runs a stranger's code, and what a run's own corner of the jail is made of."""
+"""What a process gives up before it runs untrusted code, and what a run's own corner of the jail is made of."""
 
 import base64
 import os

@@ -1,4 +1,4 @@
-"""The process that runs a stranger's code: once, or cell after cell.
+"""The process that runs untrusted code: once, or cell after cell.
 
 Everything that it says is taken for the program's own word.
 """

@@ -48,7 +48,7 @@ class GameState:
         return field_of(self.plays[move][place], tag)
 
     def valid(self, move: str) -> list[Trajectory]:
-        """The episodes of ``move`` that no fault of ours ended."""
+        """The episodes of ``move`` that no infrastructure failure ended."""
         return [trajectory for trajectory in self.plays.get(move, ()) if trajectory.valid]
 
     @property

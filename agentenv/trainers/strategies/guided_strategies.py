@@ -116,7 +116,7 @@ class CritiqueStrategy:
             check_reflector(self.critic, self.reflection_tokens)
 
     async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> Played:
-        """The episodes, the refinement last; none where a fault of ours ended what it should refine."""
+        """The episodes, the refinement last; none where an infrastructure failure ended what it should refine."""
         first = self._refine(specs[0], specs[-1], context)
         plain = (_slot(specs, context, place) for place in range(1, len(specs) - 1))
         (base, *refined), *others = await gather_all([first, *plain])
@@ -272,7 +272,7 @@ async def _ask_expert(state: EpisodeState, config: RolloutConfig, ask: Callable[
 
 
 def is_lost(played: Played, spec: EpisodeSpec) -> bool:
-    """Whether every episode failed that no fault of ours ended, and there is one."""
+    """Whether every episode failed that no infrastructure failure ended, and there is one."""
     valid = [trajectory for trajectory in played if trajectory.valid]
     return bool(valid) and all(trajectory.reward < spec.env.reward_ceiling for trajectory in valid)
 

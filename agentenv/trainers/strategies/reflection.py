@@ -236,7 +236,7 @@ class PolicyReflector:
 
 
 def failed_reflection(spec: EpisodeSpec, episode: str, error: Exception) -> Trajectory:
-    """A reflection that a fault of ours ended, in a group of its own: it is counted, and nothing is learned from it."""
+    """A reflection that an infrastructure failure ended, in a group of its own: it is counted and teaches nothing."""
     state = EpisodeState(spec, episode)
     state.fail(EndReason.POLICY_FAULT, error)
     assert state.ended is not None

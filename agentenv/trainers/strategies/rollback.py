@@ -26,7 +26,7 @@ from agentenv.trainers.strategies.rollout_context import RolloutContext, gather_
 from agentenv.trainers.strategies.splicing import Comparison, SampledTurn, is_call, splice
 
 ERRORS = frozenset({ToolStatus.ERROR, ToolStatus.TIMEOUT, ToolStatus.FORMAT_ERROR})
-"""Statuses that are the policy's doing; a fault of ours is never taken back as if it were."""
+"""Statuses that are the policy's doing; an infrastructure failure is never taken back as if it were."""
 HINT = "\nThis way has failed {failures} times. Try a different method.\n"
 
 _UNLIMITED = 1 << 40  # tokens
@@ -216,7 +216,7 @@ class _Episode:
 
 
 def has_failed(turn: Turn) -> bool:
-    """Whether some call of ``turn`` failed, and none through a fault of ours."""
+    """Whether some call of ``turn`` failed, and none through an infrastructure failure."""
     statuses = {result.status for result in turn.tool_results}
     return bool(statuses & ERRORS) and ToolStatus.ENV_FAULT not in statuses
 

@@ -83,7 +83,7 @@ class StepBudget:
     rounds: int = 0
     """Waves played."""
     reserved: int = 0
-    """Episodes asked for; those that failed through a fault of ours count."""
+    """Episodes asked for; those that met an infrastructure failure count."""
 
     @property
     def remaining(self) -> int:

@@ -101,7 +101,7 @@ class RolloutScheduler:
             waiting: Within this block nothing is done but wait for episodes; it may raise ``Interrupted``.
 
         Raises:
-            Fault: every episode failed through a fault of ours.
+            Fault: every episode met an infrastructure failure.
             Interrupted: ``waiting`` was; what was drawn is not lost.
             ConfigurationError: what a strategy, the environment or the sampler cannot do.
         """
@@ -136,7 +136,7 @@ class RolloutScheduler:
         batch = collect(self._sampler, step_budget, self._play_round)
         played = [trajectory for group in batch.played for trajectory in group]
         if not any(trajectory.valid for trajectory in played):
-            raise Fault(f"every episode of step {step} failed through a fault of ours: {reasons_of(played)}")
+            raise Fault(f"every episode of step {step} met an infrastructure failure: {reasons_of(played)}")
         metrics = batch.metrics | (self._metrics(played) if self.staleness else {})
         if hung := abandoned():
             metrics["hung_calls"] = hung

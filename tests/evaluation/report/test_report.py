@@ -166,7 +166,10 @@ def test_an_evaluation_of_faults_only_has_a_page(
     tmp_path: Path, record: Callable[..., EpisodeRecord], write_run: Callable[..., None]
 ) -> None:
     write_run(tmp_path, [record("q", None, valid=False, end_reason="env_fault")])
-    assert "1 episode was left out of every score for a fault of ours." in Tags(write_report(tmp_path)).words
+    assert (
+        "1 episode was left out of every score for an infrastructure failure."
+        in Tags(write_report(tmp_path)).words
+    )
 
 
 def test_a_thousand_episodes_take_under_three_seconds_of_processor_time(

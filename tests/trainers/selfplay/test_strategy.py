@@ -220,7 +220,7 @@ def test_every_vote_has_to_agree() -> None:
 
 
 def test_a_verifier_that_fails_accepts_nothing_and_blames_nobody() -> None:
-    """D9: a fault of ours is no approval (there it is) and no penalty: the proposal is masked."""
+    """D9: an infrastructure failure is no approval (there it is) and no penalty: the proposal is masked."""
 
     def script(move: str, place: int, turn: int, shown: str) -> str:
         if move == "verify":

@@ -58,7 +58,7 @@ def played(task: int, reward: float, *, valid: bool = True) -> Trajectory:
 def step_of(
     sampler: TaskSampler, step: int, chance: Chance = lambda task: 0.5, *, questions: int = 4, size: int = 4
 ) -> tuple[Batch, list[list[TaskDraw]]]:
-    """One step in which a task succeeds with its chance; a chance below 0 is a fault of ours. Also every round's draws."""
+    """One step in which a task succeeds with its chance; below 0 is an infrastructure failure. Also every round's draws."""
     step_budget, rounds = StepBudget(step, TASKS, np.random.default_rng([0, step]), questions, size), []
 
     def play(
