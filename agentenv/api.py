@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from agentenv.core.concurrency.background import without_running_loop
 from agentenv.core.env import Env
-from agentenv.core.io.trust import confirm_file
 from agentenv.core.protocols import Policy
+from agentenv.core.trust import confirm_file
 from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
 from agentenv.evaluation.benchmark import Benchmark, run_benchmark
 from agentenv.evaluation.benchmark import EvalDisplay as EvalDisplay
@@ -165,7 +165,7 @@ def _trained(config: TrainConfig, out: Path, resume: bool, display: "TrainDispla
         from agentenv.trainers.run_folder.folder import RunFolder
     except ModuleNotFoundError as error:
         raise MissingExtra.of(str(error.name), "train") from error
-    from agentenv.cli.progress import LiveDisplay
+    from agentenv.progress import LiveDisplay
 
     if not is_main_process():
         run_follower(config)
@@ -297,7 +297,7 @@ def _evaluated(
     *,
     retry_faults: bool,
 ) -> EvaluationResult:
-    from agentenv.cli.progress import LiveDisplays
+    from agentenv.progress import LiveDisplays
 
     with ExitStack() as stack:
         if isinstance(policy, AgentPolicy):

@@ -106,9 +106,9 @@ class Eval:
         return {**found, **ended, "out": str(self.out)}
 
     def _run_suite(self, file: Path, fields: dict[str, Any]) -> dict[str, Any]:
-        from agentenv.cli.progress import LiveDisplays
-        from agentenv.core.io.trust import confirm_file
+        from agentenv.core.trust import confirm_file
         from agentenv.evaluation.suite import read_suite
+        from agentenv.progress import LiveDisplays
 
         confirm_file(file, trusted=self.trust_config)
         suite = read_suite(file, fields)

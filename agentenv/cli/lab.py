@@ -72,8 +72,8 @@ class Run:
             import torch  # noqa: F401 (the extra is there)
         except ModuleNotFoundError as error:
             raise MissingExtra.of("torch", "train") from error
-        from agentenv.cli.progress import LiveDisplay
-        from agentenv.core.io.trust import confirm_file
+        from agentenv.core.trust import confirm_file
+        from agentenv.progress import LiveDisplay
         from agentenv.trainers.lab.lab import experiments, load_experiment, next_trial, run_trial
         from agentenv.trainers.lab.lab_page import write_page
 

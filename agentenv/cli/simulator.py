@@ -109,7 +109,7 @@ class Train:
             from agentenv.trainers.warmstart import simulator as maker
         except ModuleNotFoundError as error:
             raise MissingExtra.of(error.name or "torch", "train") from error
-        from agentenv.cli.progress import LiveDisplay
+        from agentenv.progress import LiveDisplay
 
         if self.out.exists():
             raise ConfigurationError(f"{self.out} exists already; choose another --out")

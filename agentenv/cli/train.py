@@ -12,7 +12,7 @@ from rich.console import Console
 
 from agentenv.cli.eval import bound_lines
 from agentenv.cli.switches import plain_switches
-from agentenv.core.io.trust import confirm_file
+from agentenv.core.trust import confirm_file
 from agentenv.data.sources import WORLD
 from agentenv.errors import ConfigurationError, MissingExtra
 from agentenv.evaluation.report.flat_tables import interval_text

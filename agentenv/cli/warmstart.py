@@ -53,7 +53,7 @@ class Warmstart:
         except ModuleNotFoundError as error:
             raise MissingExtra.of("torch", "train") from error
         self._check()
-        from agentenv.cli.progress import LiveDisplay
+        from agentenv.progress import LiveDisplay
 
         self.out.parent.mkdir(parents=True, exist_ok=True)
         with LiveDisplay("warmstart", log=self.out.parent / f"{self.out.name}.log") as display:
@@ -118,7 +118,7 @@ class Warmstart:
         return desktop_warmstart(config, display, self.out)
 
     def _expert(self, display: Any) -> dict[str, Any]:
-        from agentenv.core.io.trust import confirm_file
+        from agentenv.core.trust import confirm_file
         from agentenv.trainers.config.config_files import load_config, presets
         from agentenv.trainers.warmstart.expert_warmstart import expert_warmstart
 

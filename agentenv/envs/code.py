@@ -29,7 +29,7 @@ from agentenv.core.types import (
 from agentenv.data.code_tasks import generate_code_tasks
 from agentenv.errors import ConfigurationError, DatasetError, SandboxFault
 from agentenv.sandbox.backends import make_executor
-from agentenv.sandbox.grading import Grade, TestOutcome, grade
+from agentenv.sandbox.grading import CaseOutcome, Grade, grade
 from agentenv.sandbox.types import ExecResult, ExecStatus, ExecutionLimits, Executor, ExecutorSession
 
 TAGS = ("python", "submit")
@@ -294,7 +294,7 @@ def shown(result: ExecResult) -> str:
 
 def counted(found: Grade) -> str:
     """How many tests were passed, and how the others went: all that is told of hidden tests unless asked for more."""
-    ways = Counter(outcome.value for outcome in found.outcomes if outcome is not TestOutcome.PASSED)
+    ways = Counter(outcome.value for outcome in found.outcomes if outcome is not CaseOutcome.PASSED)
     rest = ", ".join(f"{count} {way}" for way, count in sorted(ways.items()))
     return f"{found.passed} of {len(found.outcomes)} hidden tests passed ({rest})."
 

@@ -36,7 +36,7 @@ KEPT = ("/usr", "/bin", "/etc", "/lib", "/lib32", "/lib64", "/opt", "/py", "/sit
 CAPABILITIES = ("SYS_ADMIN", "SETUID", "SETGID", "SETPCAP")
 """The zygote's own: namespaces and mounts, the program's uid, and giving up the bounding set. No program keeps any."""
 RESERVED = 96
-"""Processes of a container that no program is promised: its router and template, and the supervisors that wait for programs."""
+"""Processes of a container that no program is promised: its router and template, and waiting supervisors."""
 ANSWER_S = 30.0
 CHUNK = struct.Struct(">BxxxI")  # which stream, length
 STDERR = 2

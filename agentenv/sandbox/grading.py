@@ -82,7 +82,7 @@ VIA: dict[str, Callable[[Any], Any]] = {
 }
 
 
-class TestOutcome(StrEnum):
+class CaseOutcome(StrEnum):
     """How a program did in one test."""
 
     PASSED = "passed"
@@ -96,14 +96,14 @@ class TestOutcome(StrEnum):
 class Grade:
     """How a program did in all tests."""
 
-    outcomes: tuple[TestOutcome, ...]
+    outcomes: tuple[CaseOutcome, ...]
     stderr: str = ""
     """Of the first run in which the program or a call raised."""
 
     @property
     def passed(self) -> int:
         """Tests passed."""
-        return sum(outcome is TestOutcome.PASSED for outcome in self.outcomes)
+        return sum(outcome is CaseOutcome.PASSED for outcome in self.outcomes)
 
     @property
     def all_passed(self) -> bool:
@@ -141,7 +141,7 @@ def grade(
     Raises:
         SandboxFault: the sandbox failed, which says nothing about the program.
     """
-    outcomes: dict[int, TestOutcome] = {}
+    outcomes: dict[int, CaseOutcome] = {}
     errors: list[str] = []
     run = _Runner(executor, program, limits, domain, variables, errors)
     calls = {index: test for index, test in enumerate(tests) if isinstance(test, CallTest)}
@@ -149,11 +149,11 @@ def grade(
     for index, test in enumerate(tests):
         if isinstance(test, StdioTest):
             if run.seconds > GRADE_S:
-                outcomes[index] = TestOutcome.TIMEOUT
+                outcomes[index] = CaseOutcome.TIMEOUT
                 continue
             result = run(stdin=test.stdin)
             passed = result.ok and matches_text(test, result.stdout)
-            outcomes[index] = TestOutcome.PASSED if passed else _failure(result)
+            outcomes[index] = CaseOutcome.PASSED if passed else _failure(result)
     return Grade(tuple(outcomes[index] for index in range(len(tests))), errors[0] if errors else "")
 
 
@@ -182,9 +182,9 @@ class _Runner:
         return result
 
 
-def _grade_calls(run: _Runner, tests: dict[int, CallTest]) -> dict[int, TestOutcome]:
+def _grade_calls(run: _Runner, tests: dict[int, CallTest]) -> dict[int, CaseOutcome]:
     """All calls in one run; after a call that ended the program, the rest in another one."""
-    outcomes: dict[int, TestOutcome] = {}
+    outcomes: dict[int, CaseOutcome] = {}
     left = list(tests)
     for _ in range(MAX_DEATHS):
         if not left:
@@ -199,34 +199,34 @@ def _grade_calls(run: _Runner, tests: dict[int, CallTest]) -> dict[int, TestOutc
             outcomes[left[answered]] = judge_call(tests[left[answered]], document)
             answered += 1
         if answered < len(left):
-            outcomes[left[answered]] = _failure(result) if not result.ok else TestOutcome.ERROR
+            outcomes[left[answered]] = _failure(result) if not result.ok else CaseOutcome.ERROR
         left = left[answered + 1 :]
-    return outcomes | dict.fromkeys(left, TestOutcome.ERROR)
+    return outcomes | dict.fromkeys(left, CaseOutcome.ERROR)
 
 
-def _failure(result: ExecResult) -> TestOutcome:
+def _failure(result: ExecResult) -> CaseOutcome:
     match result.status:
         case ExecStatus.OK:
-            return TestOutcome.WRONG
+            return CaseOutcome.WRONG
         case ExecStatus.TIMEOUT:
-            return TestOutcome.TIMEOUT
+            return CaseOutcome.TIMEOUT
         case ExecStatus.OOM | ExecStatus.OUTPUT_LIMIT:
-            return TestOutcome.LIMIT
+            return CaseOutcome.LIMIT
         case _:
-            return TestOutcome.ERROR
+            return CaseOutcome.ERROR
 
 
-def judge_call(test: CallTest, document: Any) -> TestOutcome:
+def judge_call(test: CallTest, document: Any) -> CaseOutcome:
     """The outcome of one call from what came back for it."""
     if not (isinstance(document, dict) and set(document) == {"v"}):
-        return TestOutcome.ERROR
+        return CaseOutcome.ERROR
     try:
         value = VIA[test.via](plain.load(document["v"]))
-        return TestOutcome.PASSED if _agrees(test, value) else TestOutcome.WRONG
+        return CaseOutcome.PASSED if _agrees(test, value) else CaseOutcome.WRONG
     except plain.NotPlain:
-        return TestOutcome.ERROR
+        return CaseOutcome.ERROR
     except (TypeError, ValueError, RecursionError, OverflowError):  # no set, no number, too deep
-        return TestOutcome.WRONG
+        return CaseOutcome.WRONG
 
 
 def _agrees(test: CallTest, value: Any) -> bool:

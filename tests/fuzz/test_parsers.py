@@ -23,7 +23,7 @@ from pydantic import BaseModel, ValidationError
 
 from agentenv.core.io.cassette import Cassette
 from agentenv.core.io.model_files import check_adapter_files, check_model_files
-from agentenv.core.io.trust import confirm_file
+from agentenv.core.trust import confirm_file
 from agentenv.envs.calculator import Calculator
 from agentenv.envs.gui.recordings import load_recordings
 from agentenv.envs.search.local_search import LocalSearch

@@ -8,7 +8,7 @@ import pytest
 from agentenv.errors import SandboxFault
 from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.fakes import FakeExecutor
-from agentenv.sandbox.grading import CallTest, Grade, StdioTest, Test, TestOutcome, grade
+from agentenv.sandbox.grading import CallTest, CaseOutcome, Grade, StdioTest, Test, grade
 from agentenv.sandbox.types import ExecutionLimits
 
 LIMITS = ExecutionLimits(wall_s=30.0, cpu_s=2.0, memory_mb=128)
@@ -86,7 +86,7 @@ def test_a_hack_fails_and_is_never_masked(box: JailExecutor, hack: str) -> None:
 
 def test_h02_a_program_that_stops_itself_times_out(box: JailExecutor) -> None:
     found = grade(box, "import os; os.kill(os.getpid(), 19)", CALLS[:1], limits=BRIEF)
-    assert found.outcomes == (TestOutcome.TIMEOUT,)
+    assert found.outcomes == (CaseOutcome.TIMEOUT,)
 
 
 def test_h07_neither_tests_nor_harness_can_be_found(box: JailExecutor) -> None:

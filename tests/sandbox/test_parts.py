@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from agentenv.errors import SandboxFault
 from agentenv.sandbox.fakes import FakeExecutor
-from agentenv.sandbox.grading import CallTest, StdioTest, Test, TestOutcome, grade, judge_call, matches_text
+from agentenv.sandbox.grading import CallTest, CaseOutcome, StdioTest, Test, grade, judge_call, matches_text
 from agentenv.sandbox.jail import frames, plain, trees
 from agentenv.sandbox.jail.output import Bounded
 from agentenv.sandbox.jail.signal_filter import SignalFilter
@@ -189,7 +189,7 @@ def test_grading_counts_each_test() -> None:
         CallTest("f", ([2, 2],), {2}, via="set"),
     ]
     found = grade(FakeExecutor(), "def f(x): return x * 2 if x != 'a' else 1 / 0", tests)
-    passed, wrong, error = TestOutcome.PASSED, TestOutcome.WRONG, TestOutcome.ERROR
+    passed, wrong, error = CaseOutcome.PASSED, CaseOutcome.WRONG, CaseOutcome.ERROR
     assert found.outcomes == (passed, wrong, error, error, passed, passed, passed)
     assert (found.passed, found.all_passed, found.fraction) == (4, False, 4 / 7)
 
@@ -197,16 +197,16 @@ def test_grading_counts_each_test() -> None:
 @pytest.mark.parametrize(
     ("status", "outcome"),
     [
-        (ExecStatus.OK, TestOutcome.PASSED),
-        (ExecStatus.ERROR, TestOutcome.ERROR),
-        (ExecStatus.KILLED, TestOutcome.ERROR),
-        (ExecStatus.TIMEOUT, TestOutcome.TIMEOUT),
-        (ExecStatus.OOM, TestOutcome.LIMIT),
-        (ExecStatus.OUTPUT_LIMIT, TestOutcome.LIMIT),
+        (ExecStatus.OK, CaseOutcome.PASSED),
+        (ExecStatus.ERROR, CaseOutcome.ERROR),
+        (ExecStatus.KILLED, CaseOutcome.ERROR),
+        (ExecStatus.TIMEOUT, CaseOutcome.TIMEOUT),
+        (ExecStatus.OOM, CaseOutcome.LIMIT),
+        (ExecStatus.OUTPUT_LIMIT, CaseOutcome.LIMIT),
     ],
 )
 def test_the_right_output_counts_only_of_a_run_that_went_well(
-    status: ExecStatus, outcome: TestOutcome
+    status: ExecStatus, outcome: CaseOutcome
 ) -> None:
     class Ended(FakeExecutor):
         def run(self, code: str, **options: Any) -> ExecResult:
@@ -214,13 +214,13 @@ def test_the_right_output_counts_only_of_a_run_that_went_well(
 
     found = grade(Ended(), "", [StdioTest("", "23")])
     assert found.outcomes == (outcome,)
-    assert found.stderr == ("" if outcome is TestOutcome.PASSED else "trouble")
+    assert found.stderr == ("" if outcome is CaseOutcome.PASSED else "trouble")
 
 
 @pytest.mark.parametrize("ending", ["raise ValueError", "import sys; sys.exit(3)"])
 def test_the_right_output_of_a_program_that_failed_is_no_pass(ending: str) -> None:
     tests: list[Test] = [StdioTest("", "23"), StdioTest("", "24")]
-    assert grade(FakeExecutor(), f"print(23)\n{ending}", tests).outcomes == (TestOutcome.ERROR,) * 2
+    assert grade(FakeExecutor(), f"print(23)\n{ending}", tests).outcomes == (CaseOutcome.ERROR,) * 2
 
 
 @pytest.mark.parametrize(
@@ -241,8 +241,8 @@ def test_the_right_output_of_a_program_that_failed_is_no_pass(ending: str) -> No
     ],
 )
 def test_only_a_document_with_a_value_and_nothing_else_is_a_verdict(document: Any) -> None:
-    assert judge_call(CallTest("f", (), 4), {"v": 4}) is TestOutcome.PASSED
-    assert judge_call(CallTest("f", (), 4), document) is TestOutcome.ERROR
+    assert judge_call(CallTest("f", (), 4), {"v": 4}) is CaseOutcome.PASSED
+    assert judge_call(CallTest("f", (), 4), document) is CaseOutcome.ERROR
 
 
 def test_a_value_is_wrong_and_not_an_error_where_the_run_failed_after_it() -> None:
@@ -254,16 +254,16 @@ def test_a_value_is_wrong_and_not_an_error_where_the_run_failed_after_it() -> No
             return replace(whole, status=ExecStatus.TIMEOUT, returned=whole.returned[:2])
 
     found = grade(Died(), "def f(x): return x", [CallTest("f", (n,), 1) for n in (1, 2, 3)])
-    assert found.outcomes == (TestOutcome.PASSED, TestOutcome.WRONG, TestOutcome.TIMEOUT)
+    assert found.outcomes == (CaseOutcome.PASSED, CaseOutcome.WRONG, CaseOutcome.TIMEOUT)
 
 
 def test_grading_compares_text() -> None:
     program = "print(int(input()) / 3)"
     tests = [StdioTest("1\n", "0.333", "float", 1e-2), StdioTest("3\n", "1.0"), StdioTest("x\n", "1.0")]
     assert grade(FakeExecutor(), program, tests).outcomes == (
-        TestOutcome.PASSED,
-        TestOutcome.PASSED,
-        TestOutcome.ERROR,
+        CaseOutcome.PASSED,
+        CaseOutcome.PASSED,
+        CaseOutcome.ERROR,
     )
 
 
@@ -292,30 +292,30 @@ def test_text_is_compared_as_asked(compare: Any, wanted: str, text: str, same: b
 
 
 def test_a_value_of_another_type_is_wrong_where_the_type_counts() -> None:
-    assert judge_call(CallTest("f", (), 1, "is"), {"v": True}) is TestOutcome.WRONG
-    assert judge_call(CallTest("f", (), 1), {"v": True}) is TestOutcome.PASSED
-    assert judge_call(CallTest("f", (), 1, "close"), {"v": "x"}) is TestOutcome.WRONG
-    assert judge_call(CallTest("f", (), 1), {"e": "ValueError"}) is TestOutcome.ERROR
-    assert judge_call(CallTest("f", (), 1), ["v"]) is TestOutcome.ERROR
+    assert judge_call(CallTest("f", (), 1, "is"), {"v": True}) is CaseOutcome.WRONG
+    assert judge_call(CallTest("f", (), 1), {"v": True}) is CaseOutcome.PASSED
+    assert judge_call(CallTest("f", (), 1, "close"), {"v": "x"}) is CaseOutcome.WRONG
+    assert judge_call(CallTest("f", (), 1), {"e": "ValueError"}) is CaseOutcome.ERROR
+    assert judge_call(CallTest("f", (), 1), ["v"]) is CaseOutcome.ERROR
 
 
 @pytest.mark.parametrize(
     ("expected", "value", "outcome"),
     [
-        ([3], 3, TestOutcome.PASSED),
-        ([3], [3], TestOutcome.PASSED),
-        ([[1, 2]], (1, 2), TestOutcome.PASSED),
-        ([[[1], 2]], [([1], 2)], TestOutcome.PASSED),
-        (3, 3, TestOutcome.PASSED),
-        ([], [], TestOutcome.PASSED),
-        ([3], [[3]], TestOutcome.WRONG),
-        ([3, 4], 4, TestOutcome.WRONG),
-        ([], None, TestOutcome.WRONG),
-        ("ab", "a", TestOutcome.WRONG),
+        ([3], 3, CaseOutcome.PASSED),
+        ([3], [3], CaseOutcome.PASSED),
+        ([[1, 2]], (1, 2), CaseOutcome.PASSED),
+        ([[[1], 2]], [([1], 2)], CaseOutcome.PASSED),
+        (3, 3, CaseOutcome.PASSED),
+        ([], [], CaseOutcome.PASSED),
+        ([3], [[3]], CaseOutcome.WRONG),
+        ([3, 4], 4, CaseOutcome.WRONG),
+        ([], None, CaseOutcome.WRONG),
+        ("ab", "a", CaseOutcome.WRONG),
     ],
 )
 def test_a_wrapped_value_is_expected_as_it_is_or_without_its_list(
-    expected: Any, value: Any, outcome: TestOutcome
+    expected: Any, value: Any, outcome: CaseOutcome
 ) -> None:
     test = CallTest("f", (), expected, "wrapped", via="untupled")
     assert judge_call(test, {"v": plain.dump(value)}) is outcome
@@ -323,14 +323,14 @@ def test_a_wrapped_value_is_expected_as_it_is_or_without_its_list(
 
 def test_tuples_count_as_lists_where_asked() -> None:
     for value, outcome in (
-        ((1, (2,)), TestOutcome.PASSED),
-        ([1, [2]], TestOutcome.PASSED),
-        ("12", TestOutcome.WRONG),
+        ((1, (2,)), CaseOutcome.PASSED),
+        ([1, [2]], CaseOutcome.PASSED),
+        ("12", CaseOutcome.WRONG),
     ):
         assert judge_call(CallTest("f", (), [1, [2]], via="untupled"), {"v": plain.dump(value)}) is outcome
     assert (
         judge_call(CallTest("f", (), {"a": [1]}, via="untupled"), {"v": plain.dump({"a": (1,)})})
-        is TestOutcome.PASSED
+        is CaseOutcome.PASSED
     )
 
 
@@ -349,7 +349,7 @@ class Dying(FakeExecutor):
 
 def test_calls_after_a_death_run_again_but_not_for_ever() -> None:
     found = grade(Dying(), "def f(x): return x", [CallTest("f", (i,), i) for i in range(9)])
-    passed, error = TestOutcome.PASSED, TestOutcome.ERROR
+    passed, error = CaseOutcome.PASSED, CaseOutcome.ERROR
     assert found.outcomes == (passed, error, passed, error, passed, error, error, error, error)
 
 
@@ -401,4 +401,4 @@ def test_a_program_cannot_sleep_through_all_of_its_tests() -> None:
     slow = Slow()
     found = grade(slow, "print(1)", tests)
     assert (found.passed, len(slow.programs), len(found.outcomes)) == (3, 3, 90)
-    assert set(found.outcomes[3:]) == {TestOutcome.TIMEOUT}
+    assert set(found.outcomes[3:]) == {CaseOutcome.TIMEOUT}

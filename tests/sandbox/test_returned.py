@@ -9,7 +9,7 @@ import pytest
 from agentenv.core.grammar import encodable
 from agentenv.sandbox.encoding import result_of
 from agentenv.sandbox.executor import JailExecutor
-from agentenv.sandbox.grading import CallTest, TestOutcome, grade, judge_call
+from agentenv.sandbox.grading import CallTest, CaseOutcome, grade, judge_call
 from agentenv.sandbox.jail import plain
 from agentenv.sandbox.types import ExecutionLimits
 
@@ -101,7 +101,7 @@ WAYS = [
 def test_no_returned_value_exhausts_the_owner(box: JailExecutor, case: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found = grade(box, RETURNED[case], WAYS[:1], limits=LIMITS)
-    assert found.outcomes[0] in (TestOutcome.ERROR, TestOutcome.WRONG, TestOutcome.LIMIT)
+    assert found.outcomes[0] in (CaseOutcome.ERROR, CaseOutcome.WRONG, CaseOutcome.LIMIT)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < ROOM_KB
 
 
@@ -123,7 +123,7 @@ def test_no_returned_value_exhausts_the_owner(box: JailExecutor, case: str) -> N
     ids=lambda document: repr(document)[:20],
 )
 def test_every_comparison_of_every_value_comes_to_an_end(test: CallTest, document: object) -> None:
-    assert judge_call(test, {"v": document}) in (TestOutcome.WRONG, TestOutcome.ERROR)
+    assert judge_call(test, {"v": document}) in (CaseOutcome.WRONG, CaseOutcome.ERROR)
 
 
 def test_values_that_a_program_may_return_are_judged_as_before() -> None:
@@ -142,7 +142,7 @@ def test_values_that_a_program_may_return_are_judged_as_before() -> None:
         line = json.dumps({"v": plain.dump(value)})
         convert: Any = {"set": set, "sorted": sorted, "tuple": tuple, "": lambda v: v}[via]
         test = CallTest("f", (), convert(value), "is", via=via)
-        assert judge_call(test, plain.decode(line)) is TestOutcome.PASSED
+        assert judge_call(test, plain.decode(line)) is CaseOutcome.PASSED
 
 
 def answer(**parts: object) -> dict[str, object]:

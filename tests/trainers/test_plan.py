@@ -9,7 +9,7 @@ import torch
 
 from agentenv.errors import ConfigurationError
 from agentenv.policies.lora import adapt
-from agentenv.trainers.addresses import refuse_silent
+from agentenv.trainers.config.addresses import refuse_silent
 from agentenv.trainers.config.config_files import override
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.plan import MemoryEstimate, available_memory, memory_of, plan_run

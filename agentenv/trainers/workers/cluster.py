@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import AgentEnvError, ConfigurationError, MissingExtra, WorkerLost
-from agentenv.trainers.config.train_config import ClusterSettings
+from agentenv.trainers.config.sections import ClusterSettings
 from agentenv.trainers.workers.inflight import InflightGroup
 from agentenv.trainers.workers.worker_pool import Weights
 

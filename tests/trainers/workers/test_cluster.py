@@ -31,7 +31,7 @@ from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.errors import MissingExtra
 from agentenv.policies.fakes import random_policy
 from agentenv.trainers.config.config_files import parse_config
-from agentenv.trainers.config.train_config import ClusterSettings
+from agentenv.trainers.config.sections import ClusterSettings
 from agentenv.trainers.grpo import train
 from agentenv.trainers.run import open_group_runner
 from agentenv.trainers.run_folder.folder import RunFolder

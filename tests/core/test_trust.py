@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.cli.main import main
-from agentenv.core.io.trust import confirm_file, risks
+from agentenv.core.trust import confirm_file, risks
 from agentenv.trainers.config.config_files import presets
 from agentenv.trainers.lab.lab import experiments
 

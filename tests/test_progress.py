@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.cli.progress import LiveDisplay
+from agentenv.progress import LiveDisplay
 
 
 class Clock:

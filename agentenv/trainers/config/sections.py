@@ -1,0 +1,302 @@
+"""The sections of a training run's configuration. Importable without torch."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from agentenv.core.validation import Frozen
+from agentenv.evaluation.results import measure_of
+from agentenv.evaluation.task_env import known_retriever
+from agentenv.trainers.config.addresses import known_address
+from agentenv.trainers.credit.estimators import get_estimator
+from agentenv.trainers.strategies.strategies import get_strategy
+from agentenv.trainers.task_sampling.samplers import get_sampler
+
+_LARGEST_RATE = 1e30  # beyond, Adam's own numbers leave the range of float32
+
+
+class RolloutSettings(Frozen):
+    """How episodes are sampled in training."""
+
+    questions: int = Field(16, ge=1)
+    """Questions an optimiser step."""
+    group_size: int = Field(8, ge=2)
+    """Episodes a question; at least 2, or every advantage is 0."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature; the loss divides logits by the same number."""
+    turn_tokens: int = Field(48, ge=1)
+    """Tokens that the policy may sample in one turn."""
+    context_tokens: int = Field(512, ge=2)
+    """Tokens of prompt, actions and observations together; an episode ends before it overflows."""
+    deterministic: bool = True
+    """Batches are formed by episode index: equal seed, machine and thread count give equal files."""
+    deadline_s: float = Field(600.0, gt=0)
+    """Seconds that one call of policy or environment may take."""
+    workers: int = Field(0, ge=0)
+    """Environments that play at once in training, whatever their groups: one whose episode has ended begins the next that
+    waits, and no group keeps them for its slowest episode (DART). 0 gives every episode one."""
+    strategy: str = "plain"
+    """Name of the rollout strategy: how the episodes of a question become its group."""
+    strategy_options: dict[str, Any] = Field(default_factory=dict)
+    """Its options by name; ``docs/rollouts.md`` in the repository lists them."""
+    sampler: str = "uniform"
+    """Name of the task sampler: which questions are played and how often, within ``questions`` times ``group_size``
+    episodes a step."""
+    sampler_options: dict[str, Any] = Field(default_factory=dict)
+    """Its options by name; ``docs/sampling.md`` in the repository lists them."""
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        get_strategy(self.strategy, self.strategy_options)
+        get_sampler(self.sampler, self.sampler_options)
+        return self
+
+
+class CorrectionSettings(Frozen):
+    """What is done about tokens that other weights or another context sampled."""
+
+    mode: Literal["none", "truncate", "mask"] | None = None
+    """``truncate`` weighs by min(w, high), w the proximal over the sampler's probability; ``mask`` by w within
+    [low, high] and 0 outside. None is ``truncate`` where the sampler's log-probs are not those of the learner (asynchronous
+    training, an engine, ``precision = "bfloat16"``) and ``none`` otherwise."""
+    level: Literal["token", "sequence", "geometric"] = "token"
+    """w of the token, the product over its row, or the geometric mean over its row."""
+    low: float = Field(0.0, ge=0)
+    """Lower bound of ``mask``."""
+    high: float = Field(2.0, gt=0)
+    """Upper bound."""
+    reject_above: float | None = Field(None, gt=0)
+    """Tokens whose divergence from the sampler is larger leave the loss, not its denominator; None rejects none."""
+    divergence: Literal["k1", "k2", "k3"] = "k3"
+    """Estimate of that divergence."""
+    reduce: Literal["token", "sum", "mean", "max"] = "mean"
+    """Judges each token, or its whole row."""
+    off_context: Literal["recompute", "weight", "rescore", "ratio"] | None = None
+    """Tokens sampled under another context: taken for on-policy, weighed one by one by min(p(now) / p(sampled), high),
+    scored again by the policy where they stand now, one forward pass an episode, or with p(sampled) as the denominator of
+    their ratio (Guide). None is ``weight`` where recorded log-probs are weighed at all, and ``recompute`` otherwise."""
+    ess_base: float | None = Field(None, gt=0)
+    """The step size is scaled by sqrt(min(1, effective sample / base)) (VCPO, base 1); None leaves it."""
+
+    @property
+    def weighs(self) -> bool:
+        """Whether recorded log-probs enter a weight."""
+        weighted = self.mode not in (None, "none")
+        return weighted or self.reject_above is not None or self.ess_base is not None
+
+
+class OptimizationConfig(Frozen):
+    """How the weights are moved."""
+
+    steps: int = Field(100, ge=1)
+    """Optimiser steps; one for each batch of rollouts."""
+    learning_rate: float = Field(1e-4, gt=0, le=_LARGEST_RATE)
+    """Adam step size, constant after the warm-up."""
+    warmup_steps: int = Field(0, ge=0)
+    """Steps of linear warm-up; 0 starts at full size."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """The gradient is scaled down to this norm."""
+    updates: int = Field(1, ge=1)
+    """Optimiser steps on each batch of rollouts."""
+    estimator: str = "group_relative"
+    """Name of the advantage estimator."""
+    estimator_options: dict[str, Any] = Field(default_factory=dict)
+    """Its options by name; ``docs/credit.md`` in the repository lists them."""
+    objective: str = "ppo_clip"
+    """Name of the loss."""
+    objective_options: dict[str, Any] = Field(default_factory=dict)
+    """Its options by name; ``docs/credit.md`` in the repository lists them."""
+    clip_low: float | None = Field(None, ge=0)
+    """How far the ratio may fall below 1; None takes the objective's own bound (0.2 for ``ppo_clip``)."""
+    clip_high: float | None = Field(None, ge=0)
+    """How far the ratio may rise above 1; None takes the objective's own bound (0.28 for ``ppo_clip``)."""
+    aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "constant", "token_sum"] | None = None
+    """How token losses become one number, over the whole step; ``constant`` divides by episodes times ``context_tokens``.
+    None takes the objective's own (``token_mean``; ``sequence_mean`` for ``gspo``)."""
+    proximal: Literal["sampler", "recompute", "interpolate"] | None = None
+    """Log-probs that ratios are formed with: the sampler's own, the learner's at the start of the update, or a way between
+    the two by version (AReaL). None is ``recompute`` (decoupled PPO) where the sampler's log-probs are not those of the
+    learner (asynchronous training, an engine, ``precision = "bfloat16"``) and ``sampler`` otherwise."""
+    correction: CorrectionSettings = CorrectionSettings()
+    """Weights for tokens that other weights sampled; with ``proximal`` other than ``sampler`` (decoupled PPO)."""
+    supervised_rate: float = Field(1e-5, gt=0, le=_LARGEST_RATE)
+    """Step size of a step of its own on the demonstrations that a strategy added (ReLIFT), after that on the episodes."""
+    kl_coefficient: float = Field(0.0, ge=0)
+    """Weight of the penalty towards the initial policy; 0 keeps no reference model."""
+    kl: Literal["k1", "k2", "k3", "k3_corrected"] = "k3"
+    """Its estimator."""
+    ace_alpha: float = Field(0.0, ge=0)
+    """Strength of ACE's push against overconfident errors; above 0 keeps a reference model."""
+    ace_cap: float = Field(5.0, gt=0)
+    """Bound, in nats a token, on the confidence that ACE counts."""
+    entropy_coefficient: float = Field(0.0, ge=0)
+    """Weight of an entropy bonus, in nats a token."""
+    overlong_buffer: int = Field(0, ge=0)
+    """Last tokens of ``context_tokens`` over which a penalty on long episodes grows (DAPO); 0 gives none."""
+    overlong_factor: float = Field(1.0, ge=0)
+    """Size of that penalty at the limit."""
+    answer_penalty: float = Field(0.0, ge=0)
+    """Subtracted from the reward of an episode that ended without an answer."""
+    novelty: float = Field(0.0, ge=0)
+    """Strength of XRPO's bonus on positive advantages of episodes that were unlikely in their group (2.5 there); 0 gives
+    none."""
+    novelty_cap: float = Field(0.5, ge=0)
+    """Most of that bonus, in units of the advantage."""
+    micro_tokens: int = Field(8192, ge=1)
+    """Padded tokens of one forward pass; bounds memory."""
+    padding: float = Field(0.05, ge=0, le=1)
+    """Largest share of padding in one forward pass: rows of other lengths go into another one; 1 sets no bound. Changes the
+    order of sums and nothing else."""
+    gradient_checkpointing: bool = False
+    """Layers keep their inputs alone and compute the rest again in the backward pass: less memory, a third more time."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of the learner's multiplications; weights stay in float32. With ``bfloat16`` the sampler's log-probs differ a little
+    from the learner's, which ``proximal`` and ``correction.mode`` then allow for unless they are named."""
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        get_estimator(self.estimator, self.estimator_options)
+        return self
+
+    def resolved(self, apart: bool) -> Self:
+        """These settings with what None stands for in ``proximal``, ``correction.mode`` and ``correction.off_context``.
+
+        Args:
+            apart: Whether the sampler's log-probs are not those that the learner would compute.
+        """
+        mode = self.correction.mode or ("truncate" if apart and self.proximal != "sampler" else "none")
+        correction = self.correction.model_copy(update={"mode": mode})
+        off_context = correction.off_context or ("weight" if correction.weighs else "recompute")
+        correction = correction.model_copy(update={"off_context": off_context})
+        proximal = self.proximal or ("recompute" if apart else "sampler")
+        return self.model_copy(update={"proximal": proximal, "correction": correction})
+
+
+class LoraSettings(Frozen):
+    """Adapters that are trained in place of all weights; ``policies/lora.py``."""
+
+    rank: int = Field(0, ge=0)
+    """Rank of what is added to a layer's weights; 0 trains all weights."""
+    alpha: int = Field(32, ge=1)
+    """What is added is multiplied by alpha / rank."""
+    modules: tuple[str, ...] = ()
+    """Last names of the linear layers that are adapted, such as ``["q_proj", "v_proj"]``; none named is all but the output
+    layer."""
+
+    @model_validator(mode="after")
+    def _used(self) -> Self:
+        if self.modules and not self.rank:
+            raise ValueError(f"modules names {list(self.modules)}, and rank=0 adapts none: set rank above 0")
+        return self
+
+
+class AsynchronousSettings(Frozen):
+    """Rollouts that go on while the learner learns."""
+
+    staleness: int = Field(0, ge=0)
+    """Versions that the weights may have moved on between the beginning of an episode and its training (AReaL); 0 is
+    synchronous training, where a step plays its own episodes and waits for them."""
+    concurrent: int = Field(0, ge=0)
+    """Groups under way at once; 0 is twice ``rollout.questions`` (APRIL), or no bound where ``rollout.workers`` sets one.
+    Above ``questions`` the learner takes the groups that are complete first; at ``questions`` times ``staleness`` + 1 it
+    trains on them in the order of their draw."""
+
+
+class ClusterSettings(Frozen):
+    """Workers of a Ray cluster that play the episodes of training, each with a policy and an environment of its own."""
+
+    address: Annotated[str, AfterValidator(known_address)] = ""
+    """``HOST:PORT`` of the head; ``local`` starts a cluster of this machine for the run; empty plays in this process."""
+    workers: int = Field(2, ge=1)
+    """How many; one that is lost is replaced where there is room."""
+    cpus: float = Field(1.0, gt=0)
+    """Processors that a worker takes up in the cluster; ``threads`` says what it computes with."""
+    gpus: float = Field(0.0, ge=0)
+    """GPUs that a worker takes up, for its engines."""
+    start_s: float = Field(600.0, gt=0)
+    """Seconds in which a worker must be up; where none is up for so long the run ends."""
+    deadline_s: float = Field(3600.0, gt=0)
+    """Seconds that one group may take; a worker that is late with it counts as lost."""
+
+
+class EvaluationSettings(Frozen):
+    """Evaluation during and around training; always greedy, and without a rollout strategy unless one is named."""
+
+    every: int = Field(10, ge=0)
+    """Steps between two evaluations on the dev questions; 0 makes none."""
+    scorers: tuple[str, ...] = ()
+    """Scorers of the evaluations before and after, the first is the headline; ``reward`` is the environment's own outcome.
+    None named takes those that the environment declares."""
+    on_training_tasks: bool = False
+    """Whether a run may be tested on tasks that it learns from, which is refused otherwise."""
+    bounds: bool = True
+    """Whether the scripted expert, and where the environment searches closed book and oracle passages, are measured on the
+    test questions."""
+    strategy: str = "plain"
+    """A strategy of one trajectory a start, such as ``rollback``, with which the evaluations before and after are made once
+    more beside the plain ones; ``plain`` makes none."""
+    strategy_options: dict[str, Any] = Field(default_factory=dict)
+    """Its options by name."""
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        get_strategy(self.strategy, self.strategy_options)
+        for scorer in self.scorers:
+            measure_of(scorer)
+        return self
+
+
+class SimulationSettings(Frozen):
+    """What training searches in place of ``search``; evaluations never do."""
+
+    retriever: str = ""
+    """Its spec, such as ``simulated:hf:PATH``; empty searches ``search``."""
+    real: tuple[float, float] = (0.0, 0.0)
+    """Share of the training episodes that search ``search`` all the same, at the first step and at the last; linear in
+    between."""
+
+    @field_validator("retriever")
+    @classmethod
+    def _known_retriever(cls, retriever: str) -> str:
+        return known_retriever(retriever)
+
+    @field_validator("real")
+    @classmethod
+    def _shares(cls, real: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= share <= 1 for share in real):
+            raise ValueError("shares lie within 0 and 1")
+        return real
+
+
+class GuardSettings(Frozen):
+    """What is done about signs of a collapse, beyond the warning that there always is."""
+
+    guard: bool = False
+    """Whether anything is done; the first ten steps are never judged."""
+    action: Literal["lower", "stop"] = "lower"
+    """``lower`` multiplies the step size by ``factor``, once for each kind of sign; ``stop`` ends the training with a
+    checkpoint and the evaluation after it."""
+    factor: float = Field(0.1, gt=0, lt=1)
+    """See ``action``."""
+
+
+class SecondSettings(Frozen):
+    """A second set of weights, trained beside the first."""
+
+    roles: tuple[str, ...] = ()
+    """Roles of self-play that play with it, such as ``["proposer"]``; none trains one set for all."""
+    policy: str = ""
+    """Where it starts, with the tokens of the first; empty starts it where the first does."""
+    learning_rate: float | None = Field(None, gt=0, le=_LARGEST_RATE)
+    """Step size of its own; None takes that of the first set."""
+
+
+class LeagueSettings(Frozen):
+    """Past versions of a self-play run, and their matrix at its end."""
+
+    every: int = Field(0, ge=0)
+    """Steps between two versions that are kept for good; 0 keeps none and plays no league."""
+    games: int = Field(32, ge=1)
+    """Topics that every version poses a question about."""
