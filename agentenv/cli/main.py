@@ -53,7 +53,7 @@ COMMANDS = {
     "retriever query": Command("agentenv.cli.retriever:Query", "search an index"),
     "retriever plan": Command("agentenv.cli.retriever_plan:Plan", "which index fits a machine's memory"),
     "retriever import": Command(
-        "agentenv.cli.retriever:Adopt", "take over an index that was built elsewhere"
+        "agentenv.cli.retriever:ImportIndex", "take over an index that was built elsewhere"
     ),
     "retriever check": Command(
         "agentenv.cli.retriever:Check", "compare a saved retriever with its checksums"
