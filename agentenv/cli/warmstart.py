@@ -65,7 +65,7 @@ class Warmstart:
         if self.out.exists():
             raise ConfigurationError(f"{self.out} exists already; choose another --out")
         if self.from_shipped:
-            if self.env != "search" or self._given("copying_steps", "reading_steps", "reader"):
+            if self.env != "search" or self._given("copying_steps", "reading_steps", "init_from"):
                 raise ConfigurationError(
                     "--from-shipped goes with --mixture-steps, --role-steps and --weak-proposer-steps alone"
                 )
@@ -82,7 +82,7 @@ class Warmstart:
                 "--imitate goes with --steps alone: the run names policy, environment and seed"
             )
         phases = ("copying_steps", "reading_steps", "mixture_steps", "role_steps", "weak_proposer_steps")
-        search = self._given(*phases, "reader", "hops")
+        search = self._given(*phases, "init_from", "hops")
         if wrong := self._given("steps") if self.env == "search" and not self.imitate else search:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
             chosen = "--imitate" if self.imitate else f"--env {self.env}"
