@@ -1,24 +1,21 @@
 """The episode loop: policy and environment take turns, and every id is recorded as it was sampled or fed."""
 
-import asyncio
 import math
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import groupby
-from typing import Any, TypeVar
 
 from agentenv.core.acting import act, capture, check_task, fork, opening_of, release, rewind, step_env
 from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.concurrency.deadlines import within
+from agentenv.core.concurrency.tasks import gather_all
 from agentenv.core.episodes import EpisodeSpec, EpisodeState, RolloutConfig, never_fitted, replace_surrogates
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.core.types import Completion, EndReason, Observation, Sampling
 from agentenv.errors import ConfigurationError, ContextTooSmall, PolicyFault
-
-T = TypeVar("T")
 
 
 async def run_episode(
@@ -216,20 +213,6 @@ async def rollout(
     return await gather_all(one(index, spec) for index, spec in enumerate(specs))
 
 
-async def gather_all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of ``work``, which runs concurrently; the first error ends the rest.
-
-    Every coroutine begins before any of them goes on after its first wait, so that slots of a deterministic batcher that
-    they take at their beginning are all taken in time.
-    """
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one) for one in work]
-    except ExceptionGroup as several:  # they are of one kind: bad input; the first says it
-        raise several.exceptions[0] from None
-    return [task.result() for task in tasks]
-
-
 __all__ = [
     "EpisodeSpec",
     "EpisodeState",
@@ -238,7 +221,6 @@ __all__ = [
     "capture",
     "check_task",
     "fork",
-    "gather_all",
     "never_fitted",
     "observe",
     "open_episode",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.chat import InlineFormat, TemplateFormat
+from agentenv.core.concurrency.tasks import gather_all
 from agentenv.core.env_lifecycle import reason_of
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import RolloutConfig, never_fitted
@@ -318,12 +319,7 @@ async def _one_by_one(
         for index, task in missing:
             finished.add(await _batch(agent, task_env, [task], index, seed, phase))
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(agent.batch):
-                group.create_task(work())
-    except ExceptionGroup as several:
-        raise several.exceptions[0] from None
+    await gather_all(work() for _ in range(agent.batch))
 
 
 def _seconds(trajectory: Trajectory) -> float:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agentenv.core.concurrency.tasks import gather_all
 from agentenv.core.env import run_sync
 from agentenv.core.scoring.scorers import check_answers, get_scorer
 from agentenv.errors import ConfigurationError, EndpointFault, Fault, JudgeFault
@@ -115,12 +116,8 @@ class Judge:
             except (EndpointFault, JudgeFault) as fault:
                 return fault
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(record)) for record in records]
-        except ExceptionGroup as several:  # the same for all: a wrong key or model; the rest is not asked
-            raise several.exceptions[0] from None
-        return [task.result() for task in tasks]
+        # A wrong key or model is the same for all: after the first refusal the rest is not asked.
+        return await gather_all(one(record) for record in records)
 
 
 def judge_folder(directory: Path, judge: Judge) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.concurrency.batching import Batcher
+from agentenv.core.concurrency.tasks import gather_all
 from agentenv.core.io.cassette import Cassette
 from agentenv.core.io.model_files import read_settings
-from agentenv.core.rollout import gather_all
 from agentenv.core.types import Completion, Message, Sampling
 from agentenv.data.world_grammar import RELATIONS
 from agentenv.errors import ConfigurationError, MissingExtra, UnknownName

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from agentenv.core.concurrency.tasks import gather_all
 from agentenv.core.env_calls import call_plain
 from agentenv.core.rollout import (
     EpisodeSpec,
     EpisodeState,
     RolloutConfig,
-    gather_all,
     never_fitted,
     open_episode,
     play,

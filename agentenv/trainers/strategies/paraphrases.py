@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from agentenv.core.rollout import EpisodeSpec, gather_all, run_episode
+from agentenv.core.concurrency.tasks import gather_all
+from agentenv.core.rollout import EpisodeSpec, run_episode
 from agentenv.core.scoring.scorers import get_scorer
 from agentenv.core.trajectory import Trajectory
 from agentenv.data.paraphrases import paraphrases_of

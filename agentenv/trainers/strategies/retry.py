@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from agentenv.core.concurrency.tasks import gather_all
 from agentenv.core.rollout import (
     EpisodeSpec,
     EpisodeState,
-    gather_all,
     never_fitted,
     open_episode,
     play,

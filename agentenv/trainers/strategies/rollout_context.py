@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from agentenv.core.concurrency.batching import DeterministicBatcher
+from agentenv.core.concurrency.tasks import gather_all, task_group
 from agentenv.core.protocols import ChatFormat, Policy
-from agentenv.core.rollout import EpisodeSpec, EpisodeState, RolloutConfig, gather_all, open_episode
+from agentenv.core.rollout import EpisodeSpec, EpisodeState, RolloutConfig, open_episode
 from agentenv.core.trajectory import Trajectory
 
 T = TypeVar("T")
@@ -132,10 +133,7 @@ async def run_rounds(
                 await asyncio.sleep(0)  # the others take their slots
 
     begun: dict[int, T] = {}
-    try:
-        async with asyncio.TaskGroup() as group:
-            for place in range(slots):
-                group.create_task(slot(place, first, begun))
-    except ExceptionGroup as several:
-        raise several.exceptions[0] from None
+    async with task_group() as group:
+        for place in range(slots):
+            group.create_task(slot(place, first, begun))
     return rounds

@@ -11,8 +11,9 @@ from itertools import accumulate
 from typing import Any, Protocol
 
 from agentenv.core.concurrency.batching import DeterministicBatcher
+from agentenv.core.concurrency.tasks import gather_all
 from agentenv.core.options import bind_options, load_entry
-from agentenv.core.rollout import EpisodeSpec, gather_all, run_episode
+from agentenv.core.rollout import EpisodeSpec, run_episode
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import UnknownName
 from agentenv.trainers.strategies.rollout_context import RolloutContext

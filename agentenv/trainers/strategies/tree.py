@@ -8,6 +8,7 @@ from math import ceil
 from statistics import fmean
 from typing import Any, Literal
 
+from agentenv.core.concurrency.tasks import task_group
 from agentenv.core.env import Env
 from agentenv.core.env_lifecycle import close_envs, close_quickly, mask_trajectory
 from agentenv.core.rollout import (
@@ -87,11 +88,9 @@ class TreeStrategy:
             )
         builder = _TreeBuilder(self, specs, context)
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with task_group() as tasks:
                 for slots in shares(range(len(specs)), self.roots):
                     tasks.create_task(builder.root(slots, tasks))
-        except ExceptionGroup as several:  # they are of one kind: bad input; the first says it
-            raise several.exceptions[0] from None
         finally:
             await close_quickly(builder.forked, context.config.deadline_s)
         return trained_once(builder.collect_leaves(), keep=self.keep)
