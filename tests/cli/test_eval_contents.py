@@ -16,11 +16,12 @@ import pytest
 
 from agentenv.cli.main import main
 from agentenv.core.registry import register
+from agentenv.data.sources import Source
 from agentenv.data.world import WorldConfig, write_world
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation import task_env
 from agentenv.evaluation.checksums import verify
-from agentenv.evaluation.contents import _environment
+from agentenv.evaluation.contents import _environment, content_digests
 from agentenv.evaluation.journal import read_seconds
 from agentenv.policies.fakes import random_policy
 from agentenv.retrievers.encoder import HashEncoder
@@ -256,3 +257,21 @@ def test_a_file_without_checksums_is_believed(tmp_path: Path) -> None:
     (tmp_path / "episodes.sha256").write_text("")
     with pytest.raises(ConfigurationError, match="line 1"):
         verify(path)
+
+
+def test_each_of_several_corpora_counts(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
+    for path in paths:
+        path.write_text('{"id": "1", "title": "t", "text": "some words"}\n')
+    source = Source("a+b", "test", (), None, None, corpora=(("a", paths[0]), ("b", paths[1])))
+
+    def digest() -> str:
+        return content_digests(source, task_env.SearchConfig(), "agentenv/LocalSearch-v0", "scripted")[
+            "corpus"
+        ]
+
+    seen = {digest()}
+    for path in paths:
+        path.write_text('{"id": "1", "title": "t", "text": "other words"}\n')
+        seen.add(digest())
+    assert len(seen) == 3

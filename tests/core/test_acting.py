@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agentenv.core.acting import act, capture, check_task, fork, opening_of, release, rewind
+from agentenv.core.acting import act, capture, check_task, fork, opening_of, release, rewind, step_env
 from agentenv.core.env import Env
 from agentenv.core.episodes import EpisodeSpec, EpisodeState, RolloutConfig
 from agentenv.core.snapshot import Snapshot
@@ -274,3 +274,10 @@ def test_another_task_than_the_one_to_be_posed_is_refused_with_both_names() -> N
     for info, named in (({"task_id": "other"}, "'other'"), ({}, "task_id")):
         with pytest.raises(EnvFault, match=f"'t'.*{named}"):
             check_task(TASK, info)
+
+
+def test_a_step_outside_of_a_record_gives_what_it_shows_and_how_long_that_is() -> None:
+    env = Counter()
+    env.reset(seed=0)
+    step, size = asyncio.run(step_env(env, "on", RolloutConfig()))
+    assert (step.observation, step.reward, size) == ((Message("tool", "1"),), 0.25, 1)

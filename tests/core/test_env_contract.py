@@ -364,6 +364,27 @@ class OnlyItsOwn(IgnoresWrittenTask):
         return super().reset(seed=seed)
 
 
+@dataclass
+class StateOfTask(State):
+    task: Task | None = None
+
+
+class IgnoresDrawnTask(OnlyItsOwn):
+    """Shows the tasks that it draws, and poses none of them when it is asked to."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Opening:
+        opening, info = super().reset(seed=seed, options=options)
+        own = Task(self.state.secret, "Guess.", (self.state.secret,), data={"number": 1})
+        self.state = StateOfTask(self.state.secret, task=own)
+        return opening, info
+
+
+def test_tasks_that_an_environment_draws_are_posed_to_it() -> None:
+    result = run_check("task", IgnoresDrawnTask)
+    assert result.status == "failed", result
+    assert "task_id" in result.detail
+
+
 def test_tasks_that_cannot_be_checked_are_skipped() -> None:
     assert run_check("task", OnlyItsOwn).status == "skipped"
     assert run_check("splits", OnlyItsOwn).status == "skipped"

@@ -114,6 +114,13 @@ def test_a_reranker_of_no_sensible_type_is_refused() -> None:
         checked_arguments(cls, "search", {"reranker": 3})
 
 
+def test_an_option_of_another_type_is_named_with_the_type_that_it_should_have() -> None:
+    cls = env_class("agentenv/LocalSearch-v0")
+    with pytest.raises(ConfigurationError, match="integer") as refused:
+        checked_arguments(cls, "search", {"k": "three"})
+    assert all(word in str(refused.value) for word in ("search", "k", "'three'"))
+
+
 def test_an_option_that_may_be_what_nobody_can_ask_for_stays_as_it_is() -> None:
     class Opaque(Protocol):
         def use(self) -> int: ...

@@ -24,7 +24,17 @@ from agentenv.core.env_calls import THREADS
 from agentenv.core.env_lifecycle import UnmadeEnv, close_envs, make_envs
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig, rollout
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult, ToolStatus
+from agentenv.core.types import (
+    EndReason,
+    Info,
+    Message,
+    MessagePart,
+    Observation,
+    Step,
+    Task,
+    ToolResult,
+    ToolStatus,
+)
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.runner import play
 from agentenv.policies.fakes import ByteTokenizer
@@ -291,6 +301,7 @@ BAD_OPENINGS: dict[str, tuple[Any, str]] = {
     "surrogate": (shown(Message("user", "\ud83d")), "character 0"),
     "empty": (shown(), "()"),
     "no text": (shown(Message("user", "")), "shows nothing"),
+    "no text in parts": (shown(Message("user", (MessagePart("text", ""),))), "shows nothing"),
     "info none": (lambda good: (good[0], None), "None"),
     "observation alone": (lambda good: good[0], "reset"),
     "none": (lambda good: None, "None"),

@@ -55,3 +55,9 @@ def test_equality_and_names() -> None:
 def test_batches_hold_one_space_each() -> None:
     batch = batch_space(FreeText(), 3)
     assert ("a", "", "é") in batch
+
+
+def test_samples_hold_every_letter_and_what_actions_are_written_with() -> None:
+    """A sample that misses a character would leave an environment's treatment of it unchecked."""
+    space = FreeText(seed=0)
+    assert set("".join(space.sample() for _ in range(300))) == set("abcdefghijklmnopqrstuvwxyz <>/?.,é")

@@ -145,3 +145,14 @@ def test_the_example_of_the_documentation_runs(capsys: pytest.CaptureFixture[str
     (example,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.S) if "from_schema" in code)
     exec(compile(example, "docs/serving.md", "exec"), {"__name__": "example"})
     assert capsys.readouterr().out.splitlines() == re.findall(r"print\(.*\)  # (.*)", example)
+
+
+def test_a_value_of_two_forms_that_exclude_each_other_is_refused() -> None:
+    schema = {"oneOf": [{"type": "integer"}, {"type": "number"}, {"type": "string"}]}
+    assert complaints(1, schema) != []
+    assert complaints(1.5, schema) == complaints("1", schema) == []
+
+
+def test_the_only_value_that_is_taken_is_told_as_it_has_to_be_written() -> None:
+    (complaint,) = complaints("Bonn", {"const": "Zürich"})
+    assert "Zürich" in complaint

@@ -1,11 +1,13 @@
 """Configuration files from somebody else: settings that run code without a jail or contact a host need a confirmation."""
 
+import io
 from pathlib import Path
 
 import pytest
 
 from agentenv.cli.main import main
 from agentenv.core.trust import confirm_file, risks
+from agentenv.errors import ConfigurationError
 from agentenv.trainers.config.config_files import presets
 from agentenv.trainers.lab.lab import experiments
 
@@ -120,3 +122,29 @@ def test_what_is_no_toml_is_one_sentence(
 def test_long_values_are_shortened_and_each_is_named_once() -> None:
     (one,) = risks({"a": {"b": "http://" + "x" * 10_000}})
     assert len(one) < 150
+
+
+class Terminal(io.StringIO):
+    """Somebody who types and reads."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("reply", "goes_on"), [("y\n", True), ("Yes\n", True), ("n\n", False), ("\n", False)]
+)
+def test_at_a_terminal_the_settings_are_shown_and_the_user_decides(
+    reply: str, goes_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, screen = tmp_path / "theirs.toml", Terminal()
+    path.write_text('policy = "openai:model@http://evil.example/v1"')
+    monkeypatch.setattr("sys.stdin", Terminal(reply))
+    monkeypatch.setattr("sys.stderr", screen)
+    if goes_on:
+        confirm_file(path, trusted=False)
+    else:
+        with pytest.raises(ConfigurationError, match=r"evil\.example"):
+            confirm_file(path, trusted=False)
+    assert "theirs.toml" in screen.getvalue()
+    assert "evil.example" in screen.getvalue()

@@ -37,6 +37,7 @@ def runs(tmp_path: Path, record: Maker, write_run: Writer) -> tuple[Path, Path]:
 
 def test_pairs_by_id_and_tests_the_discordant(runs: tuple[Path, Path]) -> None:
     result = compare(*runs)
+    assert (result["dataset"], result["split"]) == ("fictional", "test")
     em = result["scores"]["em_squad"]
     assert (result["n"], result["left_out"]) == (11, 1)
     assert (em["a_better"], em["b_better"], em["discordant"]) == (1, 8, 9)
@@ -189,6 +190,19 @@ def test_rescore_adds_and_keeps(tmp_path: Path, record: Maker, write_run: Writer
     assert {key: after[key] for key in ("n", "faults", "retrieval")} == {
         key: before[key] for key in ("n", "faults", "retrieval")
     }
+
+
+def test_rescoring_draws_its_bootstrap_as_the_evaluation_did(
+    tmp_path: Path, record: Maker, write_run: Writer
+) -> None:
+    rows = [record(f"q{i}", " ".join(["Paris"] * (1 + i % 7))) for i in range(40)]
+    intervals = {}
+    for seed in (0, 7):
+        write_run(tmp_path / str(seed), rows, ("em_squad", "f1_squad"), seed=seed)
+        written = read_evaluation(tmp_path / str(seed)).results["scores"]["f1_squad"]
+        assert rescore(tmp_path / str(seed), ["f1_squad"])["scores"]["f1_squad"] == written
+        intervals[seed] = written["ci95"]
+    assert intervals[0] != intervals[7]  # the seed decides the last digits
 
 
 def test_a_refused_rescore_writes_nothing(runs: tuple[Path, Path]) -> None:

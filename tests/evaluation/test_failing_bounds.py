@@ -17,6 +17,7 @@ from agentenv.core.env import Env, run_sync
 from agentenv.core.registry import register
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task
 from agentenv.data.world import WorldConfig, write_world
+from agentenv.errors import ConfigurationError
 from agentenv.evaluation import bounds
 from agentenv.policies.fakes import random_policy
 
@@ -158,3 +159,8 @@ def test_an_environment_of_ones_own_is_trained_for_two_steps(home: Path, tmp_pat
     assert (results["steps"], results["faults"]) == (2, 0)
     assert results["after"]["n"] == 2
     assert ("note" in results["bounds"]["oracle"]) == (env == "NoOracle")
+
+
+def test_the_reason_of_a_failure_names_its_kind_unless_it_is_a_sentence_of_ours() -> None:
+    assert bounds.reason_of_failure(KeyError("gold")) == "KeyError: 'gold'"
+    assert bounds.reason_of_failure(ConfigurationError("No gold.")) == "No gold."

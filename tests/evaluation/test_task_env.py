@@ -18,6 +18,7 @@ from agentenv.evaluation.task_env import (
     EnvConfig,
     SearchConfig,
     TaskEnv,
+    checked_options,
     corpus_of,
     index_recall,
     known_retriever,
@@ -98,6 +99,12 @@ def test_an_environment_that_searches_nothing_has_no_retriever_and_no_corpus() -
     task_env.make_env().reset(seed=0, options={"task": task_env.source.tasks[0]})
     with pytest.raises(ConfigurationError, match="Calculator-v0"):
         _ = task_env.searched
+
+
+def test_an_option_of_another_type_is_refused_with_the_name_of_the_environment() -> None:
+    with pytest.raises(ConfigurationError, match="agentenv/LocalSearch-v0") as refused:
+        checked_options(EnvConfig(options={"k": "three"}))
+    assert "'three'" in str(refused.value)
 
 
 def test_own_tasks_follow_the_seed_the_split_and_the_limit() -> None:

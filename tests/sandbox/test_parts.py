@@ -278,6 +278,10 @@ def test_grading_compares_text() -> None:
         ("float", "1.0 x", "1 x", True),
         ("float", "1 2", "1", False),
         ("float", "1", "nan", False),
+        ("float", "0", "0.0000001", True),  # by .0000001, a tenth of the tolerance
+        ("float", "0", "0.00001", False),
+        ("float", "1000000", "1000000.5", True),  # by a half of a millionth of it
+        ("float", "1000000", "1000002", False),
         ("lines", "1.50 2\nx y", "\n  1.5 2.0 \n x y\n", True),
         ("lines", "50000000000000001", "50000000000000000", False),
         ("lines", "1 2", "1\n2", False),

@@ -97,12 +97,12 @@ class Batcher(Generic[In, Out]):
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the thread and what waits."""
-        own = ("order", "max_batch", "linger", "_run", "_timeout_s")
+        own = ("order", "max_batch", "max_wait", "_run", "_timeout_s")
         return {name: self.__dict__[name] for name in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["_run"], rank=state["order"][0], timeout_s=state["_timeout_s"])  # type: ignore[misc]
-        self.max_batch, self.max_wait = state["max_batch"], state["linger"]
+        self.max_batch, self.max_wait = state["max_batch"], state["max_wait"]
 
     async def submit(self, item: In) -> Out:
         """The result for ``item``, computed together with whatever else waits.

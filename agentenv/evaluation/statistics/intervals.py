@@ -49,9 +49,7 @@ def _coefficient(step: int, x: float, a: float, b: float) -> float:
 
 
 def beta_quantile(q: float, a: float, b: float) -> float:
-    """The x with ``beta_cdf(x, a, b) = q``, by bisection; 0 where ``a`` is 0 and 1 where ``b`` is 0."""
-    if a <= 0 or b <= 0:
-        return 0.0 if a <= 0 else 1.0
+    """The x with ``beta_cdf(x, a, b) = q``, by bisection."""
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
@@ -70,17 +68,6 @@ def t_quantile(q: float, df: float) -> float:
 def t_two_sided(t: float, df: float) -> float:
     """Probability that Student's t with ``df`` degrees of freedom is at least as far from 0 as ``t``."""
     return 2 * (1 - NormalDist().cdf(abs(t))) if isinf(df) else beta_cdf(df / (df + t * t), df / 2, 0.5)
-
-
-def exact_interval(total: float, n: float, level: float) -> tuple[float, float]:
-    """Interval of a mean of ``n`` values in [0, 1] whose sum is ``total``: that of Clopper and Pearson (1934).
-
-    For 0/1 values its coverage is never below ``level``. With a sum that is no whole number it holds for any values in
-    [0, 1], because none of them vary more around a given mean than 0/1 values do.
-    """
-    tail = (1 - level) / 2
-    low = beta_quantile(tail, total, n - total + 1) if total > 0 else 0.0
-    return low, beta_quantile(1 - tail, total + 1, n - total) if total < n else 1.0
 
 
 def robust_error(x: Floats, members: Sequence[Sequence[int]]) -> tuple[float, float]:

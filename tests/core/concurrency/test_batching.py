@@ -2,10 +2,11 @@
 
 Covered: composition by arrival, accumulation, lingering, max_batch, ranks, order and determinism under the deterministic
 batcher under shuffled sleeps, episodes that end, raise or are cancelled, slots, failures and deadlines of a batch, several
-loops in turn.
+loops in turn, copies for other processes.
 """
 
 import asyncio
+import pickle
 import random
 import threading
 import time
@@ -505,3 +506,17 @@ def test_a_task_that_outlives_its_episode_is_served_by_arrival() -> None:
         assert await task == 8
 
     play(main())
+
+
+def stall(items: list[int]) -> list[int]:
+    time.sleep(0.3)
+    return items
+
+
+def test_a_copy_for_another_process_has_the_same_settings() -> None:
+    """A rollout actor of a cluster is sent its batchers."""
+    batcher = Batcher(stall, rank=3, max_batch=2, timeout_s=0.05, max_wait=0.5)
+    twin: Batcher[int, int] = pickle.loads(pickle.dumps(batcher))
+    assert (twin.order[0], twin.max_batch, twin.max_wait) == (3, 2, 0.5)
+    with pytest.raises(TimeoutError):
+        play(twin.submit(1))

@@ -1,5 +1,7 @@
 """Covers the reference vectors of every scorer, where they disagree, and golds that cannot be scored."""
 
+import pickle
+
 import pytest
 
 from agentenv.core.scoring import normalize
@@ -158,3 +160,8 @@ def test_every_scorer_names_how_it_normalises() -> None:
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(UnknownName, match="Did you mean 'em_squad'"):
         get_scorer("em_squat")
+
+
+@pytest.mark.parametrize("name", sorted(SCORERS))
+def test_a_scorer_is_itself_again_after_a_way_to_another_process(name: str) -> None:
+    assert pickle.loads(pickle.dumps(get_scorer(name))) is get_scorer(name)

@@ -129,6 +129,24 @@ def test_latex_is_a_booktabs_table_with_every_special_letter_escaped(suites: tup
     assert r"policy\_a\%" in as_text(score_table(suites[:1]), "latex")
 
 
+def test_a_set_of_a_suite_stands_under_its_name_there(
+    tmp_path: Path, record: Maker, write_run: Writer
+) -> None:
+    """One data set may stand in a suite twice, under other options."""
+    for part in ("easy", "hard"):
+        write_run(tmp_path / part, [record("q")], dataset="musique")
+    summarize_suite(tmp_path, ("easy", "hard"))
+    rows = list(csv.DictReader(io.StringIO(as_text(score_table([tmp_path]), "csv"))))
+    assert [row["set"] for row in rows[:2]] == ["easy", "hard"]
+
+
+def test_latex_sets_text_to_the_left_and_numbers_to_the_right() -> None:
+    table = FlatTable(
+        "t", (Column("name"), Column("n", "count"), Column("mean", "share")), (("x", 1, 0.5), ("y", 2, 0.25))
+    )
+    assert r"\begin{tabular}{lrr}" in as_text(table, "latex")
+
+
 HOSTILE = "a|b_c%d&e#f$g{h}i~j^k\\l\nm<n>"
 
 
@@ -170,7 +188,7 @@ def test_what_cannot_be_exported_is_refused(suites: tuple[Path, Path], tmp_path:
         export_table([], None, [])
     with pytest.raises(ConfigurationError, match="nowhere"):
         export_table([tmp_path / "nowhere"], None, [])
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(ConfigurationError, match="2"):
         export_table(suites, suites[0], [])
     with pytest.raises(ConfigurationError):
         export_table([suites[0]], suites[1] / "musique", [])

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
+from agentenv.core.types import EndReason, Task
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.trainers.credit.estimators import ESTIMATORS, get_estimator
-from agentenv.trainers.credit.group_statistics import has_zero_variance, standardize
+from agentenv.trainers.credit.group_statistics import has_zero_variance, on_all_tokens, standardize
 from agentenv.trainers.credit.outcome import group_relative
 
 PROMPT, POLICY, ENV = SegmentKind.PROMPT, SegmentKind.POLICY, SegmentKind.ENV
@@ -200,3 +201,16 @@ def test_a_wrong_option_is_one_sentence(
 def test_an_estimator_without_options_says_so() -> None:
     with pytest.raises(UnknownName, match="Known: none"):
         get_estimator("leave_one_out", {"gamma": 1})
+
+
+def test_credit_of_whole_numbers_can_take_fractions() -> None:
+    trajectory = Trajectory(
+        Task("t", "q"),
+        (Segment(PROMPT, (1,), 0), Segment(POLICY, (2, 3), 0, (0.0, 0.0))),
+        (),
+        1,
+        EndReason.ANSWERED,
+    )
+    (credit,) = on_all_tokens([trajectory], [1])
+    credit += 0.25
+    assert credit.tolist() == [1.25, 1.25, 1.25]

@@ -133,6 +133,13 @@ def test_failing_classes_are_drawn_more() -> None:
     assert abs(sum(TASKS[task].data["hops"] == 1 for task in drawn) - 300) < 43
 
 
+def test_a_step_has_no_task_twice_while_there_are_others() -> None:
+    for seed in range(5):
+        drawn = GroupRobust().draw(step_budget_of({}, seed=seed, questions=len(TASKS)))
+        assert sorted(d.task for d in drawn) == list(range(len(TASKS)))
+    assert len(GroupRobust().draw(step_budget_of({}, questions=len(TASKS) + 1))) == len(TASKS) + 1
+
+
 def test_a_class_that_tasks_do_not_have() -> None:
     with pytest.raises(ConfigurationError, match="no 'level' in its data, which has: hops"):
         GroupRobust(by="level").draw(step_budget_of({}))
