@@ -1,11 +1,15 @@
 """Every rollout strategy with every correction, synchronous and asynchronous: it makes two steps, or is refused when read.
 
+    python benchmarks/combinations.py --pairs
     python benchmarks/combinations.py --share 0.2
 
 A combination is a strategy, ``optimization.proximal``, ``correction.mode``, ``correction.off_context``, a staleness of 0 or
-1, and an engine. The configuration is read for all of them; those that are accepted with the engine ``hf`` are trained for
-two steps of the shipped policy, ``--share`` of them drawn by ``--seed``. What an accepted one raises is a failure. With
-``--vllm`` those with engines of vLLM are trained too, which takes minutes each on a CPU; otherwise they are read only.
+1, and an engine. The configuration is read for all of them. Those that are accepted with one of ``--engines`` are trained
+for two steps of the shipped policy, all in this process: with ``--pairs`` as many as it takes for every pair of values of
+every two factors to be trained once (drawn by ``--seed``, those with the most new pairs first), otherwise a ``--share``.
+What an accepted one raises is a failure, and so is one that makes another number of steps. A pair that is accepted in no
+combination is listed with the sentence that refuses it. ``--limit`` stops after that many trained combinations: one with an
+engine of vLLM takes minutes on a CPU.
 """
 
 import argparse
@@ -15,7 +19,8 @@ import random
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations as combinations_of
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +39,9 @@ from common import arguments, finish  # type: ignore[import-not-found]  # isort:
 PROXIMAL = (None, "sampler", "recompute", "interpolate")
 MODES = (None, "none", "truncate", "mask")
 FOREIGN = (None, "recompute", "weight", "rescore", "ratio")
+ENGINES = ("hf", "vllm")
+Pair = tuple[tuple[str, Any], ...]
+"""Two factors, each with a value."""
 WORLD: dict[str, Any] = {"documents": 200, "questions": 12, "families": ["lookup"], "hops": [1, 1]}
 
 
@@ -103,7 +111,7 @@ class Combination(NamedTuple):
 
 def combinations() -> Iterator[Combination]:
     """All of them."""
-    rows = product(STRATEGIES, PROXIMAL, MODES, FOREIGN, (0, 1), ("hf", "vllm"))
+    rows = product(STRATEGIES, PROXIMAL, MODES, FOREIGN, (0, 1), ENGINES)
     return (Combination(*row) for row in rows)
 
 
@@ -130,53 +138,103 @@ def trained(config: TrainConfig) -> tuple[int, int]:
         return len(folder.history()), sum(origin != "base" for origin in origins)
 
 
+def pairs(row: Combination) -> set[Pair]:
+    """The values of every two factors of ``row``."""
+    return set(combinations_of(zip(row._fields, row, strict=True), 2))
+
+
+def covering(rows: Sequence[Combination], seed: int) -> list[Combination]:
+    """Rows that together have every pair of ``rows``; each is one of those that add the most, of these the first drawn."""
+    drawn = {row: pairs(row) for row in random.Random(seed).sample(rows, len(rows))}
+    missing, chosen = set[Pair]().union(*drawn.values()), []
+    while missing:
+        chosen.append(max(drawn, key=lambda row: len(drawn[row] & missing)))
+        missing -= drawn[chosen[-1]]
+    return chosen
+
+
 def main() -> None:
-    """Reads all, trains a share, and writes the result file."""
+    """Reads all, trains those that are drawn, and writes the result file."""
     parser = arguments(__doc__ or "", steps=2)
     parser.set_defaults(threads=1)
+    parser.add_argument("--pairs", action="store_true", help="train every pair of values of two factors once")
     parser.add_argument(
         "--share", type=float, default=1.0, help="of the accepted combinations that are trained"
     )
     parser.add_argument("--strategy", nargs="*", default=list(STRATEGIES), help="strategies that are tried")
+    parser.add_argument(
+        "--engines", nargs="*", default=["hf"], choices=ENGINES, help="engines that are tried"
+    )
+    parser.add_argument("--limit", type=int, help="most combinations that are trained; by default no limit")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
-    parser.add_argument("--vllm", action="store_true", help="train with engines of vLLM too")
     args = parser.parse_args()
-    figures = tried(args)
-    finish("combinations", args, figures, [f"{name:<32}{value}" for name, value in figures.items()])
+    accepted, refused = read(args)
+    rng = random.Random(args.seed)
+    drawn = (
+        covering(accepted, args.seed) if args.pairs else [r for r in accepted if rng.random() < args.share]
+    )
+    rows = [attempt(row, args.threads) for row in drawn[: args.limit]]
+    figures = summary(accepted, refused, drawn, rows)
+    shown = {name: value for name, value in figures.items() if isinstance(value, int)}
+    finish("combinations", args, figures, [f"{name:<32}{value}" for name, value in shown.items()])
     sys.exit(1 if figures["failures"] else 0)
 
 
-def tried(args: argparse.Namespace) -> dict[str, Any]:
-    """Counts of what was read and trained, and what failed."""
-    rng, counts = random.Random(args.seed), Counter[str]()
-    per_strategy: dict[str, Counter[str]] = {name: Counter() for name in args.strategy}
-    failures: list[str] = []
+def read(args: argparse.Namespace) -> tuple[list[Combination], dict[Combination, str]]:
+    """Which combinations are accepted, and why the others are refused."""
+    accepted, refused = [], {}
     for row in combinations():
-        if row.strategy not in per_strategy:
+        if row.strategy not in args.strategy or row.engine not in args.engines:
             continue
         try:
-            config = row.config(args.threads)
-        except ConfigurationError:
-            counts["refused"] += 1
-            continue
-        counts[f"accepted_{row.engine}"] += 1
-        if rng.random() >= args.share or (row.engine == "vllm" and not args.vllm):
-            continue
-        try:
-            steps, changed = trained(config)
-        except Exception as error:
-            failures.append(f"{row}: {type(error).__name__}: {error}")
-            print(failures[-1], file=sys.stderr, flush=True)
-            continue
-        counts["trained"] += 1
-        per_strategy[row.strategy].update(trained=1, episodes_not_of_the_base=changed)
-        if steps != 2:
-            failures.append(f"{row}: {steps} steps")
-    by_strategy = {name: dict(found) for name, found in per_strategy.items()}
-    return dict(counts) | {
-        "by_strategy": by_strategy,
-        "failures": len(failures),
-        "first_failures": failures[:10],
+            row.config(args.threads)
+        except ConfigurationError as error:
+            refused[row] = str(error)
+        else:
+            accepted.append(row)
+    return accepted, refused
+
+
+def attempt(row: Combination, threads: int) -> dict[str, Any]:
+    """A row of the result file: what one accepted combination did."""
+    try:
+        steps, changed = trained(row.config(threads))
+        told = {
+            "result": "ran" if steps == 2 else "failed",
+            "steps": steps,
+            "episodes_not_of_the_base": changed,
+        }
+    except Exception as error:
+        told = {"result": "failed", "error": f"{type(error).__name__}: {error}"}
+    print(*row, told, file=sys.stderr, flush=True)
+    return row._asdict() | told
+
+
+def summary(
+    accepted: Sequence[Combination],
+    refused: Mapping[Combination, str],
+    drawn: Sequence[Combination],
+    rows: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
+    """What the result file says beside the command."""
+    held = set[Pair]().union(*map(pairs, accepted))
+    tried = set[Pair]().union(*map(pairs, drawn[: len(rows)]))
+    never: dict[Pair, Combination] = {}
+    for row in refused:
+        never |= {pair: row for pair in pairs(row) if pair not in held and pair not in never}
+    return {
+        "accepted": len(accepted),
+        "refused": len(refused),
+        "trained": len(rows),
+        "failures": sum(row["result"] != "ran" for row in rows),
+        "pairs_accepted": len(held),
+        "pairs_trained": len(tried),
+        "pairs_refused": [
+            {"pair": dict(pair), "example": row._asdict(), "result": "refused", "sentence": refused[row]}
+            for pair, row in never.items()
+        ],
+        "refusals": dict(Counter(refused.values())),
+        "combinations": list(rows),
     }
 
 
