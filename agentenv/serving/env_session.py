@@ -63,6 +63,11 @@ class EnvSession:
         return self._env
 
     @property
+    def begun(self) -> bool:
+        """Whether it was reset."""
+        return bool(self._episode)
+
+    @property
     def busy(self) -> bool:
         """Whether a call is under way or waits for another one."""
         return self._turn.locked()
@@ -132,11 +137,16 @@ class EnvSession:
         }
         return await verbs[data.verb](data.id)
 
-    def end(self) -> None:
-        """Ends the session: the call under way is given up, the environment closed, the place given back."""
-        if self._env is not None:
-            self._service.close_later(partial(_close, self._env, self._snapshots), self._call, self.client)
-            self._env = None
+    def end(self) -> asyncio.Task[None] | None:
+        """Ends the session: the call under way is given up, the environment closed, the place given back.
+
+        Returns:
+            What ends when the place has been given back; None of a session that is over.
+        """
+        if (env := self._env) is None:
+            return None
+        self._env = None
+        return self._service.close_later(partial(_close, env, self._snapshots), self._call, self.client)
 
     async def _run(self, what: str, work: Callable[[Env[Any]], Coroutine[Any, Any, T]]) -> T:
         began, status = time.perf_counter(), "ok"

@@ -1,8 +1,9 @@
 """Sessions of MCP over HTTP, which have no connection whose end would show that their caller has left.
 
-A session that was begun and not used holds no place: its environment is made and reset for the first call of a tool, with
-the seed and the options of ``initialize``. Sessions that hold one may take half of all places; where these are taken, the
-one that has been idle for longest gives way once it has been idle for a while.
+``initialize`` resets an environment to say how the episode opens, and the first call of a tool goes on with it. Until then
+the session holds no place that another caller could miss: whoever needs one gets it at once. The environment is closed, and
+the first call of a tool makes it again, with the same seed and options. Sessions that are used may take half of all places;
+where these are taken, the one that has been idle for longest gives way once it has been idle for a while.
 """
 
 import asyncio
@@ -45,18 +46,24 @@ class McpSession:
             update={"seed": secrets.randbelow(_SEEDS) if asked.seed is None else asked.seed}
         )
         self._session: EnvSession | None = None
+        self._used = False
         self._turn = asyncio.Lock()
-        self._used = time.monotonic()
+        self._last_call = time.monotonic()
 
     @property
     def env(self) -> Env[Any]:
-        """The environment, or one like it before the first use."""
+        """The environment, or one like it where its own has given way."""
         return self._service.prototype if self._session is None else self._session.env
 
     @property
     def held(self) -> bool:
-        """Whether it holds a place."""
-        return self._session is not None and not self._session.over
+        """Whether it holds a place that it does not give to others: since its first use."""
+        return self._used and self._session is not None and not self._session.over
+
+    @property
+    def announced(self) -> EnvSession | None:
+        """The environment that ``initialize`` has reset, while nothing has used it and nobody needed its place."""
+        return None if self._used or self._session is None or self._session.over else self._session
 
     @property
     def busy(self) -> bool:
@@ -66,10 +73,10 @@ class McpSession:
     @property
     def idle_s(self) -> float:
         """Seconds since its last call ended."""
-        return 0.0 if self.busy else time.monotonic() - self._used
+        return 0.0 if self.busy else time.monotonic() - self._last_call
 
     async def begin(self) -> None:
-        """Finds out how the episode opens, in an environment that is closed again.
+        """Begins the episode that the first use goes on with.
 
         Raises:
             Refusal: no place came free in time.
@@ -79,9 +86,17 @@ class McpSession:
         session = await self._service.session(self.client)
         try:
             await session.reset(self._asked)
-            self.opening = session.opening
-        finally:
+        except BaseException:
             session.end()
+            raise
+        self.opening, self._session = session.opening, session
+
+    def give_way(self) -> asyncio.Task[None] | None:
+        """Closes the environment of a session that was not used; None where it has none or is being used just now."""
+        if self.busy or (announced := self.announced) is None:
+            return None
+        self._session = None
+        return announced.end()
 
     async def reset(self, data: ResetData) -> dict[str, Any]:
         """Begins another episode; as `EnvSession.reset`."""
@@ -95,14 +110,12 @@ class McpSession:
     async def act(self, action: Callable[[Env[Any]], Coroutine[Any, Any, Step]]) -> dict[str, Any]:
         """As `EnvSession.act`; the first time, the episode begins before."""
         async with self._turn:
-            if self._session is None:
-                await self._reset(self._asked)
-            assert self._session is not None
+            session = await self._begun()
             try:
-                return await self._session.act(action)
+                return await session.act(action)
             finally:
-                self.over = self.over or self._session.over
-                self._used = time.monotonic()
+                self.over = self.over or session.over
+                self._last_call = time.monotonic()
 
     def end(self) -> None:
         """Ends it; its environment is closed and its place given back."""
@@ -110,19 +123,40 @@ class McpSession:
         if self._session is not None:
             self._session.end()
 
-    async def _reset(self, data: ResetData) -> dict[str, Any]:
+    async def _begun(self) -> EnvSession:
+        """The environment within the episode that was announced."""
+        opening, session = self.opening, await self._placed()
+        if session.begun:
+            return session
+        await self._reset(self._asked)  # the announced environment gave way
+        if self.opening != opening:
+            self.end()
+            raise EnvFault(
+                "the environment gave way to another session, and with the same seed it now begins another episode than "
+                "the one that was announced; open another session"
+            )
+        return session
+
+    async def _placed(self) -> EnvSession:
+        """The environment, in a place of its own from now on."""
         if self.over:
             raise EnvFault("this session has ended; open another one")
-        session = self._session or await self._service.mcp.place(self.client)
+        if self._session is not None and self._used:
+            return self._session
+        session = await self._service.mcp.place(self)
         if self.over:  # it was ended while it waited for its place
             session.end()
             raise EnvFault("this session has ended; open another one")
-        self._session = session
+        self._session, self._used = session, True
+        return session
+
+    async def _reset(self, data: ResetData) -> dict[str, Any]:
+        session = await self._placed()
         try:
             reply = await session.reset(data)
         finally:
             self.over = self.over or session.over
-            self._used = time.monotonic()
+            self._last_call = time.monotonic()
         self.opening = session.opening
         return reply
 
@@ -183,8 +217,20 @@ class McpSessions:
         del self._sessions[id]
         session.end()
 
-    async def place(self, client: str) -> EnvSession:
-        """A place for the first use of a session of ``client``.
+    def make_room(self, client: str | None = None) -> asyncio.Task[None] | None:
+        """Closes the environment of the unused session that is idle for longest, of ``client`` where one is named.
+
+        Returns:
+            What ends when its place is free; None where there is no such session.
+        """
+        own = (one for one in self._sessions.values() if client is None or one.client == client)
+        for session in sorted(own, key=lambda one: -one.idle_s):
+            if (closing := session.give_way()) is not None:
+                return closing
+        return None
+
+    async def place(self, session: McpSession) -> EnvSession:
+        """An environment for the first use of ``session``: the one that was announced, or a fresh one.
 
         Raises:
             Refusal: the places for sessions without a connection are taken, and none of these has been idle for long.
@@ -196,9 +242,11 @@ class McpSessions:
                 said = "All places for sessions without a connection are taken; try again."
                 raise Refusal(503, said, "Full")
             self.end(holding[0].id)
+        if (announced := session.announced) is not None:
+            return announced
         self._taking += 1
         try:
-            return await self._service.session(client)
+            return await self._service.session(session.client)
         finally:
             self._taking -= 1
 

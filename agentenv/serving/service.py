@@ -53,7 +53,7 @@ class ServerLimits:
     claim_s: float = 60.0
     """For a fork to be taken by a connection of its own, and for an MCP session to be used for the first time."""
     unused: int = 256
-    """MCP sessions that were begun and not used; beyond it the oldest ends. They hold no places."""
+    """MCP sessions that were begun and not used; beyond it the oldest ends. They keep nobody from a place."""
     yield_s: float = 30.0
     """How long an MCP session must be idle to be ended for another one, where they hold half of all places."""
     send_s: float = 30.0
@@ -217,11 +217,14 @@ class EnvService(Gate):
             raise EnvFault(f"{what} took longer than {self.limits.call_s:g} s")
         return call.result()
 
-    def close_later(self, close: Callable[[], None], call: asyncio.Future[Any] | None, client: str) -> None:
+    def close_later(
+        self, close: Callable[[], None], call: asyncio.Future[Any] | None, client: str
+    ) -> asyncio.Task[None]:
         """Closes an environment beside everything else, once the call in it is over, and gives its place back."""
         task = asyncio.get_running_loop().create_task(self._close(close, call, client))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+        return task
 
     async def settled(self, seconds: float) -> None:
         """Waits so long for what is being retired."""
@@ -269,6 +272,8 @@ class EnvService(Gate):
 
     async def _take_place(self, client: str) -> None:
         most = self.limits.per_client
+        if most is not None and self._held[client] >= most and (closing := self.mcp.make_room(client)):
+            await asyncio.wait({closing}, timeout=self.limits.wait_s)
         if most is not None and self._held[client] >= most:
             raise Refusal(
                 503,
@@ -277,6 +282,8 @@ class EnvService(Gate):
             )
         if self._places.locked() and self._waiting >= self.limits.waiting:
             raise self._full(f"{self._waiting} callers wait already")
+        if self._places.locked():
+            self.mcp.make_room()
         self._waiting += 1
         self._held[client] += 1
         try:

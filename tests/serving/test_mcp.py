@@ -199,8 +199,10 @@ def test_a_session_that_is_begun_and_not_used_holds_no_place(serving: Any, house
             client.begin()
             client.ask("tools/list")
             client.ask("ping")
-        served.until_open(1)  # the connection's own
-        assert line.ask("reset")["type"] == "observation"
+        with served.call() as second, served.call() as third, served.call() as fourth:
+            for one in (line, second, third, fourth):  # all four places
+                assert one.ask("reset")["type"] == "observation"
+        served.until_open(1)
         assert clients[0].ask("ping")["error"]["data"]["kind"] == "UnknownSession"  # the oldest went
         assert text_of(clients[-1].call("act", text="a")) == "a after 0"
 
@@ -250,6 +252,64 @@ def test_the_episode_at_the_first_use_is_the_one_that_was_announced(serving: Any
             assert question is not None
             right = client.call("submit", answer=str(evaluate(question[1])))
             assert right["_meta"]["agentenv/step"]["reward"] == 1.0
+
+
+class Opens(Calculator):
+    """Counts its resets, and opens differently each time where it is told to."""
+
+    resets = 0
+    fickle = False
+
+    async def areset(self, *, seed: Any = None, options: Any = None) -> Any:
+        observation, info = await super().areset(seed=seed, options=options)
+        type(self).resets += 1
+        return ([Message("user", f"opening {self.resets}")] if self.fickle else observation), info
+
+
+def test_an_environment_is_reset_once_for_an_episode(serving: Any) -> None:
+    class Counted(Opens):
+        """Has a count of its own."""
+
+    with serving(Counted, per_client=2) as served:
+        for episode in range(
+            1, 5
+        ):  # the sessions that are not used make room for the next of the same client
+            client = Client(served.url)
+            client.begin()
+            client.ask("tools/list")
+            assert Counted.resets == episode
+        client.call("calculate", expression="1 + 1")
+        client.call("submit", answer="2")
+        assert Counted.resets == 4
+        client.ask("agentenv/reset")
+        client.call("calculate", expression="1 + 1")
+        assert Counted.resets == 5
+
+
+def test_an_unused_session_whose_place_was_needed_plays_what_was_announced(serving: Any) -> None:
+    with serving(Calculator, sessions=1, wait_s=WAIT_S) as served:
+        first, second = Client(served.url), Client(served.url)
+        question = re.search(r"what is (.*)\?", first.begin()["instructions"])
+        second.begin()
+        assert served.service.active == 1
+        assert question is not None
+        right = first.call("submit", answer=str(evaluate(question[1])))
+        assert right["_meta"]["agentenv/step"]["reward"] == 1.0
+
+
+def test_another_episode_than_was_announced_is_a_fault(serving: Any) -> None:
+    class Fickle(Opens):
+        """Opens differently each time."""
+
+        fickle = True
+
+    with serving(Fickle, sessions=1, wait_s=WAIT_S) as served:
+        first, second = Client(served.url), Client(served.url)
+        assert "opening 1" in first.begin()["instructions"]
+        assert "opening 2" in second.begin()["instructions"]
+        error = first.ask("tools/call", name="submit", arguments={"answer": "1"})["error"]
+        assert error["data"] == {"kind": "EnvFault", "fault": True}
+        served.until_open(0)
 
 
 def test_one_client_holds_no_more_places_than_it_may(serving: Any, house: Any) -> None:

@@ -194,7 +194,7 @@ class _Slot:
         return self.request is not None and not self.request[1].answer.done()
 
 
-_slot: ContextVar[_Slot | None] = ContextVar("_seat", default=None)
+_slot: ContextVar[_Slot | None] = ContextVar("_slot", default=None)
 
 
 class DeterministicBatcher:
