@@ -9,7 +9,8 @@ import asyncio
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,14 @@ class GradeCache:
 
 
 @dataclass
+class _Turns:
+    """Those who ask about the same case; it is dropped when the last of them is done, however that ends."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+
+
+@dataclass
 class Judge:
     """One rubric before one model."""
 
@@ -70,8 +79,8 @@ class Judge:
     chat: Chat | None = None
     """None knows only what is in the cache, and refuses the rest."""
     cache: GradeCache = field(default_factory=GradeCache)
-    _asking: dict[str, asyncio.Lock] = field(default_factory=dict, repr=False)
-    """One request at a time for each case: equal answers are asked about once."""
+    _asking: dict[tuple[asyncio.AbstractEventLoop, str], _Turns] = field(default_factory=dict, repr=False)
+    """One request at a time for each case: equal answers are asked about once in an event loop."""
 
     @property
     def name(self) -> str:
@@ -94,11 +103,24 @@ class Judge:
         key = hashlib.sha256(
             "\0".join((self.model, self.rubric.name, str(self.rubric.version), message)).encode()
         ).hexdigest()
-        async with self._asking.setdefault(key, asyncio.Lock()):
+        async with self._alone(key):
             if key not in self.cache.grades:
                 self.cache.add(key, await self._ask(message))
-        self._asking.pop(key, None)
         return self.cache.grades[key]
+
+    @asynccontextmanager
+    async def _alone(self, key: str) -> AsyncIterator[None]:
+        """Lets one after the other ask about the case ``key``; also after a request that failed."""
+        case = (asyncio.get_running_loop(), key)
+        turns = self._asking.setdefault(case, _Turns())
+        turns.users += 1
+        try:
+            async with turns.lock:
+                yield
+        finally:
+            turns.users -= 1
+            if not turns.users:
+                del self._asking[case]
 
     async def _ask(self, message: str) -> Grade:
         if self.chat is None:

@@ -151,6 +151,63 @@ def test_a_grade_is_paid_for_once(tmp_path: Path) -> None:
     assert "Who?" not in path.read_text()
 
 
+@dataclass
+class SlowChat:
+    """Takes its time; the first ``failures`` requests fail. Knows how many asked at once."""
+
+    failures: int
+    running: int = 0
+    most: int = 0
+    asked: int = 0
+    model: str = "slow"
+
+    async def complete(self, messages: Sequence[ChatMessage], **options: Any) -> Reply:
+        self.running, self.asked = self.running + 1, self.asked + 1
+        self.most = max(self.most, self.running)
+        failing = self.asked <= self.failures
+        try:
+            await asyncio.sleep(0.01)
+        finally:
+            self.running -= 1
+        if failing:
+            raise EndpointFault("not today")
+        return Reply("VERDICT: CORRECT", "stop")
+
+
+@pytest.mark.parametrize("failures", [0, 1, 3])
+def test_the_locks_of_a_judge_are_freed_and_equal_cases_wait_for_each_other(failures: int) -> None:
+    chat = SlowChat(failures)
+    asks = Judge(get_rubric("simpleqa"), "slow", chat)
+
+    async def one(delay: float) -> Grade | Exception:
+        await asyncio.sleep(delay)
+        try:
+            return await asks.grade("Who?", ["Ada"], "Ada")
+        except EndpointFault as error:
+            return error
+
+    async def several() -> list[Grade | Exception]:
+        return await asyncio.gather(
+            one(0), one(0), one(0), one(0.015)
+        )  # the last comes when the first has failed
+
+    for _ in range(2):  # on another event loop each
+        asyncio.run(several())
+        assert not asks._asking
+    assert (chat.most, chat.asked) == (1, failures + 1)
+
+
+def test_a_request_that_is_given_up_leaves_no_lock() -> None:
+    asks = Judge(get_rubric("simpleqa"), "slow", SlowChat(0))
+
+    async def given_up() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asks.grade("Who?", ["Ada"], "Ada"), 0.001)
+
+    asyncio.run(given_up())
+    assert not asks._asking
+
+
 def test_a_torn_line_of_the_cache_is_left_out_and_a_foreign_one_refused(tmp_path: Path) -> None:
     path = tmp_path / GRADES
     chat = ScriptedChat({"Ada L.": "VERDICT: CORRECT", "Bea": "VERDICT: INCORRECT"})

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,14 @@ class Verdict(StrEnum):
     UNDECIDED = "undecided"
 
 
+class _Found(NamedTuple):
+    """How a pair was decided."""
+
+    look: int
+    difference: float
+    """Of the sums of the scores up to the look at which it is told apart."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pair:
     """Two systems, and what the test says of them."""
@@ -44,8 +53,9 @@ class Pair:
     first: str
     second: str
     difference: float
-    """Mean of the first less that of the second, over all seeds so far."""
+    """Mean of the first less that of the second, over all seeds so far, also those after the pair was decided."""
     verdict: Verdict
+    """Of a decided pair, the direction at the look that told it apart; seeds that are run later do not change it."""
     interim: int
     """The interim, from 1, that decided it; of an undecided pair the last one."""
 
@@ -96,7 +106,7 @@ def compare_sequentially(
     rng = np.random.default_rng(seed)
     undecided = list(combinations(scores, 2))
     looks: dict[_Names, list[Floats]] = {pair: [] for pair in undecided}
-    found: dict[_Names, int] = {}
+    found: dict[_Names, _Found] = {}
     look = 0
     while undecided and look < interims:
         part = slice(look * per_interim, (look + 1) * per_interim)
@@ -109,8 +119,9 @@ def compare_sequentially(
             before = looks[first, second][-1] if look > 1 else 0.0
             looks[first, second].append(before + signs @ pool)
         while extreme := _most_extreme({pair: looks[pair] for pair in undecided}, alpha / interims):
-            found[extreme] = look
-            undecided.remove(extreme)
+            names, difference = extreme
+            found[names] = _Found(look, difference)
+            undecided.remove(names)
     pairs = tuple(_pair(scores, names, found.get(names), look, interims) for names in looks)
     waiting = {name for pair in undecided for name in pair} if look < interims else set()
     more = max(((look + 1) * per_interim - len(scores[name]) for name in waiting), default=0)
@@ -123,8 +134,8 @@ def _signs(rng: np.random.Generator, permutations: int, n: int) -> Floats:
     return np.vstack([identity, rng.permuted(np.tile(identity, (permutations, 1)), axis=1)])
 
 
-def _most_extreme(looks: Mapping[_Names, Sequence[Floats]], step: float) -> _Names | None:
-    """The pair of the family ``looks`` that is told apart at any look so far, if there is one.
+def _most_extreme(looks: Mapping[_Names, Sequence[Floats]], step: float) -> tuple[_Names, float] | None:
+    """The pair of the family ``looks`` that is told apart at any look so far, and its difference of sums at that look.
 
     At look k the most extreme permutations that no earlier look has taken are taken, as many as keep the share
     of all taken ones within k times ``step``. The family is told apart when the identity is among them.
@@ -140,7 +151,8 @@ def _most_extreme(looks: Mapping[_Names, Sequence[Floats]], step: float) -> _Nam
         allowed = int((k + 1) * step * left.size + 1e-9) - int((~left).sum())
         taken = left & (largest > _cut(largest[left], allowed))
         if taken[0]:
-            return names[int(sizes[:, 0].argmax())]
+            pair = names[int(sizes[:, 0].argmax())]
+            return pair, float(looks[pair][k][0])
         left &= ~taken
     return None
 
@@ -153,14 +165,15 @@ def _cut(values: Floats, allowed: int) -> float:
     return cut + 1e-9 * max(1.0, abs(cut))
 
 
-def _pair(scores: Mapping[str, Scores], names: _Names, decided: int | None, look: int, interims: int) -> Pair:
+def _pair(
+    scores: Mapping[str, Scores], names: _Names, found: _Found | None, look: int, interims: int
+) -> Pair:
     first, second = (np.asarray(scores[name], dtype=np.float64) for name in names)
     difference = float(first.mean() - second.mean()) if first.size and second.size else 0.0
-    if decided is not None:
-        verdict = Verdict.FIRST_BETTER if difference > 0 else Verdict.SECOND_BETTER
-    else:
-        verdict = Verdict.NO_DIFFERENCE if look == interims else Verdict.UNDECIDED
-    return Pair(*names, difference, verdict, decided or look)
+    if found is not None:
+        verdict = Verdict.FIRST_BETTER if found.difference > 0 else Verdict.SECOND_BETTER
+        return Pair(*names, difference, verdict, found.look)
+    return Pair(*names, difference, Verdict.NO_DIFFERENCE if look == interims else Verdict.UNDECIDED, look)
 
 
 def _check(

@@ -95,19 +95,19 @@ def test_a_permutation_is_taken_at_one_look_only() -> None:
     """
     looks = sizes([3, 1, 1, 1, 9], [3, 1, 1, 9, 0], [3, 5, 1, 0, 0], [3, 0, 1, 9, 9])
     found = [_most_extreme({AB: looks[:depth]}, 0.2) for depth in (1, 2, 3, 4)]
-    assert found == [None, None, None, AB]
+    assert found == [None, None, None, (AB, 3.0)]
 
 
 def test_a_pair_is_as_extreme_as_the_family_s_largest_sum_lets_it_be() -> None:
     """The largest sums are 5, 4, 4, 1 and 1: the identity is the one of five. Its mean, 2.5, is below the third's 4."""
-    assert _most_extreme({AB: sizes([5, 0, 4, 1, 1]), AC: sizes([0, 4, 4, 1, 1])}, 0.2) == AB
+    assert _most_extreme({AB: sizes([5, 0, 4, 1, 1]), AC: sizes([0, 4, 4, 1, 1])}, 0.2) == (AB, 5.0)
     # A permutation that is more extreme for the other pair keeps this one in the family.
     assert _most_extreme({AB: sizes([5, 0, 0, 1, 1]), AC: sizes([0, 6, 0, 1, 1])}, 0.2) is None
 
 
 def test_the_pair_with_the_largest_difference_seen_leaves_the_family_first() -> None:
-    assert _most_extreme({AB: sizes([4, 0, 1, 1, 1]), AC: sizes([-5, 0, 1, 1, 1])}, 0.2) == AC
-    assert _most_extreme({AB: sizes([-5, 0, 1, 1, 1]), AC: sizes([4, 0, 1, 1, 1])}, 0.2) == AB
+    assert _most_extreme({AB: sizes([4, 0, 1, 1, 1]), AC: sizes([-5, 0, 1, 1, 1])}, 0.2) == (AC, -5.0)
+    assert _most_extreme({AB: sizes([-5, 0, 1, 1, 1]), AC: sizes([4, 0, 1, 1, 1])}, 0.2) == (AB, -5.0)
 
 
 @pytest.mark.parametrize(("allowed", "exceed"), [(-1, 0), (0, 0), (1, 1), (3, 3), (4, 4), (5, 4)])
@@ -247,3 +247,13 @@ def test_settings_without_meaning_are_refused(changes: dict[str, object], senten
     arguments: dict[str, object] = {"scores": {"a": [1.0, 2.0], "b": [1.0, 2.0]}, **changes}
     with pytest.raises(ConfigurationError, match=sentence):
         compare_sequentially(**arguments)  # type: ignore[arg-type]
+
+
+def test_the_direction_of_a_decided_pair_is_that_of_its_look() -> None:
+    """Seeds that are run for another pair, or beyond the last full interim, do not turn a verdict around."""
+    a, b = [10.0, 11.0, 12.0, 13.0], [0.0, 1.0, 2.0, 3.0]
+    for later in ([], [-1e3], [-1e3] * 4):
+        found = compare_sequentially({"a": a + later, "b": b}, per_interim=4, interims=2, alpha=0.2)
+        (pair,) = found.pairs
+        assert (pair.verdict, pair.interim) == (Verdict.FIRST_BETTER, 1)
+        assert (pair.difference > 0) == (not later)
