@@ -103,7 +103,7 @@ def train(
         config: Name of a preset, path of a TOML file, or a configuration; None is the preset ``laptop-search``.
         out: Folder of the run; None is ``runs/NAME``.
         resume: Goes on with the run in ``out`` from its last checkpoint; ``config`` is then left out.
-        overrides: Values that go before those of ``config``, by dotted key, such as ``{"optimization.steps": 60}``.
+        overrides: Values that go before those of ``config``, by dotted key, such as ``{"optimizer.steps": 60}``.
         trust_config: Whether a TOML file may run code without a jail or contact hosts; otherwise that is asked at the
             terminal.
         display: Who is told how far the run is; None shows it on stderr and writes it to ``run.log``.

@@ -245,7 +245,7 @@ def configure(args: argparse.Namespace) -> TrainConfig:
     for name in ("train", "dev", "test"):
         values[name]["world"] |= WORLD
     values["test"]["limit"] = 1
-    values["optimization"] |= {"steps": 10**6, "learning_rate": 1e-5}
+    values["optimizer"] |= {"steps": 10**6, "learning_rate": 1e-5}
     values["evaluation"] |= {"every": 0, "bounds": False}
     budgets = {"questions": QUESTIONS, "group_size": SIZE, "deterministic": False}
     values["rollout"] |= budgets | {"deadline_s": args.deadline}

@@ -65,7 +65,7 @@ def configure(args: argparse.Namespace, staleness: int, deterministic: bool) -> 
     for name in ("train", "dev", "test"):
         values[name]["world"] |= WORLD
     values["test"]["limit"] = 1
-    values["optimization"]["steps"] = args.warmup + args.steps
+    values["optimizer"]["steps"] = args.warmup + args.steps
     values["evaluation"] |= {"every": 0, "bounds": False}
     values["checkpoint_every"] = args.warmup + args.steps
     values["rollout"] |= {

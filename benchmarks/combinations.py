@@ -3,7 +3,7 @@
     python benchmarks/combinations.py --pairs
     python benchmarks/combinations.py --share 0.2
 
-A combination is a strategy, ``optimization.proximal``, ``correction.mode``, ``correction.off_context``, a staleness of 0 or
+A combination is a strategy, ``loss.proximal``, ``loss.correction.mode``, ``loss.correction.off_context``, a staleness of 0 or
 1, and an engine. The configuration is read for all of them. Those that are accepted with one of ``--engines`` are trained
 for two steps of the shipped policy, all in this process: with ``--pairs`` as many as it takes for every pair of values of
 every two factors to be trained once (drawn by ``--seed``, those with the most new pairs first), otherwise a ``--share``.
@@ -82,14 +82,12 @@ class Combination(NamedTuple):
             },
             "asynchronous": {"staleness": self.staleness},
             "engine": {"kind": self.engine},
-            "optimization": {
-                "steps": 2,
-                "correction": {name: value for name, value in correction.items() if value is not None},
-            },
+            "optimizer": {"steps": 2},
+            "loss": {"correction": {name: value for name, value in correction.items() if value is not None}},
             "evaluation": {"every": 0, "bounds": False},
         }
         if self.proximal is not None:
-            values["optimization"]["proximal"] = self.proximal
+            values["loss"]["proximal"] = self.proximal
         if self.strategy == "self_play":
             values["env"]["id"] = "agentenv/SearchSolver-v0"
             values["train"]["topics"] = True
@@ -97,7 +95,7 @@ class Combination(NamedTuple):
                 "strategy_options": {"checks": [], "searches": [1, 1]},
                 "sampler": "self_play",
             }
-            values["optimization"]["estimator"] = "role_wise"
+            values["loss"]["estimator"] = "role_wise"
         elif self.strategy == "rollback":
             values["rollout"] |= {"questions": 4, "strategy_options": {"retries": 8, "threshold": 0.0}}
         elif self.strategy == "judge":

@@ -180,7 +180,7 @@ def configure(args: argparse.Namespace, staleness: int, concurrent: int, workers
             "deterministic": False,
         },
         "asynchronous": {"staleness": staleness, "concurrent": concurrent},
-        "optimization": {"steps": args.steps},
+        "optimizer": {"steps": args.steps},
     }
     return parse_config(values, "the benchmark")
 

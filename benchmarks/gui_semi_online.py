@@ -48,9 +48,9 @@ WAYS = {
 }
 """The patch budget of each way; none where the desktop is live."""
 OFFLINE = [
-    "--optimization.estimator_options.gamma",
+    "--loss.estimator_options.gamma",
     "0",
-    "--optimization.estimator_options.episode_weight",
+    "--loss.estimator_options.episode_weight",
     "0",
 ]
 
@@ -59,11 +59,11 @@ def config_of(args: argparse.Namespace, way: str, seed: int) -> TrainConfig:
     """The run of a way under a seed; what it is judged by comes afterwards."""
     words = (
         f"--name {way}-{seed} --seed {seed} --policy {args.policy} --threads {args.threads} --test.limit 1 "
-        f"--optimization.steps {args.steps} --rollout.questions {args.batch} --evaluation.every 0"
+        f"--optimizer.steps {args.steps} --rollout.questions {args.batch} --evaluation.every 0"
     ).split()
     if (budget := WAYS[way]) is not None:
         words += ["--env.id", "agentenv/SemiOnlineGUI-v0", "--env.options.patch_budget", str(budget)]
-        words += ["--optimization.estimator", "dual_level"]
+        words += ["--loss.estimator", "dual_level"]
     preset = load_config("lab-desktop")
     config = override(preset, words + (OFFLINE if way == "offline" else []))
     if budget is not None:  # recordings end where the expert did, and are shown as the desktop itself is

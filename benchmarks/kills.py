@@ -59,7 +59,7 @@ def configure(args: argparse.Namespace) -> TrainConfig:
     for name in ("train", "dev", "test"):
         values[name]["world"] |= WORLD
     values["test"]["limit"] = values["dev"]["limit"] = 4
-    values["optimization"]["steps"] = args.steps
+    values["optimizer"]["steps"] = args.steps
     values["evaluation"] |= {"every": 3, "bounds": False}
     ahead = args.staleness > 0
     values["rollout"] |= {"questions": QUESTIONS, "group_size": SIZE, "deterministic": not ahead}

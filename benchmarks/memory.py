@@ -46,7 +46,7 @@ def configure(args: argparse.Namespace, policy: Path) -> TrainConfig:
     for name in ("train", "dev", "test"):
         values[name]["world"] |= WORLD
     values["test"]["limit"] = values["dev"]["limit"] = 4
-    values["optimization"]["steps"] = args.steps
+    values["optimizer"]["steps"] = args.steps
     values["evaluation"] |= {"every": 50, "bounds": False}
     budgets = {"questions": 2, "group_size": 2, "turn_tokens": 8, "deterministic": args.staleness == 0}
     values["rollout"] |= budgets

@@ -35,7 +35,7 @@ from common import common_arguments, finish  # type: ignore[import-not-found]  #
 
 def steps_of(folder: RunFolder) -> list[list[TrainingRow]]:
     """The rows of every dumped step that carry a gradient."""
-    settings = folder.config.optimization
+    settings = folder.config.loss
     estimate = get_estimator(settings.estimator, settings.estimator_options)
     steps = []
     for path in sorted(folder.path.glob("trajectories/step-*")):
@@ -65,7 +65,7 @@ def compared(args: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(args.threads)
     folder = RunFolder.open(args.run)
     steps, model = steps_of(folder), make_policy(folder.config.policy).model
-    micro = args.micro_tokens or folder.config.optimization.micro_tokens
+    micro = args.micro_tokens or folder.config.memory.micro_tokens
     found: dict[float, dict[str, Any]] = {}
     with flushed_denormals():
         for _ in range(args.repeats):

@@ -45,7 +45,7 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
 """What changes in the strategy's options: checks, the rule that thoughts are quotes, the verifier's least probability."""
 TRAIN: Mapping[str, Any] = {
     "rollout.sampler_options.clear_every": 1,
-    "optimization.learning_rate": 3e-5,
+    "optimizer.learning_rate": 3e-5,
     "second.learning_rate": 1.5e-4,
     "evaluation.every": 0,
     "evaluation.bounds": "false",
@@ -178,7 +178,7 @@ def arm_of_training(args: argparse.Namespace, seed: int, fixed: Sequence[str]) -
         "seed": seed,
         "rollout.strategy_options.players": f"{{ {role_policies} }}",
         "rollout.questions": args.questions,
-        "optimization.steps": args.steps,
+        "optimizer.steps": args.steps,
         "test.limit": args.limit,
     }
     if "proposer" not in fixed:

@@ -70,7 +70,7 @@ def config_of(args: argparse.Namespace, arm: str, seed: int) -> TrainConfig:
     worlds = [word for key, values in task_envs for word in (key, *values)]
     common = (
         f"--name {arm}-{seed} --seed {seed} --policy {args.policy} --threads {args.threads} "
-        f"--optimization.steps {args.steps} --rollout.questions {args.batch} --search.encoder {args.encoder} "
+        f"--optimizer.steps {args.steps} --rollout.questions {args.batch} --search.encoder {args.encoder} "
         f"--evaluation.every 0 --evaluation.bounds false --test.limit {args.questions} --trajectories_every 0"
     )
     return override(load_config("laptop-search"), [*common.split(), *worlds, *words_of(arm, args.simulator)])

@@ -32,7 +32,7 @@ def configure(args: argparse.Namespace, staleness: int, seed: int) -> TrainConfi
     """The preset at one bound; batches are formed by arrival at every bound."""
     values = load_config(args.preset).model_dump(mode="json", exclude_none=True)
     values |= {"policy": args.policy, "threads": args.threads, "seed": seed, "trajectories_every": 0}
-    values["optimization"]["steps"] = args.warmup + args.steps
+    values["optimizer"]["steps"] = args.warmup + args.steps
     values["rollout"]["deterministic"] = False
     values["asynchronous"] = {"staleness": staleness}
     values["evaluation"] |= {"every": args.every, "bounds": False}

@@ -48,7 +48,7 @@ def configure(args: argparse.Namespace) -> TrainConfig:
     """The preset with a small evaluation before and after and none in between."""
     values = load_config(args.preset).model_dump(mode="json", exclude_none=True)
     values |= {"policy": args.policy, "threads": args.threads}
-    values["optimization"]["steps"] = args.warmup + args.steps
+    values["optimizer"]["steps"] = args.warmup + args.steps
     values["evaluation"] |= {"every": 0, "bounds": False}
     for name in ("dev", "test"):
         values[name]["world"] |= _SMALL_WORLD

@@ -36,9 +36,9 @@ class Train:
     Steps, learning rates, intervals, workers and the like may change on --resume; anything else is refused.
 
     Examples:
-        agentenv train laptop-search --out runs/first --optimization.steps 60
+        agentenv train laptop-search --out runs/first --optimizer.steps 60
         agentenv train --resume runs/first
-        agentenv train --resume runs/first --optimization.steps 120
+        agentenv train --resume runs/first --optimizer.steps 120
         agentenv train laptop-search --cluster local --cluster.workers 2 --out runs/apart
     """
 

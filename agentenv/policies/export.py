@@ -56,7 +56,7 @@ def write_model_card(folder: Path, results: Mapping[str, Any], config: Mapping[s
         ends = results[when]["ci95"]
         interval = f"[{ends[0]:.3f}, {ends[1]:.3f}]" if ends else ""
         rows.append(f"| {when} | {results[when]['mean']:.3f} | {interval} | {results[when]['n']} |")
-    algorithm, lora = config["optimization"], config["lora"]
+    loss, lora = config["loss"], config["lora"]
     trained = "all weights"
     if lora["rank"]:
         trained = f"LoRA adapters of rank {lora['rank']}, alpha {lora['alpha']}, merged into these weights"
@@ -75,7 +75,7 @@ Trained by agentenv from `{config["policy"]}` in {results["steps"]} steps, seed 
 {chr(10).join(rows)}
 
 - Environment: `{config["env"]["id"]}`; the form of its episodes is in `episode.json`.
-- Credit `{algorithm["estimator"]}`, loss `{algorithm["objective"]}`, step size {algorithm["learning_rate"]}.
+- Credit `{loss["estimator"]}`, loss `{loss["objective"]}`, step size {config["optimizer"]["learning_rate"]}.
 - Trained: {trained}.
 - Sampled by `{config["engine"]["kind"]}` at temperature {config["rollout"]["temperature"]}.
 - Episodes lost to faults: {results["faults"]}.

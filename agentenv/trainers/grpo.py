@@ -82,7 +82,7 @@ def _train(folder: RunFolder, display: TrainDisplay, stop: Interruptible) -> dic
         stop.check()
         done = folder.resume(run.policy, run.learner, run.parts, display.warn)
         stopped = any("stopped" in line for line in folder.history())
-        if (stopped or done == folder.config.optimization.steps) and (held := folder.results(display.warn)):
+        if (stopped or done == folder.config.optimizer.steps) and (held := folder.results(display.warn)):
             return held
         _steps(run, done, stop, stopped=stopped)
         run.scheduler.close()
@@ -94,8 +94,8 @@ def _steps(run: Run, done: int, stop: Interruptible, *, stopped: bool) -> None:
     folder, config = run.folder, run.folder.config
     earlier = sum(line.get(lap, 0.0) for line in folder.history("timings") for lap in _LAPS)
     began = time.perf_counter()
-    run.display.phase("training", config.optimization.steps)
-    for step in range(done + 1, config.optimization.steps + 1):
+    run.display.phase("training", config.optimizer.steps)
+    for step in range(done + 1, config.optimizer.steps + 1):
         if stopped:
             break
         with stop.finishing():
@@ -112,7 +112,7 @@ def _steps(run: Run, done: int, stop: Interruptible, *, stopped: bool) -> None:
             _keep(run, step, batch, metrics, clock)
             if config.league.every and step % config.league.every == 0:
                 folder.keep_version(step, run.policy)
-            due = step % config.checkpoint_every == 0 or step == config.optimization.steps
+            due = step % config.checkpoint_every == 0 or step == config.optimizer.steps
             if due or stopped or stop.asked:
                 folder.save_checkpoint(step, run.policy, run.learner, run.parts)
             run.display.advance(step, metrics)
@@ -126,11 +126,11 @@ def _explain_divergence(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except Diverged as error:
-        rate, last = folder.config.optimization.learning_rate, folder.last_checkpoint()
+        rate, last = folder.config.optimizer.learning_rate, folder.last_checkpoint()
         left = f"{last} is the last checkpoint from before" if last else "no checkpoint was written before"
         raise Diverged(
-            f"the training has diverged: {error}; {left}. Lower optimization.learning_rate, which is {rate:g}, or "
-            "optimization.max_grad_norm"
+            f"the training has diverged: {error}; {left}. Lower optimizer.learning_rate, which is {rate:g}, or "
+            "optimizer.max_grad_norm"
         ) from error
 
 
@@ -174,7 +174,7 @@ def _update(run: Run, step: int, groups: Sequence[list[Trajectory]]) -> dict[str
 
 def _update_group(run: Run, step: int, groups: Sequence[list[Trajectory]]) -> dict[str, float]:
     mine, theirs = split(groups, run.second)
-    rate = run.config.optimization.learning_rate
+    rate = run.config.optimizer.learning_rate
     figures = _update_weights(run, step, mine, run.policy, run.learner, rate)
     run.scheduler.sync_weights()
     if run.second is not None:
@@ -193,7 +193,7 @@ def _update_weights(
     rate: float,
 ) -> dict[str, float]:
     """Credit, the optimiser steps of one batch, that on demonstrations, a new version of the policy."""
-    settings = run.config.optimization
+    settings = run.config.optimizer
     shown = [t for group in groups for t in group if t.valid and t.origin is Origin.DEMONSTRATION]
     rows, totals = _assign_credit(
         run, groups, policy.version, keep_zero_variance=learner.objective.keeps_zero_variance
@@ -215,18 +215,18 @@ def _assign_credit(
     run: Run, groups: Sequence[list[Trajectory]], version: int, *, keep_zero_variance: bool
 ) -> tuple[list[TrainingRow], dict[str, int]]:
     """The rows to train on, and the totals of the whole batch that losses are averaged over."""
-    settings = run.config.optimization
-    estimate = get_estimator(settings.estimator, settings.estimator_options)
+    loss, shaping = run.config.loss, run.config.reward_shaping
+    estimate = get_estimator(loss.estimator, loss.estimator_options)
     rows, masks = [], []
     for group in groups:
         valid = shape_rewards(
             [t for t in group if t.valid and t.origin is not Origin.DEMONSTRATION],
             limit=run.config.rollout.context_tokens,
-            overlong_buffer=settings.overlong_buffer,
-            overlong_factor=settings.overlong_factor,
-            answer_penalty=settings.answer_penalty,
+            overlong_buffer=shaping.overlong_buffer,
+            overlong_factor=shaping.overlong_factor,
+            answer_penalty=shaping.answer_penalty,
         )
-        credit = novelty_bonus(valid, estimate(valid), strength=settings.novelty, cap=settings.novelty_cap)
+        credit = novelty_bonus(valid, estimate(valid), strength=shaping.novelty, cap=shaping.novelty_cap)
         rows += rows_of(valid, credit, keep_zero_variance=keep_zero_variance, version=version)
         masks += [int(trajectory.loss_mask.sum()) for trajectory in valid]
     return rows, {"tokens": sum(masks), "sequences": sum(count > 0 for count in masks)}

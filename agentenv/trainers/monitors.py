@@ -88,7 +88,7 @@ def _displaced(history: Sequence[Metrics]) -> dict[str, str]:
         return {}
     return {
         _RIGHT: f"log-prob of rewarded episodes fell from {fmean(early):.2f} to {fmean(late):.2f} nats a token: errors that "
-        "resemble them push them down; lower the learning rate or optimization.clip_low"
+        "resemble them push them down; lower the learning rate or loss.clip_low"
     }
 
 

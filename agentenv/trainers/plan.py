@@ -73,7 +73,7 @@ def plan_run(config: TrainConfig, *, available: int | None = None) -> dict[str, 
     policy = trained_policy(config)
     _refuse_absent(config)
     second = open_second_policy(config)
-    if config.optimization.gradient_checkpointing:
+    if config.memory.gradient_checkpointing:
         checkpoint_layers(policy.model)
     rollout = config.rollout
     episodes = rollout.questions * rollout.group_size
@@ -86,7 +86,7 @@ def plan_run(config: TrainConfig, *, available: int | None = None) -> dict[str, 
     turns = int(config.env.options.get("max_turns", 3)) + 1
     sampled = int(episodes * min(turns * rollout.turn_tokens, rollout.context_tokens) * _TYPICAL_FILL)
     tokens = int(episodes * rollout.context_tokens * _TYPICAL_FILL)
-    step_seconds = tokens / trained_speed * config.optimization.updates + sampled / sampled_speed
+    step_seconds = tokens / trained_speed * config.optimizer.updates + sampled / sampled_speed
     return {
         "parameters": sum(p.numel() for p in policy.model.parameters()),
         "episodes_per_step": episodes,
@@ -98,7 +98,7 @@ def plan_run(config: TrainConfig, *, available: int | None = None) -> dict[str, 
         "trained_tokens_per_s": round(trained_speed),
         "sampled_tokens_per_s": round(sampled_speed),
         "seconds_per_step": round(step_seconds, 2),
-        "training_minutes": round(step_seconds * config.optimization.steps / 60, 1),
+        "training_minutes": round(step_seconds * config.optimizer.steps / 60, 1),
     }
 
 
@@ -139,7 +139,7 @@ def memory_of(
         weights=sum(_weights(config, one) for one in models),
         optimizer=sum(3 * _bytes(one, trained=True) for one in models),
         caches=_caches(config, model) if sampled_here else 0,
-        activations=int(token_bytes * max(config.optimization.micro_tokens, config.rollout.context_tokens)),
+        activations=int(token_bytes * max(config.memory.micro_tokens, config.rollout.context_tokens)),
         engines=0 if sampled_here else _engines(config, model),
     )
 
@@ -199,14 +199,14 @@ def _refusal(config: TrainConfig, memory: MemoryEstimate, free: int, token_bytes
         return needs + f"weights and optimiser leave no room for one episode; {engines}take a smaller policy"
     micro = int((left - memory.caches) / token_bytes)
     if micro >= config.rollout.context_tokens:
-        saving = "" if config.optimization.gradient_checkpointing else ", or gradient_checkpointing to true"
-        return needs + f"set optimization.micro_tokens to at most {micro}{saving}"
+        saving = "" if config.memory.gradient_checkpointing else ", or gradient_checkpointing to true"
+        return needs + f"set memory.micro_tokens to at most {micro}{saving}"
     episode = memory.caches / (config.rollout.questions * config.rollout.group_size)
     most = int((left - least) / episode / config.rollout.group_size)
     if most < 1:
-        return needs + "lower rollout.context_tokens and optimization.micro_tokens"
+        return needs + "lower rollout.context_tokens and memory.micro_tokens"
     return needs + (
-        f"set rollout.questions to at most {most} and optimization.micro_tokens to {config.rollout.context_tokens}"
+        f"set rollout.questions to at most {most} and memory.micro_tokens to {config.rollout.context_tokens}"
     )
 
 
@@ -224,7 +224,7 @@ def _probe_learning(policy: HFPolicy, config: TrainConfig) -> tuple[float, float
     )
     credit = [trajectory.loss_mask.astype(float)] * _PROBE_ROWS
     rows = rows_of([trajectory] * _PROBE_ROWS, credit)
-    objective = Objective(micro_tokens=length + 1, precision=config.optimization.precision)
+    objective = Objective(micro_tokens=length + 1, precision=config.memory.precision)
     learner = Learner(policy.model, objective, learning_rate=1e-9)
     saved: dict[int, int] = {parameter.data_ptr(): 0 for parameter in policy.model.parameters()}
 

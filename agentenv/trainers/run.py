@@ -223,7 +223,7 @@ def open_group_runner(config: TrainConfig) -> GroupRunner:
 
 def learner_of(config: TrainConfig, policy: TrainedPolicy) -> Learner:
     """The learner of ``policy``'s weights, or of a copy where episodes under way read them or processes share them out."""
-    objective, settings = objective_of(config), config.optimization
+    objective, settings = objective_of(config), config.optimizer
     sharded = world_size() > 1
     model = policy.model
     if sharded:
@@ -233,7 +233,7 @@ def learner_of(config: TrainConfig, policy: TrainedPolicy) -> Learner:
     reference = None
     if objective.needs_reference:
         reference = model if is_adapted(model) else make_policy(config.policy).model
-    if settings.gradient_checkpointing:
+    if config.memory.gradient_checkpointing:
         checkpoint_layers(model)
     return (ShardedLearner if sharded else Learner)(
         model,
@@ -297,7 +297,7 @@ def objective_of(config: TrainConfig) -> Objective:
         UnknownName: no such objective, or no such option of it.
         ConfigurationError: an option's value is of another type.
     """
-    settings = config.learning
+    settings = config.resolved_loss
     bounds = {"clip_low": settings.clip_low, "clip_high": settings.clip_high}
     named = {name: bound for name, bound in bounds.items() if bound is not None}
     objective = Objective(
@@ -313,9 +313,9 @@ def objective_of(config: TrainConfig) -> Objective:
         ace_alpha=settings.ace_alpha,
         ace_cap=settings.ace_cap,
         entropy_coefficient=settings.entropy_coefficient,
-        micro_tokens=settings.micro_tokens,
-        padding=settings.padding,
-        precision=settings.precision,
+        micro_tokens=config.memory.micro_tokens,
+        padding=config.memory.padding,
+        precision=config.memory.precision,
     )
     get_objective(objective.surrogate, objective.options)
     return objective

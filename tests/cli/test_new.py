@@ -49,7 +49,7 @@ def test_what_is_written_is_checked_trained_and_evaluated_at_once(
     entry = run("new", "walked_through")["entry_point"]
     assert run("check", entry)["ok"]
     small = (
-        "--optimization.steps 2 --rollout.questions 2 --rollout.group_size 2 --rollout.turn_tokens 4 "
+        "--optimizer.steps 2 --rollout.questions 2 --rollout.group_size 2 --rollout.turn_tokens 4 "
         "--rollout.context_tokens 200 --test.limit 3 --dev.limit 2 --threads 1 --policy hf:small"
     )
     overrides = ["--env.id", entry, *small.split()]

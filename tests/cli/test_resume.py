@@ -50,7 +50,7 @@ questions = 2
 group_size = 2
 turn_tokens = 8
 context_tokens = 200
-[optimization]
+[optimizer]
 steps = 2
 [evaluation]
 every = 0
@@ -108,7 +108,7 @@ def edit(path: Path, old: str, new: str) -> None:
     [
         ("group_size = 2", "group_size = 4", "rollout.group_size"),
         ("seed = 0", "seed = 5", "seed"),
-        ('estimator = "group_relative"', 'estimator = "leave_one_out"', "optimization.estimator"),
+        ('estimator = "group_relative"', 'estimator = "leave_one_out"', "loss.estimator"),
         ("max_turns = 1", "max_turns = 2", "env.options.max_turns"),
     ],
 )
@@ -172,22 +172,22 @@ def test_content_that_changed_is_refused(
 
 
 def test_safe_keys_change_and_the_change_is_kept(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--optimization.steps", "3", "--optimization.learning_rate", "0.5"]
+    words = ["--optimizer.steps", "3", "--optimizer.learning_rate", "0.5"]
     assert main(["train", "--resume", str(stopped), *words, "--json"]) == 0
     lines = [json.loads(line) for line in (stopped / "metrics.jsonl").read_text().splitlines()]
     assert [line["learning_rate"] for line in lines] == [1e-4, 1e-4, 0.5]
-    assert load_config(str(stopped / "config.toml")).optimization.steps == 3
+    assert load_config(str(stopped / "config.toml")).optimizer.steps == 3
     changes = [json.loads(line) for line in (stopped / "changes.jsonl").read_text().splitlines()]
     assert changes == [
-        {"after_step": 2, "key": "optimization.learning_rate", "old": 1e-4, "new": 0.5},
-        {"after_step": 2, "key": "optimization.steps", "old": 2, "new": 3},
+        {"after_step": 2, "key": "optimizer.learning_rate", "old": 1e-4, "new": 0.5},
+        {"after_step": 2, "key": "optimizer.steps", "old": 2, "new": 3},
     ]
     page = (stopped / "report.html").read_text()
-    assert "after step 2 with optimization.learning_rate = 0.5 in place of 0.0001" in page
+    assert "after step 2 with optimizer.learning_rate = 0.5 in place of 0.0001" in page
     assert main(["train", "--resume", str(stopped), "--json"]) == 0
     assert len((stopped / "changes.jsonl").read_text().splitlines()) == 2
-    assert "optimization.steps = 2" in said(
-        ["train", "--resume", str(stopped), "--optimization.steps", "2"], capsys
+    assert "optimizer.steps = 2" in said(
+        ["train", "--resume", str(stopped), "--optimizer.steps", "2"], capsys
     )
 
 
@@ -251,7 +251,7 @@ def test_of_two_that_begin_in_one_folder_one_trains_and_one_says_so(start: Path,
     assert sorted(process.returncode for process in both) == [0, 1]
     loser = errors[[process.returncode for process in both].index(1)]
     assert "another process trains" in loser or "holds a run already" in loser
-    assert load_config(str(out / "config.toml")).optimization.steps == 2
+    assert load_config(str(out / "config.toml")).optimizer.steps == 2
     assert (out / "results.json").exists()
 
 
@@ -283,7 +283,7 @@ def test_a_signal_ends_a_run_in_order(
 ) -> None:
     """Episodes under way are given up, an update is finished; nothing that was learned is lost, and the run goes on."""
     out = tmp_path / "out"
-    argv = ["train", str(start / "run.toml"), "--optimization.steps", "4", "--checkpoint_every", "4"]
+    argv = ["train", str(start / "run.toml"), "--optimizer.steps", "4", "--checkpoint_every", "4"]
     done = subprocess.run(
         [sys.executable, "-c", SIGNALLED, place, number, *argv, "--out", str(out)],
         capture_output=True,

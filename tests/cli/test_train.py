@@ -75,7 +75,7 @@ questions = 3
 group_size = 4
 turn_tokens = 8
 context_tokens = 200
-[optimization]
+[optimizer]
 steps = 4
 learning_rate = 1e-3
 [evaluation]
@@ -190,7 +190,7 @@ def test_two_steps_on_real_questions(
     dataset: str, toml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The whole real corpus is searched, by hashed words so that it takes seconds."""
-    words = ["--optimization.steps", "2", "--checkpoint_every", "2", "--env.options.observation_tokens", "20"]
+    words = ["--optimizer.steps", "2", "--checkpoint_every", "2", "--env.options.observation_tokens", "20"]
     for source, split, limit in (("train", "train", 6), ("dev", "dev", 2), ("test", "dev", 4)):
         words += [f"--{source}.dataset", dataset, f"--{source}.split", split, f"--{source}.limit", str(limit)]
     assert main(["train", str(toml), "--out", str(tmp_path / "run"), *words]) == 0
@@ -231,7 +231,7 @@ def test_the_same_seed_gives_the_same_bytes(finished: Path, toml: Path, tmp_path
 
 
 def test_another_seed_gives_another_run(finished: Path, toml: Path, tmp_path: Path) -> None:
-    words = ["--seed", "1", "--optimization.steps", "1", "--evaluation.bounds", "false", "--test.limit", "2"]
+    words = ["--seed", "1", "--optimizer.steps", "1", "--evaluation.bounds", "false", "--test.limit", "2"]
     assert main(["train", str(toml), "--out", str(tmp_path / "other"), *words, "--json"]) == 0
     assert metrics(tmp_path / "other")[0] != metrics(finished)[0]
     for run, seed in ((finished, 0), (tmp_path / "other", 1)):
@@ -240,11 +240,11 @@ def test_another_seed_gives_another_run(finished: Path, toml: Path, tmp_path: Pa
 
 def test_a_run_with_every_choice_made_otherwise(toml: Path, tmp_path: Path) -> None:
     words = (
-        "--optimization.steps 2 --evaluation.bounds false --test.limit 2 --optimization.updates 2 "
-        "--optimization.estimator anchor_state --optimization.estimator_options.population step "
-        "--optimization.objective gspo --optimization.proximal recompute --optimization.correction.mode truncate "
-        "--optimization.correction.ess_base 1.0 --optimization.ace_alpha 0.5 --optimization.kl_coefficient 0.01 "
-        "--optimization.entropy_coefficient 0.001 --optimization.answer_penalty 0.2 --optimization.overlong_buffer 20"
+        "--optimizer.steps 2 --evaluation.bounds false --test.limit 2 --optimizer.updates 2 "
+        "--loss.estimator anchor_state --loss.estimator_options.population step "
+        "--loss.objective gspo --loss.proximal recompute --loss.correction.mode truncate "
+        "--loss.correction.ess_base 1.0 --loss.ace_alpha 0.5 --loss.kl_coefficient 0.01 "
+        "--loss.entropy_coefficient 0.001 --reward_shaping.answer_penalty 0.2 --reward_shaping.overlong_buffer 20"
     )
     assert main(["train", str(toml), "--out", str(tmp_path / "out"), *words.split(), "--json"]) == 0
     for line in metrics(tmp_path / "out"):
@@ -256,8 +256,7 @@ def test_a_run_with_every_choice_made_otherwise(toml: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "correction",
     [
-        "--optimization.proximal recompute --optimization.correction.mode truncate "
-        "--optimization.correction.off_context rescore",
+        "--loss.proximal recompute --loss.correction.mode truncate --loss.correction.off_context rescore",
         "--asynchronous.staleness 1 --rollout.deterministic false",
     ],
 )
@@ -266,7 +265,7 @@ def test_a_run_with_rollbacks_scores_spliced_tokens_again(
 ) -> None:
     """The correction refuses tokens of another context, so the run shows that none is left; by default they are weighed."""
     words = (
-        "--optimization.steps 2 --evaluation.bounds false --test.limit 2 --env.options.max_turns 3 "
+        "--optimizer.steps 2 --evaluation.bounds false --test.limit 2 --env.options.max_turns 3 "
         "--rollout.strategy rollback "
         "--rollout.strategy_options.retries 2 --rollout.temperature 1.3 --evaluation.strategy rollback "
     )
@@ -288,8 +287,8 @@ def test_a_run_with_rollbacks_scores_spliced_tokens_again(
 
 def test_a_run_of_trees_has_groups_of_leaves(toml: Path, tmp_path: Path) -> None:
     words = (
-        "--optimization.steps 2 --evaluation.bounds false --test.limit 2 --rollout.strategy tree --env.options.max_turns 3 "
-        "--rollout.strategy_options.depth 1 --optimization.estimator sibling"
+        "--optimizer.steps 2 --evaluation.bounds false --test.limit 2 --rollout.strategy tree --env.options.max_turns 3 "
+        "--rollout.strategy_options.depth 1 --loss.estimator sibling"
     )
     runs = [tmp_path / name for name in ("one", "two")]
     for run in runs:
@@ -308,9 +307,9 @@ def test_a_run_of_trees_has_groups_of_leaves(toml: Path, tmp_path: Path) -> None
 def test_a_run_that_reflects_and_retries(toml: Path, tmp_path: Path, reflector: str) -> None:
     """The log of an episode does not fit the small policy: its own reflections are counted and none is there."""
     words = (
-        "--optimization.steps 2 --evaluation.bounds false --test.limit 2 --rollout.strategy reflect_retry "
+        "--optimizer.steps 2 --evaluation.bounds false --test.limit 2 --rollout.strategy reflect_retry "
         f"--rollout.strategy_options.reflector {reflector} --rollout.strategy_options.reflection_tokens 8 "
-        "--optimization.estimator pivotal --optimization.objective opmd"
+        "--loss.estimator pivotal --loss.objective opmd"
     )
     out = tmp_path / "out"
     assert main(["train", str(toml), "--out", str(out), *words.split(), "--json"]) == 0
@@ -335,8 +334,8 @@ def test_a_run_that_reflects_and_retries(toml: Path, tmp_path: Path, reflector: 
 
 def test_a_run_that_learns_from_demonstrations_where_all_fail(toml: Path, tmp_path: Path) -> None:
     words = (
-        "--optimization.steps 1 --evaluation.bounds false --test.limit 2 --rollout.strategy demonstrate "
-        "--rollout.group_size 2 --rollout.questions 6 --rollout.turn_tokens 30 --optimization.supervised_rate 1e-3"
+        "--optimizer.steps 1 --evaluation.bounds false --test.limit 2 --rollout.strategy demonstrate "
+        "--rollout.group_size 2 --rollout.questions 6 --rollout.turn_tokens 30 --optimizer.supervised_rate 1e-3"
     )
     out = tmp_path / "out"
     assert main(["train", str(toml), "--out", str(out), *words.split(), "--json"]) == 0
@@ -352,7 +351,7 @@ def test_a_guarded_run_stops_when_the_policy_is_lost_and_stays_stopped(toml: Pat
     """A step size of 1 leaves nothing of the policy; the tenth step is the first that is judged."""
     out = tmp_path / "out"
     words = (
-        "--optimization.steps 30 --optimization.learning_rate 1.0 --monitor.guard true --monitor.action stop "
+        "--optimizer.steps 30 --optimizer.learning_rate 1.0 --monitor.guard true --monitor.action stop "
         "--evaluation.bounds false --evaluation.every 0 --test.limit 2 --trajectories_every 0 --checkpoint_every 30"
     )
     assert main(["train", str(toml), "--out", str(out), *words.split(), "--json"]) == 0
@@ -441,7 +440,7 @@ def sentence(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 1)
         (["--rollout.group_size", "1"], "greater than or equal to 2; got 1"),
         (["--policy", "tinny"], "No policy 'tinny'. Did you mean 'tiny'?"),
         (["--policy", "hf:/nowhere/at/all"], "/nowhere/at/all holds no model"),
-        (["--optimization.estimator", "group_relativ"], "Did you mean 'group_relative'?"),
+        (["--loss.estimator", "group_relativ"], "Did you mean 'group_relative'?"),
         (["--tracker", "wandbee:x"], "Did you mean"),
         (["--evaluation.scorers", "em_squat"], "Did you mean 'em_squad'?"),
         (["--env.id", "agentenv/LocalSerch-v0"], "Did you mean 'agentenv/LocalSearch-v0'?"),

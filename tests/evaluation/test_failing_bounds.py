@@ -146,7 +146,7 @@ train.world = {seed = 1, documents = 200, questions = 4, split = "train"}
 dev.world = {seed = 2, documents = 200, questions = 4, split = "dev"}
 test.world = {seed = 3, documents = 200, questions = 2, split = "test"}
 rollout = {questions = 2, group_size = 2, turn_tokens = 8, context_tokens = 900}
-optimization.steps = 2
+optimizer.steps = 2
 """
 
 

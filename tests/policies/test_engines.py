@@ -249,7 +249,7 @@ def test_an_engine_that_fails_on_coming_up_leaves_no_process(hangs: bool) -> Non
     ("words", "opened"),
     [
         ([], 513),
-        (["--rollout.strategy", "rollback", "--optimization.correction.foreign", "rescore"], 1024),
+        (["--rollout.strategy", "rollback", "--loss.correction.off_context", "rescore"], 1024),
         (["--rollout.context_tokens", "1024"], 1024),
     ],
 )

@@ -20,7 +20,8 @@ RESULTS = {
 CONFIG = {
     "policy": "tiny",
     "env": {"id": "agentenv/LocalSearch-v0"},
-    "optimization": {"estimator": "group_relative", "objective": "ppo_clip", "learning_rate": 1e-4},
+    "loss": {"estimator": "group_relative", "objective": "ppo_clip"},
+    "optimizer": {"learning_rate": 1e-4},
     "engine": {"kind": "vllm"},
     "rollout": {"temperature": 1.0},
     "lora": {"rank": 0},

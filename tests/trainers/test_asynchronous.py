@@ -52,7 +52,8 @@ def config() -> TrainConfig:
             "deterministic": False,
         },
         "asynchronous": {"staleness": BOUND},
-        "optimization": {"steps": STEPS, "correction": {"ess_base": 1.0}},
+        "optimizer": {"steps": STEPS},
+        "loss": {"correction": {"ess_base": 1.0}},
         "evaluation": {"every": 0, "bounds": False},
     }
     return parse_config(values, "test")
@@ -117,13 +118,13 @@ def test_a_step_that_fails_leaves_a_checkpoint_of_those_before(
         ("--asynchronous.staleness 0", "sampler", "none"),
         ("--asynchronous.staleness 1 --rollout.deterministic false", "recompute", "truncate"),
         (
-            "--asynchronous.staleness 1 --rollout.deterministic false --optimization.proximal sampler",
+            "--asynchronous.staleness 1 --rollout.deterministic false --loss.proximal sampler",
             "sampler",
             "none",
         ),
         (
-            "--asynchronous.staleness 1 --rollout.deterministic false --optimization.proximal interpolate "
-            "--optimization.correction.mode mask",
+            "--asynchronous.staleness 1 --rollout.deterministic false --loss.proximal interpolate "
+            "--loss.correction.mode mask",
             "interpolate",
             "mask",
         ),

@@ -46,7 +46,7 @@ def config(**rollout: Any) -> dict[str, Any]:
         "test": {"limit": 1, "world": world | {"seed": 2, "split": "dev"}},
         "rollout": budgets | {"deterministic": False} | rollout,
         "engine": {"kind": "vllm", "kv_gib": 0.25},
-        "optimization": {"steps": 2, "learning_rate": 1e-3},
+        "optimizer": {"steps": 2, "learning_rate": 1e-3},
         "evaluation": {"every": 0, "bounds": False},
     }
 

@@ -32,7 +32,7 @@ train = {{ dataset = "env", limit = 4 }}
 dev = {{ dataset = "env", limit = 2, split = "dev" }}
 test = {{ dataset = "env", limit = 2, split = "test" }}
 rollout = {{ questions = 1, group_size = 2, turn_tokens = 4, context_tokens = 1100 }}
-optimization = {{ steps = 1 }}
+optimizer = {{ steps = 1 }}
 evaluation = {{ every = 1 }}
 """
 OPTIONS = {

@@ -19,7 +19,7 @@ each = pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 SIZES = (("documents", 200), ("questions", 8))
 WORLDS = [f"--{name}.world.{key} {size}" for name in ("train", "dev", "test") for key, size in SIZES]
 SMALL = (
-    "--threads 1 --optimization.steps 1 --rollout.questions 1 --search.encoder hash --evaluation.every 0 "
+    "--threads 1 --optimizer.steps 1 --rollout.questions 1 --search.encoder hash --evaluation.every 0 "
     "--evaluation.bounds false --test.limit 1 --trajectories_every 0 " + " ".join(WORLDS)
 ).split()
 

@@ -78,7 +78,7 @@ def test_the_reference_is_the_model_without_its_adapters(qwen: Callable[..., Any
 
 
 def test_sampler_and_learner_share_what_is_not_trained() -> None:
-    words = "--lora.rank 4 --asynchronous.staleness 1 --rollout.deterministic false --optimization.kl_coefficient 0.1"
+    words = "--lora.rank 4 --asynchronous.staleness 1 --rollout.deterministic false --loss.kl_coefficient 0.1"
     config = override(TrainConfig(), words.split())
     policy = trained_policy(config)
     learner = learner_of(config, policy)
@@ -120,7 +120,8 @@ def config(policy: Path) -> TrainConfig:
         "dev": {"world": WORLD | {"seed": 2, "split": "dev"}},
         "test": {"limit": 1, "world": WORLD | {"seed": 2, "split": "dev"}},
         "rollout": {"questions": 3, "group_size": 4, "turn_tokens": 24, "context_tokens": 256},
-        "optimization": {"steps": 2, "learning_rate": 1e-3, "kl_coefficient": 0.01},
+        "optimizer": {"steps": 2, "learning_rate": 1e-3},
+        "loss": {"kl_coefficient": 0.01},
         "lora": {"rank": 4, "modules": ["q_proj", "down_proj"]},
         "evaluation": {"every": 0, "bounds": False},
     }

@@ -13,7 +13,7 @@ from agentenv.trainers.run import objective_of
 
 VLLM = {"engine": {"kind": "vllm"}, "rollout": {"deterministic": False}}
 STALE = {"asynchronous": {"staleness": 2}, "rollout": {"deterministic": False}}
-ROUNDED = {"optimization": {"precision": "bfloat16"}}
+ROUNDED = {"memory": {"precision": "bfloat16"}}
 
 
 def chosen(config: dict[str, Any]) -> tuple[str, str, str]:
@@ -47,14 +47,14 @@ def test_wherever_log_probs_are_apart_they_are_corrected(config: dict[str, Any],
 
 
 def test_what_is_named_is_kept() -> None:
-    assert chosen({"optimization": {"precision": "bfloat16", "proximal": "sampler"}}) == (
+    assert chosen({"memory": {"precision": "bfloat16"}, "loss": {"proximal": "sampler"}}) == (
         "sampler",
         "none",
         "recompute",
     )
-    named = {"precision": "bfloat16", "correction": {"mode": "mask", "off_context": "rescore"}}
-    assert chosen({"optimization": named}) == ("recompute", "mask", "rescore")
-    none = TrainConfig.model_validate({"optimization": {"precision": "bfloat16", "proximal": "sampler"}})
+    named = {"correction": {"mode": "mask", "off_context": "rescore"}}
+    assert chosen(ROUNDED | {"loss": named}) == ("recompute", "mask", "rescore")
+    none = TrainConfig.model_validate({"memory": {"precision": "bfloat16"}, "loss": {"proximal": "sampler"}})
     assert "correction.mode='none'" in none.correction_note
 
 
@@ -68,7 +68,9 @@ train = {{ dataset = "env", limit = 4 }}
 dev = {{ dataset = "env", limit = 2, split = "dev" }}
 test = {{ dataset = "env", limit = 2, split = "test" }}
 rollout = {{ questions = 1, group_size = 2, turn_tokens = 4, context_tokens = 1100, strategy = "{strategy}" }}
-optimization = {{ steps = 2, precision = "{precision}", entropy_coefficient = 0.1 }}
+optimizer = {{ steps = 2 }}
+memory = {{ precision = "{precision}" }}
+loss = {{ entropy_coefficient = 0.1 }}
 evaluation = {{ every = 0, bounds = false }}
 """
 
@@ -86,7 +88,7 @@ def test_a_run_says_what_it_does_about_it(
     results = json.loads((out / "results.json").read_text())
     rounded = precision == "bfloat16"
     assert [("behaviour_weight" in line) for line in lines] == [rounded, rounded]
-    assert ("optimization.proximal='recompute'" in " ".join(capsys.readouterr().err.split())) == rounded
+    assert ("loss.proximal='recompute'" in " ".join(capsys.readouterr().err.split())) == rounded
     assert ("correction" in results) == rounded
     if rounded:  # weights near 1: rounding, and no other context
         assert all(line["behaviour_weight"] == pytest.approx(1, abs=0.2) for line in lines)

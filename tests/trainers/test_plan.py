@@ -19,7 +19,7 @@ WORDS = (
     "--threads 1 --rollout.questions 2 --rollout.group_size 4 --rollout.context_tokens 64 --rollout.turn_tokens 8 "
     "--test.world.seed 1"  # the questions of training would be refused as those of the test
 )
-SMALL = override(TrainConfig(), [*WORDS.split(), "--optimization.micro_tokens", "256"])
+SMALL = override(TrainConfig(), [*WORDS.split(), "--memory.micro_tokens", "256"])
 
 
 def test_bytes_by_hand(qwen: Callable[..., Any]) -> None:
@@ -34,7 +34,7 @@ def test_bytes_by_hand(qwen: Callable[..., Any]) -> None:
         "2",
         "--rollout.deterministic",
         "false",
-        "--optimization.kl_coefficient",
+        "--loss.kl_coefficient",
         "0.1",
     ]
     more = memory_of(override(SMALL, ahead), model, 10.0)
@@ -46,7 +46,7 @@ def test_bytes_by_hand(qwen: Callable[..., Any]) -> None:
 def test_a_second_set_of_weights_counts_and_so_does_its_reference(qwen: Callable[..., Any]) -> None:
     first, second = qwen(), qwen(width=16)
     sizes = [4 * sum(p.numel() for p in model.parameters()) for model in (first, second)]
-    penalty = override(SMALL, ["--optimization.kl_coefficient", "0.1"])
+    penalty = override(SMALL, ["--loss.kl_coefficient", "0.1"])
     found = memory_of(penalty, first, 10.0, second=second)
     assert (found.weights, found.optimizer) == (2 * sum(sizes), 3 * sum(sizes))
 
@@ -57,7 +57,7 @@ def test_adapters_need_neither_a_reference_nor_a_second_copy_of_what_is_not_trai
     size = 4 * sum(p.numel() for p in qwen().parameters())
     model = adapt(qwen(), rank=4, alpha=8)
     adapters = 4 * sum(p.numel() for p in model.parameters()) - size
-    words = "--asynchronous.staleness 1 --rollout.deterministic false --optimization.kl_coefficient 0.1"
+    words = "--asynchronous.staleness 1 --rollout.deterministic false --loss.kl_coefficient 0.1"
     found = memory_of(override(SMALL, words.split()), model, 10.0)
     assert (found.weights, found.optimizer) == (size + 2 * adapters, 3 * adapters)
 
@@ -99,8 +99,8 @@ def free(config: TrainConfig, missing: str, spare: float = 0.5) -> str:
 
 
 def test_what_does_not_fit_is_refused_with_what_to_change() -> None:
-    large = override(SMALL, ["--optimization.micro_tokens", "2000000"])
-    assert "set optimization.micro_tokens to at most" in free(large, "activations")
+    large = override(SMALL, ["--memory.micro_tokens", "2000000"])
+    assert "set memory.micro_tokens to at most" in free(large, "activations")
     many = override(SMALL, ["--rollout.questions", "100000"])
     assert "set rollout.questions to at most" in free(many, "caches")
     with pytest.raises(ConfigurationError, match="take a smaller policy"):

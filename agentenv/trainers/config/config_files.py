@@ -24,8 +24,8 @@ _FREE_TABLES = (
     "rollout.strategy_options",
     "evaluation.strategy_options",
     "rollout.sampler_options",
-    "optimization.estimator_options",
-    "optimization.objective_options",
+    "loss.estimator_options",
+    "loss.objective_options",
 )
 """Their keys are checked by whom they are for."""
 _OPTIONS_OF = {
@@ -181,7 +181,7 @@ def _check_keys(values: dict[str, Any], known: dict[str, Any], place: str, above
 
 
 def override(base: TrainConfig, words: Sequence[str]) -> TrainConfig:
-    """``base`` with command-line overrides such as ``--optimization.steps 60``.
+    """``base`` with command-line overrides such as ``--optimizer.steps 60``.
 
     Args:
         base: Where values that are not named come from.
@@ -257,7 +257,7 @@ def _switched(flag: str, key: str, table: Mapping[str, Any]) -> tuple[str, list[
 
 
 def changed(base: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
-    """``base`` with values by dotted key, such as ``{"optimization.steps": 60}``; a table is merged into the one there.
+    """``base`` with values by dotted key, such as ``{"optimizer.steps": 60}``; a table is merged into the one there.
 
     Raises:
         UnknownName: no such key; carries the nearest.

@@ -34,11 +34,11 @@ FREE = (
         for name in ("replicas", "urls", "threads", "kv_gib", "block_tokens", "max_sequences", "weights_dir")
     ),
     *(f"engine.{name}" for name in ("start_s", "deadline_s")),
-    *(f"optimization.{name}" for name in ("steps", "learning_rate", "warmup_steps", "max_grad_norm")),
     *(
-        f"optimization.{name}"
-        for name in ("supervised_rate", "micro_tokens", "padding", "gradient_checkpointing")
+        f"optimizer.{name}"
+        for name in ("steps", "learning_rate", "warmup_steps", "max_grad_norm", "supervised_rate")
     ),
+    *(f"memory.{name}" for name in ("micro_tokens", "padding", "gradient_checkpointing")),
 )
 """Keys, or tables of keys, that change how fast, how long or how far a run learns, and neither its tasks nor its measure."""
 PLACES = (

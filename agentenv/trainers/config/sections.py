@@ -58,7 +58,7 @@ class CorrectionSettings(Frozen):
     mode: Literal["none", "truncate", "mask"] | None = None
     """``truncate`` weighs by min(w, high), w the proximal over the sampler's probability; ``mask`` by w within
     [low, high] and 0 outside. None is ``truncate`` where the sampler's log-probs are not those of the learner (asynchronous
-    training, an engine, ``precision = "bfloat16"``) and ``none`` otherwise."""
+    training, an engine, ``memory.precision = "bfloat16"``) and ``none`` otherwise."""
     level: Literal["token", "sequence", "geometric"] = "token"
     """w of the token, the product over its row, or the geometric mean over its row."""
     low: float = Field(0.0, ge=0)
@@ -85,8 +85,8 @@ class CorrectionSettings(Frozen):
         return weighted or self.reject_above is not None or self.ess_base is not None
 
 
-class OptimizationConfig(Frozen):
-    """How the weights are moved."""
+class OptimizerSettings(Frozen):
+    """How many steps the optimiser takes, and how large they are."""
 
     steps: int = Field(100, ge=1)
     """Optimiser steps; one for each batch of rollouts."""
@@ -100,6 +100,29 @@ class OptimizationConfig(Frozen):
     """The gradient is scaled down to this norm."""
     updates: int = Field(1, ge=1)
     """Optimiser steps on each batch of rollouts."""
+    supervised_rate: float = Field(1e-5, gt=0, le=_LARGEST_RATE)
+    """Step size of a step of its own on the demonstrations that a strategy added (ReLIFT), after that on the episodes."""
+
+
+class RewardShapingSettings(Frozen):
+    """What is added to the rewards of episodes and to their advantages before the loss sees them."""
+
+    overlong_buffer: int = Field(0, ge=0)
+    """Last tokens of ``context_tokens`` over which a penalty on long episodes grows (DAPO); 0 gives none."""
+    overlong_factor: float = Field(1.0, ge=0)
+    """Size of that penalty at the limit."""
+    answer_penalty: float = Field(0.0, ge=0)
+    """Subtracted from the reward of an episode that ended without an answer."""
+    novelty: float = Field(0.0, ge=0)
+    """Strength of XRPO's bonus on positive advantages of episodes that were unlikely in their group (2.5 there); 0 gives
+    none."""
+    novelty_cap: float = Field(0.5, ge=0)
+    """Most of that bonus, in units of the advantage."""
+
+
+class LossSettings(Frozen):
+    """What is minimised: credit, the loss of a token, and the penalties beside it."""
+
     estimator: str = "group_relative"
     """Name of the advantage estimator."""
     estimator_options: dict[str, Any] = Field(default_factory=dict)
@@ -118,11 +141,9 @@ class OptimizationConfig(Frozen):
     proximal: Literal["sampler", "recompute", "interpolate"] | None = None
     """Log-probs that ratios are formed with: the sampler's own, the learner's at the start of the update, or a way between
     the two by version (AReaL). None is ``recompute`` (decoupled PPO) where the sampler's log-probs are not those of the
-    learner (asynchronous training, an engine, ``precision = "bfloat16"``) and ``sampler`` otherwise."""
+    learner (asynchronous training, an engine, ``memory.precision = "bfloat16"``) and ``sampler`` otherwise."""
     correction: CorrectionSettings = CorrectionSettings()
     """Weights for tokens that other weights sampled; with ``proximal`` other than ``sampler`` (decoupled PPO)."""
-    supervised_rate: float = Field(1e-5, gt=0, le=_LARGEST_RATE)
-    """Step size of a step of its own on the demonstrations that a strategy added (ReLIFT), after that on the episodes."""
     kl_coefficient: float = Field(0.0, ge=0)
     """Weight of the penalty towards the initial policy; 0 keeps no reference model."""
     kl: Literal["k1", "k2", "k3", "k3_corrected"] = "k3"
@@ -133,27 +154,6 @@ class OptimizationConfig(Frozen):
     """Bound, in nats a token, on the confidence that ACE counts."""
     entropy_coefficient: float = Field(0.0, ge=0)
     """Weight of an entropy bonus, in nats a token."""
-    overlong_buffer: int = Field(0, ge=0)
-    """Last tokens of ``context_tokens`` over which a penalty on long episodes grows (DAPO); 0 gives none."""
-    overlong_factor: float = Field(1.0, ge=0)
-    """Size of that penalty at the limit."""
-    answer_penalty: float = Field(0.0, ge=0)
-    """Subtracted from the reward of an episode that ended without an answer."""
-    novelty: float = Field(0.0, ge=0)
-    """Strength of XRPO's bonus on positive advantages of episodes that were unlikely in their group (2.5 there); 0 gives
-    none."""
-    novelty_cap: float = Field(0.5, ge=0)
-    """Most of that bonus, in units of the advantage."""
-    micro_tokens: int = Field(8192, ge=1)
-    """Padded tokens of one forward pass; bounds memory."""
-    padding: float = Field(0.05, ge=0, le=1)
-    """Largest share of padding in one forward pass: rows of other lengths go into another one; 1 sets no bound. Changes the
-    order of sums and nothing else."""
-    gradient_checkpointing: bool = False
-    """Layers keep their inputs alone and compute the rest again in the backward pass: less memory, a third more time."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Of the learner's multiplications; weights stay in float32. With ``bfloat16`` the sampler's log-probs differ a little
-    from the learner's, which ``proximal`` and ``correction.mode`` then allow for unless they are named."""
 
     @model_validator(mode="after")
     def _known(self) -> Self:
@@ -172,6 +172,21 @@ class OptimizationConfig(Frozen):
         correction = correction.model_copy(update={"off_context": off_context})
         proximal = self.proximal or ("recompute" if apart else "sampler")
         return self.model_copy(update={"proximal": proximal, "correction": correction})
+
+
+class MemorySettings(Frozen):
+    """How the learner's forward and backward passes use memory."""
+
+    micro_tokens: int = Field(8192, ge=1)
+    """Padded tokens of one forward pass; bounds memory."""
+    padding: float = Field(0.05, ge=0, le=1)
+    """Largest share of padding in one forward pass: rows of other lengths go into another one; 1 sets no bound. Changes the
+    order of sums and nothing else."""
+    gradient_checkpointing: bool = False
+    """Layers keep their inputs alone and compute the rest again in the backward pass: less memory, a third more time."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of the learner's multiplications; weights stay in float32. With ``bfloat16`` the sampler's log-probs differ a little
+    from the learner's, which ``loss.proximal`` and ``loss.correction.mode`` then allow for unless they are named."""
 
 
 class LoraSettings(Frozen):

@@ -16,7 +16,10 @@ from agentenv.trainers.config.sections import (
     GuardSettings,
     LeagueSettings,
     LoraSettings,
-    OptimizationConfig,
+    LossSettings,
+    MemorySettings,
+    OptimizerSettings,
+    RewardShapingSettings,
     RolloutSettings,
     SecondSettings,
     SimulationSettings,
@@ -60,8 +63,14 @@ class TrainConfig(Frozen):
     """Who samples."""
     cluster: ClusterSettings = ClusterSettings()
     """Other machines that play."""
-    optimization: OptimizationConfig = Field(default_factory=OptimizationConfig)
-    """Learning."""
+    optimizer: OptimizerSettings = OptimizerSettings()
+    """Steps of the learner."""
+    reward_shaping: RewardShapingSettings = RewardShapingSettings()
+    """Changes to the rewards."""
+    loss: LossSettings = Field(default_factory=LossSettings)  # it imports its estimator
+    """What is minimised."""
+    memory: MemorySettings = MemorySettings()
+    """Memory of the learner."""
     lora: LoraSettings = LoraSettings()
     """Adapters in place of all weights."""
     evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
@@ -142,30 +151,30 @@ class TrainConfig(Frozen):
                 "rollout.workers lets episodes begin as others end, and rollout.deterministic all at once: set it to false, "
                 "or rollout.workers to 0"
             )
-        learning = self.learning
-        if learning.correction.weighs and learning.proximal == "sampler":
+        loss = self.resolved_loss
+        if loss.correction.weighs and loss.proximal == "sampler":
             raise ValueError(
-                "optimization.correction compares the sampler's log-probs with the learner's own: set "
-                "optimization.proximal to 'recompute' or 'interpolate'"
+                "loss.correction compares the sampler's log-probs with the learner's own: set "
+                "loss.proximal to 'recompute' or 'interpolate'"
             )
-        if sampler.replays and learning.proximal != "sampler" and learning.correction.mode == "none":
+        if sampler.replays and loss.proximal != "sampler" and loss.correction.mode == "none":
             raise ValueError(
                 f"rollout.sampler={rollout.sampler!r} trains on episodes of earlier weights, which "
-                f"optimization.proximal={learning.proximal!r} would take for those of the present ones: set it to "
-                "'sampler', or optimization.correction.mode to 'truncate' or 'mask'"
+                f"loss.proximal={loss.proximal!r} would take for those of the present ones: set it to "
+                "'sampler', or loss.correction.mode to 'truncate' or 'mask'"
             )
         if source := self._unweighable(sampler):
             raise ValueError(
                 f"{source} trains tokens that were sampled under another context, which a correction cannot weigh with "
-                f"optimization.correction.off_context={learning.correction.off_context!r}: set it to 'weight', "
+                f"loss.correction.off_context={loss.correction.off_context!r}: set it to 'weight', "
                 f"or leave it out"
             )
         return self
 
     def _unweighable(self, sampler: TaskSampler) -> str:
         """Whose tokens of another context cannot be weighed under ``correction.off_context``; empty where nobody's."""
-        off_context, strategy = self.learning.correction.off_context, self.rollout.strategy
-        if not self.learning.correction.weighs or off_context == "weight":
+        off_context, strategy = self.resolved_loss.correction.off_context, self.rollout.strategy
+        if not self.resolved_loss.correction.weighs or off_context == "weight":
             return ""
         if off_context != "rescore" and strategy not in IN_CONTEXT:
             return f"rollout.strategy={strategy!r}"
@@ -183,9 +192,9 @@ class TrainConfig(Frozen):
         return ""
 
     @property
-    def learning(self) -> OptimizationConfig:
-        """``optimization`` with what None stands for in this run."""
-        return self.optimization.resolved(apart=bool(self.apart))
+    def resolved_loss(self) -> LossSettings:
+        """``loss`` with what None stands for in this run."""
+        return self.loss.resolved(apart=bool(self.apart))
 
     @property
     def apart(self) -> list[str]:
@@ -193,8 +202,7 @@ class TrainConfig(Frozen):
         reasons = {
             f"asynchronous.staleness={self.asynchronous.staleness}": self.asynchronous.staleness > 0,
             f"engine.kind={self.engine.kind!r} in {self.engine.dtype}": self.engine.kind != "hf",
-            f"optimization.precision={self.optimization.precision!r}": self.optimization.precision
-            != "float32",
+            f"memory.precision={self.memory.precision!r}": self.memory.precision != "float32",
         }
         return [reason for reason, holds in reasons.items() if holds]
 
@@ -203,13 +211,13 @@ class TrainConfig(Frozen):
         """What is done about that, as a sentence; empty where there is nothing to be done."""
         if not self.apart:
             return ""
-        learning = self.learning
-        how = learning.correction
+        loss = self.resolved_loss
+        how = loss.correction
         weighed = f"weighs tokens by correction.mode={how.mode!r}, level={how.level!r}, high={how.high:g}"
         done = weighed if how.mode != "none" else "weighs no token for it (correction.mode='none')"
         return (
             f"the sampler's log-probs are not the learner's ({', '.join(self.apart)}): the loss takes "
-            f"optimization.proximal={learning.proximal!r} and {done}"
+            f"loss.proximal={loss.proximal!r} and {done}"
         )
 
     @property

@@ -110,7 +110,7 @@ class Experiment(Frozen):
 
 def rollouts_of(config: TrainConfig) -> int:
     """Episodes that a run asks for."""
-    return config.optimization.steps * config.rollout.questions * config.rollout.group_size
+    return config.optimizer.steps * config.rollout.questions * config.rollout.group_size
 
 
 def experiments() -> dict[str, Path]:

@@ -166,10 +166,10 @@ class RunFolder:
             return
         if mine is None:
             warn(f"{self.path / IDENTITY} was missing or damaged; it is restored from {checkpoint}")
-        if self._newest and _step_of(self._newest) > self.config.optimization.steps:
+        if self._newest and _step_of(self._newest) > self.config.optimizer.steps:
             raise ConfigurationError(
-                f"{self.path} has made {_step_of(self._newest)} steps already, and optimization.steps = "
-                f"{self.config.optimization.steps} is below that: raise it"
+                f"{self.path} has made {_step_of(self._newest)} steps already, and optimizer.steps = "
+                f"{self.config.optimizer.steps} is below that: raise it"
             )
         self._changes = refuse_changes(held, self.config, self.path)
         if kept is not None:

@@ -269,7 +269,7 @@ def uncertainty_allocation(
 class UncertaintyAllocation(StatelessSampler):
     """XRPO's allocation (Bamba et al. 2025): a first look at every task, then rounds for those of least certain mean.
 
-    Its novelty bonus is ``optimization.novelty``.
+    Its novelty bonus is ``reward_shaping.novelty``.
 
     Args:
         first: Rollouts of the first look; 0 takes half of ``group_size``, at least 2.

@@ -89,7 +89,7 @@ class GroupRunner:
             raise
         flaws = await close_envs(envs, seconds)
         members = with_flaws(members, {context.episode(i): flaw for i, flaw in enumerate(flaws) if flaw})
-        if self.config.learning.correction.off_context == "rescore":
+        if self.config.resolved_loss.correction.off_context == "rescore":
             heat = self.settings.temperature
             members = [await _rescore(member, inflight.policy, heat) for member in members]
         return members
@@ -109,7 +109,7 @@ class GroupRunner:
         group_id = str(uuid.uuid5(uuid.NAMESPACE_OID, name))
         retriever = self._task_env.retriever
         if retriever is not None:
-            retriever = at_progress(retriever, inflight.step / self.config.optimization.steps)
+            retriever = at_progress(retriever, inflight.step / self.config.optimizer.steps)
         if draw.noise:
             retriever = LossyRetriever(retriever or self._task_env.searched, draw.noise)
         task_env = self._task_env.varied(retriever=retriever, **draw.env)

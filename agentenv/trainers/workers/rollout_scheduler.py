@@ -106,7 +106,7 @@ class RolloutScheduler:
             ConfigurationError: what a strategy, the environment or the sampler cannot do.
         """
         self.sync_weights()
-        last = min(step + self.staleness, self.config.optimization.steps)
+        last = min(step + self.staleness, self.config.optimizer.steps)
         for ahead in range(max(self._last + 1, step), last + 1):
             self._open(ahead)
         counts = [self._opened[ahead][1] for ahead in range(step, last + 1)]

@@ -24,7 +24,7 @@ from agentenv.trainers.run import objective_of
 def test_every_shipped_preset_loads_and_comes_back_from_toml(name: str, tmp_path: Path) -> None:
     config = load_config(name)
     assert config.name == name
-    assert config.optimization.estimator in ESTIMATORS
+    assert config.loss.estimator in ESTIMATORS
     sources = (config.train, config.dev, config.test)
     assert len({source.split or source.world.split for source in sources}) == 3
     (tmp_path / "again.toml").write_text(dump_config(config))
@@ -38,14 +38,14 @@ def test_there_is_a_preset() -> None:
 def test_overrides_reach_every_kind_of_value() -> None:
     base = load_config("laptop-search")
     words = (
-        "--seed 5 --name 7 --rollout.group-size=4 --optimization.learning_rate 3e-5 --evaluation.bounds False "
+        "--seed 5 --name 7 --rollout.group-size=4 --optimizer.learning_rate 3e-5 --evaluation.bounds False "
         "--evaluation.scorers em_squad f1_squad em_cover --test.limit 9 --test.dataset hotpotqa --test.split dev "
         "--test.data a/b "
         "--test.world.hops [1,1] --test.world.families lookup --env.options.k 5 --env.options.snippet_words 8"
     )
     config = override(base, words.split())
     assert (config.seed, config.name, config.rollout.group_size) == (5, "7", 4)
-    assert config.optimization.learning_rate == 3e-5
+    assert config.optimizer.learning_rate == 3e-5
     assert config.evaluation.bounds is False
     assert config.evaluation.scorers == ("em_squad", "f1_squad", "em_cover")
     assert (config.test.limit, config.test.split, config.test.data) == (9, "dev", Path("a/b"))
@@ -61,9 +61,9 @@ def test_overrides_reach_every_kind_of_value() -> None:
     [
         ("--rollout.group_siz 4", r"'rollout.group_siz'. Did you mean 'rollout.group_size'\?"),
         ("--train.world.documets 400", r"Did you mean 'train.world.documents'\?"),
-        ("--optimisation.steps 4", r"Did you mean 'optimization'\?"),
+        ("--optimiser.steps 4", r"Did you mean 'optimizer'\?"),
         ("--rollout.group_size 1", r"rollout.group_size: .*greater than or equal to 2; got 1\.$"),
-        ("--optimization.steps many", r"optimization.steps: .*integer.*; got 'many'\.$"),
+        ("--optimizer.steps many", r"optimizer.steps: .*integer.*; got 'many'\.$"),
         (
             "--rollout.turn_tokens 9 --rollout.context_tokens 8",
             r"turn_tokens=9 must be below rollout.context_tokens=8",
@@ -72,16 +72,16 @@ def test_overrides_reach_every_kind_of_value() -> None:
         ("--seed.deep 1", r"seed"),
         ("--rollout.sampler das", r"No task sampler 'das'. Did you mean 'dars'\?"),
         ("--rollout.sampler dapo --rollout.sampler_options.keep 2", r"'keep' .* within \(0, 1\], not 2"),
-        ("--optimization.estimator tre", r"Did you mean 'tree'\?"),
-        ("--optimization.estimator_options.epsilo 1", r"'epsilo'. Did you mean 'epsilon'\?"),
+        ("--loss.estimator tre", r"Did you mean 'tree'\?"),
+        ("--loss.estimator_options.epsilo 1", r"'epsilo'. Did you mean 'epsilon'\?"),
         (
-            "--optimization.correction.mode truncate",
-            r"set optimization.proximal to 'recompute' or 'interpolate'",
+            "--loss.correction.mode truncate",
+            r"set loss.proximal to 'recompute' or 'interpolate'",
         ),
         ("--monitor.action halt", r"monitor.action: .*'lower' or 'stop'; got 'halt'\.$"),
         ("--seed", r"--seed needs a value"),
         ("--pln", r"'pln'"),
-        ("--optimization.step", r"Did you mean 'optimization.steps'\?$"),
+        ("--optimizer.step", r"Did you mean 'optimizer.steps'\?$"),
         ("--rollout.strategy tre", r"Did you mean 'tree'\?$"),
         ("5", r"'5' follows no key"),
     ],
@@ -111,14 +111,14 @@ def test_a_wrong_file_is_one_sentence(text: str, message: str, tmp_path: Path) -
 
 def test_options_of_what_is_registered_are_free_tables(tmp_path: Path) -> None:
     words = (
-        "--optimization.estimator anchor_state --optimization.estimator_options.population step "
-        "--optimization.estimator_options.turn_weight 0.5 --optimization.objective gspo "
-        "--optimization.objective_options.clip_high 5e-4 --optimization.aggregation token_sum "
+        "--loss.estimator anchor_state --loss.estimator_options.population step "
+        "--loss.estimator_options.turn_weight 0.5 --loss.objective gspo "
+        "--loss.objective_options.clip_high 5e-4 --loss.aggregation token_sum "
         "--rollout.sampler curriculum --rollout.sampler_options.hops [[1,1],[20,2]]"
     )
     config = override(load_config("laptop-search"), words.split())
-    assert config.optimization.estimator_options == {"population": "step", "turn_weight": 0.5}
-    assert config.optimization.objective_options == {"clip_high": 5e-4}
+    assert config.loss.estimator_options == {"population": "step", "turn_weight": 0.5}
+    assert config.loss.objective_options == {"clip_high": 5e-4}
     assert config.rollout.sampler_options == {"hops": [[1, 1], [20, 2]]}
     (tmp_path / "again.toml").write_text(dump_config(config))
     assert load_config(str(tmp_path / "again.toml")) == config
@@ -128,15 +128,15 @@ def test_a_configuration_becomes_what_is_minimised() -> None:
     """Bounds of their own keys and options meet; nothing asked for is the published default."""
     assert objective_of(TrainConfig()) == Objective(length=512, padding=0.05)
     words = (
-        "--optimization.clip_low 0.1 --optimization.objective_options.dual_clip 3 --optimization.proximal recompute "
-        "--optimization.correction.mode mask --optimization.correction.low 0.5 --optimization.kl k2 "
-        "--optimization.ace_alpha 1 --rollout.temperature 0.7"
+        "--loss.clip_low 0.1 --loss.objective_options.dual_clip 3 --loss.proximal recompute "
+        "--loss.correction.mode mask --loss.correction.low 0.5 --loss.kl k2 "
+        "--loss.ace_alpha 1 --rollout.temperature 0.7"
     )
     goal = objective_of(override(TrainConfig(), words.split()))
     assert goal.options == {"clip_low": 0.1, "dual_clip": 3}
     assert goal.correction == Correction("mask", low=0.5, off_context="weight")
     assert (goal.proximal, goal.kl, goal.ace_alpha, goal.temperature) == ("recompute", "k2", 1.0, 0.7)
-    wrong = ["--optimization.objective", "opmd", "--optimization.clip_low", "0.1"]
+    wrong = ["--loss.objective", "opmd", "--loss.clip_low", "0.1"]
     with pytest.raises(UnknownName, match=r"option of the objective 'opmd': 'clip_low'"):
         objective_of(override(TrainConfig(), wrong))
 
@@ -251,13 +251,13 @@ def test_on_the_command_line_and_in_python_options_go_with_their_name_too() -> N
     [
         ("rollout.strategy", {"depth": 1}, "plain"),
         ("rollout.sampler", {"pool": 3}, "uniform"),
-        ("optimization.estimator", {"population": "step"}, "group_relative"),
+        ("loss.estimator", {"population": "step"}, "group_relative"),
     ],
 )
 def test_options_of_a_strategy_sampler_or_estimator_go_with_it(
     name: str, options: dict[str, Any], new: str
 ) -> None:
-    old = {"rollout.strategy": "tree", "rollout.sampler": "dapo", "optimization.estimator": "anchor_state"}
+    old = {"rollout.strategy": "tree", "rollout.sampler": "dapo", "loss.estimator": "anchor_state"}
     known = {} if name == "rollout.sampler" else options
     base = changed(load_config("laptop-search"), {name: old[name], f"{name}_options": known})
     later = override(base, [f"--{name}", new])
@@ -275,10 +275,10 @@ def test_options_of_own_tasks_go_with_their_environment() -> None:
 
 def test_values_in_python_are_checked_like_those_of_a_file() -> None:
     base = load_config("laptop-search")
-    assert changed(base, {"optimization": {"steps": 7}, "seed": 3}).optimization.steps == 7
-    assert changed(base, {"optimization": {"steps": 7}}).rollout == base.rollout
+    assert changed(base, {"optimizer": {"steps": 7}, "seed": 3}).optimizer.steps == 7
+    assert changed(base, {"optimizer": {"steps": 7}}).rollout == base.rollout
     assert changed(base, {}) == base
     with pytest.raises(UnknownName, match="optimisation"):
         changed(base, {"optimisation.steps": 7})
-    with pytest.raises(ConfigurationError, match=r"optimization\.steps.*'many'"):
-        changed(base, {"optimization.steps": "many"})
+    with pytest.raises(ConfigurationError, match=r"optimizer\.steps.*'many'"):
+        changed(base, {"optimizer.steps": "many"})

@@ -27,14 +27,14 @@ from agentenv.trainers.lab.lab import (
 )
 from agentenv.trainers.lab.lab_page import mean_curve, page, page_data, write_page
 
-ARMS: dict[str, dict[str, Any]] = {"a": {}, "b": {"optimization": {"estimator": "dr_grpo"}}}
+ARMS: dict[str, dict[str, Any]] = {"a": {}, "b": {"loss": {"estimator": "dr_grpo"}}}
 WORLD = {"documents": 200, "questions": 4}
 SMALL: dict[str, Any] = {
     "train": {"world": WORLD, "limit": 4},
     "dev": {"world": WORLD, "limit": 1},
     "test": {"world": WORLD, "limit": 2},
     "rollout": {"questions": 1, "group_size": 4, "turn_tokens": 3, "context_tokens": 1150},
-    "optimization": {"steps": 1},
+    "optimizer": {"steps": 1},
     "evaluation": {"every": 1},
 }
 
@@ -257,9 +257,7 @@ def test_a_sitting_goes_on_where_the_last_one_ended(
     assert kept.stat().st_mtime_ns == before
     assert [len(runs) for runs in finished(small("samplers", policy), out / "mine").values()] == [2, 2]
     kept.unlink()
-    changed = merged(
-        small("samplers", policy).model_dump(), {"base": {"optimization": {"learning_rate": 1e-3}}}
-    )
+    changed = merged(small("samplers", policy).model_dump(), {"base": {"optimizer": {"learning_rate": 1e-3}}})
     file.write_text(tomli_w.dumps(changed))
     assert main(words) == 1
     assert "another configuration" in capsys.readouterr().err

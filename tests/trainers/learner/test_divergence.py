@@ -114,7 +114,8 @@ train = {{ dataset = "env", limit = 4 }}
 dev = {{ dataset = "env", limit = 2, split = "dev" }}
 test = {{ dataset = "env", limit = 2, split = "test" }}
 rollout = {{ questions = 1, group_size = 2, turn_tokens = 4, context_tokens = 1100 }}
-optimization = {{ steps = {steps}, learning_rate = {rate}, entropy_coefficient = 1.0 }}
+optimizer = {{ steps = {steps}, learning_rate = {rate} }}
+loss = {{ entropy_coefficient = 1.0 }}
 evaluation = {{ every = 0, bounds = false }}
 """
 
@@ -140,7 +141,7 @@ def test_a_run_with_an_absurd_step_size_fails_by_name(
 @pytest.mark.parametrize("rate", [INF, NAN, 1e39, -1.0, 0.0])
 def test_a_step_size_that_is_no_number_of_float32_is_refused(rate: float) -> None:
     with pytest.raises(ValidationError, match="learning_rate"):
-        TrainConfig.model_validate({"optimization": {"learning_rate": rate}})
+        TrainConfig.model_validate({"optimizer": {"learning_rate": rate}})
     with pytest.raises(ValidationError, match="learning_rate"):
         TrainConfig.model_validate({"second": {"learning_rate": rate}})
 

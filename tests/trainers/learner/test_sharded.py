@@ -36,13 +36,13 @@ from dataclasses import replace
 from pathlib import Path
 import torch
 from agentenv.errors import Diverged
-from agentenv.trainers.learner.sharded import ShardedLearner, leads, processes
+from agentenv.trainers.learner.sharded import ShardedLearner, is_main_process, world_size
 place = Path(sys.argv[1])
 given = torch.load(place / "given.pt", weights_only=False)
 model, goal = given["model"], given["objective"]
 reference = model if goal.needs_reference else None
 learner = ShardedLearner(model, goal, learning_rate=1e-2, max_grad_norm=0.01, reference=reference)
-if not leads():
+if not is_main_process():
     learner.follow()
     raise SystemExit
 learner.load(given["weights"], given["state"])
@@ -50,13 +50,13 @@ learner.set_learning_rate(2e-3)
 passes, score = [], learner._logprobs
 learner._logprobs = lambda *args, **kwargs: passes.append(0) or score(*args, **kwargs)
 rows = learner.with_proximal(given["rows"])
-torch.save([len(passes), [row.proximal for row in rows], [row.ids for row in rows]], place / f"scored-{processes()}.pt")
+torch.save([len(passes), [row.proximal for row in rows], [row.ids for row in rows]], place / f"scored-{world_size()}.pt")
 figures = [learner.step(rows, tokens=200, update=update) for update in (0, 1)]
-torch.save([figures, learner.weights(), learner.optimizer_state()], place / f"{processes()}.pt")
+torch.save([figures, learner.weights(), learner.optimizer_state()], place / f"{world_size()}.pt")
 try:
     learner.step([replace(row, advantages=row.advantages * float("nan")) for row in given["rows"][:3]])
 except Diverged as error:
-    (place / f"diverged-{processes()}").write_text(str(error))
+    (place / f"diverged-{world_size()}").write_text(str(error))
 learner.dismiss()
 """
 

@@ -45,7 +45,7 @@ def test_whatever_is_accepted_can_be_weighed(strategy: str, benchmark: Any) -> N
     for proximal, mode, off_context, engine in rows:
         row = benchmark.Combination(strategy, proximal, mode, off_context, 1, engine)
         try:
-            settings = row.config(1).learning
+            settings = row.config(1).resolved_loss
         except ConfigurationError:
             counts[False] += 1
             continue
@@ -66,7 +66,7 @@ def test_the_defaults_of_asynchronous_training_fit_every_strategy(strategy: str)
 
 @pytest.mark.parametrize("off_context", ["recompute", "ratio"])
 def test_what_a_correction_cannot_weigh_is_refused_when_it_is_read(off_context: str) -> None:
-    words = [*AHEAD, "--optimization.correction.foreign", off_context]
+    words = [*AHEAD, "--loss.correction.off_context", off_context]
     override(TrainConfig(), words)  # nothing changes its context
     with pytest.raises(ConfigurationError, match=rf"rollback.*foreign='{off_context}'"):
         override(TrainConfig(), [*words, "--rollout.strategy", "rollback"])

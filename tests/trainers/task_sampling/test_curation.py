@@ -181,14 +181,14 @@ def test_a_pool_of_nothing_is_refused(text: str | None, said: str, tmp_path: Pat
 
 
 def test_a_stored_success_needs_its_log_probs() -> None:
-    words = "--rollout.sampler dart --optimization.proximal recompute --optimization.correction.mode none"
+    words = "--rollout.sampler dart --loss.proximal recompute --loss.correction.mode none"
     with pytest.raises(ConfigurationError, match="'dart' trains on episodes of earlier weights"):
         override(TrainConfig(), words.split())
 
 
 SMALL = """
 --threads 1 --train.limit 2 --dev.limit 1 --test.limit 1 --evaluation.every 0 --evaluation.bounds false
---optimization.steps 2 --rollout.questions 1 --rollout.group_size 2 --rollout.workers 2 --rollout.turn_tokens 60
+--optimizer.steps 2 --rollout.questions 1 --rollout.group_size 2 --rollout.workers 2 --rollout.turn_tokens 60
 --rollout.context_tokens 3000 --asynchronous.staleness 1 --rollout.sampler_options.longest 2 --checkpoint_every 2
 --trajectories_every 1
 """

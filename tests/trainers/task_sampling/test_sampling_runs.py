@@ -60,7 +60,8 @@ def config(sampler: str) -> dict[str, Any]:
             "sampler": sampler,
             "sampler_options": OPTIONS.get(sampler, {}),
         },
-        "optimization": {"steps": 2, "novelty": 2.5},
+        "optimizer": {"steps": 2},
+        "reward_shaping": {"novelty": 2.5},
         "evaluation": {"every": 0, "bounds": False},
     }
 

@@ -124,7 +124,8 @@ def config(model: Path, **settings: Any) -> dict[str, Any]:
         "dev": {"world": WORLD | {"seed": 2, "split": "dev"}},
         "test": {"limit": 1, "world": WORLD | {"seed": 2, "split": "dev"}},
         "rollout": {"questions": QUESTIONS, "group_size": SIZE, "turn_tokens": 12, "context_tokens": 200},
-        "optimization": {"steps": STEPS, "learning_rate": 3e-3, "entropy_coefficient": 0.1},
+        "optimizer": {"steps": STEPS, "learning_rate": 3e-3},
+        "loss": {"entropy_coefficient": 0.1},
         "evaluation": {"every": 0, "bounds": False},
     } | settings
 

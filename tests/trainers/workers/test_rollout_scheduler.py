@@ -109,7 +109,7 @@ class Doors:
 def config(staleness: int, **changes: Any) -> TrainConfig:
     rollout = {"questions": QUESTIONS, "group_size": SIZE, "deterministic": staleness == 0}
     ahead = {"staleness": staleness, "concurrent": changes.pop("concurrent", 0)}
-    values = {"asynchronous": ahead, "rollout": rollout | changes, "optimization": {"steps": 5}}
+    values = {"asynchronous": ahead, "rollout": rollout | changes, "optimizer": {"steps": 5}}
     return parse_config(values, "test")
 
 
