@@ -3,8 +3,8 @@
     python benchmarks/combinations.py --pairs
     python benchmarks/combinations.py --share 0.2
 
-A combination is a strategy, ``loss.proximal``, ``loss.correction.mode``, ``loss.correction.off_context``, a staleness of 0 or
-1, and an engine. The configuration is read for all of them. Those that are accepted with one of ``--engines`` are trained
+A combination is a strategy, ``loss.proximal``, ``loss.correction.mode``, ``loss.correction.off_context``, a staleness of 0
+or 1, and an engine. The configuration is read for all of them. Those that are accepted with one of ``--engines`` are trained
 for two steps of the shipped policy, all in this process: with ``--pairs`` as many as it takes for every pair of values of
 every two factors to be trained once (drawn by ``--seed``, those with the most new pairs first), otherwise a ``--share``.
 What an accepted one raises is a failure, and so is one that makes another number of steps. A pair that is accepted in no
