@@ -4,6 +4,7 @@
 pointers (RFC 6901).
 """
 
+import importlib.util
 import json
 import re
 import tomllib
@@ -87,6 +88,16 @@ def test_what_a_page_takes_from_a_result_file_is_checked(document: str, file: st
     assert any(row["document"] == document and row["file"] == file for row in FIGURES), (
         f"{document} names {file}: place its figures in benchmarks/published.toml"
     )
+
+
+def test_the_picture_of_the_readme_is_drawn_from_the_results() -> None:
+    place = importlib.util.spec_from_file_location("readme_plot", ROOT / "benchmarks" / "readme_plot.py")
+    assert place is not None
+    assert place.loader is not None
+    module = importlib.util.module_from_spec(place)
+    place.loader.exec_module(module)
+    results = json.loads((RESULTS / "make_train.json").read_text(encoding="utf-8"))
+    assert (ROOT / "docs/images/make_train.svg").read_text(encoding="utf-8") == module.picture(results)
 
 
 def test_every_result_file_is_named_in_a_document() -> None:
