@@ -14,6 +14,7 @@ import agentenv
 from agentenv import errors
 from agentenv.core.registry import registered
 from agentenv.trainers import monitors
+from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.credit.estimators import ESTIMATORS
 from agentenv.trainers.learner.losses import OBJECTIVES
 from agentenv.trainers.selfplay.games import GAMES
@@ -90,6 +91,30 @@ def test_the_api_reference_holds_every_public_name() -> None:
 def test_what_the_api_reference_names_is_there(page: Path) -> None:
     for name in re.findall(r"^::: ([\w.]+)$", text_of(page), re.M):
         assert pkgutil.resolve_name(name) is not None
+
+
+KEYS = TrainConfig().model_dump()
+_SECTIONS = "|".join(key for key, value in KEYS.items() if isinstance(value, dict))
+KEY = re.compile(rf"(?:`|--)((?:{_SECTIONS})\.[\w.]*\w\b)(?!\()")
+OTHERS = {"env.retries"}  # an option of the command line of verifiers
+
+
+def is_key(name: str) -> bool:
+    """Whether a configuration has the dotted key ``name``; tables that are empty by default hold options of any name."""
+    found: Any = KEYS
+    for part in name.split("."):
+        if found == {}:
+            return True
+        if not (isinstance(found, dict) and part in found):
+            return False
+        found = found[part]
+    return True
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OUTSIDE], ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_keys_of_a_configuration_that_a_page_names_exist(page: Path) -> None:
+    named = set(KEY.findall(text_of(page))) - OTHERS
+    assert [name for name in named if not is_key(name)] == []
 
 
 def test_the_errors_that_troubleshooting_names_exist() -> None:

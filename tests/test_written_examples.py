@@ -29,7 +29,7 @@ TUTORIAL = {
 }
 README = {
     '"laptop-search"': '"small.toml"',
-    "optimization__steps=20": "optimization__steps=1",
+    "optimizer__steps=20": "optimizer__steps=1",
     "limit=100": "limit=2",
 }
 SMALL = """
