@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from agentenv.core.concurrency.background import without_running_loop
 from agentenv.core.env import Env
@@ -13,16 +13,13 @@ from agentenv.core.protocols import Policy
 from agentenv.core.trust import confirm_file
 from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
 from agentenv.evaluation.benchmark import Benchmark, run_benchmark
-from agentenv.evaluation.benchmark import EvalDisplay as EvalDisplay
 from agentenv.evaluation.records import EpisodeRecord, read_evaluation
 from agentenv.evaluation.report.report import PAGE, write_report
 from agentenv.evaluation.task_env import env_id_of
 from agentenv.policies.agent import Agent, AgentPolicy
+from agentenv.progress import Display
 from agentenv.trainers.config.config_files import CONFIG, changed, load_config, presets, resume_config
 from agentenv.trainers.config.train_config import TrainConfig
-
-if TYPE_CHECKING:  # the module imports torch
-    from agentenv.trainers.run import TrainDisplay as TrainDisplay
 
 DEFAULT_PRESET = "laptop-search"
 
@@ -94,7 +91,7 @@ def train(
     resume: bool = False,
     overrides: Mapping[str, Any] | None = None,
     trust_config: bool = False,
-    display: "TrainDisplay | None" = None,
+    display: Display | None = None,
     **settings: Any,
 ) -> TrainResult:
     """Trains a policy and evaluates it before and after. It may be called from a script and from a notebook.
@@ -157,7 +154,7 @@ def _dotted(overrides: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[s
     return {**overrides, **named}
 
 
-def _trained(config: TrainConfig, out: Path, resume: bool, display: "TrainDisplay | None") -> TrainResult:
+def _trained(config: TrainConfig, out: Path, resume: bool, display: Display | None) -> TrainResult:
     try:
         from agentenv.trainers import grpo
         from agentenv.trainers.learner.sharded import is_main_process
@@ -219,7 +216,7 @@ def evaluate(
     scorers: Sequence[str] = (),
     concurrency: int | None = None,
     retry_faults: bool = False,
-    display: EvalDisplay | None = None,
+    display: Display | None = None,
     **settings: Unpack[Settings],
 ) -> EvaluationResult:
     """Answers every question once, greedily. It may be called from a script and from a notebook.
@@ -293,7 +290,7 @@ def _evaluated(
     benchmark: Benchmark,
     policy: Policy | None,
     out: str | Path | None,
-    display: EvalDisplay | None,
+    display: Display | None,
     *,
     retry_faults: bool,
 ) -> EvaluationResult:

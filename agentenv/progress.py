@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
@@ -61,6 +61,38 @@ class _LogFile(logging.FileHandler):
         """Closes the file, whose last lines may be lost."""
         with contextlib.suppress(OSError):
             super().close()
+
+
+class Display(Protocol):
+    """Who is told how far a training run, an evaluation or a warm start is."""
+
+    def phase(self, name: str, total: int) -> None:
+        """A phase of ``total`` units begins; 0 where the number is not known."""
+
+    def advance(self, done: int, figures: dict[str, Any]) -> None:
+        """So many units of the phase are done, and these are the figures that matter."""
+
+    def note(self, sentence: str) -> None:
+        """Something to know before the work begins."""
+
+    def warn(self, sentence: str) -> None:
+        """Something looks wrong."""
+
+
+class SilentDisplay:
+    """A display that shows nothing."""
+
+    def phase(self, name: str, total: int) -> None:
+        """Shows nothing."""
+
+    def advance(self, done: int, figures: dict[str, Any]) -> None:
+        """Shows nothing."""
+
+    def note(self, sentence: str) -> None:
+        """Shows nothing."""
+
+    def warn(self, sentence: str) -> None:
+        """Shows nothing."""
 
 
 class LiveDisplay:

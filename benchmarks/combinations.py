@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agentenv.errors import ConfigurationError
+from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import parse_config
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
@@ -113,24 +114,11 @@ def combinations() -> Iterator[Combination]:
     return (Combination(*row) for row in rows)
 
 
-class Quiet:
-    """A display that shows nothing."""
-
-    def phase(self, name: str, total: int) -> None:
-        """Nothing."""
-
-    def advance(self, done: int, figures: dict[str, Any]) -> None:
-        """Nothing."""
-
-    def warn(self, sentence: str) -> None:
-        """Nothing: the shipped policy is not made for this temperature."""
-
-
 def trained(config: TrainConfig) -> tuple[int, int]:
     """Steps that a run has made, and its episodes that were spliced, retried, or are of a branch or a demonstration."""
     with tempfile.TemporaryDirectory() as place:
         folder = RunFolder.create(Path(place) / "run", config)
-        train(folder, Quiet())
+        train(folder, SilentDisplay())
         texts = (gzip.decompress(path.read_bytes()) for path in (folder.path / "trajectories").iterdir())
         origins = [json.loads(line)["origin"] for text in texts for line in text.splitlines()]
         return len(folder.history()), sum(origin != "base" for origin in origins)

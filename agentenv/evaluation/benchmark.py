@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 from agentenv.core.concurrency.signals import Interrupted
 from agentenv.core.protocols import Policy
@@ -59,22 +59,10 @@ from agentenv.policies.agent import AGENT
 from agentenv.policies.card import EpisodeCard
 from agentenv.policies.openai import OpenAIPolicy
 from agentenv.policies.policy_spec import check_policy, is_endpoint, is_engine
+from agentenv.progress import Display
 
 SEARCH, CODE = EnvConfig().id, "agentenv/Code-v0"
 _SCORERS = ("em_squad", "f1_squad", "em_cover")
-
-
-class EvalDisplay(Protocol):
-    """Who is told how far the work is."""
-
-    def phase(self, name: str, total: int) -> None:
-        """A phase of ``total`` units begins; 0 where the number is not known."""
-
-    def advance(self, done: int, figures: dict[str, Any]) -> None:
-        """So many units of the phase are done."""
-
-    def note(self, sentence: str) -> None:
-        """Something to know before the work begins."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +124,7 @@ def check_names(benchmark: Benchmark, policy: Policy | None = None) -> None:
 def run_benchmark(
     benchmark: Benchmark,
     out: Path,
-    display: EvalDisplay,
+    display: Display,
     *,
     policy: Policy | None = None,
     retry_faults: bool = False,
@@ -210,7 +198,7 @@ def _play_episodes(
     agent: EvalAgent,
     task_env: TaskEnv,
     out: Path,
-    display: EvalDisplay,
+    display: Display,
     retry_faults: bool,
 ) -> dict[str, Any]:
     opened = {"retriever": "" if task_env.retriever is None else task_env.retriever.info().fingerprint}
@@ -242,7 +230,7 @@ def _sources(benchmark: Benchmark) -> tuple[SourceConfig, SearchConfig]:
     return source, SearchConfig(retriever=benchmark.retriever, corpus=benchmark.corpus)
 
 
-def _open(benchmark: Benchmark, opened: Source, agent: EvalAgent, display: EvalDisplay) -> TaskEnv:
+def _open(benchmark: Benchmark, opened: Source, agent: EvalAgent, display: Display) -> TaskEnv:
     source, search = _sources(benchmark)
     return open_task_env(
         source,
@@ -254,7 +242,7 @@ def _open(benchmark: Benchmark, opened: Source, agent: EvalAgent, display: EvalD
     )
 
 
-def _indexing(display: EvalDisplay) -> Callable[[int, int], None]:
+def _indexing(display: Display) -> Callable[[int, int], None]:
     """Shows the passages that are encoded as a phase of their own, whose length is known once the first are."""
     total = 0
 
@@ -289,7 +277,7 @@ def _play(
     agent: EvalAgent,
     task_env: TaskEnv,
     out: Path,
-    display: EvalDisplay,
+    display: Display,
     retry_faults: bool,
     usage: EndpointUsage | None,
 ) -> tuple[list[EpisodeRecord], dict[str, Any]]:
@@ -342,7 +330,7 @@ def _bound(play: Callable[[], list[EpisodeRecord]], agent: EvalAgent, scorer: st
     return measure_or_note(lambda: bound_of(records, scorer))
 
 
-def _progress(display: EvalDisplay, usage: EndpointUsage | None) -> Progress:
+def _progress(display: Display, usage: EndpointUsage | None) -> Progress:
     """Shows how far the work is; of an endpoint also what has been spent, which is written down each time."""
     if usage is None:
         return display.advance

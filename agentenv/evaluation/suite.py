@@ -22,12 +22,13 @@ from typing import Any, get_type_hints
 from agentenv.core.io.files import write_text
 from agentenv.core.io.toml_files import read_toml
 from agentenv.errors import AgentEnvError, ConfigurationError
-from agentenv.evaluation.benchmark import Benchmark, EvalDisplay, check_names, run_benchmark
+from agentenv.evaluation.benchmark import Benchmark, check_names, run_benchmark
 from agentenv.evaluation.records import SUITE, read_evaluation, read_json
 from agentenv.evaluation.report.report import write_report
 from agentenv.evaluation.results import Json, clusters_of, measure_of, values_of
 from agentenv.evaluation.statistics.intervals import t_quantile
 from agentenv.evaluation.statistics.significance import SMALL_SAMPLE, estimate, finite_ends, standard_error
+from agentenv.progress import Display
 
 _KEYS = {"scorer": "scorers"}  # as the command's flag is called
 
@@ -39,7 +40,7 @@ class Suite:
     parts: Mapping[str, Benchmark]
 
     def run(
-        self, out: Path, display: Callable[[str], EvalDisplay], *, retry_faults: bool = False
+        self, out: Path, display: Callable[[str], Display], *, retry_faults: bool = False
     ) -> dict[str, Any]:
         """Runs one after the other; those that ``out`` holds finished are not run again.
 

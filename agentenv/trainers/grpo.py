@@ -24,6 +24,7 @@ from agentenv.errors import AgentEnvError, Diverged, Fault
 from agentenv.evaluation.records import RESULTS, read_json, write_results
 from agentenv.policies.card import EpisodeCard, write_card
 from agentenv.policies.export import write_model_card, write_weights
+from agentenv.progress import Display
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.credit.estimators import get_estimator
 from agentenv.trainers.credit.shaping import novelty_bonus, shape_rewards
@@ -35,7 +36,7 @@ from agentenv.trainers.learner.learner import Learner, TrainingRow, rows_of
 from agentenv.trainers.learner.second_policy import split
 from agentenv.trainers.metrics import rollout_metrics
 from agentenv.trainers.monitors import COLLAPSES, guarded, warnings_of
-from agentenv.trainers.run import PhaseTimer, Run, TrainDisplay, content_digests, open_run
+from agentenv.trainers.run import PhaseTimer, Run, content_digests, open_run
 from agentenv.trainers.run_folder.folder import RunFolder, TrainedPolicy
 from agentenv.trainers.selfplay.game_state import asked
 from agentenv.trainers.task_sampling.samplers import Batch
@@ -45,7 +46,7 @@ _CARD_OPTIONS = ("prompt", "k", "max_turns", "observation_tokens")
 
 
 @flushed_denormals()
-def train(folder: RunFolder, display: TrainDisplay) -> dict[str, Any]:
+def train(folder: RunFolder, display: Display) -> dict[str, Any]:
     """Trains from where ``folder`` stands to the end, and evaluates before and after.
 
     Returns:
@@ -69,7 +70,7 @@ def train(folder: RunFolder, display: TrainDisplay) -> dict[str, Any]:
             raise
 
 
-def _train(folder: RunFolder, display: TrainDisplay, stop: Interruptible) -> dict[str, Any]:
+def _train(folder: RunFolder, display: Display, stop: Interruptible) -> dict[str, Any]:
     folder.compare_config(display.warn)
     if folder.config.correction_note:
         display.warn(folder.config.correction_note)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 import torch
 
@@ -24,6 +23,7 @@ from agentenv.policies.hf import HFPolicy
 from agentenv.policies.lora import adapt, is_adapted
 from agentenv.policies.policy_spec import make_policy, policy_digest, policy_folder
 from agentenv.policies.vllm import VLLMPolicy
+from agentenv.progress import Display
 from agentenv.retrievers.mixed import MixedRetriever
 from agentenv.tracking import ForgivingTracker, Tracker, make_tracker
 from agentenv.trainers.config.identity import named_files
@@ -41,26 +41,13 @@ from agentenv.trainers.workers.rollout_scheduler import RolloutScheduler
 from agentenv.trainers.workers.worker_pool import WorkerPool
 
 
-class TrainDisplay(Protocol):
-    """Who is told how far the run is."""
-
-    def phase(self, name: str, total: int) -> None:
-        """A phase of ``total`` units begins."""
-
-    def advance(self, done: int, figures: dict[str, float]) -> None:
-        """So many units of the phase are done, and these are the figures that matter."""
-
-    def warn(self, sentence: str) -> None:
-        """Something looks wrong."""
-
-
 @dataclass
 class Run:
     """Everything that a training run holds while it lasts."""
 
     config: TrainConfig
     folder: RunFolder
-    display: TrainDisplay
+    display: Display
     policy: TrainedPolicy
     chat: ChatFormat
     learner: Learner
@@ -92,7 +79,7 @@ class Run:
         return held | ({"second": self.second} if self.second else {})
 
 
-def open_run(folder: RunFolder, display: TrainDisplay) -> Run:
+def open_run(folder: RunFolder, display: Display) -> Run:
     """Policy, learner and the three task environments of a run, as its configuration wants them; close it afterwards.
 
     Raises:
@@ -157,7 +144,7 @@ def trained_policy(config: TrainConfig) -> HFPolicy:
 
 
 def _make_run(
-    folder: RunFolder, display: TrainDisplay, policy: TrainedPolicy, worker_pool: WorkerPool | None
+    folder: RunFolder, display: Display, policy: TrainedPolicy, worker_pool: WorkerPool | None
 ) -> Run:
     config = folder.config
     learner = learner_of(config, policy)
@@ -322,7 +309,7 @@ def objective_of(config: TrainConfig) -> Objective:
 
 
 def _open(
-    source: SourceConfig, config: TrainConfig, policy: TrainedPolicy, display: TrainDisplay | None
+    source: SourceConfig, config: TrainConfig, policy: TrainedPolicy, display: Display | None
 ) -> TaskEnv:
     if display is not None:
         display.phase(f"index of {source.split or source.world.split} questions", 0)
@@ -333,9 +320,7 @@ def _open(
     return open_task_env(source, config.search, config.env, count)
 
 
-def _open_training(
-    config: TrainConfig, policy: TrainedPolicy, display: TrainDisplay | None = None
-) -> TaskEnv:
+def _open_training(config: TrainConfig, policy: TrainedPolicy, display: Display | None = None) -> TaskEnv:
     """The training task environment, with the simulated search where one is configured."""
     simulation = config.simulation
     if not simulation.retriever:

@@ -10,16 +10,9 @@ import pytest
 
 from agentenv.envs.domsim.env import DomSim
 from agentenv.envs.gui.recorder import record, write_dataset
+from agentenv.progress import SilentDisplay
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-class Silent:
-    """A display that shows nothing."""
-
-    def phase(self, name: str, total: int) -> None: ...
-
-    def advance(self, done: int, figures: dict[str, Any]) -> None: ...
 
 
 def figures(name: str, folder: Path, *words: str) -> dict[str, Any]:
@@ -56,7 +49,7 @@ def test_ways_of_training(tmp_path: Path) -> None:
     from agentenv.trainers.warmstart.desktop_warmstart import DesktopWarmstartConfig, desktop_warmstart
 
     small = DesktopWarmstartConfig(tasks=20, steps=1, episodes=4, layers=1, heads=1, judged=1)
-    desktop_warmstart(small, Silent(), tmp_path / "policy")
+    desktop_warmstart(small, SilentDisplay(), tmp_path / "policy")
     words = f"--policy hf:{tmp_path / 'policy'} --runs {tmp_path / 'runs'} --seeds 1 --steps 1 --batch 1 --tests 2"
     ways = ("offline", "online")
     found = figures("gui_semi_online", tmp_path, *words.split(), "--ways", *ways)

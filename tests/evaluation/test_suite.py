@@ -13,6 +13,7 @@ from agentenv.evaluation.compare import compare_suites
 from agentenv.evaluation.records import EpisodeRecord
 from agentenv.evaluation.report.report import write_report
 from agentenv.evaluation.suite import combine, read_suite, summarize_suite
+from agentenv.progress import SilentDisplay
 
 Maker = Callable[..., EpisodeRecord]
 DEFAULTS: dict[str, Any] = {"policy": "tiny", "scorers": ("em_squad",), "limit": 7}
@@ -132,16 +133,6 @@ def suite(
     return folder
 
 
-class Silent:
-    """A display of nothing."""
-
-    def phase(self, name: str, total: int) -> None: ...
-
-    def advance(self, done: int, figures: dict[str, Any]) -> None: ...
-
-    def note(self, sentence: str) -> None: ...
-
-
 def test_a_folder_takes_the_same_suite_again_and_no_other(
     tmp_path: Path, record: Maker, write_run: Callable[..., None]
 ) -> None:
@@ -152,7 +143,7 @@ def test_a_folder_takes_the_same_suite_again_and_no_other(
         (tmp_path / "suite.toml").write_text(f"[hotpotqa]\n[{second}]\n")
         asked = read_suite(tmp_path / "suite.toml", DEFAULTS | {"data": tmp_path})
         with pytest.raises(AgentEnvError, match=refused):
-            asked.run(folder, lambda name: Silent())
+            asked.run(folder, lambda name: SilentDisplay())
     assert (folder / "suite.json").read_bytes() == held
 
 

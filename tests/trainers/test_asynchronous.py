@@ -4,7 +4,6 @@ import gzip
 import json
 import shutil
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 from agentenv.errors import ConfigurationError, Fault
+from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import override, parse_config
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
@@ -22,16 +22,6 @@ from agentenv.trainers.workers.rollout_scheduler import RolloutScheduler
 
 WORLD = {"documents": 200, "questions": 12, "families": ["lookup"], "hops": [1, 1]}
 STEPS, QUESTIONS, SIZE, BOUND = 4, 2, 3, 2
-
-
-class Silent:
-    """Shows nothing."""
-
-    def phase(self, name: str, total: int) -> None: ...
-
-    def advance(self, done: int, figures: Mapping[str, float]) -> None: ...
-
-    def warn(self, sentence: str) -> None: ...
 
 
 def config() -> TrainConfig:
@@ -71,7 +61,7 @@ def trained(run: Path) -> Counter[str]:
 def test_a_run_and_its_end_again_after_an_interruption(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     folder = RunFolder.create(tmp_path / "run", config())
-    train(folder, Silent())
+    train(folder, SilentDisplay())
     lines = folder.history()
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert all(line["rollouts"] == QUESTIONS * SIZE for line in lines)
@@ -85,7 +75,7 @@ def test_a_run_and_its_end_again_after_an_interruption(tmp_path: Path) -> None:
     shutil.rmtree(folder.path / "evaluation" / "after")
     (folder.path / "results.json").unlink()
     whole = trained(folder.path)
-    train(RunFolder.open(folder.path), Silent())
+    train(RunFolder.open(folder.path), SilentDisplay())
     assert trained(folder.path) == whole
     assert folder.history()[:-1] == lines[:-1]
 
@@ -105,9 +95,9 @@ def test_a_step_that_fails_leaves_a_checkpoint_of_those_before(
     with monkeypatch.context() as patched:
         patched.setattr(RolloutScheduler, "batch", until_the_third)
         with pytest.raises(Fault, match="no worker is left"):
-            train(folder, Silent())
+            train(folder, SilentDisplay())
     assert [path.name for path in (folder.path / "checkpoints").iterdir()] == ["step-000002"]
-    train(RunFolder.open(folder.path), Silent())
+    train(RunFolder.open(folder.path), SilentDisplay())
     assert [line["step"] for line in RunFolder.open(folder.path).history()] == list(range(1, STEPS + 1))
     assert set(trained(folder.path).values()) == {1}
 

@@ -4,7 +4,6 @@ import asyncio
 import gzip
 import json
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +13,13 @@ import pytest
 from agentenv.errors import ConfigurationError
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.tiny import shipped_weights
+from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import parse_config
 from agentenv.trainers.grpo import train
 from agentenv.trainers.run_folder.folder import RunFolder
 
 AGREEMENT = 1e-4
 """In nats, between what the engine recorded and what the weights of that version say in the trainer."""
-
-
-class Silent:
-    """Shows nothing."""
-
-    def phase(self, name: str, total: int) -> None: ...
-
-    def advance(self, done: int, figures: Mapping[str, float]) -> None: ...
-
-    def warn(self, sentence: str) -> None: ...
 
 
 def config(**rollout: Any) -> dict[str, Any]:
@@ -76,14 +66,14 @@ def test_two_steps_and_the_second_one_again(rank: int, tmp_path: Path) -> None:
     pytest.importorskip("vllm", reason="vLLM is not installed")
     run = tmp_path / "run"
     folder = RunFolder.create(run, parse_config(config() | {"lora": {"rank": rank, "alpha": 64}}, "test"))
-    results = train(folder, Silent())
+    results = train(folder, SilentDisplay())
     assert (results["steps"], results["faults"]) == (2, 0)
     assert_sampled_by(dumped(run, 1), HFPolicy.load(shipped_weights()), 0)
     assert_sampled_by(dumped(run, 2), HFPolicy.load(run / "checkpoints" / "step-000001"), 1)
 
     shutil.rmtree(run / "checkpoints" / "step-000002")
     (run / "results.json").unlink()
-    train(RunFolder.open(run), Silent())
+    train(RunFolder.open(run), SilentDisplay())
     assert_sampled_by(dumped(run, 2), HFPolicy.load(run / "checkpoints" / "step-000001"), 1)
     card = (run / "policy" / "README.md").read_text()
     assert "Sampled by `vllm`" in card
@@ -96,7 +86,9 @@ def test_an_engine_in_a_worker_of_a_cluster_samples_with_the_weights_of_its_vers
     pytest.importorskip("ray", reason="Ray is not installed")
     run = tmp_path / "run"
     cluster = {"address": "local", "workers": 1}
-    results = train(RunFolder.create(run, parse_config(config() | {"cluster": cluster}, "test")), Silent())
+    results = train(
+        RunFolder.create(run, parse_config(config() | {"cluster": cluster}, "test")), SilentDisplay()
+    )
     assert (results["steps"], results["faults"]) == (2, 0)
     assert_sampled_by(dumped(run, 1), HFPolicy.load(shipped_weights()), 0)
     assert_sampled_by(dumped(run, 2), HFPolicy.load(run / "checkpoints" / "step-000001"), 1)

@@ -1,7 +1,7 @@
 """Training adapters: a step moves them alone, the reference is the base, a run resumes from them to the bit."""
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from agentenv.policies.hf import HFPolicy
 from agentenv.policies.lora import adapt, trained_state
 from agentenv.policies.policy_spec import make_policy
 from agentenv.policies.tiny import shipped_weights
+from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import override, parse_config
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
@@ -24,16 +25,6 @@ from agentenv.trainers.run import learner_of, trained_policy
 from agentenv.trainers.run_folder.folder import RunFolder
 
 WORLD = {"documents": 200, "questions": 12, "families": ["lookup"], "hops": [1, 1]}
-
-
-class Silent:
-    """Shows nothing."""
-
-    def phase(self, name: str, total: int) -> None: ...
-
-    def advance(self, done: int, figures: Mapping[str, float]) -> None: ...
-
-    def warn(self, sentence: str) -> None: ...
 
 
 def made_rows(count: int = 6) -> list[TrainingRow]:
@@ -133,7 +124,7 @@ def test_a_run_resumes_to_the_bit_and_leaves_merged_weights(tmp_path: Path) -> N
     start = tmp_path / "start"
     shutil.copytree(shipped_weights(), start)
     folder = RunFolder.create(tmp_path / "run", config(start))
-    assert train(folder, Silent())["steps"] == 2
+    assert train(folder, SilentDisplay())["steps"] == 2
     checkpoint = folder.path / "checkpoints" / "step-000002"
     assert (checkpoint / "adapter_model.safetensors").is_file()
     assert not (checkpoint / "model.safetensors").exists()
@@ -143,7 +134,7 @@ def test_a_run_resumes_to_the_bit_and_leaves_merged_weights(tmp_path: Path) -> N
     assert not hasattr(policy.model, "peft_config")
     assert "rank 4" in (folder.path / "policy" / "README.md").read_text()
     drop_the_end(folder.path)
-    train(RunFolder.open(folder.path), Silent())
+    train(RunFolder.open(folder.path), SilentDisplay())
     assert [path.read_bytes() for path in written] == whole
 
     file = start / "model.safetensors"
@@ -152,7 +143,7 @@ def test_a_run_resumes_to_the_bit_and_leaves_merged_weights(tmp_path: Path) -> N
     file.write_bytes(damaged)
     drop_the_end(folder.path)
     with pytest.raises(ConfigurationError, match="weights of policy have another content"):
-        train(RunFolder.open(folder.path), Silent())
+        train(RunFolder.open(folder.path), SilentDisplay())
 
 
 def drop_the_end(run: Path) -> None:

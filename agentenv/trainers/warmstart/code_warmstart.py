@@ -26,11 +26,12 @@ from agentenv.errors import SandboxFault
 from agentenv.evaluation.runner import play
 from agentenv.policies.card import EpisodeCard
 from agentenv.policies.hf import HFPolicy
+from agentenv.progress import Display
 from agentenv.sandbox.types import ExecStatus
 from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.warmstart.demonstrations import Demo, Piece, to_tokens
 from agentenv.trainers.warmstart.small_policies import SmallPolicyConfig, imitate, untrained_policy
-from agentenv.trainers.warmstart.supervised import Metrics, PhaseDisplay, write_policy
+from agentenv.trainers.warmstart.supervised import Metrics, write_policy
 
 ENV = "agentenv/Code-v0"
 OPTIONS = {"stateful": False, "max_turns": 3, "observation_chars": 160, "prompt": "{question}"}
@@ -134,7 +135,7 @@ def _play_demonstration(env: Env[Any], task: Task, actions: Sequence[str]) -> De
 
 
 @flushed_denormals()
-def code_warmstart(config: CodeWarmstartConfig, display: PhaseDisplay, out: Path) -> Metrics:
+def code_warmstart(config: CodeWarmstartConfig, display: Display, out: Path) -> Metrics:
     """Makes the policy and writes it to ``out``.
 
     Returns:

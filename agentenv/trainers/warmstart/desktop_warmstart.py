@@ -23,9 +23,10 @@ from agentenv.envs.gui.screen import Screen
 from agentenv.evaluation.runner import play
 from agentenv.policies.card import EpisodeCard
 from agentenv.policies.hf import HFPolicy
+from agentenv.progress import Display
 from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.warmstart.small_policies import SmallPolicyConfig, imitate, untrained_policy
-from agentenv.trainers.warmstart.supervised import Metrics, PhaseDisplay, TrainingExample, write_policy
+from agentenv.trainers.warmstart.supervised import Metrics, TrainingExample, write_policy
 
 ENV = "agentenv/DomSim-v0"
 PROMPT = "{goal}\n"
@@ -143,7 +144,7 @@ def training_example(demonstration: Demonstration, tokenizer: Any) -> TrainingEx
 
 
 @flushed_denormals()
-def desktop_warmstart(config: DesktopWarmstartConfig, display: PhaseDisplay, out: Path) -> Metrics:
+def desktop_warmstart(config: DesktopWarmstartConfig, display: Display, out: Path) -> Metrics:
     """Makes the policy and writes it to ``out``.
 
     Returns:

@@ -14,6 +14,7 @@ import torch
 
 from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.errors import ConfigurationError
+from agentenv.progress import Display
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import episode_card
 from agentenv.trainers.learner.denormals import flushed_denormals
@@ -22,7 +23,6 @@ from agentenv.trainers.warmstart.expert_pool import expert_episodes
 from agentenv.trainers.warmstart.search_warmstart import WarmstartConfig
 from agentenv.trainers.warmstart.supervised import (
     Metrics,
-    PhaseDisplay,
     TrainingExample,
     fit,
     sample_batches,
@@ -33,7 +33,7 @@ from agentenv.trainers.warmstart.supervised import (
 @flushed_denormals()
 def expert_warmstart(
     runs: Sequence[TrainConfig],
-    display: PhaseDisplay,
+    display: Display,
     out: Path,
     *,
     steps: int,

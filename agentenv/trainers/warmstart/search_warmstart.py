@@ -27,6 +27,7 @@ from agentenv.errors import ConfigurationError
 from agentenv.policies.card import EpisodeCard
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.tiny import build_model, build_tokenizer
+from agentenv.progress import Display
 from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.warmstart.demonstrations import (
     MIXTURE,
@@ -44,7 +45,6 @@ from agentenv.trainers.warmstart.supervised import (
     METRICS,
     Batch,
     Metrics,
-    PhaseDisplay,
     fit,
     in_batches,
     write_policy,
@@ -94,7 +94,7 @@ class WarmstartConfig:
 
 @flushed_denormals()
 def warmstart(
-    config: WarmstartConfig, display: PhaseDisplay, out: Path, *, init_from: Path | None = None
+    config: WarmstartConfig, display: Display, out: Path, *, init_from: Path | None = None
 ) -> Metrics:
     """Makes the policy and writes it to ``out``.
 
@@ -135,7 +135,7 @@ def warmstart(
     return figures
 
 
-def _train_reading(config: WarmstartConfig, display: PhaseDisplay) -> tuple[HFPolicy, Metrics]:
+def _train_reading(config: WarmstartConfig, display: Display) -> tuple[HFPolicy, Metrics]:
     sample = demonstrate({careful: 1.0}, seed=10_000_000 + config.seed, worlds=config.world, k=config.k)
     tokenizer = build_tokenizer(_text(demo) for batch in islice(sample, 60) for demo in batch)
     chat = InlineFormat(tokenizer)

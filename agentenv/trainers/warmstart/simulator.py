@@ -17,12 +17,13 @@ from agentenv.core.chat import InlineFormat
 from agentenv.core.types import Message
 from agentenv.errors import ConfigurationError
 from agentenv.policies.hf import HFPolicy
+from agentenv.progress import Display
 from agentenv.retrievers.simulation.simulated import SimulationConfig
 from agentenv.retrievers.simulation.simulation_data import Example, Page, measure_quality
 from agentenv.retrievers.simulation.simulators import FORM_FILE, LocalSimulator, SamplingOptions, ask
 from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.warmstart.search_warmstart import WarmstartConfig
-from agentenv.trainers.warmstart.supervised import Batch, PhaseDisplay, fit, in_batches, write_folder
+from agentenv.trainers.warmstart.supervised import Batch, fit, in_batches, write_folder
 
 HELD_OUT = 100
 """Most examples that are kept for the quality report; a tenth of them where there are few."""
@@ -46,7 +47,7 @@ class SimulatorConfig:
 
 @flushed_denormals()
 def train_simulator(
-    policy: HFPolicy, examples: Sequence[Example], config: SimulatorConfig, display: PhaseDisplay, out: Path
+    policy: HFPolicy, examples: Sequence[Example], config: SimulatorConfig, display: Display, out: Path
 ) -> dict[str, Any]:
     """Fine-tunes ``policy`` in place and writes it to ``out``, with its form and figures in ``simulator.json``.
 

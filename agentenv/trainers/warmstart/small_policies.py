@@ -8,7 +8,8 @@ import torch
 
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.tiny import build_model, build_tokenizer
-from agentenv.trainers.warmstart.supervised import PhaseDisplay, TrainingExample, fit, sample_batches
+from agentenv.progress import Display
+from agentenv.trainers.warmstart.supervised import TrainingExample, fit, sample_batches
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def imitate(
     examples: Sequence[TrainingExample],
     steps: int,
     config: SmallPolicyConfig,
-    display: PhaseDisplay,
+    display: Display,
     *,
     rate: float = 1.0,
 ) -> int:

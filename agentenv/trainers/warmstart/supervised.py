@@ -25,6 +25,7 @@ from agentenv.policies.card import EpisodeCard, write_card
 from agentenv.policies.forward import logits_at
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.soundness import refuse_diverged
+from agentenv.progress import Display
 
 Batch = tuple[Tensor, Tensor]
 TrainingExample = tuple[list[int], list[bool]]
@@ -33,16 +34,6 @@ Metrics = dict[str, Any]
 METRICS = "warmstart.json"
 
 _CHUNKS = 3
-
-
-class PhaseDisplay(Protocol):
-    """Who is told how far the work is."""
-
-    def phase(self, name: str, total: int) -> None:
-        """A phase of ``total`` steps begins."""
-
-    def advance(self, done: int, figures: dict[str, Any]) -> None:
-        """So many steps of the phase are done."""
 
 
 class Rates(Protocol):
@@ -89,7 +80,7 @@ def fit(
     steps: int,
     scale: float,
     config: Rates,
-    display: PhaseDisplay,
+    display: Display,
 ) -> int:
     """Supervised steps with warm-up and cosine decay; returns the number of tokens seen.
 

@@ -11,6 +11,7 @@ from agentenv.cli.main import main
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.evaluation.report.charts import Curve, comparison_chart
 from agentenv.policies.fakes import random_policy
+from agentenv.progress import SilentDisplay
 from agentenv.sandbox.backends import unavailable
 from agentenv.trainers.config.config_files import merged
 from agentenv.trainers.lab.lab import (
@@ -216,7 +217,7 @@ def test_every_experiment_in_seconds(name: str, policy: Path, tmp_path: Path) ->
     for arm in short.arms:
         trial = next_trial(short, out)
         assert trial == Trial(arm, 0)
-        run_trial(short, trial, out, Silent())
+        run_trial(short, trial, out, SilentDisplay())
         assert not (trial.folder(out) / "checkpoints").exists()
     figures = write_page(name, short, out, tmp_path)
     assert figures["missing_runs"] == 2
@@ -226,16 +227,6 @@ def test_every_experiment_in_seconds(name: str, policy: Path, tmp_path: Path) ->
     )
     assert all(row["faults"] == 0 for row in figures["arms"].values())
     assert (tmp_path / f"{name}.svg").read_text().startswith("<svg")
-
-
-class Silent:
-    """A display that shows nothing."""
-
-    def phase(self, name: str, total: int) -> None: ...
-
-    def advance(self, done: int, figures: dict[str, float]) -> None: ...
-
-    def warn(self, sentence: str) -> None: ...
 
 
 def test_a_sitting_goes_on_where_the_last_one_ended(

@@ -16,6 +16,7 @@ from agentenv.cli.main import main
 from agentenv.errors import Diverged
 from agentenv.policies.fakes import ByteTokenizer, random_policy
 from agentenv.policies.hf import HFPolicy
+from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.learner.learner import Learner, Objective, TrainingRow
 from agentenv.trainers.learner.second_policy import SecondPolicy
@@ -151,12 +152,6 @@ class Rates:
     vector_rate = 1e30
 
 
-class Silent:
-    def phase(self, name: str, total: int) -> None: ...
-
-    def advance(self, done: int, figures: dict[str, Any]) -> None: ...
-
-
 def examples() -> Iterator[Any]:
     return sample_batches([([65, 66, 67, 68], [False, True, True, True])] * 4, 4, 0.0, Random(0))
 
@@ -164,9 +159,11 @@ def examples() -> Iterator[Any]:
 def test_supervised_steps_that_diverge_write_nothing(tmp_path: Path, qwen: Callable[..., Any]) -> None:
     policy = HFPolicy(qwen(), ByteTokenizer())
     with pytest.raises(Diverged, match="supervised step"):
-        fit(policy, examples(), 4, 1.0, Rates(), Silent())
+        fit(policy, examples(), 4, 1.0, Rates(), SilentDisplay())
     ruined = HFPolicy(qwen(), ByteTokenizer())
-    fit(ruined, examples(), 1, 100.0, Rates(), Silent())  # one step, whose outcome no later one has seen
+    fit(
+        ruined, examples(), 1, 100.0, Rates(), SilentDisplay()
+    )  # one step, whose outcome no later one has seen
     with pytest.raises(Diverged):
         write_folder(ruined, tmp_path / "out", lambda part: None)
     assert not any(tmp_path.iterdir())

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -30,6 +30,7 @@ from agentenv.policies.fake_endpoint import Answer, Body, FakeEndpoint
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.policy_spec import make_endpoint_policy
+from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import parse_config
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
@@ -121,23 +122,13 @@ def settings(proposer: str) -> dict[str, Any]:
     }
 
 
-class Silent:
-    """Shows nothing."""
-
-    def phase(self, name: str, total: int) -> None: ...
-
-    def advance(self, done: int, figures: Mapping[str, float]) -> None: ...
-
-    def warn(self, sentence: str) -> None: ...
-
-
 def test_a_run_of_self_play_is_logged_resumed_to_the_same_bytes_and_ends_with_a_league(
     tmp_path: Path,
 ) -> None:
     with FakeEndpoint(cloze) as server:
         run = tmp_path / "run"
         config = parse_config(settings(f"openai:cloze@{server.url}"), "test")
-        results = train(RunFolder.create(run, config), Silent())
+        results = train(RunFolder.create(run, config), SilentDisplay())
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         assert [(line["games"], line["accepted"], line["valid_share"]) for line in lines] == [(3, 3, 1.0)] * 2
         assert all(
@@ -169,7 +160,7 @@ def test_a_run_of_self_play_is_logged_resumed_to_the_same_bytes_and_ends_with_a_
         shutil.rmtree(run / "checkpoints" / "step-000002")
         shutil.rmtree(run / "evaluation" / "after")
         (run / "results.json").unlink()
-        assert train(RunFolder.open(run), Silent())["league"] == league
+        assert train(RunFolder.open(run), SilentDisplay())["league"] == league
         assert [(run / name).read_bytes() for name in ("metrics.jsonl", "questions.jsonl")] == before
 
 

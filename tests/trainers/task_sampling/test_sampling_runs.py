@@ -1,13 +1,13 @@
 """Every task sampler through the whole trainer: two steps of the tiny policy, and the second again after an interruption."""
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import parse_config
 from agentenv.trainers.grpo import train
 from agentenv.trainers.run_folder.folder import RunFolder
@@ -25,16 +25,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
 }
 """Where the defaults would leave something out."""
-
-
-class Silent:
-    """Shows nothing."""
-
-    def phase(self, name: str, total: int) -> None: ...
-
-    def advance(self, done: int, figures: Mapping[str, float]) -> None: ...
-
-    def warn(self, sentence: str) -> None: ...
 
 
 def config(sampler: str) -> dict[str, Any]:
@@ -85,7 +75,7 @@ def interrupt(run: Path) -> None:
 def test_two_steps_and_the_second_one_again(name: str, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     folder = RunFolder.create(tmp_path / "run", parse_config(config(name), "test"))
-    train(folder, Silent())
+    train(folder, SilentDisplay())
     lines = folder.history()
     for line in lines:
         assert line["rollouts"] + line["unspent_rollouts"] == QUESTIONS * SIZE
@@ -94,7 +84,7 @@ def test_two_steps_and_the_second_one_again(name: str, tmp_path: Path) -> None:
         assert line["faults"] == 0
     first = contents(folder.path)
     interrupt(folder.path)
-    train(RunFolder.open(folder.path), Silent())
+    train(RunFolder.open(folder.path), SilentDisplay())
     assert contents(folder.path) == first
     if name == "dots" and lines[0]["replay_buffer"]:
         assert lines[1]["replayed_groups"] > 0

@@ -12,6 +12,7 @@ from agentenv.envs.code import Code
 from agentenv.errors import SandboxFault
 from agentenv.policies.card import read_card
 from agentenv.policies.policy_spec import make_policy
+from agentenv.progress import SilentDisplay
 from agentenv.sandbox.backends import unavailable
 from agentenv.sandbox.fakes import FakeExecutor
 from agentenv.sandbox.types import ExecResult, ExecStatus
@@ -29,14 +30,6 @@ from agentenv.trainers.warmstart.code_warmstart import (
 TINY = CodeWarmstartConfig(tasks=8, steps=1, episodes=4, layers=1, heads=1, judged=1)
 TASKS = generate_code_tasks(30, steps=1, split="train")
 sandboxed = pytest.mark.skipif(bool(unavailable("bwrap")), reason=unavailable("bwrap") or "there is one")
-
-
-class Silent:
-    """A display that shows nothing."""
-
-    def phase(self, name: str, total: int) -> None: ...
-
-    def advance(self, done: int, figures: dict[str, Any]) -> None: ...
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.data["solution"].split("\n")[-1].strip())
@@ -99,7 +92,7 @@ def test_a_demonstration_whose_program_was_stopped_is_played_again() -> None:
 
 @sandboxed
 def test_the_policy_comes_with_its_card(tmp_path: Path) -> None:
-    figures = code_warmstart(TINY, Silent(), tmp_path / "policy")
+    figures = code_warmstart(TINY, SilentDisplay(), tmp_path / "policy")
     assert 0 <= figures["greedy"] <= 1
     card = read_card(tmp_path / "policy")
     assert (card.env, card.prompt, card.max_turns) == ("agentenv/Code-v0", "{question}", 3)

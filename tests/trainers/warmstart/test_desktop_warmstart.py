@@ -1,7 +1,6 @@
 """The warm start on the desktop in miniature: what the demonstrators do, how it becomes rows, what is kept."""
 
 from pathlib import Path
-from typing import Any
 
 from agentenv.envs.domsim.env import DomSim
 from agentenv.envs.gui.actions import Kind, parse_reply
@@ -9,6 +8,7 @@ from agentenv.envs.semi_online import SemiOnlineGUI
 from agentenv.policies.card import read_card
 from agentenv.policies.policy_spec import make_policy
 from agentenv.policies.tiny import build_tokenizer
+from agentenv.progress import SilentDisplay
 from agentenv.trainers.warmstart.desktop_warmstart import (
     MIXTURE,
     OPTIONS,
@@ -23,14 +23,6 @@ from agentenv.trainers.warmstart.desktop_warmstart import (
 )
 
 TINY = DesktopWarmstartConfig(tasks=40, steps=2, mixture_share=0.5, episodes=4, layers=1, heads=1, judged=2)
-
-
-class Silent:
-    """A display that shows nothing."""
-
-    def phase(self, name: str, total: int) -> None: ...
-
-    def advance(self, done: int, figures: dict[str, Any]) -> None: ...
 
 
 def test_who_errs_and_how() -> None:
@@ -78,7 +70,7 @@ def test_the_desktop_and_its_recordings_are_shown_alike() -> None:
 
 
 def test_the_policy_comes_with_its_card(tmp_path: Path) -> None:
-    figures = desktop_warmstart(TINY, Silent(), tmp_path / "policy")
+    figures = desktop_warmstart(TINY, SilentDisplay(), tmp_path / "policy")
     assert all(0 <= figures[name] <= 1 for name in ("skill", "greedy", "sampled"))
     card = read_card(tmp_path / "policy")
     assert (card.env, card.prompt, card.format) == ("agentenv/DomSim-v0", "{goal}\n", "template")

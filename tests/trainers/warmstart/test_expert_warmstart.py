@@ -12,6 +12,7 @@ from agentenv.evaluation.task_env import open_task_env
 from agentenv.policies.card import read_card
 from agentenv.policies.fakes import random_policy
 from agentenv.policies.policy_spec import make_policy
+from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import config_of, merged
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.evaluate import score_under
@@ -20,14 +21,6 @@ from agentenv.trainers.warmstart.expert_warmstart import (
     found_its_sources,
     training_examples,
 )
-
-
-class Silent:
-    """A display that shows nothing."""
-
-    def phase(self, name: str, total: int) -> None: ...
-
-    def advance(self, done: int, figures: dict[str, Any]) -> None: ...
 
 
 def run(**changes: Any) -> TrainConfig:
@@ -73,7 +66,9 @@ def test_each_row_is_a_lesson() -> None:
 
 
 def test_the_policy_comes_with_the_card_of_its_run(tmp_path: Path) -> None:
-    figures = expert_warmstart([run(), run(seed=1)], Silent(), tmp_path / "policy", steps=2, episodes=2)
+    figures = expert_warmstart(
+        [run(), run(seed=1)], SilentDisplay(), tmp_path / "policy", steps=2, episodes=2
+    )
     assert 0 < figures["demonstrations"] <= 12
     assert figures["tokens"] > 0
     card = read_card(tmp_path / "policy")
@@ -94,7 +89,7 @@ def test_an_expert_that_never_succeeds_teaches_nothing(tmp_path: Path) -> None:
                     rollout={"context_tokens": 40, "turn_tokens": 1},
                 )
             ],
-            Silent(),
+            SilentDisplay(),
             tmp_path / "policy",
             steps=1,
         )
@@ -104,7 +99,7 @@ def test_an_expert_that_never_succeeds_teaches_nothing(tmp_path: Path) -> None:
 def test_an_environment_without_an_expert_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="has no expert"):
         expert_warmstart(
-            [run(env={"id": "agentenv/PlannedSearch-v0"})], Silent(), tmp_path / "policy", steps=1
+            [run(env={"id": "agentenv/PlannedSearch-v0"})], SilentDisplay(), tmp_path / "policy", steps=1
         )
 
 
@@ -128,5 +123,5 @@ def test_what_was_learned_by_heart_is_found_by_self_search(tmp_path: Path) -> No
     )
     given = given.model_copy(update={"policy": f"hf:{tmp_path / 'small'}"})
     assert score_under(given) == 0
-    expert_warmstart([given], Silent(), tmp_path / "made", steps=80, episodes=4, rate=1.0)
+    expert_warmstart([given], SilentDisplay(), tmp_path / "made", steps=80, episodes=4, rate=1.0)
     assert score_under(given.model_copy(update={"policy": f"hf:{tmp_path / 'made'}"})) == 1

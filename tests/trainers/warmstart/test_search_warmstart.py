@@ -26,6 +26,7 @@ from agentenv.envs.search.self_play import SearchProposer, SearchSolver
 from agentenv.errors import ConfigurationError
 from agentenv.policies.card import read_card
 from agentenv.policies.policy_spec import make_policy
+from agentenv.progress import SilentDisplay
 from agentenv.retrievers.encoder import HashEncoder
 from agentenv.trainers.config.config_files import load_config
 from agentenv.trainers.warmstart.demonstrations import (
@@ -54,14 +55,6 @@ WORLD = WorldConfig(documents=200, questions=40, families=("lookup", "bridge"), 
 TINY = WarmstartConfig(
     copying_steps=1, reading_steps=1, refinement_steps=1, mixture_steps=1, episodes=4, judged=40
 )
-
-
-class Silent:
-    """A display that shows nothing."""
-
-    def phase(self, name: str, total: int) -> None: ...
-
-    def advance(self, done: int, figures: dict[str, Any]) -> None: ...
 
 
 class Shelf:
@@ -154,9 +147,9 @@ def test_own_tokens_are_marked_and_read_back_as_written() -> None:
 
 
 def test_a_stored_reader_gives_the_same_policy_as_one_run(tmp_path: Path) -> None:
-    warmstart(TINY, Silent(), tmp_path / "whole")
-    warmstart(replace(TINY, mixture_steps=0), Silent(), tmp_path / "reader")
-    warmstart(TINY, Silent(), tmp_path / "mixed", init_from=tmp_path / "reader")
+    warmstart(TINY, SilentDisplay(), tmp_path / "whole")
+    warmstart(replace(TINY, mixture_steps=0), SilentDisplay(), tmp_path / "reader")
+    warmstart(TINY, SilentDisplay(), tmp_path / "mixed", init_from=tmp_path / "reader")
     whole, mixed = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "mixed"))
     assert whole == mixed
     assert (tmp_path / "reader" / "model.safetensors").read_bytes() != whole
@@ -176,7 +169,7 @@ def test_the_mean_of_weights_is_that_of_each_tensor() -> None:
 
 def test_a_folder_that_is_no_reader_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"warmstart\.json"):
-        warmstart(TINY, Silent(), tmp_path / "out", init_from=tmp_path)
+        warmstart(TINY, SilentDisplay(), tmp_path / "out", init_from=tmp_path)
     assert not (tmp_path / "out").exists()
 
 
@@ -266,12 +259,12 @@ def test_the_roles_of_self_play_are_a_phase_of_their_own(tmp_path: Path) -> None
     from agentenv.policies.tiny import shipped_weights
 
     still = replace(TINY, mixture_steps=0, role_steps=1)
-    warmstart(still, Silent(), tmp_path / "troupe", init_from=shipped_weights())
+    warmstart(still, SilentDisplay(), tmp_path / "troupe", init_from=shipped_weights())
     shipped = (shipped_weights() / "model.safetensors").read_bytes()
     assert (tmp_path / "troupe" / "model.safetensors").read_bytes() != shipped
     assert "| roles | 1 |" in (tmp_path / "troupe" / "README.md").read_text()
     last = replace(TINY, mixture_steps=0, weak_proposer_steps=1)
-    warmstart(last, Silent(), tmp_path / "careless", init_from=tmp_path / "troupe")
+    warmstart(last, SilentDisplay(), tmp_path / "careless", init_from=tmp_path / "troupe")
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("troupe", "careless")]
     assert weights[0] != weights[1]
     assert read_card(tmp_path / "troupe").prompt == "{question}"

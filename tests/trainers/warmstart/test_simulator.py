@@ -32,6 +32,7 @@ from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
 from agentenv.policies.fakes import random_policy
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.scripted import ScriptedPolicy
+from agentenv.progress import SilentDisplay
 from agentenv.retrievers.fakes import InMemoryRetriever
 from agentenv.retrievers.retriever_spec import make_retriever
 from agentenv.retrievers.simulation.simulation_data import (
@@ -58,14 +59,6 @@ EXAMPLES = [
 TASK = Task("q", "Where is Halvik?", ("Norland",), "train")
 
 
-class Silent:
-    """A display that shows nothing."""
-
-    def phase(self, name: str, total: int) -> None: ...
-
-    def advance(self, done: int, figures: dict[str, Any]) -> None: ...
-
-
 def small_model(folder: Path) -> HFPolicy:
     import torch
 
@@ -82,7 +75,7 @@ def simulator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a simulator that has learned its two pages."""
     out = tmp_path_factory.mktemp("simulator") / "small"
     config = SimulatorConfig(steps=60, episodes=8, rate=1.0, held_out=2)
-    train_simulator(small_model(out.parent / "base"), EXAMPLES, config, Silent(), out)
+    train_simulator(small_model(out.parent / "base"), EXAMPLES, config, SilentDisplay(), out)
     return out
 
 
@@ -106,10 +99,10 @@ def test_a_trained_simulator_writes_the_page_of_its_mode(simulator: Path) -> Non
 def test_too_few_examples_and_too_long_ones_are_refused(tmp_path: Path) -> None:
     config = SimulatorConfig(steps=1)
     with pytest.raises(ConfigurationError, match="9 examples are too few"):
-        train_simulator(small_model(tmp_path), EXAMPLES[:9], config, Silent(), tmp_path / "out")
+        train_simulator(small_model(tmp_path), EXAMPLES[:9], config, SilentDisplay(), tmp_path / "out")
     long = [replace(example, useful=(("T", "word " * 300),)) for example in EXAMPLES]
     with pytest.raises(ConfigurationError, match="the model reads 256"):
-        train_simulator(small_model(tmp_path), long, config, Silent(), tmp_path / "out")
+        train_simulator(small_model(tmp_path), long, config, SilentDisplay(), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -30,6 +30,7 @@ from agentenv.core.types import EndReason, Task
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.errors import MissingExtra
 from agentenv.policies.fakes import random_policy
+from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import parse_config
 from agentenv.trainers.config.sections import ClusterSettings
 from agentenv.trainers.grpo import train
@@ -53,19 +54,15 @@ pytestmark = [
 ]
 
 
-class Hooked:
+class Hooked(SilentDisplay):
     """A display that shows nothing; after a step it does what is wanted then."""
 
     def __init__(self, after: Mapping[int, Callable[[], None]] | None = None) -> None:
         self.after = after or {}
 
-    def phase(self, name: str, total: int) -> None: ...
-
-    def advance(self, done: int, figures: Mapping[str, float]) -> None:
+    def advance(self, done: int, figures: dict[str, Any]) -> None:
         if "step" in figures and done in self.after:
             self.after[done]()
-
-    def warn(self, sentence: str) -> None: ...
 
 
 def nodes() -> tuple[dict[str, Any], dict[str, Any]]:
