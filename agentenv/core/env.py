@@ -6,15 +6,14 @@ the author.
 """
 
 import asyncio
-import contextlib
 import copy
-import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import gymnasium
 
+from agentenv.core.concurrency.background import BackgroundLoop
 from agentenv.core.concurrency.deadlines import guarded
 from agentenv.core.env_options import check_reset_options, picklable
 from agentenv.core.scene import TurnScene
@@ -297,31 +296,12 @@ class AsyncEnv(Env[StateT]):
         raise NotImplementedError
 
 
-_background: asyncio.AbstractEventLoop | None = None
-_background_lock = threading.Lock()
+_background = BackgroundLoop("agentenv-loop")
 
 
 def in_background(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
     """Starts ``coroutine`` on one event loop that lives as long as the process, for what must outlive any other loop."""
-    global _background
-    with _background_lock:
-        if _background is None:
-            _background = asyncio.new_event_loop()
-            threading.Thread(target=_run, args=(_background,), name="agentenv-loop", daemon=True).start()
-    return asyncio.run_coroutine_threadsafe(coroutine, _background)
-
-
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    while True:  # a task that raises SystemExit stops the loop, and others wait on it
-        with contextlib.suppress(BaseException):
-            loop.run_forever()
-
-
-def _on_background() -> bool:
-    try:
-        return asyncio.get_running_loop() is _background
-    except RuntimeError:  # no loop runs here
-        return False
+    return _background.submit(coroutine)
 
 
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -330,7 +310,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     Raises:
         RuntimeError: called on the background loop itself, which would wait for itself for ever.
     """
-    if _on_background():
+    if _background.is_current():
         coroutine.close()
         raise RuntimeError("run_sync on the background loop would wait for itself: await the coroutine there")
     return in_background(guarded(coroutine, EnvFault("a coroutine of the environment"))).result()

@@ -1,6 +1,7 @@
 """An event loop in a thread of its own, for work that goes on while the caller computes."""
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
@@ -28,12 +29,25 @@ def without_running_loop() -> Iterator[None]:
 
 
 class BackgroundLoop:
-    """Runs coroutines in a thread that starts with the first of them."""
+    """Runs coroutines on one event loop, in a daemon thread that starts with the first of them.
 
-    def __init__(self) -> None:
-        self._runner: asyncio.AbstractEventLoop | None = None
+    Args:
+        name: of the thread.
+    """
+
+    def __init__(self, name: str = "background-loop") -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._end: asyncio.Event | None = None
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Starts ``coroutine``; tasks that it makes go on after it."""
+        with self._lock:
+            if self._loop is None:
+                self._start()
+            assert self._loop is not None
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """The result of ``coroutine``, waited for; tasks that it makes go on afterwards.
@@ -43,32 +57,36 @@ class BackgroundLoop:
         """
         # The loop says so itself, unless something blocks it.
         patience = None if timeout_s is None else timeout_s + _GRACE_S
-        return self._submit(coroutine, timeout_s).result(patience)
+        return self.submit(asyncio.wait_for(coroutine, timeout_s)).result(patience)
 
     async def join(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """As ``run``, for a caller on a loop of its own; cancelling the caller cancels ``coroutine``."""
-        return await asyncio.wrap_future(self._submit(coroutine, timeout_s))
+        return await asyncio.wrap_future(self.submit(asyncio.wait_for(coroutine, timeout_s)))
 
-    def _submit(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None) -> "Future[T]":
-        if self._runner is None:
-            begun = threading.Event()
-            self._thread = threading.Thread(
-                target=asyncio.run, args=(self._main(begun),), name="background-loop", daemon=True
-            )
-            self._thread.start()
-            begun.wait()
-        assert self._runner is not None
-        return asyncio.run_coroutine_threadsafe(asyncio.wait_for(coroutine, timeout_s), self._runner)
-
-    async def _main(self, begun: threading.Event) -> None:
-        self._runner, self._end = asyncio.get_running_loop(), asyncio.Event()
-        begun.set()
-        await self._end.wait()
+    def is_current(self) -> bool:
+        """Whether the caller runs on this loop, where to wait for a result would be to wait for ever."""
+        return self._loop is not None and asyncio._get_running_loop() is self._loop
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Cancels what still runs and ends the thread; one that does not end in time is left to die with the process."""
-        if self._runner is None or self._thread is None or self._end is None:
+        with self._lock:
+            loop, thread, self._loop = self._loop, self._thread, None
+        if loop is None or thread is None:
             return
-        self._runner.call_soon_threadsafe(self._end.set)
-        self._thread.join(timeout_s)
-        self._runner = None
+        # One turn later, so that tasks begin: of one that is cancelled before, what it would await is never awaited.
+        loop.call_soon_threadsafe(loop.call_soon, loop.stop)
+        thread.join(timeout_s)
+
+    def _start(self) -> None:
+        begun = threading.Event()
+        self._thread = threading.Thread(target=self._main, args=(begun,), name=self._name, daemon=True)
+        self._thread.start()
+        begun.wait()
+
+    def _main(self, begun: threading.Event) -> None:
+        with asyncio.Runner() as runner:
+            loop = self._loop = runner.get_loop()
+            begun.set()
+            while self._loop is loop:  # a task that raises SystemExit stops the loop, and others wait on it
+                with contextlib.suppress(BaseException):
+                    loop.run_forever()

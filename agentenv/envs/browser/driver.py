@@ -11,11 +11,11 @@ import functools
 import os
 import shutil
 import tempfile
-import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from agentenv.core.concurrency.background import BackgroundLoop
 from agentenv.envs.browser.page import DEADLINE_S, Tab, guarded
 from agentenv.envs.browser.sites import Site
 from agentenv.errors import BrowserFault, ConfigurationError, MissingExtra
@@ -131,14 +131,20 @@ class Driver:
         self._ready: list[tuple[Chromium, Tab, str]] = []
         self._refills: set[asyncio.Task[None]] = set()
         self._owner: dict[Tab, Chromium] = {}
-        self._loop = asyncio.new_event_loop()
         self._starting = asyncio.Lock()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="agentenv-browser", daemon=True)
-        self._thread.start()
+        self._background = BackgroundLoop("agentenv-browser")
+        self._closed = False
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Runs ``coroutine`` on the driver's event loop."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        """Runs ``coroutine`` on the driver's event loop.
+
+        Raises:
+            RuntimeError: the driver is closed.
+        """
+        if self._closed:
+            coroutine.close()
+            raise RuntimeError("the browser's driver is closed")
+        return self._background.submit(coroutine)
 
     async def open(self, site: Site, address: str, seed: int) -> Tab:
         """A page in which the episode of ``address`` under ``seed`` has begun.
@@ -191,7 +197,7 @@ class Driver:
 
     def _refill(self, site: Site, address: str) -> None:
         if self._spares:
-            task = self._loop.create_task(self._prepare(site, address))
+            task = asyncio.create_task(self._prepare(site, address))
             self._refills.add(task)
             task.add_done_callback(self._refills.discard)
 
@@ -251,14 +257,12 @@ class Driver:
 
     def close(self) -> None:
         """Ends the browser, its helper process and the thread; a second call does nothing."""
-        if self._loop.is_closed():
+        if self._closed:
             return
         with contextlib.suppress(Exception):
             self.submit(self._end()).result(DEADLINE_S)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(DEADLINE_S)
-        if not self._thread.is_alive():
-            self._loop.close()
+        self._closed = True
+        self._background.close(DEADLINE_S)
 
     async def _end(self) -> None:
         for task in self._refills:

@@ -48,6 +48,32 @@ def test_work_past_its_deadline_is_cancelled(background: BackgroundLoop) -> None
     assert cancelled.wait(10)
 
 
+def test_a_task_that_ends_the_process_ends_no_other_work(background: BackgroundLoop) -> None:
+    async def leave() -> None:
+        raise SystemExit(1)
+
+    waiting = background.submit(asyncio.sleep(0.05, "done"))
+    left = background.submit(leave())
+    assert waiting.result(10) == "done"
+    with pytest.raises(SystemExit):
+        left.result(10)
+
+
+def test_a_caller_knows_whether_it_runs_on_the_loop(background: BackgroundLoop) -> None:
+    async def here() -> bool:
+        return background.is_current()
+
+    assert background.run(here())
+    assert not background.is_current()
+    assert not asyncio.run(here())
+
+
+def test_what_is_submitted_after_closing_starts_a_new_thread(background: BackgroundLoop) -> None:
+    assert background.run(thread()) == "background-loop"
+    background.close()
+    assert background.run(thread(), 5) == "background-loop"
+
+
 def test_closing_ends_what_runs_and_the_thread(background: BackgroundLoop) -> None:
     ended = threading.Event()
 
@@ -66,3 +92,25 @@ def test_closing_ends_what_runs_and_the_thread(background: BackgroundLoop) -> No
     background.close()
     assert ended.is_set()
     assert "background-loop" not in {each.name for each in threading.enumerate()}
+
+
+def test_what_was_submitted_before_closing_begins_and_is_cancelled(background: BackgroundLoop) -> None:
+    """A task that is cancelled before it begins leaves coroutines that are never awaited, of which Python warns."""
+    told: list[str] = []
+
+    async def work() -> None:
+        told.append("began")
+        try:
+            await asyncio.sleep(60)
+        finally:
+            told.append("ended")
+
+    async def begin() -> None:
+        for _ in range(3):
+            asyncio.get_running_loop().create_task(work())
+        threading.Thread(target=background.close).start()
+        threading.Event().wait(0.05)  # the request to close is there before the tasks have begun
+
+    background.run(begin())
+    background._thread.join(10)  # type: ignore[union-attr]
+    assert told == ["began"] * 3 + ["ended"] * 3
