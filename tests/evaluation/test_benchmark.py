@@ -11,12 +11,13 @@ from agentenv.evaluation.records import read_records
 from agentenv.policies.agent import AgentPolicy
 from agentenv.policies.card import EpisodeCard
 from agentenv.policies.scripted import ScriptedPolicy
+from agentenv.progress import SilentDisplay
 from agentenv.retrievers.encoder import HashEncoder
 
 SCRIPT = {"run-0-0": ["<search>who founded it</search>", "<answer>nobody</answer>"]}
 
 
-class Display:
+class Display(SilentDisplay):
     """Keeps the phases."""
 
     def __init__(self) -> None:
@@ -24,10 +25,6 @@ class Display:
 
     def phase(self, name: str, total: int) -> None:
         self.phases[name] = total
-
-    def advance(self, done: int, figures: dict[str, Any]) -> None: ...
-
-    def note(self, sentence: str) -> None: ...
 
 
 class Carded(ScriptedPolicy):

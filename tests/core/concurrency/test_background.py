@@ -97,6 +97,7 @@ def test_closing_ends_what_runs_and_the_thread(background: BackgroundLoop) -> No
 def test_what_was_submitted_before_closing_begins_and_is_cancelled(background: BackgroundLoop) -> None:
     """A task that is cancelled before it begins leaves coroutines that are never awaited, of which Python warns."""
     told: list[str] = []
+    tasks: list[asyncio.Task[None]] = []
 
     async def work() -> None:
         told.append("began")
@@ -106,10 +107,11 @@ def test_what_was_submitted_before_closing_begins_and_is_cancelled(background: B
             told.append("ended")
 
     async def begin() -> None:
+        loop = asyncio.get_running_loop()
         for _ in range(3):
-            asyncio.get_running_loop().create_task(work())
+            loop.call_soon(lambda: tasks.append(loop.create_task(work())))
         threading.Thread(target=background.close).start()
-        threading.Event().wait(0.05)  # the request to close is there before the tasks have begun
+        threading.Event().wait(0.05)  # the request to close is there before the tasks are made
 
     background.run(begin())
     background._thread.join(10)  # type: ignore[union-attr]
