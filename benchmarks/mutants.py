@@ -102,7 +102,8 @@ def files_for(module: str) -> list[str]:
         edge = sorted(users - known)
         known |= users
         found += [file for user in edge for file in _importing(user)]
-    found = found or [file for file in _chosen() if file.parent.name in (module.split(".")[1], "cli")]
+    packages = {module.split(".")[1], "cli"}
+    found = found or [file for file in _chosen() if packages & {*file.relative_to(MUTANTS).parts}]
     return [file.relative_to(MUTANTS).as_posix() for file in dict.fromkeys(found)]
 
 
@@ -233,7 +234,7 @@ def survivor(name: str, status: str, read: dict[tuple[str, str, str], str]) -> d
 
 def module_of(name: str) -> str:
     """The module of a mutant."""
-    return ".".join(name.split(".")[:3])
+    return name.rpartition(".")[0]
 
 
 def main() -> None:

@@ -108,3 +108,9 @@ def test_json_at_the_bounds_is_read() -> None:
     assert math.isfinite(read_json("1.7976931348623157e308"))
     assert read_json("9" * 4000) == int("9" * 4000)
     assert len(read_json("[" + "0," * 300_000 + "0]")) == 300_001
+
+
+def test_a_number_beyond_all_others_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="1e999"):
+        read_json('{"a": [1e999]}')
+    assert read_json("[1e308]") == [1e308]
