@@ -23,7 +23,7 @@ TUTORIAL = {
     "limit = 200": "limit = 4",
     "limit = 100": "limit = 2",
     "limit = 20\n": "limit = 2\n",
-    "--steps 60": "--steps 1",
+    "--steps 120": "--steps 1",
     "--limit 100": "--limit 2",
     "limit=20)": "limit=2)",
 }
