@@ -7,6 +7,8 @@ server addresses come from the environment variables of each service (``WANDB_AP
 record of a run is its own ``metrics.jsonl``.
 """
 
+import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,24 +36,42 @@ class TensorBoardTracker:
         run: the folder of the run.
 
     Raises:
-        MissingExtra: tensorboard or torch is not installed.
+        MissingExtra: tensorboard is not installed.
+        OSError: the folder cannot be written to.
     """
 
     def __init__(self, rest: str, run: Path) -> None:
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            from tensorboard.compat.proto.event_pb2 import Event
+            from tensorboard.compat.proto.summary_pb2 import Summary
+            from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError as error:
             raise MissingExtra.of("tensorboard", "train,tensorboard") from error
-        self._writer: Any = SummaryWriter(str(run / "tensorboard"))
+        self._records: Any = RecordWriter
+        self._event: Any = Event
+        self._summary: Any = Summary
+        folder = run / "tensorboard"
+        folder.mkdir(parents=True, exist_ok=True)
+        # TensorBoard reads the files of a folder in the order of their names: a resumed run adds one.
+        self._path = folder / f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"
+        self._append(Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Adds one scalar a metric."""
-        for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step)
+        """Adds one scalar a metric.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        self._append(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
 
     def close(self) -> None:
-        """Flushes the event file."""
-        self._writer.close()
+        """Nothing: every step is in the file."""
+
+    def _append(self, event: Any) -> None:
+        # TensorBoard's own writer has a thread, which prints a traceback where the disk is full.
+        with self._path.open("ab") as file:
+            self._records(file).write(event.SerializeToString())
 
 
 class WandbTracker:

@@ -2,6 +2,7 @@
 
 import errno
 import importlib.util
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -80,7 +81,7 @@ def test_no_two_runs_share_a_folder_of_events() -> None:
 def test_an_absent_package_names_its_extra(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = {"tensorboard": "torch.utils.tensorboard"}.get(kind, kind)
+    module = {"tensorboard": "tensorboard.summary.writer.record_writer"}.get(kind, kind)
     monkeypatch.setitem(sys.modules, module, None)  # so that importing it raises ImportError
     with pytest.raises(MissingExtra, match=rf"agentenv-suite\[.*{kind}"):
         make_tracker(kind if kind == "tensorboard" else f"{kind}:x", tmp_path)
@@ -114,3 +115,24 @@ def test_a_tracker_that_fails_is_told_of_once_and_ends_nothing(last: int, closed
     assert (inner.steps, inner.closed) == ([1, 2, 3][:last], closed)
     assert len(warnings) == 1
     assert "No space left on device" in warnings[0]
+
+
+def test_a_full_disk_is_one_warning_of_tensorboard_and_no_traceback(tmp_path: Path) -> None:
+    """A limit on the size of files stands for the disk; the writer must not print anything of its own either."""
+    program = f"""
+import resource
+from pathlib import Path
+from agentenv.tracking import ForgivingTracker, make_tracker
+
+tracker = ForgivingTracker(make_tracker("tensorboard", Path({str(tmp_path)!r})), print)
+tracker.log(1, {{"loss": 1.0}})
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+for step in range(2, 300):
+    tracker.log(step, {{"loss": 1.0}})
+tracker.close()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    (warning,) = done.stdout.splitlines()
+    assert "TensorBoardTracker" in warning
+    assert "OSError" in warning

@@ -43,7 +43,7 @@ def content_digests(
         "corpus": _corpus(source),
         "index": _index(search.retriever),
         "policy": policy_digest(policy) if weights else policy if given is None else _given(policy, given),
-        "environment": _environment(env),
+        "environment": environment_digest(env),
     }
 
 
@@ -74,8 +74,8 @@ def _index(spec: str) -> str:
     return "" if spec in ("", BM25) else spec
 
 
-def _environment(env: str) -> str:
-    """Of the source that defines it: of each module that its class and the classes above it come from.
+def environment_digest(env: str) -> str:
+    """A digest of the source that defines it: of each module that its class and the classes above it come from.
 
     A module of another package stands for that whole package, because what it imports may decide a score as well.
     """

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from agentenv.core.env import Env, run_sync
 from agentenv.core.env_options import checked_arguments, parameters_of
+from agentenv.core.io.digests import PathState, path_state
 from agentenv.core.options import bind_options
 from agentenv.core.protocols import Retriever
 from agentenv.core.registry import env_class, make, registered
@@ -206,8 +207,11 @@ def open_task_env(
             raise ConfigurationError(
                 f"{opened.name} has no corpus of its own; give a retriever such as faiss:DIR, or a corpus"
             )
-        bm25 = search.retriever == BM25
-        retriever = _words(corpus) if bm25 else _index(corpus, search.encoder, search.index, progress)
+        if search.retriever == BM25:
+            retriever = _words(corpus)
+        else:
+            weights = path_state(Path(search.encoder.partition(":")[2]))
+            retriever = _index(corpus, search.encoder, weights, search.index, progress)
     own = open_tasks(source, SearchConfig(), env) if search.corpus else opened
     return TaskEnv(_findable(opened, retriever, own), retriever, env, count_tokens)
 
@@ -283,21 +287,12 @@ def corpus_of(source: Source) -> Corpus | None:
     if source.documents is not None:
         return as_corpus(source.documents)
     if source.corpora:
-        return _together(source.corpora, tuple(_state(path) for _, path in source.corpora))
-    return _load(source.corpus, _state(source.corpus)) if source.corpus else None
-
-
-def _state(path: Path) -> tuple[int, ...]:
-    """What tells a file from one that stood there before; empty where there is none."""
-    try:
-        found = path.stat()
-    except OSError:
-        return ()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+        return _together(source.corpora, tuple(path_state(path) for _, path in source.corpora))
+    return _load(source.corpus, path_state(source.corpus)) if source.corpus else None
 
 
 @lru_cache(maxsize=2)
-def _together(corpora: tuple[tuple[str, Path], ...], states: tuple[tuple[int, ...], ...]) -> Corpus:
+def _together(corpora: tuple[tuple[str, Path], ...], states: tuple[PathState, ...]) -> Corpus:
     """The documents of several corpora, each under an id that begins with the name of its own; read again after a change."""
     return Corpus(
         replace(document, id=f"{name}:{document.id}")
@@ -307,7 +302,7 @@ def _together(corpora: tuple[tuple[str, Path], ...], states: tuple[tuple[int, ..
 
 
 @lru_cache(maxsize=4)
-def _load(path: Path, state: tuple[int, ...]) -> Corpus:
+def _load(path: Path, state: PathState) -> Corpus:
     """The documents of a file, read again where its state is another one."""
     return load_corpus(path)
 
@@ -321,8 +316,13 @@ def _words(corpus: Corpus) -> Retriever:
 
 @lru_cache(maxsize=4)
 def _index(
-    corpus: Corpus, encoder: str, index: str, progress: Callable[[int, int], None] | None
+    corpus: Corpus,
+    encoder: str,
+    weights: PathState,
+    index: str,
+    progress: Callable[[int, int], None] | None,
 ) -> Retriever:
+    """An index of ``corpus``, built again where the files of the encoder in ``weights`` are others."""
     from agentenv.retrievers.encoder import make_encoder
     from agentenv.retrievers.faiss import FaissRetriever
 

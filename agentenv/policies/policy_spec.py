@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentenv.core.io.digests import file_digests, value_digest
+from agentenv.core.io.digests import PathState, file_digests, path_state, value_digest
 from agentenv.errors import CheckpointMismatch, ConfigurationError, MissingExtra, UnknownName
 from agentenv.policies.lora import base_and_adapter
 from agentenv.policies.tiny import shipped_weights
@@ -127,6 +127,17 @@ def policy_digest(spec: str) -> str:
     return value_digest(
         [{name: digest for name, digest in files.items() if not name.endswith(".md")} for files in held]
     )
+
+
+def policy_state(spec: str) -> PathState:
+    """What tells the files that ``spec`` names from those that stood there before; nothing is read but an adapter's card.
+
+    Raises:
+        UnknownName: no such kind of policy, or one without a folder.
+        CheckpointMismatch: an adapter that names no base.
+    """
+    folders = base_and_adapter(policy_folder(spec))
+    return tuple(state for folder in folders if folder is not None for state in path_state(folder))
 
 
 def policy_folder(spec: str) -> Path:

@@ -17,6 +17,7 @@ from agentenv.core.rollout import RolloutConfig
 from agentenv.data.overlap import refuse_overlap
 from agentenv.data.sources import SourceConfig
 from agentenv.errors import ConfigurationError
+from agentenv.evaluation.contents import environment_digest
 from agentenv.evaluation.task_env import EnvConfig, SearchConfig, TaskEnv, open_task_env
 from agentenv.policies.card import read_card
 from agentenv.policies.hf import HFPolicy
@@ -26,7 +27,7 @@ from agentenv.policies.vllm import VLLMPolicy
 from agentenv.progress import Display
 from agentenv.retrievers.mixed import MixedRetriever
 from agentenv.tracking import ForgivingTracker, Tracker, make_tracker
-from agentenv.trainers.config.identity import named_files
+from agentenv.trainers.config.identity import named_files, named_policies
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.learner.learner import Correction, Learner, Objective, checkpoint_layers
@@ -99,10 +100,11 @@ def open_run(folder: RunFolder, display: Display) -> Run:
 
 
 def content_digests(run: Run) -> dict[str, str]:
-    """Digests of what the configuration of ``run`` names: questions, passages, files of options, starting weights."""
+    """Digests of what the configuration of ``run`` names: sources, questions, passages, files, weights."""
     config = run.folder.config
-    specs = {"policy": config.policy, "second.policy": config.second.policy}
-    contents = {f"weights of {key}": policy_digest(spec) for key, spec in specs.items() if spec}
+    specs = {"policy": config.policy, "second.policy": config.second.policy} | named_policies(config)
+    contents = {"sources of the environment": environment_digest(config.env.id)}
+    contents |= {f"weights of {key}": policy_digest(spec) for key, spec in specs.items() if spec}
     for name, task_env in {"train": run.train, "dev": run.dev, "test": run.test}.items():
         contents[f"questions of {name}"] = value_digest(task_env.source.tasks)
         if task_env.retriever is not None:

@@ -21,7 +21,7 @@ from agentenv.data.world import WorldConfig, write_world
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation import task_env
 from agentenv.evaluation.checksums import verify
-from agentenv.evaluation.contents import _environment, content_digests
+from agentenv.evaluation.contents import content_digests, environment_digest
 from agentenv.evaluation.journal import read_seconds
 from agentenv.policies.fakes import random_policy
 from agentenv.retrievers.encoder import HashEncoder
@@ -212,18 +212,18 @@ def test_a_module_beside_that_of_an_environment_counts_and_so_does_a_module_of_t
     monkeypatch.syspath_prepend(str(place))
     register("contents/Parts-v0", "mine_with_parts.envs:Mine")
     try:
-        before = _environment("contents/Parts-v0")
-        assert _environment("contents/Parts-v0") == before
+        before = environment_digest("contents/Parts-v0")
+        assert environment_digest("contents/Parts-v0") == before
         (package / "parts.py").write_text("BONUS = 2\n")
-        assert _environment("contents/Parts-v0") != before
+        assert environment_digest("contents/Parts-v0") != before
     finally:
         for name in ("mine_with_parts", "mine_with_parts.parts", "mine_with_parts.envs"):
             sys.modules.pop(name, None)
     edited = tmp_path / "calculator.py"
-    before = _environment("agentenv/Calculator-v0")
+    before = environment_digest("agentenv/Calculator-v0")
     edited.write_text("# another calculator\n")
     monkeypatch.setattr(sys.modules["agentenv.envs.calculator"], "__file__", str(edited))
-    assert _environment("agentenv/Calculator-v0") != before
+    assert environment_digest("agentenv/Calculator-v0") != before
 
 
 def test_a_folder_of_an_earlier_version_says_so(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -171,6 +171,34 @@ def test_content_that_changed_is_refused(
         assert message in said(["train", "--resume", str(run)], capsys)
 
 
+OWN_ENV = """
+from agentenv.envs.search.local_search import LocalSearch
+
+
+class Own(LocalSearch):
+    \"\"\"An environment of one's own.\"\"\"
+"""
+
+
+def test_an_environment_whose_source_changed_is_refused(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the module has the same name and the class the same options."""
+    module = tmp_path / "env_of_a_resumed_run.py"
+    module.write_text(OWN_ENV)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = (start / "run.toml").read_text()
+    named = '[env]\nid = "env_of_a_resumed_run:Own"\n[env.options]'
+    (tmp_path / "own.toml").write_text(text.replace("[env.options]", named))
+    run = tmp_path / "run"
+    assert main(["train", str(tmp_path / "own.toml"), "--out", str(run), "--json", "--trust-config"]) == 0
+    (run / "results.json").unlink()
+    module.write_text(OWN_ENV + "    reward_floor = -1.0\n")
+    assert "sources of the environment" in said(["train", "--resume", str(run), "--trust-config"], capsys)
+    module.write_text(OWN_ENV)
+    assert main(["train", "--resume", str(run), "--json", "--trust-config"]) == 0
+
+
 def test_safe_keys_change_and_the_change_is_kept(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--optimizer.steps", "3", "--optimizer.learning_rate", "0.5"]
     assert main(["train", "--resume", str(stopped), *words, "--json"]) == 0

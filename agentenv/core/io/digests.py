@@ -8,12 +8,17 @@ an index that was built anew, and not every single changed byte.
 import dataclasses
 import hashlib
 import json
+import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 WHOLE = 8 << 30
 _BLOCK = 1 << 20
+
+PathState = tuple[tuple[str | int, ...], ...]
+"""Of each file: path, device, inode, size, and the times of the last change of content and of anything, in nanoseconds."""
 
 
 def file_digest(path: Path, *, whole: int = WHOLE) -> str:
@@ -57,6 +62,22 @@ def path_digest(path: Path, *, whole: int = WHOLE) -> str:
     return file_digest(path, whole=whole)
 
 
+def path_state(path: Path) -> PathState:
+    """What tells a file, or the files below a folder, from those that stood there before; empty where there is nothing.
+
+    Nothing is read: a cache may compare it each time it is asked.
+    """
+    inside = sorted(path.rglob("*")) if path.is_dir() else [path]
+    states: list[tuple[str | int, ...]] = []
+    for one in inside:
+        with suppress(OSError):  # there is nothing, or it has just been removed
+            found = one.stat()
+            if stat.S_ISREG(found.st_mode):
+                times = (found.st_mtime_ns, found.st_ctime_ns)
+                states.append((str(one), found.st_dev, found.st_ino, found.st_size, *times))
+    return tuple(states)
+
+
 def value_digest(value: Any) -> str:
     """SHA-256 of a value: text, numbers, bytes, lists, mappings and data classes of these, equal ones in every process.
 
@@ -84,4 +105,12 @@ def _plain(value: Any) -> Any:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-__all__ = ["WHOLE", "file_digest", "file_digests", "path_digest", "value_digest"]
+__all__ = [
+    "WHOLE",
+    "PathState",
+    "file_digest",
+    "file_digests",
+    "path_digest",
+    "path_state",
+    "value_digest",
+]

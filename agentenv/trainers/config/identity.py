@@ -162,13 +162,21 @@ def refuse_other_contents(held: Mapping[str, str], now: Mapping[str, str], place
 
 def named_files(config: TrainConfig) -> dict[str, str]:
     """Digests of the files that options of the configuration name."""
-    values = {
+    paths = {key: Path(value) for key, value in _texts_of_options(config).items()}
+    return {f"contents of {key}": path_digest(path) for key, path in paths.items() if path.is_file()}
+
+
+def named_policies(config: TrainConfig) -> dict[str, str]:
+    """The policies in folders that options of the configuration name, such as another role's or a reflector."""
+    return {key: value for key, value in _texts_of_options(config).items() if value.startswith("hf:")}
+
+
+def _texts_of_options(config: TrainConfig) -> dict[str, str]:
+    return {
         key: value
         for key, value in flatten_config(config).items()
-        if "_options." in key or ".options." in key
+        if ("_options." in key or ".options." in key) and isinstance(value, str) and value
     }
-    paths = {key: Path(value) for key, value in values.items() if isinstance(value, str) and value}
-    return {f"contents of {key}": path_digest(path) for key, path in paths.items() if path.is_file()}
 
 
 def _shown(value: Any) -> str:

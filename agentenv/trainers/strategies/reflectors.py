@@ -3,9 +3,10 @@
 from functools import lru_cache
 
 from agentenv.core.chat import InlineFormat
+from agentenv.core.io.digests import PathState
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.errors import ConfigurationError, UnknownName
-from agentenv.policies.policy_spec import is_endpoint, make_endpoint_policy, make_policy
+from agentenv.policies.policy_spec import is_endpoint, make_endpoint_policy, make_policy, policy_state
 from agentenv.trainers.strategies.reflection import PolicyReflector, Reflector, VerifierReflector
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.step_verifiers import VERIFIERS
@@ -43,9 +44,16 @@ def make_reflector(name: str, tokens: int, context: RolloutContext) -> Reflector
     return PolicyReflector(policy, chat, name == SELF, tokens, config.temperature, config.deadline_s)
 
 
-@lru_cache(maxsize=2)
 def other_policy(spec: str) -> tuple[Policy, ChatFormat]:
-    """A policy that is not trained, loaded once a process, and the format that it is asked in."""
+    """A policy that this run does not train, and the format that it is asked in.
+
+    It is loaded once a process, and again where its files have changed since: the folder may be another run's.
+    """
+    return _loaded(spec, () if is_endpoint(spec) else policy_state(spec))
+
+
+@lru_cache(maxsize=2)
+def _loaded(spec: str, state: PathState) -> tuple[Policy, ChatFormat]:
     if is_endpoint(spec):
         endpoint = make_endpoint_policy(spec)
         return endpoint, endpoint.chat

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.core.io.digests import file_digest, file_digests, path_digest, value_digest
+from agentenv.core.io.digests import file_digest, file_digests, path_digest, path_state, value_digest
 from agentenv.core.types import Task
 
 MIB = 1 << 20
@@ -95,3 +95,21 @@ def test_equal_values_agree_between_processes() -> None:
         for seed in ("1", "2")
     }
     assert len(told) == 1
+
+
+def test_the_state_of_a_folder_is_another_one_after_every_change(tmp_path: Path) -> None:
+    assert path_state(tmp_path / "nothing") == ()
+    inner = tmp_path / "model" / "part"
+    inner.mkdir(parents=True)
+    (inner / "weights").write_bytes(b"1234")
+    states = [path_state(tmp_path / "model")]
+    assert path_state(tmp_path / "model") == states[0]
+    assert path_state(inner / "weights") == states[0]
+    (inner / "weights").write_bytes(b"12345")
+    states.append(path_state(tmp_path / "model"))
+    (tmp_path / "other").write_bytes(b"12345")
+    (tmp_path / "other").replace(inner / "weights")
+    states.append(path_state(tmp_path / "model"))
+    (inner / "weights").unlink()
+    states.append(path_state(tmp_path / "model"))
+    assert len(set(states)) == 4

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from agentenv.core.types import (
     ToolStatus,
 )
 from agentenv.errors import ContextTooSmall, PolicyFault
-from agentenv.policies.fakes import ByteTokenizer
+from agentenv.policies.fakes import ByteTokenizer, random_policy
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.trainers.strategies.reflection import (
     PolicyReflector,
@@ -32,6 +33,7 @@ from agentenv.trainers.strategies.reflection import (
     reflection_prompt,
     validate_report,
 )
+from agentenv.trainers.strategies.reflectors import other_policy
 from agentenv.trainers.strategies.step_verifiers import RuleVerifier
 
 Episode = Callable[..., Trajectory]
@@ -268,3 +270,16 @@ def test_an_engine_that_fails_or_hangs_is_a_fault(failed: Trajectory) -> None:
         with pytest.raises(PolicyFault, match=r"down|the reflector took longer than 0\.2 s"):
             ask(policy, failed)
         assert policy.released == ["base-reflection"]
+
+
+def test_a_policy_whose_weights_were_replaced_is_loaded_again(tmp_path: Path) -> None:
+    """Another run, or an earlier one in this process, may have written to the folder since."""
+    folder = tmp_path / "policy"
+    random_policy(folder, ["who is it"])
+    first, _ = other_policy(f"hf:{folder}")
+    assert other_policy(f"hf:{folder}")[0] is first
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[:-4] + bytes(4))
+    second, _ = other_policy(f"hf:{folder}")
+    assert second is not first
+    assert other_policy(f"hf:{folder}")[0] is second
