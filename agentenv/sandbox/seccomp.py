@@ -26,6 +26,7 @@ FCNTL_OWNER = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: signals by a back 
 IOCTL_OWNER = (0x8901, 0x8902, 0x5412)  # FIOSETOWN, SIOCSPGRP, TIOCSTI
 FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6; the network namespace is empty
 PR_SET_MM = 35
+LOW_32 = 0xFFFFFFFF
 ZYGOTE_CLONE, ZYGOTE_UNSHARE = (
     0x20000000,
     0x00020000,
@@ -130,6 +131,10 @@ def container_profile() -> dict[str, Any]:
 def _compile(lib: Any, *, session: bool) -> bytes:
     denied, made = lib.ERRNO(errno.EPERM), lib.SyscallFilter(lib.ALLOW)
 
+    def equals(index: int, value: int) -> Any:
+        """An argument of which the kernel reads the lower 32 bits: whatever stands above them is the same call."""
+        return lib.Arg(index, lib.MASKED_EQ, LOW_32, value)
+
     def deny(name: str, *arguments: Any) -> None:
         try:
             made.add_rule(denied, name, *arguments)
@@ -145,22 +150,22 @@ def _compile(lib: Any, *, session: bool) -> bytes:
     for name in ABSENT:
         made.add_rule(lib.ERRNO(errno.ENOSYS), name)
     for value in (F_SETPIPE_SZ, F_NOTIFY):
-        deny("fcntl", lib.Arg(1, lib.EQ, value))
+        deny("fcntl", equals(1, value))
     made.add_rule(lib.ERRNO(0), "flock")
     for value in FCNTL_LOCK:
-        made.add_rule(lib.ERRNO(0), "fcntl", lib.Arg(1, lib.EQ, value))
+        made.add_rule(lib.ERRNO(0), "fcntl", equals(1, value))
     for name in SELF_ONLY:
         deny(name, lib.Arg(0, lib.NE, 0))
     for name in ("setpriority", "ioprio_set"):
         deny(name, lib.Arg(1, lib.NE, 0))
     deny("setpriority", lib.Arg(0, lib.NE, 0))  # a whole group or user
     for value in FCNTL_OWNER:
-        deny("fcntl", lib.Arg(1, lib.EQ, value))
+        deny("fcntl", equals(1, value))
     for value in IOCTL_OWNER:
-        deny("ioctl", lib.Arg(1, lib.EQ, value))
-    deny("prctl", lib.Arg(0, lib.EQ, PR_SET_MM))
+        deny("ioctl", equals(1, value))
+    deny("prctl", equals(0, PR_SET_MM))
     for family in set(range(64)) - set(FAMILIES):
-        deny("socket", lib.Arg(0, lib.EQ, family))
+        deny("socket", equals(0, family))
     beside = lib.Arg(0, lib.MASKED_EQ, CLONE_PARENT, CLONE_PARENT)
     if session:
         made.add_rule(
