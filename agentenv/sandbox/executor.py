@@ -125,9 +125,10 @@ class JailExecutor:
             SandboxFault: it could not be started.
         """
         limits = limits or self._limits
+        own = limits.snapshots + OUR_OWN
         group = SessionGroup(
             self._pool,
-            lambda: self._pool.channel(domain, limits.processes + limits.snapshots + OUR_OWN, session=True),
+            lambda forks: self._pool.channel(domain, own + forks * limits.processes, session=True),
             limits,
             packed(files, limits),
             snapshots == "fork",

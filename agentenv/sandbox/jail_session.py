@@ -66,7 +66,7 @@ class SessionGroup:
     def __init__(
         self,
         pool: Pool,
-        channel: Callable[[], Channel],
+        channel: Callable[[int], Channel],
         limits: ExecutionLimits,
         files: dict[str, str],
         freezes: bool,
@@ -95,7 +95,7 @@ class SessionGroup:
             }
             if self._channel is None:
                 try:
-                    self._channel = self._open_channel()
+                    self._channel = self._open_channel(max(1, self._sessions))
                 except JailDied as error:
                     raise SandboxFault(f"a session cannot be started: {error}") from error
             self.ask(order)
@@ -189,12 +189,26 @@ class SessionGroup:
                     return snapshot, path[cut:]
         return None, path[1:]
 
-    def join(self, change: int) -> None:
-        """Counts the sessions that live here; the last one to leave ends it."""
+    def join(self) -> bool:
+        """Counts one more session that lives here, and reserves its processes.
+
+        False where the jail has no room for those of a fork.
+        """
         with self._lock:
-            self._sessions += change
+            channel = self._channel if self._sessions else None  # those of the first come with the channel
+            if channel is not None and not self.pool.enlarge(channel, self.limits.processes):
+                return False
+            self._sessions += 1
+            return True
+
+    def leave(self) -> None:
+        """Gives back what ``join`` reserved; the last session to leave ends the group."""
+        with self._lock:
+            self._sessions -= 1
             if self._sessions == 0:
                 self.end()
+            elif self._channel is not None:
+                self._channel.processes -= self.limits.processes
 
     def end(self) -> None:
         """Ends the supervisor and everything in it."""
@@ -217,7 +231,7 @@ class JailSession:
     """One interpreter with its files; forks of it are sessions of their own."""
 
     def __init__(self, group: SessionGroup, point: Point | None = None, node: int | None = None) -> None:
-        """Starts a new interpreter, or takes over ``node`` at ``point``."""
+        """Starts a new interpreter, or takes over ``node`` at ``point`` for a session that has joined its group."""
         self._group = group
         self._point = point or Point()
         self._node: int | None = group.begin() if node is None else node
@@ -225,7 +239,8 @@ class JailSession:
         self._untold: ExecResult | None = None
         """What the next cell comes to where the state was lost and no result has said so: until one has, no new
         interpreter may answer."""
-        group.join(1)
+        if node is None:
+            group.join()
 
     def run(
         self,
@@ -396,21 +411,29 @@ class JailSession:
         return forks[0] if n is None else forks
 
     def _twin(self, snapshot: JailSnapshot) -> "JailSession":
-        if snapshot.node is None:
-            group = SessionGroup(
-                self._group.pool, self._group._open_channel, self._group.limits, self._group._files, False
-            )
-            twin = JailSession(group)
-            try:
-                twin.restore(JailSnapshot(group, snapshot.point, None, 0))
-            except BaseException as error:
-                twin.close()
-                if isinstance(error, StateLost):
-                    raise SnapshotRefused(f"no fork: {error}") from error
-                raise
-            return twin
-        child, _ = self._group.child_of(snapshot.node)
+        """A fork of ``snapshot``: beside it, or built again in another jail where this one has no room for its processes."""
+        if snapshot.node is None or not self._group.join():
+            return self._twin_elsewhere(snapshot.point)
+        try:
+            child, _ = self._group.child_of(snapshot.node)
+        except BaseException:
+            self._group.leave()
+            raise
         return JailSession(self._group, snapshot.point, child)
+
+    def _twin_elsewhere(self, point: Point) -> "JailSession":
+        old = self._group
+        group = SessionGroup(old.pool, old._open_channel, old.limits, old._files, old.freezes)
+        twin, snapshot = JailSession(group), JailSnapshot(group, point, None, 0)
+        try:
+            twin.restore(snapshot)
+            snapshot.release()
+        except BaseException as error:
+            twin.close()
+            if isinstance(error, StateLost):
+                raise SnapshotRefused(f"no fork: {error}") from error
+            raise
+        return twin
 
     def read(self, *names: str) -> dict[str, bytes]:
         """The named files; those that are missing or no regular files are left out."""
@@ -425,7 +448,7 @@ class JailSession:
                 self._leave()
             except SandboxFault:
                 self._node = None
-            self._group.join(-1)
+            self._group.leave()
 
     def __enter__(self) -> "JailSession":
         return self

@@ -70,7 +70,7 @@ class Channel:
     """One supervisor: orders and answers, strictly in turn."""
 
     def __init__(self, jail: "Jail", number: int, processes: int) -> None:
-        self._jail, self._number = jail, number
+        self.jail, self._number = jail, number
         self.processes = processes
         """Processes that it may have at a time, its supervisor included."""
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -94,7 +94,7 @@ class Channel:
             if self._closed:
                 raise JailDied("the channel is closed")
             serial = next(self._serials)
-            self._jail.send(self._number, frames.encode({**order, "serial": serial}))
+            self.jail.send(self._number, frames.encode({**order, "serial": serial}))
             try:
                 body = self._answers.get(timeout=timeout_s)
             except queue.Empty:
@@ -102,7 +102,7 @@ class Channel:
                 raise JailDied(f"no answer within {timeout_s:.0f} s") from None
             if not body:
                 self.close()
-                raise JailDied(f"the supervisor is gone {self._jail.last_error}".rstrip())
+                raise JailDied(f"the supervisor is gone {self.jail.last_error}".rstrip())
             answer: dict[str, Any] = json.loads(body)
             if answer.pop("serial") != serial:
                 self.close()
@@ -113,7 +113,7 @@ class Channel:
         """Ends the supervisor and all that it watches; a second call does nothing."""
         if not self._closed:
             self._closed = True
-            self._jail.end(self._number)
+            self.jail.end(self._number)
 
 
 class Outside(Protocol):

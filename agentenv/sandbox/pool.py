@@ -1,6 +1,7 @@
 """Warm jails: started ahead, one trust domain each, replaced when they die, never more than the quota."""
 
 import contextlib
+import itertools
 import math
 import os
 import threading
@@ -53,8 +54,9 @@ class Pool:
     passes through what it forks, and it may serve another one. At most
     ``slots`` programs run at a time; who waits is charged queue time and refused where none ends for ``wait_s``.
 
-    Where a jail bounds the processes of all that runs in it together, every run and every session reserves as many as its
-    own limits allow. So no program can use up what another one was promised; a domain that needs more gets another jail.
+    Where a jail bounds the processes of all that runs in it together, every run, every session and every fork of one
+    reserves as many as its own limits allow. So no program can use up what another one was promised; a domain that needs
+    more gets another jail.
     """
 
     def __init__(
@@ -136,6 +138,16 @@ class Pool:
             return self._finish_boot(ordered).channel(processes, session=session)
         finally:
             self._release(ordered, processes)
+
+    def enlarge(self, channel: Channel, processes: int) -> bool:
+        """Reserves more processes for a supervisor; False where its jail has no room for them."""
+        with self._lock:
+            for ordered in itertools.chain.from_iterable(self._domains.values()):
+                known = ordered.done() and not _dead(ordered) and ordered.result() is channel.jail
+                if known and self._room(ordered) < processes:
+                    return False
+            channel.processes += processes
+            return True
 
     def jail(self, domain: str) -> Jail:
         """A live jail of ``domain``, in turn.

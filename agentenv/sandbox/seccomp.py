@@ -4,6 +4,8 @@ import errno
 import functools
 import importlib
 import tempfile
+from collections.abc import Callable
+from resource import RLIMIT_NPROC
 from typing import Any
 
 from agentenv.errors import MissingExtra
@@ -128,12 +130,13 @@ def container_profile() -> dict[str, Any]:
     }
 
 
+def _equals(lib: Any, index: int, value: int) -> Any:
+    """An argument of which the kernel reads the lower 32 bits: whatever stands above them is the same call."""
+    return lib.Arg(index, lib.MASKED_EQ, LOW_32, value)
+
+
 def _compile(lib: Any, *, session: bool) -> bytes:
     denied, made = lib.ERRNO(errno.EPERM), lib.SyscallFilter(lib.ALLOW)
-
-    def equals(index: int, value: int) -> Any:
-        """An argument of which the kernel reads the lower 32 bits: whatever stands above them is the same call."""
-        return lib.Arg(index, lib.MASKED_EQ, LOW_32, value)
 
     def deny(name: str, *arguments: Any) -> None:
         try:
@@ -150,45 +153,52 @@ def _compile(lib: Any, *, session: bool) -> bytes:
     for name in ABSENT:
         made.add_rule(lib.ERRNO(errno.ENOSYS), name)
     for value in (F_SETPIPE_SZ, F_NOTIFY):
-        deny("fcntl", equals(1, value))
+        deny("fcntl", _equals(lib, 1, value))
     made.add_rule(lib.ERRNO(0), "flock")
     for value in FCNTL_LOCK:
-        made.add_rule(lib.ERRNO(0), "fcntl", equals(1, value))
+        made.add_rule(lib.ERRNO(0), "fcntl", _equals(lib, 1, value))
     for name in SELF_ONLY:
         deny(name, lib.Arg(0, lib.NE, 0))
     for name in ("setpriority", "ioprio_set"):
         deny(name, lib.Arg(1, lib.NE, 0))
     deny("setpriority", lib.Arg(0, lib.NE, 0))  # a whole group or user
     for value in FCNTL_OWNER:
-        deny("fcntl", equals(1, value))
+        deny("fcntl", _equals(lib, 1, value))
     for value in IOCTL_OWNER:
-        deny("ioctl", equals(1, value))
-    deny("prctl", equals(0, PR_SET_MM))
+        deny("ioctl", _equals(lib, 1, value))
+    deny("prctl", _equals(lib, 0, PR_SET_MM))
     for family in set(range(64)) - set(FAMILIES):
-        deny("socket", equals(0, family))
+        deny("socket", _equals(lib, 0, family))
     beside = lib.Arg(0, lib.MASKED_EQ, CLONE_PARENT, CLONE_PARENT)
     if session:
-        made.add_rule(
-            lib.NOTIFY, "clone", beside
-        )  # the supervisor lets an interpreter fork so when it is told to
-        for name in SIGNALS:
-            made.add_rule(lib.NOTIFY, name)
-        for name in ADDRESSED:
-            deny(name)
-        for kind in (
-            2,
-            3,
-        ):  # SOCK_DGRAM, SOCK_RAW: what can be sent to by a name, and take one by being sent from
-            deny("socketpair", lib.Arg(1, lib.MASKED_EQ, 0xF, kind))
-        for name in QUERIES:
-            deny(name, lib.Arg(0, lib.NE, 0))
-        for name in ("getpriority", "ioprio_get"):
-            deny(name, lib.Arg(1, lib.NE, 0))
-        for name in ("pidfd_open", "pidfd_send_signal"):
-            made.add_rule(lib.ERRNO(errno.ENOSYS), name)
+        _add_session_rules(lib, made, deny, beside)
     else:
         deny("clone", beside)
     with tempfile.TemporaryFile() as stream:
         made.export_bpf(stream)
         stream.seek(0)
         return stream.read()
+
+
+def _add_session_rules(lib: Any, made: Any, deny: Callable[..., None], beside: Any) -> None:
+    """What binds a session beyond a run: its forks live side by side, under one supervisor."""
+    made.add_rule(
+        lib.NOTIFY, "clone", beside
+    )  # the supervisor lets an interpreter fork so when it is told to
+    for name in SIGNALS:
+        made.add_rule(lib.NOTIFY, name)
+    for name in ADDRESSED:
+        deny(name)
+    for kind in (
+        2,
+        3,
+    ):  # SOCK_DGRAM, SOCK_RAW: what can be sent to by a name, and take one by being sent from
+        deny("socketpair", lib.Arg(1, lib.MASKED_EQ, 0xF, kind))
+    for name in QUERIES:
+        deny(name, lib.Arg(0, lib.NE, 0))
+    for name in ("getpriority", "ioprio_get"):
+        deny(name, lib.Arg(1, lib.NE, 0))
+    for name in ("pidfd_open", "pidfd_send_signal"):
+        made.add_rule(lib.ERRNO(errno.ENOSYS), name)
+    deny("setrlimit", _equals(lib, 0, RLIMIT_NPROC))  # the supervisor sets it anew before every cell
+    deny("prlimit64", _equals(lib, 1, RLIMIT_NPROC), lib.Arg(2, lib.NE, 0))

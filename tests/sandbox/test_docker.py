@@ -358,3 +358,22 @@ def test_sessions_that_fork_all_they_can_take_nothing_from_a_neighbour(client: A
             late = stack.enter_context(executor.open())
             assert late.run(f"{innocent}\n7").value == "7"
         assert executor.run("print(1)").stdout == "1\n"
+
+
+def test_a_fork_reserves_processes_of_its_own(client: Any) -> None:
+    """A container has room for a session and one fork: the others are built again in another one."""
+    limits = ExecutionLimits(wall_s=20.0, processes=20, snapshots=4)
+    bounds: dict[str, Any] = {"size": 1, "slots": 4, "processes": docker.RESERVED + 60, "limits": limits}
+    with make_executor("docker", **bounds) as executor, contextlib.ExitStack() as stack:
+        session = stack.enter_context(executor.open())
+        session.run(f"x = [1]\nopen('f', 'w').write('kept')\n{FORKS}")
+        forks = [session, *map(stack.enter_context, session.fork(3))]
+        assert len({id(fork._group) for fork in forks}) > 1
+        for fork in forks:
+            result = fork.run("(x, open('f').read(), fill() >= 19)")
+            assert (result.status, result.value) == (ExecStatus.OK, "([1], 'kept', True)"), result
+        for fork in forks:
+            assert fork.run("x").value == "[1]"
+        forks[1].close()
+        with executor.open() as session, session.fork() as fork:
+            assert [session.run("1").value, fork.run("2").value] == ["1", "2"]

@@ -1,9 +1,11 @@
 """What a process gives up before it runs untrusted code, and what a run's own corner of the jail is made of."""
 
 import base64
+import contextlib
 import os
 import resource
 import signal
+from collections.abc import Collection
 from typing import Any
 
 from agentenv.sandbox.jail import kernel
@@ -145,7 +147,7 @@ def limit(limits: dict[str, Any], size: int, *, isolated: bool, session: bool) -
         limits: Those of the order.
         size: What ``address_space`` gave before there was a program.
         isolated: Whether no process outside the run counts against its number of processes.
-        session: Whether there is a cell after the next.
+        session: Whether there is a cell after the next. Its supervisor bounds the processes (``bound_processes``).
     """
     bounds = {
         resource.RLIMIT_AS: size + limits["memory_mb"] * MIB,
@@ -155,13 +157,34 @@ def limit(limits: dict[str, Any], size: int, *, isolated: bool, session: bool) -
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
     }
-    if isolated:
+    if isolated and not session:
         bounds[resource.RLIMIT_NPROC] = limits["processes"]
     for kind, value in bounds.items():
         resource.setrlimit(kind, (value, value))
     if not session:
         seconds = max(1, round(limits["cpu_s"]))
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+
+
+def bound_processes(uid: int, pids: Collection[int], count: int) -> None:
+    """Lets ``pids`` and what they start have at most ``count`` processes, all others of their user included.
+
+    The kernel lets a process set this for others only if its real ids are theirs, so a supervisor that acts as ``uid`` takes
+    them for that long. The programs are stopped meanwhile.
+    """
+    if uid:
+        os.setresgid(uid, uid, 0)
+        os.setresuid(uid, uid, 0)
+    try:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                hard = resource.prlimit(pid, resource.RLIMIT_NPROC)[1]
+                soft = count if hard == resource.RLIM_INFINITY else min(count, hard)
+                resource.prlimit(pid, resource.RLIMIT_NPROC, (soft, hard))
+    finally:
+        if uid:
+            os.setresuid(0, uid, 0)
+            os.setresgid(0, uid, 0)
 
 
 def renounce(setup: dict[str, Any], *, session: bool = False) -> None:

@@ -202,14 +202,14 @@ def bounded(limits: dict[str, Any]) -> Bounded:
 
 
 def await_confined(ready: int) -> None:
-    """Waits until the new process has given up what it must and begins.
+    """Waits until the new process has given up what it must, the other end of this pipe last, and begins.
 
     Raises:
         RuntimeError: it could not, or something ended it before, as the kernel does where memory runs out; nothing of the
             program has run.
     """
-    said = os.read(ready, 4096)
-    os.close(ready)
+    with open(ready, "rb") as stream:
+        said = stream.read()
     if said != BEGINS:
         raise RuntimeError(said.decode() or "the process ended before its program began")
 

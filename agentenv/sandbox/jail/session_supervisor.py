@@ -28,7 +28,7 @@ from agentenv.sandbox.jail.node import Node, new_streams, send_signal
 from agentenv.sandbox.jail.once import await_confined, bounded, collect, make_box
 from agentenv.sandbox.jail.session_template import SessionTemplate
 from agentenv.sandbox.jail.signal_filter import SignalFilter
-from agentenv.sandbox.jail.watch import MIB, Watch, processes, resident, share, stat_of
+from agentenv.sandbox.jail.watch import MIB, Watch, all_but, resident, share, stat_of
 
 FORK_S = 5.0
 GRACE_S = 0.5
@@ -119,9 +119,7 @@ class SessionSupervisor:
         ready = os.pipe()
         fds = [*streams.theirs, other.fileno(), ready[1]]
         own = frozenset(map(sharing.descriptor, fds[:-1]))
-        # The template adds to the number of processes: itself and one for each snapshot.
-        budget = self._limits["processes"] + self._limits["snapshots"] + 1
-        limits = self._limits | {"processes": budget, "folder": self._work}
+        limits = self._limits | {"folder": self._work}
         send_signal(self._template.pid, signal.SIGCONT)
         try:
             pid = session_template.request(self._template, limits, fds)
@@ -154,8 +152,11 @@ class SessionSupervisor:
     def _run_cell(self, node: Node, order: dict[str, Any]) -> dict[str, Any]:
         records = {node.out: bounded(self._limits), node.err: bounded(self._limits)}
         watch = Watch(self._limits, records)
-        watch.baseline, watch.members = self._baseline, self._moving
+        watch.baseline, watch.members = self._baseline, lambda: [node.pid]
+        if self._setup["isolated"]:
+            watch.members = all_but(self._signal_filter.beside(node.pid))
         watch.listeners = self._listeners
+        self._bound_processes(node)
         started = time.monotonic()
         self._signal_all(node, signal.SIGCONT)
         verdict, answer = self._await_cell(node, order, watch, started)
@@ -203,13 +204,12 @@ class SessionSupervisor:
         node.folder = answer["folder"]
         return verdict, answer
 
-    def _moving(self) -> list[int]:
-        """Every process that is neither ours nor frozen."""
-        still = {node.pid for node in self._nodes.values() if node.frozen}
-        still |= {1, os.getpid(), self._template.pid}
-        if not self._setup["isolated"]:
-            return [node.pid for node in self._nodes.values() if node.pid not in still]
-        return [pid for pid in processes() if pid not in still]
+    def _bound_processes(self, node: Node, more: int = 0) -> None:
+        """Lets a node's program have the processes of its limits and ``more``, beside those of the others."""
+        if self._setup["isolated"]:
+            own, others = self._signal_filter.lineage_of(node.pid), self._signal_filter.beside(node.pid)
+            count = sum(stat_of(pid)[1] for pid in others) + self._limits["processes"] + more
+            confine.bound_processes(self._setup["uid"], own, count)
 
     def _signal_all(self, node: Node, number: int) -> None:
         """Sends a signal to the processes of a node's program."""
@@ -335,6 +335,7 @@ class SessionSupervisor:
         fds = (*streams.theirs, other.fileno())
         own = frozenset(map(sharing.descriptor, fds))
         dying = self._kill_strays()
+        self._bound_processes(node, more=1)
         self._signal_filter.forking = node.pid
         send_signal(node.pid, signal.SIGCONT)
         try:

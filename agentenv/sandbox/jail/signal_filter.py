@@ -74,6 +74,13 @@ class SignalFilter:
         """The processes of one interpreter's program, itself included."""
         return [pid for pid in processes() if pid != 1 and self.owner(pid) == node]
 
+    def beside(self, node: int) -> set[int]:
+        """All processes but those of one interpreter's program, while no cell runs.
+
+        They are other forks, snapshots, the template, and what is dying.
+        """
+        return set(processes()) - {1, *self.lineage_of(node)}
+
     def orphans(self, live: set[int]) -> list[int]:
         """Processes that belong to no interpreter that runs: they detached themselves, or theirs died or is frozen."""
         known = self._node_pids() | live | {1, self._template}

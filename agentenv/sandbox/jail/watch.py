@@ -26,6 +26,18 @@ def processes() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
+def all_but(others: set[int]) -> Callable[[], list[int]]:
+    """What gives all processes but the init of the namespace and ``others``, which stand still or are dying."""
+    others = set(others)
+
+    def found() -> list[int]:
+        here = processes()
+        others.intersection_update(here)  # the number of one that is gone may be given again
+        return [pid for pid in here if pid != 1 and pid not in others]
+
+    return found
+
+
 def stat_of(pid: int) -> tuple[int, int, str]:
     """Parent, number of threads and state of a process; parent 0 where it is gone."""
     try:
