@@ -99,9 +99,9 @@ def interval(values: Sequence[float]) -> dict[str, float | list[float]]:
     """Mean and 95 % interval (Student's t); of one value no interval."""
     if len(values) < 2:
         return {"mean": fmean(values)}
-    from scipy.stats import t
+    from agentenv.evaluation.statistics.intervals import t_quantile
 
-    half = float(t.ppf(0.975, len(values) - 1)) * stdev(values) / len(values) ** 0.5
+    half = t_quantile(0.975, len(values) - 1) * stdev(values) / len(values) ** 0.5
     return {"mean": fmean(values), "ci95": [fmean(values) - half, fmean(values) + half]}
 
 

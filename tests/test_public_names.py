@@ -8,7 +8,7 @@ import agentenv
 NAMES = """
     Agent AgentEnvError AsyncEnv ChatFormat CheckpointMismatch Completion ConfigurationError ContextTooSmall
     CorpusError DatasetError Document EndReason Env EnvFault EnvSpec EpisodeOver EvaluationResult Executor
-    Fault FinishReason IndexMismatch Info Message MissingExtra Observation Origin Part Passage Policy
+    Fault FinishReason IndexMismatch Info Message MessagePart MissingExtra Observation Origin Passage Policy
     PolicyFault Query QueryContext ReplayDivergence Retriever RetrieverFault RetrieverInfo Sampling
     SandboxFault Score Segment SegmentKind Snapshot SnapshotError SnapshotRefused StateCapability Step Task
     Tool ToolEnv ToolResult ToolStatus TrainConfig TrainResult Trajectory Turn UnknownName VectorEnv

@@ -191,20 +191,6 @@ class Trajectory:
         kept = [s for s in self.segments if _stands_before(s, turn)]
         return self.with_segments(kept, turns=self.turns[:turn], fork_turn=turn)
 
-    def graft(self, tail: "Trajectory", turn: int) -> "Trajectory":
-        """This episode before ``turn``, then ``tail`` from ``turn`` on, with its outcome and end."""
-        head = self.cut(turn)
-        segments = [s for s in tail.segments if not _stands_before(s, turn)]
-        return replace(
-            head,
-            segments=(*head.segments, *segments),
-            turns=(*head.turns, *tail.turns[turn:]),
-            reward=tail.reward,
-            end_reason=tail.end_reason,
-            valid=self.valid and tail.valid,
-            info=tail.info,
-        )
-
     def splice(self, turn: int, replacement: Sequence[Segment], record: Turn) -> "Trajectory":
         """The same episode with the policy's turn ``turn`` exchanged: its segments and its record."""
         before = [s for s in self.segments if _stands_before(s, turn)]

@@ -91,22 +91,6 @@ def test_cut_keeps_what_came_before_a_turn() -> None:
     assert cut.id != t.id
 
 
-def test_graft_takes_the_rest_and_the_outcome_from_the_tail() -> None:
-    t, tail = three_turns(), three_turns("!", shift=5)
-    grafted = t.graft(tail, 1)
-    assert grafted.ids.tolist() == [1, 2, 10, 11, 9, 20, 115, 125, 126, 215]
-    assert [turn.action for turn in grafted.turns] == ["a", "b!", "c!"]
-    assert (grafted.reward, grafted.info, grafted.parent_id) == (6.0, {"answer": "!"}, t.id)
-
-
-def test_a_graft_of_a_fault_is_a_fault() -> None:
-    from dataclasses import replace
-
-    broken = replace(three_turns(), valid=False, end_reason=EndReason.ENV_FAULT)
-    assert not three_turns().graft(broken, 1).valid
-    assert not broken.graft(three_turns(), 1).valid
-
-
 def test_splice_exchanges_one_turn() -> None:
     t = three_turns()
     spliced = t.splice(1, (policy(1, 199), env(1, 198)), Turn("better"))
@@ -137,8 +121,6 @@ def test_surgery_keeps_the_prompt_of_a_row_with_its_turn() -> None:
     t = two_rows()
     assert t.cut(0).ids.tolist() == [1]
     assert t.cut(1).ids.tolist() == [1, 10, 101, 102]
-    assert t.graft(two_rows(shift=5), 0).ids.tolist() == [1, 10, 106, 107, 115]
-    assert t.graft(two_rows(shift=5), 1).ids.tolist() == [1, 10, 101, 102, 115]
     assert t.splice(0, (policy(0, 19),), Turn("x")).ids.tolist() == [1, 19, 101, 102, 110]
 
 

@@ -8,7 +8,6 @@ import pytest
 from agentenv.core.types import Document, Passage, Task
 from agentenv.envs.search.planned_search import Generator, PlannedSearch, make_generator
 from agentenv.errors import ConfigurationError, EnvFault, UnknownName
-from agentenv.evaluation.pareto import pareto_front
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.retrievers.fakes import InMemoryRetriever
 
@@ -92,10 +91,3 @@ def test_the_default_generator_needs_no_model() -> None:
         make_generator("gpt")
     with pytest.raises(ConfigurationError, match="search_cost=-1"):
         PlannedSearch(search_cost=-1.0)
-
-
-def test_the_pareto_front_by_hand() -> None:
-    """(2, .5) is beaten by (1, .5), (3, .4) by everything cheaper; of the equal pair the first counts."""
-    points = [(3.0, 0.4), (1.0, 0.5), (2.0, 0.5), (4.0, 0.9), (4.0, 0.9), (0.0, 0.1)]
-    assert pareto_front(points) == [5, 1, 3]
-    assert pareto_front([]) == []

@@ -1,4 +1,4 @@
-"""Groups over paraphrases: who is asked what, agreement by hand, and consistency at each stage."""
+"""Groups over paraphrases: who is asked what, and agreement by hand."""
 
 import asyncio
 
@@ -11,7 +11,6 @@ from agentenv.data.paraphrases import paraphrases_of
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.envs.search.local_search import STOP, LocalSearch
 from agentenv.errors import ConfigurationError, UnknownName
-from agentenv.evaluation.consistency import Asked, consistency, jaccard
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.trainers.strategies.paraphrases import ParaphraseStrategy, group_similarity
 from agentenv.trainers.strategies.rollout_context import RolloutContext
@@ -57,19 +56,3 @@ def test_questions_of_one_hop_have_the_forms_of_their_relation() -> None:
         assert forms[0] == task.question
         assert len(forms) == (3 if task.data["hops"] == 1 else 1)
         assert all(task.data["path"][0]["entity"] in form for form in forms)
-
-
-def test_consistency_at_each_stage_by_hand() -> None:
-    one, two = frozenset("ab"), frozenset("bc")
-    questions = [
-        [Asked("york", one), Asked("york", one), Asked("rome", two)],
-        [Asked(None, one), Asked("rome", one)],
-        [Asked("alone", one)],
-    ]
-    metrics = consistency(questions)
-    # pairs of the first: found 1, 1/3, 1/3; answers 1, 0, 0. Of the second: found 1, answers 0.
-    assert metrics["retriever"] == pytest.approx((5 / 9 + 1) / 2)
-    assert metrics["end_to_end"] == pytest.approx((1 / 3 + 0) / 2)
-    assert metrics["generator"] == pytest.approx((1 + 0) / 2)
-    assert consistency([])["generator"] is None
-    assert jaccard(frozenset(), frozenset()) == 1.0

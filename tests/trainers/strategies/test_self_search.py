@@ -13,8 +13,6 @@ from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import Completion, Document, EndReason, FinishReason, Task
 from agentenv.envs.search.self_search import SelfSearch
-from agentenv.errors import ConfigurationError
-from agentenv.evaluation.sampled import sampled_pass_at_k
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.retrievers.fakes import InMemoryRetriever
@@ -154,23 +152,3 @@ def test_the_strategy_tells_entropies_and_real_pages_stay_observations() -> None
     assert [result.name for turn in played.turns for result in turn.tool_results] == ["search", "self_search"]
     assert [segment.kind for segment in played.segments].count(ENV) == 1
     assert "Doc 1" not in trained(played)
-
-
-def test_pass_at_k_of_sampled_episodes_by_hand() -> None:
-    """Four samples a question, one right for the first and none for the second: pass@1 = (1/4 + 0) / 2, pass@4 = 1/2."""
-    tasks = [TASK, replace(TASK, id="r")]
-    right, wrong = "<answer>Norland</answer>", "<answer>Rome</answer>"
-    policy = ScriptedPolicy({f"sampled-0-{n}": [right if n == 2 else wrong] for n in range(8)})
-    table = sampled_pass_at_k(
-        policy,
-        InlineFormat(policy.tokenizer),
-        lambda: SelfSearch(tasks=tasks, retriever=InMemoryRetriever(DOCUMENTS)),
-        tasks,
-        RolloutConfig(context_tokens=9999),
-        samples=4,
-        ks=(1, 4),
-    )
-    assert (table["pass@1"]["mean"], table["pass@4"]["mean"]) == (0.125, 0.5)
-    assert (table["n"], table["left_out"], table["scorer"]) == (2, 0, "em_squad")
-    with pytest.raises(ConfigurationError, match="within 1 and the samples"):
-        sampled_pass_at_k(policy, None, None, tasks, RolloutConfig(), samples=4, ks=(5,))  # type: ignore[arg-type]
