@@ -88,7 +88,7 @@ def test_without_dev_scores_there_is_nothing_to_measure() -> None:
 
 
 def test_seeds_go_round_the_arms_until_a_look() -> None:
-    two = experiment(per_interim=2, looks=3)
+    two = experiment(per_interim=2, interims=3)
     assert pending_runs(two, {"a": [], "b": []}) == [
         Trial("a", 0),
         Trial("b", 0),
@@ -106,7 +106,7 @@ def test_seeds_go_round_the_arms_until_a_look() -> None:
 
 
 def test_arms_that_are_decided_run_no_more() -> None:
-    three = experiment(arms=ARMS | {"c": {}}, per_interim=5, looks=2)
+    three = experiment(arms=ARMS | {"c": {}}, per_interim=5, interims=2)
     low, high = [0.0, 0.1, 0.0, 0.1, 0.0], [0.9, 1.0, 0.9, 1.0, 0.9]
     assert [t.arm for t in pending_runs(three, {"a": low, "b": high, "c": high})] == ["b", "c"] * 5
     (decision,) = decide(three, {"a": low, "b": high, "c": high})
@@ -115,7 +115,7 @@ def test_arms_that_are_decided_run_no_more() -> None:
 
 def test_families_are_compared_within_and_share_the_error_level() -> None:
     four = experiment(
-        arms=ARMS | {"c": {}, "d": {}}, families=(("a", "b"), ("c", "d")), per_interim=5, looks=1, alpha=0.05
+        arms=ARMS | {"c": {}, "d": {}}, families=(("a", "b"), ("c", "d")), per_interim=5, interims=1, alpha=0.05
     )
     low, high = [0.0, 0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.7, 0.8, 0.9]
     first, second = decide(four, {"a": low, "b": high, "c": low, "d": []})
@@ -157,7 +157,7 @@ def test_the_mean_curve_and_the_chart() -> None:
 
 
 def test_the_page_says_what_was_found(tmp_path: Path) -> None:
-    two = experiment(per_interim=5, looks=1)
+    two = experiment(per_interim=5, interims=1)
     runs = {
         "a": [result(0.1 + i / 100, [0.1]) for i in range(5)],
         "b": [result(0.8 + i / 100, [0.2]) for i in range(5)],
@@ -176,7 +176,7 @@ def test_the_page_says_what_was_found(tmp_path: Path) -> None:
 
 
 def test_searches_and_turns_are_told_where_there_are_any() -> None:
-    pair = experiment(per_interim=2, looks=1)
+    pair = experiment(per_interim=2, interims=1)
     costs = [{"mean": 0.5, "turns": 2.5, "searches": 1.5}, {"mean": 0.0, "turns": 2.0, "searches": 1.0}]
     runs = {"a": [result(0.0, [0.1]) | {"after": cost} for cost in costs], "b": [result(0.2, [0.1])]}
     figures = page_data("pair", pair, runs)
