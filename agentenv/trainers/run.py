@@ -30,7 +30,7 @@ from agentenv.tracking import ForgivingTracker, Tracker, make_tracker
 from agentenv.trainers.config.identity import named_files, named_policies
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.learner.denormals import flushed_denormals
-from agentenv.trainers.learner.learner import Correction, Learner, Objective, checkpoint_layers
+from agentenv.trainers.learner.learner import Learner, Objective, checkpoint_layers
 from agentenv.trainers.learner.losses import get_objective
 from agentenv.trainers.learner.second_policy import SecondPolicy
 from agentenv.trainers.learner.sharded import ShardedLearner, world_size
@@ -286,27 +286,13 @@ def objective_of(config: TrainConfig) -> Objective:
         UnknownName: no such objective, or no such option of it.
         ConfigurationError: an option's value is of another type.
     """
-    settings = config.resolved_loss
-    bounds = {"clip_low": settings.clip_low, "clip_high": settings.clip_high}
-    named = {name: bound for name, bound in bounds.items() if bound is not None}
     objective = Objective(
-        surrogate=settings.objective,
-        options=named | settings.objective_options,
-        aggregation=settings.aggregation,
+        **dict(config.resolved_loss),
+        **dict(config.memory),
         length=config.rollout.context_tokens,
-        proximal=settings.proximal or "sampler",
-        correction=Correction(**settings.correction.model_dump()),
         temperature=config.rollout.temperature,
-        kl_coefficient=settings.kl_coefficient,
-        kl=settings.kl,
-        ace_alpha=settings.ace_alpha,
-        ace_cap=settings.ace_cap,
-        entropy_coefficient=settings.entropy_coefficient,
-        micro_tokens=config.memory.micro_tokens,
-        padding=config.memory.padding,
-        precision=config.memory.precision,
     )
-    get_objective(objective.surrogate, objective.options)
+    get_objective(objective.objective, objective.surrogate_options)
     return objective
 
 

@@ -16,7 +16,7 @@ STALE = {"asynchronous": {"staleness": 2}, "rollout": {"deterministic": False}}
 ROUNDED = {"memory": {"precision": "bfloat16"}}
 
 
-def chosen(config: dict[str, Any]) -> tuple[str, str, str]:
+def chosen(config: dict[str, Any]) -> tuple[str | None, str | None, str | None]:
     goal = objective_of(TrainConfig.model_validate(config))
     return goal.proximal, goal.correction.mode, goal.correction.off_context
 

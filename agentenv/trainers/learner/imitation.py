@@ -32,7 +32,9 @@ def imitate(learner: Learner, demonstrations: Sequence[Trajectory], rate: float)
             "the supervised step on demonstrations is for one process: train without torchrun"
         )
     goal = learner.objective
-    likelihood = Objective("opmd", {"tau": 0.0}, micro_tokens=goal.micro_tokens, padding=goal.padding)
+    likelihood = Objective(
+        objective="opmd", objective_options={"tau": 0.0}, micro_tokens=goal.micro_tokens, padding=goal.padding
+    )
     supervised = Learner(learner.model, likelihood, learning_rate=rate, max_grad_norm=learner.max_grad_norm)
     supervised.optimizer = learner.optimizer
     supervised.set_learning_rate(rate)

@@ -8,9 +8,9 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,8 +22,8 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigurationError, Diverged
 from agentenv.policies.forward import attention, logits_at
 from agentenv.policies.lora import load_weights, trained_state, without_adapters
+from agentenv.trainers.config.sections import LossSettings, MemorySettings
 from agentenv.trainers.learner.losses import (
-    KL,
     OBJECTIVES,
     Aggregation,
     Tokens,
@@ -34,9 +34,6 @@ from agentenv.trainers.learner.losses import (
     token_weights,
 )
 from agentenv.trainers.learner.off_policy import (
-    Divergence,
-    Level,
-    Reduce,
     effective_sample_ratio,
     importance_weights,
     interpolated,
@@ -48,58 +45,19 @@ from agentenv.trainers.learner.off_policy import (
 from agentenv.trainers.learner.packing import Packed, TrainingRow, micro_batches
 
 
-@dataclass(frozen=True)
-class Correction:
-    """What is done about tokens that other weights or another context sampled; see ``off_policy.py``."""
+class Objective(LossSettings, MemorySettings):
+    """What is minimised: the sections ``loss`` and ``memory`` of a run, and two numbers of its rollouts."""
 
-    mode: Literal["none", "truncate", "mask"] = "none"
-    level: Level = "token"
-    low: float = 0.0
-    high: float = 2.0
-    reject_above: float | None = None
-    divergence: Divergence = "k3"
-    reduce: Reduce = "mean"
-    off_context: Literal["recompute", "weight", "rescore", "ratio"] = "recompute"
-    ess_base: float | None = None
-
-    @property
-    def weighs(self) -> bool:
-        """Whether recorded log-probs enter a weight."""
-        return self.mode != "none" or self.reject_above is not None or self.ess_base is not None
-
-
-@dataclass(frozen=True)
-class Objective:
-    """What is minimised; the configuration says what each field means."""
-
-    surrogate: str = "ppo_clip"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    aggregation: Aggregation | None = None
     length: int = 1
     """The constant of the aggregation ``constant``."""
-    proximal: Literal["sampler", "recompute", "interpolate"] = "sampler"
-    correction: Correction = Correction()
     temperature: float = 1.0
     """Logits are divided by it, as they were in sampling."""
-    kl_coefficient: float = 0.0
-    """Weight of the penalty towards the reference model; 0 needs none."""
-    kl: KL = "k3"
-    ace_alpha: float = 0.0
-    ace_cap: float = 5.0
-    entropy_coefficient: float = 0.0
-    micro_tokens: int = 8192
-    """Padded tokens of one forward pass; bounds memory and changes no result but float order."""
-    padding: float = 1.0
-    """Largest share of padding in one forward pass; changes no result but float order."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Of multiplications in the learner; weights, gradients and log-probs stay in the model's own."""
 
-    def __post_init__(self) -> None:
-        if self.correction.weighs and self.proximal == "sampler":
-            raise ConfigurationError(
-                "a correction compares the sampler's log-probs with the learner's own: set proximal to 'recompute' or "
-                "'interpolate', not 'sampler'"
-            )
+    @property
+    def surrogate_options(self) -> dict[str, Any]:
+        """Keyword arguments of the loss of a token: the clip bounds that are named, and ``objective_options``."""
+        bounds = {"clip_low": self.clip_low, "clip_high": self.clip_high}
+        return {name: bound for name, bound in bounds.items() if bound is not None} | self.objective_options
 
     @property
     def needs_reference(self) -> bool:
@@ -114,8 +72,8 @@ class Objective:
 
     @property
     def averaging(self) -> Aggregation:
-        """The aggregation, the surrogate's own where none is named."""
-        return self.aggregation or OBJECTIVES[self.surrogate].aggregation
+        """The aggregation, the objective's own where none is named."""
+        return self.aggregation or OBJECTIVES[self.objective].aggregation
 
 
 def rows_of(
@@ -169,15 +127,26 @@ class Learner:
         max_grad_norm: float = 1.0,
         reference: Any | None = None,
     ) -> None:
+        """What the sections leave to the run (None) is taken for a sampler that computes as the learner does.
+
+        Raises:
+            ConfigurationError: a correction compares the sampler's log-probs with themselves.
+            UnknownName: no such objective, or no such option of it.
+        """
         self.model = model
-        self.objective = objective
+        self.objective = objective.resolved(apart=False)
+        if self.objective.correction.weighs and self.objective.proximal == "sampler":
+            raise ConfigurationError(
+                "a correction compares the sampler's log-probs with the learner's own: set proximal to 'recompute' or "
+                "'interpolate', not 'sampler'"
+            )
         self.max_grad_norm = max_grad_norm
         self.reference = reference
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=weight_decay)
         self.compute_seconds = 0.0
         """Seconds spent in forward and backward passes and the optimiser so far."""
-        self._surrogate = get_objective(objective.surrogate, objective.options)
+        self._surrogate = get_objective(objective.objective, objective.surrogate_options)
 
     def weights(self) -> Mapping[str, Tensor]:
         """What is trained, whole tensors by name."""
@@ -387,7 +356,7 @@ class Learner:
                 "correction would compare their log-probs: set correction.off_context to 'rescore' or 'weight'"
             )
         logs = log_weights(proximal, behaviour, packed.mismatch)
-        if how.mode != "none":
+        if how.mode in ("truncate", "mask"):
             weights = weights * importance_weights(
                 logs, packed.rows, level=how.level, mode=how.mode, low=how.low, high=how.high
             )
@@ -437,7 +406,6 @@ def token_logprobs(
 
 
 __all__ = [
-    "Correction",
     "Learner",
     "Objective",
     "TrainingRow",

@@ -14,9 +14,10 @@ from agentenv.trainers.config.config_files import (
     override,
     presets,
 )
+from agentenv.trainers.config.sections import CorrectionSettings
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.credit.estimators import ESTIMATORS
-from agentenv.trainers.learner.learner import Correction, Objective
+from agentenv.trainers.learner.learner import Objective
 from agentenv.trainers.run import objective_of
 
 
@@ -126,15 +127,15 @@ def test_options_of_what_is_registered_are_free_tables(tmp_path: Path) -> None:
 
 def test_a_configuration_becomes_what_is_minimised() -> None:
     """Bounds of their own keys and options meet; nothing asked for is the published default."""
-    assert objective_of(TrainConfig()) == Objective(length=512, padding=0.05)
+    assert objective_of(TrainConfig()) == Objective(length=512).resolved(apart=False)
     words = (
         "--loss.clip_low 0.1 --loss.objective_options.dual_clip 3 --loss.proximal recompute "
         "--loss.correction.mode mask --loss.correction.low 0.5 --loss.kl k2 "
         "--loss.ace_alpha 1 --rollout.temperature 0.7"
     )
     goal = objective_of(override(TrainConfig(), words.split()))
-    assert goal.options == {"clip_low": 0.1, "dual_clip": 3}
-    assert goal.correction == Correction("mask", low=0.5, off_context="weight")
+    assert goal.surrogate_options == {"clip_low": 0.1, "dual_clip": 3}
+    assert goal.correction == CorrectionSettings(mode="mask", low=0.5, off_context="weight")
     assert (goal.proximal, goal.kl, goal.ace_alpha, goal.temperature) == ("recompute", "k2", 1.0, 0.7)
     wrong = ["--loss.objective", "opmd", "--loss.clip_low", "0.1"]
     with pytest.raises(UnknownName, match=r"option of the objective 'opmd': 'clip_low'"):

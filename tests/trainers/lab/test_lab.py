@@ -115,7 +115,11 @@ def test_arms_that_are_decided_run_no_more() -> None:
 
 def test_families_are_compared_within_and_share_the_error_level() -> None:
     four = experiment(
-        arms=ARMS | {"c": {}, "d": {}}, families=(("a", "b"), ("c", "d")), per_interim=5, interims=1, alpha=0.05
+        arms=ARMS | {"c": {}, "d": {}},
+        families=(("a", "b"), ("c", "d")),
+        per_interim=5,
+        interims=1,
+        alpha=0.05,
     )
     low, high = [0.0, 0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.7, 0.8, 0.9]
     first, second = decide(four, {"a": low, "b": high, "c": low, "d": []})

@@ -81,7 +81,7 @@ def test_no_step_is_made_with_log_probs_that_are_not_finite(qwen: Callable[..., 
         model.lm_head.bias = torch.nn.Parameter(torch.zeros(257).index_fill(0, torch.tensor([64]), -INF))
     before = state(model)
     with pytest.raises(Diverged, match="log-probs"):
-        Learner(model, Objective(objective), learning_rate=1e-2).step([row(1.0)])
+        Learner(model, Objective(objective=objective), learning_rate=1e-2).step([row(1.0)])
     assert same(before, state(model))
 
 

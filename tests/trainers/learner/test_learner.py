@@ -19,9 +19,9 @@ from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import EndReason, Sampling, Task
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.hf import HFPolicy
+from agentenv.trainers.config.sections import CorrectionSettings
 from agentenv.trainers.credit.outcome import group_relative
 from agentenv.trainers.learner.learner import (
-    Correction,
     Learner,
     Objective,
     TrainingRow,
@@ -144,7 +144,7 @@ def test_what_was_observed_is_seen_but_not_trained(table: Make) -> None:
     mask = np.array([0, 0, 1, 1, 0, 0, 1], dtype=bool)
     old = np.array([0, 0, -0.7, -0.6, 0, 0, -0.8], dtype=np.float32)
     row = TrainingRow(ids, mask, old, np.zeros(7, dtype=bool), np.ones(7))
-    settings: dict[str, Any] = {"options": {"clip_high": 10.0, "clip_low": 1.0}}
+    settings: dict[str, Any] = {"objective_options": {"clip_high": 10.0, "clip_low": 1.0}}
     figures, expected = gradient(model, [row], **settings)
 
     other_logprobs = replace(row, logprobs=old + 5 * ~mask)
@@ -343,7 +343,7 @@ def test_bfloat16_is_near_and_leaves_weights_and_gradients_in_float32(qwen: Make
     exact, rough, rows = qwen(), qwen(), some_rows()
     objective = Objective(proximal="recompute")
     Learner(exact, objective, learning_rate=1.0).accumulate(rows)
-    Learner(rough, replace(objective, precision="bfloat16"), learning_rate=1.0).accumulate(rows)
+    Learner(rough, objective.model_copy(update={"precision": "bfloat16"}), learning_rate=1.0).accumulate(rows)
     a, b = (torch.cat([p.grad.flatten() for p in model.parameters()]) for model in (exact, rough))
     assert not torch.equal(a, b)
     assert b.dtype == torch.float32
@@ -375,7 +375,7 @@ def test_the_denominator_of_a_token_of_another_context(
     (scored,) = Learner(model, Objective(), learning_rate=1.0).with_proximal([row])
     assert scored.proximal is not None
     row.logprobs[mask] = scored.proximal - 0.1
-    goal = Objective(proximal=proximal, correction=Correction(off_context=off_context))
+    goal = Objective(proximal=proximal, correction=CorrectionSettings(off_context=off_context))
     loss = Learner(model, goal, learning_rate=1.0).accumulate([row])["loss"]
     first = 1.0 if proximal == "recompute" else math.exp(0.1)
     second = math.exp(0.1) if off_context == "ratio" else 1.0

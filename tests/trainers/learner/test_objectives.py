@@ -14,14 +14,15 @@ from torch import Tensor
 
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.errors import ConfigurationError
+from agentenv.trainers.config.sections import CorrectionSettings
 from agentenv.trainers.credit.outcome import group_relative
-from agentenv.trainers.learner.learner import Correction, Learner, Objective, TrainingRow, rows_of
+from agentenv.trainers.learner.learner import Learner, Objective, TrainingRow, rows_of
 from agentenv.trainers.learner.losses import OBJECTIVES
 from agentenv.trainers.learner.packing import micro_batches, strips_of
 
 PROMPT, POLICY, ENV = SegmentKind.PROMPT, SegmentKind.POLICY, SegmentKind.ENV
 Make = Callable[..., Any]
-TRUNCATED = Correction("truncate", high=2.0)
+TRUNCATED = CorrectionSettings(mode="truncate", high=2.0, off_context="recompute")
 
 
 def gradient(learner: Learner, rows: Sequence[TrainingRow], **totals: int) -> tuple[dict[str, float], Tensor]:
@@ -64,17 +65,22 @@ def without_foreign(rows: Sequence[TrainingRow]) -> list[TrainingRow]:
 
 
 EVERY: list[dict[str, Any]] = [
-    *({"surrogate": name} for name in OBJECTIVES),
-    *({"surrogate": "gspo", "aggregation": name} for name in ("token_mean", "sequence_sum", "constant")),
+    *({"objective": name} for name in OBJECTIVES),
+    *({"objective": "gspo", "aggregation": name} for name in ("token_mean", "sequence_sum", "constant")),
     {"kl_coefficient": 0.1, "kl": "k3_corrected", "ace_alpha": 1.0, "entropy_coefficient": 0.01},
     {"proximal": "interpolate"},
     *(
-        {"proximal": "recompute", "correction": replace(TRUNCATED, level=level, off_context="weight")}
+        {
+            "proximal": "recompute",
+            "correction": TRUNCATED.model_copy(update={"level": level, "off_context": "weight"}),
+        }
         for level in ("token", "sequence", "geometric")
     ),
     {
         "proximal": "interpolate",
-        "correction": Correction("mask", low=0.5, reject_above=0.01, off_context="weight", ess_base=1.0),
+        "correction": CorrectionSettings(
+            mode="mask", low=0.5, reject_above=0.01, off_context="weight", ess_base=1.0
+        ),
     },
 ]
 each_objective = pytest.mark.parametrize("objective", EVERY, ids=str)
@@ -131,8 +137,10 @@ def test_rows_behind_one_prompt_are_apart(qwen: Make, surrogate: str) -> None:
         )
     assert len(strips_of(made, 1000)) == 1
     options = {"clip_low": 1.0, "clip_high": 9.0}
-    together = gradient(learner_of(model, surrogate=surrogate, options=options), made)[1]
-    apart = gradient(learner_of(model, surrogate=surrogate, options=options, micro_tokens=1), made)[1]
+    together = gradient(learner_of(model, objective=surrogate, objective_options=options), made)[1]
+    apart = gradient(learner_of(model, objective=surrogate, objective_options=options, micro_tokens=1), made)[
+        1
+    ]
     torch.testing.assert_close(together, apart, rtol=0, atol=1e-5 * float(apart.abs().max()))
 
 
@@ -153,7 +161,7 @@ def test_log_probs_of_another_context_enter_no_ratio(
     found_figures, found = gradient(learner, spliced(rows, shift))
     assert found_figures == metrics
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
-    if objective.get("surrogate") != "opmd":
+    if objective.get("objective") != "opmd":
         own = [replace(row, mismatch=~row.mismatch & row.mask) for row in rows]
         unmarked = [
             replace(row, mismatch=old.mismatch) for row, old in zip(spliced(own, shift), rows, strict=True)
@@ -165,7 +173,9 @@ def test_log_probs_of_another_context_enter_no_ratio(
 def test_a_correction_refuses_log_probs_of_another_context(
     table: Make, rows: list[TrainingRow], level: Any
 ) -> None:
-    learner = learner_of(table(8), proximal="recompute", correction=replace(TRUNCATED, level=level))
+    learner = learner_of(
+        table(8), proximal="recompute", correction=TRUNCATED.model_copy(update={"level": level})
+    )
     with pytest.raises(ConfigurationError, match=r"sampled under another context.*'weight'"):
         learner.accumulate(rows)
     learner.accumulate(without_foreign(rows))
@@ -176,7 +186,7 @@ def test_a_weighed_splice_is_in_no_weight_but_its_own(
     table: Make, rows: list[TrainingRow], level: Any
 ) -> None:
     """The rest of its row gets the weight that it has without it."""
-    how = replace(TRUNCATED, level=level, off_context="weight", high=50.0)
+    how = TRUNCATED.model_copy(update={"level": level, "off_context": "weight", "high": 50.0})
     learner = learner_of(table(8), proximal="recompute", correction=how)
     small = spliced(rows, 30.0)  # p(now) / p(sampled) = e^-30: its own weight vanishes, whatever was recorded
     smaller = spliced(rows, 40.0)
@@ -184,11 +194,11 @@ def test_a_weighed_splice_is_in_no_weight_but_its_own(
     assert not torch.equal(gradient(learner, small)[1], gradient(learner, rows)[1])
 
 
-def test_a_correction_needs_two_log_probs() -> None:
+def test_a_correction_needs_two_log_probs(table: Make) -> None:
     with pytest.raises(
         ConfigurationError, match="set proximal to 'recompute' or 'interpolate', not 'sampler'"
     ):
-        Objective(correction=TRUNCATED)
+        learner_of(table(8), correction=TRUNCATED)
 
 
 def test_decoupled_ppo(table: Make, rows: list[TrainingRow]) -> None:
@@ -208,11 +218,11 @@ def test_decoupled_ppo(table: Make, rows: list[TrainingRow]) -> None:
     assert metrics["approx_kl"] == 0
     assert 0.5 < metrics["behaviour_weight"] < 2
 
-    everything = Correction("truncate", reject_above=1e-12)
+    everything = CorrectionSettings(mode="truncate", reject_above=1e-12)
     metrics, found = gradient(learner_of(model, proximal="recompute", correction=everything), own)
     assert metrics["behaviour_weight"] == 0
     assert found.abs().max() == 0
-    half = Correction("mask", low=1.0, high=1e9)  # tokens that became likelier
+    half = CorrectionSettings(mode="mask", low=1.0, high=1e9)  # tokens that became likelier
     kept = [
         replace(
             row,
@@ -339,7 +349,7 @@ def test_the_entropy_bonus(table: Make, rows: list[TrainingRow]) -> None:
         ({"kl_coefficient": 0.1}, True, True),
         ({"ace_alpha": 1.0}, True, False),
         ({"entropy_coefficient": 0.1}, False, True),
-        ({"proximal": "recompute", "correction": Correction(ess_base=1.0)}, False, True),
+        ({"proximal": "recompute", "correction": CorrectionSettings(ess_base=1.0)}, False, True),
     ],
 )
 def test_what_an_objective_needs(objective: dict[str, Any], reference: bool, flat: bool) -> None:
@@ -351,7 +361,7 @@ def test_the_effective_sample_scales_one_step(table: Make, rows: list[TrainingRo
     """Adam's first step is the step size in every coordinate: it shrinks with the effective sample, and comes back."""
     own = without_foreign(rows)
     skewed = [*own[:-1], replace(own[-1], logprobs=own[-1].logprobs - 2.0)]
-    how = Correction(ess_base=1.0)
+    how = CorrectionSettings(ess_base=1.0)
     for batch, low, high in ((own, 0.7, 1.0), (skewed, 0.05, 0.6)):
         model = table(8)
         before = model.head.weight.detach().clone()
@@ -381,8 +391,9 @@ def published(model: Any, rows: Sequence[TrainingRow], tokens: int) -> tuple[flo
 
 
 def test_the_default_is_the_published_formula_to_the_bit(table: Make, rows: list[TrainingRow]) -> None:
+    """In one forward pass; several would add their sums in another order."""
     model = table(8)
-    metrics, found = gradient(learner_of(model), rows, tokens=57)
+    metrics, found = gradient(learner_of(model, padding=1.0), rows, tokens=57)
     loss, expected = published(model, rows, tokens=57)
     assert metrics["loss"] == loss
     assert torch.equal(found, expected)

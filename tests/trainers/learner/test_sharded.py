@@ -9,7 +9,6 @@ in another order, and that is all.
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,18 @@ import pytest
 import torch
 
 from agentenv.policies.lora import adapt
-from agentenv.trainers.learner.learner import Correction, Learner, Objective, TrainingRow
+from agentenv.trainers.config.sections import CorrectionSettings
+from agentenv.trainers.learner.learner import Learner, Objective, TrainingRow
 from agentenv.trainers.learner.packing import micro_batches
 
 RUNS = (("full", 1), ("full", 2), ("full", 4), ("lora", 2))
 FULL = Objective(
     proximal="recompute",
-    correction=Correction(mode="truncate", ess_base=1.0),
+    correction=CorrectionSettings(mode="truncate", ess_base=1.0),
     entropy_coefficient=0.01,
     micro_tokens=40,
 )
-OBJECTIVES = {"full": FULL, "lora": replace(FULL, kl_coefficient=0.1)}
+OBJECTIVES = {"full": FULL, "lora": FULL.model_copy(update={"kl_coefficient": 0.1})}
 
 WORKER = """
 import sys

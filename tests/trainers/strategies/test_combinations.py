@@ -68,7 +68,7 @@ def test_the_defaults_of_asynchronous_training_fit_every_strategy(strategy: str)
 def test_what_a_correction_cannot_weigh_is_refused_when_it_is_read(off_context: str) -> None:
     words = [*AHEAD, "--loss.correction.off_context", off_context]
     override(TrainConfig(), words)  # nothing changes its context
-    with pytest.raises(ConfigurationError, match=rf"rollback.*foreign='{off_context}'"):
+    with pytest.raises(ConfigurationError, match=rf"rollback.*off_context='{off_context}'"):
         override(TrainConfig(), [*words, "--rollout.strategy", "rollback"])
     with pytest.raises(ConfigurationError, match=r"rollout\.sampler='dots'"):
         override(TrainConfig(), [*words, "--rollout.sampler", "dots"])

@@ -18,9 +18,10 @@ from agentenv.errors import ConfigurationError
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.scripted import ScriptedPolicy
+from agentenv.trainers.config.sections import CorrectionSettings
 from agentenv.trainers.credit.estimators import get_estimator
 from agentenv.trainers.learner.imitation import imitate
-from agentenv.trainers.learner.learner import Correction, Learner, Objective, rows_of
+from agentenv.trainers.learner.learner import Learner, Objective, rows_of
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import by_group, get_strategy, play_groups
 
@@ -79,7 +80,7 @@ def gradient(model: Any, group: Sequence[Trajectory], objective: Objective) -> t
 def test_no_ratio_sees_what_was_recorded_under_guidance(
     explore: list[Trajectory], qwen: Callable[..., Any], surrogate: str
 ) -> None:
-    model, objective = qwen(context=1024), Objective(surrogate)
+    model, objective = qwen(context=1024), Objective(objective=surrogate)
     score = HFPolicy(model, TOKENIZER, context_tokens=1024).score
     recorded = [asyncio.run(score(t.ids.tolist())) for t in explore]
     base, retry = (relogged(t, logs) for t, logs in zip(explore, recorded, strict=True))
@@ -101,7 +102,9 @@ def test_a_ratio_has_the_hinted_denominator_where_that_is_asked_for(
     logprobs = asyncio.run(score(retry.ids.tolist()))
     for proximal in ("sampler", "recompute"):
         objective = Objective(
-            options={"clip_high": 9.0}, proximal=proximal, correction=Correction(off_context="ratio")
+            objective_options={"clip_high": 9.0},
+            proximal=proximal,
+            correction=CorrectionSettings(off_context="ratio"),
         )
         for factor in (1.0, 2.0):
             hinted = relogged(retry, [p - float(np.log(factor)) for p in logprobs])
@@ -132,10 +135,15 @@ def test_a_correction_refuses_retries_or_weighs_them_one_by_one(
     explore: list[Trajectory], qwen: Callable[..., Any]
 ) -> None:
     model = qwen(context=1024)
-    for correction in (Correction(mode="truncate"), Correction(mode="mask", level="sequence")):
+    for correction in (
+        CorrectionSettings(mode="truncate", off_context="recompute"),
+        CorrectionSettings(mode="mask", level="sequence", off_context="recompute"),
+    ):
         with pytest.raises(ConfigurationError, match="sampled under another context"):
             gradient(model, explore, Objective(proximal="recompute", correction=correction))
-    weighed = Objective(proximal="recompute", correction=Correction(mode="truncate", off_context="weight"))
+    weighed = Objective(
+        proximal="recompute", correction=CorrectionSettings(mode="truncate", off_context="weight")
+    )
     assert gradient(model, explore, weighed).isfinite().all()
 
 
@@ -152,6 +160,6 @@ def test_the_loss_sees_the_retry_from_the_pivot_on_in_its_clean_context(
             total -= advantage * logprobs[place] / 2
             count += 1
     assert count == len(WRONG_CALL) + 1 + len("7") + 1 + len("5") + 1
-    learner = Learner(model, Objective("opmd"), learning_rate=1e-3)
+    learner = Learner(model, Objective(objective="opmd"), learning_rate=1e-3)
     figures = learner.accumulate(rows_of(explore, get_estimator("pivotal")(explore)))
     assert figures["loss"] == pytest.approx(total / count, abs=1e-5)

@@ -20,7 +20,8 @@ from agentenv.core.types import EndReason, Info, Message, Observation, Step, Tas
 from agentenv.errors import ConfigurationError
 from agentenv.policies.fakes import ByteTokenizer, random_model
 from agentenv.policies.hf import HFPolicy
-from agentenv.trainers.learner.learner import Correction, Learner, Objective, rows_of
+from agentenv.trainers.config.sections import CorrectionSettings
+from agentenv.trainers.learner.learner import Learner, Objective, rows_of
 from agentenv.trainers.strategies.rollback import RollbackStrategy
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.splicing import rescore_logprobs
@@ -148,7 +149,11 @@ def unmarked(segment: Segment) -> Segment:
 
 
 PLAIN = Objective(temperature=TEMPERATURE)
-CORRECTED = Objective(temperature=TEMPERATURE, proximal="recompute", correction=Correction("truncate"))
+CORRECTED = Objective(
+    temperature=TEMPERATURE,
+    proximal="recompute",
+    correction=CorrectionSettings(mode="truncate", off_context="recompute"),
+)
 
 
 def test_no_ratio_reads_what_was_recorded_for_a_spliced_token(
@@ -164,7 +169,7 @@ def test_no_ratio_reads_what_was_recorded_for_a_spliced_token(
 def test_a_correction_refuses_spliced_tokens_until_they_are_scored_again(
     policy: HFPolicy, played: list[Trajectory]
 ) -> None:
-    with pytest.raises(ConfigurationError, match=r"set correction\.foreign to 'rescore' or 'weight'"):
+    with pytest.raises(ConfigurationError, match=r"set correction\.off_context to 'rescore' or 'weight'"):
         gradient(policy, played, CORRECTED)
     again = [asyncio.run(rescore_logprobs(t, policy, TEMPERATURE)) for t in played]
     found, straight = gradient(policy, again, CORRECTED), gradient(policy, played, PLAIN)
@@ -173,7 +178,7 @@ def test_a_correction_refuses_spliced_tokens_until_they_are_scored_again(
 
 def test_a_spliced_token_may_be_weighed_by_itself(policy: HFPolicy, played: list[Trajectory]) -> None:
     """min(p(now) / p(sampled), cap): with a cap far below every ratio, the weight of each spliced token is the cap."""
-    weighed = replace(CORRECTED, correction=Correction(off_context="weight", high=1e-6))
+    weighed = CORRECTED.model_copy(update={"correction": CorrectionSettings(off_context="weight", high=1e-6)})
     without = [
         replace(t, segments=tuple(replace(s, trained=not s.context_mismatch) for s in t.segments))
         for t in played

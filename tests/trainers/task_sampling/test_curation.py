@@ -18,9 +18,10 @@ from agentenv.envs.domsim.env import DomSim
 from agentenv.errors import ConfigurationError
 from agentenv.policies.fakes import random_policy
 from agentenv.trainers.config.config_files import load_config, override
+from agentenv.trainers.config.sections import CorrectionSettings
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.credit.outcome import group_relative
-from agentenv.trainers.learner.learner import Correction, Learner, Objective, rows_of
+from agentenv.trainers.learner.learner import Learner, Objective, rows_of
 from agentenv.trainers.task_sampling.curation import AdaptiveCuration, rollout_count
 from agentenv.trainers.task_sampling.step_budget import Batch, Group, StepBudget, collect
 from agentenv.trainers.warmstart.expert_pool import record_expert
@@ -138,7 +139,7 @@ def test_a_stored_success_is_weighed_by_its_own_log_probs(table: Callable[..., A
     lost = episode(0, 0.0)
     lost = replace(lost, segments=(lost.segments[0], fresh))
     (group,) = settled(sampler, [lost, lost], step=2).trained
-    objective = Objective(proximal="recompute", correction=Correction(mode="truncate", high=1.0))
+    objective = Objective(proximal="recompute", correction=CorrectionSettings(mode="truncate", high=1.0))
     metrics = Learner(model, objective, learning_rate=0.1).accumulate(rows_of(group, group_relative(group)))
     weights = [min(np.exp(new - old), 1.0) for new, old in zip(now, STORED, strict=True)]
     assert metrics["behaviour_weight"] == pytest.approx((4 + sum(weights)) / 6, abs=1e-6)
