@@ -8,7 +8,6 @@ from agentenv.core.validation import Frozen
 from agentenv.evaluation.results import measure_of
 from agentenv.evaluation.task_env import known_retriever
 from agentenv.trainers.config.addresses import known_address
-from agentenv.trainers.credit.estimators import get_estimator
 from agentenv.trainers.strategies.strategies import get_strategy
 from agentenv.trainers.task_sampling.samplers import get_sampler
 
@@ -52,39 +51,6 @@ class RolloutSettings(Frozen):
         return self
 
 
-class CorrectionSettings(Frozen):
-    """What is done about tokens that other weights or another context sampled."""
-
-    mode: Literal["none", "truncate", "mask"] | None = None
-    """``truncate`` weighs by min(w, high), w the proximal over the sampler's probability; ``mask`` by w within
-    [low, high] and 0 outside. None is ``truncate`` where the sampler's log-probs are not those of the learner (asynchronous
-    training, an engine, ``memory.precision = "bfloat16"``) and ``none`` otherwise."""
-    level: Literal["token", "sequence", "geometric"] = "token"
-    """w of the token, the product over its row, or the geometric mean over its row."""
-    low: float = Field(0.0, ge=0)
-    """Lower bound of ``mask``."""
-    high: float = Field(2.0, gt=0)
-    """Upper bound."""
-    reject_above: float | None = Field(None, gt=0)
-    """Tokens whose divergence from the sampler is larger leave the loss, not its denominator; None rejects none."""
-    divergence: Literal["k1", "k2", "k3"] = "k3"
-    """Estimate of that divergence."""
-    reduce: Literal["token", "sum", "mean", "max"] = "mean"
-    """Judges each token, or its whole row."""
-    off_context: Literal["recompute", "weight", "rescore", "ratio"] | None = None
-    """Tokens sampled under another context: taken for on-policy, weighed one by one by min(p(now) / p(sampled), high),
-    scored again by the policy where they stand now, one forward pass an episode, or with p(sampled) as the denominator of
-    their ratio (Guide). None is ``weight`` where recorded log-probs are weighed at all, and ``recompute`` otherwise."""
-    ess_base: float | None = Field(None, gt=0)
-    """The step size is scaled by sqrt(min(1, effective sample / base)) (VCPO, base 1); None leaves it."""
-
-    @property
-    def weighs(self) -> bool:
-        """Whether recorded log-probs enter a weight."""
-        weighted = self.mode not in (None, "none")
-        return weighted or self.reject_above is not None or self.ess_base is not None
-
-
 class OptimizerSettings(Frozen):
     """How many steps the optimiser takes, and how large they are."""
 
@@ -118,75 +84,6 @@ class RewardShapingSettings(Frozen):
     none."""
     novelty_cap: float = Field(0.5, ge=0)
     """Most of that bonus, in units of the advantage."""
-
-
-class LossSettings(Frozen):
-    """What is minimised: credit, the loss of a token, and the penalties beside it."""
-
-    estimator: str = "group_relative"
-    """Name of the advantage estimator."""
-    estimator_options: dict[str, Any] = Field(default_factory=dict)
-    """Its options by name; ``docs/credit.md`` in the repository lists them."""
-    objective: str = "ppo_clip"
-    """Name of the loss."""
-    objective_options: dict[str, Any] = Field(default_factory=dict)
-    """Its options by name; ``docs/credit.md`` in the repository lists them."""
-    clip_low: float | None = Field(None, ge=0)
-    """How far the ratio may fall below 1; None takes the objective's own bound (0.2 for ``ppo_clip``)."""
-    clip_high: float | None = Field(None, ge=0)
-    """How far the ratio may rise above 1; None takes the objective's own bound (0.28 for ``ppo_clip``)."""
-    aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "constant", "token_sum"] | None = None
-    """How token losses become one number, over the whole step; ``constant`` divides by episodes times ``context_tokens``.
-    None takes the objective's own (``token_mean``; ``sequence_mean`` for ``gspo``)."""
-    proximal: Literal["sampler", "recompute", "interpolate"] | None = None
-    """Log-probs that ratios are formed with: the sampler's own, the learner's at the start of the update, or a way between
-    the two by version (AReaL). None is ``recompute`` (decoupled PPO) where the sampler's log-probs are not those of the
-    learner (asynchronous training, an engine, ``memory.precision = "bfloat16"``) and ``sampler`` otherwise."""
-    correction: CorrectionSettings = CorrectionSettings()
-    """Weights for tokens that other weights sampled; with ``proximal`` other than ``sampler`` (decoupled PPO)."""
-    kl_coefficient: float = Field(0.0, ge=0)
-    """Weight of the penalty towards the initial policy; 0 keeps no reference model."""
-    kl: Literal["k1", "k2", "k3", "k3_corrected"] = "k3"
-    """Its estimator."""
-    ace_alpha: float = Field(0.0, ge=0)
-    """Strength of ACE's push against overconfident errors; above 0 keeps a reference model."""
-    ace_cap: float = Field(5.0, gt=0)
-    """Bound, in nats a token, on the confidence that ACE counts."""
-    entropy_coefficient: float = Field(0.0, ge=0)
-    """Weight of an entropy bonus, in nats a token."""
-
-    @model_validator(mode="after")
-    def _known(self) -> Self:
-        get_estimator(self.estimator, self.estimator_options)
-        return self
-
-    def resolved(self, apart: bool) -> Self:
-        """These settings with what None stands for in ``proximal``, ``correction.mode`` and ``correction.off_context``.
-
-        Args:
-            apart: Whether the sampler's log-probs are not those that the learner would compute.
-        """
-        mode = self.correction.mode or ("truncate" if apart and self.proximal != "sampler" else "none")
-        correction = self.correction.model_copy(update={"mode": mode})
-        off_context = correction.off_context or ("weight" if correction.weighs else "recompute")
-        correction = correction.model_copy(update={"off_context": off_context})
-        proximal = self.proximal or ("recompute" if apart else "sampler")
-        return self.model_copy(update={"proximal": proximal, "correction": correction})
-
-
-class MemorySettings(Frozen):
-    """How the learner's forward and backward passes use memory."""
-
-    micro_tokens: int = Field(8192, ge=1)
-    """Padded tokens of one forward pass; bounds memory."""
-    padding: float = Field(0.05, ge=0, le=1)
-    """Largest share of padding in one forward pass: rows of other lengths go into another one; 1 sets no bound. Changes the
-    order of sums and nothing else."""
-    gradient_checkpointing: bool = False
-    """Layers keep their inputs alone and compute the rest again in the backward pass: less memory, a third more time."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Of the learner's multiplications; weights stay in float32. With ``bfloat16`` the sampler's log-probs differ a little
-    from the learner's, which ``loss.proximal`` and ``loss.correction.mode`` then allow for unless they are named."""
 
 
 class LoraSettings(Frozen):

@@ -16,14 +16,13 @@ from agentenv.trainers.config.sections import (
     GuardSettings,
     LeagueSettings,
     LoraSettings,
-    LossSettings,
-    MemorySettings,
     OptimizerSettings,
     RewardShapingSettings,
     RolloutSettings,
     SecondSettings,
     SimulationSettings,
 )
+from agentenv.trainers.learner.settings import LossSettings, MemorySettings
 from agentenv.trainers.selfplay.games import get_game
 from agentenv.trainers.strategies.strategies import IN_CONTEXT
 from agentenv.trainers.task_sampling.samplers import GatedSampler, TaskSampler, get_sampler

@@ -22,7 +22,6 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigurationError, Diverged
 from agentenv.policies.forward import attention, logits_at
 from agentenv.policies.lora import load_weights, trained_state, without_adapters
-from agentenv.trainers.config.sections import LossSettings, MemorySettings
 from agentenv.trainers.learner.losses import (
     OBJECTIVES,
     Aggregation,
@@ -43,6 +42,7 @@ from agentenv.trainers.learner.off_policy import (
     rejected,
 )
 from agentenv.trainers.learner.packing import Packed, TrainingRow, micro_batches
+from agentenv.trainers.learner.settings import LossSettings, MemorySettings
 
 
 class Objective(LossSettings, MemorySettings):

@@ -14,10 +14,10 @@ from agentenv.trainers.config.config_files import (
     override,
     presets,
 )
-from agentenv.trainers.config.sections import CorrectionSettings
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.credit.estimators import ESTIMATORS
 from agentenv.trainers.learner.learner import Objective
+from agentenv.trainers.learner.settings import CorrectionSettings
 from agentenv.trainers.run import objective_of
 
 

@@ -19,7 +19,6 @@ from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import EndReason, Sampling, Task
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.hf import HFPolicy
-from agentenv.trainers.config.sections import CorrectionSettings
 from agentenv.trainers.credit.outcome import group_relative
 from agentenv.trainers.learner.learner import (
     Learner,
@@ -28,6 +27,7 @@ from agentenv.trainers.learner.learner import (
     checkpoint_layers,
     rows_of,
 )
+from agentenv.trainers.learner.settings import CorrectionSettings
 
 PROMPT, POLICY, ENV = SegmentKind.PROMPT, SegmentKind.POLICY, SegmentKind.ENV
 Make = Callable[..., Any]

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.errors import ConfigurationError
-from agentenv.trainers.config.sections import CorrectionSettings
 from agentenv.trainers.credit.outcome import group_relative
 from agentenv.trainers.learner.learner import Learner, Objective, TrainingRow, rows_of
 from agentenv.trainers.learner.losses import OBJECTIVES
 from agentenv.trainers.learner.packing import micro_batches, strips_of
+from agentenv.trainers.learner.settings import CorrectionSettings
 
 PROMPT, POLICY, ENV = SegmentKind.PROMPT, SegmentKind.POLICY, SegmentKind.ENV
 Make = Callable[..., Any]

@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from agentenv.policies.lora import adapt
-from agentenv.trainers.config.sections import CorrectionSettings
 from agentenv.trainers.learner.learner import Learner, Objective, TrainingRow
 from agentenv.trainers.learner.packing import micro_batches
+from agentenv.trainers.learner.settings import CorrectionSettings
 
 RUNS = (("full", 1), ("full", 2), ("full", 4), ("lora", 2))
 FULL = Objective(

@@ -18,10 +18,10 @@ from agentenv.errors import ConfigurationError
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.scripted import ScriptedPolicy
-from agentenv.trainers.config.sections import CorrectionSettings
 from agentenv.trainers.credit.estimators import get_estimator
 from agentenv.trainers.learner.imitation import imitate
 from agentenv.trainers.learner.learner import Learner, Objective, rows_of
+from agentenv.trainers.learner.settings import CorrectionSettings
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import by_group, get_strategy, play_groups
 

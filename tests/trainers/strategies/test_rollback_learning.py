@@ -20,8 +20,8 @@ from agentenv.core.types import EndReason, Info, Message, Observation, Step, Tas
 from agentenv.errors import ConfigurationError
 from agentenv.policies.fakes import ByteTokenizer, random_model
 from agentenv.policies.hf import HFPolicy
-from agentenv.trainers.config.sections import CorrectionSettings
 from agentenv.trainers.learner.learner import Learner, Objective, rows_of
+from agentenv.trainers.learner.settings import CorrectionSettings
 from agentenv.trainers.strategies.rollback import RollbackStrategy
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.splicing import rescore_logprobs

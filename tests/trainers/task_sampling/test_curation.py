@@ -18,10 +18,10 @@ from agentenv.envs.domsim.env import DomSim
 from agentenv.errors import ConfigurationError
 from agentenv.policies.fakes import random_policy
 from agentenv.trainers.config.config_files import load_config, override
-from agentenv.trainers.config.sections import CorrectionSettings
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.credit.outcome import group_relative
 from agentenv.trainers.learner.learner import Learner, Objective, rows_of
+from agentenv.trainers.learner.settings import CorrectionSettings
 from agentenv.trainers.task_sampling.curation import AdaptiveCuration, rollout_count
 from agentenv.trainers.task_sampling.step_budget import Batch, Group, StepBudget, collect
 from agentenv.trainers.warmstart.expert_pool import record_expert
