@@ -104,7 +104,7 @@ def train(
         trust_config: Whether a TOML file may run code without a jail or contact hosts; otherwise that is asked at the
             terminal.
         display: Who is told how far the run is; None shows it on stderr and writes it to ``run.log``.
-        **settings: As ``overrides``, with two underscores for each dot: ``optimization__steps=60``.
+        **settings: As ``overrides``, with two underscores for each dot: ``optimizer__steps=60``.
 
     Raises:
         AgentEnvError: The configuration cannot be used.
@@ -113,7 +113,7 @@ def train(
 
     Example:
         ```python
-        result = agentenv.train("laptop-search", out="runs/first", optimization__steps=20)
+        result = agentenv.train("laptop-search", out="runs/first", optimizer__steps=20)
         print(result.before.mean, result.after.mean, result.report)
         ```
     """
