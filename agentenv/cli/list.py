@@ -18,8 +18,8 @@ class List:
     def run(self) -> dict[str, Any]:
         """The names of every kind of part; environments with the class behind each."""
         from agentenv.core.scoring.scorers import SCORERS
-        from agentenv.data.code_sets import CODE_SETS
         from agentenv.data.datasets import SETS
+        from agentenv.data.sources import PROGRAM_SETS
         from agentenv.policies.policy_spec import KINDS
         from agentenv.retrievers.retriever_spec import FORMS
         from agentenv.sandbox.backends import BACKENDS
@@ -35,7 +35,7 @@ class List:
             "environments": {id: spec.entry_point for id, spec in registered().items()},
             "retrievers": list(FORMS),
             "policies": list(KINDS),
-            "datasets": sorted([*SETS, *CODE_SETS]),
+            "datasets": sorted([*SETS, *PROGRAM_SETS]),
             "scorers": sorted(SCORERS),
             "estimators": sorted(ESTIMATORS),
             "strategies": sorted(STRATEGIES),

@@ -47,14 +47,14 @@ def load_contest_set(
         UnknownName: no such format.
         DatasetError: nothing to read there, or a malformed record.
     """
-    if name not in READERS:
-        raise UnknownName.among("contest set", name, READERS)
+    if name not in CONTEST_SETS:
+        raise UnknownName.among("contest set", name, CONTEST_SETS)
     tasks: list[Task] = []
     for record in _records(path, problems):
         if len(tasks) == limit:
             break
         try:
-            tasks.append(READERS[name](record))
+            tasks.append(CONTEST_SETS[name](record))
         except DatasetError as error:
             if problems is None:
                 raise
@@ -262,4 +262,4 @@ def _json(text: str, place: str) -> Any:
         raise DatasetError(f"{place} is no valid JSON: {error}.") from error
 
 
-READERS: Mapping[str, Callable[[RawRow], Task]] = {"livecodebench": livecodebench, "apps": apps}
+CONTEST_SETS: Mapping[str, Callable[[RawRow], Task]] = {"livecodebench": livecodebench, "apps": apps}

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from agentenv.core.types import Document, Task
 from agentenv.core.validation import Frozen
+from agentenv.data.code_contests import CONTEST_SETS, load_contest_set
 from agentenv.data.code_sets import CODE_SETS, load_code_set
 from agentenv.data.dataset_files import DATA_VARIABLE, FORMATS, bare_name
 from agentenv.data.datasets import SETS, Dataset, check_split, load_dataset, sample
@@ -19,6 +20,8 @@ from agentenv.errors import ConfigurationError, DatasetError, UnknownName
 from agentenv.sandbox.backends import make_executor
 
 WORLD, OWN = "world", "env"
+PROGRAM_SETS = (*CODE_SETS, *CONTEST_SETS)
+"""The sets whose questions ask for a program; each has tests of its own in place of accepted answers."""
 
 
 class SourceConfig(Frozen):
@@ -95,6 +98,8 @@ def open_source(config: SourceConfig) -> Source:
         )
     if config.dataset in CODE_SETS:
         return _code_set(config)
+    if config.dataset in CONTEST_SETS:
+        return _contest_set(config)
     names = set_names(config.dataset)
     if len(names) > 1:
         return _merged(names, config)
@@ -139,7 +144,7 @@ def _load(name: str, config: SourceConfig) -> Dataset:
             raise DatasetError(f"{name!r} {found}; give a file of questions, or the name of a set.")
         return replace(load_dataset("jsonl", Path(name), split=config.split), name=_space(name))
     if name not in SETS:
-        raise UnknownName.among("dataset", name, (*SETS, *CODE_SETS, WORLD, OWN))
+        raise UnknownName.among("dataset", name, (*SETS, *PROGRAM_SETS, WORLD, OWN))
     return load_dataset(name, config.data, split=config.split)
 
 
@@ -198,6 +203,11 @@ def check_source(dataset: str, split: str | None, data: Path | None) -> None:
     if dataset in CODE_SETS:
         if split is not None and split not in CODE_SETS[dataset].splits:
             raise UnknownName.among(f"split of {dataset}", split, CODE_SETS[dataset].splits)
+    elif dataset in CONTEST_SETS:
+        if split is not None:
+            raise ConfigurationError(
+                f"{dataset} has no splits: leave out {split!r}, and name the file to read."
+            )
     elif dataset not in (WORLD, OWN):
         names = set_names(dataset)
         if data is not None and all(map(is_file_name, names)):
@@ -208,20 +218,40 @@ def check_source(dataset: str, split: str | None, data: Path | None) -> None:
             if is_file_name(name):
                 continue
             if name not in SETS:
-                raise UnknownName.among("dataset", name, (*SETS, *CODE_SETS, WORLD, OWN))
+                raise UnknownName.among("dataset", name, (*SETS, *PROGRAM_SETS, WORLD, OWN))
             if split is not None:
                 check_split(name, split, data)
 
 
-def _code_set(config: SourceConfig) -> Source:
-    split = config.split or next(iter(CODE_SETS[config.dataset].splits))
-    folder = config.data or os.environ.get(DATA_VARIABLE)
-    if not folder:
+def _contest_set(config: SourceConfig) -> Source:
+    """The problems of a file or folder of programming contests; malformed records are left out and counted."""
+    check_source(config.dataset, config.split, config.data)
+    place = _place(config)
+    folder = place / config.dataset
+    problems: list[str] = []
+    tasks = load_contest_set(config.dataset, folder if folder.is_dir() else place, problems=problems)
+    if not tasks:
+        raise DatasetError(
+            f"{place} holds no problem of {config.dataset}" + "".join(f"; {p}" for p in problems[:1])
+        )
+    left_out = f"malformed records left out: {len(problems)}; the first: {problems[0]}" if problems else ""
+    return Source(config.dataset, "", sample(tasks, config.limit, config.seed), None, None, left_out)
+
+
+def _place(config: SourceConfig) -> Path:
+    """Where a set of programs lies: what is named, or the folder of all sets."""
+    place = config.data or os.environ.get(DATA_VARIABLE)
+    if not place:
         raise DatasetError(
             f"Where is {config.dataset}? Pass its folder (--data PATH), or set {DATA_VARIABLE} to the folder of all sets."
         )
+    return Path(place)
+
+
+def _code_set(config: SourceConfig) -> Source:
+    split = config.split or next(iter(CODE_SETS[config.dataset].splits))
     with make_executor(str(config.options.get("executor", "bwrap"))) as executor:
-        loaded = load_code_set(config.dataset, Path(folder), executor, split=split)
+        loaded = load_code_set(config.dataset, _place(config), executor, split=split)
     left_out = f"left out: {', '.join(loaded.exceptions)}" if loaded.exceptions else ""
     return Source(
         config.dataset, split, sample(loaded.tasks, config.limit, config.seed), None, None, left_out

@@ -18,8 +18,7 @@ from agentenv.core.concurrency.signals import Interrupted
 from agentenv.core.protocols import Policy
 from agentenv.core.registry import env_class
 from agentenv.core.types import Task
-from agentenv.data.code_sets import CODE_SETS
-from agentenv.data.sources import OWN, Source, SourceConfig, check_source
+from agentenv.data.sources import OWN, PROGRAM_SETS, Source, SourceConfig, check_source
 from agentenv.errors import AgentEnvError, ConfigurationError, PolicyFault
 from agentenv.evaluation.bounds import (
     bound_of,
@@ -96,7 +95,7 @@ class Benchmark:
         object.__setattr__(self, "dataset", self.dataset or OWN)
         if self.bounds is None:
             object.__setattr__(self, "bounds", not is_endpoint(self.policy))
-        env = self.env or (CODE if self.dataset in CODE_SETS else SEARCH)
+        env = self.env or (CODE if self.dataset in PROGRAM_SETS else SEARCH)
         object.__setattr__(self, "env", env)
         own = _SCORERS if takes(env, "retriever") else env_class(env).scorers
         object.__setattr__(self, "scorers", self.scorers or own)
@@ -224,7 +223,7 @@ def _sources(benchmark: Benchmark) -> tuple[SourceConfig, SearchConfig]:
         limit=benchmark.limit,
         seed=benchmark.seed,
         options={name: value for name, value in benchmark.options.items() if name == "executor"}
-        if benchmark.dataset in CODE_SETS
+        if benchmark.dataset in PROGRAM_SETS
         else {},
     )
     return source, SearchConfig(retriever=benchmark.retriever, corpus=benchmark.corpus)

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.scoring.scorers import get_scorer
-from agentenv.data.code_sets import CODE_SETS
 from agentenv.data.dataset_files import RawRow, read_records
-from agentenv.data.sources import OWN, WORLD, SourceConfig, check_source, open_source
+from agentenv.data.sources import OWN, PROGRAM_SETS, WORLD, SourceConfig, check_source, open_source
 from agentenv.errors import ConfigurationError, DatasetError
 from agentenv.evaluation.statistics.significance import estimate
 
@@ -53,7 +52,7 @@ def score_predictions(
     """
     judges = {name: get_scorer(name) for name in scorers or SCORERS}
     check_source(dataset, split, data)
-    if dataset in (*CODE_SETS, WORLD, OWN):
+    if dataset in (*PROGRAM_SETS, WORLD, OWN):
         raise ConfigurationError(
             f"{dataset!r} has no written answers to hold predictions against; run `agentenv eval --dataset {dataset}`."
         )

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from agentenv.data.code_contests import PRELUDE, load_contest_set, pickled_text
+from agentenv.data.sources import SourceConfig, check_source, open_source
 from agentenv.envs.code import Code
-from agentenv.errors import DatasetError, UnknownName
+from agentenv.errors import ConfigurationError, DatasetError, UnknownName
 from agentenv.sandbox.fakes import FakeExecutor
 from agentenv.sandbox.grading import CallTest, StdioTest, grade
 
@@ -273,3 +274,23 @@ def test_the_prelude_gives_what_programs_take_for_granted() -> None:
     assert {"List", "deque", "heappush", "lru_cache", "gcd", "heapq", "datetime", "ascii_lowercase"} <= set(
         scope
     )
+
+
+@pytest.mark.parametrize("place", ["test.jsonl", "", "livecodebench"])
+def test_a_contest_set_is_a_source_by_its_name(tmp_path: Path, place: str) -> None:
+    """From a file, its folder, or the folder of all sets; a malformed record is left out and said."""
+    folder = tmp_path / "livecodebench"
+    folder.mkdir()
+    write(folder / "test.jsonl", {"question_id": "odd"}, lcb())
+    data = tmp_path if place == "livecodebench" else folder / place
+    source = open_source(SourceConfig(dataset="livecodebench", data=data))
+    assert [task.id for task in source.tasks] == ["livecodebench/1873_A"]
+    assert "left out: 1" in source.notes
+
+
+def test_a_contest_set_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
+    empty = write(tmp_path / "none.jsonl", {"problem_id": 1})
+    with pytest.raises(DatasetError, match=r"none\.jsonl holds no problem of apps"):
+        open_source(SourceConfig(dataset="apps", data=empty))
+    with pytest.raises(ConfigurationError, match="'test'"):
+        check_source("apps", "test", empty)
