@@ -21,7 +21,7 @@ from gymnasium.utils.passive_env_checker import env_render_passive_checker
 
 from agentenv.core.concurrency.threads import DaemonThreads
 from agentenv.core.env import Env
-from agentenv.core.env_contract_tasks import check_splits, check_task
+from agentenv.core.env_contract_tasks import check_splits, check_task, require
 from agentenv.core.floors import FLOORS, floor_action
 from agentenv.core.scene import Mark
 from agentenv.core.types import EndReason, StateCapability, Step, ToolResult
@@ -116,19 +116,14 @@ def _play(env: Env[Any], actions: Sequence[str]) -> list[Step]:
     return steps
 
 
-def _need(condition: bool, complaint: str) -> None:
-    if not condition:
-        raise AssertionError(complaint)
-
-
 def _same(one: Sequence[Step], other: Sequence[Step], what: str) -> None:
     for turn, (a, b) in enumerate(zip(one, other, strict=False), 1):
         for field in ("observation", "reward", "terminated", "truncated"):
             left, right = getattr(a, field), getattr(b, field)
-            _need(left == right, f"{what}: {field} of turn {turn} differs: {left!r} and {right!r}")
+            require(left == right, f"{what}: {field} of turn {turn} differs: {left!r} and {right!r}")
         results = (a.info["tool_results"], b.info["tool_results"])
-        _need(results[0] == results[1], f"{what}: tool_results of turn {turn} differ: {results}")
-    _need(len(one) == len(other), f"{what}: {len(one)} turns and {len(other)}")
+        require(results[0] == results[1], f"{what}: tool_results of turn {turn} differ: {results}")
+    require(len(one) == len(other), f"{what}: {len(one)} turns and {len(other)}")
 
 
 def check_gymnasium(make: MakeEnv) -> None:
@@ -136,7 +131,7 @@ def check_gymnasium(make: MakeEnv) -> None:
     with closing(make()) as env, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         gymnasium_check(env.unwrapped, skip_render_check=True, skip_close_check=True)
-    _need(not caught, "; ".join(str(warning.message) for warning in caught))
+    require(not caught, "; ".join(str(warning.message) for warning in caught))
 
 
 def check_render(make: MakeEnv) -> str:
@@ -159,13 +154,13 @@ def check_determinism(make: MakeEnv) -> None:
         before = (random.getstate(), np.random.get_state()[1].tolist())  # type: ignore[index]
         with closing(make()) as env, closing(make()) as other:
             openings = [env.reset(seed=seed), other.reset(seed=seed)]
-            _need(openings[0] == openings[1], f"two environments open seed {seed} differently")
+            require(openings[0] == openings[1], f"two environments open seed {seed} differently")
             first = _play(env, actions)
             _same(first, _play(other, actions), f"seed {seed} in two environments")
-            _need(env.reset(seed=seed) == openings[0], f"a second reset with seed {seed} opens differently")
+            require(env.reset(seed=seed) == openings[0], f"a second reset with seed {seed} opens differently")
             _same(first, _play(env, actions), f"seed {seed} after a second reset")
         after = (random.getstate(), np.random.get_state()[1].tolist())  # type: ignore[index]
-        _need(before == after, "a global random generator was used; draw from self.np_random")
+        require(before == after, "a global random generator was used; draw from self.np_random")
 
 
 def check_async(make: MakeEnv) -> None:
@@ -189,7 +184,7 @@ def check_async(make: MakeEnv) -> None:
 def check_capability(make: MakeEnv) -> str:
     """The environment says how much of it a snapshot captures."""
     with closing(make()) as env:
-        _need(isinstance(env.capability, StateCapability), f"capability is {env.capability!r}")
+        require(isinstance(env.capability, StateCapability), f"capability is {env.capability!r}")
         return env.capability.name.lower()
 
 
@@ -267,19 +262,19 @@ def check_observations(make: MakeEnv) -> None:
     for seed, actions in _scripts(make):
         with closing(make()) as env:
             opening, info = env.reset(seed=seed)
-            _need(len(opening) > 0, "reset gives no message")
+            require(len(opening) > 0, "reset gives no message")
             steps = _play(env, actions)
             observations = [opening, *(step.observation for step in steps)]
             for observation in observations:
-                _need(observation in env.observation_space, f"{observation!r} is no tuple of Message")
+                require(observation in env.observation_space, f"{observation!r} is no tuple of Message")
             # The empty tuple is one object in all of Python.
             kept = [id(observation) for observation in observations if observation]
-            _need(
+            require(
                 len(set(kept)) == len(kept),
                 "an observation object is used twice; build a new tuple each step",
             )
             infos = [id(entry) for entry in (info, *(step.info for step in steps))]
-            _need(len(set(infos)) == len(infos), "an info dict is used twice; build a new one each step")
+            require(len(set(infos)) == len(infos), "an info dict is used twice; build a new one each step")
 
 
 def check_info(make: MakeEnv) -> None:
@@ -289,15 +284,17 @@ def check_info(make: MakeEnv) -> None:
             env.reset(seed=seed)
             for turn, step in enumerate(_play(env, actions), 1):
                 info, over = step.info, step.terminated or step.truncated
-                _need(info.get("turn") == turn, f"info['turn'] is {info.get('turn')!r} in turn {turn}")
-                _need(isinstance(info.get("valid"), bool), f"info['valid'] is {info.get('valid')!r}")
+                require(info.get("turn") == turn, f"info['turn'] is {info.get('turn')!r} in turn {turn}")
+                require(isinstance(info.get("valid"), bool), f"info['valid'] is {info.get('valid')!r}")
                 results = info.get("tool_results")
                 typed = isinstance(results, tuple) and all(isinstance(r, ToolResult) for r in results)
-                _need(typed, f"info['tool_results'] is {results!r}, not a tuple of ToolResult")
+                require(typed, f"info['tool_results'] is {results!r}, not a tuple of ToolResult")
                 reason = info.get("end_reason")
-                _need(isinstance(reason, EndReason) if over else reason is None, f"end_reason is {reason!r}")
-                _need(not (step.terminated and step.truncated), "terminated and truncated are both true")
-                _need(np.isfinite(step.reward), f"the reward of turn {turn} is {step.reward}")
+                require(
+                    isinstance(reason, EndReason) if over else reason is None, f"end_reason is {reason!r}"
+                )
+                require(not (step.terminated and step.truncated), "terminated and truncated are both true")
+                require(np.isfinite(step.reward), f"the reward of turn {turn} is {step.reward}")
 
 
 def check_episode_over(make: MakeEnv) -> None:
@@ -327,13 +324,13 @@ def check_scene(make: MakeEnv) -> str:
             scene = env.scene()
             if scene is None:
                 return "no screen"
-            _need(min(scene.size) > 0, f"the screen before action {number} has the size {scene.size}")
+            require(min(scene.size) > 0, f"the screen before action {number} has the size {scene.size}")
             try:
                 ElementTree.fromstring(scene.svg())
             except ElementTree.ParseError as error:
                 raise AssertionError(f"the drawing before action {number} is no SVG: {error}") from None
             foreign = [mark for mark in scene.marks(action) if not isinstance(mark, Mark)]
-            _need(not foreign, f"action {number} is marked by {foreign[:1]}, which is no Mark")
+            require(not foreign, f"action {number} is marked by {foreign[:1]}, which is no Mark")
             if _play(env, [action])[0].info.get("end_reason"):
                 break
     return f"{number + 1} screens"
@@ -350,9 +347,9 @@ def check_expert(make: MakeEnv) -> str:
             steps = _play(env, actions)
             score = sum(step.reward for step in steps)
             over = bool(steps) and (steps[-1].terminated or steps[-1].truncated)
-            _need(over, f"seed {seed}: the expert's {len(actions)} actions do not end the episode")
+            require(over, f"seed {seed}: the expert's {len(actions)} actions do not end the episode")
             wanted = env.reward_ceiling
-            _need(score >= wanted - 1e-9, f"seed {seed}: the expert scores {score:g}, not {wanted:g}")
+            require(score >= wanted - 1e-9, f"seed {seed}: the expert scores {score:g}, not {wanted:g}")
     return f"{len(SEEDS)} episodes at {wanted:g}"
 
 
@@ -366,7 +363,7 @@ def check_floors(make: MakeEnv) -> str:
                 steps = _play(env, [floor_action(floor, opening, rng) for _ in range(MAX_TURNS)])
                 score = sum(step.reward for step in steps)
                 limit = env.reward_floor
-                _need(score <= limit + 1e-9, f"seed {seed}: {floor!r} scores {score:g}, above {limit:g}")
+                require(score <= limit + 1e-9, f"seed {seed}: {floor!r} scores {score:g}, above {limit:g}")
     return ", ".join(FLOORS)
 
 

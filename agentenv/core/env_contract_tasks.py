@@ -42,23 +42,27 @@ def check_task(make: Callable[[], Env[Any]]) -> str:
     tasks, whose = _tasks_for(make)
     with closing(make()) as env:
         drawn = env.reset(seed=0)
-        _need(isinstance(drawn[1].get("task_id"), str), f"reset() gives task_id {drawn[1].get('task_id')!r}")
+        require(
+            isinstance(drawn[1].get("task_id"), str), f"reset() gives task_id {drawn[1].get('task_id')!r}"
+        )
         try:
             episodes = [_episode(env, task) for task in tasks]
         except Exception as error:
             if whose != "written" or isinstance(error, AssertionError):
                 raise
             raise unittest.SkipTest(f"it poses no task but its own: {error}") from error
-        _need(
+        require(
             len(tasks) < 2 or any(episode != episodes[0] for episode in episodes[1:]),
             f"{len(tasks)} different tasks give the same episode; reset() has to pose options['task']",
         )
-        _need(_episode(env, tasks[0]) == episodes[0], f"task {tasks[0].id!r} opens differently after others")
-        _need(env.reset(seed=0) == drawn, "seed 0 without a task opens differently after tasks were given")
+        require(
+            _episode(env, tasks[0]) == episodes[0], f"task {tasks[0].id!r} opens differently after others"
+        )
+        require(env.reset(seed=0) == drawn, "seed 0 without a task opens differently after tasks were given")
     with closing(make()) as env:
         opening, info = asyncio.run(env.areset(seed=0, options={"task": tasks[-1]}))
         _posed(tasks[-1], info, "areset()")
-        _need(opening == episodes[-1][0], f"areset() opens task {tasks[-1].id!r} differently than reset()")
+        require(opening == episodes[-1][0], f"areset() opens task {tasks[-1].id!r} differently than reset()")
     return f"{len(tasks)} {whose} tasks"
 
 
@@ -75,7 +79,7 @@ def check_splits(make: Callable[[], Env[Any]]) -> str:
     for split, tasks in made.items():
         again = cls.make_tasks(_MADE, seed=_SEEDS[0], split=split)
         same = all(a.id == b.id and _same(a, b) for a, b in zip(again, tasks, strict=False))
-        _need(same, f"make_tasks() gives other tasks of {split!r} when it is asked again")
+        require(same, f"make_tasks() gives other tasks of {split!r} when it is asked again")
     for one, other in combinations(made, 2):
         _refuse_shared(made[one], made[other], f"{one!r} and {other!r}")
     return ", ".join(made)
@@ -90,14 +94,14 @@ def _refuse_shared(one: Sequence[Task], other: Sequence[Task], where: str) -> No
         alike = asked.get((task.question, task.answers), [])
         answered, twins = answered + bool(task.answers), twins + bool(task.answers and alike)
         for twin in alike:
-            _need(
+            require(
                 not _same(task, twin),
                 f"the splits {where} share a task, {twin.id!r} and {task.id!r}: {task!r}",
             )
     complaint = (
         f"of {answered} tasks of one of the splits {where}, {twins} have question and answers of the other"
     )
-    _need(2 * twins <= answered, complaint)
+    require(2 * twins <= answered, complaint)
 
 
 def _same(one: Task, other: Task) -> bool:
@@ -155,12 +159,13 @@ def _episode(env: Env[Any], task: Task) -> tuple[Observation, Sequence[str] | st
 
 
 def _posed(task: Task, info: Info, what: str) -> None:
-    _need(
+    require(
         info.get("task_id") == task.id,
         f"{what} was given task {task.id!r} and says task_id {info.get('task_id')!r}; it has to pose options['task']",
     )
 
 
-def _need(condition: bool, complaint: str) -> None:
+def require(condition: bool, complaint: str) -> None:
+    """Raises AssertionError with ``complaint`` where ``condition`` does not hold."""
     if not condition:
         raise AssertionError(complaint)
