@@ -77,12 +77,13 @@ class Combination(NamedTuple):
                 "group_size": 4,
                 "turn_tokens": 24,
                 "context_tokens": 512,
-                "temperature": 3.0,  # mistakes, which is what rollbacks, hints and critiques begin with
+                # Mistakes are what rollbacks, hints and critiques begin with; vLLM takes no more than 2.
+                "temperature": 3.0 if self.engine == "hf" else 2.0,
                 "deterministic": not ahead and self.engine == "hf",
                 "strategy": self.strategy,
             },
             "asynchronous": {"staleness": self.staleness},
-            "engine": {"kind": self.engine},
+            "engine": {"kind": self.engine} | ({"kv_gib": 0.25} if self.engine == "vllm" else {}),
             "optimizer": {"steps": 2},
             "loss": {"correction": {name: value for name, value in correction.items() if value is not None}},
             "evaluation": {"every": 0, "bounds": False},

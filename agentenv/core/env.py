@@ -7,6 +7,7 @@ the author.
 
 import asyncio
 import copy
+import inspect
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -77,6 +78,16 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
     """Options of ``reset`` beside ``task`` that a client of a server may give, and their types, under the same rule."""
     state: StateT
     _closed = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuses a coroutine where a plain function is called: nothing would await it, and what it closes stays open."""
+        super().__init_subclass__(**kwargs)
+        for name in ("reset", "step", "close", "render", "expert"):
+            if inspect.iscoroutinefunction(getattr(cls, name)):
+                there = f"; write a{name}" if name in ("reset", "step") else ""
+                raise ConfigurationError(
+                    f"{cls.__name__}.{name} is a coroutine function, and nothing awaits it: write a plain function{there}"
+                )
 
     def __init__(self, *, render_mode: str | None = None) -> None:
         self.observation_space = Messages()

@@ -305,7 +305,14 @@ def _play(
         its_ground, its_player = sides[name]
         bounds[name] = _bound(partial(play, its_player, its_ground, journal, phase=name), agent, scorer)
     if bounded:
-        bounds["expert"] = measure_expert(task_env, agent.config, scorer, seed=benchmark.seed)
+        display.phase(f"{benchmark.dataset}, bound expert", len(tasks))
+        bounds["expert"] = measure_expert(
+            task_env,
+            agent.config,
+            scorer,
+            seed=benchmark.seed,
+            progress=lambda done: display.advance(done, {}),
+        )
     return records, bounds
 
 

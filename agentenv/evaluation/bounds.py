@@ -99,12 +99,22 @@ def recall_or_none(task_env: TaskEnv, warn: Callable[[str], None]) -> dict[str, 
     return recall
 
 
-def measure_expert(task_env: TaskEnv, config: RolloutConfig, scorer: str, *, seed: int = 0) -> dict[str, Any]:
-    """The scripted expert on the questions of ``task_env``; a note where the environment has none."""
+def measure_expert(
+    task_env: TaskEnv,
+    config: RolloutConfig,
+    scorer: str,
+    *,
+    seed: int = 0,
+    progress: Callable[[int], None] = lambda done: None,
+) -> dict[str, Any]:
+    """The scripted expert on the questions of ``task_env``; a note where the environment has none.
+
+    ``progress`` is called with the number of finished episodes.
+    """
 
     def played() -> dict[str, Any]:
         trajectories = play_expert(
-            task_env.make_env, task_env.source.tasks, config, seed=seed, shown_only=True
+            task_env.make_env, task_env.source.tasks, config, seed=seed, shown_only=True, progress=progress
         )
         return bound_of(map(to_record, trajectories), scorer)
 

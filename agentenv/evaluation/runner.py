@@ -99,28 +99,47 @@ def play_expert(
     *,
     seed: int = 0,
     shown_only: bool = False,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> list[Trajectory]:
-    """The scripted expert on every task, through the same loop; ``shown_only`` as in `expert_policy`.
+    """The scripted expert on every task, through the same loop.
+
+    The scripts of a batch are written before it is played, so that the work shows and is not lost all at once.
+
+    Args:
+        make_env: Makes a fresh environment.
+        tasks: The questions.
+        config: Budgets.
+        seed: Seeds the episodes.
+        shown_only: As in `expert_policy`.
+        progress: Called with the number of finished episodes.
 
     Raises:
         ConfigurationError: the environment has no expert for a task.
         EnvFault: it failed for every task.
     """
-    policy = expert_policy(
-        make_env, tasks, _BATCH, config.deadline_s, seed=seed, name="expert", shown_only=shown_only
-    )
-    if policy.failures and not policy.actions:
-        reason = next(iter(policy.failures.values()))
-        raise EnvFault(f"the scripted expert failed on each of {len(tasks)} tasks ({reason})")
-    return play(
-        policy,
-        InlineFormat(policy.tokenizer),
-        make_env,
-        tasks,
-        with_byte_budgets(config),
-        seed=seed,
-        name="expert",
-    )
+    done: list[Trajectory] = []
+    failed: list[str] = []
+    for begin in range(0, len(tasks), _BATCH):
+        chunk = tasks[begin : begin + _BATCH]
+        policy = expert_policy(
+            make_env,
+            chunk,
+            _BATCH,
+            config.deadline_s,
+            seed=seed,
+            name="expert",
+            first=begin,
+            shown_only=shown_only,
+        )
+        failed += policy.failures.values()
+        chat, budgets = InlineFormat(policy.tokenizer), with_byte_budgets(config)
+        done += asyncio.run(
+            play_batch(policy, chat, make_env, chunk, budgets, begin, seed=seed, name="expert")
+        )
+        progress(len(done))
+    if failed and len(failed) == len(tasks):
+        raise EnvFault(f"the scripted expert failed on each of {len(tasks)} tasks ({failed[0]})")
+    return done
 
 
 def expert_policy(

@@ -13,6 +13,9 @@ from pydantic import Field
 from agentenv.core.types import Sampling
 from agentenv.core.validation import Frozen
 
+COLDEST, HOTTEST = 0.01, 2.0
+"""Temperatures between which vLLM samples as it is asked to; it takes 0 as well, which is greedy."""
+
 
 class EngineConfig(Frozen):
     """Who samples."""

@@ -15,7 +15,7 @@ from agentenv.core.concurrency.background import BackgroundLoop
 from agentenv.core.io.model_files import LOCAL, check_model_files
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import CheckpointMismatch, ConfigurationError, ContextTooSmall, PolicyFault
-from agentenv.policies.engine import Engine, EngineConfig, Request, Sampled
+from agentenv.policies.engine import COLDEST, HOTTEST, Engine, EngineConfig, Request, Sampled
 from agentenv.policies.export import write_weights
 from agentenv.policies.lora import base_and_adapter, load_weights
 from agentenv.policies.soundness import refuse_not_finite
@@ -26,7 +26,6 @@ T = TypeVar("T")
 
 _SHARED_MEMORY = Path("/dev/shm")
 _CLOSE_S = 20.0
-_COLDEST, _HOTTEST = 0.01, 2.0
 
 
 class VLLMPolicy:
@@ -135,9 +134,9 @@ class VLLMPolicy:
             ContextTooSmall: the prompt alone fills the context.
             ConfigurationError: a temperature that vLLM would change or refuse.
         """
-        if sampling.temperature and not _COLDEST <= sampling.temperature <= _HOTTEST:
+        if sampling.temperature and not COLDEST <= sampling.temperature <= HOTTEST:
             raise ConfigurationError(
-                f"vLLM samples at a temperature of 0 or from {_COLDEST} to {_HOTTEST:g}, not {sampling.temperature}"
+                f"vLLM samples at a temperature of 0 or from {COLDEST} to {HOTTEST:g}, not {sampling.temperature}"
             )
         room = self.context_tokens - len(prompt_ids)
         if room <= 0:

@@ -10,7 +10,7 @@ import pytest
 from agentenv.core.env import AsyncEnv, Env, run_sync
 from agentenv.core.snapshot import Snapshot, fork_value, resources_of
 from agentenv.core.types import EndReason, Info, Message, Observation, Step
-from agentenv.errors import EpisodeOver, SnapshotError
+from agentenv.errors import ConfigurationError, EpisodeOver, SnapshotError
 
 
 @dataclass
@@ -327,3 +327,13 @@ def test_run_sync_does_not_wait_for_itself() -> None:
 
     with pytest.raises(RuntimeError, match="await the coroutine"):
         run_sync(nested())
+
+
+@pytest.mark.parametrize("name", ["reset", "step", "close", "render", "expert"])
+def test_a_coroutine_that_nothing_would_await_is_refused_with_its_class(name: str) -> None:
+    """An ``async def close`` was called and never run: the environment stayed open, and nobody was told."""
+
+    async def later(self: Any, *args: Any, **options: Any) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=f"Late.{name}"):
+        type("Late", (Env,), {name: later})

@@ -58,8 +58,17 @@ def test_the_expert_scores_full_through_the_same_loop() -> None:
 def test_an_expert_longer_than_one_chunk_of_episodes() -> None:
     """Questions are played 128 at a time; every script reaches its own episode."""
     tasks = [Task(f"t{i}", f"q{i}", (f"a{i}",)) for i in range(131)]
-    played = play_expert(lambda: environment(tasks=tasks), tasks, CONFIG)
+    done: list[int] = []
+    made: list[int] = []
+
+    def make() -> LocalSearch:
+        made.append(len(done))
+        return environment(tasks=tasks)
+
+    played = play_expert(make, tasks, CONFIG, progress=done.append)
     assert [t.info["answer"] for t in played] == [f"a{i}" for i in range(131)]
+    assert done == [128, 131]
+    assert made.count(1) == 2 * 3  # those of the second batch, for its scripts and its episodes
 
 
 @pytest.mark.parametrize("floor", FLOORS)

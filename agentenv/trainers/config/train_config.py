@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from agentenv.core.validation import Frozen
 from agentenv.data.sources import OWN, SourceConfig, check_draw, check_source, held_out_worlds
 from agentenv.evaluation.task_env import EnvConfig, SearchConfig, known_retriever
-from agentenv.policies.engine import EngineConfig
+from agentenv.policies.engine import COLDEST, HOTTEST, EngineConfig
 from agentenv.tracking import check_tracker
 from agentenv.trainers.config.sections import (
     AsynchronousSettings,
@@ -136,6 +136,11 @@ class TrainConfig(Frozen):
         if self.engine.kind == "vllm" and rollout.deterministic:
             raise ValueError(
                 "engine.kind='vllm' forms batches by arrival, which rollout.deterministic rules out: set it to false"
+            )
+        if self.engine.kind == "vllm" and not COLDEST <= rollout.temperature <= HOTTEST:
+            raise ValueError(
+                f"engine.kind='vllm' samples at temperatures from {COLDEST} to {HOTTEST:g}, and rollout.temperature is "
+                f"{rollout.temperature:g}"
             )
         sampler = get_sampler(rollout.sampler, rollout.sampler_options)
         if self.cluster.address and (reason := self._keeps_home(sampler)):

@@ -283,3 +283,11 @@ def test_values_in_python_are_checked_like_those_of_a_file() -> None:
         changed(base, {"optimisation.steps": 7})
     with pytest.raises(ConfigurationError, match=r"optimizer\.steps.*'many'"):
         changed(base, {"optimizer.steps": "many"})
+
+
+@pytest.mark.parametrize("temperature", [0.001, 2.5])
+def test_a_temperature_that_vllm_does_not_sample_at_is_refused(temperature: float) -> None:
+    words = ["--engine.kind", "vllm", "--rollout.deterministic", "false", "--rollout.temperature"]
+    override(TrainConfig(), [*words, "2.0"])
+    with pytest.raises(ConfigurationError, match=f"{temperature:g}"):
+        override(TrainConfig(), [*words, str(temperature)])
