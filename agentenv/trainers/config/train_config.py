@@ -112,6 +112,21 @@ class TrainConfig(Frozen):
         return tracker
 
     @model_validator(mode="after")
+    def _engine_fits(self) -> Self:
+        if self.engine.urls and self.engine.kind != "vllm":
+            raise ValueError("engine.urls are vLLM servers: set engine.kind to 'vllm'")
+        if self.engine.kind == "vllm" and self.rollout.deterministic:
+            raise ValueError(
+                "engine.kind='vllm' forms batches by arrival, which rollout.deterministic rules out: set it to false"
+            )
+        if self.engine.kind == "vllm" and not COLDEST <= self.rollout.temperature <= HOTTEST:
+            raise ValueError(
+                f"engine.kind='vllm' samples at temperatures from {COLDEST} to {HOTTEST:g}, and rollout.temperature is "
+                f"{self.rollout.temperature:g}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _fits(self) -> Self:
         rollout = self.rollout
         if rollout.turn_tokens >= rollout.context_tokens:
@@ -127,20 +142,9 @@ class TrainConfig(Frozen):
             roles = {turn.role for turn in get_game(rollout.strategy_options.get("game", "ssp")).turns}
             if unknown := sorted(set(self.second.roles) - roles):
                 raise ValueError(f"second.roles names {unknown}; the game has {sorted(roles)}")
-        if self.engine.urls and self.engine.kind != "vllm":
-            raise ValueError("engine.urls are vLLM servers: set engine.kind to 'vllm'")
         if self.second.roles and self.asynchronous.staleness:
             raise ValueError(
                 "a second set of weights is trained synchronously: set asynchronous.staleness to 0"
-            )
-        if self.engine.kind == "vllm" and rollout.deterministic:
-            raise ValueError(
-                "engine.kind='vllm' forms batches by arrival, which rollout.deterministic rules out: set it to false"
-            )
-        if self.engine.kind == "vllm" and not COLDEST <= rollout.temperature <= HOTTEST:
-            raise ValueError(
-                f"engine.kind='vllm' samples at temperatures from {COLDEST} to {HOTTEST:g}, and rollout.temperature is "
-                f"{rollout.temperature:g}"
             )
         sampler = get_sampler(rollout.sampler, rollout.sampler_options)
         if self.cluster.address and (reason := self._keeps_home(sampler)):
