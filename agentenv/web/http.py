@@ -6,6 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from agentenv.web.gate import READY, Gate, Refusal
+from agentenv.web.memory import LARGE_BYTES, trim_soon
 from agentenv.web.telemetry import Meter
 
 if TYPE_CHECKING:
@@ -109,5 +110,7 @@ def _answer_class() -> Any:
             finally:
                 if self.sent is not None:
                     self.sent()
+                if len(self.body) >= LARGE_BYTES:
+                    trim_soon()
 
     return Answer

@@ -208,6 +208,7 @@ class QueryQueue:
             self._release(group.inflight)
             for flight in group.inflight:
                 flight.reply.cancel()
+            group.inflight = []  # a circle, which would keep all passages until the collector comes by
 
     async def _answer(self, inflight: list[_InflightQuery], k: int) -> None:
         try:

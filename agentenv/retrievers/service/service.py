@@ -23,7 +23,9 @@ from agentenv.retrievers.service.wire import (
     retrieved,
 )
 from agentenv.web.gate import Gate, Refusal
+from agentenv.web.memory import trim_soon
 
+_LARGE = 8_192  # passages of a request whose memory is given back to the system at once
 _LINGER = 0.15  # clients that ask one question after the other come back within so much of a batch
 
 
@@ -112,6 +114,8 @@ class Service(Gate):
     def release(self, wanted: int) -> None:
         """Gives back what `claim` counted."""
         self.wanted -= wanted
+        if wanted >= _LARGE:  # also where nothing of it was sent
+            trim_soon()
 
     async def retrieve(self, body: RetrieveRequest, corpus: str | None) -> dict[str, Any]:
         """Search-R1's route."""
