@@ -17,6 +17,7 @@ from agentenv.sandbox import docker, labels
 from agentenv.sandbox.backends import make_executor, unavailable
 from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.jail.router import SPARES
+from agentenv.sandbox.jail_session import JailSession
 from agentenv.sandbox.types import ExecutionLimits
 
 LIMITS = ExecutionLimits(wall_s=10.0, cpu_s=6.0)
@@ -202,6 +203,13 @@ def doomed(request: pytest.FixtureRequest) -> Iterator[JailExecutor]:
 def box(request: pytest.FixtureRequest) -> Iterator[JailExecutor]:
     """Every backend with walls; afterwards the owner is alive, the next run works and nothing is left."""
     yield from watched(request.param)
+
+
+@pytest.fixture
+def session(box: JailExecutor) -> Iterator[JailSession]:
+    """A session in ``box``."""
+    with box.open(limits=ExecutionLimits(wall_s=20.0)) as opened:
+        yield opened
 
 
 @pytest.fixture(params=WALLED, scope="module")

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -28,12 +27,6 @@ def is_socket(fd):
 link = next(filter(is_socket, range(3, 64)))
 def say(body): os.write(link, struct.pack(">I", len(body)) + body)
 """
-
-
-@pytest.fixture
-def session(box: JailExecutor) -> Iterator[JailSession]:
-    with box.open(limits=LIMITS) as opened:
-        yield opened
 
 
 def own(result: ExecResult) -> ExecResult:

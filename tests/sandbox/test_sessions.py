@@ -2,7 +2,6 @@
 
 import random
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -14,12 +13,6 @@ from agentenv.sandbox.jail_session import JailSession, JailSnapshot, Point, thin
 from agentenv.sandbox.types import ExecStatus, ExecutionLimits, ExecutorSnapshot
 
 LIMITS = ExecutionLimits(wall_s=20.0)
-
-
-@pytest.fixture
-def session(box: JailExecutor) -> Iterator[JailSession]:
-    with box.open(limits=LIMITS) as opened:
-        yield opened
 
 
 def value(session: JailSession, code: str) -> str | None:
