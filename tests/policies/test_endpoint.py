@@ -234,7 +234,7 @@ def test_a_budget_of_money() -> None:
         for cost in (32.0, 64.0):
             ask(asked)
             assert asked.usage.cost == pytest.approx(cost)
-        with pytest.raises(EndpointFault, match=r"budget of 40\.0 in cost"):
+        with pytest.raises(EndpointFault, match="budget of 40 in cost"):
             ask(asked)
         with pytest.raises(ConfigurationError, match="needs prompt_price and reply_price"):
             client(server, max_cost=1.0)

@@ -111,7 +111,7 @@ def test_a_figure_that_never_changes_is_said_and_not_drawn(tmp_path: Path) -> No
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = Tags(write_report(tmp_path))
     assert page.names.count("polyline") == 1
-    assert "clip fraction 0.25; waves 1." in page.words
+    assert "clip fraction 0.25; rounds 1." in page.words
 
 
 def test_values_that_cannot_be_drawn_are_left_out(tmp_path: Path) -> None:

@@ -119,8 +119,9 @@ def test_few_scores_move_the_bootstrap_out_to_students_t() -> None:
         ([0.25, 0.75, 0.5, 0.1] * 125, 10, "wilson clustered"),  # 50 clusters are few, 500 questions are not
         ([0.0, 1.0] * 300, 2, "wilson clustered"),  # 300 clusters of right and wrong
         ([0.25, 0.5] * 300, 2, "bootstrap clustered"),
-        ([-1.0, 0.5] * 50, 2, "t clustered"),
-        ([0.5, 3.0] * 50, 2, "t clustered"),
+        ([-1.0, 0.5] * 50, 2, "unknown"),  # all clusters alike, and nothing bounds the values
+        ([-1.0, 0.5, 0.5, 0.5] * 25, 2, "t clustered"),
+        ([0.5, 3.0, 3.0, 3.0] * 25, 2, "t clustered"),
     ],
 )
 def test_the_method_follows_the_scores(values: list[float], a_cluster: int, method: str) -> None:
