@@ -287,10 +287,10 @@ SIGNALLED = """
 import os, signal, sys
 from agentenv.cli.main import main
 from agentenv.trainers.learner.learner import Learner
-from agentenv.trainers.workers.rollout_scheduler import Rollouts
+from agentenv.trainers.workers.rollout_scheduler import RolloutScheduler
 
 place, number = sys.argv[1], getattr(signal, sys.argv[2])
-owner, name = {"rollout": (Rollouts, "_take"), "update": (Learner, "step")}[place]
+owner, name = {"rollout": (RolloutScheduler, "_take"), "update": (Learner, "step")}[place]
 calls, inner = [], getattr(owner, name)
 
 def signals_in_step_3(self, *args, **kwargs):

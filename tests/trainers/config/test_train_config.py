@@ -63,6 +63,7 @@ def test_overrides_reach_every_kind_of_value() -> None:
         ("--rollout.group_siz 4", r"'rollout.group_siz'. Did you mean 'rollout.group_size'\?"),
         ("--train.world.documets 400", r"Did you mean 'train.world.documents'\?"),
         ("--optimiser.steps 4", r"Did you mean 'optimizer'\?"),
+        ("--optimization.steps 4", r"Did you mean 'optimizer'\?"),
         ("--rollout.group_size 1", r"rollout.group_size: .*greater than or equal to 2; got 1\.$"),
         ("--optimizer.steps many", r"optimizer.steps: .*integer.*; got 'many'\.$"),
         (
