@@ -3,6 +3,7 @@
 import ast
 import pkgutil
 import re
+import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -144,3 +145,12 @@ def test_relative_links_lead_to_files(page: Path) -> None:
     generated = set(re.findall(r'": "([\w-]+\.md)",', text_of(DOCS / "site_hooks.py")))
     links = [link for link in LINK.findall(text_of(page)) if link not in generated]
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_one_version_stands_everywhere() -> None:
+    version = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]["version"]
+    citation = yaml.safe_load(text_of(ROOT / "CITATION.cff"))
+    released = re.search(r"^## (\S+) - (\S+)$", text_of(ROOT / "CHANGELOG.md"), re.M)
+    assert released is not None
+    assert (citation["version"], str(citation["date-released"])) == (released[1], released[2])
+    assert released[1] == version
