@@ -5,7 +5,9 @@ The runs themselves are those of ``benchmarks/combinations.py``; here one strate
 
 import gzip
 import importlib
+import json
 import sys
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
 from itertools import product
@@ -86,3 +88,24 @@ def test_two_asynchronous_steps_with_tokens_of_another_context(
     assert len(folder.history()) == 2
     texts = [gzip.decompress(path.read_bytes()) for path in (tmp_path / "run" / "trajectories").iterdir()]
     assert any(b'"origin": "splice"' in text or b'"origin": "retry"' in text for text in texts)
+
+
+def test_the_result_file_has_every_pair_that_is_accepted_and_says_why_the_others_are_not(
+    benchmark: Any,
+) -> None:
+    """A strategy or a correction that is added must be run in pairs with the others before it is published."""
+    accepted, refused = benchmark.read(
+        Namespace(strategy=list(benchmark.STRATEGIES), engines=["hf"], threads=1)
+    )
+    held = set().union(*map(benchmark.pairs, accepted))
+    drawn = benchmark.covering(accepted, 0)
+    assert set().union(*map(benchmark.pairs, drawn)) == held
+    assert len(drawn) < len(accepted) / 10
+    results = Path(benchmark.__file__).parent / "results"
+    file = json.loads((results / "combinations.json").read_text())
+    rows = [benchmark.Combination(*(row[name] for name in drawn[0]._fields)) for row in file["combinations"]]
+    assert {row["result"] for row in file["combinations"]} == {"ran"}
+    assert set().union(*map(benchmark.pairs, rows)) == held
+    never = set().union(*map(benchmark.pairs, refused)) - held
+    assert {tuple(entry["pair"].items()) for entry in file["pairs_refused"]} == never
+    assert {entry["sentence"] for entry in file["pairs_refused"]} <= set(refused.values())
