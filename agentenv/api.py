@@ -104,7 +104,8 @@ def train(
         trust_config: Whether a TOML file may run code without a jail or contact hosts; otherwise that is asked at the
             terminal.
         display: Who is told how far the run is; None shows it on stderr and writes it to ``run.log``.
-        **settings: As ``overrides``, with two underscores for each dot: ``optimizer__steps=60``.
+        **settings: As ``overrides``, with two underscores for each dot: ``optimizer__steps=60``. ``env__id`` may be
+            a class.
 
     Raises:
         AgentEnvError: The configuration cannot be used.
@@ -151,7 +152,8 @@ def _dotted(overrides: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[s
     named = {key.replace("__", "."): value for key, value in settings.items()}
     if twice := sorted(named.keys() & overrides.keys()):
         raise ConfigurationError(f"{twice[0]} is given twice, in overrides and as a keyword argument")
-    return {**overrides, **named}
+    given = {**overrides, **named}
+    return {key: env_id_of(value) if isinstance(value, type) else value for key, value in given.items()}
 
 
 def _trained(config: TrainConfig, out: Path, resume: bool, display: Display | None) -> TrainResult:

@@ -1,0 +1,34 @@
+"""Runs untrusted programs: whole ones with limits, and an interpreter that is rewound and forked with its files.
+
+python examples/code_in_the_sandbox.py          (needs bubblewrap; `agentenv doctor` says whether it works here)
+"""
+
+import agentenv
+from agentenv.sandbox import Limits
+
+GREEDY = "data = [0] * 10**10"
+ENDLESS = "while True: pass"
+CURIOUS = "import socket; socket.create_connection(('192.0.2.1', 80), timeout=1)"
+
+if __name__ == "__main__":
+    with agentenv.make_executor("bwrap", limits=Limits(wall_s=2.0)) as executor:
+        result = executor.run("print(sum(map(int, input().split())))", stdin="20 22")
+        print(f"a program: {result.status}, printed {result.stdout.strip()}")
+        for name, program in {"greedy": GREEDY, "endless": ENDLESS, "curious": CURIOUS}.items():
+            result = executor.run(program)
+            last = (result.stderr.strip() or "nothing").splitlines()[-1]
+            print(f"the {name} one: {result.status}, said {last[:60]}")
+
+        session = executor.open()
+        session.run("values = [1, 2]; open('notes.txt', 'w').write('first')")
+        point = session.snapshot()
+        session.run("values.append(3); open('notes.txt', 'w').write('second')")
+        look = "values, open('notes.txt').read()"
+        print(f"now: {session.run(look).stdout.strip()}")
+        session.restore(point)  # the live interpreter and its files together
+        print(f"rewound: {session.run(look).stdout.strip()}")
+        twin = session.fork()
+        twin.run("values.clear()")
+        print(f"twin: {twin.run('values').stdout.strip()}, original: {session.run('values').stdout.strip()}")
+        twin.close()
+        session.close()
