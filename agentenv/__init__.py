@@ -1,7 +1,6 @@
 """Multi-turn environments for language-model agents, and a GRPO trainer that can rewind them."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import agentenv.envs  # noqa: F401  # registers what is shipped
 from agentenv.core.env import AsyncEnv, Env
@@ -51,6 +50,7 @@ from agentenv.errors import (
     SnapshotRefused,
     UnknownName,
 )
+from agentenv.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from agentenv.api import EvaluationResult, Score, TrainResult, evaluate, train
@@ -61,22 +61,6 @@ if TYPE_CHECKING:
     from agentenv.sandbox.types import Executor
     from agentenv.trainers.config.config_files import load_config
     from agentenv.trainers.config.train_config import TrainConfig
-
-_LAZY = {
-    "Agent": "agentenv.policies.agent",
-    "EvaluationResult": "agentenv.api",
-    "Executor": "agentenv.sandbox.types",
-    "Score": "agentenv.api",
-    "TrainConfig": "agentenv.trainers.config.train_config",
-    "TrainResult": "agentenv.api",
-    "evaluate": "agentenv.api",
-    "load_config": "agentenv.trainers.config.config_files",
-    "make_executor": "agentenv.sandbox.backends",
-    "make_policy": "agentenv.policies.policy_spec",
-    "make_retriever": "agentenv.retrievers.retriever_spec",
-    "train": "agentenv.api",
-}
-"""Public names that are imported when they are first asked for, so that ``import agentenv`` stays light."""
 
 __all__ = [
     "Agent",
@@ -150,21 +134,19 @@ __all__ = [
     "train",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Imports a public name of `_LAZY` (PEP 562).
-
-    Raises:
-        AttributeError: no such name.
-    """
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
-
+# Imported when they are first asked for, so that ``import agentenv`` stays light.
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "agentenv.api": "EvaluationResult Score TrainResult evaluate train",
+        "agentenv.policies.agent": "Agent",
+        "agentenv.policies.policy_spec": "make_policy",
+        "agentenv.retrievers.retriever_spec": "make_retriever",
+        "agentenv.sandbox.backends": "make_executor",
+        "agentenv.sandbox.types": "Executor",
+        "agentenv.trainers.config.config_files": "load_config",
+        "agentenv.trainers.config.train_config": "TrainConfig",
+    },
+)
 
 discover()

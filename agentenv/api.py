@@ -183,7 +183,7 @@ def _trained(config: TrainConfig, out: Path, resume: bool, display: Display | No
     )
 
 
-class Settings(TypedDict, total=False):
+class EvaluationOptions(TypedDict, total=False):
     """What else `evaluate` takes by name; each is a field of `Benchmark`."""
 
     options: Mapping[str, Any]
@@ -219,7 +219,7 @@ def evaluate(
     concurrency: int | None = None,
     retry_faults: bool = False,
     display: Display | None = None,
-    **settings: Unpack[Settings],
+    **settings: Unpack[EvaluationOptions],
 ) -> EvaluationResult:
     """Answers every question once, greedily. It may be called from a script and from a notebook.
 
@@ -236,7 +236,7 @@ def evaluate(
             call from several threads.
         retry_faults: Whether episodes in ``out`` that an infrastructure failure ended are played again.
         display: Who is told how far the evaluation is; None shows it on stderr.
-        **settings: `Settings`: ``limit``, ``seed``, ``options`` of the environment, ``split`` and the like.
+        **settings: `EvaluationOptions`: ``limit``, ``seed``, ``options`` of the environment, ``split`` and the like.
 
     Raises:
         AgentEnvError: An unknown name, unreadable questions, a policy that cannot be loaded.
@@ -263,11 +263,11 @@ def evaluate(
     return _evaluated(benchmark, given, out, display, retry_faults=retry_faults)
 
 
-def _fields(settings: Settings, policy: Policy | None) -> dict[str, Any]:
+def _fields(settings: EvaluationOptions, policy: Policy | None) -> dict[str, Any]:
     """``settings`` as fields of `Benchmark`; an agent is not asked a question again for bounds unless that is wanted."""
     fields: dict[str, Any] = dict(settings)
-    if unknown := sorted(fields.keys() - Settings.__annotations__.keys()):
-        raise UnknownName.among("argument of evaluate()", unknown[0], Settings.__annotations__)
+    if unknown := sorted(fields.keys() - EvaluationOptions.__annotations__.keys()):
+        raise UnknownName.among("argument of evaluate()", unknown[0], EvaluationOptions.__annotations__)
     if fields.get("data") is not None:
         fields["data"] = Path(fields["data"])
     fields["corpus"] = str(fields.get("corpus", ""))

@@ -4,14 +4,14 @@ python examples/code_in_the_sandbox.py          (needs bubblewrap; `agentenv doc
 """
 
 import agentenv
-from agentenv.sandbox import Limits
+from agentenv.sandbox import ExecutionLimits
 
 GREEDY = "data = [0] * 10**10"
 ENDLESS = "while True: pass"
 CURIOUS = "import socket; socket.create_connection(('192.0.2.1', 80), timeout=1)"
 
 if __name__ == "__main__":
-    with agentenv.make_executor("bwrap", limits=Limits(wall_s=2.0)) as executor:
+    with agentenv.make_executor("bwrap", limits=ExecutionLimits(wall_s=2.0)) as executor:
         result = executor.run("print(sum(map(int, input().split())))", stdin="20 22")
         print(f"a program: {result.status}, printed {result.stdout.strip()}")
         for name, program in {"greedy": GREEDY, "endless": ENDLESS, "curious": CURIOUS}.items():

@@ -11,7 +11,7 @@ import pytest
 
 import agentenv
 from agentenv.cli.main import main
-from agentenv.core.types import Message, Sampling
+from agentenv.core.types import Message, MessagePart, Sampling
 from agentenv.errors import AgentEnvError, ConfigurationError, Fault, UnknownName
 from agentenv.policies.agent import AgentPolicy
 from agentenv.policies.fakes import ByteTokenizer, random_policy
@@ -147,6 +147,26 @@ def test_an_action_ends_where_the_environment_says() -> None:
     completion = asyncio.run(policy.generate(ids, sampling))
     assert completion.text == "<answer>no</answer>"
     assert not completion.exact_tokens  # so that nobody trains on it
+    policy.close()
+
+
+def test_an_agent_is_shown_pictures_as_a_chat_endpoint_takes_them() -> None:
+    seen: list[Any] = []
+
+    def watch(messages: list[dict[str, Any]]) -> str:
+        seen.extend(messages)
+        return "done"
+
+    policy = AgentPolicy(watch)
+    picture = MessagePart("image", image=b"\x89PNG")
+    ids = policy.chat.prompt([Message("tool", (MessagePart("text", "The screen:"), picture))])
+    asyncio.run(policy.generate(ids, Sampling(max_tokens=1)))
+    (message,) = seen
+    assert message["role"] == "user"  # the role `tool` needs calls by id
+    assert message["content"] == [
+        {"type": "text", "text": "The screen:"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw=="}},
+    ]
     policy.close()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import agentenv
-from agentenv.sandbox.spec import unavailable
+from agentenv.sandbox import unavailable
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples"
 SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py"))

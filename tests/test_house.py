@@ -33,7 +33,7 @@ MAX_FUNCTION_LINES = 60
 # A module is of the longest name here that it begins with, and imports what is of the same name or of an earlier one.
 # fmt: off
 ORDER = (
-    "errors", "tracking", "progress",
+    "errors", "lazy", "tracking", "progress",
     "core.concurrency", "core.io", "core",
     "core.scoring",  # pure functions of text, which environments reward with
     "web",
@@ -221,6 +221,8 @@ def test_arrows_point_one_way() -> None:
     wrong = []
     for path in MODULES:
         own = place(dotted(path).partition(".")[2])
+        if path.name == "__init__.py":  # it hands on names of every module beside it, when they are asked for
+            own = max((entry for entry in ORDER if f"{entry}.".startswith(f"{own}.")), key=rank.__getitem__)
         for line, name in imports(parse(path)):
             package, _, rest = name.partition(".")
             if package == "agentenv" and rank[place(rest)] > rank[own]:
@@ -267,8 +269,7 @@ def test_torch_stays_where_models_are() -> None:
 
 
 def test_every_public_module_explains_itself() -> None:
-    public = [path for path in MODULES if path.name != "__init__.py" or path.parent == PACKAGE]
-    assert [str(path) for path in public if not ast.get_docstring(parse(path))] == []
+    assert [str(path) for path in MODULES if not ast.get_docstring(parse(path))] == []
 
 
 def lines_of(node: ast.stmt) -> int:

@@ -22,7 +22,7 @@ from random import Random
 from typing import Any
 
 from agentenv import EndReason, Env, Info, Message, Observation, Step, Task
-from agentenv.data.splits import in_split
+from agentenv.data import in_split
 
 QUESTION = "Guess a number from 0 to 9999; every guess is answered by whether the number is higher or lower."
 TRIES = 20

@@ -1,0 +1,48 @@
+"""Policies: models in this process, engines, endpoints, your own agents, and scripts."""
+
+from typing import TYPE_CHECKING
+
+from agentenv.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from agentenv.policies.agent import Agent, AgentPolicy
+    from agentenv.policies.card import EpisodeCard
+    from agentenv.policies.engine import EngineConfig
+    from agentenv.policies.fakes import ByteTokenizer, random_policy
+    from agentenv.policies.hf import HFPolicy
+    from agentenv.policies.openai import OpenAIPolicy
+    from agentenv.policies.policy_contract import PolicyContract
+    from agentenv.policies.policy_spec import make_policy
+    from agentenv.policies.scripted import ScriptedPolicy
+    from agentenv.policies.vllm import VLLMPolicy
+
+__all__ = [
+    "Agent",
+    "AgentPolicy",
+    "ByteTokenizer",
+    "EngineConfig",
+    "EpisodeCard",
+    "HFPolicy",
+    "OpenAIPolicy",
+    "PolicyContract",
+    "ScriptedPolicy",
+    "VLLMPolicy",
+    "make_policy",
+    "random_policy",
+]
+
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "agentenv.policies.agent": "Agent AgentPolicy",
+        "agentenv.policies.card": "EpisodeCard",
+        "agentenv.policies.engine": "EngineConfig",
+        "agentenv.policies.fakes": "ByteTokenizer random_policy",
+        "agentenv.policies.hf": "HFPolicy",
+        "agentenv.policies.openai": "OpenAIPolicy",
+        "agentenv.policies.policy_contract": "PolicyContract",
+        "agentenv.policies.policy_spec": "make_policy",
+        "agentenv.policies.scripted": "ScriptedPolicy",
+        "agentenv.policies.vllm": "VLLMPolicy",
+    },
+)

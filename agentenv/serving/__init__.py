@@ -1,0 +1,29 @@
+"""Environments for other machines and other libraries."""
+
+from typing import TYPE_CHECKING
+
+from agentenv.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from agentenv.serving.app import make_app
+    from agentenv.serving.remote import RemoteEnv
+    from agentenv.serving.rows import DatasetRow
+    from agentenv.serving.service import EnvService, ServerLimits
+
+__all__ = [
+    "DatasetRow",
+    "EnvService",
+    "RemoteEnv",
+    "ServerLimits",
+    "make_app",
+]
+
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "agentenv.serving.app": "make_app",
+        "agentenv.serving.remote": "RemoteEnv",
+        "agentenv.serving.rows": "DatasetRow",
+        "agentenv.serving.service": "EnvService ServerLimits",
+    },
+)

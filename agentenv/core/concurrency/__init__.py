@@ -1,0 +1,1 @@
+"""Batches, deadlines, threads, event loops and signals."""

@@ -1,0 +1,1 @@
+"""Reading and writing files so that nothing half-written is ever left."""

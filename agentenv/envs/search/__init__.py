@@ -1,0 +1,47 @@
+"""Environments in which a policy searches."""
+
+from typing import TYPE_CHECKING
+
+from agentenv.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from agentenv.envs.search.hierarchical_search import HierarchicalSearch
+    from agentenv.envs.search.judged_search import JudgedSearch
+    from agentenv.envs.search.local_search import LocalSearch
+    from agentenv.envs.search.long_search import LongSearch
+    from agentenv.envs.search.outcomes import OUTCOMES
+    from agentenv.envs.search.planned_search import PlannedSearch
+    from agentenv.envs.search.rewrite import Rewrite
+    from agentenv.envs.search.self_play import SearchProposer, SearchSolver
+    from agentenv.envs.search.self_search import SelfSearch
+    from agentenv.envs.search.simulated_search import SimulatedSearch
+
+__all__ = [
+    "OUTCOMES",
+    "HierarchicalSearch",
+    "JudgedSearch",
+    "LocalSearch",
+    "LongSearch",
+    "PlannedSearch",
+    "Rewrite",
+    "SearchProposer",
+    "SearchSolver",
+    "SelfSearch",
+    "SimulatedSearch",
+]
+
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "agentenv.envs.search.hierarchical_search": "HierarchicalSearch",
+        "agentenv.envs.search.judged_search": "JudgedSearch",
+        "agentenv.envs.search.local_search": "LocalSearch",
+        "agentenv.envs.search.long_search": "LongSearch",
+        "agentenv.envs.search.outcomes": "OUTCOMES",
+        "agentenv.envs.search.planned_search": "PlannedSearch",
+        "agentenv.envs.search.rewrite": "Rewrite",
+        "agentenv.envs.search.self_play": "SearchProposer SearchSolver",
+        "agentenv.envs.search.self_search": "SelfSearch",
+        "agentenv.envs.search.simulated_search": "SimulatedSearch",
+    },
+)

@@ -1,0 +1,1 @@
+"""What runs inside a jail. It imports the standard library alone."""

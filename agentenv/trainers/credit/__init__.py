@@ -1,0 +1,26 @@
+"""Credit: what each token of an episode is worth to the loss."""
+
+from typing import TYPE_CHECKING
+
+from agentenv.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from agentenv.trainers.credit.estimators import ESTIMATORS, get_estimator
+    from agentenv.trainers.credit.outcome import group_relative
+    from agentenv.trainers.credit.shaping import shape_rewards
+
+__all__ = [
+    "ESTIMATORS",
+    "get_estimator",
+    "group_relative",
+    "shape_rewards",
+]
+
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "agentenv.trainers.credit.estimators": "ESTIMATORS get_estimator",
+        "agentenv.trainers.credit.outcome": "group_relative",
+        "agentenv.trainers.credit.shaping": "shape_rewards",
+    },
+)
