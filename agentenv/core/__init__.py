@@ -7,6 +7,7 @@ from agentenv.lazy import lazy_exports
 if TYPE_CHECKING:
     from agentenv.core.chat import InlineFormat, TemplateFormat
     from agentenv.core.concurrency.batching import DeterministicBatcher
+    from agentenv.core.concurrency.tasks import gather_all
     from agentenv.core.env import AsyncEnv, Env, run_sync
     from agentenv.core.env_contract import EnvContract, check_env
     from agentenv.core.episodes import EpisodeSpec, EpisodeState, RolloutConfig
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
         registered,
         spec,
     )
-    from agentenv.core.rollout import gather_all, run_episode
+    from agentenv.core.rollout import run_episode
     from agentenv.core.scene import TurnScene
     from agentenv.core.snapshot import Snapshot
     from agentenv.core.tools import Tool, ToolEnv, tool
@@ -109,12 +110,13 @@ __getattr__, __dir__ = lazy_exports(
     {
         "agentenv.core.chat": "InlineFormat TemplateFormat",
         "agentenv.core.concurrency.batching": "DeterministicBatcher",
+        "agentenv.core.concurrency.tasks": "gather_all",
         "agentenv.core.env": "AsyncEnv Env run_sync",
         "agentenv.core.env_contract": "EnvContract check_env",
         "agentenv.core.episodes": "EpisodeSpec EpisodeState RolloutConfig",
         "agentenv.core.protocols": "ChatFormat Policy Retriever",
         "agentenv.core.registry": "EnvSpec discover env_class make make_vec register registered spec",
-        "agentenv.core.rollout": "gather_all run_episode",
+        "agentenv.core.rollout": "run_episode",
         "agentenv.core.scene": "TurnScene",
         "agentenv.core.snapshot": "Snapshot",
         "agentenv.core.tools": "Tool ToolEnv tool",
