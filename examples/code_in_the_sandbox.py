@@ -24,11 +24,12 @@ if __name__ == "__main__":
         point = session.snapshot()
         session.run("values.append(3); open('notes.txt', 'w').write('second')")
         look = "values, open('notes.txt').read()"
-        print(f"now: {session.run(look).stdout.strip()}")
+        print(f"now: {session.run(look).value}")
         session.restore(point)  # the live interpreter and its files together
-        print(f"rewound: {session.run(look).stdout.strip()}")
+        print(f"rewound: {session.run(look).value}")
         twin = session.fork()
         twin.run("values.clear()")
-        print(f"twin: {twin.run('values').stdout.strip()}, original: {session.run('values').stdout.strip()}")
+        shown = {name: one.run("values").value for name, one in {"twin": twin, "original": session}.items()}
+        print(f"after the twin has cleared its values: {shown}")
         twin.close()
         session.close()

@@ -77,5 +77,5 @@ def test_programs_run_and_are_rewound_in_the_sandbox(tmp_path: Path) -> None:
     assert "ok, printed 42" in said
     assert "([1, 2, 3], 'second')" in said
     assert "rewound: ([1, 2], 'first')" in said
-    assert "twin: [], original: [1, 2]" in said
+    assert "{'twin': '[]', 'original': '[1, 2]'}" in said
     assert len(re.findall("the (?:greedy|endless|curious) one: (?!ok)", said)) == 3
