@@ -1,6 +1,6 @@
 """Runs untrusted programs: whole ones with limits, and an interpreter that is rewound and forked with its files.
 
-python examples/code_in_the_sandbox.py          (needs bubblewrap; `agentenv doctor` says whether it works here)
+Run it with ``python examples/code_in_the_sandbox.py``. It needs bubblewrap: see ``agentenv doctor``.
 """
 
 import agentenv

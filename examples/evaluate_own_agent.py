@@ -1,6 +1,6 @@
 """Evaluates an agent of your own: any function from messages to text. A call of a model would stand where ``act`` reads.
 
-python examples/evaluate_own_agent.py
+Run it with ``python examples/evaluate_own_agent.py``.
 """
 
 import json

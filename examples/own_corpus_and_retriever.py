@@ -1,6 +1,6 @@
 """Searches a corpus of your own with a retriever of your own. Any class with ``search`` and ``info`` is a retriever.
 
-python examples/own_corpus_and_retriever.py
+Run it with ``python examples/own_corpus_and_retriever.py``.
 """
 
 import asyncio
@@ -30,19 +30,18 @@ class TitleFirst:
 
     async def search(self, queries: Sequence[agentenv.Query | str], k: int) -> list[list[agentenv.Passage]]:
         """At most ``k`` passages a query, best first."""
-        return [self._ranked(str(getattr(query, "text", query)), k) for query in queries]
+        return [self._ranked(words_of(str(getattr(query, "text", query))), k) for query in queries]
 
-    def _ranked(self, query: str, k: int) -> list[agentenv.Passage]:
-        words = words_of(query)
+    def _ranked(self, words: set[str], k: int) -> list[agentenv.Passage]:
         scores = {
             title: len(words & words_of(text)) + 3.0 * (title.lower() in words)
             for title, text in CORPUS.items()
         }
-        best = sorted(scores, key=lambda title: -scores[title])[:k]
-        return [agentenv.Passage(title, title, CORPUS[title], scores[title]) for title in best]
+        best = sorted(scores, key=lambda title: -scores[title])
+        return [agentenv.Passage(title, title, CORPUS[title], scores[title]) for title in best[:k]]
 
     def info(self) -> agentenv.RetrieverInfo:
-        """What results say about it."""
+        """What results say about it; the fingerprint changes whenever its results may."""
         return agentenv.RetrieverInfo(name="title-first", documents=len(CORPUS), fingerprint="title-first-1")
 
 
@@ -51,10 +50,9 @@ async def main() -> None:
     env = agentenv.make("agentenv/LocalSearch-v0", tasks=TASKS, retriever=TitleFirst(), k=1)
     for task, answer in zip(TASKS, ("the Danube", "Christopher Marlowe"), strict=True):
         await env.areset(options={"task": task})
-        step = await env.astep(f"<search> {task.question} </search>")
-        print(step.observation[0].text.strip())
+        found = await env.astep(f"<search> {task.question} </search>")
         step = await env.astep(f"<answer> {answer} </answer>")
-        print(f"{task.question} {answer}: reward {step.reward}")
+        print(found.observation[0].text.strip(), f"{task.question} {answer}: reward {step.reward}", sep="\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Goes back in time: a snapshot is restored after a wrong turn, and forks try several actions from one state.
 
-python examples/time_travel.py
+Run it with ``python examples/time_travel.py``.
 """
 
 import agentenv

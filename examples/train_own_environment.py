@@ -1,6 +1,6 @@
 """Trains the shipped policy in an environment of your own: answers are to be short. Takes about ten seconds.
 
-python examples/train_own_environment.py
+Run it with ``python examples/train_own_environment.py``.
 """
 
 from collections.abc import Sequence
@@ -48,19 +48,13 @@ class Brief(agentenv.Env[BriefState]):
 if __name__ == "__main__":
     sizes = {"questions": 4, "group_size": 8, "turn_tokens": 16, "context_tokens": 64}
     changes = {
-        "optimization.learning_rate": 5e-4,
+        "optimizer.steps": 8,
+        "optimizer.learning_rate": 5e-4,
         "test.limit": 32,
-        "dev.limit": 8,
         "evaluation.bounds": False,
     }
     with TemporaryDirectory() as folder:
-        result = agentenv.train(
-            "own-env",
-            out=Path(folder) / "run",
-            env__id=Brief,
-            optimization__steps=8,
-            rollout=sizes,
-            overrides=changes,
-        )
-    for name, score in (("before", result.before), ("after", result.after)):
-        print(f"{name}: {score.mean:.3f} on {score.n} held-out tasks, 95 % interval {score.ci95}")
+        out = Path(folder) / "run"
+        result = agentenv.train("own-env", out=out, env__id=Brief, rollout=sizes, overrides=changes)
+    print(f"before: {result.before.mean:.3f} on {result.before.n} held-out tasks, 95 % {result.before.ci95}")
+    print(f"after: {result.after.mean:.3f} on {result.after.n} held-out tasks, 95 % {result.after.ci95}")
