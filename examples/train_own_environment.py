@@ -5,7 +5,6 @@ Run it with ``python examples/train_own_environment.py``.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -47,14 +46,10 @@ class Brief(agentenv.Env[BriefState]):
 
 if __name__ == "__main__":
     sizes = {"questions": 4, "group_size": 8, "turn_tokens": 16, "context_tokens": 64}
-    changes = {
-        "optimizer.steps": 8,
-        "optimizer.learning_rate": 5e-4,
-        "test.limit": 32,
-        "evaluation.bounds": False,
-    }
+    changes = {"optimizer.steps": 8, "optimizer.learning_rate": 5e-4, "test.limit": 32}
     with TemporaryDirectory() as folder:
-        out = Path(folder) / "run"
-        result = agentenv.train("own-env", out=out, env__id=Brief, rollout=sizes, overrides=changes)
-    print(f"before: {result.before.mean:.3f} on {result.before.n} held-out tasks, 95 % {result.before.ci95}")
-    print(f"after: {result.after.mean:.3f} on {result.after.n} held-out tasks, 95 % {result.after.ci95}")
+        result = agentenv.train(
+            "own-env", out=f"{folder}/run", env__id=Brief, rollout=sizes, overrides=changes
+        )
+    for name, score in (("before", result.before), ("after", result.after)):
+        print(f"{name}: {score.mean:.3f} on {score.n} held-out tasks, 95 % interval {score.ci95}")

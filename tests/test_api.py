@@ -281,7 +281,7 @@ def test_a_policy_is_trained_from_a_notebook_as_by_the_command(
 
     async def cell() -> agentenv.TrainResult:
         return agentenv.train(
-            "own-env", out=tmp_path / "python", overrides=small, display=display, optimization__steps=2
+            "own-env", out=tmp_path / "python", overrides=small, display=display, optimizer__steps=2
         )
 
     result = asyncio.run(cell())
@@ -296,7 +296,7 @@ def test_a_policy_is_trained_from_a_notebook_as_by_the_command(
     for name in ("metrics.jsonl", "evaluation/after/episodes.jsonl"):
         assert (tmp_path / "command" / name).read_bytes() == (tmp_path / "python" / name).read_bytes()
     # The run goes on from Python too, from its own configuration.
-    more = agentenv.train(out=tmp_path / "python", resume=True, display=Quiet(), optimization__steps=3)
+    more = agentenv.train(out=tmp_path / "python", resume=True, display=Quiet(), optimizer__steps=3)
     assert more.results["steps"] == 3
 
 
@@ -304,8 +304,8 @@ def test_a_configuration_is_read_changed_and_checked(tmp_path: Path) -> None:
     config = agentenv.load_config("own-env")
     assert isinstance(config, agentenv.TrainConfig)
     wrong: list[tuple[dict[str, Any], type[AgentEnvError], str]] = [
-        ({"optimisation__steps": 2}, UnknownName, "optimisation"),
-        ({"optimization__steps": 0}, ConfigurationError, "steps"),
+        ({"optimiser__steps": 2}, UnknownName, "optimiser"),
+        ({"optimizer__steps": 0}, ConfigurationError, "steps"),
         ({"seed": 1, "overrides": {"seed": 2}}, ConfigurationError, "seed"),
         ({"config": "own-enf"}, UnknownName, "own-enf"),
         ({"config": "own-env", "resume": True}, ConfigurationError, "resume"),

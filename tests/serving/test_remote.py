@@ -307,7 +307,7 @@ def test_what_is_served_is_trained_on(guessing: str, tmp_path: Path) -> None:
             "test.limit": 3,
             "dev.limit": 2,
         },
-        optimization__steps=2,
+        optimizer__steps=2,
     )
     assert (result.before.n, result.after.n, result.results["faults"]) == (3, 3, 0)
 
