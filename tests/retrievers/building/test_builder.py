@@ -163,7 +163,7 @@ KILLED = """
 import os, sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
-from test_building import SeededEncoder
+from test_builder import SeededEncoder
 from agentenv.retrievers.building.builder import build_folder
 
 class Slow(SeededEncoder):
@@ -223,7 +223,7 @@ SMALL_MEMORY = """
 import resource, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[4])
-from test_building import SeededEncoder
+from test_builder import SeededEncoder
 import faiss, numpy
 from agentenv.retrievers.building.builder import build_folder
 import agentenv.retrievers.storage.corpus, json

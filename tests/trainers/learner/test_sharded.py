@@ -120,7 +120,8 @@ def test_each_process_scores_its_share_and_all_get_every_row(
     """The first of ``size`` processes passes ceil(batches / size) of them; the rows come back in the usual order."""
     passes, proximal, ids = torch.load(place / kind / f"scored-{size}.pt", weights_only=False)
     given = torch.load(place / kind / "given.pt", weights_only=False)
-    batches = len(list(micro_batches(given["rows"], given["objective"].micro_tokens)))
+    goal = given["objective"]
+    batches = len(list(micro_batches(given["rows"], goal.micro_tokens, goal.padding)))
     assert passes == -(-batches // size)
     plain = Learner(given["model"], given["objective"], learning_rate=0.0, reference=given["model"])
     plain.load(given["weights"], given["state"])

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from agentenv.errors import ConfigurationError
+from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import override
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
@@ -84,7 +85,7 @@ def test_two_asynchronous_steps_with_tokens_of_another_context(
     torch.set_num_threads(1)
     config = benchmark.Combination(strategy, None, None, None, 1, "hf").config(1)
     folder = RunFolder.create(tmp_path / "run", config)
-    train(folder, benchmark.Quiet())
+    train(folder, SilentDisplay())
     assert len(folder.history()) == 2
     texts = [gzip.decompress(path.read_bytes()) for path in (tmp_path / "run" / "trajectories").iterdir()]
     assert any(b'"origin": "splice"' in text or b'"origin": "retry"' in text for text in texts)
