@@ -176,7 +176,7 @@ def arm_of_training(args: argparse.Namespace, seed: int, fixed: Sequence[str]) -
     role_policies = ", ".join(f'{role} = "{args.policy}"' for role in fixed)
     more: dict[str, Any] = dict(TRAIN) | {
         "seed": seed,
-        "rollout.strategy_options.players": f"{{ {role_policies} }}",
+        "rollout.strategy_options.role_policies": f"{{ {role_policies} }}",
         "rollout.questions": args.questions,
         "optimizer.steps": args.steps,
         "test.limit": args.limit,

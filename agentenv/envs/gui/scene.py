@@ -22,7 +22,7 @@ _SAID = (Kind.TYPE, Kind.SELECT, Kind.OPEN, Kind.ANSWER)
 
 @dataclass(frozen=True, slots=True)
 class ScreenScene:
-    """A `agentenv.core.scene.Scene` over a `Screen`."""
+    """A `agentenv.core.scene.TurnScene` over a `Screen`."""
 
     screen: Screen
     """In the size in which the policy saw it."""

@@ -154,7 +154,7 @@ def test_a_stored_reader_gives_the_same_policy_as_one_run(tmp_path: Path) -> Non
     assert whole == mixed
     assert (tmp_path / "reader" / "model.safetensors").read_bytes() != whole
     assert read_card(tmp_path / "whole").prompt == "{question}"
-    assert "crowd | 1 |" in (tmp_path / "whole" / "README.md").read_text()
+    assert "mixture | 1 |" in (tmp_path / "whole" / "README.md").read_text()
     assert make_policy(f"hf:{tmp_path / 'whole'}").model.num_parameters() < 4_000_000
 
 

@@ -151,7 +151,7 @@ def worker_of(node: Any) -> int:
     found = [
         child.pid
         for child in psutil.Process(raylet.process.pid).children(recursive=True)
-        if "ray::Hand" in " ".join(child.cmdline())
+        if "ray::RolloutActor" in " ".join(child.cmdline())
     ]
     assert len(found) == 1
     return int(found[0])
