@@ -13,6 +13,7 @@ import yaml
 
 import agentenv
 from agentenv import errors
+from agentenv.core.options import load_entry
 from agentenv.core.registry import registered
 from agentenv.trainers import monitors
 from agentenv.trainers.config.train_config import TrainConfig
@@ -81,6 +82,25 @@ def test_every_method_cites_its_paper(title: str) -> None:
         ids = re.findall(r"\[arXiv:(\d{4}\.\d{5})\]\(https://arxiv\.org/abs/(\d{4}\.\d{5})\)", source)
         assert all(shown == linked for shown, linked in ids)
         assert ids or "this project" in source or "(no arXiv id)" in source, name
+
+
+def implementation(entry: Any) -> Any:
+    """The function or class that an entry of a registry names."""
+    return load_entry(entry) if isinstance(entry, str) else entry.function
+
+
+CITED = ("Advantage estimators", "Objectives", "Task samplers", "Rollout strategies")
+
+
+@pytest.mark.parametrize("title", CITED)
+def test_every_method_cites_its_paper_where_it_is_defined(title: str) -> None:
+    registry = REGISTRIES[title]
+    assert isinstance(registry, Mapping)
+    for name, _, source in rows(section(text_of(DOCS / "methods.md"), title)):
+        docstring = implementation(registry[name.strip("`")]).__doc__ or ""
+        cited = re.findall(r"arXiv:(\d{4}\.\d{5})", docstring)
+        assert cited or "no arXiv id" in docstring or "this project's own" in docstring, name
+        assert set(cited) == set(re.findall(r"\[arXiv:(\d{4}\.\d{5})\]", source)), name
 
 
 def test_the_api_reference_holds_every_public_name() -> None:

@@ -24,15 +24,16 @@ def role_wise(
     *,
     estimators: Mapping[str, str] = {"proposer": "leave_one_out"},
 ) -> list[Values]:
-    """Each role of a game by its own estimator, among its own episodes: no role is compared with another.
+    """Gives each role of a self-play game an estimator of its own, which compares the episodes of that role alone.
 
-    Self-play gives the episodes of a role one group a game or one a step. A proposer that is compared with the other
-    proposers of the step by ``leave_one_out`` follows REINFORCE with the mean of the others as its baseline, without bias.
-    Biased where a role's estimator is; as it stands, for solvers, as ``group_relative``: .536 along, .031 aside.
+    Multi-Agent Evolve, Chen et al. 2025, arXiv:2510.23595; the baseline of the proposer is this project's.
+    Self-play puts the episodes of a role into one group per game or one per step. With ``leave_one_out`` a proposer is
+    compared with the other proposers of the step, which is REINFORCE with their mean as its baseline, without bias.
+    Biased if the estimator of a role is; by default, for solvers, as ``group_relative``: .536 along, .031 aside.
 
     Args:
         group: Valid trajectories; ``info["role"]`` says whose they are, ``solver`` where it says nothing.
-        estimators: Estimator by role; ``group_relative`` where none is named.
+        estimators: Estimator of each role; roles that are not named have ``group_relative``.
     """
     roles = [str(trajectory.info.get("role", "solver")) for trajectory in group]
     values: dict[int, Values] = {}
@@ -46,15 +47,16 @@ def role_wise(
 def high_entropy(
     group: Sequence[Trajectory], *, estimator: str = "group_relative", share: float = 0.8
 ) -> list[Values]:
-    """Another estimator's values on the turns of highest entropy, 0 on the others (DART, Li et al. 2025).
+    """Keeps the values of another estimator on the turns of highest entropy and gives 0 to the other turns.
 
-    That steps below the group's 20 % quantile of entropy are not trained is the paper's. A turn's entropy is estimated here
-    by what was sampled in it, so that turns of few tokens are chosen by their rare words. Biased: .509 along, .105 aside.
+    DART, Li et al. 2025, arXiv:2509.23866, does not train steps below the 20 % quantile of the entropies of a group. The
+    estimate of a turn's entropy is this project's: the mean -log p of the sampled tokens, so that among turns of few tokens
+    those with rare words are chosen. Biased: .509 along, .105 aside.
 
     Args:
         group: Valid trajectories.
         estimator: The other estimator, with its defaults.
-        share: Of the group's turns that are trained, within (0, 1]; the paper's is .8.
+        share: Share of the turns of the group that are trained, within (0, 1]; .8 in the paper.
 
     Raises:
         ConfigurationError: ``share`` is out of range.

@@ -1,8 +1,9 @@
 """Credit of a whole trajectory: one score from the outcomes of its group, on every token. Pure functions.
 
-What is said of bias, here and in the modules of turns and trees, holds for the mean over trajectories of the sum over their
-tokens. Sizes are those on the tabular problem of ``tests/trainers/credit/test_bias.py`` in groups of three: the gradient's
-component along the exact one, in units of it, and the length of the rest ("aside"); without bias 1 and 0.
+Statements about bias, here and in the modules of turns and trees, hold for the mean over trajectories of the sum over their
+tokens. Their sizes were computed on the tabular problem of ``tests/trainers/credit/test_bias.py`` in groups of three.
+"Along" is the component of the expected gradient along the exact one, in units of the exact one. "Aside" is the length of
+the rest. An unbiased estimator has 1 along and 0 aside.
 """
 
 from collections.abc import Sequence
@@ -26,9 +27,10 @@ from agentenv.trainers.credit.group_statistics import (
 def group_relative(
     group: Sequence[Trajectory], *, epsilon: float = 1e-6, singleton: Singleton = "zero"
 ) -> list[Values]:
-    """GRPO: the standardised outcome (Shao et al. 2024). Statistics count trajectories, never rows or tokens.
+    """Standardises the outcome within its group: (R - mean) / (std + epsilon).
 
-    Biased: each group's gradient is divided by its own deviation, which weighs groups of rare outcomes up.
+    GRPO, Shao et al. 2024, arXiv:2402.03300, section 4.1.2. Statistics count trajectories, never rows or tokens.
+    Biased: the gradient of each group is divided by its own deviation, which gives groups of rare outcomes more weight.
     Measured: .536 along, .031 aside.
 
     Args:
@@ -40,7 +42,10 @@ def group_relative(
 
 
 def dr_grpo(group: Sequence[Trajectory], *, singleton: Singleton = "zero") -> list[Values]:
-    """R - mean (Dr.GRPO, Liu et al. 2025): the exact gradient times (G - 1) / G, because the mean holds the member itself.
+    """Subtracts the mean reward of the group and divides by nothing: R - mean.
+
+    Dr. GRPO, Liu et al. 2025, arXiv:2503.20783. The result is the exact gradient times (G - 1) / G, because the mean
+    includes the member itself.
 
     Args:
         group: Valid trajectories.
@@ -50,19 +55,24 @@ def dr_grpo(group: Sequence[Trajectory], *, singleton: Singleton = "zero") -> li
 
 
 def leave_one_out(group: Sequence[Trajectory]) -> list[Values]:
-    """R minus the mean of the other members (RLOO, Ahmadian et al. 2024, eq. 8). Unbiased."""
+    """Subtracts the mean reward of the other members of the group. Unbiased.
+
+    RLOO, Ahmadian et al. 2024, arXiv:2402.14740, eq. 8.
+    """
     rewards = np.asarray(rewards_of(group), dtype=np.float64)
     scores = np.zeros_like(rewards) if has_zero_variance(rewards) else rewards - others_mean(rewards)
     return on_all_tokens(group, scores)
 
 
 def median_centered(group: Sequence[Trajectory], *, floor: float = 0.5, epsilon: float = 0.0) -> list[Values]:
-    """MC-GRPO: (R - median) / scale, scale = max(MAD + epsilon, floor), MAD = median |R - median|, unscaled.
+    """Subtracts the median reward of the group and divides by the median absolute deviation (MAD).
 
-    Sample one member more than is trained (G + 1, odd): the one at the median gets 0 and leaves the backward pass. Of an
-    even number the lower median is taken. Without a floor the MAD of binary rewards is 0 and the minority gets
-    1 / epsilon; with neither, a MAD of 0 scales nothing. Biased: the median depends on the member itself.
-    Measured: .915 along, .069 aside.
+    MC-GRPO, Kim 2026, arXiv:2601.22582: (R - median) / scale with scale = max(MAD + epsilon, floor) and the unscaled
+    MAD = median |R - median|. The floor is this project's.
+    Sample one member more than is to be trained, an odd number G + 1: the member at the median gets 0 and leaves the
+    backward pass. Of an even number the lower median is taken. Without a floor the MAD of binary rewards is 0, and the
+    minority gets 1 / epsilon; without floor and epsilon, a MAD of 0 divides by nothing.
+    Biased: the median depends on the member itself. Measured: .915 along, .069 aside.
 
     Args:
         group: Valid trajectories.
@@ -80,11 +90,13 @@ def median_centered(group: Sequence[Trajectory], *, floor: float = 0.5, epsilon:
 def optimal_baseline(
     group: Sequence[Trajectory], *, norm: Literal["logits", "length"] = "logits"
 ) -> list[Values]:
-    """VCPO's OPOB: R - sum g^2 R / sum g^2, g the gradient norm of the trajectory's log-prob, which varies least.
+    """Subtracts the baseline that minimises the variance of the gradient: R - sum g^2 R / sum g^2.
 
-    Gradients are not there when credit is given. g^2 is that in the logits, where tokens do not share parameters and all
-    that was not sampled is one token: 2 sum (1 - p)^2 over the trained tokens, p as recorded. Importance weights are 1:
-    corrections are the objective's. Biased: the baseline holds the member itself, the more of it the less likely it was.
+    OPOB of VCPO, Huang et al. 2026, arXiv:2602.17616; g is the norm of the gradient of the trajectory's log-prob.
+    Gradients are not known when credit is computed, so this project takes g^2 in the logits, as if tokens shared no
+    parameters and everything that was not sampled were one token: 2 sum (1 - p)^2 over the trained tokens, with the recorded
+    p. Importance weights are 1, because the objective corrects for them.
+    Biased: the baseline includes the member itself, with the more weight the less likely it was.
     Measured: .695 along, .084 aside (``length`` .699, .078).
 
     Args:

@@ -29,11 +29,12 @@ def pivotal(
     baseline: Literal["mean", "soft"] = "mean",
     temperature: float = 1.0,
 ) -> list[Values]:
-    """R3L (Shi et al. 2026): R - b, amplified where positive, on the turns from the pivot on; 0 before it.
+    """Credits the turns from the pivot on with R - b, times ``alpha`` where that is positive; turns before it get 0.
 
-    The pivot of a retry is its ``fork_turn``, that of the trajectory it retries the earliest of its retries'; without one
-    every turn counts. A group of one has b = 0. Biased by design: alpha weighs successes up, and retries were sampled
-    under guidance that is gone. Measured without retries: 1.394 along, .102 aside (``repo`` .823, .231).
+    R3L, Shi et al. 2026, arXiv:2601.03715. The pivot of a retry is its ``fork_turn``. The pivot of the trajectory that was
+    retried is the earliest one of its retries; without retries every turn counts. A group of one has b = 0.
+    Biased by design: alpha gives successes more weight, and retries were sampled under guidance that the record no longer
+    contains. Measured without retries: 1.394 along, .102 aside (``repo`` .823, .231).
 
     Args:
         group: Valid trajectories, base and retries.
@@ -130,12 +131,13 @@ class Tree:
 
 
 def sibling(group: Sequence[Trajectory], *, weighting: Literal["path", "none"] = "path") -> list[Values]:
-    """The value of a turn minus the mean value of its siblings: turns sampled independently in the same state. Unbiased.
+    """Subtracts the mean value of the siblings of a turn, which were sampled independently in the same state. Unbiased.
 
-    A turn's value is the mean outcome behind it. A turn without siblings takes those of the nearest turn before it that
-    has some; independent trajectories are siblings in their first turn, so a group without forks gives
-    ``leave_one_out``. Where the number of forks of a state does not depend on what follows it, the mean over trajectories
-    of the sum over tokens is unbiased.
+    After VinePPO, Kazemnejad et al. 2024, arXiv:2410.01679; independent siblings in place of extra rollouts are this
+    project's own. The value of a turn is the mean outcome behind it. A turn without siblings takes those of the nearest turn
+    before it that has some. Independent trajectories are siblings in their first turn, so a group without forks gives
+    ``leave_one_out``. If the number of forks of a state does not depend on what follows it, the mean over trajectories of
+    the sum over tokens is unbiased.
 
     Args:
         group: Valid trajectories and their forks.
@@ -164,10 +166,11 @@ def tree(
     temperature: float = 1.0,
     epsilon: float = 1e-8,
 ) -> list[Values]:
-    """BranchGRPO (Li et al. 2025): a turn's reward is that of the leaves behind it, standardised within its depth.
+    """Credits a turn with the mean outcome of the leaves behind it, standardised among the turns of its depth.
 
-    A turn that several trajectories share is trained once. Biased: turns of one depth are not of one state, and each
-    depth is divided by its own deviation. Measured without forks: .499 along, .076 aside (``leaves`` .536, .031).
+    BranchGRPO, Li et al. 2025, arXiv:2509.06040. A turn that several trajectories share is trained once.
+    Biased: turns of one depth are not of one state, and each depth is divided by its own deviation.
+    Measured without forks: .499 along, .076 aside (``leaves`` .536, .031).
 
     Args:
         group: The leaves.

@@ -42,12 +42,15 @@ def discounted(rewards_K: Sequence[float], gamma: float) -> list[float]:
 def return_to_go(
     group: Sequence[Trajectory], *, gamma: float = 1.0, baseline: float | None = None
 ) -> list[Values]:
-    """G_t minus a baseline: the mean G_t of the other members, where one that has ended counts 0. Unbiased at gamma 1.
+    """Credits each turn with the rewards from that turn on, G_t, minus a baseline. Unbiased at gamma 1.
+
+    REINFORCE, Williams 1992, Machine Learning 8, 229-256 (no arXiv id). The baseline is the mean G_t of the other members of
+    the group; a member that has already ended counts as 0.
 
     Args:
         group: Valid trajectories; turn rewards hold the outcome, as the episode loop records it.
-        gamma: Discount a turn; below 1 it is the gradient of another objective.
-        baseline: A number from elsewhere (REINFORCE with a baseline); then a group of one has a gradient as well.
+        gamma: Discount per turn; below 1 the result is the gradient of another objective.
+        baseline: A number that replaces the mean; a group of one then has a gradient as well.
     """
     returns = [discounted(turn_rewards(trajectory), gamma) for trajectory in group]
     longest = max(map(len, returns), default=0)
@@ -70,12 +73,14 @@ def turn_level(
     form: Literal["every_turn", "first_tool"] = "every_turn",
     outcome: Literal["reward", "last_turn"] = "reward",
 ) -> list[Values]:
-    """MT-GRPO (Zeng et al. 2025) and its form for any number of turns. Biased: turns of one index are not of one state.
+    """Adds standardised turn rewards to the standardised outcome.
 
-    Every turn but the last called a tool and has a turn reward; the last is judged by the outcome alone. Turn t gets
-    A_O + turn_weight sum_{j >= t} A_j, each A standardised over the group. A trajectory of one turn never called a tool
-    and gets the standardised sum of outcome and weighted turn rewards on all tokens. Measured: .582 along, .283 aside
-    (``first_tool`` .783, .306; ``last_turn`` .552, .391).
+    MT-GRPO, Zeng et al. 2025, arXiv:2505.11821; the form for more than two turns is this project's.
+    Every turn but the last is taken to have called a tool and has a turn reward; the last is judged by the outcome alone.
+    Turn t gets A_O + turn_weight sum_{j >= t} A_j, each A standardised over the group. A trajectory of one turn never called
+    a tool; all its tokens get the standardised sum of outcome and weighted turn rewards.
+    Biased: turns of one index are not of one state. Measured: .582 along, .283 aside (``first_tool`` .783, .306;
+    ``last_turn`` .552, .391).
 
     Args:
         group: Valid trajectories.
@@ -128,11 +133,12 @@ def anchor_state(
     invalid_penalty: float = 0.0,
     similarity: float = 1.0,
 ) -> list[Values]:
-    """GiGPO (Feng et al. 2025): the episode's score plus ``turn_weight`` times that of each turn among equal states.
+    """Adds ``turn_weight`` times the score of a turn among turns that started in the same state to the episode's score.
 
-    Turns of one group that met the same anchor key form a step group; a turn's score there is its discounted
-    return-to-go, standardised. A turn without company, or without a key, scores 0. Biased: the mean of a step group holds
-    the turn itself, and its size depends on the policy. Measured: .976 along, .192 aside (population ``step`` 1.104, .278).
+    GiGPO, Feng et al. 2025, arXiv:2505.10978. Turns of one group that met the same anchor key form a step group. The score
+    of a turn there is its discounted return-to-go, standardised. A turn that is alone in its step group, or has no key,
+    scores 0. Biased: the mean of a step group includes the turn itself, and its size depends on the policy. Measured: .976
+    along, .192 aside (population ``step`` 1.104, .278).
 
     Args:
         group: Valid trajectories.
@@ -249,10 +255,11 @@ def dual_level(
     scale: Scale = "std",
     singleton: Singleton = "zero",
 ) -> list[Values]:
-    """UI-S1 (Lu et al. 2025): a turn's segment return among turns of its index, plus the episode's score.
+    """Adds the episode's score to a turn's segment return, standardised among turns of the same index.
 
-    A turn counts as a mismatch, which ends a segment, where its action was not valid. Biased: turns of one index are not
-    of one state. Measured: 1.171 along, .160 aside (population ``step`` 1.616, .413).
+    UI-S1, Lu et al. 2025, arXiv:2509.11543, eq. 9. A turn whose action was not valid counts as a mismatch and ends a
+    segment. Biased: turns of one index are not of one state. Measured: 1.171 along, .160 aside (population ``step`` 1.616,
+    .413).
 
     Args:
         group: Valid trajectories.

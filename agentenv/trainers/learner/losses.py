@@ -63,9 +63,11 @@ def row_means(values_N: Tensor, rows_N: Tensor) -> Tensor:
 def ppo_clip(
     tokens: Tokens, *, clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float = 10.0
 ) -> Surrogate:
-    """PPO's clipped loss with separate bounds (DAPO, Yu et al. 2025, eq. 8) and a dual clip (Ye et al. 2020).
+    """Clips the ratio r, with separate bounds below and above, and bounds the loss of bad tokens.
 
-    With ratio r: max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), and for A < 0 at most -A dual_clip.
+    PPO, Schulman et al. 2017, arXiv:1707.06347; separate bounds: DAPO, Yu et al. 2025, arXiv:2503.14476, eq. 8; dual clip:
+    Ye et al. 2020, arXiv:1912.09729. The loss is max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), and at most
+    -A dual_clip where A < 0.
 
     Args:
         tokens: The micro-batch.
@@ -82,7 +84,9 @@ def ppo_clip(
 
 
 def gspo(tokens: Tokens, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> Surrogate:
-    """GSPO (Zheng et al. 2025, eq. 5-7): PPO's loss with one ratio a row, the geometric mean over its trained tokens.
+    """Clips one ratio for each row: the geometric mean of the ratios of its trained tokens.
+
+    GSPO, Zheng et al. 2025, arXiv:2507.18071, eq. 5-7.
 
     Args:
         tokens: The micro-batch; log-ratios above 10 are bounded.
@@ -105,7 +109,9 @@ def cispo(
     clip_low: float = 0.2,
     clip_high: float = 0.28,
 ) -> Surrogate:
-    """CISPO (MiniMax 2025, eq. 4): -A log p, weighted by the bounded ratio, which carries no gradient.
+    """Weighs -A log p by the clipped ratio, which carries no gradient, so that no token loses its gradient.
+
+    CISPO, MiniMax-M1 2025, arXiv:2506.13585, eq. 4.
 
     Args:
         tokens: The micro-batch.
@@ -122,7 +128,9 @@ def cispo(
 
 
 def opmd(tokens: Tokens, *, tau: float = 1.0) -> Surrogate:
-    """R3L's loss (Shi et al. 2026): -A log p / (1 + tau), without ratio or bound.
+    """Weighs the log-prob by the advantage, without a ratio or a bound: -A log p / (1 + tau).
+
+    R3L, Shi et al. 2026, arXiv:2601.03715.
 
     Args:
         tokens: The micro-batch.
@@ -135,13 +143,16 @@ def opmd(tokens: Tokens, *, tau: float = 1.0) -> Surrogate:
 def probability_mask(
     tokens: Tokens, *, mask_low: float = 0.2, mask_high: float = 0.2, weight: float = 1e-3
 ) -> Surrogate:
-    """prime-rl's loss: -A r on tokens whose probability has not yet moved too far A's way, plus weight * (log r)^2.
+    """Drops tokens whose probability has already moved far in the direction of their advantage.
+
+    prime-rl, described with INTELLECT-3, 2025, arXiv:2512.16144. The loss is -A r on the tokens that remain, plus
+    weight * (log r)^2 on all of them.
 
     Args:
         tokens: The micro-batch.
-        mask_low: A token of negative advantage is dropped once its probability fell by more than this.
-        mask_high: One of positive advantage once it rose by more than this.
-        weight: Of the squared log-ratio.
+        mask_low: A token of negative advantage is dropped if its probability has fallen by more than this.
+        mask_high: A token of positive advantage is dropped if its probability has risen by more than this.
+        weight: Weight of the squared log-ratio.
     """
     moved = tokens.logprobs.detach().exp() - tokens.proximal.exp()
     dropped = torch.where(tokens.advantages > 0, moved > mask_high, moved < -mask_low)
@@ -157,7 +168,9 @@ def guided_clip(
     dual_clip: float = 10.0,
     shape: float = 0.1,
 ) -> Surrogate:
-    """Critique-GRPO (Zhang et al. 2025): tokens of another context get -A p / (p + shape), the others PPO's loss.
+    """Shapes the probability of tokens that were sampled in another context: -A p / (p + shape); others get PPO's loss.
+
+    Critique-GRPO, Zhang et al. 2025, arXiv:2506.03106.
 
     Args:
         tokens: The micro-batch.
@@ -280,9 +293,10 @@ def asymmetric_penalty(
     alpha: float,
     cap: float,
 ) -> Tensor:
-    """ACE: negative advantages times 1 + alpha softplus(c), c the row's mean of log p - log p_ref, at most ``cap``.
+    """Multiplies negative advantages by 1 + alpha softplus(c), so that overconfident errors are pushed down harder.
 
-    Overconfident errors are pushed down harder. The sum over a long row would be hundreds of nats; the mean is not.
+    ACE, 2026, arXiv:2602.21420; c is the mean of log p - log p_ref over the row, at most ``cap``. The mean is this project's
+    choice: the sum over a long row would be hundreds of nats.
 
     Args:
         advantages_N: Values of the estimator.

@@ -21,7 +21,12 @@ _MEMORY = 2000  # most questions whose solve rates are remembered
 
 @dataclass(kw_only=True)
 class SelfPlaySampler:
-    """Fresh seeds at every step; what was accepted before is dealt as a spare question or to ask for more of its kind."""
+    """Draws fresh topics at every step, and reuses accepted questions from a pool.
+
+    Search Self-Play, Lu et al. 2025, arXiv:2510.18821; references: Multi-Agent Evolve, Chen et al. 2025, arXiv:2510.23595;
+    weak kinds of questions: SwS, Liang et al. 2025, arXiv:2506.08989. A question of the pool replaces a proposal that was
+    refused, or is shown to the proposer as an example of what to ask for.
+    """
 
     clear_every: int = 10
     """Steps between two clearings of the pool; 0 lets it grow (MAE)."""

@@ -40,10 +40,11 @@ _ROUND_SEEDS = 1 << 31  # seeds of starts are below; each round of a game has it
 
 @dataclass(frozen=True, kw_only=True)
 class SelfPlayStrategy:
-    """Plays a game whose seed is the task of the starts; their environments are ``SearchSolver``s.
+    """Plays a game of several roles about one topic, in ``SearchSolver`` environments.
 
-    The trajectories of each role that is paid come back, its name in ``info["role"]``; what happened to the question is in
-    ``info["game"]`` of the first one, for the sampler that keeps the pool.
+    Search Self-Play, Lu et al. 2025, arXiv:2510.18821; other games cite their papers in ``games.py``. The group contains the
+    trajectories of each role that has a reward, with the role's name in ``info["role"]``. ``info["game"]`` of the first one
+    says what happened to the question, for the sampler that keeps the pool.
     """
 
     game: str = "ssp"

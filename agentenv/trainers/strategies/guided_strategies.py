@@ -41,9 +41,10 @@ _SECOND = 1 << 31  # seeds a second sample of a start apart from its first; star
 
 @dataclass(frozen=True, kw_only=True)
 class GuideStrategy:
-    """n episodes; only where all of them fail, n more with a hint in the context, recorded without it (Guide).
+    """Plays a group, and if all of its episodes fail, plays it again with a hint, which the record leaves out.
 
-    The hint is ``Task.data["hint"]``, or what the environment's expert does before its last action.
+    Guide, 2025, arXiv:2506.13923. The hint is ``Task.data["hint"]``, or what the environment's expert does before its last
+    action.
     """
 
     async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> Played:
@@ -60,10 +61,11 @@ class GuideStrategy:
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveHintStrategy:
-    """Rounds of episodes, each under a hint as long as the rounds before it ask for (after SEELE).
+    """Plays several rounds of episodes and adapts the length of the hint to the success rate of the rounds before.
 
-    A hint is the first part of what the environment's expert does; the first round has none. A round takes the share of the
-    expert's actions halfway between the largest that was too short and the smallest that was long enough.
+    After SEELE, 2025, arXiv:2509.06923. A hint is the first part of the expert's actions; the first round has none. The
+    share of the expert's actions that a round shows lies halfway between the largest share that was too small and the
+    smallest one that was enough.
     """
 
     rounds: int = 4
@@ -103,7 +105,10 @@ class AdaptiveHintStrategy:
 
 @dataclass(frozen=True, kw_only=True)
 class CritiqueStrategy:
-    """n - 1 episodes, and one more that sees the first of them and a critique of it, in one group (Critique-GRPO)."""
+    """Plays all but one of the episodes, and one more that refines the first of them under a critique.
+
+    Critique-GRPO, Zhang et al. 2025, arXiv:2506.03106.
+    """
 
     critic: str = OUTCOME
     """Who criticises: ``outcome`` says how the episode ended and no more; ``self``, a verifier such as ``rule`` or another
@@ -155,9 +160,10 @@ class CritiqueStrategy:
 
 @dataclass(frozen=True, kw_only=True)
 class DemonstrateStrategy:
-    """n episodes; where all of them fail, what the expert does as well, for a supervised step of its own (ReLIFT).
+    """Plays a group, and if all of its episodes fail, adds the expert's episode for a supervised step.
 
-    The demonstration has the origin ``demonstration`` and is in a group of its own; credit knows nothing of it.
+    ReLIFT, Ma et al. 2025, arXiv:2506.07527. The demonstration has the origin ``demonstration`` and is in a group of its
+    own, so that it gets no credit from an estimator.
     """
 
     async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> Played:

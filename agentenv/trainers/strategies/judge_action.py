@@ -14,10 +14,11 @@ NOTE = "\n[The last result was of no use and is left out.]\n"
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeStrategy:
-    """Takes the last observation out of the record when the policy's next turn holds a verdict; a note stands in its place.
+    """Replaces an observation that the policy judges useless by a short note.
 
-    The turn with the verdict was sampled in view of what is gone, so its tokens carry ``context_mismatch``. What the
-    environment knows stays: nothing is done again.
+    ReSeek, 2025, arXiv:2510.00568. The observation is removed from the record when the next turn of the policy contains the
+    verdict. That turn was sampled while the observation was in the context, so its tokens carry ``context_mismatch``. The
+    state of the environment does not change.
     """
 
     verdict: str = "<judge>no</judge>"

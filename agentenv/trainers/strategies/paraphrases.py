@@ -15,7 +15,10 @@ from agentenv.trainers.strategies.rollout_context import RolloutContext
 
 @dataclass(frozen=True, kw_only=True)
 class ParaphraseStrategy:
-    """Poses the paraphrases of a question by turns; each answer is paid for its likeness to those of the other wordings."""
+    """Asks each question in several wordings and rewards answers that agree with those to the other wordings.
+
+    Con-RAG, 2025, arXiv:2510.04392.
+    """
 
     weight: float = 0.5
     """Reward of an answer that is like all the others; 0 only poses paraphrases."""

@@ -39,11 +39,12 @@ _COUNTED = {"strategy": {"sampled_tokens": 0}}
 
 @dataclass(frozen=True, kw_only=True)
 class ReflectRetryStrategy:
-    """n/2 episodes; each that its reflection finds wanting is retried from the pivot under the lessons of the reflection.
+    """Plays half of the episodes, reflects on each, and retries it from the turn that went wrong, the pivot.
 
-    The group holds the episodes and the retries without their guidance, the turns before the pivot out of the loss in both.
-    Where a retry succeeds and is better or shorter, the reflection (reward 1) and the retry with its guidance are learned
-    as well, each in a group of its own.
+    R3L, Shi et al. 2026, arXiv:2601.03715. The retry is guided by the lessons of the reflection. The group contains the
+    episodes and the retries without their guidance; turns before the pivot are not in the loss. If a retry succeeds and is
+    better or shorter, the reflection (with reward 1) and the retry with its guidance are trained as well, each in a group of
+    its own.
     """
 
     reflector: str = "self"

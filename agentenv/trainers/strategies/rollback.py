@@ -1,4 +1,4 @@
-"""CLEANER: a failed tool call is taken back and its correction stands in its place (SAAR, arXiv 2601.15141)."""
+"""CLEANER: a failed tool call is taken back and replaced by its correction (SAAR, arXiv:2601.15141)."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -35,11 +35,12 @@ _DRAW = 0x5AA2  # keeps the draw that switches an episode on apart from other us
 
 @dataclass(frozen=True, kw_only=True)
 class RollbackStrategy:
-    """Lets the policy see the error of a failed call, then puts its next call where the failed one stood.
+    """Takes failed calls back and puts their corrections in their place.
 
-    Failed call and error leave the record and the environment goes back by its snapshot, so that neither turns nor tokens
-    of the budget are spent. A later retry of a turn sees its latest failure only. After the last one the error stays, with
-    a hint from the second retry on, and the episode rolls back no more.
+    SAAR of CLEANER, 2026, arXiv:2601.15141. The policy sees the error of a failed call and calls again. The failed call and
+    its error are then removed from the record, and the environment returns to its snapshot, so that the failure costs
+    neither turns nor tokens of the budget. A later retry of the same turn sees the latest failure only, with a hint from the
+    second retry on. After the last retry the error stays in the record, and the episode is not rolled back again.
     """
 
     retries: int = 3

@@ -27,7 +27,10 @@ _QUERY = re.compile(r"<search>((?:(?!<search>).)*?)</search>", re.DOTALL)
 
 @dataclass(frozen=True, kw_only=True)
 class SelfSearchStrategy:
-    """Plays each start once; for environments in which the policy writes search results itself."""
+    """Leaves search results that the policy wrote itself out of the loss; episodes are played as by ``plain``.
+
+    SSRL, 2025, arXiv:2508.10874.
+    """
 
     mask_information: bool = True
     """Whether the content of self-written ``<information>`` blocks stays out of the loss."""

@@ -41,7 +41,10 @@ class RolloutStrategy(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class PlainStrategy:
-    """Plays each start once."""
+    """Plays every episode of the group once, independently of the others.
+
+    GRPO, Shao et al. 2024, arXiv:2402.03300.
+    """
 
     async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> list[Trajectory]:
         """One trajectory for each start, in their order."""

@@ -40,13 +40,15 @@ from agentenv.trainers.strategies.token_forks import (
 
 @dataclass(frozen=True, kw_only=True)
 class TreeStrategy:
-    """Plays ``roots`` episodes and forks them, as long as the group has slots left: n starts give at most n leaves.
+    """Plays ``roots`` episodes and forks them at turns or at tokens, until the group has no slot left.
 
-    A fork at turn t continues in as many environments from the state before t; no turn is executed twice. Each leaf is a
-    trajectory of its whole path with ``parent_id`` and ``fork_turn``. A shared turn is trained in one of them, as is the
-    shared beginning of a turn that was forked at a token; the token at which it was forked is trained in none: for the
-    estimators ``tree`` and ``sibling``. The slots left are divided among the branches when a fork is made, so that nothing
-    depends on which branch is faster; what a branch that ends early had left is not played.
+    BranchGRPO, Li et al. 2025, arXiv:2509.06040; forks at tokens: LATR, Xing et al. 2025, arXiv:2510.24302.
+    A group of n slots has at most n leaves. A fork at turn t continues in ``width`` branches from the state before t; no
+    turn is executed twice. Each leaf is a trajectory of its whole path, with ``parent_id`` and ``fork_turn``. A turn that
+    several leaves share is trained in one of them, as is the shared beginning of a turn that was forked at a token. The
+    token at which a turn was forked is trained in none of them. The estimators ``tree`` and ``sibling`` expect this. The
+    remaining slots are divided among the branches when a fork is made, so that nothing depends on which branch is faster;
+    slots that a branch has left when it ends early are not played.
     """
 
     roots: int = 2

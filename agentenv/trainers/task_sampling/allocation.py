@@ -28,7 +28,10 @@ _CAPS: Mapping[Weighting, int] = {"equal": 32, "hardness": 64}
 
 @dataclass(kw_only=True)
 class Uniform(StatelessSampler):
-    """``questions`` tasks, all equally likely, ``group_size`` episodes each, in one round."""
+    """Draws ``questions`` tasks, all equally likely, and plays ``group_size`` episodes of each in one round.
+
+    GRPO, Shao et al. 2024, arXiv:2402.03300.
+    """
 
     def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
         """The whole budget at once."""
@@ -40,14 +43,15 @@ class Uniform(StatelessSampler):
 
 @dataclass(kw_only=True)
 class DynamicSampling(StatelessSampler):
-    """DAPO (Yu et al. 2025, eq. 11): groups of constant outcome are dropped and fresh tasks are played in their place.
+    """Drops groups whose outcomes are all equal and plays fresh tasks in their place.
 
-    Each round plays as many groups as are missing. What was dropped was played, and counts in the budget.
+    DAPO, Yu et al. 2025, arXiv:2503.14476, eq. 11. Each round plays as many groups as are missing. Dropped groups count in
+    the budget, because they were played.
 
     Args:
-        keep: Share of ``questions`` whose groups, of outcomes that differ, end the step; what is left of the budget then
-            is not spent.
-        max_rounds: Waves after which the step ends in any case; 0 plays until the budget is spent.
+        keep: The step ends when the groups that are kept are this share of ``questions``; the rest of the budget is then
+            not spent.
+        max_rounds: The step ends after so many rounds in any case; 0 plays until the budget is spent.
     """
 
     keep: float = 0.5
@@ -82,11 +86,13 @@ def is_diverse(returns_G: Sequence[float], eta: float) -> bool:
 
 @dataclass(kw_only=True)
 class DiversityFilter(DynamicSampling):
-    """UI-S1 (Lu et al. 2025): dynamic sampling in which a group's spread is that of the returns from its first turns.
+    """Keeps only groups whose returns, from their first turns on, are spread widely enough.
+
+    The dynamic sampling of UI-S1, Lu et al. 2025, arXiv:2509.11543.
 
     Args:
-        eta: Deviation above which a group is kept.
-        gamma: Discount a turn.
+        eta: A group is kept if the standard deviation of its returns is above this.
+        gamma: Discount per turn.
         segment_end: How far a return reaches; see ``segment_returns``.
     """
 
@@ -147,13 +153,13 @@ def apportioned(wants_G: Sequence[int], total: int) -> list[int]:
 
 @dataclass(kw_only=True)
 class DifficultyAdaptive(StatelessSampler):
-    """DARS (Yang et al. 2025): a first look at every task, then more rollouts for those that are rarely solved.
+    """Plays each task a few times first, and then gives more rollouts to tasks that are rarely solved.
 
-    Where the formulas ask for more than is left, all get less in proportion; what they leave is spent on fresh tasks.
-    Groups of constant outcome are dropped.
+    DARS, Yang et al. 2025, arXiv:2508.13755. If the formulas ask for more rollouts than are left, all tasks get less in
+    proportion; if they ask for fewer, the rest is spent on fresh tasks. Groups of constant outcome are dropped.
 
     Args:
-        first: Rollouts of the first look; 0 takes half of ``group_size``, at least 2.
+        first: Rollouts of each task in the first round; 0 takes half of ``group_size``, at least 2.
         weighting: See ``hardness_allocation``.
         scale: See ``hardness_allocation``; ``none`` is the published choice.
         cap: Most rollouts of one group; 0 takes the published 32 (``equal``) or 64 (``hardness``).
@@ -225,10 +231,10 @@ def half_width(deviation: float, size: int, *, level: float = 0.95) -> float:
 
 
 def priority(deviation: float, size: int, total: int, *, exploration: float, level: float = 0.95) -> float:
-    """XRPO (Bamba et al. 2025): what one more rollout is expected to take off the half-width, plus a bonus for few rollouts.
+    """How much one more rollout is expected to narrow the confidence interval, plus a bonus for groups of few rollouts.
 
-    The deviation is taken to stay as it is. The published bonus is not known to us; this one is that of upper confidence
-    bounds, ``exploration`` * sqrt(log(1 + total) / size).
+    XRPO, Bamba et al. 2025, arXiv:2510.06672. The deviation is assumed to stay the same. The published bonus is not known to
+    this project; this one is that of upper confidence bounds, ``exploration`` * sqrt(log(1 + total) / size).
 
     Args:
         deviation: Standard deviation of the outcomes so far.
@@ -267,13 +273,13 @@ def uncertainty_allocation(
 
 @dataclass(kw_only=True)
 class UncertaintyAllocation(StatelessSampler):
-    """XRPO's allocation (Bamba et al. 2025): a first look at every task, then rounds for those of least certain mean.
+    """Plays each task a few times first, and then those whose mean reward is most uncertain.
 
-    Its novelty bonus is ``reward_shaping.novelty``.
+    XRPO, Bamba et al. 2025, arXiv:2510.06672. The novelty bonus of the same paper is ``reward_shaping.novelty``.
 
     Args:
-        first: Rollouts of the first look; 0 takes half of ``group_size``, at least 2.
-        rounds: Waves over which the rest is spent, in equal parts.
+        first: Rollouts of each task in the first round; 0 takes half of ``group_size``, at least 2.
+        rounds: Number of rounds over which the rest is spent, in equal parts.
         exploration: See ``priority``.
         level: Confidence level of the interval.
     """

@@ -37,22 +37,24 @@ def rollout_count(rate: float, size: int, *, easy: float = 0.6, least: int = 2) 
 
 @dataclass(kw_only=True)
 class AdaptiveCuration:
-    """DART's data curation: uniform tasks, rollouts and turns by what became of the task so far, and a pool of successes.
+    """Plays easy tasks less often, and adds stored successes to groups without one.
 
-    What easy tasks leave of the budget goes to further tasks. An episode may take as many turns as the longest success of
-    its task took. Where every episode of a group failed, the stored success of its task joins the group as a member: its own
-    ids, with the log-probs of its own sampling, which the ratios of ``proximal = "sampler"`` and the weights of a correction
-    read. The pool begins with ``pool`` and takes up successes as they come, the newest of a task in place of an older one.
+    The data curation of DART, Li et al. 2025, arXiv:2509.23866. Tasks are drawn uniformly. The number of rollouts and turns
+    of a task depends on its outcomes so far, and the budget that easy tasks leave over goes to further tasks. An episode may
+    take as many turns as the longest success of its task took. If every episode of a group failed, the stored success of its
+    task joins the group as a member, with its own ids and the log-probs of its own sampling, which the ratios of
+    ``proximal = "sampler"`` and the weights of a correction read. The store begins with ``pool`` and keeps the newest
+    success of each task.
 
     Args:
         easy: See ``rollout_count``.
         least: See ``rollout_count``.
-        memory: Outcomes of a task, the latest ones, that its success rate is taken over.
-        success: Outcome from which on an episode is a success.
-        longest: Turns of an episode of a task that was never solved.
-        turns: Option of the environment that bounds turns.
-        pool: Successes to begin with: trajectories in JSON lines, a file, gzipped or not, or a folder of files, such as the
-            ``trajectories`` of a run with the same tokens; none where empty.
+        memory: Number of outcomes of a task, the latest ones, over which its success rate is taken.
+        success: Smallest outcome that counts as a success.
+        longest: Number of turns of an episode of a task that was never solved.
+        turns: Name of the environment's option that bounds turns.
+        pool: Successes to begin with: a file of trajectories in JSON lines, gzipped or not, or a folder of such files, for
+            example the ``trajectories`` of a run with the same tokenizer; empty for none.
     """
 
     replays = True

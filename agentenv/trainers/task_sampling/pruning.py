@@ -57,19 +57,22 @@ def weighted_mean(values: Sequence[float], chances: Sequence[float]) -> float:
 
 @dataclass(kw_only=True)
 class OnlinePruning:
-    """Uniform tasks; after its first ``probe`` turns an episode is played on by chance, which a quality head decides.
+    """Gives up episodes that are unlikely to balance their group, after their first ``probe`` turns.
 
-    The head is a logistic regression, trained after each step on the outcomes of what was played on, each weighed by the
-    inverse of its chance. Episodes that are given up are in neither loss nor figures, except ``pruned``, ``pruned_tokens``
-    and ``pruning_bias``: the mean outcome of those played on less their mean with these weights, which is what pruning does
-    to the baseline. It needs the strategy ``plain``; the budget counts episodes that were begun.
+    ARRoL, Xu et al. 2026, arXiv:2603.24840. Tasks are drawn uniformly. A logistic regression predicts the outcome of an
+    episode, and the episode continues with a probability that depends on the prediction. After each step the regression
+    learns from the outcomes of the episodes that continued, each weighed by the inverse of its probability to continue.
+    Episodes that are given up count neither in the loss nor in the metrics, except ``pruned``, ``pruned_tokens`` and
+    ``pruning_bias``: the mean outcome of the episodes that continued minus their mean with these weights, which is how far
+    pruning shifts the baseline. This sampler needs the strategy ``plain``; the budget counts episodes that were begun.
 
     Args:
         target: Share of successes aimed at.
-        probe: Turns after which an episode is judged.
-        least: Least chance of being played on.
-        rate: Step size of the head.
-        memory: Judged episodes that the mean prediction is taken over; none is given up before so many were judged.
+        probe: Number of turns after which an episode is judged.
+        least: Smallest probability to continue.
+        rate: Learning rate of the regression.
+        memory: Number of judged episodes over which the mean prediction is taken; none is given up before so many were
+            judged.
     """
 
     target: float = 0.5

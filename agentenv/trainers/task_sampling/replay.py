@@ -45,22 +45,22 @@ def sample_without_replacement(logits_N: Values, count: int, rng: np.random.Gene
 
 @dataclass(kw_only=True)
 class TargetedReplay:
-    """DOTS with rollout replay (Sun et al. 2025): tasks of predicted success near a half, and groups of earlier steps again.
+    """Plays tasks whose predicted success is near one half, and trains stored groups of earlier steps again.
 
-    Tasks are drawn without replacement from softmax(-|d - target| / temperature). d is the mean reward of the tasks played
-    last, weighed by how alike their words are; the published predictor has a trained encoder and rollouts of its own for
-    its reference set, which the budget does not allow here. Groups of outcomes that differ are kept; a replayed group is
-    trained with the log-probs stored when it was sampled, which the ratios of ``proximal = "sampler"`` and the weights of a
-    correction read.
+    DOTS with rollout replay, Sun et al. 2025, arXiv:2506.05316. Tasks are drawn without replacement from
+    softmax(-|d - target| / temperature). The prediction d is the mean reward of the tasks played last, weighed by the
+    similarity of their words. The published predictor has a trained encoder and rollouts of its own for its reference set,
+    which the budget does not allow here. Groups whose outcomes differ are stored. A replayed group is trained with the
+    log-probs of its own sampling, which the ratios of ``proximal = "sampler"`` and the weights of a correction read.
 
     Args:
-        draw_unplayed: Share of the trained groups that are played in the step; 1 replays none. The budget buys ``questions``
-            fresh groups in any case, and replayed ones come on top.
-        buffer: Groups kept for replay; the oldest leave first.
-        reference: Tasks, played last, that predictions are made from.
-        target: Success that is aimed at.
-        temperature: Of the draw.
-        bandwidth: Of the likeness between questions.
+        fresh: Share of the trained groups that are played in the step; 1 replays none. Each step plays ``questions`` fresh
+            groups in any case, and replayed ones are added to them.
+        buffer: Number of groups that are stored for replay; the oldest are removed first.
+        reference: Number of tasks, those played last, that predictions are made from.
+        target: Success rate aimed at.
+        temperature: Temperature of the draw.
+        bandwidth: Bandwidth of the similarity between questions.
     """
 
     fresh: float = 0.5

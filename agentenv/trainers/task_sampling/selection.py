@@ -34,14 +34,14 @@ def decay_evidence(count: float, decay: float) -> float:
 
 @dataclass(kw_only=True)
 class PosteriorSampling:
-    """VADE (Hu et al. 2025): a Beta posterior of each task's success; tasks whose drawn p (1 - p) is largest are played.
+    """Draws a success rate p of every task from its Beta posterior and plays the tasks with the largest p (1 - p).
 
-    The rule is published, its constants are ours. A played task's evidence fades by ``decay`` before the new outcomes are
-    added, every other task's by ``idle_decay``: the policy moves on, and what was learned of a task gets old.
+    VADE, Hu et al. 2025, arXiv:2511.18902; the constants are this project's. The evidence about a task fades, because the
+    policy changes: by ``decay`` before new outcomes of the task are added, and by ``idle_decay`` where it was not played.
 
     Args:
-        decay: Of the tasks of the step.
-        idle_decay: Of all others.
+        decay: Factor on the evidence about tasks of the step.
+        idle_decay: Factor on the evidence about all other tasks.
     """
 
     replays = False
@@ -107,16 +107,17 @@ def robust_weights(
 
 @dataclass(kw_only=True)
 class GroupRobust:
-    """Group-robust reweighting (GDRO; after Panaganti et al. 2026): classes of tasks that fail more are drawn more often.
+    """Draws the classes of tasks with the largest loss more often.
 
-    The loss of a class is 1 - its mean outcome, averaged over the steps that it was played in, so that classes that come up
-    more often are not taken for harder ones. Classes are given by the tasks, not found by difficulty as in the paper;
-    strength, memory and floor are ours.
+    After GDRO, Panaganti et al. 2026, arXiv:2601.19280, and group DRO, Sagawa et al. 2020, arXiv:1911.08731. The loss of a
+    class is 1 - its mean outcome, averaged over the steps in which it was played, so that a class that comes up more often
+    is not mistaken for a harder one. Tasks state their class, whereas the paper finds classes by difficulty; strength,
+    memory and floor are this project's.
 
     Args:
         by: Key of ``Task.data`` that names the class, such as ``hops`` or ``family``.
         strength: See ``robust_weights``.
-        memory: Weight of the past in a class's mean loss; the beginning is corrected for.
+        memory: Weight of the past in the mean loss of a class; the first steps are corrected for it.
         floor: See ``robust_weights``.
     """
 
@@ -188,16 +189,16 @@ def scheduled(schedule: Schedule, step: int) -> float | None:
 
 @dataclass(kw_only=True)
 class Curriculum(StatelessSampler):
-    """Uniform draws under settings that change by a schedule of steps (the noise as in ZeroSearch, Sun et al. 2025).
+    """Draws tasks uniformly and changes hops, turns, passages and search noise by a schedule of steps.
 
-    Each schedule is a list of (first step, value). Before its first step, and where it is empty, the run's own setting
-    holds.
+    After the curriculum of ZeroSearch, Sun et al. 2025, arXiv:2505.04588. Each schedule is a list of (first step, value).
+    Before the first step of a schedule, and if it is empty, the run's own setting holds.
 
     Args:
-        hops: Most hops of a task that may be drawn.
-        max_turns: Turn horizon of the environment.
-        passages: Passages a search returns.
-        noise: Share of searches that miss: they return what is ranked right behind what they should.
+        hops: Largest number of hops of a task that may be drawn.
+        max_turns: Largest number of turns of an episode.
+        passages: Number of passages that a search returns.
+        noise: Share of searches that fail; they return the passages that are ranked right behind the right ones.
     """
 
     hops: Schedule = ()
