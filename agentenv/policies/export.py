@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentenv.policies.lora import is_adapted
+from agentenv.policies.lora import is_adapted, write_model
 
 _WRAPPED = "base_model.model."
 _BASE = ".base_layer."
@@ -13,9 +13,9 @@ _BASE = ".base_layer."
 def write_weights(model: Any, folder: Path) -> None:
     """Writes ``model`` as safetensors with its config, adapters merged into what is written; the model stays as it is."""
     if is_adapted(model):
-        model.get_base_model().save_pretrained(folder, state_dict=merged_state(model))
+        write_model(model.get_base_model(), folder, merged_state(model))
     else:
-        model.save_pretrained(folder)
+        write_model(model, folder)
 
 
 def merged_state(model: Any) -> dict[str, Any]:

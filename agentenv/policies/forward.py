@@ -49,8 +49,8 @@ class RowCache:
 
     def __init__(self, kv: Tensor) -> None:
         self.kv = kv  # [L, 2, B, H, K, D]
-        self.rows = torch.arange(kv.shape[2])[:, None]
-        self.positions = torch.zeros((kv.shape[2], 1), dtype=torch.long)  # [B, Q], set before each forward
+        self.rows = torch.arange(kv.shape[2], device=kv.device)[:, None]
+        self.positions = torch.zeros_like(self.rows)  # [B, Q], set before each forward
 
     def update(
         self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any
@@ -133,7 +133,8 @@ def _as_taken(model: Any, mask: Tensor) -> Tensor:
     """The mask as the model's attention takes it: bool, or what is added to the scores where it is computed step by step."""
     if text_config(model)._attn_implementation != "eager":
         return mask
-    return torch.zeros(mask.shape, dtype=model.dtype).masked_fill(~mask, torch.finfo(model.dtype).min)
+    zeros = torch.zeros(mask.shape, dtype=model.dtype, device=mask.device)
+    return zeros.masked_fill(~mask, torch.finfo(model.dtype).min)
 
 
 def _reach(config: Any, kind: str, queries: Tensor, keys: Tensor) -> Tensor:
@@ -144,7 +145,7 @@ def _reach(config: Any, kind: str, queries: Tensor, keys: Tensor) -> Tensor:
     if kind == "chunked_attention" and config.attention_chunk_size:
         size = int(config.attention_chunk_size)
         return far // size == near // size
-    return torch.ones((), dtype=torch.bool)
+    return torch.ones((), dtype=torch.bool, device=queries.device)
 
 
 def text_config(model: Any) -> Any:
@@ -216,8 +217,8 @@ def _narrow(config: Any) -> Iterator[None]:
 
 def _cache_shape(model: Any) -> CacheShape:
     witness = _Witness()
-    positions = torch.arange(2)[None]
-    visible = torch.ones((1, 1, 2, 2), dtype=torch.bool).tril()
+    positions = torch.arange(2, device=model.device)[None]
+    visible = torch.ones((1, 1, 2, 2), dtype=torch.bool, device=model.device).tril()
     model.forward(
         input_ids=_probe(model)[None, :2],
         attention_mask=attention(model, visible, positions, positions),
@@ -248,12 +249,16 @@ def _largest_gap(model: Any, shape: CacheShape) -> float:
     plain = torch.log_softmax(model.forward(input_ids=ids[None], use_cache=False).logits[0].float(), -1)
     if not bool(plain.isfinite().all()):
         return 0.0
-    kv = torch.zeros((shape.layers, 2, 2, shape.heads, 6, shape.width), dtype=model.dtype)
+    kv = torch.zeros(
+        (shape.layers, 2, 2, shape.heads, 6, shape.width), dtype=model.dtype, device=model.device
+    )
     fed = torch.stack([ids[:4], torch.cat([ids[:2], ids[:2]])])  # the second row is two tokens and padding
+    places = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 3]], device=model.device)
+    later = torch.tensor([[4, 2], [2, 3]], device=model.device)  # then the first row is rewound
     cached = [
-        step(model, RowCache(kv[..., :4, :]), fed, torch.arange(4).expand(2, 4), torch.tensor([3, 1])),
-        step(model, RowCache(kv), ids[[4, 2]][:, None], torch.tensor([[4], [2]])),
-        step(model, RowCache(kv), ids[[2, 3]][:, None], torch.tensor([[2], [3]])),  # the first row is rewound
+        step(model, RowCache(kv[..., :4, :]), fed, places, torch.tensor([3, 1], device=model.device), seen=4),
+        step(model, RowCache(kv), ids[[4, 2]][:, None], later[0][:, None], seen=5),
+        step(model, RowCache(kv), ids[[2, 3]][:, None], later[1][:, None], seen=4),
     ]
     wanted = plain[[3, 1, 4, 2, 2, 3]]
     shared = _shared(model, ids)
@@ -267,14 +272,14 @@ def _span(gap: Tensor) -> float:
 
 def _shared(model: Any, ids: Tensor) -> Tensor:
     """Log-probs [2, V] after two equal tails of two tokens that share a prompt of two."""
-    positions = torch.tensor([[0, 1, 2, 3, 2, 3]])
-    owners = torch.tensor([[-1, -1, 0, 0, 1, 1]])
+    positions = torch.tensor([[0, 1, 2, 3, 2, 3]], device=ids.device)
+    owners = torch.tensor([[-1, -1, 0, 0, 1, 1]], device=ids.device)
     visible = ((owners[:, None, :] == -1) | (owners[:, None, :] == owners[:, :, None])).tril()[:, None]
     logits = logits_at(
         model,
         ids[[0, 1, 2, 3, 2, 3]][None],
-        torch.tensor([0, 0]),
-        torch.tensor([3, 5]),
+        torch.tensor([0, 0], device=ids.device),
+        torch.tensor([3, 5], device=ids.device),
         attention_mask=attention(model, visible, positions, positions),
         position_ids=positions,
         use_cache=False,
@@ -284,22 +289,36 @@ def _shared(model: Any, ids: Tensor) -> Tensor:
 
 def _probe(model: Any) -> Tensor:
     """Six ids, int64[6], that no tokenizer gives a meaning of its own."""
-    return torch.tensor([7, 11, 3, 9, 5, 12]) % int(text_config(model).vocab_size)
+    return torch.tensor([7, 11, 3, 9, 5, 12], device=model.device) % int(text_config(model).vocab_size)
 
 
-def step(model: Any, cache: RowCache, ids: Tensor, positions: Tensor, last: Tensor | None = None) -> Tensor:
-    """Feeds ids [B, Q] at positions [B, Q]; logits [B, V] after each row's token ``last``, the final one if None."""
-    seen = int(positions.max()) + 1
+def step(
+    model: Any, cache: RowCache, ids: Tensor, positions: Tensor, last: Tensor | None = None, *, seen: int
+) -> Tensor:
+    """Feeds a cache more tokens.
+
+    Args:
+        model: A transformers causal language model.
+        cache: Gets keys and values of the tokens.
+        ids: int64[B, Q].
+        positions: int64[B, Q].
+        last: int64[B], of each row the token whose logits are wanted; None is the final one.
+        seen: One more than the largest position; read from the device it would cost a wait for it.
+
+    Returns:
+        Logits [B, V].
+    """
     view = RowCache(cache.kv[:, :, :, :, :seen])
     view.positions = positions
-    visible = torch.arange(seen) <= positions[:, None, :, None]
-    rows = torch.arange(len(ids))
+    keys = torch.arange(seen, device=ids.device)
+    visible = keys <= positions[:, None, :, None]
+    rows = torch.arange(len(ids), device=ids.device)
     return logits_at(
         model,
         ids,
         rows,
         torch.full_like(rows, ids.shape[1] - 1) if last is None else last,
-        attention_mask=attention(model, visible, positions, torch.arange(seen)[None]),
+        attention_mask=attention(model, visible, positions, keys[None]),
         position_ids=positions,
         past_key_values=view,
         use_cache=True,

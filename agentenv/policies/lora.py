@@ -85,14 +85,38 @@ def load_weights(model: Any, weights: "Mapping[str, Tensor]") -> list[str]:
     return [*sorted(trained_state(model).keys() - weights.keys()), *unexpected]
 
 
+def write_model(model: Any, folder: Path, state: "Mapping[str, Tensor] | None" = None) -> None:
+    """Writes a transformers model, or ``state`` under its configuration; weights pass through the memory of the host."""
+    if state is None and model.device.type == "cpu":
+        model.save_pretrained(folder)
+    else:
+        model.save_pretrained(folder, state_dict=on_host(state or model.state_dict(keep_vars=True)))
+
+
+def on_host(state: Any) -> Any:
+    """``state`` with its tensors, also those within mappings and lists, in the memory of the host; one stays one."""
+    import torch
+
+    copies: dict[int, Any] = {}
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return copies.setdefault(id(value), value.detach().cpu())
+        if isinstance(value, dict):
+            return {key: moved(held) for key, held in value.items()}
+        return type(value)(map(moved, value)) if isinstance(value, list | tuple) else value
+
+    return moved(state)
+
+
 def write_trained(model: Any, folder: Path) -> None:
     """Writes what training changes: an adapter in peft's format, or the whole model."""
     if not is_adapted(model):
-        model.save_pretrained(folder)
+        write_model(model, folder)
         return
     from safetensors.torch import save_file
 
-    held = {_short(name): value.contiguous() for name, value in trained_state(model).items()}
+    held = {_short(name): value.cpu().contiguous() for name, value in trained_state(model).items()}
     save_file(held, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
     model.peft_config["default"].save_pretrained(folder)
 

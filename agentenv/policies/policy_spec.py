@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from agentenv.core.io.digests import PathState, file_digests, path_state, value_digest
 from agentenv.errors import CheckpointMismatch, ConfigurationError, MissingExtra, UnknownName
+from agentenv.policies.compute import ComputeSettings
 from agentenv.policies.lora import base_and_adapter
 from agentenv.policies.tiny import shipped_weights
 
@@ -54,11 +55,15 @@ def check_policy(spec: str) -> None:
             )
 
 
-def make_policy(spec: str) -> "HFPolicy":
+def make_policy(spec: str, compute: ComputeSettings | None = None) -> "HFPolicy":
     """The policy that ``spec`` names, whose tokens can be trained on.
 
     ``tiny`` is the shipped policy, ``hf:PATH`` a local transformers folder. ``scripted`` (the expert of each
     environment) needs the episodes and is made by the evaluation.
+
+    Args:
+        spec: Its name.
+        compute: Where and how it computes; None is ``process_compute``.
 
     Raises:
         UnknownName: no such kind of policy.
@@ -79,7 +84,7 @@ def make_policy(spec: str) -> "HFPolicy":
         from agentenv.policies.hf import HFPolicy
     except ModuleNotFoundError as error:
         raise MissingExtra.of(error.name or "torch", "train") from error
-    return HFPolicy.load(folder)
+    return HFPolicy.load(folder, compute)
 
 
 def make_endpoint_policy(spec: str) -> "OpenAIPolicy":

@@ -23,6 +23,7 @@ from agentenv.core.trajectory import Origin, Trajectory
 from agentenv.errors import AgentEnvError, Diverged, Fault
 from agentenv.evaluation.records import RESULTS, read_json, write_results
 from agentenv.policies.card import EpisodeCard, write_card
+from agentenv.policies.compute import use_compute
 from agentenv.policies.export import write_model_card, write_weights
 from agentenv.progress import Display
 from agentenv.trainers.config.train_config import TrainConfig
@@ -58,7 +59,8 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
         Diverged: a loss, a gradient or the weights are not finite; the last checkpoint is from before that.
         Interrupted: SIGINT or SIGTERM came; episodes under way are given up, and what was learned is in a checkpoint.
     """
-    with folder.lock(), Interruptible("this step is finished first; a second signal ends at once") as stop:
+    stopping = Interruptible("this step is finished first; a second signal ends at once")
+    with folder.lock(), use_compute(folder.config.compute), stopping as stop:
         try:
             return _train(folder, display, stop)
         except Interrupted as error:

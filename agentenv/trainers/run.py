@@ -137,7 +137,7 @@ def open_policy(config: TrainConfig) -> TrainedPolicy:
 
 def trained_policy(config: TrainConfig) -> HFPolicy:
     """The policy that ``config`` starts from, with adapters where it wants them."""
-    policy, lora = make_policy(config.policy), config.lora
+    policy, lora = make_policy(config.policy, config.compute), config.lora
     if lora.rank:
         policy.model = adapt(
             policy.model, rank=lora.rank, alpha=lora.alpha, modules=lora.modules, seed=config.seed
@@ -221,7 +221,7 @@ def learner_of(config: TrainConfig, policy: TrainedPolicy) -> Learner:
         model = copy.deepcopy(model, {id(p): p for p in model.parameters() if not p.requires_grad})
     reference = None
     if objective.needs_reference:
-        reference = model if is_adapted(model) else make_policy(config.policy).model
+        reference = model if is_adapted(model) else make_policy(config.policy, config.compute).model
     if config.memory.gradient_checkpointing:
         checkpoint_layers(model)
     return (ShardedLearner if sharded else Learner)(

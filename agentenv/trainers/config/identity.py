@@ -19,6 +19,7 @@ IDENTITY = "identity.json"
 FREE = (
     "name",
     "threads",
+    "compute",
     "checkpoint_every",
     "trajectories_every",
     "tracker",

@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from agentenv.core.validation import Frozen
 from agentenv.data.sources import OWN, SourceConfig, check_draw, check_source, held_out_worlds
 from agentenv.evaluation.task_env import EnvConfig, SearchConfig, known_retriever
+from agentenv.policies.compute import ComputeSettings
 from agentenv.policies.engine import COLDEST, HOTTEST, EngineConfig
 from agentenv.tracking import check_tracker
 from agentenv.trainers.config.sections import (
@@ -37,6 +38,8 @@ class TrainConfig(Frozen):
     """Seeds question draws and sampling."""
     threads: int = Field(2, ge=1)
     """Threads of torch; results depend on it in the last digits."""
+    compute: ComputeSettings = ComputeSettings()
+    """Where models compute, and how."""
     policy: str = "tiny"
     """Where the policy starts: ``tiny`` or ``hf:PATH``. Where ``env.options`` names no prompt it is that of the policy's
     ``episode.json``, or else the environment's own."""
@@ -211,6 +214,7 @@ class TrainConfig(Frozen):
             f"asynchronous.staleness={self.asynchronous.staleness}": self.asynchronous.staleness > 0,
             f"engine.kind={self.engine.kind!r} in {self.engine.dtype}": self.engine.kind != "hf",
             f"memory.precision={self.memory.precision!r}": self.memory.precision != "float32",
+            "weights in bfloat16": self.compute.rounds,
         }
         return [reason for reason, holds in reasons.items() if holds]
 

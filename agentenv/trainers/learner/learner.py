@@ -148,6 +148,12 @@ class Learner:
         """Seconds spent in forward and backward passes and the optimiser so far."""
         self._surrogate = get_objective(objective.objective, objective.surrogate_options)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes."""
+        device: torch.device = next(self.model.parameters()).device
+        return device
+
     def weights(self) -> Mapping[str, Tensor]:
         """What is trained, whole tensors by name."""
         return trained_state(self.model)
@@ -183,7 +189,7 @@ class Learner:
         with torch.no_grad():
             for batch, counts in self._dealt(batches):
                 with self._precision():
-                    logprobs = self._logprobs(self.model, batch)[0].numpy(force=True)
+                    logprobs = self._logprobs(self.model, batch.to(self.device))[0].numpy(force=True)
                 if counts:
                     found.append(logprobs)
         scored = []
@@ -260,6 +266,7 @@ class Learner:
         ratios: list[Tensor] = []
         for batch, counts in self._dealt(micro_batches(rows, goal.micro_tokens, goal.padding)):
             began = time.perf_counter()
+            batch = batch.to(self.device)
             with self._precision():
                 losses, figures = self._losses(batch, update, ratios if counts else [])
             weights = token_weights(goal.averaging, batch.sequence_tokens.to(losses.dtype))
@@ -283,8 +290,9 @@ class Learner:
         return dict(sums) | {"trained_tokens": float(trained), "padding_share": share}
 
     def _precision(self) -> torch.autocast:
-        kind = next(self.model.parameters()).device.type
-        return torch.autocast(kind, torch.bfloat16, enabled=self.objective.precision == "bfloat16")
+        return torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.objective.precision == "bfloat16"
+        )
 
     def _dealt(self, batches: Iterable[Packed]) -> Iterable[tuple[Packed, bool]]:
         """The batches of this process, and whether each counts."""

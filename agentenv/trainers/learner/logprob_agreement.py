@@ -70,7 +70,7 @@ def _row(before: Sequence[int], answer: Completion, *, shift: int = 0) -> Traini
 def _learner_gap(policy: HFPolicy, rows: Sequence[TrainingRow]) -> float:
     most = 0.0
     for batch in micro_batches(rows, 512):
-        found = token_logprobs(policy.model, batch, 1.0)[0]
+        found = token_logprobs(policy.model, batch.to(policy.model.device), 1.0)[0].cpu()
         wanted = torch.cat(
             [_plain(policy, row.ids.tolist())[torch.from_numpy(row.trained) - 1] for row in batch.members]
         )
@@ -86,6 +86,6 @@ def _gap(policy: HFPolicy, ids: Sequence[int], first: int, logprobs: Sequence[fl
 @torch.no_grad()
 def _plain(policy: HFPolicy, ids: Sequence[int]) -> torch.Tensor:
     """Log-probs [T - 1] of ``ids`` after the first."""
-    tokens = torch.tensor([list(ids)])
+    tokens = torch.tensor([list(ids)], device=policy.model.device)
     logprobs = torch.log_softmax(policy.model(input_ids=tokens, use_cache=False).logits[0].float(), -1)
-    return logprobs[:-1].gather(-1, tokens[0, 1:, None])[:, 0]
+    return logprobs[:-1].gather(-1, tokens[0, 1:, None])[:, 0].cpu()

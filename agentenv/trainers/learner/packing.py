@@ -9,8 +9,9 @@ before it.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -100,6 +101,12 @@ class Packed:
         Tensor | None
     )  # [B, T]; None where no strip holds several rows, and attention is plainly causal
     attends: Tensor | None  # bool[B, 1, T, T]: query, key
+
+    def to(self, device: torch.device) -> "Packed":
+        """The same micro-batch with its tensors on ``device``."""
+        held = {field.name: getattr(self, field.name) for field in fields(self)}
+        there: dict[str, Any] = {name: v.to(device) for name, v in held.items() if isinstance(v, Tensor)}
+        return replace(self, **there)
 
 
 def strips_of(rows: Sequence[TrainingRow], micro_tokens: int) -> list[PackedRows]:

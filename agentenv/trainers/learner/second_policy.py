@@ -6,7 +6,7 @@ from typing import Any
 
 from agentenv.core.trajectory import Trajectory
 from agentenv.policies.hf import HFPolicy
-from agentenv.policies.lora import load_weights, trained_state
+from agentenv.policies.lora import load_weights, on_host, trained_state
 from agentenv.policies.soundness import refuse_diverged
 from agentenv.trainers.learner.learner import Learner
 
@@ -31,8 +31,8 @@ class SecondPolicy:
         """
         refuse_diverged(self.policy.model, "the second set of weights")
         return {
-            "weights": trained_state(self.policy.model),
-            "optimizer": self.learner.optimizer.state_dict(),
+            "weights": on_host(trained_state(self.policy.model)),
+            "optimizer": on_host(self.learner.optimizer.state_dict()),
             "version": self.policy.version,
         }
 

@@ -35,7 +35,7 @@ from agentenv.evaluation.records import RESULTS, read_evaluation, read_json
 from agentenv.evaluation.report.report import CHANGES
 from agentenv.policies.export import write_weights
 from agentenv.policies.hf import HFPolicy
-from agentenv.policies.lora import load_weights, read_trained, weights_digest, write_trained
+from agentenv.policies.lora import load_weights, on_host, read_trained, weights_digest, write_trained
 from agentenv.policies.policy_spec import policy_folder
 from agentenv.policies.soundness import first_not_finite, not_finite, refuse_diverged
 from agentenv.policies.vllm import VLLMPolicy
@@ -232,7 +232,7 @@ class RunFolder:
         """
         refuse_diverged(policy.model, f"the weights after step {step}")
         folder = self.path / "checkpoints"
-        state = {"step": step, "version": policy.version, "optimizer": learner.optimizer_state()}
+        state = {"step": step, "version": policy.version, "optimizer": on_host(learner.optimizer_state())}
         state |= {"base": self._base} | {name: held.state_dict() for name, held in parts.items()}
         with new_folder(folder / f"step-{step:06d}", replace=True) as part:
             write_trained(policy.model, part)

@@ -24,6 +24,7 @@ from agentenv.errors import Diverged
 from agentenv.policies.card import EpisodeCard, write_card
 from agentenv.policies.forward import logits_at
 from agentenv.policies.hf import HFPolicy
+from agentenv.policies.lora import write_model
 from agentenv.policies.soundness import refuse_diverged
 from agentenv.progress import Display
 
@@ -165,6 +166,6 @@ def write_folder(policy: HFPolicy, out: Path, cards: Callable[[Path], None]) -> 
     held = copy.deepcopy(policy.model).to(torch.bfloat16)
     refuse_diverged(held, "the trained weights, of which nothing is written,")
     with new_folder(out) as part:
-        held.save_pretrained(part)
+        write_model(held, part)
         policy.tokenizer.save_pretrained(part)
         cards(part)

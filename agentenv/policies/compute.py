@@ -1,0 +1,167 @@
+"""Where models compute, in which precision, and with which attention. Importable without torch."""
+
+import importlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Self
+
+from agentenv.core.validation import Frozen
+from agentenv.errors import ConfigurationError, MissingExtra
+
+if TYPE_CHECKING:
+    import torch
+
+Attention = Literal["auto", "sdpa", "flash_attention_2", "flash_attention_3", "flex", "eager"]
+BEST_FIRST = ("flash_attention_3", "flash_attention_2")
+"""Attention kernels that ``auto`` takes on a CUDA device where they are installed; otherwise it takes ``sdpa``."""
+
+
+class ComputeSettings(Frozen):
+    """Where models compute, and how."""
+
+    device: str = "auto"
+    """``cpu``, ``cuda``, ``cuda:1`` or any other device that torch knows. ``auto`` is a CUDA device where there is one, and
+    otherwise the CPU. Under ``torchrun``, ``auto`` and ``cuda`` are the device of the process."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Number format of the weights and of the cache. ``auto`` is bfloat16 on a CUDA device that computes with it, and
+    float32 elsewhere. Encoders and rerankers use bfloat16 only where it is named."""
+    attention: Attention = "auto"
+    """How attention is computed. ``auto`` is the best that is installed on a CUDA device in bfloat16 (flash_attention_3,
+    flash_attention_2, sdpa), and sdpa elsewhere. Flash and flex attention serve the passes whose attention is plainly
+    causal; passes with a mask of their own use sdpa."""
+    compile: bool = False
+    """Whether the decoding step of a policy that samples in this process is compiled by torch; the first steps then take
+    minutes with a large model."""
+
+    @property
+    def rounds(self) -> bool:
+        """Whether weights are in bfloat16 with these settings on this machine."""
+        if self.dtype != "auto":
+            return self.dtype == "bfloat16"
+        kind = self.device.partition(":")[0]
+        if kind not in ("auto", "cuda"):
+            return False
+        try:
+            import torch
+        except ModuleNotFoundError:
+            return False
+        return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+
+    def changed(self, options: dict[str, str]) -> Self:
+        """These settings with other values for some fields.
+
+        Raises:
+            ValueError: a field has no such value; pydantic's.
+        """
+        return self.model_validate(self.model_dump() | options)
+
+    def resolved(self) -> "Compute":
+        """What these settings are on this machine.
+
+        Raises:
+            ConfigurationError: the device, or the attention on it, cannot be used here.
+            MissingExtra: torch is not installed.
+        """
+        try:
+            import torch
+        except ModuleNotFoundError as error:
+            raise MissingExtra.of("torch", "train") from error
+        device = _usable(self.device)
+        dtype = torch.bfloat16 if self.dtype == "bfloat16" or self._automatic_bf16(device) else torch.float32
+        attention = _attention(self.attention, device, rounds=dtype is torch.bfloat16)
+        return Compute(device, dtype, attention, self.compile)
+
+    def _automatic_bf16(self, device: "torch.device") -> bool:
+        import torch
+
+        return self.dtype == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Settings without ``auto``."""
+
+    device: "torch.device"
+    dtype: "torch.dtype"
+    attention: str
+    """As in ``ComputeSettings``."""
+    compile: bool
+
+
+def _usable(name: str) -> "torch.device":
+    """The device of that name, on which a tensor could be made."""
+    import torch
+
+    rank = os.environ.get("LOCAL_RANK")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and rank is not None:
+        name = f"cuda:{rank}"
+    try:
+        device = torch.zeros(1, device=name).device
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError, ValueError) as error:
+        reason = str(error).partition("\n")[0][:160]
+        raise ConfigurationError(
+            f"the device {name!r} (compute.device) cannot be used here: {reason}"
+        ) from error
+    if device.type == "meta":
+        raise ConfigurationError("the device 'meta' (compute.device) computes nothing: name another one")
+    return device
+
+
+def _attention(name: str, device: "torch.device", *, rounds: bool) -> str:
+    flash = [kind for kind in BEST_FIRST if device.type == "cuda" and rounds and is_installed(kind)]
+    if name == "auto":
+        return (*flash, "sdpa")[0]
+    if name in BEST_FIRST and not is_installed(name):
+        raise ConfigurationError(
+            f"compute.attention={name!r} is not installed for this machine: install it, or set it to 'auto'"
+        )
+    if name in BEST_FIRST and name not in flash:
+        raise ConfigurationError(
+            f"compute.attention={name!r} needs a CUDA device and bfloat16, and the device is {str(device)!r} with "
+            f"{'bfloat16' if rounds else 'float32'}: set it to 'auto'"
+        )
+    if name == "flex" and device.type != "cuda":
+        raise ConfigurationError(
+            f"compute.attention='flex' trains on a CUDA device alone, and the device is {str(device)!r}: set it to 'auto'"
+        )
+    return name
+
+
+def is_installed(attention: str) -> bool:
+    """Whether the kernels of flash attention by that name are installed and fit the GPU of this machine."""
+    utils = importlib.import_module("transformers.utils.import_utils")
+    known = {
+        "flash_attention_2": "is_flash_attn_2_available",
+        "flash_attention_3": "is_flash_attn_3_available",
+    }
+    look = getattr(utils, known[attention], None)  # transformers may be older than the kernel
+    return look is not None and bool(look())
+
+
+_process = ComputeSettings()
+
+
+def process_compute() -> ComputeSettings:
+    """The settings of models that are loaded without settings of their own, such as those that a retriever opens."""
+    return _process
+
+
+def set_process_compute(settings: ComputeSettings) -> None:
+    """Changes ``process_compute`` for good, in a process that serves one run."""
+    global _process
+    _process = settings
+
+
+@contextmanager
+def use_compute(settings: ComputeSettings) -> Iterator[None]:
+    """In it ``process_compute`` gives ``settings``, in every thread of this process."""
+    before = _process
+    set_process_compute(settings)
+    try:
+        yield
+    finally:
+        set_process_compute(before)

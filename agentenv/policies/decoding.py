@@ -1,0 +1,173 @@
+"""What ``HFPolicy`` does after each forward pass: it draws a token for every row and decides which rows are finished.
+
+Everything that the draws of a batch need goes to the device once. Of a step the host gets the drawn tokens and their
+log-probs, in one transfer, because it is text that decides where an action ends.
+
+Shapes: B rows of one batch, V vocabulary, U tokens that a row may sample at most.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agentenv.core.chat import cut_at_stop
+from agentenv.core.types import FinishReason, Sampling
+
+
+@dataclass
+class Cached:
+    """What is kept for one episode between its turns."""
+
+    ids: list[int]
+    kv: Tensor  # [L, 2, H, len(ids), D]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of the policy."""
+
+    ids: list[int]
+    sampling: Sampling
+    episode: str | None
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What rows must know of the tokens."""
+
+    pieces: Sequence[str]
+    """The text of each id."""
+    ends: tuple[int, ...]
+    """Ids that end a turn."""
+    decode: Callable[[Sequence[int]], str]
+
+
+class Row:
+    """One request while it is decoded."""
+
+    def __init__(
+        self, request: Request, context_tokens: int, vocabulary: Vocabulary, held: Mapping[str, Cached]
+    ) -> None:
+        self.request = request
+        self.ids = request.ids
+        self.limit = min(request.sampling.max_tokens, context_tokens - len(request.ids))
+        self.sampling = request.sampling
+        self.cached = held.get(request.episode) if request.episode is not None else None
+        self.start = common_prefix(self.cached.ids, self.ids) if self.cached else 0
+        self.sampled: list[int] = []
+        self.logprobs: list[float] = []
+        self.text = ""
+        self.finish: FinishReason | None = None
+        self.kv: Tensor | None = None
+        self.uniforms = np.random.Generator(np.random.Philox(request.sampling.seed % 2**64)).random(
+            self.limit
+        )
+        self._vocabulary = vocabulary
+        self._stop_ends = {stop[-1] for stop in request.sampling.stop}
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and sample together."""
+        return len(self.ids) + len(self.sampled)
+
+    def take(self, token: int, logprob: float) -> None:
+        """Records one sampled token and decides whether the row is finished."""
+        if self.finish is not None:
+            return
+        if not math.isfinite(logprob):
+            self.finish = FinishReason.ABORT
+            return
+        self.sampled.append(token)
+        self.logprobs.append(logprob)
+        decode = self._vocabulary.decode
+        if token in self._vocabulary.ends:
+            self.finish, self.text = FinishReason.EOS, decode(self.sampled[:-1])
+        elif self._stop_ends.intersection(self._vocabulary.pieces[token]) and (
+            cut := cut_at_stop(self.sampled, decode, self.sampling.stop)
+        ):
+            self.finish, self.text = FinishReason.STOP, cut[1]
+        elif len(self.sampled) == self.limit:
+            self.finish, self.text = FinishReason.LENGTH, decode(self.sampled)
+
+
+def common_prefix(cached: list[int], ids: list[int]) -> int:
+    """Cached tokens that ``ids`` starts with, at most all but its last: one token must be fed to get logits."""
+    limit = min(len(cached), len(ids) - 1)
+    if cached[:limit] == ids[:limit]:
+        return limit
+    return next(i for i in range(limit) if cached[i] != ids[i])
+
+
+@dataclass(frozen=True)
+class Draws:
+    """How the rows of a batch are sampled, on the device of the model."""
+
+    temperature: Tensor  # [B]
+    top_p: Tensor  # [B]
+    uniforms: Tensor  # float64[B, U]; what a row draws its n-th token with, 0 beyond its limit
+    cuts: bool  # whether top_p of some row is below 1
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], device: Any) -> Self:
+        """Those of ``rows``, of which none has sampled yet."""
+        uniforms = np.zeros((len(rows), max(row.limit for row in rows)))
+        for place, row in enumerate(rows):
+            uniforms[place, : row.limit] = row.uniforms
+        return cls(
+            torch.tensor([row.sampling.temperature for row in rows], device=device),
+            torch.tensor([row.sampling.top_p for row in rows], device=device),
+            torch.from_numpy(uniforms).to(device),
+            any(row.sampling.top_p < 1 for row in rows),
+        )
+
+    def picked(self, places: Sequence[int], rows: Sequence[Row]) -> Self:
+        """Those of the rows at ``places``, which are ``rows``."""
+        where = torch.tensor(places, device=self.top_p.device)
+        return type(self)(
+            self.temperature[where],
+            self.top_p[where],
+            self.uniforms[where],
+            any(row.sampling.top_p < 1 for row in rows),
+        )
+
+
+def draw(logits: Tensor, draws: Draws, count: int) -> tuple[Tensor, Tensor]:
+    """One token a row from logits [B, V]: inverse transform of the row's own uniform number, or the argmax.
+
+    Args:
+        logits: Of the next token.
+        draws: How each row is sampled.
+        count: Tokens that the rows have sampled so far.
+
+    Returns:
+        int64[B] tokens, and their log-probs [B] under the distribution that was sampled.
+    """
+    greedy = draws.temperature == 0
+    logprobs = torch.log_softmax(logits / torch.where(greedy, 1.0, draws.temperature)[:, None], dim=-1)
+    if draws.cuts:
+        logprobs = keep_top_p(logprobs, draws.top_p)
+    uniform = draws.uniforms[:, min(count, draws.uniforms.shape[1] - 1)]
+    cumulative = logprobs.exp().double().cumsum(-1)
+    drawn = torch.searchsorted(cumulative, (uniform * cumulative[:, -1])[:, None], right=True)[:, 0]
+    chosen = torch.where(greedy, logprobs.argmax(-1), drawn.clamp(max=logits.shape[-1] - 1))
+    return chosen, logprobs.gather(-1, chosen[:, None])[:, 0]
+
+
+def fetched(chosen: Tensor, logprobs: Tensor) -> tuple[list[int], list[float]]:
+    """Tokens [B] and log-probs [B] on the host, in one transfer."""
+    ids, values = torch.stack([chosen.double(), logprobs.double()]).tolist()
+    return [int(i) for i in ids], values
+
+
+def keep_top_p(logprobs: Tensor, top_p: Tensor) -> Tensor:
+    """Log-probs [B, V] renormalised over the smallest set of tokens whose probability reaches ``top_p`` [B]."""
+    ordered, order = logprobs.sort(-1, descending=True)
+    before = ordered.exp().cumsum(-1) - ordered.exp()
+    ordered = ordered.masked_fill(before >= top_p[:, None], float("-inf"))
+    kept = torch.empty_like(logprobs).scatter(-1, order, ordered)
+    return torch.log_softmax(kept, dim=-1)

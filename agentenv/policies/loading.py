@@ -1,0 +1,85 @@
+"""From a folder to a model on its device: weights are read once, in the number format in which they are used."""
+
+from pathlib import Path
+from typing import Any
+
+from agentenv.core.io.model_files import LOCAL, check_model_files
+from agentenv.errors import CheckpointMismatch, ConfigurationError
+from agentenv.policies.attention import serve_masks
+from agentenv.policies.compute import Compute, ComputeSettings
+from agentenv.policies.lora import base_and_adapter, merged_into
+from agentenv.policies.soundness import first_not_finite, not_finite
+
+
+def load_model(path: Path, settings: ComputeSettings) -> tuple[Any, Any]:
+    """Model and tokenizer of a local folder; a LoRA adapter's weights are added to those of its base.
+
+    Args:
+        path: The folder.
+        settings: Where the model computes, and how.
+
+    Raises:
+        CheckpointMismatch: the folder holds no model, weights of another architecture, or some that are not finite.
+        ConfigurationError: the model cannot compute as ``settings`` say.
+        MissingExtra: the folder holds an adapter, and peft is not installed.
+    """
+    compute = settings.resolved()
+    base, adapter = base_and_adapter(path)
+    if not base.is_dir():  # the libraries would look for it on the network
+        raise CheckpointMismatch(f"{path} holds no model that can be loaded: there is no folder {base}")
+    check_model_files(base)
+    model, tokenizer = _read(path, base, compute)
+    if (
+        settings.attention != "auto" or compute.attention != "sdpa"
+    ):  # else each model takes the best that it can
+        _attend(model, compute, chosen=settings.attention != "auto")
+    model = moved(model, compute.device)
+    model = merged_into(model, adapter) if adapter else model
+    if (name := first_not_finite(model.named_parameters())) is not None:
+        raise not_finite(path, name)
+    return model.eval(), tokenizer
+
+
+def moved(model: Any, device: Any) -> Any:
+    """``model`` on ``device``; weights that were one tensor stay one, which torch does not see to on every device."""
+    if model.device == device:
+        return model
+    model = model.to(device)
+    model.tie_weights()
+    return model
+
+
+def _read(path: Path, base: Path, compute: Compute) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            str(base), dtype=compute.dtype, output_loading_info=True, use_safetensors=True, **LOCAL
+        )
+        tokenizer = AutoTokenizer.from_pretrained(str(base), **LOCAL)
+    except Exception as error:  # a damaged file makes each library raise something of its own
+        reason = str(error).partition("\n")[0][:200]
+        raise CheckpointMismatch(f"{path} holds no model that can be loaded: {reason}") from error
+    if report["missing_keys"] or report["unexpected_keys"]:
+        odd = sorted(report["missing_keys"] or report["unexpected_keys"])[:3]
+        raise CheckpointMismatch(f"the weights in {path} are of another architecture than its config: {odd}")
+    return model, tokenizer
+
+
+def _attend(model: Any, compute: Compute, *, chosen: bool) -> None:
+    """Sets the attention of ``model``; one that it does not have is refused where it was chosen by name."""
+    name = {"flex": "flex_attention"}.get(compute.attention, compute.attention)
+    serve_masks(name)
+    try:
+        model.set_attn_implementation(name)
+    except (ValueError, ImportError) as error:
+        reason = str(error).partition("\n")[0][:160]
+    else:
+        reason = ""
+    if chosen and model.config.get_text_config(decoder=True)._attn_implementation != name:
+        raise ConfigurationError(
+            f"models of the type {model.config.model_type!r} cannot compute compute.attention={compute.attention!r}: set it "
+            f"to 'auto'. {reason}".strip()
+        )
