@@ -60,13 +60,13 @@ def test_wandb_writes_an_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_an_unknown_kind_names_the_nearest() -> None:
-    with pytest.raises(UnknownName, match=r"No tracker 'tensorbord'. Did you mean 'tensorboard'"):
+    with pytest.raises(UnknownName, match=r"'tensorbord'.*'tensorboard'"):
         check_tracker("tensorbord")
 
 
 @pytest.mark.parametrize("spec", ["wandb", "wandb:"])
 def test_a_tracker_must_say_where(spec: str) -> None:
-    with pytest.raises(ConfigurationError, match="write wandb:PROJECT"):
+    with pytest.raises(ConfigurationError, match="wandb:PROJECT"):
         check_tracker(spec)
 
 

@@ -29,7 +29,7 @@ def test_reset_takes_a_task_and_what_is_declared_and_nothing_else(make: Callable
     with pytest.raises(UnknownName, match="'task'"):
         env.reset(options={"tsk": None})
     for wrong in ("abc", {"id": "x"}, 3):
-        with pytest.raises(ConfigurationError, match="must be a Task"):
+        with pytest.raises(ConfigurationError, match="'task'"):
             env.reset(options={"task": wrong})
     with pytest.raises(ConfigurationError, match="dict"):
         env.reset(options=["task"])  # type: ignore[arg-type]
@@ -67,13 +67,13 @@ def test_environments_can_be_pickled_in_the_middle_of_an_episode() -> None:
 def test_an_environment_over_processes_says_which_part_cannot_be_pickled() -> None:
     with closing(Sql()) as env:
         env.reset(seed=0)
-        with pytest.raises(pickle.PicklingError, match="Sql cannot be pickled: its _"):
+        with pytest.raises(pickle.PicklingError, match=r"Sql.*_reader"):
             pickle.dumps(env)
 
 
 def test_a_part_that_cannot_be_pickled_is_named() -> None:
     env = LocalSearch(count_tokens=lambda text: 1)
-    with pytest.raises(pickle.PicklingError, match="LocalSearch cannot be pickled: its _count"):
+    with pytest.raises(pickle.PicklingError, match=r"LocalSearch.*_count"):
         pickle.dumps(env)
     env.reset(seed=0)
     for twin in (copy.copy(env), copy.deepcopy(env)):  # neither needs it

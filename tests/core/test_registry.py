@@ -56,7 +56,7 @@ def test_every_entry_is_mirrored_without_step_limit() -> None:
 
 def test_an_unknown_id_names_the_nearest() -> None:
     for call in (agentenv.make, agentenv.spec):
-        with pytest.raises(UnknownName, match="Did you mean 'agentenv/Calculator-v0'"):
+        with pytest.raises(UnknownName, match="'agentenv/Calculator-v0'"):
             call("agentenv/Calculater-v0")
 
 
@@ -108,18 +108,18 @@ def test_registered_arguments_are_defaults() -> None:
 
 def test_the_same_registration_twice_does_nothing_and_another_is_refused() -> None:
     agentenv.register("agentenv/Calculator-v0", CALCULATOR)
-    with pytest.raises(ConfigurationError, match="register a new version"):
+    with pytest.raises(ConfigurationError, match="agentenv/Calculator-v0"):
         agentenv.register("agentenv/Calculator-v0", "other:Class")
 
 
 @pytest.mark.parametrize("id", ["Calculator-v0", "a/b/C-v0", "a/C", "a/C-v", "a C/D-v0", "m:a/C-v0"])
 def test_malformed_ids_are_refused(id: str) -> None:
-    with pytest.raises(ConfigurationError, match="write namespace/Name-v0"):
+    with pytest.raises(ConfigurationError, match=repr(id)):
         agentenv.register(id, CALCULATOR)
 
 
 def test_malformed_entry_points_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="write module:Class"):
+    with pytest.raises(ConfigurationError, match=r"'module\.Class'"):
         agentenv.register("test/New-v0", "module.Class")
 
 
@@ -133,7 +133,7 @@ def test_a_missing_dependency_names_its_extra(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "needs_much.py").write_text("import no_such_library\n")
     monkeypatch.syspath_prepend(tmp_path)
     agentenv.register("test/Heavy-v0", "needs_much:Class", extra="sandbox")
-    with pytest.raises(MissingExtra, match=r"no_such_library is not .*agentenv-suite\[sandbox\]"):
+    with pytest.raises(MissingExtra, match=r"no_such_library.*agentenv-suite\[sandbox\]"):
         agentenv.make("test/Heavy-v0")
 
 
@@ -156,7 +156,7 @@ def test_installed_packages_offer_environments_by_entry_point(monkeypatch: pytes
         importlib.metadata.EntryPoint("no id", CALCULATOR, registry.ENTRY_POINT_GROUP),
     ]
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: entries)
-    with pytest.warns(UserWarning, match="'no id' is no environment id"):
+    with pytest.warns(UserWarning, match="'no id'"):
         registry.discover()
     assert type(gymnasium.make("acme/Sums-v3")) is Calculator
 

@@ -297,7 +297,7 @@ def test_functions_stand_beside_methods() -> None:
     assert '"name": "weather"' in env.reset(seed=0)[0][0].text
     assert env.tools["weather"].timeout_s == 1.0
     assert list(env.tools["add"].json_schema["properties"]) == ["item"]
-    with pytest.raises(ConfigurationError, match="two tools are called 'weather'"):
+    with pytest.raises(ConfigurationError, match="'weather'"):
         Shopping(tools=[weather, weather])
 
 

@@ -262,7 +262,7 @@ def test_a_line_that_is_no_json_is_left_out_too(tmp_path: Path) -> None:
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="livecodebench"):
         load_contest_set("livecodebenhc", tmp_path)
-    with pytest.raises(DatasetError, match="holds neither"):
+    with pytest.raises(DatasetError, match=r"question\.txt"):
         load_contest_set("apps", tmp_path)
 
 
@@ -290,7 +290,7 @@ def test_a_contest_set_is_a_source_by_its_name(tmp_path: Path, place: str) -> No
 
 def test_a_contest_set_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
     empty = write(tmp_path / "none.jsonl", {"problem_id": 1})
-    with pytest.raises(DatasetError, match=r"none\.jsonl holds no problem of apps"):
+    with pytest.raises(DatasetError, match=r"none\.jsonl"):
         open_source(SourceConfig(dataset="apps", data=empty))
     with pytest.raises(ConfigurationError, match="'test'"):
         check_source("apps", "test", empty)

@@ -125,7 +125,7 @@ def test_mbpp_shows_one_test_and_keeps_its_setup(tmp_path: Path) -> None:
 
 
 def test_missing_sets_and_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="humaneval, mbpp"):
+    with pytest.raises(DatasetError, match="'apps'"):
         load_code_set("apps", tmp_path, FakeExecutor())
     with pytest.raises(DatasetError, match="missing"):
         load_code_set("mbpp", tmp_path, FakeExecutor())

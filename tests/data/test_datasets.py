@@ -188,7 +188,7 @@ def test_a_fictional_world_declares_its_split(tmp_path: Path) -> None:
     found = load_dataset("fictional", tmp_path)
     assert (found.split, found.tasks[0].split) == ("train", "train")
     assert found.corpus == tmp_path / "corpus.jsonl"
-    with pytest.raises(DatasetError, match="is of the split 'train', not 'test'"):
+    with pytest.raises(DatasetError, match="'test'"):
         load_dataset("fictional", tmp_path, split="test")
     (tmp_path / "world.json").write_text("{}")
     assert "no card of a world" in refused(tmp_path, "fictional")
@@ -264,9 +264,9 @@ def test_corrupt_judgements_are_refused(tmp_path: Path) -> None:
 
 
 def test_unknown_names_show_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(UnknownName, match=r"No dataset 'hotpot'. Did you mean 'hotpotqa'"):
+    with pytest.raises(UnknownName, match=r"'hotpot'.*'hotpotqa'"):
         load_dataset("hotpot")
-    with pytest.raises(UnknownName, match=r"No split of hotpotqa 'devv'. Did you mean 'dev'"):
+    with pytest.raises(UnknownName, match=r"'devv'.*'dev'"):
         load_dataset("hotpotqa", tmp_path, split="devv")
 
 
@@ -274,7 +274,7 @@ def test_a_path_that_leads_nowhere_is_said(tmp_path: Path, monkeypatch: pytest.M
     assert "There is no" in refused(tmp_path / "absent", "musique")
     assert "does not hold musique" in refused(tmp_path, "musique")
     monkeypatch.delenv("AGENTENV_DATA", raising=False)
-    with pytest.raises(DatasetError, match=r"--data PATH.*AGENTENV_DATA"):
+    with pytest.raises(DatasetError, match=r"musique.*AGENTENV_DATA"):
         load_dataset("musique")
 
 
@@ -313,7 +313,7 @@ def test_a_limit_is_a_seeded_sample_in_file_order(tmp_path: Path) -> None:
     assert len(rows) == 10
     assert rows == sorted(rows) != list(range(10))
     assert len(load_dataset("jsonl", file, limit=1000).tasks) == 100
-    with pytest.raises(ConfigurationError, match="at least 1, not 0"):
+    with pytest.raises(ConfigurationError, match=r"\b0\b"):
         load_dataset("jsonl", file, limit=0)
 
 

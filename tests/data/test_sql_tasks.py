@@ -200,7 +200,7 @@ def test_numbers_out_of_range_are_refused(options: dict[str, Any]) -> None:
 def test_unknown_splits_and_used_up_databases_are_named(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="test"):
         generate_sql_tasks(1, split="tset")  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="ask fewer or raise databases"):
+    with pytest.raises(ConfigurationError, match=r"\(4,\)"):
         generate_sql_tasks(500, levels=(4,), databases=1, folder=tmp_path)
     assert LEVELS == (1, 2, 3, 4, 5)
 

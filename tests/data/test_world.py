@@ -184,11 +184,11 @@ def test_files_round_trip_with_their_card(tmp_path: Path, world: FictionalWorld)
 
 
 def test_a_failed_world_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="ask for fewer questions"):
+    with pytest.raises(ConfigurationError, match=r"\b200\b.*\b100000\b"):
         write_world(WorldConfig(documents=200, families=("lookup",), questions=100_000), tmp_path / "w")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("precious")
-    with pytest.raises(ConfigurationError, match="not an empty folder"):
+    with pytest.raises(ConfigurationError, match="full"):
         write_world(SMALL, tmp_path / "full")
     assert [path.name for path in tmp_path.rglob("*")] == ["full", "mine.txt"]
 

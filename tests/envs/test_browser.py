@@ -183,15 +183,15 @@ def test_a_site_serves_its_folder_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_bad_arguments_are_refused(driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigurationError, match="pass a validator"):
+    with pytest.raises(ConfigurationError, match="validator"):
         Browser(site=Site(folder), driver=driver)
-    with pytest.raises(ConfigurationError, match="must hold"):
+    with pytest.raises(ConfigurationError, match=r"\{goal\}.*max_steps"):
         Browser(prompt="Do it.", driver=driver)
-    with pytest.raises(DatasetError, match="no task"):
+    with pytest.raises(DatasetError):
         Browser(tasks=[], driver=driver).reset(seed=0)
-    with pytest.raises(ConfigurationError, match=r"has no page 'gone\.html'"):
+    with pytest.raises(ConfigurationError, match=r"'gone\.html'"):
         local(driver, folder, "gone.html")
-    with pytest.raises(UnknownName, match="Did you mean 'click-button'"):
+    with pytest.raises(UnknownName, match="'click-button'"):
         Browser.make_tasks(1, pages=["click-buton"])
     with pytest.raises(ConfigurationError, match="recycle_after=0"):
         Driver(recycle_after=0)
@@ -289,7 +289,7 @@ def test_the_page_cannot_give_itself_a_reward(driver: Driver) -> None:
     driver.submit(tab._evaluate(tricks)).result()
     step = do(env, Kind.WAIT)
     assert (step.reward, step.terminated) == (0.0, False)
-    with pytest.raises(BrowserFault, match="read only"):
+    with pytest.raises(BrowserFault, match="endEpisode"):
         driver.submit(tab._evaluate("'use strict'; core.endEpisode = () => {}")).result()
     env.close()
 
@@ -575,7 +575,7 @@ def test_a_replay_that_shows_something_else_is_a_fault_and_no_state(driver: Driv
     from agentenv.envs.browser import sites
 
     sites._content.cache_clear()
-    with pytest.raises(ReplayDivergence, match="the opening of the replay"):
+    with pytest.raises(ReplayDivergence):
         env.restore(snapshot)
     assert env._over
     with pytest.raises(ReplayDivergence):
@@ -589,5 +589,5 @@ def twin_of(env: Browser, snapshot: Any) -> Any:
 
 
 def test_a_task_names_a_page_of_its_site(folder: Path) -> None:
-    with pytest.raises(ConfigurationError, match="has no question"):
+    with pytest.raises(ConfigurationError, match="'t'"):
         page_of(Site(folder), Task("t", "", data={"page": "form.html"}))

@@ -232,5 +232,5 @@ def test_bad_arguments_are_named() -> None:
             Code(executor=FakeExecutor(), **options)
     with pytest.raises(UnknownName, match="bwrap"):
         Code(executor="bwarp")
-    with pytest.raises(DatasetError, match="hidden tests"):
+    with pytest.raises(DatasetError, match="'empty'"):
         Code(executor=FakeExecutor(), tasks=[Task("empty", "q")]).reset(seed=0)

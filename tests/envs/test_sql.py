@@ -124,7 +124,7 @@ def test_the_last_turn_takes_only_a_final_query(task: Task) -> None:
 
 def test_a_gold_query_that_fails_is_our_fault_and_never_scored(task: Task) -> None:
     broken = Task("broken", "?", ("",), data={**task.data, "gold": "SELECT absent FROM city"})
-    with pytest.raises(SandboxFault, match="no such column"):
+    with pytest.raises(SandboxFault, match="absent"):
         begun(broken).step("<submit>SELECT 1</submit>")
 
 
@@ -144,5 +144,5 @@ def test_bad_arguments_and_tasks_are_named(task: Task, tmp_path: Path) -> None:
     for data in ({}, {"databases": task.data["databases"]}, {"databases": (), "gold": GOLD}):
         with pytest.raises(DatasetError, match="'bare'"):
             begun(Task("bare", "?", ("",), data=data))
-    with pytest.raises(SandboxFault, match="cannot be read"):
+    with pytest.raises(SandboxFault, match="gone"):
         begun(Task("gone", "?", ("",), data={"databases": (str(tmp_path / "gone"),), "gold": GOLD}))

@@ -105,17 +105,17 @@ def test_other_judges_and_lost_grades_are_refused(tmp_path: Path, record: Maker,
     for name, model in (("a", "believer"), ("b", "another"), ("c", "believer")):
         _judged(tmp_path / name, [record("q", "Rome")], write_run, model)
     write_run(tmp_path / "none", [record("q", "Rome")])
-    with pytest.raises(ConfigurationError, match="was given by believer and by another"):
+    with pytest.raises(ConfigurationError, match=r"judge_simpleqa.*believer"):
         compare(tmp_path / "a", tmp_path / "b")
     assert compare(tmp_path / "a", tmp_path / "b", scorer="em_squad")["scores"]["em_squad"]["n"] == 1
-    with pytest.raises(ConfigurationError, match=r"has no judge_simpleqa score; run: .* --judge openai:"):
+    with pytest.raises(ConfigurationError, match="judge_simpleqa"):
         compare(tmp_path / "a", tmp_path / "none", scorer="judge_simpleqa")
     (tmp_path / "c" / GRADES).unlink()
-    with pytest.raises(ConfigurationError, match="No question has a grade of judge_simpleqa in both runs"):
+    with pytest.raises(ConfigurationError, match="judge_simpleqa"):
         compare(tmp_path / "a", tmp_path / "c")
     _change(tmp_path / "a", lambda results: results["judged"]["judge_simpleqa"].update(prompt_sha256="0"))
     _change(tmp_path / "c", lambda results: results["judged"]["judge_simpleqa"].update(prompt_sha256="0"))
-    with pytest.raises(ConfigurationError, match="under another prompt of the rubric 'simpleqa'"):
+    with pytest.raises(ConfigurationError, match="'simpleqa'"):
         compare(tmp_path / "a", tmp_path / "c")
 
 
@@ -133,21 +133,21 @@ def _change(directory: Path, change: Callable[[dict[str, Any]], object]) -> None
 
 def test_refuses_what_is_not_the_same(runs: tuple[Path, Path], record: Maker, write_run: Writer) -> None:
     a, b = runs
-    with pytest.raises(ConfigurationError, match=r"has no em_cover score; run: agentenv rescore"):
+    with pytest.raises(ConfigurationError, match="em_cover"):
         compare(a, b, scorer="em_cover")
     with pytest.raises(UnknownName, match="em_squad"):
         compare(a, b, scorer="em_squat")
     _change(b, lambda results: results["scores"]["em_squad"].update(version=2))
-    with pytest.raises(ConfigurationError, match="versions 1 and 2 of em_squad"):
+    with pytest.raises(ConfigurationError, match=r"\b1\b.*\b2\b.*em_squad"):
         compare(a, b)
     _change(b, lambda results: results.update(split="dev"))
-    with pytest.raises(ConfigurationError, match=r"same split .* not 'test' against 'dev'"):
+    with pytest.raises(ConfigurationError, match=r"'test'.*'dev'"):
         compare(a, b)
     _change(b, lambda results: results.update(dataset="musique"))
-    with pytest.raises(ConfigurationError, match=r"same dataset .* not 'fictional' against 'musique'"):
+    with pytest.raises(ConfigurationError, match=r"'fictional'.*'musique'"):
         compare(a, b)
     write_run(b, [record("q00"), record("new")])
-    with pytest.raises(ConfigurationError, match=r"12 are in one run alone, for example 'new'"):
+    with pytest.raises(ConfigurationError, match=r"\b12\b.*'new'"):
         compare(a, b)
 
 
@@ -158,16 +158,16 @@ def test_refuses_other_golds_and_empty_pairings(tmp_path: Path, record: Maker, w
         ("c", record("q", valid=False)),
     ):
         write_run(tmp_path / name, [one])
-    with pytest.raises(ConfigurationError, match="different accepted answers for 'q'"):
+    with pytest.raises(ConfigurationError, match="'q'"):
         compare(tmp_path / "a", tmp_path / "b")
-    with pytest.raises(ConfigurationError, match="nothing to compare"):
+    with pytest.raises(ConfigurationError):
         compare(tmp_path / "a", tmp_path / "c")
 
 
 def test_runs_without_a_common_scorer_are_refused(tmp_path: Path, record: Maker, write_run: Writer) -> None:
     write_run(tmp_path / "a", [record("q")], ("em_squad",))
     write_run(tmp_path / "b", [record("q")], ("cem",))
-    with pytest.raises(ConfigurationError, match=r"no scorer in common \(em_squad against cem\)"):
+    with pytest.raises(ConfigurationError, match=r"em_squad.*cem"):
         compare(tmp_path / "a", tmp_path / "b")
 
 

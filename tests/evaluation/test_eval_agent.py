@@ -159,9 +159,7 @@ def test_a_service_that_went_down_stops_the_run_and_loses_nothing(
 ) -> None:
     """All fails from question 5 on. Only what ran beside the last valid episodes is recorded as a fault: 3 of 4 at most."""
     down = agent(Service(broken=range(5, 20)), batch=4, deterministic_batcher=deterministic_batcher)
-    with pytest.raises(
-        Fault, match=r"failed through an infrastructure failure \(PolicyFault: the service is down\)"
-    ):
+    with pytest.raises(Fault, match=r"PolicyFault.*the service is down"):
         play(down, tmp_path)
     lines = (tmp_path / "episodes.jsonl").read_text().splitlines()
     faults = sum(not json.loads(line)["valid"] for line in lines)
@@ -203,7 +201,7 @@ def test_single_questions_that_always_fail_do_not_keep_a_resumed_run_from_its_en
 
 
 def test_a_service_that_never_answered_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(Fault, match="each of 8 episodes"):
+    with pytest.raises(Fault, match=r"\b8\b"):
         play(agent(Service(broken=range(20)), batch=4, deterministic_batcher=False), tmp_path)
     assert not (tmp_path / "episodes.jsonl").exists()
 
@@ -251,7 +249,7 @@ def test_a_retriever_that_is_killed_and_comes_back_costs_the_episodes_that_asked
 @pytest.mark.parametrize("deterministic_batcher", [True, False])
 def test_a_retriever_that_never_comes_back_stops_the_run(deterministic_batcher: bool, tmp_path: Path) -> None:
     field = replace(task_env(), retriever=Dying(range(2, 1000)))
-    with pytest.raises(Fault, match="did not answer"):
+    with pytest.raises(Fault, match="RetrieverFault"):
         play(agent(Searching(), batch=1, deterministic_batcher=deterministic_batcher), tmp_path, field=field)
     assert len((tmp_path / "episodes.jsonl").read_text().splitlines()) == 2
 
@@ -292,7 +290,7 @@ def test_what_the_names_stand_for() -> None:
     assert expert.policy is None
     assert (extractive.card.k, extractive.token_unit, extractive.deterministic) == (5, "bytes", True)
     assert extractive.count("three short words") == 3
-    with pytest.raises(UnknownName, match="Did you mean 'scripted:extractive'"):
+    with pytest.raises(UnknownName, match="'scripted:extractive'"):
         open_eval_agent("scripted:extract", 4, STOP)
 
 

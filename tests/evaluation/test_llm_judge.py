@@ -100,16 +100,16 @@ def test_browsecomp_reads_anchored_lines(reply: str, grade: Grade) -> None:
     "line", ["incorrect: yes", "correct: maybe", "correct: yes and no", "is correct: yes"]
 )
 def test_browsecomp_refuses_what_only_contains_a_verdict(line: str) -> None:
-    with pytest.raises(JudgeFault, match="no line 'correct"):
+    with pytest.raises(JudgeFault, match=line):
         get_rubric("browsecomp").read(browsecomp(line))
-    with pytest.raises(JudgeFault, match="confidence of 120"):
+    with pytest.raises(JudgeFault, match=r"\b120\b"):
         get_rubric("browsecomp").read(browsecomp("correct: yes", "confidence: 120"))
 
 
 def test_equivalence_knows_true_and_false_and_unknown_rubrics_are_refused() -> None:
     assert get_rubric("equivalence").read("Same.\nVERDICT: TRUE") == Grade("TRUE", 1.0)
     assert get_rubric("equivalence").read("verdict: false") == Grade("FALSE", 0.0)
-    with pytest.raises(UnknownName, match="Did you mean 'simpleqa'"):
+    with pytest.raises(UnknownName, match="'simpleqa'"):
         get_rubric("simpelqa")
 
 
@@ -143,7 +143,7 @@ def test_a_grade_is_paid_for_once(tmp_path: Path) -> None:
     assert len(chat.asked) == 2
     again = judge(None, cache=GradeCache(path))  # nobody to ask
     assert [grade(again, p).verdict for p in ("Ada L.", "Bea")] == ["CORRECT", "INCORRECT"]
-    with pytest.raises(JudgeFault, match="no grade of this answer in its cache"):
+    with pytest.raises(JudgeFault, match="judge_simpleqa"):
         grade(again, "Cy")
     with pytest.raises(JudgeFault):  # other golds are another case
         grade(again, "Bea", ["Beatrice"])
@@ -217,13 +217,13 @@ def test_a_torn_line_of_the_cache_is_left_out_and_a_foreign_one_refused(tmp_path
     grade(judge(chat, cache=cache), "Bea")
     assert len(GradeCache(path).grades) == 2
     path.write_text('{"id": 3}')
-    with pytest.raises(ConfigurationError, match=r"grades.jsonl, line 1 is no grade"):
+    with pytest.raises(ConfigurationError, match=r"grades\.jsonl.*\b1\b"):
         GradeCache(path)
 
 
 def test_golds_that_cannot_be_scored_are_refused_before_anyone_is_asked() -> None:
     chat = ScriptedChat({})
-    with pytest.raises(DatasetError, match="non-empty tuple of text"):
+    with pytest.raises(DatasetError, match=r"\[\]"):
         grade(judge(chat), "Ada", [])
     assert chat.asked == []
 

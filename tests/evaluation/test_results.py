@@ -135,8 +135,8 @@ def test_a_broken_line_is_named(
 
 
 def test_a_folder_without_results_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"No results\.json"):
+    with pytest.raises(ConfigurationError, match=r"results\.json"):
         read_evaluation(tmp_path)
     (tmp_path / "results.json").write_text("[1]")
-    with pytest.raises(ConfigurationError, match="no JSON object"):
+    with pytest.raises(ConfigurationError, match=r"results\.json"):
         read_evaluation(tmp_path)

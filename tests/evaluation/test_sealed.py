@@ -51,7 +51,7 @@ def test_a_line_that_its_canary_does_not_open_is_refused(
 ) -> None:
     path = tmp_path / "episodes.jsonl"
     path.write_text(as_line(sealed(record)).replace('"c-1"', '"c-2"'))
-    with pytest.raises(DatasetError, match=r"episodes.jsonl, line 1 cannot be decrypted"):
+    with pytest.raises(DatasetError, match=r"episodes\.jsonl.*\b1\b"):
         read_records(path)
 
 

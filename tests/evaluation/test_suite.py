@@ -170,9 +170,9 @@ def test_only_suites_of_the_same_sets_compare(
     pair: tuple[Path, Path], tmp_path: Path, record: Maker, write_run: Callable[..., None]
 ) -> None:
     other = suite(tmp_path / "c", record, write_run, {"x": {0}})
-    with pytest.raises(ConfigurationError, match="same sets"):
+    with pytest.raises(ConfigurationError, match=r"\['x', 'y', 'z'\].*\['x'\]"):
         compare_suites(pair[0], other)
-    with pytest.raises(ConfigurationError, match="compare like with like"):
+    with pytest.raises(ConfigurationError, match=r"/a.*/x"):
         write_report(pair[0], pair[1] / "x")
 
 

@@ -120,7 +120,7 @@ def test_no_more_is_asked_for_than_the_context_holds() -> None:
     engine = WrittenEngine("x" * 40)
     with policy_of(engine) as policy:
         assert len(ask(policy, Sampling(30), prompt="p" * 25).ids) == 7
-        with pytest.raises(ContextTooSmall, match="32 tokens fills the context of 32"):
+        with pytest.raises(ContextTooSmall, match=r"\b32\b.*\b32\b"):
             ask(policy, Sampling(1), prompt="p" * 32)
         with pytest.raises(ContextTooSmall):
             asyncio.run(policy.score(range(32)))
@@ -170,7 +170,7 @@ def test_an_engine_that_hangs_is_a_fault_and_its_request_ends() -> None:
     engine.hangs = True
     with (
         policy_of(engine, deadline_s=0.05) as policy,
-        pytest.raises(PolicyFault, match=r"longer than 0\.05 s"),
+        pytest.raises(PolicyFault, match=r"\b0\.05\b"),
     ):
         ask(policy, Sampling(1))
     assert engine.cancelled.is_set()
@@ -201,7 +201,7 @@ def test_engines_that_came_up_are_closed_when_a_later_one_does_not() -> None:
         return wait()
 
     config = EngineConfig(kind="vllm", start_s=0.05)
-    with pytest.raises(PolicyFault, match=r"did not come up within 0\.05 s"):
+    with pytest.raises(PolicyFault, match=r"\b0\.05\b"):
         VLLMPolicy(ByteTokenizer(), 32, config, [first.open, late])
     assert first.closed
 
@@ -239,7 +239,7 @@ def test_an_engine_that_fails_on_coming_up_leaves_no_process(hangs: bool) -> Non
         with pytest.raises(TimeoutError):
             asyncio.run(asyncio.wait_for(engine.bound(), 0.05))
     else:
-        with pytest.raises(PolicyFault, match=r"came up and failed: no such method$"):
+        with pytest.raises(PolicyFault, match=r"no such method$"):
             asyncio.run(engine.bound())
     assert llm.ended
     assert processes.ended
@@ -282,7 +282,7 @@ def test_log_probs_at_another_temperature_are_normalised_anew() -> None:
 def test_versions_come_from_spans_and_log_probs_are_never_above_zero() -> None:
     done = sampled((5, 6, 7), (-1.0, 1e-7, -2.0), [("default", 0, 1), ("4", 1, 3)])
     assert done == Sampled((5, 6, 7), (-1.0, 0.0, -2.0), (0, 4, 4))
-    with pytest.raises(PolicyFault, match="before its first token"):
+    with pytest.raises(PolicyFault, match="vLLM"):
         sampled((), (), [])
 
 
@@ -295,5 +295,5 @@ def test_what_vllm_is_asked_for() -> None:
 
 def test_the_grammar() -> None:
     assert policy_folder("vllm:some/where@http://a:1,http://b:2") == Path("some/where")
-    with pytest.raises(ConfigurationError, match=r"hf:PATH, and engine\.kind='vllm'"):
+    with pytest.raises(ConfigurationError, match=r"hf:PATH.*engine\.kind.*'vllm'"):
         make_policy("vllm:some/where")

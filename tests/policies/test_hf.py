@@ -293,11 +293,11 @@ def test_an_update_grows_the_version_and_drops_every_cache() -> None:
 
 def test_a_broken_engine_is_a_fault_of_ours() -> None:
     """Whatever the model raises: an id outside its vocabulary, or a tensor of the wrong shape."""
-    with pytest.raises(PolicyFault, match="generation failed"):
+    with pytest.raises(PolicyFault, match="index out of range"):
         ask(fresh(), [65, 100_000], Sampling(1))
     policy = fresh()
     policy.model.lm_head = torch.nn.Linear(3, 3)
-    with pytest.raises(PolicyFault, match="generation failed"):
+    with pytest.raises(PolicyFault, match="shapes"):
         ask(policy, [65], Sampling(1))
     policy.model.lm_head = qwen().lm_head
     assert len(ask(policy, [65], Sampling(2)).ids) == 2  # and the next request is served
@@ -379,7 +379,7 @@ def test_a_folder_that_cannot_be_loaded_is_one_sentence(
 
 
 def test_no_folder_at_all(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointMismatch, match=r"there is no folder .*nowhere"):
+    with pytest.raises(CheckpointMismatch, match="nowhere"):
         make_policy(f"hf:{tmp_path / 'nowhere'}")
 
 

@@ -54,7 +54,7 @@ def test_an_adapter_of_such_weights_is_refused(tmp_path: Path) -> None:
     (tmp_path / "adapter").mkdir()
     write_trained(adapted, tmp_path / "adapter")
     for kind in (lambda path: make_policy(f"hf:{path}"), lambda path: VLLMPolicy.load(path)):
-        with pytest.raises(CheckpointMismatch, match="not finite"):
+        with pytest.raises(CheckpointMismatch, match=r"model\.layers\.0"):
             kind(tmp_path / "adapter")
 
 
@@ -106,7 +106,7 @@ def test_finite_weights_whose_logits_overflow_fail_as_well() -> None:
     assert first_not_finite(model.state_dict().items()) is None
     (found,) = generate(HFPolicy(model, ByteTokenizer()), [[65, 66]])
     assert isinstance(found, PolicyFault)
-    with pytest.raises(Diverged, match="the weights of step 3"):
+    with pytest.raises(Diverged, match=r"step 3\b"):
         refuse_diverged(model, "the weights of step 3")
 
 

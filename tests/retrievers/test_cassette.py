@@ -54,7 +54,7 @@ def test_what_was_not_recorded_is_a_fault_of_ours(tmp_path: Path) -> None:
     asyncio.run(recording.search(["herring"], 3))
     replay = CassetteRetriever(tmp_path / "tape")
     for query, k in (("herrings", 3), ("herring", 2)):
-        with pytest.raises(RetrieverFault, match="holds no reply to"):
+        with pytest.raises(RetrieverFault, match=f'"{query}"'):
             asyncio.run(replay.search([query], k))
     assert asyncio.run(replay.search([], 3)) == []
 
@@ -63,7 +63,7 @@ def test_a_failed_search_is_not_recorded(tmp_path: Path) -> None:
     recording = CassetteRetriever(
         tmp_path / "tape", FaultyRetriever(InMemoryRetriever(DOCUMENTS), fail_on={0})
     )
-    with pytest.raises(RetrieverFault, match="told to fail"):
+    with pytest.raises(RetrieverFault, match=r"\b0\b"):
         asyncio.run(recording.search(["herring"], 3))
     assert asyncio.run(recording.search(["herring"], 1))[0]
     assert len((tmp_path / "tape").read_text().splitlines()) == 2  # the header and the search that went well
@@ -97,11 +97,11 @@ def test_specs(tmp_path: Path) -> None:
     found = asyncio.run(recording.search(["herring"], 2))
     assert found[0]
     assert asyncio.run(make_retriever(f"cassette:{tape}").search(["herring"], 2)) == found
-    with pytest.raises(ConfigurationError, match="names no file"):
+    with pytest.raises(ConfigurationError, match="'cassette'"):
         make_retriever("cassette:")
 
 
 def test_a_cassette_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tape").write_text('{"cassette": 1, "about": {"judge": "strict"}}\n')
-    with pytest.raises(ConfigurationError, match="not recorded from a retriever"):
+    with pytest.raises(ConfigurationError, match="tape"):
         CassetteRetriever(tmp_path / "tape")

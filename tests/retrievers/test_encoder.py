@@ -99,9 +99,9 @@ def test_cache_forgets_the_text_used_longest_ago() -> None:
 
 def test_specs_name_encoders(tmp_path: Path) -> None:
     assert make_encoder("hash").id == "hash:512"
-    with pytest.raises(UnknownName, match="Did you mean 'minilm'"):
+    with pytest.raises(UnknownName, match="'minilm'"):
         make_encoder("minilmm")
-    with pytest.raises(ConfigurationError, match=r"holds no sentence-transformers model"):
+    with pytest.raises(ConfigurationError, match=r"modules\.json"):
         make_encoder(f"st:{tmp_path}")
 
 

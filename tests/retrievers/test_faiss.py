@@ -118,14 +118,14 @@ def test_best_hits_rounds_drops_missing_labels_and_breaks_ties_by_row() -> None:
 
 def test_a_failing_encoder_is_a_fault_of_the_retriever() -> None:
     retriever = FaissRetriever.build(DOCUMENTS, RecordingEncoder(broken=True))
-    with pytest.raises(RetrieverFault, match="faiss: ZeroDivisionError: no vectors today"):
+    with pytest.raises(RetrieverFault, match="ZeroDivisionError: no vectors today"):
         asyncio.run(retriever.search(["Town 1"], 1))
 
 
 def test_a_late_answer_is_a_fault_of_the_retriever(tmp_path: Path) -> None:
     FaissRetriever.build(DOCUMENTS, RecordingEncoder()).save(tmp_path / "towns")
     retriever = FaissRetriever.load(tmp_path / "towns", encoder=RecordingEncoder(seconds=0.2), timeout_s=0.05)
-    with pytest.raises(RetrieverFault, match=r"faiss: no answer within 0\.05 s"):
+    with pytest.raises(RetrieverFault, match=r"\b0\.05\b"):
         asyncio.run(retriever.search(["Town 1"], 1))
 
 
@@ -136,7 +136,7 @@ def test_a_k_below_one_is_refused(k: int) -> None:
 
 
 def test_a_bare_string_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="queries is the string 'Town 1'; give a list"):
+    with pytest.raises(ConfigurationError, match="'Town 1'"):
         asyncio.run(FaissRetriever.build(DOCUMENTS, HashEncoder()).search("Town 1", 1))
 
 
@@ -161,21 +161,19 @@ def test_the_card_ties_index_and_corpus_together(saved: Path) -> None:
 
 
 def test_another_encoder_is_refused(saved: Path) -> None:
-    with pytest.raises(IndexMismatch, match="built with encoder 'hash:64', not 'hash:32'"):
+    with pytest.raises(IndexMismatch, match="'hash:32'"):
         FaissRetriever.load(saved, encoder=HashEncoder(dim=32))
-    with pytest.raises(IndexMismatch, match="not 'hash:512'"):
+    with pytest.raises(IndexMismatch, match="'hash:512'"):
         FaissRetriever.load(saved)  # the spec "hash" makes the encoder of 512 dimensions
 
 
 def test_another_corpus_is_refused(saved: Path) -> None:
     corpus = saved / CORPUS_FILE
     corpus.write_text(corpus.read_text().replace("Town 7 lies", "Town 7 lay"))
-    with pytest.raises(
-        IndexMismatch, match=r"was built over corpus \w{12}, but corpus\.jsonl there is \w{12}"
-    ):
+    with pytest.raises(IndexMismatch, match=r"\w{12}.*corpus\.jsonl.*\w{12}"):
         load(saved)
     corpus.write_text("")
-    with pytest.raises(CorpusError, match="is empty"):
+    with pytest.raises(CorpusError, match=r"corpus\.jsonl"):
         load(saved)
 
 
@@ -185,7 +183,7 @@ def test_an_index_of_another_size_is_refused(
     forget_checksums(saved)
     FaissRetriever.build(DOCUMENTS[:9], HashEncoder(dim=64)).save(tmp_path / "small")
     shutil.copy(tmp_path / "small" / module.INDEX_FILE, saved / module.INDEX_FILE)
-    with pytest.raises(IndexMismatch, match="holds 9 vectors of 64 dimensions, not 50 of 64"):
+    with pytest.raises(IndexMismatch, match=r"\b50\b.*\b64\b"):
         load(saved)
 
 
@@ -193,16 +191,16 @@ def test_damaged_and_foreign_folders_are_refused(
     saved: Path, tmp_path: Path, forget_checksums: Callable[[Path], None]
 ) -> None:
     forget_checksums(saved)
-    with pytest.raises(ConfigurationError, match="holds no retriever; make one with"):
+    with pytest.raises(ConfigurationError, match="test_damaged_and_foreign"):
         load(tmp_path)
     (saved / module.INDEX_FILE).write_bytes(b"junk")
-    with pytest.raises(ConfigurationError, match=r"index\.faiss cannot be read"):
+    with pytest.raises(ConfigurationError, match=r"index\.faiss"):
         load(saved)
     (saved / CARD_FILE).write_text('{"kind": "bm25", "rows": 1, "corpus": "x"}')
-    with pytest.raises(ConfigurationError, match="holds a bm25 retriever, not faiss"):
+    with pytest.raises(ConfigurationError, match=r"bm25.*faiss"):
         load(saved)
     (saved / CARD_FILE).write_text('{"colour": "blue"}')
-    with pytest.raises(ConfigurationError, match="is not a retriever's card"):
+    with pytest.raises(ConfigurationError, match=r"retriever\.json"):
         load(saved)
 
 
@@ -212,7 +210,7 @@ def test_saving_replaces_an_older_retriever_and_nothing_else(saved: Path, tmp_pa
     assert load(saved).info().documents == 3
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("dear to me")
-    with pytest.raises(ConfigurationError, match="exists and is not a retriever"):
+    with pytest.raises(ConfigurationError, match="thesis"):
         fresh.save(tmp_path / "thesis")
     assert (tmp_path / "thesis" / "chapter.tex").read_text() == "dear to me"
 
@@ -234,28 +232,28 @@ def small_disk() -> Iterator[None]:
 @pytest.mark.parametrize("rows", [9, 50])  # with 9 rows the corpus fits and the index does not
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, rows: int) -> None:
     retriever = FaissRetriever.build(DOCUMENTS[:rows], HashEncoder(dim=64))
-    with pytest.raises(ConfigurationError, match="cannot be written"), small_disk():
+    with pytest.raises(ConfigurationError, match="towns"), small_disk():
         retriever.save(tmp_path / "towns")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failed_save_keeps_the_older_retriever(saved: Path) -> None:
     fresh = FaissRetriever.build(DOCUMENTS[:40], HashEncoder(dim=64))
-    with pytest.raises(ConfigurationError, match="cannot be written"), small_disk():
+    with pytest.raises(ConfigurationError, match="towns"), small_disk():
         fresh.save(saved)
     assert load(saved).info().documents == 50
 
 
 def test_unknown_and_untrainable_indexes_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="FAISS knows no index 'Flatt' of 64 dimensions"):
+    with pytest.raises(ConfigurationError, match=r"FAISS.*'Flatt'.*\b64\b"):
         FaissRetriever.build(DOCUMENTS, HashEncoder(dim=64), "Flatt")
-    with pytest.raises(ConfigurationError, match="50 passages are too few to train 'PQ8'"):
+    with pytest.raises(ConfigurationError, match=r"\b50\b.*'PQ8'"):
         FaissRetriever.build(DOCUMENTS, HashEncoder(dim=64), "PQ8")
 
 
 def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
-    with pytest.raises(MissingExtra, match=r"faiss-cpu is not installed; run: pip install .*\[retrieval\]"):
+    with pytest.raises(MissingExtra, match=r"agentenv-suite\[retrieval\]"):
         FaissRetriever.build(DOCUMENTS, HashEncoder())
 
 

@@ -280,9 +280,7 @@ def copy_of(model: Path, place: Path, *, pooling: str) -> Path:
 
 def test_an_e5_model_gets_its_prefixes_and_cannot_be_used_without(model: Path, tmp_path: Path) -> None:
     path = copy_of(model, tmp_path / "e5-base-v2", pooling="mean")
-    with pytest.raises(
-        ConfigurationError, match=r"e5-base-v2 looks like a model of the e5 family.*write e5:/"
-    ):
+    with pytest.raises(ConfigurationError, match="e5-base-v2"):
         make_encoder(f"st:{path}")
     encoder, plain = make_encoder(f"e5:{path}"), SentenceEncoder(path, max_tokens=256)
     assert encoder.recipe == Recipe("query: ", "passage: ", "mean", 256)
@@ -306,6 +304,6 @@ def test_the_pooling_of_a_model_is_used_recorded_and_held_against_its_family(
         (encoder.encode_passages(["a town"]) @ make_encoder("minilm").encode_passages(["a town"]).T)[0, 0]
     )
     assert similarity < 0.95  # the other pooling gives other vectors, so it must not pass for the same
-    with pytest.raises(ConfigurationError, match="pools by 'cls' and models of the e5 family by 'mean'"):
+    with pytest.raises(ConfigurationError, match=r"'cls'.*'mean'"):
         make_encoder(f"e5:{path}")
     assert make_encoder(f"bge:{path}").recipe.query_prefix.startswith("Represent this sentence")

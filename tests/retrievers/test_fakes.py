@@ -21,7 +21,7 @@ def test_faults_come_on_the_chosen_calls() -> None:
 
     async def main() -> None:
         assert (await faulty.search(["town"], 1))[0][0].id == "a"
-        with pytest.raises(RetrieverFault, match="Search call 1 was told to fail") as caught:
+        with pytest.raises(RetrieverFault, match=r"\b1\b") as caught:
             await faulty.search(["town"], 1)
         assert isinstance(caught.value, EnvFault)
         assert (await faulty.search(["fish"], 1))[0][0].id == "b"

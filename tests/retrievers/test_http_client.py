@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable
 
@@ -77,20 +78,18 @@ def test_other_refusals_are_final_and_say_the_servers_reason(status: int) -> Non
 
 def test_tries_are_bounded() -> None:
     line = Line(httpx.ConnectError("refused"))
-    with pytest.raises(
-        RetrieverFault, match=r"4 tries in .* s, the last ended with: ConnectError \(refused\)"
-    ):
+    with pytest.raises(RetrieverFault, match=r"\b4\b.*ConnectError"):
         call(line)
     assert len(line.calls) == 4
 
 
 def test_the_deadline_covers_every_try() -> None:
     began = time.monotonic()
-    with pytest.raises(RetrieverFault, match="the last ended with: status 503: busy"):
+    with pytest.raises(RetrieverFault, match=r"\b503\b"):
         call(
             Line(httpx.Response(503, text="busy", headers={"Retry-After": "600"})), RetryPolicy(timeout_s=0.2)
         )
-    with pytest.raises(RetrieverFault, match=r"1 tries .* no answer yet"):
+    with pytest.raises(RetrieverFault, match=r"\b1\b"):
         call(Line(600.0), RetryPolicy(timeout_s=0.2))
     assert time.monotonic() - began < 300
 
@@ -128,18 +127,18 @@ def test_hedging_waits_for_the_second_where_one_fails() -> None:
 
 
 def test_something_else_than_json_is_a_sentence() -> None:
-    with pytest.raises(RetrieverFault, match="answered with something else than JSON: '<html>"):
+    with pytest.raises(RetrieverFault, match="<html>oops</html>"):
         call(Line(httpx.Response(200, text="<html>oops</html>")))
 
 
 @pytest.mark.parametrize("address", ["", "server:80", "ftp://server", "http://", "http://[::1"])
 def test_what_is_no_address_is_refused(address: str) -> None:
-    with pytest.raises(ConfigurationError, match="is no address"):
+    with pytest.raises(ConfigurationError, match=re.escape(repr(address))):
         HTTPClient(address)
 
 
 def test_a_password_in_an_address_is_refused_and_not_shown() -> None:
-    with pytest.raises(ConfigurationError, match="The address of server holds a password") as caught:
+    with pytest.raises(ConfigurationError, match="server") as caught:
         HTTPClient("http://user:s3cret@server")
     assert "s3cret" not in str(caught.value)
 

@@ -74,10 +74,10 @@ def test_k_only_cuts(tmp_path: Path) -> None:
 def test_halves_over_different_corpora_are_refused(tmp_path: Path) -> None:
     hybrid = build()
     other = HybridRetriever.build(DOCUMENTS[:9], HashEncoder(dim=64))
-    with pytest.raises(IndexMismatch, match="A hybrid needs one corpus"):
+    with pytest.raises(IndexMismatch, match=r"\w{12}.*\w{12}"):
         HybridRetriever(hybrid.dense, other.bm25)
     hybrid.dense.save(tmp_path / "dense")
-    with pytest.raises(ConfigurationError, match="holds a faiss retriever, not hybrid; write 'faiss:"):
+    with pytest.raises(ConfigurationError, match=r"faiss.*hybrid"):
         HybridRetriever.load(tmp_path / "dense")
 
 

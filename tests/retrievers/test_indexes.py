@@ -81,7 +81,7 @@ def test_the_parts_of_a_codebook_divide_the_dimensions(dim: int, parts: int) -> 
 
 
 def test_parts_that_do_not_divide_the_dimensions_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="FAISS knows no index 'PQ5x4fs' of 32 dimensions"):
+    with pytest.raises(ConfigurationError, match=r"FAISS.*'PQ5x4fs'.*\b32\b"):
         new_index("PQ5x4fs", DIM)
 
 
@@ -138,17 +138,15 @@ def test_wiki_18_takes_what_the_literature_says() -> None:
 
 
 def test_arithmetic_refuses_what_it_does_not_know() -> None:
-    with pytest.raises(ConfigurationError, match="No arithmetic for the storage 'LSH'"):
+    with pytest.raises(ConfigurationError, match="'LSH'"):
         footprint("LSH", 10, 8)
 
 
 def test_too_few_vectors_for_the_lists_are_refused_and_not_only_warned_about() -> None:
-    with pytest.raises(
-        ConfigurationError, match="77 passages are too few to train 'IVF2,Flat', which wants 78; use"
-    ):
+    with pytest.raises(ConfigurationError, match=r"\b77\b.*'IVF2,Flat'.*\b78\b"):
         filled("IVF2,Flat", clustered(77))
     assert filled("IVF2,Flat", clustered(78)).ntotal == 78
-    with pytest.raises(ConfigurationError, match="'PQ8x4fs', which wants 16"):
+    with pytest.raises(ConfigurationError, match=r"'PQ8x4fs'.*\b16\b"):
         filled("PQ8x4fs", clustered(50)[:15])
 
 
@@ -203,13 +201,13 @@ def test_adding_goes_on_where_it_stopped() -> None:
 
 
 def test_labels_of_their_own_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="'IDMap,Flat' keeps labels of its own"):
+    with pytest.raises(ConfigurationError, match="'IDMap,Flat'"):
         new_index("IDMap,Flat", DIM)
 
 
 def test_a_file_that_is_no_index_is_refused(tmp_path: Path) -> None:
     (tmp_path / "i").write_bytes(b"junk" * 100)
-    with pytest.raises(ConfigurationError, match="cannot be read; build the retriever again"):
+    with pytest.raises(ConfigurationError, match=r"/i\b"):
         read_index(tmp_path / "i")
 
 

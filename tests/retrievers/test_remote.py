@@ -109,7 +109,7 @@ def test_an_environment_cannot_tell() -> None:
 def test_a_fault_of_the_server_is_a_fault_of_ours_in_an_environment() -> None:
     env = LocalSearch(retriever=behind(FaultyRetriever(InMemoryRetriever(DOCUMENTS), fail_on={0})))
     env.reset(seed=3)
-    with pytest.raises(RetrieverFault, match="status 500: Search call 0 was told to fail"):
+    with pytest.raises(RetrieverFault, match=r"\b500\b.*\b0\b"):
         env.step("<search>Orla Venn</search>")
 
 
@@ -127,7 +127,7 @@ def test_the_token_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv(TOKEN_VARIABLE, "s3cret")
     assert asyncio.run(behind(inner, token="s3cret").search(["herring"], 1))[0]
     monkeypatch.delenv(TOKEN_VARIABLE)
-    with pytest.raises(RetrieverFault, match="status 401: This server wants a bearer token"):
+    with pytest.raises(RetrieverFault, match=r"\b401\b"):
         asyncio.run(behind(inner, token="s3cret").search(["herring"], 1))
 
 
@@ -183,5 +183,5 @@ def test_specs(serving: Any) -> None:
         assert make_retriever(url).info().documents == 6
         assert make_retriever(f"http:{url}/corpora/second").info().documents == 2
         assert asyncio.run(make_retriever(url).search(["smoked herring fish"], 1))[0][0].id == "d5"
-        with pytest.raises(RetrieverFault, match="status 404: No corpus 'third'"):
+        with pytest.raises(RetrieverFault, match=r"\b404\b.*'third'"):
             make_retriever(f"{url}/corpora/third")

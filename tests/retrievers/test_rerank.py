@@ -102,10 +102,10 @@ def test_failures_are_faults() -> None:
         def score(self, pairs: Sequence[tuple[str, str]]) -> Sequence[float]:
             raise ZeroDivisionError("no judgement today")
 
-    with pytest.raises(RetrieverFault, match="reranker: ZeroDivisionError: no judgement today"):
+    with pytest.raises(RetrieverFault, match="ZeroDivisionError: no judgement today"):
         search(RerankRetriever(InMemoryRetriever(DOCUMENTS), Broken()), ["red"], 1)
     faulty = FaultyRetriever(InMemoryRetriever(DOCUMENTS), fail_on={0})
-    with pytest.raises(RetrieverFault, match="Search call 0 was told to fail"):
+    with pytest.raises(RetrieverFault, match=r"\b0\b"):
         search(RerankRetriever(faulty, ByLength()), ["red"], 1)
 
 
@@ -171,5 +171,5 @@ def test_a_cross_encoder_reranks_and_is_known_by_its_weights(cross_encoder: Path
 
 def test_specs_name_rerankers(tmp_path: Path) -> None:
     assert make_reranker("overlap").id == "overlap"
-    with pytest.raises(ConfigurationError, match="holds no cross-encoder"):
+    with pytest.raises(ConfigurationError, match=r"config\.json"):
         make_reranker(str(tmp_path))

@@ -123,7 +123,7 @@ def test_passing_failures_are_tried_again_and_others_are_faults(engine: Engine) 
 @pytest.mark.parametrize("answer", [[], "text", {"organic": {}}, {"organic": ["x"]}])
 def test_answers_of_another_shape_are_faults(engine: Engine, answer: Any) -> None:
     engine.answer = answer
-    with pytest.raises(RetrieverFault, match="answered in another shape"):
+    with pytest.raises(RetrieverFault, match="'organic'"):
         ask("serper", "a")
 
 
@@ -168,13 +168,11 @@ def test_the_key_stands_in_no_log_no_error_and_no_description(
 def test_specs_and_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SERPER_API_KEY", "SEARXNG_URL"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ConfigurationError, match="web:serper needs a key in SERPER_API_KEY"):
+    with pytest.raises(ConfigurationError, match=r"web:serper.*SERPER_API_KEY"):
         make_retriever("web:serper")
-    with pytest.raises(
-        ConfigurationError, match="web:searxng needs the address of an instance in SEARXNG_URL"
-    ):
+    with pytest.raises(ConfigurationError, match=r"web:searxng.*SEARXNG_URL"):
         make_retriever("web:searxng")
-    with pytest.raises(UnknownName, match=r"No search engine 'serpr'\. Did you mean 'serper'"):
+    with pytest.raises(UnknownName, match=r"'serpr'.*'serper'"):
         make_retriever("web:serpr")
     monkeypatch.setenv("SERPER_API_KEY", KEY)
     info = make_retriever("web:serper").info()

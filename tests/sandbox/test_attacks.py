@@ -4,6 +4,7 @@ After every row the owner is alive, the next run works, and no process, descript
 """
 
 import os
+import re
 import resource
 import socket
 import sys
@@ -320,9 +321,9 @@ def test_a29_strange_files_as_answer(box: JailExecutor) -> None:
 
 @pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", "a\0b", "a\nb", "", "a" * 300, "a//b", "."])
 def test_a30_path_traversal(box: JailExecutor, name: str) -> None:
-    with pytest.raises(ConfigurationError, match="relative path"):
+    with pytest.raises(ConfigurationError, match=re.escape(repr(name)[:60])):
         box.run("1", files={name: b"x"})
-    with pytest.raises(ConfigurationError, match="relative path"):
+    with pytest.raises(ConfigurationError, match=re.escape(repr(name)[:60])):
         box.run("1", collect=[name])
 
 

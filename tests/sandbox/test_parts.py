@@ -142,7 +142,7 @@ def test_reading_and_writing_follow_no_link(tmp_path: Path) -> None:
             trees.write(str(root), name, b"x")
     trees.write(str(root), "a/b/c", b"deep")
     assert trees.read(str(root), "a/b/c", 100) == b"deep"
-    with pytest.raises(trees.PathRefused, match="more than 3"):
+    with pytest.raises(trees.PathRefused, match=r"'a/b/c'.*\b3\b"):
         trees.read(str(root), "a/b/c", 3)
     assert (tmp_path / "secret").read_text() == "s"
 

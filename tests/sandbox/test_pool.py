@@ -126,14 +126,14 @@ def test_the_quota_takes_idle_jails_of_others_and_then_refuses(jails: list[FakeJ
     assert second is not first
     assert cast(FakeJail, made.jail("c")) is second
     second.load = 1
-    with pytest.raises(SandboxFault, match="all 2 jails"):
+    with pytest.raises(SandboxFault, match=r"\b2\b"):
         made.jail("d")
     made.close()
 
 
 def test_who_waits_too_long_for_a_slot_is_refused(jails: list[FakeJail]) -> None:
     made = pool(jails, size=1, slots=1, wait_s=0.05)
-    with made.slot(), pytest.raises(SandboxFault, match="no processor"), made.slot():
+    with made.slot(), pytest.raises(SandboxFault, match=r"\b0\.05\b"), made.slot():
         pass
     with made.slot() as waited:
         assert waited < 0.05
@@ -272,7 +272,7 @@ def test_an_answer_that_came_too_late_is_not_taken_for_the_next() -> None:
     channel.deliver(b'{"value": "old", "serial": 1}')
     assert channel.ask({"op": "cell"}, 1.0) == {"value": "old"}
     channel.deliver(b'{"value": "late", "serial": 1}')
-    with pytest.raises(JailDied, match="another order"):
+    with pytest.raises(JailDied):
         channel.ask({"op": "cell"}, 1.0)
     assert [json.loads(body)["serial"] for body in jail.sent[:2]] == [1, 2]
     assert jail.sent[2:] == [b""]
@@ -385,7 +385,7 @@ def test_strict_isolation_refuses_a_backend_without_walls() -> None:
     from agentenv.sandbox.backends import _refuse
 
     _refuse([], "bwrap")
-    with pytest.raises(ConfigurationError, match="network failed"):
+    with pytest.raises(ConfigurationError, match=r"'unsafe-local'.*network"):
         _refuse([row.name for row in [selftest.CheckRow("network", False, "connected")]], "unsafe-local")
 
 

@@ -97,7 +97,7 @@ def test_an_interpreter_that_cannot_fork_is_refused_and_lives_on(session: JailSe
     session.run(
         "import ctypes\nx = 7\nclass Failing:\n def syscall(*arguments): return -1\nctypes.PyDLL = lambda name: Failing"
     )
-    with pytest.raises(SnapshotRefused, match="could not fork"):
+    with pytest.raises(SnapshotRefused):
         session.snapshot()
     assert value(session, "x") == "7"
 

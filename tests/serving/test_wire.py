@@ -111,15 +111,15 @@ def test_plain(value: Any, sends: Any) -> None:
     "value", [float("nan"), float("inf"), np.float64("nan"), object(), b"x", {"a": [{1}]}]
 )
 def test_what_has_no_form_in_json_is_a_fault(value: Any) -> None:
-    with pytest.raises(EnvFault, match="cannot be sent"):
+    with pytest.raises(EnvFault, match=r"of type \w+"):
         plain(value)
-    with pytest.raises(ConfigurationError, match="options of reset"):
+    with pytest.raises(ConfigurationError, match=r"\breset\b.*of type \w+"):
         options_out({"value": value})
 
 
 def test_a_reward_that_is_no_number_is_a_fault() -> None:
     info = {"turn": 1, "valid": True, "tool_results": ()}
-    with pytest.raises(EnvFault, match="nan of type float"):
+    with pytest.raises(EnvFault, match=r"\bnan\b"):
         step_out(Step((), float("nan"), True, False, info), None)
 
 
@@ -167,7 +167,7 @@ def test_rows_are_read_as_they_were_written() -> None:
     read = DatasetRow.read(posed | {"prompt": [], "another column": 1})
     assert (read.seed, read.task) == (None, plain(task))
     assert [DatasetRow.read(row).seed for row in rows(seeds=[1, 2])] == [1, 2]
-    with pytest.raises(ConfigurationError, match="cannot be made with"):
+    with pytest.raises(ConfigurationError, match=r"agentenv/Calculator-v0.*'k'"):
         Episodes("agentenv/Calculator-v0", {"k": 3}).make()
     with pytest.raises(ConfigurationError, match="-1"):
         DatasetRow.read({"seed": -1})

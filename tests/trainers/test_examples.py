@@ -88,8 +88,8 @@ def test_a_base_is_a_preset_whose_tables_a_file_changes_key_by_key(tmp_path: Pat
     assert mine.rollout.model_copy(update={"questions": 16}) == base.rollout
     assert mine.train == base.train
     path.write_text('base = "laptop-serch"')
-    with pytest.raises(UnknownName, match=r"Did you mean 'laptop-search'\?"):
+    with pytest.raises(UnknownName, match="'laptop-search'"):
         load_config(str(path))
     path.write_text('base = "laptop-search"\n[rollout]\nquestion = 3\n')
-    with pytest.raises(ConfigurationError, match=r"Did you mean 'rollout.questions'\?"):
+    with pytest.raises(ConfigurationError, match=r"'rollout\.questions'"):
         load_config(str(path))

@@ -142,7 +142,7 @@ def test_a_run_resumes_to_the_bit_and_leaves_merged_weights(tmp_path: Path) -> N
     damaged[-1] ^= 1
     file.write_bytes(damaged)
     drop_the_end(folder.path)
-    with pytest.raises(ConfigurationError, match="weights of policy have another content"):
+    with pytest.raises(ConfigurationError, match="weights of policy"):
         train(RunFolder.open(folder.path), SilentDisplay())
 
 
@@ -168,5 +168,5 @@ def test_a_wrong_dial_is_one_sentence(words: str, sentence: str) -> None:
 
 def test_a_layer_that_there_is_not_is_named_with_the_nearest() -> None:
     config = override(TrainConfig(), ["--lora.rank", "4", "--lora.modules", "query"])
-    with pytest.raises(ConfigurationError, match=r"No linear layer 'query'. Known: down_proj, "):
+    with pytest.raises(ConfigurationError, match=r"'query'.*down_proj"):
         trained_policy(config)

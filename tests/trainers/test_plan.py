@@ -71,9 +71,7 @@ def test_engines_started_here_count_and_servers_do_not(qwen: Callable[..., Any])
     assert (found.engines, found.caches) == (2 * (2 * weights + GIB // 2) + 4 * weights, 0)
     there = override(here, ["--engine.urls", "http://a:1"])
     assert memory_of(there, qwen(), 10.0).engines == 0
-    with pytest.raises(
-        ConfigurationError, match=r"lower engine\.kv_gib or engine\.replicas, or take a smaller"
-    ):
+    with pytest.raises(ConfigurationError, match=r"engine\.kv_gib.*engine\.replicas"):
         plan_run(here, available=GIB // 2)
 
 
@@ -103,7 +101,7 @@ def test_what_does_not_fit_is_refused_with_what_to_change() -> None:
     assert "set memory.micro_tokens to at most" in free(large, "activations")
     many = override(SMALL, ["--rollout.questions", "100000"])
     assert "set rollout.questions to at most" in free(many, "caches")
-    with pytest.raises(ConfigurationError, match="take a smaller policy"):
+    with pytest.raises(ConfigurationError, match="GiB"):
         plan_run(SMALL, available=1000)
 
 

@@ -42,12 +42,12 @@ def test_values_survive_to_the_byte(tmp_path: Path, value: Any) -> None:
 def test_an_unknown_request_is_refused_in_a_replay(tape: Path) -> None:
     replay = Cassette.replay(tape)
     assert {"question": "where?"} not in replay
-    with pytest.raises(CassetteMiss, match=r'holds no reply to \{"question": "where\?"\}'):
+    with pytest.raises(CassetteMiss, match=r'\{"question": "where\?"\}'):
         replay.find({"question": "where?"})
     with pytest.raises(CassetteMiss):
         asyncio.run(replay.play({"question": "where?"}))
     assert issubclass(CassetteMiss, Fault)
-    with pytest.raises(ConfigurationError, match="opened to be replayed"):
+    with pytest.raises(ConfigurationError, match=r"tape\.jsonl"):
         replay.add({"question": "where?"}, 1)
 
 
@@ -87,7 +87,7 @@ def test_a_torn_last_line_is_dropped_and_recording_goes_on(tape: Path) -> None:
 
 def test_a_file_about_something_else_is_not_added_to(tape: Path) -> None:
     before = tape.read_bytes()
-    with pytest.raises(ConfigurationError, match="was recorded from"):
+    with pytest.raises(ConfigurationError, match=r'\{"judge": "lenient"\}'):
         Cassette.record(tape, {"judge": "lenient"})
     assert tape.read_bytes() == before
 
@@ -113,15 +113,15 @@ def test_other_files_are_refused(tmp_path: Path, content: str, sentence: str) ->
 
 
 def test_a_file_that_is_not_there_or_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="cannot be read: No such file"):
+    with pytest.raises(ConfigurationError, match="nowhere"):
         Cassette.replay(tmp_path / "nowhere")
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigurationError, match="cannot be written"):
+    with pytest.raises(ConfigurationError, match="file/tape"):
         Cassette.record(tmp_path / "file" / "tape", ABOUT)
 
 
 def test_what_is_not_json_is_not_recorded(tmp_path: Path) -> None:
     recorder = Cassette.record(tmp_path / "tape", ABOUT)
-    with pytest.raises(ValueError, match="not JSON compliant"):
+    with pytest.raises(ValueError, match="JSON"):
         recorder.add("score", float("nan"))
     assert len(Cassette.replay(tmp_path / "tape")) == 0

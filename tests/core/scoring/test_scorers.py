@@ -136,12 +136,12 @@ def test_best_gold_counts_and_the_gold_scores_full(name: str) -> None:
 @pytest.mark.parametrize("answers", [(), "Beijing", None, (None,), (["Beijing"],), ("Beijing", 3)])
 def test_golds_that_are_not_text_are_refused(name: str, answers: tuple[str, ...]) -> None:
     # Defect D8 of SSP: a gold stored as a list made every comparison fail without a word.
-    with pytest.raises(DatasetError, match="non-empty tuple of text"):
+    with pytest.raises(DatasetError):
         get_scorer(name)("Beijing", answers)
 
 
 def test_a_prediction_that_is_not_text_is_refused() -> None:
-    with pytest.raises(DatasetError, match="text or None"):
+    with pytest.raises(DatasetError, match=r"\b3\b"):
         get_scorer("em_squad")(3, ("3",))  # type: ignore[arg-type]
 
 
@@ -158,7 +158,7 @@ def test_every_scorer_names_how_it_normalises() -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
-    with pytest.raises(UnknownName, match="Did you mean 'em_squad'"):
+    with pytest.raises(UnknownName, match="'em_squad'"):
         get_scorer("em_squat")
 
 

@@ -202,9 +202,9 @@ def test_options_that_cannot_work(options: dict[str, object], complaint: str) ->
 
 def test_tasks_that_cannot_be_posed() -> None:
     env = DomSim(tasks=())
-    with pytest.raises(DatasetError, match="no task"):
+    with pytest.raises(DatasetError):
         env.reset(seed=0)
-    with pytest.raises(DatasetError, match="no template"):
+    with pytest.raises(DatasetError, match="'t'"):
         env.reset(options={"task": Task("t", "q")})
     with pytest.raises(UnknownName, match="mail-star"):
         env.reset(options={"task": task("mail-stars")})

@@ -48,7 +48,7 @@ def test_a_declared_direction_must_agree_with_the_finger(tmp_path: Path) -> None
     assert len(load(tmp_path, line(up, right), semantics="ui_s1")) == 1
     assert len(load(tmp_path, line(up), semantics="scroll")) == 1
     for steps, semantics in (((up,), "finger"), ((right,), "scroll")):
-        with pytest.raises(DatasetError, match="the file's own semantics"):
+        with pytest.raises(DatasetError, match=f"line 1.*steps 1.*'{semantics}'"):
             load(tmp_path, line(*steps), semantics=semantics)
 
 

@@ -95,16 +95,16 @@ def test_a_fault_below_is_a_fault_of_ours() -> None:
         tasks=[TASK], retriever=FaultyRetriever(InMemoryRetriever(LOCAL), fail_on={0}), max_turns=1
     )
     env = begun(agents={"local": extractive_agent(broken)})
-    with pytest.raises(EnvFault, match="the agent below failed: RetrieverFault"):
+    with pytest.raises(EnvFault, match="RetrieverFault"):
         ask(env, "local", "Where?")
     policy = ScriptedPolicy({})
     silent = begun(agents={"local": Agent(lower(LOCAL), policy, InlineFormat(policy.tokenizer))})
-    with pytest.raises(EnvFault, match="the agent below failed: PolicyFault"):
+    with pytest.raises(EnvFault, match="PolicyFault"):
         ask(silent, "local", "Where?")
 
 
 def test_agents_and_share_are_checked() -> None:
-    with pytest.raises(ConfigurationError, match="a share to keep"):
+    with pytest.raises(ConfigurationError, match=r"\b0\.0\b"):
         HierarchicalSearch(keep=0.0)
-    with pytest.raises(ConfigurationError, match="needs agents"):
+    with pytest.raises(ConfigurationError, match=r"\[\]"):
         HierarchicalSearch(agents={})

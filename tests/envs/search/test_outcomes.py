@@ -76,7 +76,7 @@ def test_the_environment_ends_with_the_outcome_that_it_was_given(actions: list[s
 
 
 def test_an_unknown_outcome_and_no_queries_are_refused() -> None:
-    with pytest.raises(UnknownName, match="Did you mean 'deliberative'"):
+    with pytest.raises(UnknownName, match="'deliberative'"):
         LocalSearch(outcome="deliberate")
     with pytest.raises(ConfigurationError, match="queries=0"):
         LocalSearch(queries=0)

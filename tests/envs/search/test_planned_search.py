@@ -78,7 +78,7 @@ def test_a_policy_is_a_generator() -> None:
     assert rewards("<search>Halvik</search>", READY, generator=Generator(policy))[-1] == 1.0
     assert "Halvik lies in Norland." in Echo.prompts[0]
     assert "Question: Where is Halvik?" in Echo.prompts[0]
-    with pytest.raises(EnvFault, match="the generator: the script"):
+    with pytest.raises(EnvFault, match="'g'"):
         rewards(READY, generator=Generator(policy))
 
 
@@ -87,7 +87,7 @@ def test_the_default_generator_needs_no_model() -> None:
     assert rewards("<search>Halvik</search>", READY, generator=reader) == pytest.approx([0.15, 1.0])
     assert rewards("<search>Ketterby</search>", READY, generator=reader) == pytest.approx([-0.05, 0.0])
     assert rewards(READY, generator=reader) == [0.0]
-    with pytest.raises(UnknownName, match="No policy 'gpt'"):
+    with pytest.raises(UnknownName, match="'gpt'"):
         make_generator("gpt")
     with pytest.raises(ConfigurationError, match="search_cost=-1"):
         PlannedSearch(search_cost=-1.0)

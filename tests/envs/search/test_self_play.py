@@ -90,7 +90,7 @@ def test_an_answer_leaks_by_whole_words() -> None:
 
 
 def test_bounds_are_checked() -> None:
-    with pytest.raises(ConfigurationError, match="max_chars >= min_chars"):
+    with pytest.raises(ConfigurationError, match=r"max_chars.*min_chars"):
         QuestionRules(min_chars=20, max_chars=10)
 
 
@@ -155,9 +155,9 @@ def test_a_given_answer_is_the_gold_and_must_be_text() -> None:
     assert "at least 2 times" in opening[0].text
     step = env.step("<question>Which region?</question><answer>Pobra Bay</answer>")
     assert step.info["proposal"].answer == "Kovim"
-    with pytest.raises(DatasetError, match="must be a non-empty tuple of text"):
+    with pytest.raises(DatasetError, match=r"\['Kovim'\]"):
         env.reset(seed=0, options={"task": replace(TOPIC, answers=(["Kovim"],))})  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match=r"must hold \{topic\}"):
+    with pytest.raises(ConfigurationError, match=r"\{topic\}"):
         proposer(prompt="Ask.")
 
 

@@ -153,7 +153,7 @@ def test_a_real_search_shows_what_it_finds_and_counts_as_information() -> None:
 def test_entropies_that_nobody_tells_are_asked_for() -> None:
     env = begun("entropy")
     env.step(S)
-    with pytest.raises(ConfigurationError, match="strategy 'self_search'"):
+    with pytest.raises(ConfigurationError, match="'self_search'"):
         env.step(S)
 
 
@@ -198,5 +198,5 @@ def test_the_expert_scores_full_in_every_mode(real: Real) -> None:
 
 
 def test_an_unknown_mode_is_refused() -> None:
-    with pytest.raises(UnknownName, match="Did you mean 'never'"):
+    with pytest.raises(UnknownName, match="'never'"):
         SelfSearch(real="nevr")  # type: ignore[arg-type]

@@ -99,7 +99,7 @@ def test_an_unfinished_run_has_a_page_that_says_so(training_folder: Path) -> Non
 def test_a_broken_line_within_the_metrics_is_refused(training_folder: Path) -> None:
     path = training_folder / "metrics.jsonl"
     path.write_text("{oops\n" + path.read_text())
-    with pytest.raises(ConfigurationError, match=r"metrics\.jsonl, line 1 is not JSON"):
+    with pytest.raises(ConfigurationError, match=r"metrics\.jsonl, line 1\b"):
         write_report(training_folder)
     assert not (training_folder / "report.html").exists()
 
@@ -184,7 +184,7 @@ def test_a_thousand_episodes_take_under_three_seconds_of_processor_time(
 
 
 def test_a_folder_of_neither_kind_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="neither metrics"):
+    with pytest.raises(ConfigurationError, match=r"metrics\.jsonl.*episodes\.jsonl"):
         write_report(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

@@ -194,7 +194,7 @@ def test_a_build_killed_while_it_encodes_goes_on(tmp_path: Path) -> None:
     child = start_build(corpus, out)
     try:
         wait_for_line(child, "encoding 2048")
-        with pytest.raises(ConfigurationError, match="Another process is building"):
+        with pytest.raises(ConfigurationError, match="out"):
             build_folder(corpus, out, SeededEncoder(), "SQ8")
     finally:
         os.kill(child.pid, signal.SIGKILL)
@@ -306,15 +306,13 @@ def test_bad_input_leaves_nothing(
 def test_a_wrong_word_does_not_cost_the_vectors_of_an_interrupted_build(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         build_folder(corpus, tmp_path / "out", SeededEncoder(stop_after=2048), "Flat")
-    with pytest.raises(ConfigurationError, match="too few to train"):
+    with pytest.raises(ConfigurationError, match=r"\b3000\b.*'IVF1024,Flat'"):
         build_folder(corpus, tmp_path / "out", SeededEncoder(stop_after=2048 - 1024), "IVF1024,Flat")
     assert build_folder(corpus, tmp_path / "out", SeededEncoder(), "Flat").resumed_rows >= 2048
 
 
 def test_a_full_disk_keeps_what_is_encoded(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"cannot be written: .*; what is encoded is kept, run the same"
-    ):
+    with pytest.raises(ConfigurationError, match=r"out.*stopped"):
         build_folder(corpus, tmp_path / "out", SeededEncoder(stop_after=1024, error=OSError), "Flat")
     assert build_folder(corpus, tmp_path / "out", SeededEncoder(), "Flat").resumed_rows == 1024
 
@@ -322,7 +320,7 @@ def test_a_full_disk_keeps_what_is_encoded(corpus: Path, tmp_path: Path) -> None
 def test_what_is_no_retriever_is_not_replaced(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("dear to me")
-    with pytest.raises(ConfigurationError, match="exists and is not a retriever"):
+    with pytest.raises(ConfigurationError, match="thesis"):
         build_folder(corpus, tmp_path / "thesis", SeededEncoder())
     assert left_in(tmp_path) == ["corpus.jsonl", "thesis"]
 
@@ -332,8 +330,6 @@ def test_vectors_that_have_not_length_one_are_refused(corpus: Path, tmp_path: Pa
         def encode_passages(self, texts: Sequence[str]) -> Vectors:
             return 2 * super().encode_passages(texts)
 
-    with pytest.raises(
-        ConfigurationError, match="gave document 'd0' a vector of length 2; encoders give vectors of"
-    ):
+    with pytest.raises(ConfigurationError, match=r"'d0'.*\b2\b"):
         build_folder(corpus, tmp_path / "out", Long(), "Flat")
     assert left_in(tmp_path) == ["corpus.jsonl"]

@@ -72,9 +72,7 @@ def test_a_graph_and_codes_are_adopted_too(corpus: Path, tmp_path: Path) -> None
 def test_a_corpus_in_another_order_is_refused(corpus: Path, flat: Path, tmp_path: Path) -> None:
     lines = corpus.read_text().splitlines()
     corpus.write_text("\n".join(lines[1:] + lines[:1]))
-    with pytest.raises(
-        IndexMismatch, match=r"Of 16 passages 0% have the vector that encoder 'hash' gives them"
-    ):
+    with pytest.raises(IndexMismatch, match=r"\b16\b.*\b0\b.*'hash'"):
         import_index(flat, corpus, tmp_path / "wiki", ENCODER)
     assert not (tmp_path / "wiki").exists()
 
@@ -82,9 +80,7 @@ def test_a_corpus_in_another_order_is_refused(corpus: Path, flat: Path, tmp_path
 def test_another_prefix_is_refused(corpus: Path, tmp_path: Path) -> None:
     texts = [f"passage: {laid_out(document, THEIRS)}" for document in load_corpus(corpus)]
     flat = write(faiss.IndexFlatIP(64), ENCODER.encode_passages(texts), tmp_path / "e5_Flat.index")
-    with pytest.raises(
-        IndexMismatch, match=r"similarity 0\.[0-9]+\); the corpus is in another order, or the encoder"
-    ):
+    with pytest.raises(IndexMismatch, match=r"\b0%.*'hash'"):
         import_index(flat, corpus, tmp_path / "wiki", ENCODER)
 
 
@@ -93,30 +89,28 @@ def test_another_size_is_refused(corpus: Path, flat: Path, tmp_path: Path, chang
     encoder = HashEncoder(dim=32) if change == "other dimensions" else ENCODER
     if change == "fewer passages":
         corpus.write_text("".join(corpus.read_text().splitlines(keepends=True)[:-1]))
-    with pytest.raises(
-        IndexMismatch, match=r"holds 300 vectors of 64 dimensions, but .* they do not belong together"
-    ):
+    with pytest.raises(IndexMismatch, match=r"\b300\b.*\b64\b"):
         import_index(flat, corpus, tmp_path / "wiki", encoder)
 
 
 def test_what_cannot_be_searched_is_refused(corpus: Path, tmp_path: Path) -> None:
     distance = write(faiss.IndexFlatL2(64), vectors(corpus), tmp_path / "l2.index")
-    with pytest.raises(ConfigurationError, match="compares by distance, not by inner product"):
+    with pytest.raises(ConfigurationError, match=r"l2\.index"):
         import_index(distance, corpus, tmp_path / "wiki", ENCODER)
     labelled = faiss.IndexIDMap(faiss.IndexFlatIP(64))
     labelled.add_with_ids(vectors(corpus), np.arange(ROWS) + 5)
     faiss.write_index(labelled, str(tmp_path / "ids.index"))
-    with pytest.raises(ConfigurationError, match="keeps labels of its own"):
+    with pytest.raises(ConfigurationError, match=r"ids\.index"):
         import_index(tmp_path / "ids.index", corpus, tmp_path / "wiki", ENCODER)
-    with pytest.raises(ConfigurationError, match="cannot be read"):
+    with pytest.raises(ConfigurationError, match=r"nowhere\.index"):
         import_index(tmp_path / "nowhere.index", corpus, tmp_path / "wiki", ENCODER)
     good = write(faiss.IndexFlatIP(64), vectors(corpus), tmp_path / "good.index")
-    with pytest.raises(CorpusError, match="is compressed"):
+    with pytest.raises(CorpusError, match=r"c\.jsonl\.gz"):
         import_index(good, Path("c.jsonl.gz"), tmp_path / "wiki", ENCODER)
 
 
 def test_a_corpus_that_changed_since_is_refused(corpus: Path, flat: Path, tmp_path: Path) -> None:
     import_index(flat, corpus, tmp_path / "wiki", ENCODER)
     corpus.write_text(corpus.read_text().replace("Town 7 lies", "Town 7 lay"))
-    with pytest.raises(IndexMismatch, match="was built over corpus"):
+    with pytest.raises(IndexMismatch, match=r"corpus\.jsonl"):
         FaissRetriever.load(tmp_path / "wiki", encoder=ENCODER)

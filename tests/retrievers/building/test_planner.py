@@ -45,7 +45,7 @@ def test_sizes_are_read(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GiB", "24GiBs", "-3GB", "0", "lots", "1.2.3GB"])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="is no size of memory; write for example 24GiB"):
+    with pytest.raises(ConfigurationError, match="24GiB"):
         parse_size(text)
 
 
@@ -113,7 +113,7 @@ def test_scoring_again_does_not_grow_with_the_corpus() -> None:
 
 @pytest.mark.parametrize("numbers", [(0, 384, GIB), (10, 0, GIB), (-1, 384, GIB)])
 def test_numbers_that_are_not_positive_are_refused(numbers: tuple[int, int, int]) -> None:
-    with pytest.raises(ConfigurationError, match="give positive numbers"):
+    with pytest.raises(ConfigurationError, match=r"{}, {} and {}".format(*numbers)):
         advise(*numbers)
 
 

@@ -125,7 +125,7 @@ def test_the_queue_is_bounded_and_frees_its_places() -> None:
     async def scene() -> None:
         room = Room(queue=3)
         tasks = await room.hold(room.ask("a", "b"), room.ask("a"))
-        with pytest.raises(QueueFull, match="2 of 3 places are taken and 2 more"):
+        with pytest.raises(QueueFull, match=r"\b2\b.*\b3\b.*\b2\b"):
             await room.ask("c", "d")
         joined = await room.hold(room.ask("b", "c"))  # one new
         room.gate.opened.set()
@@ -142,7 +142,7 @@ def test_a_late_answer_is_a_timeout_and_what_nobody_wants_is_dropped() -> None:
     async def scene() -> None:
         room = Room()
         (patient,) = await room.hold(room.ask("a"))
-        with pytest.raises(TimeoutError, match="no answer within"):
+        with pytest.raises(TimeoutError, match=r"\b0\.01\b"):
             await room.ask("a", timeout_s=0.01)
         with pytest.raises(TimeoutError):
             await room.ask("b", timeout_s=0.01)

@@ -52,7 +52,7 @@ def test_a_port_in_use_is_one_sentence(index: Path, capsys: pytest.CaptureFixtur
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert f"127.0.0.1:{port} cannot be listened on" in said
-    with pytest.raises(ConfigurationError, match="Port 99999 does not exist"):
+    with pytest.raises(ConfigurationError, match=r"\b99999\b"):
         Serve((str(index),), port=99_999).run()
 
 
@@ -60,7 +60,7 @@ def test_an_index_that_cannot_be_opened_ends_the_server(index: Path) -> None:
     (index / "corpus.jsonl").write_text('{"id": "x", "title": "", "text": "another corpus"}\n')
     with ThreadPoolExecutor(1) as thread:
         serving = thread.submit(Serve((f"name={index}",), port=0).run)
-        with pytest.raises(IndexMismatch, match="build the retriever again"):
+        with pytest.raises(IndexMismatch, match=r"corpus\.jsonl"):
             serving.result(120)
 
 

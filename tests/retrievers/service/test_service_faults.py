@@ -281,7 +281,7 @@ def test_a_query_of_ten_megabytes_is_refused_and_the_next_one_served(serving: An
         assert (refused.status_code, refused.json()["kind"]) == (413, "TooLarge")
         assert refused.json()["error"] == f"The body is longer than {8 * 2**20} bytes; send several requests."
         assert post(url, queries=["quick"]).status_code == 200
-        with pytest.raises(RetrieverFault, match="status 413: The body is longer"):
+        with pytest.raises(RetrieverFault, match=r"\b413\b"):
             asyncio.run(RemoteRetriever(url).search(["x" * 10 * 2**20], 3))
 
 

@@ -77,7 +77,7 @@ def test_a_failing_shard_is_a_fault_or_named_but_never_silent() -> None:
     front = ShardedRetriever(
         [client(InMemoryRetriever(DOCUMENTS[:2]), "http://one"), client(failing, "http://two")]
     )
-    with pytest.raises(RetrieverFault, match="Shards without an answer: http://two"):
+    with pytest.raises(RetrieverFault, match="http://two"):
         asyncio.run(front.search(["Orla Venn"], 6))
     found = asyncio.run(front.search_partial(["Orla Venn"], 6))
     assert found.missing == ("http://two",)
@@ -88,7 +88,7 @@ def test_without_any_shard_there_is_no_answer() -> None:
     failing = [
         client(FaultyRetriever(InMemoryRetriever(DOCUMENTS), fail_on=range(100)), f"http://{n}") for n in "ab"
     ]
-    with pytest.raises(RetrieverFault, match="No shard answered: http://a, http://b"):
+    with pytest.raises(RetrieverFault, match=r"http://a.*http://b"):
         asyncio.run(ShardedRetriever(failing).search_partial(["Orla Venn"], 6))
 
 
@@ -120,7 +120,7 @@ def test_a_shard_that_dies_behind_a_front_is_said_on_the_wire(serving: Any) -> N
         assert {p["id"] for p in partial["results"][0]} == {"d0", "d1"}
         partial = httpx.post(f"{url}/retrieve", json=ask | {"partial": True}, timeout=60).json()
         assert (partial["complete"], partial["missing"]) == (False, [last])
-        with pytest.raises(RetrieverFault, match="No answer from 1 shards"):
+        with pytest.raises(RetrieverFault, match=r"\b1\b"):
             asyncio.run(RemoteRetriever(url, timeouts=QUICK).search(["Orla Venn"], 5))
 
 
@@ -137,7 +137,7 @@ def test_documents_are_found_in_whatever_shard_holds_them() -> None:
 
 
 def test_shards_that_cannot_be_compared_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="at least one shard"):
+    with pytest.raises(ConfigurationError):
         ShardedRetriever([])
     pytest.importorskip("bm25s", reason="bm25s is not installed")
     pytest.importorskip("faiss", reason="faiss-cpu is not installed")
@@ -145,10 +145,10 @@ def test_shards_that_cannot_be_compared_are_refused() -> None:
     from agentenv.retrievers.encoder import HashEncoder
     from agentenv.retrievers.faiss import FaissRetriever
 
-    with pytest.raises(ConfigurationError, match="serves bm25, whose scores depend on its own block"):
+    with pytest.raises(ConfigurationError, match=r"http://test.*bm25"):
         ShardedRetriever([client(BM25Retriever.build(DOCUMENTS))])
     dims = [client(FaissRetriever.build(DOCUMENTS, HashEncoder(dim)), f"http://{dim}") for dim in (64, 128)]
-    with pytest.raises(IndexMismatch, match="http://128 has encoder 'hash:128', but http://64 'hash:64'"):
+    with pytest.raises(IndexMismatch, match=r"http://128.*'hash:128'.*http://64.*'hash:64'"):
         ShardedRetriever(dims)
 
 

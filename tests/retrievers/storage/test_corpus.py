@@ -92,20 +92,20 @@ def test_a_bad_corpus_is_refused_in_one_sentence(tmp_path: Path, text: str, sent
 
 
 def test_unreadable_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="No such file"):
+    with pytest.raises(CorpusError, match=r"nowhere\.jsonl"):
         load_corpus(tmp_path / "nowhere.jsonl")
-    with pytest.raises(CorpusError, match=r"holds no corpus\.jsonl or corpus\.jsonl\.gz"):
+    with pytest.raises(CorpusError, match=r"corpus\.jsonl.*corpus\.jsonl\.gz"):
         load_corpus(tmp_path)
     rows = "".join(GOOD.replace('"a"', f'"{n}"') for n in range(1000))
     whole = gzip.compress(rows.encode())
     (tmp_path / "corpus.jsonl.gz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(CorpusError, match="cannot be read after line"):
+    with pytest.raises(CorpusError, match=r"corpus\.jsonl\.gz"):
         load_corpus(tmp_path)
     (tmp_path / "latin.jsonl").write_bytes('{"id": "é"}'.encode("latin-1"))
-    with pytest.raises(CorpusError, match="cannot be read after line 0"):
+    with pytest.raises(CorpusError, match=r"latin\.jsonl.*\b0\b"):
         load_corpus(tmp_path / "latin.jsonl")
 
 
 def test_no_documents_at_all_are_refused() -> None:
-    with pytest.raises(CorpusError, match="the corpus is empty"):
+    with pytest.raises(CorpusError):
         Corpus([])

@@ -139,12 +139,12 @@ def test_a_configuration_becomes_what_is_minimised() -> None:
     assert goal.correction == CorrectionSettings(mode="mask", low=0.5, off_context="weight")
     assert (goal.proximal, goal.kl, goal.ace_alpha, goal.temperature) == ("recompute", "k2", 1.0, 0.7)
     wrong = ["--loss.objective", "opmd", "--loss.clip_low", "0.1"]
-    with pytest.raises(UnknownName, match=r"option of the objective 'opmd': 'clip_low'"):
+    with pytest.raises(UnknownName, match=r"'opmd'.*'clip_low'"):
         objective_of(override(TrainConfig(), wrong))
 
 
 def test_an_unknown_preset_names_the_nearest() -> None:
-    with pytest.raises(UnknownName, match=r"'laptop-serch'. Did you mean 'laptop-search'\?"):
+    with pytest.raises(UnknownName, match=r"'laptop-serch'.*'laptop-search'"):
         load_config("laptop-serch")
 
 

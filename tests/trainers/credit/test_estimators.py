@@ -84,7 +84,7 @@ def test_statistics_count_trajectories_and_never_rows(episode: Episode) -> None:
 
 def test_an_unknown_estimator_names_the_nearest() -> None:
     assert get_estimator("group_relative") is group_relative
-    with pytest.raises(UnknownName, match="Did you mean 'group_relative'"):
+    with pytest.raises(UnknownName, match="'group_relative'"):
         get_estimator("group_relativ")
 
 
@@ -199,7 +199,7 @@ def test_a_wrong_option_is_one_sentence(
 
 
 def test_an_estimator_without_options_says_so() -> None:
-    with pytest.raises(UnknownName, match="Known: none"):
+    with pytest.raises(UnknownName, match=r"'leave_one_out'.*'gamma'"):
         get_estimator("leave_one_out", {"gamma": 1})
 
 

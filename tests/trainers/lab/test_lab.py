@@ -78,12 +78,12 @@ def test_arms_that_are_rewarded_otherwise_are_compared_under_one_test() -> None:
     both = {"same": {"env": {"options": {"k": 2}}}, "other": {}}
     run = result(0.9, []) | {"tests": {"same": 0.3, "other": 0.7}}
     assert score(experiment(measure="tested", tests=both), run) == pytest.approx(0.3)
-    with pytest.raises(ValidationError, match="needs tests"):
+    with pytest.raises(ValidationError, match="tested"):
         experiment(measure="tested")
 
 
 def test_without_dev_scores_there_is_nothing_to_measure() -> None:
-    with pytest.raises(ConfigurationError, match=r"set evaluation\.every"):
+    with pytest.raises(ConfigurationError, match=r"evaluation\.every"):
         score(experiment(measure="dev_mean"), result(0.9, []))
 
 
@@ -145,7 +145,7 @@ def test_what_cannot_be_compared_is_refused(changes: dict[str, Any], words: str)
 
 
 def test_a_wrong_name_gets_the_nearest() -> None:
-    with pytest.raises(UnknownName, match="Did you mean 'cleaner'"):
+    with pytest.raises(UnknownName, match="'cleaner'"):
         load_experiment("claener")
 
 

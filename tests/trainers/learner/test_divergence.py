@@ -158,7 +158,7 @@ def examples() -> Iterator[Any]:
 
 def test_supervised_steps_that_diverge_write_nothing(tmp_path: Path, qwen: Callable[..., Any]) -> None:
     policy = HFPolicy(qwen(), ByteTokenizer())
-    with pytest.raises(Diverged, match="supervised step"):
+    with pytest.raises(Diverged, match=r"\b2\b.*\bnan\b"):
         fit(policy, examples(), 4, 1.0, Rates(), SilentDisplay())
     ruined = HFPolicy(qwen(), ByteTokenizer())
     fit(

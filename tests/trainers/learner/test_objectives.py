@@ -176,7 +176,7 @@ def test_a_correction_refuses_log_probs_of_another_context(
     learner = learner_of(
         table(8), proximal="recompute", correction=TRUNCATED.model_copy(update={"level": level})
     )
-    with pytest.raises(ConfigurationError, match=r"sampled under another context.*'weight'"):
+    with pytest.raises(ConfigurationError, match="'weight'"):
         learner.accumulate(rows)
     learner.accumulate(without_foreign(rows))
 
@@ -195,9 +195,7 @@ def test_a_weighed_splice_is_in_no_weight_but_its_own(
 
 
 def test_a_correction_needs_two_log_probs(table: Make) -> None:
-    with pytest.raises(
-        ConfigurationError, match="set proximal to 'recompute' or 'interpolate', not 'sampler'"
-    ):
+    with pytest.raises(ConfigurationError, match="'sampler'"):
         learner_of(table(8), correction=TRUNCATED)
 
 

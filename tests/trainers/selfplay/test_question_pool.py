@@ -65,7 +65,7 @@ def test_the_pool_is_cleared_every_so_many_steps_but_for_the_newest_share() -> N
     assert [pool.clear(step) for step in (1, 9, 10)] == [0, 0, 3]
     assert pool.entries == entries[3:]
     assert QuestionPool(clear_every=0, entries=list(entries)).clear(10) == 0
-    with pytest.raises(ConfigurationError, match="keep_ratio within 0 to 1"):
+    with pytest.raises(ConfigurationError, match=r"keep_ratio.*\b1\.5\b"):
         QuestionPool(keep_ratio=1.5)
 
 
@@ -187,7 +187,5 @@ def test_what_the_sampler_has_learned_is_taken_up_again() -> None:
         "Which town is oldest?",
         "Where was Ada born?",
     ]
-    with pytest.raises(
-        ConfigurationError, match="'reference_share' of the task sampler must be within 0 to 1"
-    ):
+    with pytest.raises(ConfigurationError, match=r"'reference_share'.*\b2\.0\b"):
         get_sampler("self_play", {"reference_share": 2.0})

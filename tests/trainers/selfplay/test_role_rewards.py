@@ -128,9 +128,7 @@ def test_every_row_that_a_game_names_is_there(name: str) -> None:
 
 
 def test_nobody_sees_what_was_not_played_yet() -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"move 'solve' looks at \['grade.score'\], which no earlier move"
-    ):
+    with pytest.raises(ConfigurationError, match=r"'solve'.*\['grade\.score'\]"):
         Game((GameTurn("solve", "solver", prompt="{s}", sees={"s": "grade.score"}),))
-    with pytest.raises(ConfigurationError, match="moves of different names"):
+    with pytest.raises(ConfigurationError, match=r"\['solve', 'solve'\]"):
         Game((GameTurn("solve", "solver"), GameTurn("solve", "solver")))

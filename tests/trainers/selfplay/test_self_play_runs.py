@@ -166,14 +166,14 @@ def test_a_run_of_self_play_is_logged_resumed_to_the_same_bytes_and_ends_with_a_
 
 def test_a_league_needs_a_game() -> None:
     with pytest.raises(
-        ConfigurationError, match=r"league\.every and second\.roles need rollout\.strategy = 'self_play'"
+        ConfigurationError, match=r"league\.every.*second\.roles.*rollout\.strategy.*'self_play'"
     ):
         parse_config({"league": {"every": 1}}, "test")
-    with pytest.raises(ConfigurationError, match="topics are titles of a corpus"):
+    with pytest.raises(ConfigurationError, match=r"search\.corpus"):
         topics_of(None, SourceConfig(topics=True))
     assert TrainConfig().league.every == 0
     game = {"rollout": {"strategy": "self_play", "sampler": "self_play"}, "second": {"roles": ["proposer"]}}
-    with pytest.raises(ConfigurationError, match="a second set of weights is trained synchronously"):
+    with pytest.raises(ConfigurationError, match=r"asynchronous\.staleness"):
         parse_config(game | {"asynchronous": {"staleness": 1}}, "test")
 
 

@@ -192,7 +192,7 @@ def test_a_verifier_has_to_be_sure_by_the_log_probs_of_its_own_tokens() -> None:
     assert len(TOKENIZER.encode(RIGHT)) == 26
     assert figures(game(Hesitant(ssp()), confidence=0.76))["accepted"] == 1
     assert figures(game(Hesitant(ssp()), confidence=0.78))["refused_unanswerable"] == 1
-    with pytest.raises(ConfigurationError, match="log-probs are not recorded"):
+    with pytest.raises(ConfigurationError, match="confidence"):
         get_strategy(
             "self_play", {"confidence": 0.5, "role_policies": {"verifier": "openai:m@http://127.0.0.1:1"}}
         )
@@ -417,23 +417,21 @@ def test_a_red_team_plays_for_a_sum_of_zero_and_thoughts_stay_hidden() -> None:
 
 
 def test_what_cannot_be_played_is_one_sentence() -> None:
-    with pytest.raises(UnknownName, match=r"No game 'sps'. Did you mean 'ssp'\?"):
+    with pytest.raises(UnknownName, match=r"'sps'.*'ssp'"):
         get_strategy("self_play", {"game": "sps"})
-    with pytest.raises(UnknownName, match="check of the game 'ssp': 'solve'"):
+    with pytest.raises(UnknownName, match=r"'ssp'.*'solve'"):
         get_strategy("self_play", {"checks": ("solve",)})
-    with pytest.raises(UnknownName, match="role of the game 'ssp': 'critic'"):
+    with pytest.raises(UnknownName, match=r"'ssp'.*'critic'"):
         get_strategy("self_play", {"role_policies": {"critic": "tiny"}})
-    with pytest.raises(UnknownName, match="move of the game 'ssp': 'prove'"):
+    with pytest.raises(UnknownName, match=r"'ssp'.*'prove'"):
         get_strategy("self_play", {"prompts": {"prove": "x"}})
     with pytest.raises(ConfigurationError, match=r"verifier.*looks"):
         get_strategy("self_play", {"verifier": "looks"})
-    with pytest.raises(UnknownName, match="rule bound"):
+    with pytest.raises(UnknownName, match="min_word'"):
         get_strategy("self_play", {"rules": {"min_word": 3}})
-    with pytest.raises(ConfigurationError, match="least <= most searches"):
+    with pytest.raises(ConfigurationError, match=r"\(2, 1\)"):
         get_strategy("self_play", {"searches": (2, 1)})
     specs = [EpisodeSpec(LocalSearch(), TOPICS[0], 0, "g")]
     context = RolloutContext(Roles(ssp()), InlineFormat(TOKENIZER), RolloutConfig(), TOKENIZER.decode)
-    with pytest.raises(
-        ConfigurationError, match=r"needs env\.id = 'agentenv/SearchSolver-v0', not LocalSearch"
-    ):
+    with pytest.raises(ConfigurationError, match=r"env\.id.*'agentenv/SearchSolver-v0'.*LocalSearch"):
         asyncio.run(play_groups([specs], get_strategy("self_play"), context))

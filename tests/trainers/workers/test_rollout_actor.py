@@ -113,7 +113,7 @@ def test_an_engine_that_died_takes_the_worker_with_it() -> None:
         runner.policy.broken = True
         await worker.play(ORDER, 0, weights(0))
 
-    with pytest.raises(WorkerLost, match="an engine of the worker died"):
+    with pytest.raises(WorkerLost):
         run(play())
 
 

