@@ -12,30 +12,30 @@ pytest.importorskip("torch", reason="the extra train is not installed")
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    ("flags", "named"),
     [
-        ({"from_shipped": True}, "needs --mixture-steps, --role-steps or --weak-proposer-steps"),
+        ({"from_shipped": True}, "--mixture-steps.*--role-steps.*--weak-proposer-steps"),
         (
             {"from_shipped": True, "reading_steps": 3, "role_steps": 1},
-            "--mixture-steps, --role-steps and --weak-proposer-steps alone",
+            "--mixture-steps.*--role-steps.*--weak-proposer-steps",
         ),
         (
             {"from_shipped": True, "env": "code", "role_steps": 1},
-            "--mixture-steps, --role-steps and --weak-proposer-steps alone",
+            "--mixture-steps.*--role-steps.*--weak-proposer-steps",
         ),
-        ({"hops": 5}, "--hops must be 1 to 4, not 5"),
-        ({"env": "code", "hops": 3}, "--hops does not go with --env code"),
-        ({"steps": 3}, "--steps does not go with --env search"),
-        ({"imitate": ("lab-search",), "steps": 0}, "--steps must be at least 1, not 0"),
-        ({"imitate": ("lab-search",), "env": "code"}, "--imitate goes with --steps alone"),
-        ({"imitate": ("lab-search",), "hops": 3}, "--hops does not go with --imitate"),
-        ({"env": "desktop", "mixture_steps": 3}, "--mixture-steps does not go with --env desktop"),
+        ({"hops": 5}, r"--hops.*\b5\b"),
+        ({"env": "code", "hops": 3}, "--hops.*--env code"),
+        ({"steps": 3}, "--steps.*--env search"),
+        ({"imitate": ("lab-search",), "steps": 0}, r"--steps.*\b0\b"),
+        ({"imitate": ("lab-search",), "env": "code"}, "--imitate.*--steps"),
+        ({"imitate": ("lab-search",), "hops": 3}, "--hops.*--imitate"),
+        ({"env": "desktop", "mixture_steps": 3}, "--mixture-steps.*--env desktop"),
     ],
 )
 def test_flags_that_do_not_go_together_are_one_sentence(
-    tmp_path: Path, flags: dict[str, Any], words: str
+    tmp_path: Path, flags: dict[str, Any], named: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=words):
+    with pytest.raises(ConfigurationError, match=named):
         Warmstart(out=tmp_path / "out", **flags).run()
     assert not list(tmp_path.iterdir())
 

@@ -133,7 +133,7 @@ def test_reserved_names_are_refused(name: str) -> None:
         """Does nothing."""
 
     function.__name__ = name
-    with pytest.raises(ConfigurationError, match=f"cannot be called '{name}'"):
+    with pytest.raises(ConfigurationError, match=f"'{name}'"):
         Tool.from_function(function)
 
 
@@ -169,16 +169,16 @@ def many(*numbers: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("function", "words"),
+    ("function", "named"),
     [
-        (bare, "'bare' has no docstring"),
-        (untyped, "argument 'a' of tool 'untyped' has no annotation"),
-        (undescribed, "argument 'b' of tool 'undescribed' is not described"),
-        (many, "name every argument"),
+        (bare, "'bare'"),
+        (untyped, "'a'.*'untyped'"),
+        (undescribed, "'b'.*'undescribed'"),
+        (many, r"'many'.*\*numbers"),
     ],
 )
-def test_half_declared_tools_are_refused(function: Any, words: str) -> None:
-    with pytest.raises(ConfigurationError, match=words):
+def test_half_declared_tools_are_refused(function: Any, named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
         Tool.from_function(function)
 
 

@@ -1,5 +1,7 @@
 """Calculator: what is arithmetic, what is refused, scoring, and that nothing is ever executed."""
 
+import re
+
 import pytest
 
 from agentenv.core.types import Task, ToolStatus
@@ -15,24 +17,24 @@ def test_values(text: str, value: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "named"),
     [
-        "",
-        "2**9",
-        "1.5",
-        "x",
-        "True",
-        "abs(1)",
-        "__import__('os')",
-        "1;2",
-        "'a'*9",
-        "1 if 1 else 2",
-        "+1",
-        "1" * 201,
+        ("", "''"),
+        ("2**9", "'2 ** 9'"),
+        ("1.5", "'1.5'"),
+        ("x", "'x'"),
+        ("True", "'True'"),
+        ("abs(1)", "'abs(1)'"),
+        ("__import__('os')", "__import__"),
+        ("1;2", "'1;2'"),
+        ("'a'*9", "'a'"),
+        ("1 if 1 else 2", "'1 if 1 else 2'"),
+        ("+1", "'+1'"),
+        ("1" * 201, "201"),
     ],
 )
-def test_anything_else_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"arithmetic|not allowed|characters"):
+def test_anything_else_is_refused(text: str, named: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(named)):
         evaluate(text)
 
 

@@ -88,18 +88,18 @@ def test_the_same_configuration_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "named"),
     [
-        ({"policy": "hf:x"}, r"with policy 'tiny', not 'hf:x': choose another --out$"),
-        ({"limit": 5}, "with limit None, not 5"),
-        ({"scorers": ("cem",)}, r"with scorers \['em_squad'\], not \['cem'\].*rescore"),
-        ({"seed": 1}, "with seed None, not 1"),
+        ({"policy": "hf:x"}, r"'tiny'.*'hf:x'"),
+        ({"limit": 5}, r"limit.*\b5\b"),
+        ({"scorers": ("cem",)}, r"\['em_squad'\].*\['cem'\].*rescore"),
+        ({"seed": 1}, r"seed.*\b1\b"),
     ],
 )
-def test_another_configuration_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
+def test_another_configuration_is_refused(tmp_path: Path, change: dict[str, object], named: str) -> None:
     lock_folder(tmp_path, ASKED, write=True)
     before = (tmp_path / CONFIG).read_bytes()
-    with pytest.raises(ConfigurationError, match=message):
+    with pytest.raises(ConfigurationError, match=named):
         lock_folder(tmp_path, {"benchmark": ASKED["benchmark"] | change}, write=True)
     assert (tmp_path / CONFIG).read_bytes() == before
 

@@ -113,24 +113,24 @@ def test_a_folder_reads_back(record: Maker, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("line", "named"),
     [
-        ('{"id": "a", "quest', r"line 2 is not JSON"),
-        ("[1]", "line 2: the key 'id' is missing"),
-        ('{"id": "q"}', "line 2: the key 'answers' is missing"),
-        ({"identity": "first"}, "line 2: the id 'first' occurs twice"),
-        ({"identity": "b", "answers": [["Paris"]]}, r"line 2: Accepted answers .* not \[\['Paris'\]\]"),
-        ({"identity": "b", "answers": None}, "line 2: Accepted answers"),
-        ({"identity": "b", "answers": [1]}, "line 2: Accepted answers"),
+        ('{"id": "a", "quest', "line 2"),
+        ("[1]", "line 2.*'id'"),
+        ('{"id": "q"}', "line 2.*'answers'"),
+        ({"identity": "first"}, "line 2.*'first'"),
+        ({"identity": "b", "answers": [["Paris"]]}, r"line 2.*\[\['Paris'\]\]"),
+        ({"identity": "b", "answers": None}, "line 2.*None"),
+        ({"identity": "b", "answers": [1]}, r"line 2.*\[1\]"),
     ],
 )
 def test_a_broken_line_is_named(
-    record: Maker, tmp_path: Path, line: str | dict[str, object], message: str
+    record: Maker, tmp_path: Path, line: str | dict[str, object], named: str
 ) -> None:
     path = tmp_path / EPISODES
     second = line if isinstance(line, str) else json.dumps(record(**line))
     path.write_text(json.dumps(record("first")) + "\n" + second + "\n")
-    with pytest.raises(DatasetError, match=message):
+    with pytest.raises(DatasetError, match=named):
         read_records(path)
 
 

@@ -128,7 +128,7 @@ def test_what_is_wrong_for_every_request_is_a_configuration_error(status: int, s
     raw = json.dumps({"error": {"message": sentence}})
     with FakeEndpoint(lambda body: Answer(status=status, raw=raw, headers={"Location": "/x"})) as server:
         asked = client(server)
-        with pytest.raises(ConfigurationError, match=f"{status} bad key .*OPENAI_API_KEY is not set"):
+        with pytest.raises(ConfigurationError, match=f"{status} bad key.*OPENAI_API_KEY"):
             ask(asked)
     assert asked.usage.requests == 1
 
@@ -274,19 +274,19 @@ def test_a_name_is_parsed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "named"),
     [
-        ("gpt", "written MODEL@URL"),
-        ("@https://host/v1", "written MODEL@URL"),
-        ("gpt@ftp://host/v1", "written MODEL@URL"),
-        ("gpt@https://me:secret@host/v1", "Leave passwords and keys out"),
-        ("gpt@https://host/v1?api_key=secret", "Leave passwords and keys out"),
-        ("gpt@https://host/v1#concurrency=many", "concurrency of an endpoint is a number, not 'many'"),
-        ("gpt@https://host/v1#concurrency=0", "at least 1"),
+        ("gpt", "'gpt'"),
+        ("@https://host/v1", "'@https://host/v1'"),
+        ("gpt@ftp://host/v1", "'gpt@ftp://host/v1'"),
+        ("gpt@https://me:secret@host/v1", "OPENAI_API_KEY"),
+        ("gpt@https://host/v1?api_key=secret", "OPENAI_API_KEY"),
+        ("gpt@https://host/v1#concurrency=many", "concurrency.*'many'"),
+        ("gpt@https://host/v1#concurrency=0", "concurrency"),
     ],
 )
-def test_a_name_that_is_none_is_refused_without_its_secrets(text: str, sentence: str) -> None:
-    with pytest.raises(ConfigurationError, match=sentence) as error:
+def test_a_name_that_is_none_is_refused_without_its_secrets(text: str, named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named) as error:
         Endpoint.parse(text)
     assert "secret" not in str(error.value)
 

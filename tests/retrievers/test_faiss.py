@@ -131,7 +131,7 @@ def test_a_late_answer_is_a_fault_of_the_retriever(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("k", [0, -3])
 def test_a_k_below_one_is_refused(k: int) -> None:
-    with pytest.raises(ConfigurationError, match=f"k is {k}; ask for at least 1"):
+    with pytest.raises(ConfigurationError, match=rf"(?<![\w-]){k}\b"):
         asyncio.run(FaissRetriever.build(DOCUMENTS, HashEncoder()).search(["Town"], k))
 
 

@@ -148,23 +148,21 @@ def change_card(folder: Path, values: Mapping[str, object], *, without: str = ""
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "sentence"),
+    ("field", "value", "named"),
     [
-        ("query_prefix", "query: ", r"with query_prefix 'query: ', but this encoder has ''; use 'hash'"),
-        ("passage_prefix", "passage: ", "with passage_prefix 'passage: '"),
-        ("pooling", "cls", "with pooling 'cls', but this encoder has ''"),
-        ("max_tokens", 256, "with max_tokens 256, but this encoder has 0"),
-        ("faiss", "99.1.0", r"was written by FAISS 99\.1\.0 and this is .*: install 'faiss-cpu>=99\.1\.0'"),
-        ("encoder", "hash:63", "was built with encoder 'hash:63', not 'hash:64'"),
-        ("corpus", "0" * 64, "was built over corpus 000000000000"),
+        ("query_prefix", "query: ", "query_prefix.*'query: '.*'hash'"),
+        ("passage_prefix", "passage: ", "passage_prefix.*'passage: '"),
+        ("pooling", "cls", "pooling.*'cls'"),
+        ("max_tokens", 256, r"max_tokens.*\b256\b.*\b0\b"),
+        ("faiss", "99.1.0", r"99\.1\.0"),
+        ("encoder", "hash:63", "'hash:63'.*'hash:64'"),
+        ("corpus", "0" * 64, "000000000000"),
     ],
 )
-def test_a_manifest_that_disagrees_is_refused(
-    tmp_path: Path, field: str, value: object, sentence: str
-) -> None:
+def test_a_manifest_that_disagrees_is_refused(tmp_path: Path, field: str, value: object, named: str) -> None:
     build().save(tmp_path / "saved")
     change_card(tmp_path / "saved", {field: value})
-    with pytest.raises(IndexMismatch, match=sentence):
+    with pytest.raises(IndexMismatch, match=named):
         FaissRetriever.load(tmp_path / "saved", encoder=HashEncoder(dim=64))
 
 

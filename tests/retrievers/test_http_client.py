@@ -71,7 +71,7 @@ def test_passing_failures_are_tried_again(failure: Callable[[], Reply]) -> None:
 @pytest.mark.parametrize("status", [400, 401, 404, 413, 422, 500])
 def test_other_refusals_are_final_and_say_the_servers_reason(status: int) -> None:
     line = Line(httpx.Response(status, json={"error": "k is 0; ask for more."}))
-    with pytest.raises(RetrieverFault, match=rf"server:8000/ask: status {status}: k is 0; ask for more"):
+    with pytest.raises(RetrieverFault, match=rf"server:8000/ask.*\b{status}\b.*k is 0; ask for more"):
         call(line)
     assert len(line.calls) == 1
 

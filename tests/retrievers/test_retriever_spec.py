@@ -41,11 +41,11 @@ def test_a_spec_may_ask_for_reranking(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "sentence"),
-    [("fais:x", "No retriever 'fais'. Did you mean 'faiss'"), ("", "Known: bm25, cassette, faiss, http")],
+    ("spec", "named"),
+    [("fais:x", "'fais'.*'faiss'"), ("", "bm25, cassette, faiss, http")],
 )
-def test_unknown_kinds_get_the_nearest_name(spec: str, sentence: str) -> None:
-    with pytest.raises(UnknownName, match=sentence):
+def test_unknown_kinds_get_the_nearest_name(spec: str, named: str) -> None:
+    with pytest.raises(UnknownName, match=named):
         make_retriever(spec)
 
 

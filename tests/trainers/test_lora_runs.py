@@ -154,15 +154,15 @@ def drop_the_end(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "named"),
     [
-        ("--lora.modules q_proj", r"modules names \['q_proj'\], and rank=0 adapts none: set rank above 0"),
-        ("--lora.rank -1", r"lora\.rank: .*greater than or equal to 0; got -1"),
-        ("--lora.rang 4", r"'lora\.rang'\. Did you mean 'lora\.rank'\?"),
+        ("--lora.modules q_proj", r"\['q_proj'\].*rank=0"),
+        ("--lora.rank -1", r"lora\.rank.*-1"),
+        ("--lora.rang 4", r"'lora\.rang'.*'lora\.rank'"),
     ],
 )
-def test_a_wrong_dial_is_one_sentence(words: str, sentence: str) -> None:
-    with pytest.raises(ConfigurationError, match=sentence):
+def test_a_wrong_dial_is_one_sentence(words: str, named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
         override(TrainConfig(), words.split())
 
 

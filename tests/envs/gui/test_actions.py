@@ -42,35 +42,35 @@ def test_every_kind_is_read_as_it_is_written(kind: Kind, second: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"),
+    ("content", "named"),
     [
-        ("", "no JSON"),
-        ("[1]", "no JSON object"),
-        ("[" * 100_000, "no JSON"),
-        ('{"action": "fly"}', "No action 'fly'"),
-        ('{"action": ["click"]}', "No action"),
-        ("{}", "No action"),
-        ('{"action": "click"}', "needs id or coordinate"),
-        ('{"action": "click", "id": 1, "coordinate": [1, 2]}', "needs id or coordinate"),
-        ('{"action": "click", "id": 1, "text": "x"}', "has no 'text'"),
-        ('{"action": "click", "id": true}', "number of an element"),
-        ('{"action": "click", "coordinate": [1]}', r"\[x, y\]"),
-        ('{"action": "click", "coordinate": [NaN, 1]}', "no JSON"),
-        ('{"action": "click", "coordinate": [1e400, 1]}', "no JSON"),
-        ('{"action": "click", "coordinate": ["1", "2"]}', r"\[x, y\]"),
-        ('{"action": "click", "coordinate": [1, 2, 3, 4]}', r"\[x, y\]"),
-        ('{"action": "type", "text": 5}', "a string"),
-        ('{"action": "type", "text": "x", "id": 1, "coordinate": [1, 2]}', "not both"),
-        ('{"action": "wait", "time": -1}', "seconds"),
-        ('{"action": "scroll", "direction": "in"}', "one of up"),
-        ('{"action": "terminate", "status": "done"}', "one of success"),
-        ('{"action": "system_button", "button": "Power"}', "one of Back"),
+        ("", "JSON"),
+        ("[1]", "JSON object"),
+        ("[" * 100_000, "JSON"),
+        ('{"action": "fly"}', "'fly'"),
+        ('{"action": ["click"]}', r"\['click'\]"),
+        ("{}", "'None'"),
+        ('{"action": "click"}', "click.*coordinate"),
+        ('{"action": "click", "id": 1, "coordinate": [1, 2]}', "click.*coordinate"),
+        ('{"action": "click", "id": 1, "text": "x"}', "click.*'text'"),
+        ('{"action": "click", "id": true}', r"\bid\b"),
+        ('{"action": "click", "coordinate": [1]}', "coordinate"),
+        ('{"action": "click", "coordinate": [NaN, 1]}', "JSON"),
+        ('{"action": "click", "coordinate": [1e400, 1]}', "JSON"),
+        ('{"action": "click", "coordinate": ["1", "2"]}', "coordinate"),
+        ('{"action": "click", "coordinate": [1, 2, 3, 4]}', "coordinate"),
+        ('{"action": "type", "text": 5}', "text.*4000"),
+        ('{"action": "type", "text": "x", "id": 1, "coordinate": [1, 2]}', "id.*coordinate"),
+        ('{"action": "wait", "time": -1}', "time"),
+        ('{"action": "scroll", "direction": "in"}', "direction.*up, down, left, right"),
+        ('{"action": "terminate", "status": "done"}', "status.*success, failure"),
+        ('{"action": "system_button", "button": "Power"}', "button.*Back, Home"),
     ],
 )
-def test_a_mistake_is_one_sentence(content: str, complaint: str) -> None:
+def test_a_mistake_is_one_sentence(content: str, named: str) -> None:
     reply = parse_reply(f"<think>t</think><action>{content}</action>")
     assert reply.action is None
-    with pytest.raises(AssertionError, match=complaint):
+    with pytest.raises(AssertionError, match=named):
         raise AssertionError(reply.error)
     assert len(reply.error) < 300
 

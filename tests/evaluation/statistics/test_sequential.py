@@ -232,20 +232,20 @@ def test_scores_of_earlier_looks_decide_alike_when_more_are_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "named"),
     [
-        ({"scores": {"a": [1.0]}}, "at least two systems"),
-        ({"scores": {"a": [1.0], "b": [float("nan")]}}, "'b' has a score that is not finite"),
-        ({"alpha": 0.0}, "0 < alpha < 1"),
-        ({"alpha": 1.0}, "0 < alpha < 1"),
-        ({"per_interim": 1}, "at least 2 seeds"),
-        ({"interims": 0}, "1 interim"),
-        ({"permutations": 0}, "1 permutation"),
+        ({"scores": {"a": [1.0]}}, "two"),
+        ({"scores": {"a": [1.0], "b": [float("nan")]}}, "'b'"),
+        ({"alpha": 0.0}, r"and 0\.0"),
+        ({"alpha": 1.0}, r"and 1\.0"),
+        ({"per_interim": 1}, "1, 5, 10000"),
+        ({"interims": 0}, "5, 0, 10000"),
+        ({"permutations": 0}, "5, 5, 0"),
     ],
 )
-def test_settings_without_meaning_are_refused(changes: dict[str, object], sentence: str) -> None:
+def test_settings_without_meaning_are_refused(changes: dict[str, object], named: str) -> None:
     arguments: dict[str, object] = {"scores": {"a": [1.0, 2.0], "b": [1.0, 2.0]}, **changes}
-    with pytest.raises(ConfigurationError, match=sentence):
+    with pytest.raises(ConfigurationError, match=named):
         compare_sequentially(**arguments)  # type: ignore[arg-type]
 
 

@@ -68,24 +68,24 @@ def test_fingerprint_depends_on_content_and_order_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "named"),
     [
-        ("", "is empty; give at least one document"),
-        ("\n\n", "is empty; give at least one document"),
-        (GOOD + '{"id": "b", ', "line 2 is not JSON"),
-        (GOOD + "[1, 2]", "line 2 is not an object with id, title and text: '\\[1, 2\\]'"),
-        (GOOD + '{"id": "b", "title": "B"}', "line 2 lacks the field 'text'; it has 'id', 'title'"),
-        ('{"title": "B", "text": "t"}', "line 1 lacks the field 'id'"),
-        ('{"id": "b", "title": null, "text": "t"}', "line 1: 'title' is None; give a string"),
-        ('{"id": "", "title": "", "text": "t"}', "line 1: 'id' is ''"),
-        ('{"id": "b", "contents": ["x"]}', "line 1: 'contents' is \\['x'\\]"),
-        (GOOD + "\n" + GOOD, "id 'a' stands in rows 1 and 2; make ids unique"),
+        ("", "corpus.jsonl"),
+        ("\n\n", "corpus.jsonl"),
+        (GOOD + '{"id": "b", ', "line 2"),
+        (GOOD + "[1, 2]", r"line 2.*'\[1, 2\]'"),
+        (GOOD + '{"id": "b", "title": "B"}', "line 2.*'text'"),
+        ('{"title": "B", "text": "t"}', "line 1.*'id'"),
+        ('{"id": "b", "title": null, "text": "t"}', "line 1.*'title'.*None"),
+        ('{"id": "", "title": "", "text": "t"}', "line 1.*'id'.*''"),
+        ('{"id": "b", "contents": ["x"]}', r"line 1.*'contents'.*\['x'\]"),
+        (GOOD + "\n" + GOOD, r"'a'.*\b1\b.*\b2\b"),
     ],
 )
-def test_a_bad_corpus_is_refused_in_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+def test_a_bad_corpus_is_refused_in_one_sentence(tmp_path: Path, text: str, named: str) -> None:
     path = tmp_path / "corpus.jsonl"
     path.write_text(text)
-    with pytest.raises(CorpusError, match=sentence) as caught:
+    with pytest.raises(CorpusError, match=named) as caught:
         load_corpus(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)

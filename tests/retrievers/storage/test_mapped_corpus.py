@@ -73,13 +73,13 @@ def test_a_double_id_and_an_empty_corpus_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
-    [(b"{", "line 1 is not JSON"), (b'{"id": "\xff"}', "line 1 is not JSON"), (b"\n", "is empty")],
+    ("content", "named"),
+    [(b"{", "line 1"), (b'{"id": "\xff"}', "line 1"), (b"\n", "c.jsonl")],
 )
-def test_a_bad_foreign_file_is_refused(tmp_path: Path, content: bytes, sentence: str) -> None:
+def test_a_bad_foreign_file_is_refused(tmp_path: Path, content: bytes, named: str) -> None:
     (tmp_path / "c.jsonl").write_bytes(content)
     (tmp_path / "out").mkdir()
-    with pytest.raises(CorpusError, match=sentence):
+    with pytest.raises(CorpusError, match=named):
         link_corpus(tmp_path / "c.jsonl", tmp_path / "out")
 
 

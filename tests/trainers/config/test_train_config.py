@@ -58,56 +58,56 @@ def test_overrides_reach_every_kind_of_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "named"),
     [
-        ("--rollout.group_siz 4", r"'rollout.group_siz'. Did you mean 'rollout.group_size'\?"),
-        ("--train.world.documets 400", r"Did you mean 'train.world.documents'\?"),
-        ("--optimiser.steps 4", r"Did you mean 'optimizer'\?"),
-        ("--optimization.steps 4", r"Did you mean 'optimizer'\?"),
-        ("--rollout.group_size 1", r"rollout.group_size: .*greater than or equal to 2; got 1\.$"),
-        ("--optimizer.steps many", r"optimizer.steps: .*integer.*; got 'many'\.$"),
+        ("--rollout.group_siz 4", "'rollout.group_siz'.*'rollout.group_size'"),
+        ("--train.world.documets 400", "'train.world.documents'"),
+        ("--optimiser.steps 4", "'optimizer'"),
+        ("--optimization.steps 4", "'optimizer'"),
+        ("--rollout.group_size 1", r"rollout.group_size.*\b2\b.*\b1\b"),
+        ("--optimizer.steps many", "optimizer.steps.*'many'"),
         (
             "--rollout.turn_tokens 9 --rollout.context_tokens 8",
-            r"turn_tokens=9 must be below rollout.context_tokens=8",
+            "turn_tokens=9.*context_tokens=8",
         ),
-        ("--test.world.documents 10", r"test.world: documents must be 200 to 1000000, not 10\.$"),
+        ("--test.world.documents 10", r"test.world.*documents.*\b10\b"),
         ("--seed.deep 1", r"seed"),
-        ("--rollout.sampler das", r"No task sampler 'das'. Did you mean 'dars'\?"),
-        ("--rollout.sampler dapo --rollout.sampler_options.keep 2", r"'keep' .* within \(0, 1\], not 2"),
-        ("--loss.estimator tre", r"Did you mean 'tree'\?"),
-        ("--loss.estimator_options.epsilo 1", r"'epsilo'. Did you mean 'epsilon'\?"),
+        ("--rollout.sampler das", "'das'.*'dars'"),
+        ("--rollout.sampler dapo --rollout.sampler_options.keep 2", r"'keep'.*\b2\b"),
+        ("--loss.estimator tre", "'tree'"),
+        ("--loss.estimator_options.epsilo 1", "'epsilo'.*'epsilon'"),
         (
             "--loss.correction.mode truncate",
-            r"set loss.proximal to 'recompute' or 'interpolate'",
+            "loss.correction.*loss.proximal",
         ),
-        ("--monitor.action halt", r"monitor.action: .*'lower' or 'stop'; got 'halt'\.$"),
-        ("--seed", r"--seed needs a value"),
+        ("--monitor.action halt", "monitor.action.*'halt'"),
+        ("--seed", "--seed"),
         ("--pln", r"'pln'"),
-        ("--optimizer.step", r"Did you mean 'optimizer.steps'\?$"),
-        ("--rollout.strategy tre", r"Did you mean 'tree'\?$"),
-        ("5", r"'5' follows no key"),
+        ("--optimizer.step", "'optimizer.steps'"),
+        ("--rollout.strategy tre", "'tree'"),
+        ("5", "'5'"),
     ],
 )
-def test_a_wrong_override_is_one_sentence(words: str, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message) as caught:
+def test_a_wrong_override_is_one_sentence(words: str, named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named) as caught:
         override(load_config("laptop-search"), words.split())
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "named"),
     [
-        ("[rollout]\ngroup_siz = 4", r"a.toml: 'rollout.group_siz'. Did you mean 'rollout.group_size'\?"),
-        ("[train.world]\ndocumets = 400", r"'train.world.documets'. Did you mean 'train.world.documents'\?"),
-        ("[rollout]\ngroup_size = 1", r"a.toml: rollout.group_size: .*; got 1"),
-        ("[rollout", r"a.toml is no TOML"),
-        ("rollout = 3", r"a.toml: rollout: "),
+        ("[rollout]\ngroup_siz = 4", r"a\.toml.*'rollout.group_siz'.*'rollout.group_size'"),
+        ("[train.world]\ndocumets = 400", "'train.world.documets'.*'train.world.documents'"),
+        ("[rollout]\ngroup_size = 1", r"a\.toml.*rollout.group_size.*\b1\b"),
+        ("[rollout", r"a\.toml"),
+        ("rollout = 3", r"a\.toml.*rollout"),
     ],
 )
-def test_a_wrong_file_is_one_sentence(text: str, message: str, tmp_path: Path) -> None:
+def test_a_wrong_file_is_one_sentence(text: str, named: str, tmp_path: Path) -> None:
     path = tmp_path / "a.toml"
     path.write_text(text)
-    with pytest.raises(ConfigurationError, match=message):
+    with pytest.raises(ConfigurationError, match=named):
         load_config(str(path))
 
 

@@ -183,17 +183,15 @@ def test_no_estimator_counts_rows(name: str, turns: Episode) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
+    ("options", "error", "named"),
     [
-        ({"epsilo": 1}, UnknownName, r"group_relative.*'epsilo'.*Did you mean 'epsilon'\?"),
-        ({"epsilon": "small"}, ConfigurationError, r"'epsilon'.*number.*; got 'small'\."),
-        ({"singleton": "raw"}, ConfigurationError, r"'singleton'.*'zero' or 'reward'; got 'raw'\."),
+        ({"epsilo": 1}, UnknownName, "'group_relative'.*'epsilo'.*'epsilon'"),
+        ({"epsilon": "small"}, ConfigurationError, "'epsilon'.*'small'"),
+        ({"singleton": "raw"}, ConfigurationError, "'singleton'.*'zero'.*'reward'.*'raw'"),
     ],
 )
-def test_a_wrong_option_is_one_sentence(
-    options: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message) as caught:
+def test_a_wrong_option_is_one_sentence(options: dict[str, Any], error: type[Exception], named: str) -> None:
+    with pytest.raises(error, match=named) as caught:
         get_estimator("group_relative", options)
     assert "\n" not in str(caught.value)
 

@@ -199,7 +199,7 @@ def test_stray_files_are_left_alone(made: tuple[RunFolder, Any, Learner, Counter
 def test_a_file_where_a_folder_belongs_is_named(tmp_path: Path, name: str) -> None:
     folder = RunFolder.create(tmp_path / "run", TrainConfig())
     (folder.path / name).write_text("no folder")
-    with pytest.raises(ConfigurationError, match=f"{name} is no folder"):
+    with pytest.raises(ConfigurationError, match=name):
         folder.compare_config(lambda said: None)
 
 

@@ -243,16 +243,16 @@ def test_a_cluster_is_named_by_one_word() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("words", "named"),
     [
-        ("--rollout.sampler arrol", "watches them turn by turn"),
+        ("--rollout.sampler arrol", "rollout.sampler='arrol'"),
         (
             "--engine.kind vllm --rollout.deterministic false --engine.urls http://a:1",
-            "start engines of their own",
+            "engine.urls",
         ),
-        ("--rollout.strategy self_play --second.roles proposer", "weights that workers do not have"),
+        ("--rollout.strategy self_play --second.roles proposer", "second.roles"),
     ],
 )
-def test_what_cannot_be_played_elsewhere_is_refused(words: str, reason: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"cannot be played in a cluster: .*{reason}"):
+def test_what_cannot_be_played_elsewhere_is_refused(words: str, named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
         override(TrainConfig(), ["--cluster.address", "local", *words.split()])
