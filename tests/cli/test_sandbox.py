@@ -61,14 +61,14 @@ def test_a_missing_file_and_a_wrong_backend_are_one_sentence(
     assert "none.py" in capsys.readouterr().err
     (tmp_path / "p.py").write_text("1")
     assert main(["sandbox", "run", "--backend", "bwarp", str(tmp_path / "p.py")]) == 1
-    assert "Did you mean 'bwrap'?" in capsys.readouterr().err
+    assert "'bwrap'" in capsys.readouterr().err
 
 
 def test_unsafe_local_is_never_strict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "p.py").write_text("1")
     words = ["sandbox", "run", "--backend", "unsafe-local", "--isolation", "strict", str(tmp_path / "p.py")]
     assert main(words) == 1
-    assert "not strict" in capsys.readouterr().err
+    assert "'unsafe-local'" in capsys.readouterr().err
 
 
 def test_the_doctor_names_what_a_backend_keeps(walled: str) -> None:

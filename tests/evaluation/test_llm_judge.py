@@ -310,6 +310,6 @@ def test_the_command_asks_a_server_once_and_then_its_cache(
 
 def test_the_command_refuses_what_names_no_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rescore", str(tmp_path)]) == 1
-    assert "Give --scorer NAME or --judge" in capsys.readouterr().err
+    assert "--judge" in capsys.readouterr().err
     assert main(["rescore", str(tmp_path), "--judge", "gpt-4"]) == 1
-    assert "written openai:MODEL@URL" in capsys.readouterr().err
+    assert "openai:MODEL@URL" in capsys.readouterr().err

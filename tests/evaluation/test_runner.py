@@ -109,7 +109,7 @@ def test_faults_are_counted_and_are_no_score() -> None:
     assert summary["end_reasons"] == {"answered": 8, "env_fault": 2}
     broken = [record for record in records if not record["valid"]]
     assert all("reward" not in record and record["prediction"] is None for record in broken)
-    assert all("told to fail" in t.error for t in played if not t.valid)
+    assert all("RetrieverFault" in t.error for t in played if not t.valid)
 
 
 class PosesItsOwn(LocalSearch):

@@ -117,12 +117,12 @@ def test_files_enter_the_archive_readable_by_all_below_folders_and_links(tmp_pat
 def test_what_cannot_become_an_image_is_said_in_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(ConfigurationError, match="no python3"):
+    with pytest.raises(ConfigurationError, match="python3"):
         image.build_from_root(tmp_path)
-    with pytest.raises(ConfigurationError, match="no file"):
+    with pytest.raises(ConfigurationError, match="Dockerfile"):
         image.build_from_dockerfile(tmp_path / "Dockerfile")
     assert main(["sandbox", "build", "--root", str(tmp_path), "--dockerfile", str(tmp_path)]) == 1
-    assert "exclude each other" in capsys.readouterr().err
+    assert "--dockerfile" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
@@ -134,7 +134,7 @@ def test_where_no_engine_answers_the_backend_says_so(monkeypatch: pytest.MonkeyP
 
 
 def test_a_missing_image_and_an_unknown_runtime_are_named(docker: JailExecutor) -> None:
-    with pytest.raises(ConfigurationError, match="agentenv sandbox build"):
+    with pytest.raises(ConfigurationError, match="agentenv-nothing"):
         make_executor("docker", image="agentenv-nothing")
     with pytest.raises(ConfigurationError, match="'runsk'"):
         make_executor("docker", runtime="runsk")

@@ -143,7 +143,7 @@ def test_a_reward_for_form_is_seen() -> None:
     assert history[-1]["probability"] < 0.1
     step = first(history, "dev_score")
     assert history[step - 1]["probability"] > history[-1]["probability"]
-    assert "pays for something else than right answers" in warnings_of(history)["dev_score"]
+    assert "dev_score" in warnings_of(history)
 
 
 def alike() -> FeaturePolicy:
@@ -164,7 +164,7 @@ def test_likelihood_displacement_is_seen() -> None:
     assert end < start / 4
     step = first(history, "rewarded_logprob")
     assert history[step - 1]["probability"] > 1.5 * end  # in time
-    assert "errors that resemble them push them down" in warnings_of(history[:step])["rewarded_logprob"]
+    assert "rewarded_logprob" in warnings_of(history[:step])
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(
     said: list[str] = []
     assert folder.resume(policy, learner, {"part": part}, said.append) == 2
     assert len(said) == 1
-    assert "step-000003 is damaged; the run goes on from the checkpoint before it" in said[0]
+    assert "step-000003" in said[0]
     assert (part.count, policy.version) == (20, 2)
     assert all(bool((weight == 2).all()) for weight in policy.model.parameters())
     assert [line["step"] for line in folder.history()] == [1, 2]
