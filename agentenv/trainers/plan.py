@@ -26,7 +26,8 @@ from agentenv.policies.lora import is_adapted
 from agentenv.retrievers.retriever_spec import make_retriever
 from agentenv.trainers.config.addresses import refuse_silent
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.learner.learner import Learner, Objective, checkpoint_layers, rows_of
+from agentenv.trainers.learner.learner import Learner, Objective, rows_of
+from agentenv.trainers.learner.logprobs import checkpoint_layers
 from agentenv.trainers.run import objective_of, open_second_policy, trained_policy, with_declared_scorers
 
 _PROBE_ROWS = 8

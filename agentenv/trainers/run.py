@@ -30,7 +30,8 @@ from agentenv.tracking import ForgivingTracker, Tracker, make_tracker
 from agentenv.trainers.config.identity import named_files, named_policies
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.learner.denormals import flushed_denormals
-from agentenv.trainers.learner.learner import Learner, Objective, checkpoint_layers
+from agentenv.trainers.learner.learner import Learner, Objective
+from agentenv.trainers.learner.logprobs import checkpoint_layers
 from agentenv.trainers.learner.losses import get_objective
 from agentenv.trainers.learner.second_policy import SecondPolicy
 from agentenv.trainers.learner.sharded import ShardedLearner, world_size

@@ -336,6 +336,31 @@ def test_padding_of_a_run(policy: Path, tmp_path: Path) -> None:
     assert bounds["0.05"]["micro_batches"] > bounds["1.0"]["micro_batches"]
 
 
+def test_loss_memory(tmp_path: Path) -> None:
+    """Of 4,096 tokens and 60,000 words, in 2 * 60,000 * 8 bytes of weights: all logits at once are 469 MiB in bfloat16."""
+    path = tmp_path / "out.json"
+    script = [sys.executable, str(ROOT / "benchmarks" / "loss_memory.py"), "--out", str(path), "--json"]
+    sizes = [
+        "--tokens",
+        "4096",
+        "--words",
+        "60000",
+        "--width",
+        "8",
+        "--whole-tokens",
+        "1024",
+        "--threads",
+        "1",
+    ]
+    done = subprocess.run([*script, *sizes], capture_output=True, text=True, timeout=300)
+    figures = result(done, path)
+    counted, measured = figures["counted"], figures["measured"]
+    assert counted["whole"]["mib"] > 3 * 2 * 469
+    assert counted["chunked"]["mib"] < 600
+    assert measured["chunked"]["mib"] < 1.3 * counted["chunked"]["mib"]
+    assert measured["whole"]["tokens"] == 1024
+
+
 def test_staleness_curves(policy: Path, tmp_path: Path) -> None:
     path, preset = tmp_path / "out.json", tmp_path / "small.toml"
     preset.write_text(

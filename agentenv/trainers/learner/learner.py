@@ -9,19 +9,17 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigurationError, Diverged
-from agentenv.policies.forward import attention, logits_at
 from agentenv.policies.lora import load_weights, trained_state, without_adapters
+from agentenv.trainers.learner.logprobs import token_logprobs
 from agentenv.trainers.learner.losses import (
     OBJECTIVES,
     Aggregation,
@@ -381,43 +379,9 @@ class Learner:
         return token_logprobs(model, packed, self.objective.temperature, entropy=entropy)
 
 
-def checkpoint_layers(model: Any) -> None:
-    """Lets every layer of ``model`` keep its input alone for the backward pass, and compute the rest again there.
-
-    Values and gradients stay the same; memory falls by about the number of tensors that a layer keeps, for one forward pass
-    more. transformers' own switch works only in training mode, where dropout would act as well.
-    """
-    for layer in model.get_decoder().layers:
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
-
-
-def token_logprobs(
-    model: Any, packed: Packed, temperature: float, *, entropy: bool = False
-) -> tuple[Tensor, Tensor | None]:
-    """Log-probs [N] of the trained tokens, and on demand the entropy [N] of the distributions they are from.
-
-    Args:
-        model: A causal language model.
-        packed: The micro-batch.
-        temperature: Logits are divided by it.
-        entropy: Whether it is wanted.
-    """
-    shared: dict[str, Any] = {}
-    if packed.attends is not None and packed.positions is not None:
-        masks = attention(model, packed.attends, packed.positions, packed.positions)
-        shared = {"attention_mask": masks, "position_ids": packed.positions}
-    logits = logits_at(model, packed.ids, packed.strips, packed.before, use_cache=False, **shared)
-    scores = logits if logits.dtype == torch.float64 else logits.float()
-    logprobs_NV = torch.log_softmax(scores / temperature, dim=-1)
-    taken = logprobs_NV.gather(-1, packed.targets[:, None])[:, 0]
-    return taken, -(logprobs_NV.exp() * logprobs_NV).sum(-1) if entropy else None
-
-
 __all__ = [
     "Learner",
     "Objective",
     "TrainingRow",
-    "checkpoint_layers",
     "rows_of",
-    "token_logprobs",
 ]

@@ -8,7 +8,7 @@ import torch
 
 from agentenv.core.types import Completion, Sampling
 from agentenv.policies.hf import HFPolicy
-from agentenv.trainers.learner.learner import token_logprobs
+from agentenv.trainers.learner.logprobs import token_logprobs
 from agentenv.trainers.learner.packing import TrainingRow, micro_batches
 
 _EPISODES = 3

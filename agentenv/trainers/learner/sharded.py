@@ -22,7 +22,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from agentenv.errors import Diverged
 from agentenv.policies.lora import trained_state
-from agentenv.trainers.learner.learner import Learner, Objective, token_logprobs
+from agentenv.trainers.learner.learner import Learner, Objective
+from agentenv.trainers.learner.logprobs import token_logprobs
 from agentenv.trainers.learner.packing import Packed
 
 P = ParamSpec("P")

@@ -24,9 +24,9 @@ from agentenv.trainers.learner.learner import (
     Learner,
     Objective,
     TrainingRow,
-    checkpoint_layers,
     rows_of,
 )
+from agentenv.trainers.learner.logprobs import checkpoint_layers
 from agentenv.trainers.learner.settings import CorrectionSettings
 
 PROMPT, POLICY, ENV = SegmentKind.PROMPT, SegmentKind.POLICY, SegmentKind.ENV

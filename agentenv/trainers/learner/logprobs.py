@@ -1,0 +1,57 @@
+"""Log-probs of trained tokens under a model, and what a forward pass keeps for the backward pass.
+
+Shapes: B rows of one micro-batch, T tokens, N trained tokens of the micro-batch, V vocabulary. A token at position t is
+predicted from position t - 1.
+"""
+
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from agentenv.policies.forward import attention, logits_at
+from agentenv.policies.output_head import hidden_at, logit_tail, output_layer
+from agentenv.trainers.learner.chunked import chunked_logprobs, whole_logprobs
+from agentenv.trainers.learner.packing import Packed
+
+WHOLE = 2**26
+"""Most float32 values of a matrix of logits [N, V] (256 MiB); larger ones are made a few tokens at a time."""
+
+
+def checkpoint_layers(model: Any) -> None:
+    """Lets every layer of ``model`` keep its input alone for the backward pass, and compute the rest again there.
+
+    Values and gradients stay the same; memory falls by about the number of tensors that a layer keeps, for one forward pass
+    more. transformers' own switch works only in training mode, where dropout would act as well.
+    """
+    for layer in model.get_decoder().layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+
+
+def token_logprobs(
+    model: Any, packed: Packed, temperature: float, *, entropy: bool = False, whole: int = WHOLE
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probs [N] of the trained tokens, and on demand the entropy [N] of the distributions they are from.
+
+    Args:
+        model: A causal language model.
+        packed: The micro-batch.
+        temperature: Logits are divided by it.
+        entropy: Whether it is wanted.
+        whole: Most values of a matrix of logits.
+    """
+    inputs: dict[str, Any] = {"use_cache": False}
+    if packed.attends is not None and packed.positions is not None:
+        masks = attention(model, packed.attends, packed.positions, packed.positions)
+        inputs |= {"attention_mask": masks, "position_ids": packed.positions}
+    words = getattr(output_layer(model), "out_features", 0)
+    if len(packed.targets) * words > whole and (tail := logit_tail(model)) is not None:
+        hidden = hidden_at(model, packed.ids, packed.strips, packed.before, **inputs)
+        chunk = max(1, whole // words)
+        layer = output_layer(model)
+        return chunked_logprobs(
+            hidden, packed.targets, layer, tail, temperature, chunk=chunk, entropy=entropy
+        )
+    logits = logits_at(model, packed.ids, packed.strips, packed.before, **inputs)
+    return whole_logprobs(logits, packed.targets, temperature, entropy=entropy)
