@@ -85,12 +85,20 @@ def load_weights(model: Any, weights: "Mapping[str, Tensor]") -> list[str]:
     return [*sorted(trained_state(model).keys() - weights.keys()), *unexpected]
 
 
-def write_model(model: Any, folder: Path, state: "Mapping[str, Tensor] | None" = None) -> None:
-    """Writes a transformers model, or ``state`` under its configuration; weights pass through the memory of the host."""
-    if state is None and model.device.type == "cpu":
-        model.save_pretrained(folder)
-    else:
-        model.save_pretrained(folder, state_dict=on_host(state or model.state_dict(keep_vars=True)))
+def write_model(
+    model: Any, folder: Path, state: "Mapping[str, Tensor] | None" = None, *, shard_gib: float = 5.0
+) -> None:
+    """Writes a transformers model, or ``state`` under its configuration; weights pass through the memory of the host.
+
+    Args:
+        model: What is written.
+        folder: Where to.
+        state: Weights in place of the model's own.
+        shard_gib: Weights larger than this become several files, at most as large, and an index of them.
+    """
+    if state is not None or model.device.type != "cpu":
+        state = on_host(state or model.state_dict(keep_vars=True))
+    model.save_pretrained(folder, state_dict=state, max_shard_size=int(shard_gib * 2**30))
 
 
 def on_host(state: Any) -> Any:
@@ -109,10 +117,16 @@ def on_host(state: Any) -> Any:
     return moved(state)
 
 
-def write_trained(model: Any, folder: Path) -> None:
-    """Writes what training changes: an adapter in peft's format, or the whole model."""
+def write_trained(model: Any, folder: Path, *, shard_gib: float = 5.0) -> None:
+    """Writes what training changes: an adapter in peft's format, or the whole model.
+
+    Args:
+        model: What is trained.
+        folder: Where to.
+        shard_gib: A model larger than this is written as several files, at most as large, and an index of them.
+    """
     if not is_adapted(model):
-        write_model(model, folder)
+        write_model(model, folder, shard_gib=shard_gib)
         return
     from safetensors.torch import save_file
 

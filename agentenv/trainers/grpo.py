@@ -19,7 +19,7 @@ from typing import Any
 
 from agentenv.core.concurrency.signals import Interrupted, Interruptible
 from agentenv.core.io.files import new_folder
-from agentenv.core.trajectory import Origin, Trajectory
+from agentenv.core.trajectory import Trajectory
 from agentenv.errors import AgentEnvError, Diverged, Fault
 from agentenv.evaluation.records import RESULTS, read_json, write_results
 from agentenv.policies.card import EpisodeCard, write_card
@@ -27,20 +27,17 @@ from agentenv.policies.compute import use_compute
 from agentenv.policies.export import write_model_card, write_weights
 from agentenv.progress import Display
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.credit.estimators import get_estimator
-from agentenv.trainers.credit.shaping import novelty_bonus, shape_rewards
 from agentenv.trainers.evaluate import run_dev_evaluation, run_test_evaluation
 from agentenv.trainers.league import league_of
 from agentenv.trainers.learner.denormals import flushed_denormals
-from agentenv.trainers.learner.imitation import imitate
-from agentenv.trainers.learner.learner import Learner, TrainingRow, rows_of
 from agentenv.trainers.learner.second_policy import split
 from agentenv.trainers.metrics import rollout_metrics
 from agentenv.trainers.monitors import COLLAPSES, guarded, warnings_of
 from agentenv.trainers.run import PhaseTimer, Run, content_digests, open_run
-from agentenv.trainers.run_folder.folder import RunFolder, TrainedPolicy
+from agentenv.trainers.run_folder.folder import RunFolder
 from agentenv.trainers.selfplay.game_state import asked
 from agentenv.trainers.task_sampling.samplers import Batch
+from agentenv.trainers.update import update_weights
 
 _LAPS = ("rollout", "update", "evaluation")
 _CARD_OPTIONS = ("prompt", "k", "max_turns", "observation_tokens")
@@ -110,6 +107,7 @@ def _steps(run: Run, done: int, stop: Interruptible, *, stopped: bool) -> None:
             clock.lap("update")
             if config.evaluation.every and step % config.evaluation.every == 0:
                 metrics |= run_dev_evaluation(run)
+                _keep_best(run, metrics)
             clock.lap("evaluation")
             stopped = _watch(run, metrics)
             _keep(run, step, batch, metrics, clock)
@@ -147,6 +145,15 @@ def _keep(run: Run, step: int, batch: Batch, metrics: dict[str, Any], clock: Pha
         tracker.log(step, {name: v for name, v in metrics.items() if isinstance(v, int | float)})
 
 
+def _keep_best(run: Run, metrics: dict[str, Any]) -> None:
+    """Keeps the policy where its dev score is above all before, if that is wanted."""
+    lines = [*run.folder.history(), metrics]
+    scores = [line["dev_score"] for line in lines if line.get("dev_score") is not None]
+    last = metrics.get("dev_score")
+    if run.config.evaluation.keep_best and last is not None and scores.index(max(scores)) == len(scores) - 1:
+        run.folder.keep_best(metrics["step"], run.policy, episode_card(run.config))
+
+
 def play_step(run: Run, step: int, stop: Interruptible) -> Batch:
     """The episodes of a step; where they meet an infrastructure failure or are given up, what was learned is kept.
 
@@ -163,7 +170,7 @@ def play_step(run: Run, step: int, stop: Interruptible) -> Batch:
         raise
 
 
-def _update(run: Run, step: int, groups: Sequence[list[Trajectory]]) -> dict[str, float]:
+def _update(run: Run, step: int, groups: Sequence[list[Trajectory]]) -> dict[str, Any]:
     """One update of each set of weights, on what it sampled.
 
     Raises:
@@ -175,64 +182,18 @@ def _update(run: Run, step: int, groups: Sequence[list[Trajectory]]) -> dict[str
         raise Diverged(f"in step {step} {error}") from error
 
 
-def _update_group(run: Run, step: int, groups: Sequence[list[Trajectory]]) -> dict[str, float]:
+def _update_group(run: Run, step: int, groups: Sequence[list[Trajectory]]) -> dict[str, Any]:
     mine, theirs = split(groups, run.second)
     rate = run.config.optimizer.learning_rate
-    figures = _update_weights(run, step, mine, run.policy, run.learner, rate)
+    factor = guarded(run.folder.history(), run.config.monitor.factor) if run.config.monitor.guard else 1.0
+    figures = update_weights(run.config, step, mine, run.policy, run.learner, rate=rate, factor=factor)
     run.scheduler.sync_weights()
     if run.second is not None:
         rate = run.config.second.learning_rate or rate
-        second = _update_weights(run, step, theirs, run.second.policy, run.second.learner, rate)
+        policy, learner = run.second.policy, run.second.learner
+        second = update_weights(run.config, step, theirs, policy, learner, rate=rate, factor=factor)
         figures |= {f"second_{name}": value for name, value in second.items()}
     return figures
-
-
-def _update_weights(
-    run: Run,
-    step: int,
-    groups: Sequence[list[Trajectory]],
-    policy: TrainedPolicy,
-    learner: Learner,
-    rate: float,
-) -> dict[str, float]:
-    """Credit, the optimiser steps of one batch, that on demonstrations, a new version of the policy."""
-    settings = run.config.optimizer
-    shown = [t for group in groups for t in group if t.valid and t.origin is Origin.DEMONSTRATION]
-    rows, totals = _assign_credit(
-        run, groups, policy.version, keep_zero_variance=learner.objective.keeps_zero_variance
-    )
-    factor = guarded(run.folder.history(), run.config.monitor.factor) if run.config.monitor.guard else 1.0
-    warmth = min(1.0, step / settings.warmup_steps) if settings.warmup_steps else 1.0
-    rate *= warmth * factor
-    learner.set_learning_rate(rate)
-    if settings.updates > 1:
-        rows = learner.with_proximal(rows)
-    for update in range(settings.updates):
-        figures = learner.step(rows, **totals, update=update)
-    figures |= imitate(learner, shown, settings.supervised_rate * factor)
-    policy.set_weights(learner.weights() if learner.model is not policy.model else None)
-    return figures | {"learning_rate": rate}
-
-
-def _assign_credit(
-    run: Run, groups: Sequence[list[Trajectory]], version: int, *, keep_zero_variance: bool
-) -> tuple[list[TrainingRow], dict[str, int]]:
-    """The rows to train on, and the totals of the whole batch that losses are averaged over."""
-    loss, shaping = run.config.loss, run.config.reward_shaping
-    estimate = get_estimator(loss.estimator, loss.estimator_options)
-    rows, masks = [], []
-    for group in groups:
-        valid = shape_rewards(
-            [t for t in group if t.valid and t.origin is not Origin.DEMONSTRATION],
-            limit=run.config.rollout.context_tokens,
-            overlong_buffer=shaping.overlong_buffer,
-            overlong_factor=shaping.overlong_factor,
-            answer_penalty=shaping.answer_penalty,
-        )
-        credit = novelty_bonus(valid, estimate(valid), strength=shaping.novelty, cap=shaping.novelty_cap)
-        rows += rows_of(valid, credit, keep_zero_variance=keep_zero_variance, version=version)
-        masks += [int(trajectory.loss_mask.sum()) for trajectory in valid]
-    return rows, {"tokens": sum(masks), "sequences": sum(count > 0 for count in masks)}
 
 
 def _watch(run: Run, metrics: dict[str, Any]) -> bool:

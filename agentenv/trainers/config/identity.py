@@ -21,11 +21,14 @@ FREE = (
     "threads",
     "compute",
     "checkpoint_every",
+    "checkpoints_kept",
+    "checkpoint_shard_gib",
     "trajectories_every",
     "tracker",
     "monitor",
     "cluster",
     "evaluation.every",
+    "evaluation.keep_best",
     "rollout.workers",
     "rollout.deadline_s",
     "asynchronous.concurrent",
@@ -37,7 +40,10 @@ FREE = (
     *(f"engine.{name}" for name in ("start_s", "deadline_s")),
     *(
         f"optimizer.{name}"
-        for name in ("steps", "learning_rate", "warmup_steps", "max_grad_norm", "supervised_rate")
+        for name in (
+            *("steps", "learning_rate", "warmup_steps", "schedule", "final_rate"),
+            *("max_grad_norm", "supervised_rate"),
+        )
     ),
     *(f"memory.{name}" for name in ("micro_tokens", "padding", "gradient_checkpointing")),
 )

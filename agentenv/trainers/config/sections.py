@@ -55,17 +55,25 @@ class OptimizerSettings(Frozen):
     """How many steps the optimiser takes, and how large they are."""
 
     steps: int = Field(100, ge=1)
-    """Optimiser steps; one for each batch of rollouts."""
+    """Steps of the run: batches of rollouts that are learned from."""
     learning_rate: float = Field(1e-4, gt=0, le=_LARGEST_RATE)
-    """Adam step size, constant after the warm-up."""
+    """Adam step size, at its largest."""
     warmup_steps: int = Field(0, ge=0)
     """Steps of linear warm-up; 0 starts at full size."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the step size goes on after the warm-up until the last of ``steps``: as it is, down a line, or down half a
+    cosine."""
+    final_rate: float = Field(0.0, ge=0, le=1)
+    """Share of ``learning_rate`` that ``linear`` and ``cosine`` lead to; 0 leads to nothing."""
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled weight decay."""
     max_grad_norm: float = Field(1.0, gt=0)
     """The gradient is scaled down to this norm."""
     updates: int = Field(1, ge=1)
-    """Optimiser steps on each batch of rollouts."""
+    """Passes over each batch of rollouts."""
+    mini_batches: int = Field(1, ge=1)
+    """Parts that a batch of rollouts is cut into by trajectory, at random, with an optimiser step for each part in each pass
+    (PPO); 1 makes one step a pass. Ratios are formed with the weights before the first of them."""
     supervised_rate: float = Field(1e-5, gt=0, le=_LARGEST_RATE)
     """Step size of a step of its own on the demonstrations that a strategy added (ReLIFT), after that on the episodes."""
 
@@ -138,6 +146,9 @@ class EvaluationSettings(Frozen):
 
     every: int = Field(10, ge=0)
     """Steps between two evaluations on the dev questions; 0 makes none."""
+    keep_best: bool = False
+    """Whether the policy with the best score on the dev questions so far is kept in ``best/``, ready to be loaded; of equal
+    scores the first counts."""
     scorers: tuple[str, ...] = ()
     """Scorers of the evaluations before and after, the first is the headline; ``reward`` is the environment's own outcome.
     None named takes those that the environment declares."""
@@ -157,6 +168,8 @@ class EvaluationSettings(Frozen):
         get_strategy(self.strategy, self.strategy_options)
         for scorer in self.scorers:
             measure_of(scorer)
+        if self.keep_best and not self.every:
+            raise ValueError("keep_best compares evaluations on the dev questions: set every above 0")
         return self
 
 

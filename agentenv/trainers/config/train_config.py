@@ -84,7 +84,11 @@ class TrainConfig(Frozen):
     league: LeagueSettings = LeagueSettings()
     """Past versions against each other; for ``rollout.strategy = "self_play"``."""
     checkpoint_every: int = Field(25, ge=1)
-    """Steps between two checkpoints; the last two are kept."""
+    """Steps between two checkpoints."""
+    checkpoints_kept: int = Field(2, ge=1)
+    """How many checkpoints stay, the newest; with two, a last one that is damaged leaves the one before it."""
+    checkpoint_shard_gib: float = Field(5.0, gt=0)
+    """Weights larger than this, in GiB, are written as several files and an index of them."""
     trajectories_every: int = Field(10, ge=0)
     """Steps between two dumps of all trajectories of a step; 0 keeps none."""
     tracker: str = ""

@@ -75,6 +75,9 @@ class LossSettings(Frozen):
     """Bound, in nats a token, on the confidence that ACE counts."""
     entropy_coefficient: float = Field(0.0, ge=0)
     """Weight of an entropy bonus, in nats a token."""
+    mask_truncated: bool = False
+    """Whether episodes that ended at the limit of their turns or tokens are left out of the loss and its denominator (DAPO);
+    they take part in the statistics of their group, and ``truncated_masked`` in ``metrics.jsonl`` counts them."""
 
     @model_validator(mode="after")
     def _known(self) -> Self:

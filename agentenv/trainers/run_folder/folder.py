@@ -33,6 +33,7 @@ from agentenv.core.trajectory import Trajectory, to_record
 from agentenv.errors import CheckpointMismatch, ConfigurationError
 from agentenv.evaluation.records import RESULTS, read_evaluation, read_json
 from agentenv.evaluation.report.report import CHANGES
+from agentenv.policies.card import EpisodeCard, write_card
 from agentenv.policies.export import write_weights
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.lora import load_weights, on_host, read_trained, weights_digest, write_trained
@@ -53,12 +54,10 @@ from agentenv.trainers.learner.learner import Learner
 from agentenv.trainers.run_folder.logs import RunLogs
 
 _DIGESTS = "sha256.json"
-_FOLDERS = ("checkpoints", "trajectories", "league", "evaluation", "policy", "policy-second")
+_FOLDERS = ("checkpoints", "best", "trajectories", "league", "evaluation", "policy", "policy-second")
 _STEP = re.compile(r"step-\d{6,}(\.jsonl\.gz)?")
 TrainedPolicy = HFPolicy | VLLMPolicy
 """What samples in training and holds the model that is trained."""
-
-_KEPT = 2  # checkpoints; the one before the last survives a crash while the last is written
 
 
 class Stateful(Protocol):
@@ -225,7 +224,9 @@ class RunFolder:
     def save_checkpoint(
         self, step: int, policy: TrainedPolicy, learner: Learner, parts: Mapping[str, Stateful]
     ) -> None:
-        """Writes weights, tokenizer, optimiser and ``parts`` after ``step`` steps, then drops all but the newest two.
+        """Writes weights, tokenizer, optimiser and ``parts`` after ``step`` steps, then drops what it makes needless.
+
+        Those are the oldest checkpoints beyond ``checkpoints_kept``, and every policy in ``best/`` but the last.
 
         Raises:
             Diverged: the weights, or the logits that they give, are not finite; nothing is written or dropped.
@@ -235,15 +236,30 @@ class RunFolder:
         state = {"step": step, "version": policy.version, "optimizer": on_host(learner.optimizer_state())}
         state |= {"base": self._base} | {name: held.state_dict() for name, held in parts.items()}
         with new_folder(folder / f"step-{step:06d}", replace=True) as part:
-            write_trained(policy.model, part)
+            write_trained(policy.model, part, shard_gib=self.config.checkpoint_shard_gib)
             policy.tokenizer.save_pretrained(part)
             _save(state, part / "trainer.pt")
             self.logs.keep(part)
             (part / IDENTITY).write_text(self._identity.text(), encoding="utf-8")
             (part / _DIGESTS).write_text(json.dumps(_digests(part)), encoding="utf-8")
         self._newest = folder / f"step-{step:06d}"
-        for old in self._checkpoints()[:-_KEPT]:
+        for old in (
+            *self._checkpoints()[: -self.config.checkpoints_kept],
+            *_folders_in(self.path / "best")[:-1],
+        ):
             discard_folder(old)
+
+    def keep_best(self, step: int, policy: TrainedPolicy, card: EpisodeCard) -> None:
+        """Writes the policy after ``step`` steps to ``best/``; those before it stay until the next checkpoint, see `resume`.
+
+        Raises:
+            Diverged: the weights, or the logits that they give, are not finite; nothing is written.
+        """
+        refuse_diverged(policy.model, f"the weights after step {step}")
+        with new_folder(self.path / "best" / f"step-{step:06d}", replace=True) as part:
+            write_weights(policy.model, part)
+            policy.tokenizer.save_pretrained(part)
+            write_card(part, card)
 
     def keep_version(self, step: int, policy: TrainedPolicy) -> None:
         """Writes the weights after ``step`` steps to ``league/``, where they stay.
@@ -274,14 +290,14 @@ class RunFolder:
 
     def versions(self) -> list[Path]:
         """The folders of the kept versions, oldest first."""
-        return [path for path in _of_steps(self.path / "league") if path.is_dir()]
+        return _folders_in(self.path / "league")
 
     def last_checkpoint(self) -> Path | None:
         """The newest checkpoint; None where there is none."""
         return next(reversed(self._checkpoints()), None)
 
     def _checkpoints(self) -> list[Path]:
-        return [path for path in _of_steps(self.path / "checkpoints") if path.is_dir()]
+        return _folders_in(self.path / "checkpoints")
 
     def resume(
         self,
@@ -360,7 +376,7 @@ class RunFolder:
 
     def _cut_back(self, step: int, warn: Callable[[str], None]) -> None:
         self.logs.restore(step, self._newest, warn)
-        for name in ("trajectories", "league"):
+        for name in ("trajectories", "league", "best"):
             for path in _of_steps(self.path / name):
                 if _step_of(path) > step:
                     remove(path)
@@ -397,6 +413,11 @@ def _refuse_run(path: Path) -> None:
 def _of_steps(folder: Path) -> list[Path]:
     """What lies in ``folder`` under the name of a step, in the order of the steps; other names are somebody else's."""
     return sorted((path for path in folder.glob("step-*") if _STEP.fullmatch(path.name)), key=_step_of)
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    """The folders of steps in ``folder``, oldest first."""
+    return [path for path in _of_steps(folder) if path.is_dir()]
 
 
 def _step_of(path: Path) -> int:

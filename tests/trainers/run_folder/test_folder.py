@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 import torch
 
 from agentenv.errors import CheckpointMismatch, ConfigurationError
+from agentenv.policies.card import EpisodeCard, read_card
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.learner.learner import Learner, Objective
 from agentenv.trainers.run_folder.folder import RunFolder, _digests
@@ -101,6 +101,33 @@ def test_intact_checkpoints_come_back_and_no_more_than_two_stay(
     assert folder.resume(policy, learner, {"part": part}, said.append) == 3
     assert (part.count, said) == (30, [])
     assert {path.name for path in (folder.path / "checkpoints").iterdir()} == {"step-000002", "step-000003"}
+
+
+def test_as_many_checkpoints_stay_as_are_asked_for(made: tuple[RunFolder, Any, Learner, Counter]) -> None:
+    folder, policy, learner, part = made
+    for kept, steps in ((3, (2, 3, 4)), (1, (4,))):
+        folder.config = TrainConfig(checkpoints_kept=kept)
+        folder.save_checkpoint(4, policy, learner, {"part": part})
+        names = sorted(path.name for path in (folder.path / "checkpoints").iterdir())
+        assert names == [f"step-00000{step}" for step in steps]
+
+
+def test_the_best_policy_of_a_step_that_is_made_again_goes_and_the_one_before_it_comes_back(
+    made: tuple[RunFolder, Any, Learner, Counter],
+) -> None:
+    """The best of step 2 stays until a checkpoint is as old as the next best, so that neither can be lost."""
+    folder, policy, learner, part = made
+    best, card = folder.path / "best", EpisodeCard()
+    folder.keep_best(2, policy, card)
+    folder.keep_best(4, policy, card)
+    assert {path.name for path in best.iterdir()} == {"step-000002", "step-000004"}
+    assert RunFolder.open(folder.path).resume(policy, learner, {"part": part}) == 3
+    assert {path.name for path in best.iterdir()} == {"step-000002"}
+    folder.keep_best(4, policy, card)
+    folder.save_checkpoint(4, policy, learner, {"part": part})
+    assert {path.name for path in best.iterdir()} == {"step-000004"}
+    assert read_card(best / "step-000004") == card
+    assert (best / "step-000004" / "model.safetensors").is_file()
 
 
 def test_versions_of_steps_that_are_made_again_go(made: tuple[RunFolder, Any, Learner, Counter]) -> None:
@@ -265,9 +292,9 @@ def test_nothing_is_begun_on_what_another_run_has_left(tmp_path: Path, name: str
 def test_a_checkpoint_in_several_files_is_resumed_and_checked(
     made: tuple[RunFolder, Any, Learner, Counter],
 ) -> None:
-    """Transformers cuts weights above 50 GB; here above 20 KB."""
+    """Weights above 20 KB are cut here, of about 60."""
     folder, policy, learner, part = made
-    policy.model.save_pretrained = partial(policy.model.save_pretrained, max_shard_size="20KB")
+    folder.config = TrainConfig(checkpoint_shard_gib=20_000 / 2**30)
     policy.version = 4
     with torch.no_grad():
         for weight in policy.model.parameters():

@@ -1,0 +1,142 @@
+"""What a batch of episodes teaches a set of weights: credit, mini-batches, optimiser steps, a new version of the policy."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from agentenv.core.trajectory import Origin, Trajectory
+from agentenv.core.types import EndReason
+from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.credit.estimators import get_estimator
+from agentenv.trainers.credit.shaping import novelty_bonus, shape_rewards
+from agentenv.trainers.learner.imitation import imitate
+from agentenv.trainers.learner.learner import Learner, TrainingRow, rows_of
+from agentenv.trainers.learner.schedules import learning_rate_share
+from agentenv.trainers.run_folder.folder import TrainedPolicy
+
+_TRUNCATED = (EndReason.TURN_LIMIT, EndReason.TOKEN_LIMIT)
+
+
+@dataclass(frozen=True)
+class Credited:
+    """A trajectory once it has credit: its rows that carry a gradient, and what it counts in a mean over the batch."""
+
+    rows: tuple[TrainingRow, ...]
+    tokens: int
+
+
+def update_weights(
+    config: TrainConfig,
+    step: int,
+    groups: Sequence[list[Trajectory]],
+    policy: TrainedPolicy,
+    learner: Learner,
+    *,
+    rate: float,
+    factor: float = 1.0,
+) -> dict[str, Any]:
+    """Credit, the optimiser steps of one batch, that on demonstrations, a new version of the policy.
+
+    Args:
+        config: Of the run.
+        step: Its number.
+        groups: The episodes of the step.
+        policy: Who gets the new weights.
+        learner: Who makes them.
+        rate: The peak of the step size.
+        factor: What the guard has left of it.
+
+    Returns:
+        Figures of the last pass over the batch, and under ``updates`` those of every optimiser step where there are several.
+
+    Raises:
+        Diverged: a loss or a gradient is not finite.
+    """
+    settings = config.optimizer
+    credited, masked = assign_credit(
+        config, groups, policy.version, keep_zero_variance=learner.objective.keeps_zero_variance
+    )
+    share = learning_rate_share(
+        step,
+        steps=settings.steps,
+        warmup=settings.warmup_steps,
+        schedule=settings.schedule,
+        final=settings.final_rate,
+    )
+    rate *= share * factor
+    learner.set_learning_rate(rate)
+    steps = _optimizer_steps(
+        learner, cut(credited, settings.mini_batches, (config.seed, step)), settings.updates
+    )
+    figures = summed_up(steps[-settings.mini_batches :])
+    figures |= {"updates": steps} if len(steps) > 1 else {}
+    figures |= {"truncated_masked": masked} if config.loss.mask_truncated else {}
+    shown = [t for group in groups for t in group if t.valid and t.origin is Origin.DEMONSTRATION]
+    figures |= imitate(learner, shown, settings.supervised_rate * factor)
+    policy.set_weights(learner.weights() if learner.model is not policy.model else None)
+    return figures | {"learning_rate": rate}
+
+
+def _optimizer_steps(
+    learner: Learner, parts: Sequence[Sequence[Credited]], passes: int
+) -> list[dict[str, float]]:
+    """One optimiser step for each part in each pass; ratios are formed with the weights before the first of them."""
+    rows = [[row for one in part for row in one.rows] for part in parts]
+    if passes * len(parts) > 1:
+        rows = [learner.with_proximal(mine) for mine in rows]
+    totals = [
+        {"tokens": sum(one.tokens for one in part), "sequences": sum(one.tokens > 0 for one in part)}
+        for part in parts
+    ]
+    steps: list[dict[str, float]] = []
+    for _ in range(passes):
+        for mine, counts in zip(rows, totals, strict=True):
+            steps.append(learner.step(mine, **counts, update=len(steps)))
+    return steps
+
+
+def cut(credited: Sequence[Credited], count: int, seed: Sequence[int]) -> list[list[Credited]]:
+    """``count`` parts of like size (Schulman et al. 2017, algorithm 1), drawn by ``seed``; a single part keeps the order."""
+    if count == 1:
+        return [list(credited)]
+    order = np.random.default_rng(list(seed)).permutation(len(credited))
+    return [[credited[place] for place in part] for part in np.array_split(order, count)]
+
+
+def summed_up(steps: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """The figures of several optimiser steps as those of one: the mean of each, and the sum of the trained tokens."""
+    if len(steps) == 1:
+        return dict(steps[0])
+    figures = {name: fmean(step[name] for step in steps) for name in steps[0]}
+    return figures | {"trained_tokens": sum(step["trained_tokens"] for step in steps)}
+
+
+def assign_credit(
+    config: TrainConfig, groups: Sequence[list[Trajectory]], version: int, *, keep_zero_variance: bool
+) -> tuple[list[Credited], int]:
+    """The credit of every trajectory, and how many were left out of the loss because a limit cut them off.
+
+    Such episodes take part in the statistics of their group all the same (DAPO, Yu et al. 2025, section 3.4).
+    """
+    loss, shaping = config.loss, config.reward_shaping
+    estimate = get_estimator(loss.estimator, loss.estimator_options)
+    credited, masked = [], 0
+    for group in groups:
+        valid = shape_rewards(
+            [t for t in group if t.valid and t.origin is not Origin.DEMONSTRATION],
+            limit=config.rollout.context_tokens,
+            overlong_buffer=shaping.overlong_buffer,
+            overlong_factor=shaping.overlong_factor,
+            answer_penalty=shaping.answer_penalty,
+        )
+        credit = novelty_bonus(valid, estimate(valid), strength=shaping.novelty, cap=shaping.novelty_cap)
+        for trajectory, values in zip(valid, credit, strict=True):
+            if loss.mask_truncated and trajectory.end_reason in _TRUNCATED:
+                masked += 1
+                continue
+            rows = rows_of([trajectory], [values], keep_zero_variance=keep_zero_variance, version=version)
+            credited.append(Credited(tuple(rows), int(trajectory.loss_mask.sum())))
+    return credited, masked

@@ -1,0 +1,140 @@
+"""What a batch teaches: its parts, the order of optimiser steps, figures of several, episodes that a limit cut off."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentenv.core.trajectory import SegmentKind, Trajectory
+from agentenv.core.types import EndReason
+from agentenv.trainers.config.config_files import override
+from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.learner.learner import Objective, TrainingRow
+from agentenv.trainers.update import Credited, assign_credit, cut, summed_up, update_weights
+
+Make = Callable[..., Trajectory]
+PROMPT, POLICY = SegmentKind.PROMPT, SegmentKind.POLICY
+
+
+@dataclass
+class Noting:
+    """A learner that notes what it is told; its loss is the number of its steps."""
+
+    objective: Objective = field(default_factory=Objective)
+    model: Any = None
+    said: list[tuple[str, Any]] = field(default_factory=list)
+
+    def set_learning_rate(self, rate: float) -> None:
+        self.said.append(("rate", rate))
+
+    def with_proximal(self, rows: Sequence[TrainingRow]) -> list[TrainingRow]:
+        self.said.append(("proximal", lengths(rows)))
+        return list(rows)
+
+    def step(self, rows: Sequence[TrainingRow], **counts: int) -> dict[str, float]:
+        self.said.append(("step", (lengths(rows), counts)))
+        return {"loss": float(counts["update"]), "trained_tokens": float(counts["tokens"])}
+
+
+class Taking:
+    """A policy that takes a new version."""
+
+    version, model = 0, None
+
+    def set_weights(self, weights: Any) -> None:
+        self.version += 1
+
+
+def lengths(rows: Sequence[TrainingRow]) -> list[int]:
+    return [len(row.ids) for row in rows]
+
+
+def group(episode: Make, ends: Sequence[EndReason] = (EndReason.ANSWERED,) * 4) -> list[Trajectory]:
+    """Episodes of 1, 2, ... sampled tokens behind a prompt of one, every second one rewarded."""
+    return [
+        episode([(PROMPT, (0,)), (POLICY, (1,) * (n + 1))], float(n % 2), end_reason=end)
+        for n, end in enumerate(ends)
+    ]
+
+
+def updated(
+    config: TrainConfig, groups: list[list[Trajectory]], step: int = 1
+) -> tuple[Noting, dict[str, Any]]:
+    learner = Noting()
+    figures = update_weights(config, step, groups, Taking(), learner, rate=0.5)  # type: ignore[arg-type]
+    return learner, figures
+
+
+def test_one_step_on_all_rows_in_their_order(episode: Make) -> None:
+    learner, figures = updated(TrainConfig(), [group(episode)])
+    counts = {"tokens": 10, "sequences": 4, "update": 0}
+    assert learner.said == [("rate", 0.5), ("step", ([2, 3, 4, 5], counts))]
+    assert figures == {"loss": 0.0, "trained_tokens": 10.0, "learning_rate": 0.5}
+
+
+def test_mini_batches_of_every_pass_are_scored_before_the_first_step(episode: Make) -> None:
+    config = override(TrainConfig(), ["--optimizer.mini_batches", "2", "--optimizer.updates", "3"])
+    learner, figures = updated(config, [group(episode)])
+    kinds = [kind for kind, _ in learner.said]
+    assert kinds == ["rate", "proximal", "proximal", *["step"] * 6]
+    steps = [told for kind, told in learner.said if kind == "step"]
+    parts = [rows for rows, _ in steps[:2]]
+    assert sorted(parts[0] + parts[1]) == [2, 3, 4, 5]
+    assert [rows for rows, _ in steps] == parts * 3
+    assert [counts["update"] for _, counts in steps] == [0, 1, 2, 3, 4, 5]
+    assert [counts["tokens"] for _, counts in steps[:2]] == [sum(part) - len(part) for part in parts]
+    assert [counts["sequences"] for _, counts in steps] == [2] * 6
+    assert [one["loss"] for one in figures["updates"]] == [0, 1, 2, 3, 4, 5]
+    assert (figures["loss"], figures["trained_tokens"]) == (4.5, 10)
+
+
+def test_parts_are_drawn_anew_for_every_step_and_again_alike() -> None:
+    credited = [Credited((), tokens) for tokens in range(20)]
+    drawn = {tuple(one.tokens for part in cut(credited, 3, (0, step)) for one in part) for step in range(8)}
+    assert len(drawn) == 8
+    assert cut(credited, 3, (0, 5)) == cut(credited, 3, (0, 5))
+    assert [len(part) for part in cut(credited, 3, (0, 5))] == [7, 7, 6]
+    assert Counter(one.tokens for part in cut(credited, 3, (0, 5)) for one in part) == Counter(range(20))
+    assert cut(credited, 1, (0, 5)) == [credited]
+
+
+def test_figures_of_several_steps_are_means_and_tokens_a_sum() -> None:
+    steps = [{"loss": 1.0, "trained_tokens": 3.0}, {"loss": 2.0, "trained_tokens": 4.0}]
+    assert summed_up(steps) == {"loss": 1.5, "trained_tokens": 7.0}
+    assert summed_up(steps[:1]) == steps[0]
+
+
+def test_episodes_that_a_limit_cut_off_are_left_out_and_counted(episode: Make) -> None:
+    """Their rewards still make the mean that the others are compared with."""
+    ends = (EndReason.ANSWERED, EndReason.TURN_LIMIT, EndReason.TOKEN_LIMIT, EndReason.ANSWERED)
+    played = [group(episode, ends)]
+    config = override(TrainConfig(), ["--loss.mask_truncated", "true"])
+    all_of_them, none = assign_credit(TrainConfig(), played, 0, keep_zero_variance=False)
+    kept, masked = assign_credit(config, played, 0, keep_zero_variance=False)
+    assert (len(all_of_them), none, len(kept), masked) == (4, 0, 2, 2)
+    assert [one.tokens for one in kept] == [1, 4]
+    for one, same in zip(kept, (all_of_them[0], all_of_them[3]), strict=True):
+        np.testing.assert_array_equal(one.rows[0].advantages, same.rows[0].advantages)
+    assert updated(config, played)[1]["truncated_masked"] == 2
+    assert "truncated_masked" not in updated(TrainConfig(), played)[1]
+
+
+def test_a_batch_of_which_nothing_is_left_makes_a_step_without_a_gradient(episode: Make) -> None:
+    config = override(TrainConfig(), ["--loss.mask_truncated", "true"])
+    learner, _ = updated(config, [group(episode, (EndReason.TURN_LIMIT,) * 4)])
+    assert learner.said[-1] == ("step", ([], {"tokens": 0, "sequences": 0, "update": 0}))
+
+
+def test_the_step_size_follows_warm_up_schedule_and_the_guard(episode: Make) -> None:
+    """Of 8 steps 2 are warm-up: half of .5 in the first; after 2 more, 4 of 6 are left: 2/3 of it, times the guard's .1."""
+    words = "--optimizer.steps 8 --optimizer.warmup_steps 2 --optimizer.schedule linear"
+    config = override(TrainConfig(), words.split())
+    assert updated(config, [group(episode)], step=1)[1]["learning_rate"] == 0.25
+    learner = Noting()
+    policy: Any = Taking()
+    found = update_weights(config, 5, [group(episode)], policy, learner, rate=0.5, factor=0.1)  # type: ignore[arg-type]
+    assert found["learning_rate"] == pytest.approx(0.5 * 2 / 3 * 0.1)
+    assert policy.version == 1

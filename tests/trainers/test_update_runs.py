@@ -1,0 +1,121 @@
+"""A run with schedule, mini-batches, masked episodes, a kept best policy and cut weights resumes to the bit."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentenv.errors import ConfigurationError
+from agentenv.policies.card import read_card
+from agentenv.policies.policy_spec import make_policy
+from agentenv.progress import SilentDisplay
+from agentenv.trainers.config.config_files import override, parse_config
+from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.grpo import train
+from agentenv.trainers.run_folder.folder import RunFolder
+
+WORLD = {"documents": 200, "questions": 12, "families": ["lookup"], "hops": [1, 1]}
+STEPS = 3
+
+
+def config() -> TrainConfig:
+    values: dict[str, Any] = {
+        "threads": 1,
+        "checkpoint_every": 2,
+        "checkpoints_kept": 3,
+        "checkpoint_shard_gib": 2e-3,
+        "env": {"options": {"k": 2, "max_turns": 1, "observation_tokens": 128, "prompt": "{question}"}},
+        "search": {"encoder": "hash"},
+        "train": {"world": WORLD | {"seed": 1, "split": "train"}},
+        "dev": {"limit": 2, "world": WORLD | {"seed": 2, "split": "dev"}},
+        "test": {"limit": 1, "world": WORLD | {"seed": 2, "split": "dev"}},
+        "rollout": {"questions": 3, "group_size": 4, "turn_tokens": 16, "context_tokens": 256},
+        "optimizer": {
+            "steps": STEPS,
+            "learning_rate": 1e-4,
+            "warmup_steps": 1,
+            "schedule": "cosine",
+            "updates": 2,
+            "mini_batches": 2,
+        },
+        "loss": {"mask_truncated": True},
+        "evaluation": {"every": 1, "bounds": False, "keep_best": True},
+    }
+    return parse_config(values, "test")
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    paths = [run / "metrics.jsonl", *run.glob("policy/*.safetensors"), *run.glob("best/*/*")]
+    paths += run.glob("checkpoints/*/*.safetensors*")
+    return {str(path.relative_to(run)): path.read_bytes() for path in paths}
+
+
+def test_a_run_resumes_to_the_bit_and_keeps_its_best_policy(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    folder = RunFolder.create(tmp_path / "run", config())
+    train(folder, SilentDisplay())
+    run, whole = folder.path, contents(folder.path)
+    made = lines(run)
+    assert [len(line["updates"]) for line in made] == [4] * STEPS
+    assert [line["learning_rate"] for line in made] == pytest.approx([1e-4, 1e-4, 5e-5])
+    for line in made:
+        cut_off = line.get("end_turn_limit", 0) + line.get("end_token_limit", 0)
+        assert line["truncated_masked"] == cut_off
+    scores = [line["dev_score"] for line in made]
+    (best,) = (run / "best").iterdir()
+    assert best.name == f"step-00000{scores.index(max(scores)) + 1}"
+    assert read_card(best).turn_tokens == 16
+    assert make_policy(f"hf:{best}").model is not None
+    shards = list((run / "checkpoints" / "step-000003").glob("*.safetensors"))
+    assert len(shards) > 1
+    assert all(shard.stat().st_size < 2.5e-3 * 2**30 for shard in shards)
+
+    shutil.rmtree(run / "checkpoints" / "step-000003")
+    shutil.rmtree(run / "evaluation" / "after")
+    (run / "results.json").unlink()
+    train(RunFolder.open(run), SilentDisplay())
+    assert contents(run) == whole
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("--optimizer.schedule sine", r"optimizer\.schedule: .*'sine'"),
+        ("--optimizer.final_rate 2", r"optimizer\.final_rate: .*got 2"),
+        ("--optimizer.mini_batches 0", r"optimizer\.mini_batches: .*got 0"),
+        ("--checkpoints_kept 0", r"checkpoints_kept: .*got 0"),
+        ("--checkpoint_shard_gib 0", r"checkpoint_shard_gib: .*got 0"),
+        ("--evaluation.keep_best --evaluation.every 0", r"evaluation: keep_best"),
+    ],
+)
+def test_a_wrong_setting_is_named(words: str, named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        override(TrainConfig(), words.split())
+
+
+@pytest.mark.parametrize(
+    ("change", "allowed"),
+    [
+        ("--optimizer.schedule linear", True),
+        ("--checkpoints_kept 4", True),
+        ("--evaluation.keep_best", True),
+        ("--optimizer.mini_batches 2", False),
+        ("--loss.mask_truncated", False),
+    ],
+)
+def test_what_may_change_on_resume(tmp_path: Path, change: str, allowed: bool) -> None:
+    run = RunFolder.create(tmp_path / "run", TrainConfig())
+    run.compare_contents({})
+    later = RunFolder.open(run.path, override(TrainConfig(), change.split()))
+    if allowed:
+        later.compare_config(lambda sentence: None)
+    else:
+        with pytest.raises(ConfigurationError, match=change.split()[0].removeprefix("--")):
+            later.compare_config(lambda sentence: None)
