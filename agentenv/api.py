@@ -101,7 +101,7 @@ def train(
         out: Folder of the run; None is ``runs/NAME``.
         resume: Goes on with the run in ``out`` from its last checkpoint; ``config`` is then left out.
         overrides: Values that go before those of ``config``, by dotted key, such as ``{"optimizer.steps": 60}``.
-        trust_config: Whether a TOML file may run code without a jail or contact hosts; otherwise that is asked at the
+        trust_config: Whether a TOML file may run code without a sandbox or contact hosts; otherwise that is asked at the
             terminal.
         display: Who is told how far the run is; None shows it on stderr and writes it to ``run.log``.
         **settings: As ``overrides``, with two underscores for each dot: ``optimizer__steps=60``. ``env__id`` may be

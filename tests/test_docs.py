@@ -13,6 +13,7 @@ import yaml
 
 import agentenv
 from agentenv import errors
+from agentenv.cli.main import COMMANDS
 from agentenv.core.options import load_entry
 from agentenv.core.registry import registered
 from agentenv.trainers import monitors
@@ -112,6 +113,11 @@ def test_the_api_reference_holds_every_public_name() -> None:
 def test_what_the_api_reference_names_is_there(page: Path) -> None:
     for name in re.findall(r"^::: ([\w.]+)$", text_of(page), re.M):
         assert pkgutil.resolve_name(name) is not None
+
+
+def test_the_list_of_commands_has_every_command() -> None:
+    shown = re.findall(r"^\| `agentenv ([\w .-]+)", text_of(DOCS / "commands.md"), re.M)
+    assert [name for name in COMMANDS if not any(f"{line} ".startswith(f"{name} ") for line in shown)] == []
 
 
 KEYS = TrainConfig().model_dump()

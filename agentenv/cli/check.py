@@ -17,13 +17,13 @@ MARKS = {"ok": "[green]ok     [/]", "failed": "[red]failed [/]", "skipped": "[ye
 
 @dataclass(frozen=True)
 class Check:
-    """Runs the contract suite on an environment; leaves with 1 when a check fails.
+    """Tests sixteen properties of an environment. The exit code is 1 if one of them fails.
 
     Example: agentenv check agentenv/LocalSearch-v0
     """
 
     env: Annotated[str, tyro.conf.Positional]
-    """A registered id, remote:URL, or module:Class of one that is not registered; the module may stand in this folder."""
+    """A registered id, remote:URL, or module:Class; the module may stand in this folder."""
 
     def run(self) -> dict[str, Any]:
         """One row for each check, and whether none failed."""

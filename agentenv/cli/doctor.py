@@ -33,7 +33,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Doctor:
-    """What this machine can do: Python, memory, extras, engines, sandboxes, foreign packages.
+    """Shows which parts of this machine can be used: Python, memory, extras, engines and sandboxes.
 
     Example:
         agentenv doctor

@@ -19,7 +19,7 @@ from agentenv.evaluation.report.flat_tables import Column, FlatTable, interval_t
 class Eval:
     """Evaluates a policy on a question set, greedily, with intervals and bounds.
 
-    An evaluation that was stopped goes on with the same command. A folder that holds another one is refused.
+    The same command continues an evaluation that was stopped. A folder that contains another evaluation is refused.
 
     Example: agentenv eval --dataset hotpotqa --data DIR --policy tiny --limit 50 --out runs/hotpot
     """
@@ -57,18 +57,18 @@ class Eval:
     seed: int = 0
     """Seeds the draw and the episodes."""
     k: int | None = None
-    """Passages a search; default: what the policy was trained with, otherwise 3."""
+    """Passages that a search returns; default: what the policy was trained with, otherwise 3."""
     max_turns: int | None = None
     """Turns before the last one, in which only an answer counts; default: as trained, otherwise 4."""
     bounds: bool | None = None
     """Whether to play the questions again without search and with gold passages. Default: yes, but not by a policy behind
     an endpoint, where each of these bounds asks every question again and a request may cost money."""
     concurrency: int = 64
-    """Episodes at a time. A policy that computes here loses at most so many to a kill."""
+    """Number of episodes that run at the same time. If the command is killed, at most so many are lost."""
     retry_faults: bool = False
-    """Play episodes again that an infrastructure failure ended."""
+    """Whether to play episodes again that an infrastructure failure ended."""
     trust_config: bool = False
-    """Whether the file of --suite may run code without a jail or contact hosts; otherwise that is asked at the terminal."""
+    """Whether the file of --suite may run code without a sandbox or contact hosts; otherwise the terminal asks."""
     suite: Path | None = None
     """TOML file with one table a benchmark, each with flags of this command; results go to subfolders of --out."""
 

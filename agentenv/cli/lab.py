@@ -14,7 +14,7 @@ _RUNS, _PAGES = Path("runs/lab"), Path("docs/lab")
 
 @dataclass(frozen=True)
 class List:
-    """What experiments there are and how far each has got.
+    """Shows the experiments and how many of their runs are done.
 
     Example: agentenv lab list
     """
@@ -42,15 +42,15 @@ class List:
     def show(self, result: dict[str, Any], console: Console) -> None:
         """A line each."""
         for name, row in result.items():
-            state = f"{row['finished']} runs done, {row['missing']} before the next look"
+            state = f"{row['finished']} runs done, {row['missing']} before the next interim analysis"
             console.print(f"[bold]{name:<12}[/] {row['title']} ({state})", highlight=False)
 
 
 @dataclass(frozen=True)
 class Run:
-    """Runs an experiment from where it stands: arms under seeds until the sequential test has decided, then its page.
+    """Runs an experiment, or continues it, until the sequential test has decided, and then writes its page.
 
-    A run that is finished is never repeated, one that was interrupted goes on; --runs ends the sitting earlier.
+    Finished training runs are never repeated, and a run that was interrupted is continued. --runs ends the command earlier.
 
     Example: agentenv lab run group-size --runs 4
     """
@@ -58,13 +58,13 @@ class Run:
     name: Annotated[str, tyro.conf.Positional]
     """A name that `agentenv lab list` shows, or a TOML file."""
     runs: int | None = None
-    """Training runs of this sitting at most; default: all that are needed. 0 only writes the page."""
+    """The largest number of training runs of this call; default: all that are needed. 0 only writes the page."""
     out: Path = _RUNS
     """Folder of the runs."""
     pages: Path = _PAGES
     """Folder of the page, its chart and its figures."""
     trust_config: bool = False
-    """Whether a TOML file may run code without a jail or contact hosts; otherwise that is asked at the terminal."""
+    """Whether a TOML file may run code without a sandbox or contact hosts; otherwise that is asked at the terminal."""
 
     def run(self) -> dict[str, Any]:
         """Runs, and writes the page before the first run, so that one that cannot be written is known, and after each."""

@@ -10,7 +10,7 @@ from agentenv.core.registry import registered
 
 @dataclass(frozen=True)
 class List:
-    """What there is: environments and the named parts that commands and presets take.
+    """Shows the environments, and the names that commands and presets accept.
 
     Example: agentenv list
     """

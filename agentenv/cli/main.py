@@ -33,38 +33,48 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "list": Command("agentenv.cli.list:List", "what is registered: environments and the parts they take"),
+    "list": Command("agentenv.cli.list:List", "show environments, question sets, scorers and policies"),
     "new": Command("agentenv.cli.new:New", "write a one-file environment with its test"),
-    "check": Command("agentenv.cli.check:Check", "run the contract suite on an environment"),
-    "doctor": Command("agentenv.cli.doctor:Doctor", "what this machine can do"),
-    "world": Command("agentenv.cli.world:World", "generate an invented world: corpus and questions"),
-    "warmstart": Command("agentenv.cli.warmstart:Warmstart", "make the tiny policy from nothing"),
-    "train": Command("agentenv.cli.train:Train", "train a policy"),
+    "check": Command("agentenv.cli.check:Check", "test whether an environment keeps its contract"),
+    "doctor": Command("agentenv.cli.doctor:Doctor", "show which parts of this machine can be used"),
+    "world": Command(
+        "agentenv.cli.world:World", "generate an invented world: a corpus and questions about it"
+    ),
+    "warmstart": Command("agentenv.cli.warmstart:Warmstart", "make a small policy by supervised learning"),
+    "train": Command(
+        "agentenv.cli.train:Train", "train a policy with GRPO, and evaluate it before and after"
+    ),
     "eval": Command("agentenv.cli.eval:Eval", "evaluate a policy on a question set"),
-    "compare": Command("agentenv.cli.compare:Compare", "paired tests of two evaluations"),
-    "export": Command("agentenv.cli.export:Export", "scores or differences as CSV, Markdown or LaTeX"),
-    "seeds": Command("agentenv.cli.seeds:Seeds", "several seeds of one system or two: pass@k, enough seeds?"),
-    "rescore": Command("agentenv.cli.rescore:Rescore", "other scorers on the same episodes"),
-    "score": Command("agentenv.cli.score:ScoreFile", "official measures of a prediction file"),
-    "report": Command("agentenv.cli.report:Report", "one self-contained HTML page of a run"),
-    "lab list": Command("agentenv.cli.lab:List", "controlled comparisons and how far each has got"),
-    "lab run": Command("agentenv.cli.lab:Run", "run a controlled comparison from where it stands"),
-    "retriever build": Command("agentenv.cli.retriever:Build", "index a corpus"),
+    "compare": Command(
+        "agentenv.cli.compare:Compare", "test the difference of two evaluations of the same questions"
+    ),
+    "export": Command("agentenv.cli.export:Export", "write scores or differences as CSV, Markdown or LaTeX"),
+    "seeds": Command(
+        "agentenv.cli.seeds:Seeds", "compute pass@k over seeds, and whether enough have been run"
+    ),
+    "rescore": Command("agentenv.cli.rescore:Rescore", "score the episodes of an evaluation again"),
+    "score": Command("agentenv.cli.score:ScoreFile", "score the answers of another system"),
+    "report": Command("agentenv.cli.report:Report", "write one HTML page about a run or an evaluation"),
+    "lab list": Command("agentenv.cli.lab:List", "show the controlled comparisons and their progress"),
+    "lab run": Command("agentenv.cli.lab:Run", "run or continue a controlled comparison"),
+    "retriever build": Command("agentenv.cli.retriever:Build", "build an index of a corpus"),
     "retriever query": Command("agentenv.cli.retriever:Query", "search an index"),
-    "retriever plan": Command("agentenv.cli.retriever_plan:Plan", "which index fits a machine's memory"),
+    "retriever plan": Command(
+        "agentenv.cli.retriever_plan:Plan", "show which index fits into the memory of a machine"
+    ),
     "retriever import": Command(
-        "agentenv.cli.retriever:ImportIndex", "take over an index that was built elsewhere"
+        "agentenv.cli.retriever:ImportIndex", "use an index that another library built"
     ),
-    "retriever check": Command(
-        "agentenv.cli.retriever:Check", "compare a saved retriever with its checksums"
+    "retriever check": Command("agentenv.cli.retriever:Check", "compare a saved index with its checksums"),
+    "retriever serve": Command("agentenv.cli.retriever_serve:Serve", "serve an index over HTTP"),
+    "simulator data": Command(
+        "agentenv.cli.simulator:Data", "make training data for a simulated search engine"
     ),
-    "retriever serve": Command("agentenv.cli.retriever_serve:Serve", "answer searches over HTTP"),
-    "simulator data": Command("agentenv.cli.simulator:Data", "pages of real searches, useful and noisy"),
     "simulator train": Command("agentenv.cli.simulator:Train", "fine-tune a model to play the search engine"),
-    "simulator serve": Command("agentenv.cli.simulator:Serve", "a local model as a chat endpoint"),
-    "sandbox run": Command("agentenv.cli.sandbox:Run", "run a program in a sandbox"),
-    "sandbox build": Command("agentenv.cli.sandbox:Build", "make the image of the Docker sandbox"),
-    "serve": Command("agentenv.cli.serve:Serve", "an environment over WebSocket and MCP"),
+    "simulator serve": Command("agentenv.cli.simulator:Serve", "serve a local model as a chat endpoint"),
+    "sandbox run": Command("agentenv.cli.sandbox:Run", "run an untrusted program in a sandbox"),
+    "sandbox build": Command("agentenv.cli.sandbox:Build", "build the image of the Docker sandbox"),
+    "serve": Command("agentenv.cli.serve:Serve", "serve an environment over a WebSocket and as MCP tools"),
 }
 
 

@@ -101,7 +101,7 @@ class New:
     name: Annotated[str, tyro.conf.Positional]
     """Name of the module, in lower case with underscores; the class is named after it."""
     out: Path = Path()
-    """Folder to write to; made where it is missing."""
+    """Folder to write to. It is created if it does not exist."""
 
     def run(self) -> dict[str, Any]:
         """Writes both files.

@@ -42,7 +42,7 @@ class Rescore:
     rubric: str = "equivalence"
     """What the judge is told: simpleqa, browsecomp or equivalence."""
     offline: bool = False
-    """Ask nobody: a judge's grades come from the folder, and an answer without one is a fault."""
+    """Uses only the grades that are in the folder and contacts nobody. An answer without a grade is a fault."""
 
     def run(self) -> dict[str, Any]:
         """Adds the scores and returns the new results."""

@@ -28,9 +28,9 @@ from agentenv.retrievers.storage.retriever_folder import check_folder
 
 @dataclass(frozen=True)
 class Build:
-    """Index a corpus of any size, so that `agentenv retriever query` and `--retriever faiss:DIR` can search it.
+    """Builds an index of a corpus of any size, so that `agentenv retriever query` and `--retriever faiss:DIR` can search it.
 
-    A build that was interrupted goes on where it was when the same command is given again.
+    The same command continues a build that was interrupted.
 
     Example: agentenv retriever build corpus.jsonl --out wiki --index SQfp16
     """
@@ -109,7 +109,7 @@ def _progress() -> Iterator[Report]:
 
 @dataclass(frozen=True)
 class ImportIndex:
-    """Take over an index in the layout of Search-R1 and FlashRAG without rebuilding it; its files stay where they are.
+    """Uses an index in the layout of Search-R1 and FlashRAG without building it again. Its files stay where they are.
 
     Example: agentenv retriever import e5_Flat.index wiki-18.jsonl --encoder e5:e5-base-v2 --out wiki
     """
@@ -136,7 +136,7 @@ class ImportIndex:
 
 @dataclass(frozen=True)
 class Query:
-    """Search a folder that `agentenv retriever build` made.
+    """Searches a folder that `agentenv retriever build` made.
 
     Example: agentenv retriever query wiki "Who founded the museum?" -k 3
     """
@@ -146,9 +146,9 @@ class Query:
     text: tyro.conf.Positional[str]
     """What to search for."""
     k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 5
-    """Most passages to show; at least 1."""
+    """Number of passages to show, at least 1."""
     rerank: str = ""
-    """Folder of a cross-encoder that reorders the first passages found; empty does not."""
+    """Folder of a cross-encoder that reorders the first passages found; empty for none."""
 
     def run(self) -> dict[str, Any]:
         """Searches; returns the passages, best first."""
@@ -173,9 +173,10 @@ class Query:
 
 @dataclass(frozen=True)
 class Check:
-    """Read every byte of a saved retriever and compare it with the checksums that were recorded when it was built.
+    """Reads every byte of a saved retriever and compares it with the checksums that were recorded when it was built.
 
-    Opening one compares all of it too, up to 4 GiB; of larger indexes only a part, which is what this is for.
+    Opening a retriever compares all of it as well, up to 4 GiB. Of a larger index it compares only a part, so use this
+    command.
 
     Example: agentenv retriever check wiki
     """

@@ -13,7 +13,7 @@ _MARKS = {"yes": "[green]yes[/green]", "mapped": "[yellow]mapped[/yellow]", "no"
 
 @dataclass(frozen=True)
 class Plan:
-    """Say which index fits, what it takes and what to expect of it. Nothing is loaded or built.
+    """Shows which index fits into the memory, how much it needs, and how fast and exact it is. Nothing is loaded or built.
 
     Example: agentenv retriever plan --passages 21000000 --dim 768 --memory 24GiB
     """
@@ -23,7 +23,7 @@ class Plan:
     dim: int = 384
     """Length of a vector: minilm 384, the base models of E5 and BGE 768."""
     memory: str = "8GiB"
-    """What the machine can give the search: a number and a unit, such as 24GiB or 500MB."""
+    """Memory that the search may use: a number and a unit, such as 24GiB or 500MB."""
 
     def run(self) -> dict[str, Any]:
         """The options, the one to take, and where the figures come from."""

@@ -25,7 +25,7 @@ _SHARDS_START_S = 600.0  # a front waits so long for its shards to load
 
 @dataclass(frozen=True)
 class Serve:
-    """Answer searches over HTTP, in Search-R1's format and in our own.
+    """Answers searches over HTTP, in the format of Search-R1 and in agentenv's own.
 
     Routes: POST /retrieve, /v1/search, /access; GET /healthz, /readyz, /metrics, /v1/info, /docs. With several corpora
     each has its routes under /corpora/NAME as well. Where the environment variable AGENTENV_RETRIEVER_TOKEN is set,
@@ -47,7 +47,7 @@ class Serve:
     threads: int = 1
     """Passes of the encoder side by side, and threads of the search; as many as cores only where nothing else runs."""
     cache: int = 20_000
-    """Answers remembered; 0 remembers none."""
+    """Number of answers that are remembered."""
     queue: int = 16_384
     """Queries that may wait; more get status 429."""
     timeout: float = 30.0

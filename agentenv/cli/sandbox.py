@@ -17,7 +17,7 @@ from agentenv.sandbox.types import ExecutionLimits
 
 @dataclass(frozen=True)
 class Run:
-    """Run a Python program in a sandbox and show what it did; leaves with 1 unless the program ran to its end.
+    """Runs a Python program in a sandbox and shows what it did. The exit code is 1 unless the program ran to its end.
 
     Example: agentenv sandbox run --backend bwrap program.py
     """
@@ -27,9 +27,9 @@ class Run:
     backend: str = "bwrap"
     """bwrap, docker or unsafe-local (no isolation at all)."""
     wall_s: float = 10.0
-    """Seconds by the clock."""
+    """Seconds that the program may run."""
     memory_mb: int = 256
-    """MiB of memory."""
+    """MiB of memory that the program may use."""
     isolation: Literal["", "strict"] = ""
     """strict refuses a backend that fails any row of the self-test of `agentenv doctor` on this machine."""
 
@@ -68,7 +68,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Build:
-    """Make the image of `agentenv sandbox run --backend docker`, by default from the running Python's own files.
+    """Builds the image for `agentenv sandbox run --backend docker`, by default from the files of the running Python.
 
     That needs a Docker engine and no registry.
 

@@ -14,7 +14,7 @@ from agentenv.evaluation.predictions import is_official, read_predictions, score
 
 @dataclass(frozen=True)
 class ScoreFile:
-    """Scores a prediction file over any question set, without an environment or a policy.
+    """Scores a file of predictions for any question set, without an environment or a policy.
 
     Predictions are records with "id" and "answer" (JSONL, JSON, CSV, TSV, parquet) or one JSON object {id: answer}. A
     question without a prediction counts 0.

@@ -13,7 +13,7 @@ from agentenv.evaluation.report.flat_tables import interval_text
 
 @dataclass(frozen=True)
 class Seeds:
-    """Puts evaluations of the same questions with different seeds together; says when enough have been run.
+    """Combines evaluations of the same questions with different seeds, and says whether enough seeds have been run.
 
     Prints avg@n and, for 0/1 scorers, pass@k (one of k right) and all@k (all of k right), by the unbiased
     estimators, and the spread over seeds apart from the error over questions. With --against, a group sequential
@@ -23,7 +23,7 @@ class Seeds:
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Evaluation folders of one system, one a seed."""
+    """Evaluation folders of one system, one for each seed."""
     against: tuple[Path, ...] = ()
     """Evaluation folders of another system over the same questions."""
     scorer: str = "em_squad"
@@ -31,11 +31,11 @@ class Seeds:
     k: tuple[int, ...] = ()
     """The k of pass@k and all@k; default: powers of two up to the number of runs, and that number."""
     per_interim: int = 5
-    """Seeds of each system between two looks of the sequential test; decide before the first look."""
+    """Seeds of each system between two interim analyses of the sequential test. Choose it before the first one."""
     interims: int = 5
-    """Looks at most."""
+    """Largest number of interim analyses."""
     alpha: float = 0.05
-    """Probability of telling two equal systems apart at any look."""
+    """Probability that the test finds a difference between two equal systems."""
 
     def run(self) -> dict[str, Any]:
         """Reads the folders and does the sums."""
@@ -71,7 +71,7 @@ class Seeds:
         test = found["sequential"]
         more = "enough seeds" if test["enough"] else f"run {test['more_seeds']} more seeds of each"
         console.print(
-            f"over seeds, look {test['looked']} of {test['interims']}: {test['verdict']}; {more}",
+            f"over seeds, interim analysis {test['interim']} of {test['interims']}: {test['verdict']}; {more}",
             highlight=False,
         )
 

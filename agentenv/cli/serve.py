@@ -37,9 +37,9 @@ class Serve:
     set: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE ...")] = ()
     """Arguments of the environment; the value as in TOML or JSON, or a bare word."""
     sessions: int = 64
-    """Environments at a time."""
+    """Number of environments that run at the same time."""
     per_client: int | None = None
-    """Environments at a time of one client, by its address; default: as many as there are."""
+    """Environments that one client (one address) may use at the same time; default: all."""
     wait: float = 10.0
     """Seconds that a caller waits for a place when all are taken."""
     timeout: float = 120.0

@@ -14,7 +14,7 @@ from agentenv.errors import ConfigurationError, MissingExtra
 
 @dataclass(frozen=True)
 class Data:
-    """Searches for the questions of a training split and sorts what is found into useful and noisy.
+    """Searches for the questions of a training split and divides the results into useful and noisy ones.
 
     Example: agentenv simulator data --worlds 20 --out runs/simulator.jsonl
     """
@@ -26,7 +26,7 @@ class Data:
     data: Path | None = None
     """Folder or file of a named set; default: the environment variable AGENTENV_DATA."""
     worlds: int = 20
-    """Worlds that are made, of 200 documents and 150 questions each."""
+    """Number of worlds that are made, with 200 documents and 150 questions each."""
     seed: int = 0
     """The worlds take the seeds after it; draws the questions of a named set."""
     retriever: str = ""
@@ -34,9 +34,9 @@ class Data:
     encoder: str = "minilm"
     """Encoder of an index that is built."""
     k: int = 2
-    """Documents a page."""
+    """Documents on one page."""
     limit: int | None = None
-    """Most questions of a set or of a world."""
+    """Largest number of questions of a set or of a world."""
 
     def run(self) -> dict[str, Any]:
         """Writes the examples and returns how many there are."""
@@ -92,7 +92,7 @@ class Train:
     out: Path
     """Folder for weights, tokenizer and figures; must not exist."""
     base: str = "tiny"
-    """Where it begins: ``tiny`` or ``hf:PATH``."""
+    """The model that is fine-tuned: ``tiny`` or ``hf:PATH``."""
     steps: int = 400
     """Optimiser steps."""
     seed: int = 0

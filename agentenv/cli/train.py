@@ -30,7 +30,7 @@ class Train:
     Usage: agentenv train [PRESET or FILE.toml] [--out DIR] [--plan] [--cluster ADDRESS] [--trust-config] [--key.path VALUE]
            agentenv train --resume DIR [--trust-config] [--key.path VALUE]
 
-    A FILE.toml or a run that executes code without a jail (unsafe-local) or contacts hosts (http:, openai:, remote: ...)
+    A FILE.toml or a run that executes code without a sandbox (unsafe-local) or contacts hosts (http:, openai:, remote: ...)
     needs a confirmation at the terminal, or --trust-config; presets and keys of the command line do not.
 
     Steps, learning rates, intervals, workers and the like may change on --resume; anything else is refused.

@@ -12,13 +12,13 @@ from agentenv.policies.tiny import shipped_weights
 
 @dataclass(frozen=True)
 class Warmstart:
-    """Makes a small policy by supervised learning: the tiny one for search, one for programming tasks or one for a desktop.
+    """Makes a small policy by supervised learning, for search, programming tasks or a desktop, or one that imitates experts.
 
     Example: agentenv warmstart --out runs/tiny
     """
 
     out: Path
-    """Folder for weights, tokenizer and card; must not exist."""
+    """Folder for weights, tokenizer and model card. It must not exist."""
     env: Literal["search", "code", "desktop"] = "search"
     """What it learns: FictionalWorlds of the training split, or, with many errors, programming tasks or DomSim's."""
     seed: int = 0
@@ -26,13 +26,13 @@ class Warmstart:
     copying_steps: int | None = None
     """Optimiser steps on single pages; default: as for the shipped policy, like the two below. For search, as they are."""
     reading_steps: int | None = None
-    """Optimiser steps on drills and careful episodes."""
+    """Optimiser steps on reading exercises and careful episodes."""
     mixture_steps: int | None = None
     """Optimiser steps on the mixture of demonstrators; 0 stops at the reader."""
     role_steps: int | None = None
     """Optimiser steps on the roles of self-play, after all others; none where not given."""
     weak_proposer_steps: int | None = None
-    """Optimiser steps on these roles with a proposer that is mostly careless, last of all; none where not given."""
+    """Optimiser steps on these roles with a weak proposer, after all others; none where not given."""
     hops: int | None = None
     """Longest questions that are demonstrated; default: 2."""
     from_shipped: bool = False
@@ -42,7 +42,7 @@ class Warmstart:
     imitate: tuple[str, ...] = ()
     """Presets or TOML files of runs: the policy of the first learns what the experts of all do on their training tasks."""
     trust_config: bool = False
-    """Whether these files may run code without a jail or contact hosts; otherwise that is asked at the terminal."""
+    """Whether these files may run code without a sandbox or contact hosts; otherwise that is asked at the terminal."""
     steps: int | None = None
     """Optimiser steps of --env code, --env desktop and --imitate."""
 

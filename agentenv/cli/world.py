@@ -23,7 +23,7 @@ class World:
     out: Path
     """Folder to write; it must not hold files yet."""
     seed: int = WorldConfig.seed
-    """Seed of everything drawn. Equal dials give equal files."""
+    """Seed of everything drawn. Equal settings give equal files."""
     documents: int = WorldConfig.documents
     """Number of documents, 200 to 1000000."""
     hops: str = "1-2"

@@ -1,4 +1,4 @@
-"""Configuration files from somebody else: what in them runs code without a jail or contacts a host is said beforehand.
+"""Configuration files from somebody else: what in them runs code without a sandbox or contacts a host is said beforehand.
 
 What is shipped with the package and what stands on the command line is trusted. A file is not: whoever starts a run of it
 confirms these settings at the terminal, or gives ``--trust-config``.
@@ -22,7 +22,7 @@ _SHOWN = 100
 
 
 def risks(values: Any, above: str = "") -> Iterator[str]:
-    """The settings among plain values that run code without a jail or contact a host, as ``key = value``."""
+    """The settings among plain values that run code without a sandbox or contact a host, as ``key = value``."""
     if isinstance(values, dict):
         for key, value in values.items():
             yield from risks(value, f"{above}.{key}" if above else str(key))
@@ -46,7 +46,7 @@ def _is_module(key: str, value: str) -> bool:
 
 
 def confirm_file(path: Path, *, trusted: bool) -> None:
-    """Asks about the settings in a TOML file that run code without a jail or contact a host.
+    """Asks about the settings in a TOML file that run code without a sandbox or contact a host.
 
     Args:
         path: The file; one that is absent is left to whoever reads it.
@@ -66,9 +66,9 @@ def confirm_file(path: Path, *, trusted: bool) -> None:
         return
     named = "; ".join(found)
     if sys.stdin.isatty() and sys.stderr.isatty():
-        print(f"{path} runs code without a jail or contacts hosts: {named}", file=sys.stderr)
+        print(f"{path} runs code without a sandbox or contacts hosts: {named}", file=sys.stderr)
         if input("Go on? [y/N] ").strip().lower() in ("y", "yes"):
             return
     raise ConfigurationError(
-        f"{path} runs code without a jail or contacts hosts ({named}); give --trust-config where you trust it."
+        f"{path} runs code without a sandbox or contacts hosts ({named}); give --trust-config where you trust it."
     )

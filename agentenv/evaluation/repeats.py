@@ -136,5 +136,5 @@ def _as_json(decision: Decision) -> Json:
         "verdict": str(pair.verdict),
         "enough": decision.enough,
         "more_seeds": decision.more_seeds,
-        "looked": decision.interims,
+        "interim": decision.interims,
     }

@@ -1,4 +1,4 @@
-"""Configuration files from somebody else: settings that run code without a jail or contact a host need a confirmation."""
+"""Configuration files from somebody else: settings that run code without a sandbox or contact a host need a confirmation."""
 
 import io
 from pathlib import Path

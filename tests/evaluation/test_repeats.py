@@ -85,11 +85,13 @@ def test_two_systems_over_seeds(
     assert found["questions"]["ci95"][0] > 0
     assert found["questions"]["n"] == 9
     few = compare_runs(good[:3], bad, "em_squad")["sequential"]  # nine questions are not nine seeds
-    assert (few["looked"], few["more_seeds"], few["verdict"]) == (0, 2, "undecided")
+    assert (few["interim"], few["more_seeds"], few["verdict"]) == (0, 2, "undecided")
     words = ["seeds", *map(str, good[:3]), "--against", *map(str, bad[:3]), "--json"]
     assert main(words) == 0
     result = json.loads(capsys.readouterr().out)
-    assert result["comparison"]["sequential"]["more_seeds"] == 2  # three of the five of the first look
+    assert (
+        result["comparison"]["sequential"]["more_seeds"] == 2
+    )  # three of the five of the first interim analysis
     assert result["comparison"]["sequential"]["verdict"] == "undecided"
     assert result["first"]["pass@2"]["mean"] == pytest.approx(8 / 9)
     assert main(words[:-1]) == 0

@@ -41,9 +41,9 @@ class Verdict(StrEnum):
 class _Found(NamedTuple):
     """How a pair was decided."""
 
-    look: int
+    interim: int
     difference: float
-    """Of the sums of the scores up to the look at which it is told apart."""
+    """Of the sums of the scores up to the interim analysis that decided it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Pair:
     difference: float
     """Mean of the first less that of the second, over all seeds so far, also those after the pair was decided."""
     verdict: Verdict
-    """Of a decided pair, the direction at the look that told it apart; seeds that are run later do not change it."""
+    """Of a decided pair, the direction when it was decided; seeds that are run later do not change it."""
     interim: int
     """The interim, from 1, that decided it; of an undecided pair the last one."""
 
@@ -66,9 +66,9 @@ class Decision:
 
     pairs: tuple[Pair, ...]
     interims: int
-    """Interims that have been looked at."""
+    """Interim analyses that have been made."""
     more_seeds: int
-    """Further seeds that each undecided system needs before the next look; 0 where enough have been run."""
+    """Further seeds that each undecided system needs before the next interim analysis; 0 if enough have been run."""
 
     @property
     def enough(self) -> bool:
@@ -85,17 +85,17 @@ def compare_sequentially(
     permutations: int = 10_000,
     seed: int = 0,
 ) -> Decision:
-    """Looks at all scores so far.
+    """Tests all scores so far.
 
-    ``per_interim``, ``interims`` and ``alpha`` must be chosen before the first look and then stay. Seeds beyond
-    the last full interim wait for it.
+    ``per_interim``, ``interims`` and ``alpha`` must be chosen before the first interim analysis and must not change after
+    it. Seeds beyond the last full interim wait for the next one.
 
     Args:
         scores: one number a seed for each system, in the order of running; a system whose pairs are all decided
             may have stopped.
-        per_interim: seeds between two looks.
-        interims: looks at most.
-        alpha: probability of telling apart, at any look, any two systems that are alike.
+        per_interim: seeds between two interim analyses.
+        interims: interim analyses at most.
+        alpha: probability of finding, at any interim analysis, a difference between any two equal systems.
         permutations: drawn besides the identity.
         seed: of the permutations.
 
@@ -105,27 +105,27 @@ def compare_sequentially(
     _check(scores, per_interim, interims, alpha, permutations)
     rng = np.random.default_rng(seed)
     undecided = list(combinations(scores, 2))
-    looks: dict[_Names, list[Floats]] = {pair: [] for pair in undecided}
+    sums: dict[_Names, list[Floats]] = {pair: [] for pair in undecided}
     found: dict[_Names, _Found] = {}
-    look = 0
-    while undecided and look < interims:
-        part = slice(look * per_interim, (look + 1) * per_interim)
+    interim = 0
+    while undecided and interim < interims:
+        part = slice(interim * per_interim, (interim + 1) * per_interim)
         if any(len(scores[name][part]) < per_interim for pair in undecided for name in pair):
             break
-        look += 1
+        interim += 1
         signs = _signs(rng, permutations, per_interim)
         for first, second in undecided:
             pool = np.array([*scores[first][part], *scores[second][part]], dtype=np.float64)
-            before = looks[first, second][-1] if look > 1 else 0.0
-            looks[first, second].append(before + signs @ pool)
-        while extreme := _most_extreme({pair: looks[pair] for pair in undecided}, alpha / interims):
+            before = sums[first, second][-1] if interim > 1 else 0.0
+            sums[first, second].append(before + signs @ pool)
+        while extreme := _most_extreme({pair: sums[pair] for pair in undecided}, alpha / interims):
             names, difference = extreme
-            found[names] = _Found(look, difference)
+            found[names] = _Found(interim, difference)
             undecided.remove(names)
-    pairs = tuple(_pair(scores, names, found.get(names), look, interims) for names in looks)
-    waiting = {name for pair in undecided for name in pair} if look < interims else set()
-    more = max(((look + 1) * per_interim - len(scores[name]) for name in waiting), default=0)
-    return Decision(pairs, look, more)
+    pairs = tuple(_pair(scores, names, found.get(names), interim, interims) for names in sums)
+    waiting = {name for pair in undecided for name in pair} if interim < interims else set()
+    more = max(((interim + 1) * per_interim - len(scores[name]) for name in waiting), default=0)
+    return Decision(pairs, interim, more)
 
 
 def _signs(rng: np.random.Generator, permutations: int, n: int) -> Floats:
@@ -134,25 +134,25 @@ def _signs(rng: np.random.Generator, permutations: int, n: int) -> Floats:
     return np.vstack([identity, rng.permuted(np.tile(identity, (permutations, 1)), axis=1)])
 
 
-def _most_extreme(looks: Mapping[_Names, Sequence[Floats]], step: float) -> tuple[_Names, float] | None:
-    """The pair of the family ``looks`` that is told apart at any look so far, and its difference of sums at that look.
+def _most_extreme(sums: Mapping[_Names, Sequence[Floats]], step: float) -> tuple[_Names, float] | None:
+    """The pair of the family ``sums`` that is decided at any interim analysis so far, and its difference of sums there.
 
-    At look k the most extreme permutations that no earlier look has taken are taken, as many as keep the share
+    At interim analysis k the most extreme permutations that no earlier one has taken are taken, as many as keep the share
     of all taken ones within k times ``step``. The family is told apart when the identity is among them.
     """
-    if not looks:
+    if not sums:
         return None
-    names = list(looks)
-    depth = len(looks[names[0]])
-    left = np.ones(looks[names[0]][0].size, dtype=np.bool_)
+    names = list(sums)
+    depth = len(sums[names[0]])
+    left = np.ones(sums[names[0]][0].size, dtype=np.bool_)
     for k in range(depth):
-        sizes = np.abs([looks[pair][k] for pair in names])  # [P, 1 + S]
+        sizes = np.abs([sums[pair][k] for pair in names])  # [P, 1 + S]
         largest = sizes.max(axis=0)
         allowed = int((k + 1) * step * left.size + 1e-9) - int((~left).sum())
         taken = left & (largest > _cut(largest[left], allowed))
         if taken[0]:
             pair = names[int(sizes[:, 0].argmax())]
-            return pair, float(looks[pair][k][0])
+            return pair, float(sums[pair][k][0])
         left &= ~taken
     return None
 
@@ -166,14 +166,16 @@ def _cut(values: Floats, allowed: int) -> float:
 
 
 def _pair(
-    scores: Mapping[str, Scores], names: _Names, found: _Found | None, look: int, interims: int
+    scores: Mapping[str, Scores], names: _Names, found: _Found | None, interim: int, interims: int
 ) -> Pair:
     first, second = (np.asarray(scores[name], dtype=np.float64) for name in names)
     difference = float(first.mean() - second.mean()) if first.size and second.size else 0.0
     if found is not None:
         verdict = Verdict.FIRST_BETTER if found.difference > 0 else Verdict.SECOND_BETTER
-        return Pair(*names, difference, verdict, found.look)
-    return Pair(*names, difference, Verdict.NO_DIFFERENCE if look == interims else Verdict.UNDECIDED, look)
+        return Pair(*names, difference, verdict, found.interim)
+    return Pair(
+        *names, difference, Verdict.NO_DIFFERENCE if interim == interims else Verdict.UNDECIDED, interim
+    )
 
 
 def _check(

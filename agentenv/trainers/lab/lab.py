@@ -1,7 +1,7 @@
 """``agentenv lab``: controlled comparisons. Arms share warm start, tasks, evaluations and rollout budget; seeds decide.
 
 An experiment is a TOML file. Every run of an arm under a seed is a training run in a folder of its own: it resumes singly,
-and one that is finished is never repeated. After each look of a group sequential test
+and one that is finished is never repeated. After each interim analysis of a group sequential test
 (``evaluation/statistics/sequential.py``) an arm whose comparisons are all decided runs no more. A sitting may end anywhere.
 """
 
@@ -48,7 +48,7 @@ class Experiment(Frozen):
     level: float = Field(0.0, ge=0)
     """See ``measure``."""
     per_interim: int = Field(3, ge=2)
-    """Seeds of each arm between two looks."""
+    """Seeds of each arm between two interim analyses."""
     interims: int = Field(2, ge=1)
     """Looks at most."""
     alpha: float = Field(0.05, gt=0, lt=1)
@@ -207,7 +207,7 @@ def decide(experiment: Experiment, scores: Scores) -> list[Decision]:
 
 
 def pending_runs(experiment: Experiment, scores: Scores) -> list[Trial]:
-    """The runs that are still needed before the next look, the lowest seeds first; none where all is decided."""
+    """The runs that are still needed before the next interim analysis, the lowest seeds first; none where all is decided."""
     needed: dict[Trial, None] = {}
     for decision in decide(experiment, scores):
         if decision.enough:

@@ -104,7 +104,7 @@ def _family(decision: Decision) -> Json:
         {"first": p.first, "second": p.second, "difference": p.difference, "verdict": str(p.verdict)}
         for p in decision.pairs
     ]
-    return {"looks": decision.interims, "enough": decision.enough, "pairs": pairs}
+    return {"interims": decision.interims, "enough": decision.enough, "pairs": pairs}
 
 
 def mean_curve(arm: str, runs: Sequence[Json]) -> Curve:
@@ -125,13 +125,14 @@ def page(name: str, experiment: Experiment, figures: Json, *, drawn: bool) -> st
     measure = MEASURES[experiment.measure].format(level=experiment.level)
     most = experiment.per_interim * experiment.interims
     missing = figures["missing_runs"]
-    state = f"{missing} runs are still missing before the next look." if missing else "Complete."
+    state = f"{missing} runs are still missing before the next interim analysis." if missing else "Complete."
     lines = [
         f"# {experiment.title}",
         f"*Claim.* {experiment.claim}",
         *([experiment.setup] if experiment.setup else []),
-        f"Compared: {measure}. Up to {most} seeds an arm, looked at every {experiment.per_interim} (AdaStop, error level "
-        f"{experiment.alpha:g} over all comparisons). Intervals are Student's over seeds. {state} Made by "
+        f"Compared: {measure}. Up to {most} seeds an arm, with an interim analysis every {experiment.per_interim} "
+        f"(AdaStop, error level {experiment.alpha:g} over all comparisons). "
+        f"Intervals are Student's over seeds. {state} Made by "
         f"`agentenv lab run {name}`; arms: `agentenv/trainers/experiments/{name}.toml`, all numbers: "
         f"[{name}.json]({name}.json).",
         *([f"![dev scores by sampled tokens]({name}.svg)"] if drawn else []),
@@ -186,8 +187,9 @@ def _verdicts(figures: Json) -> str:
         Verdict.NO_DIFFERENCE: "no difference found between {first} and {second}",
         Verdict.UNDECIDED: "{first} and {second} are not decided yet",
     }
-    rows: list[tuple[Any, Json]] = [(f["looks"], pair) for f in figures["families"] for pair in f["pairs"]]
+    rows: list[tuple[Any, Json]] = [(f["interims"], pair) for f in figures["families"] for pair in f["pairs"]]
     return "\n".join(
-        f"- {sentences[Verdict(pair['verdict'])].format(**pair)} (difference {pair['difference']:+.3f}, {looks} looks)"
-        for looks, pair in rows
+        f"- {sentences[Verdict(pair['verdict'])].format(**pair)} (difference {pair['difference']:+.3f}, "
+        f"interim analysis {interim})"
+        for interim, pair in rows
     )

@@ -102,7 +102,7 @@ def test_seeds_go_round_the_arms_until_a_look() -> None:
         Trial("a", 3),
         Trial("b", 3),
     ]
-    assert pending_runs(two, {"a": [0.1, 0.2] * 3, "b": [0.2, 0.1] * 3}) == []  # no look is left
+    assert pending_runs(two, {"a": [0.1, 0.2] * 3, "b": [0.2, 0.1] * 3}) == []  # no interim analysis is left
 
 
 def test_arms_that_are_decided_run_no_more() -> None:
