@@ -1,7 +1,7 @@
 """Questions about a generated database with the query that answers each, in five levels of difficulty.
 
 1 one table; 2 aggregates and order; 3 joins; 4 groups; 5 subqueries. A template draws tables, columns and values from a
-``QuestionContext``; one that does not fit the domain raises ``Unfit`` and another is drawn.
+``QuestionContext``; one that does not fit the domain raises ``TemplateMismatch`` and another is drawn.
 """
 
 import random
@@ -27,7 +27,7 @@ class Draft:
     """How many of the keys, from the first; None is all."""
 
 
-class Unfit(Exception):
+class TemplateMismatch(Exception):
     """The template finds nothing to ask here."""
 
 
@@ -41,10 +41,10 @@ class QuestionContext:
         """One of ``items``.
 
         Raises:
-            Unfit: there is none.
+            TemplateMismatch: there is none.
         """
         if not items:
-            raise Unfit
+            raise TemplateMismatch
         return self.rng.choice(items)
 
     def table(self) -> SQLTable:
@@ -106,71 +106,71 @@ def _joined(child: SQLTable, parent: SQLTable) -> str:
     return f"{child.many} JOIN {parent.many} ON {child.many}.{parent.one}_id = {parent.many}.id"
 
 
-def labels_where(scene: QuestionContext) -> Draft:
+def labels_where(context: QuestionContext) -> Draft:
     """Level 1: the labels of some rows."""
-    table = scene.table()
-    words, where = scene.condition(table)
+    table = context.table()
+    words, where = context.condition(table)
     question = f"List the {table.label} of all {table.many} {words}."
     return Draft(question, f"SELECT {table.label} FROM {table.many} WHERE {where}")
 
 
-def count_where(scene: QuestionContext) -> Draft:
+def count_where(context: QuestionContext) -> Draft:
     """Level 1: how many rows."""
-    table = scene.table()
-    words, where = scene.condition(table)
+    table = context.table()
+    words, where = context.condition(table)
     return Draft(
         f"How many {table.many} are there {words}?", f"SELECT count(*) FROM {table.many} WHERE {where}"
     )
 
 
-def look_up(scene: QuestionContext) -> Draft:
+def look_up(context: QuestionContext) -> Draft:
     """Level 1: one number of one row."""
-    table = scene.table()
-    column, label = scene.pick(table.numbers), scene.label(table)
+    table = context.table()
+    column, label = context.pick(table.numbers), context.label(table)
     return Draft(
         f"What is the {column.phrase} of the {table.one} with the {table.label} {label}?",
         f"SELECT {column.name} FROM {table.many} WHERE {table.label} = {quoted(label)}",
     )
 
 
-def distinct_words(scene: QuestionContext) -> Draft:
+def distinct_words(context: QuestionContext) -> Draft:
     """Level 1: the different words in a column."""
-    table = scene.table()
-    column = scene.pick(table.words)
-    words, where = scene.numeric(table)
+    table = context.table()
+    column = context.pick(table.words)
+    words, where = context.numeric(table)
     return Draft(
         f"Which {column.phrase} values occur among the {table.many} {words}? Give each one once.",
         f"SELECT DISTINCT {column.name} FROM {table.many} WHERE {where}",
     )
 
 
-def aggregate_where(scene: QuestionContext) -> Draft:
+def aggregate_where(context: QuestionContext) -> Draft:
     """Level 2: one aggregate over some rows."""
-    table = scene.table()
-    column = scene.pick(table.numbers)
-    word, function = scene.aggregate(column)
-    words, where = scene.condition(table)
+    table = context.table()
+    column = context.pick(table.numbers)
+    word, function = context.aggregate(column)
+    words, where = context.condition(table)
     return Draft(
         f"What is the {word} {column.phrase} of the {table.many} {words}?",
         f"SELECT {function}({column.name}) FROM {table.many} WHERE {where}",
     )
 
 
-def both_ends(scene: QuestionContext) -> Draft:
+def both_ends(context: QuestionContext) -> Draft:
     """Level 2: two aggregates."""
-    table = scene.table()
-    column = scene.pick(table.numbers)
+    table = context.table()
+    column = context.pick(table.numbers)
     return Draft(
         f"What are the lowest and the highest {column.phrase} of all {table.many}, in this order?",
         f"SELECT min({column.name}), max({column.name}) FROM {table.many}",
     )
 
 
-def top(scene: QuestionContext) -> Draft:
+def top(context: QuestionContext) -> Draft:
     """Level 2: order and limit."""
-    table = scene.table()
-    column, (word, direction) = scene.pick(table.numbers), scene.pick(ENDS)
-    count = scene.rng.randint(2, 5)
+    table = context.table()
+    column, (word, direction) = context.pick(table.numbers), context.pick(ENDS)
+    count = context.rng.randint(2, 5)
     order = f"FROM {table.many} ORDER BY {column.name} {direction}"
     return Draft(
         f"Give the {table.label} of the {count} {table.many} with the {word} {column.phrase}, the {word} first.",
@@ -180,11 +180,11 @@ def top(scene: QuestionContext) -> Draft:
     )
 
 
-def sorted_where(scene: QuestionContext) -> Draft:
+def sorted_where(context: QuestionContext) -> Draft:
     """Level 2: two columns in order."""
-    table = scene.table()
-    column = scene.pick(table.numbers)
-    words, where = scene.condition(table)
+    table = context.table()
+    column = context.pick(table.numbers)
+    words, where = context.condition(table)
     rest = f"FROM {table.many} WHERE {where} ORDER BY {column.name}"
     return Draft(
         f"List {table.label} and {column.phrase} of the {table.many} {words}, the lowest {column.phrase} first.",
@@ -193,10 +193,10 @@ def sorted_where(scene: QuestionContext) -> Draft:
     )
 
 
-def children_of(scene: QuestionContext) -> Draft:
+def children_of(context: QuestionContext) -> Draft:
     """Level 3: the rows that refer to a named one."""
-    child, parent = scene.pair()
-    label = scene.label(parent)
+    child, parent = context.pair()
+    label = context.label(parent)
     return Draft(
         f"List the {child.label} of all {child.many} of the {parent.one} with the {parent.label} {label}.",
         f"SELECT {child.many}.{child.label} FROM {_joined(child, parent)} "
@@ -204,31 +204,31 @@ def children_of(scene: QuestionContext) -> Draft:
     )
 
 
-def with_parent(scene: QuestionContext) -> Draft:
+def with_parent(context: QuestionContext) -> Draft:
     """Level 3: columns of two tables."""
-    child, parent = scene.pair()
-    words, where = scene.condition(child)
+    child, parent = context.pair()
+    words, where = context.condition(child)
     return Draft(
         f"List the {child.label} of each of the {child.many} {words}, with the {parent.label} of its {parent.one}.",
         f"SELECT {child.many}.{child.label}, {parent.many}.{parent.label} FROM {_joined(child, parent)} WHERE {where}",
     )
 
 
-def count_by_parent(scene: QuestionContext) -> Draft:
+def count_by_parent(context: QuestionContext) -> Draft:
     """Level 3: a count over a join."""
-    child, parent = scene.pair()
-    words, where = scene.condition(parent)
+    child, parent = context.pair()
+    words, where = context.condition(parent)
     return Draft(
         f"How many {child.many} belong to {parent.many} {words}?",
         f"SELECT count(*) FROM {_joined(child, parent)} WHERE {where}",
     )
 
 
-def two_joins(scene: QuestionContext) -> Draft:
+def two_joins(context: QuestionContext) -> Draft:
     """Level 3: over two references."""
-    child, parent = scene.pair()
-    parent, grand = scene.pair(parent)
-    words, where = scene.condition(grand)
+    child, parent = context.pair()
+    parent, grand = context.pair(parent)
+    words, where = context.condition(grand)
     second = f"JOIN {grand.many} ON {parent.many}.{grand.one}_id = {grand.many}.id"
     return Draft(
         f"List the {child.label} of all {child.many} whose {parent.one} belongs to one of the {grand.many} {words}.",
@@ -236,21 +236,21 @@ def two_joins(scene: QuestionContext) -> Draft:
     )
 
 
-def count_each(scene: QuestionContext) -> Draft:
+def count_each(context: QuestionContext) -> Draft:
     """Level 4: a count by group."""
-    table = scene.table()
-    column = scene.pick(table.words)
+    table = context.table()
+    column = context.pick(table.words)
     return Draft(
         f"For each {column.phrase} that occurs, give the {column.phrase} and the number of {table.many} with it.",
         f"SELECT {column.name}, count(*) FROM {table.many} GROUP BY {column.name}",
     )
 
 
-def aggregate_each(scene: QuestionContext) -> Draft:
+def aggregate_each(context: QuestionContext) -> Draft:
     """Level 4: an aggregate by parent."""
-    child, parent = scene.pair()
-    column = scene.pick(child.numbers)
-    word, function = scene.aggregate(column)
+    child, parent = context.pair()
+    column = context.pick(child.numbers)
+    word, function = context.aggregate(column)
     return Draft(
         f"For each {parent.one} that has any {child.many}, give its {parent.label} and the {word} {column.phrase} "
         f"of its {child.many}.",
@@ -259,10 +259,10 @@ def aggregate_each(scene: QuestionContext) -> Draft:
     )
 
 
-def at_least(scene: QuestionContext) -> Draft:
+def at_least(context: QuestionContext) -> Draft:
     """Level 4: a condition on the size of a group."""
-    child, parent = scene.pair()
-    count = scene.rng.randint(2, 5)
+    child, parent = context.pair()
+    count = context.rng.randint(2, 5)
     return Draft(
         f"Give the {parent.label} of every {parent.one} that has at least {count} {child.many}.",
         f"SELECT {parent.many}.{parent.label} FROM {_joined(child, parent)} "
@@ -270,20 +270,20 @@ def at_least(scene: QuestionContext) -> Draft:
     )
 
 
-def groups_above(scene: QuestionContext) -> Draft:
+def groups_above(context: QuestionContext) -> Draft:
     """Level 4: a condition on the aggregate of a group."""
-    table = scene.table()
-    group, column = scene.pick(table.words), scene.pick(table.numbers)
-    edge = scene.threshold(table, column)
+    table = context.table()
+    group, column = context.pick(table.words), context.pick(table.numbers)
+    edge = context.threshold(table, column)
     return Draft(
         f"Give every {group.phrase} for which the average {column.phrase} of the {table.many} is above {edge}.",
         f"SELECT {group.name} FROM {table.many} GROUP BY {group.name} HAVING avg({column.name}) > {edge}",
     )
 
 
-def most_children(scene: QuestionContext) -> Draft:
+def most_children(context: QuestionContext) -> Draft:
     """Level 4: the largest group."""
-    child, parent = scene.pair()
+    child, parent = context.pair()
     order = f"FROM {_joined(child, parent)} GROUP BY {parent.many}.id ORDER BY count(*) DESC"
     return Draft(
         f"Which {parent.one} has the most {child.many}? Give its {parent.label}.",
@@ -293,10 +293,10 @@ def most_children(scene: QuestionContext) -> Draft:
     )
 
 
-def above_average(scene: QuestionContext) -> Draft:
+def above_average(context: QuestionContext) -> Draft:
     """Level 5: a comparison with an aggregate of the whole table."""
-    table = scene.table()
-    column = scene.pick(table.numbers)
+    table = context.table()
+    column = context.pick(table.numbers)
     return Draft(
         f"List the {table.label} of all {table.many} whose {column.phrase} is above the average {column.phrase} of all "
         f"{table.many}.",
@@ -304,19 +304,19 @@ def above_average(scene: QuestionContext) -> Draft:
     )
 
 
-def childless(scene: QuestionContext) -> Draft:
+def childless(context: QuestionContext) -> Draft:
     """Level 5: rows that nothing refers to."""
-    child, parent = scene.pair()
+    child, parent = context.pair()
     return Draft(
         f"Give the {parent.label} of every {parent.one} that has no {child.many} at all.",
         f"SELECT {parent.label} FROM {parent.many} WHERE id NOT IN (SELECT {parent.one}_id FROM {child.many})",
     )
 
 
-def best_of_each(scene: QuestionContext) -> Draft:
+def best_of_each(context: QuestionContext) -> Draft:
     """Level 5: a subquery that depends on the row."""
-    child, parent = scene.pair()
-    column = scene.pick(child.numbers)
+    child, parent = context.pair()
+    column = context.pick(child.numbers)
     best = (
         f"SELECT max(other.{column.name}) FROM {child.many} AS other "
         f"WHERE other.{parent.one}_id = {child.many}.{parent.one}_id"
@@ -330,10 +330,10 @@ def best_of_each(scene: QuestionContext) -> Draft:
     )
 
 
-def groups_above_all(scene: QuestionContext) -> Draft:
+def groups_above_all(context: QuestionContext) -> Draft:
     """Level 5: groups against the whole table."""
-    child, parent = scene.pair()
-    column = scene.pick(child.numbers)
+    child, parent = context.pair()
+    column = context.pick(child.numbers)
     return Draft(
         f"Give the {parent.label} of every {parent.one} whose {child.many} have a higher average {column.phrase} than all "
         f"{child.many} together.",
@@ -342,10 +342,10 @@ def groups_above_all(scene: QuestionContext) -> Draft:
     )
 
 
-def count_with_child(scene: QuestionContext) -> Draft:
+def count_with_child(context: QuestionContext) -> Draft:
     """Level 5: rows with at least one of some others, each counted once."""
-    child, parent = scene.pair()
-    words, where = scene.condition(child)
+    child, parent = context.pair()
+    words, where = context.condition(child)
     return Draft(
         f"How many {parent.many} have at least one of the {child.many} {words}?",
         f"SELECT count(*) FROM {parent.many} WHERE id IN (SELECT {parent.one}_id FROM {child.many} WHERE {where})",

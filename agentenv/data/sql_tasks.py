@@ -19,7 +19,7 @@ from pathlib import Path
 from agentenv.core.types import Task
 from agentenv.data.sql_databases import write_databases
 from agentenv.data.sql_domains import DOMAINS, Domain
-from agentenv.data.sql_questions import TEMPLATES, Draft, QuestionContext, Unfit
+from agentenv.data.sql_questions import TEMPLATES, Draft, QuestionContext, TemplateMismatch
 from agentenv.data.world_config import Split
 from agentenv.errors import ConfigurationError, UnknownName
 
@@ -114,7 +114,7 @@ class _World:
             failed += 1
             try:
                 draft = template(scene)
-            except Unfit:
+            except TemplateMismatch:
                 continue
             if draft.question not in seen and fits(draft, connections):
                 failed = 0
