@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Draft:
+class SQLQuestion:
     """A question, and how to see that its answer is the only one."""
 
     question: str
@@ -106,73 +106,73 @@ def _joined(child: SQLTable, parent: SQLTable) -> str:
     return f"{child.many} JOIN {parent.many} ON {child.many}.{parent.one}_id = {parent.many}.id"
 
 
-def labels_where(context: QuestionContext) -> Draft:
+def labels_where(context: QuestionContext) -> SQLQuestion:
     """Level 1: the labels of some rows."""
     table = context.table()
     words, where = context.condition(table)
     question = f"List the {table.label} of all {table.many} {words}."
-    return Draft(question, f"SELECT {table.label} FROM {table.many} WHERE {where}")
+    return SQLQuestion(question, f"SELECT {table.label} FROM {table.many} WHERE {where}")
 
 
-def count_where(context: QuestionContext) -> Draft:
+def count_where(context: QuestionContext) -> SQLQuestion:
     """Level 1: how many rows."""
     table = context.table()
     words, where = context.condition(table)
-    return Draft(
+    return SQLQuestion(
         f"How many {table.many} are there {words}?", f"SELECT count(*) FROM {table.many} WHERE {where}"
     )
 
 
-def look_up(context: QuestionContext) -> Draft:
+def look_up(context: QuestionContext) -> SQLQuestion:
     """Level 1: one number of one row."""
     table = context.table()
     column, label = context.pick(table.numbers), context.label(table)
-    return Draft(
+    return SQLQuestion(
         f"What is the {column.phrase} of the {table.one} with the {table.label} {label}?",
         f"SELECT {column.name} FROM {table.many} WHERE {table.label} = {quoted(label)}",
     )
 
 
-def distinct_words(context: QuestionContext) -> Draft:
+def distinct_words(context: QuestionContext) -> SQLQuestion:
     """Level 1: the different words in a column."""
     table = context.table()
     column = context.pick(table.words)
     words, where = context.numeric(table)
-    return Draft(
+    return SQLQuestion(
         f"Which {column.phrase} values occur among the {table.many} {words}? Give each one once.",
         f"SELECT DISTINCT {column.name} FROM {table.many} WHERE {where}",
     )
 
 
-def aggregate_where(context: QuestionContext) -> Draft:
+def aggregate_where(context: QuestionContext) -> SQLQuestion:
     """Level 2: one aggregate over some rows."""
     table = context.table()
     column = context.pick(table.numbers)
     word, function = context.aggregate(column)
     words, where = context.condition(table)
-    return Draft(
+    return SQLQuestion(
         f"What is the {word} {column.phrase} of the {table.many} {words}?",
         f"SELECT {function}({column.name}) FROM {table.many} WHERE {where}",
     )
 
 
-def both_ends(context: QuestionContext) -> Draft:
+def both_ends(context: QuestionContext) -> SQLQuestion:
     """Level 2: two aggregates."""
     table = context.table()
     column = context.pick(table.numbers)
-    return Draft(
+    return SQLQuestion(
         f"What are the lowest and the highest {column.phrase} of all {table.many}, in this order?",
         f"SELECT min({column.name}), max({column.name}) FROM {table.many}",
     )
 
 
-def top(context: QuestionContext) -> Draft:
+def top(context: QuestionContext) -> SQLQuestion:
     """Level 2: order and limit."""
     table = context.table()
     column, (word, direction) = context.pick(table.numbers), context.pick(ENDS)
     count = context.rng.randint(2, 5)
     order = f"FROM {table.many} ORDER BY {column.name} {direction}"
-    return Draft(
+    return SQLQuestion(
         f"Give the {table.label} of the {count} {table.many} with the {word} {column.phrase}, the {word} first.",
         f"SELECT {table.label} {order} LIMIT {count}",
         f"SELECT {column.name} {order}",
@@ -180,78 +180,78 @@ def top(context: QuestionContext) -> Draft:
     )
 
 
-def sorted_where(context: QuestionContext) -> Draft:
+def sorted_where(context: QuestionContext) -> SQLQuestion:
     """Level 2: two columns in order."""
     table = context.table()
     column = context.pick(table.numbers)
     words, where = context.condition(table)
     rest = f"FROM {table.many} WHERE {where} ORDER BY {column.name}"
-    return Draft(
+    return SQLQuestion(
         f"List {table.label} and {column.phrase} of the {table.many} {words}, the lowest {column.phrase} first.",
         f"SELECT {table.label}, {column.name} {rest}",
         f"SELECT {column.name} {rest}",
     )
 
 
-def children_of(context: QuestionContext) -> Draft:
+def children_of(context: QuestionContext) -> SQLQuestion:
     """Level 3: the rows that refer to a named one."""
     child, parent = context.pair()
     label = context.label(parent)
-    return Draft(
+    return SQLQuestion(
         f"List the {child.label} of all {child.many} of the {parent.one} with the {parent.label} {label}.",
         f"SELECT {child.many}.{child.label} FROM {_joined(child, parent)} "
         f"WHERE {parent.many}.{parent.label} = {quoted(label)}",
     )
 
 
-def with_parent(context: QuestionContext) -> Draft:
+def with_parent(context: QuestionContext) -> SQLQuestion:
     """Level 3: columns of two tables."""
     child, parent = context.pair()
     words, where = context.condition(child)
-    return Draft(
+    return SQLQuestion(
         f"List the {child.label} of each of the {child.many} {words}, with the {parent.label} of its {parent.one}.",
         f"SELECT {child.many}.{child.label}, {parent.many}.{parent.label} FROM {_joined(child, parent)} WHERE {where}",
     )
 
 
-def count_by_parent(context: QuestionContext) -> Draft:
+def count_by_parent(context: QuestionContext) -> SQLQuestion:
     """Level 3: a count over a join."""
     child, parent = context.pair()
     words, where = context.condition(parent)
-    return Draft(
+    return SQLQuestion(
         f"How many {child.many} belong to {parent.many} {words}?",
         f"SELECT count(*) FROM {_joined(child, parent)} WHERE {where}",
     )
 
 
-def two_joins(context: QuestionContext) -> Draft:
+def two_joins(context: QuestionContext) -> SQLQuestion:
     """Level 3: over two references."""
     child, parent = context.pair()
     parent, grand = context.pair(parent)
     words, where = context.condition(grand)
     second = f"JOIN {grand.many} ON {parent.many}.{grand.one}_id = {grand.many}.id"
-    return Draft(
+    return SQLQuestion(
         f"List the {child.label} of all {child.many} whose {parent.one} belongs to one of the {grand.many} {words}.",
         f"SELECT {child.many}.{child.label} FROM {_joined(child, parent)} {second} WHERE {where}",
     )
 
 
-def count_each(context: QuestionContext) -> Draft:
+def count_each(context: QuestionContext) -> SQLQuestion:
     """Level 4: a count by group."""
     table = context.table()
     column = context.pick(table.words)
-    return Draft(
+    return SQLQuestion(
         f"For each {column.phrase} that occurs, give the {column.phrase} and the number of {table.many} with it.",
         f"SELECT {column.name}, count(*) FROM {table.many} GROUP BY {column.name}",
     )
 
 
-def aggregate_each(context: QuestionContext) -> Draft:
+def aggregate_each(context: QuestionContext) -> SQLQuestion:
     """Level 4: an aggregate by parent."""
     child, parent = context.pair()
     column = context.pick(child.numbers)
     word, function = context.aggregate(column)
-    return Draft(
+    return SQLQuestion(
         f"For each {parent.one} that has any {child.many}, give its {parent.label} and the {word} {column.phrase} "
         f"of its {child.many}.",
         f"SELECT {parent.many}.{parent.label}, {function}({child.many}.{column.name}) FROM {_joined(child, parent)} "
@@ -259,33 +259,33 @@ def aggregate_each(context: QuestionContext) -> Draft:
     )
 
 
-def at_least(context: QuestionContext) -> Draft:
+def at_least(context: QuestionContext) -> SQLQuestion:
     """Level 4: a condition on the size of a group."""
     child, parent = context.pair()
     count = context.rng.randint(2, 5)
-    return Draft(
+    return SQLQuestion(
         f"Give the {parent.label} of every {parent.one} that has at least {count} {child.many}.",
         f"SELECT {parent.many}.{parent.label} FROM {_joined(child, parent)} "
         f"GROUP BY {parent.many}.id HAVING count(*) >= {count}",
     )
 
 
-def groups_above(context: QuestionContext) -> Draft:
+def groups_above(context: QuestionContext) -> SQLQuestion:
     """Level 4: a condition on the aggregate of a group."""
     table = context.table()
     group, column = context.pick(table.words), context.pick(table.numbers)
     edge = context.threshold(table, column)
-    return Draft(
+    return SQLQuestion(
         f"Give every {group.phrase} for which the average {column.phrase} of the {table.many} is above {edge}.",
         f"SELECT {group.name} FROM {table.many} GROUP BY {group.name} HAVING avg({column.name}) > {edge}",
     )
 
 
-def most_children(context: QuestionContext) -> Draft:
+def most_children(context: QuestionContext) -> SQLQuestion:
     """Level 4: the largest group."""
     child, parent = context.pair()
     order = f"FROM {_joined(child, parent)} GROUP BY {parent.many}.id ORDER BY count(*) DESC"
-    return Draft(
+    return SQLQuestion(
         f"Which {parent.one} has the most {child.many}? Give its {parent.label}.",
         f"SELECT {parent.many}.{parent.label} {order} LIMIT 1",
         f"SELECT count(*) {order}",
@@ -293,27 +293,27 @@ def most_children(context: QuestionContext) -> Draft:
     )
 
 
-def above_average(context: QuestionContext) -> Draft:
+def above_average(context: QuestionContext) -> SQLQuestion:
     """Level 5: a comparison with an aggregate of the whole table."""
     table = context.table()
     column = context.pick(table.numbers)
-    return Draft(
+    return SQLQuestion(
         f"List the {table.label} of all {table.many} whose {column.phrase} is above the average {column.phrase} of all "
         f"{table.many}.",
         f"SELECT {table.label} FROM {table.many} WHERE {column.name} > (SELECT avg({column.name}) FROM {table.many})",
     )
 
 
-def childless(context: QuestionContext) -> Draft:
+def childless(context: QuestionContext) -> SQLQuestion:
     """Level 5: rows that nothing refers to."""
     child, parent = context.pair()
-    return Draft(
+    return SQLQuestion(
         f"Give the {parent.label} of every {parent.one} that has no {child.many} at all.",
         f"SELECT {parent.label} FROM {parent.many} WHERE id NOT IN (SELECT {parent.one}_id FROM {child.many})",
     )
 
 
-def best_of_each(context: QuestionContext) -> Draft:
+def best_of_each(context: QuestionContext) -> SQLQuestion:
     """Level 5: a subquery that depends on the row."""
     child, parent = context.pair()
     column = context.pick(child.numbers)
@@ -321,7 +321,7 @@ def best_of_each(context: QuestionContext) -> Draft:
         f"SELECT max(other.{column.name}) FROM {child.many} AS other "
         f"WHERE other.{parent.one}_id = {child.many}.{parent.one}_id"
     )
-    return Draft(
+    return SQLQuestion(
         f"For each {parent.one} that has any {child.many}, give its {parent.label} and the {child.label} of the one "
         f"among its {child.many} with the highest {column.phrase}.",
         f"SELECT {parent.many}.{parent.label}, {child.many}.{child.label} FROM {_joined(child, parent)} "
@@ -330,11 +330,11 @@ def best_of_each(context: QuestionContext) -> Draft:
     )
 
 
-def groups_above_all(context: QuestionContext) -> Draft:
+def groups_above_all(context: QuestionContext) -> SQLQuestion:
     """Level 5: groups against the whole table."""
     child, parent = context.pair()
     column = context.pick(child.numbers)
-    return Draft(
+    return SQLQuestion(
         f"Give the {parent.label} of every {parent.one} whose {child.many} have a higher average {column.phrase} than all "
         f"{child.many} together.",
         f"SELECT {parent.many}.{parent.label} FROM {_joined(child, parent)} GROUP BY {parent.many}.id "
@@ -342,17 +342,17 @@ def groups_above_all(context: QuestionContext) -> Draft:
     )
 
 
-def count_with_child(context: QuestionContext) -> Draft:
+def count_with_child(context: QuestionContext) -> SQLQuestion:
     """Level 5: rows with at least one of some others, each counted once."""
     child, parent = context.pair()
     words, where = context.condition(child)
-    return Draft(
+    return SQLQuestion(
         f"How many {parent.many} have at least one of the {child.many} {words}?",
         f"SELECT count(*) FROM {parent.many} WHERE id IN (SELECT {parent.one}_id FROM {child.many} WHERE {where})",
     )
 
 
-Template = Callable[[QuestionContext], Draft]
+Template = Callable[[QuestionContext], SQLQuestion]
 TEMPLATES: Mapping[int, tuple[Template, ...]] = {
     1: (labels_where, count_where, look_up, distinct_words),
     2: (aggregate_where, both_ends, top, sorted_where),

@@ -19,7 +19,7 @@ from pathlib import Path
 from agentenv.core.types import Task
 from agentenv.data.sql_databases import write_databases
 from agentenv.data.sql_domains import DOMAINS, Domain
-from agentenv.data.sql_questions import TEMPLATES, Draft, QuestionContext, TemplateMismatch
+from agentenv.data.sql_questions import TEMPLATES, QuestionContext, SQLQuestion, TemplateMismatch
 from agentenv.data.world_config import Split
 from agentenv.errors import ConfigurationError, UnknownName
 
@@ -104,16 +104,16 @@ class _World:
 
     def drafts(
         self, stack: ExitStack, rng: random.Random, levels: tuple[int, ...]
-    ) -> Iterator[tuple[int, str, Draft]]:
+    ) -> Iterator[tuple[int, str, SQLQuestion]]:
         """Endless verified questions, none twice."""
         connections = [stack.enter_context(closing(sqlite3.connect(path))) for path in self.paths]
-        scene, seen, failed = QuestionContext(self.domain, connections[0], rng), set(), 0
+        context, seen, failed = QuestionContext(self.domain, connections[0], rng), set(), 0
         while failed < PATIENCE:
             level = rng.choice(levels)
             template = rng.choice(TEMPLATES[level])
             failed += 1
             try:
-                draft = template(scene)
+                draft = template(context)
             except TemplateMismatch:
                 continue
             if draft.question not in seen and fits(draft, connections):
@@ -125,7 +125,7 @@ class _World:
         )
 
 
-def fits(draft: Draft, connections: Sequence[sqlite3.Connection]) -> bool:
+def fits(draft: SQLQuestion, connections: Sequence[sqlite3.Connection]) -> bool:
     """Whether the gold query has an answer everywhere, only one, and another one on every twin."""
     results = [connection.execute(draft.gold).fetchall() for connection in connections]
     if not all(0 < len(rows) <= MAX_ROWS and (None,) not in rows and rows != [(0,)] for rows in results):

@@ -16,7 +16,7 @@ from agentenv.core.types import Task
 from agentenv.data import sql_questions
 from agentenv.data.sql_databases import TWINS, write_databases
 from agentenv.data.sql_domains import DOMAINS, LEAGUE
-from agentenv.data.sql_questions import TEMPLATES, Draft, QuestionContext, quoted
+from agentenv.data.sql_questions import TEMPLATES, QuestionContext, SQLQuestion, quoted
 from agentenv.data.sql_tasks import LEVELS, fits, generate_sql_tasks, process_folder
 from agentenv.data.world_config import SPLITS
 from agentenv.errors import ConfigurationError, UnknownName
@@ -151,7 +151,7 @@ def above_average(path: str) -> list[tuple[Any, ...]]:
     ],
 )
 def test_a_gold_query_says_what_its_question_says(
-    template: Callable[[QuestionContext], Draft],
+    template: Callable[[QuestionContext], SQLQuestion],
     question: str,
     answer: Callable[[str], list[tuple[Any, ...]]],
     tmp_path: Path,
@@ -171,17 +171,20 @@ def test_a_gold_query_says_what_its_question_says(
 @pytest.mark.parametrize(
     ("draft", "good"),
     [
-        (Draft("", "SELECT a FROM t"), True),
-        (Draft("", "SELECT a FROM t WHERE a > 5"), False),  # nothing on the first
-        (Draft("", "SELECT max(a) FROM t WHERE a > 5"), False),  # NULL on the first
-        (Draft("", "SELECT count(*) FROM t WHERE a > 5"), False),  # zero on the first
-        (Draft("", "SELECT count(*) FROM t"), False),  # the same on both
-        (Draft("", "SELECT a FROM t ORDER BY b LIMIT 1", "SELECT b FROM t ORDER BY b", 2), False),  # a tie
-        (Draft("", "SELECT a FROM t ORDER BY b LIMIT 1", "SELECT b FROM t ORDER BY b", 1), True),
-        (Draft("", "SELECT a FROM t ORDER BY b", "SELECT b FROM t ORDER BY b"), False),
+        (SQLQuestion("", "SELECT a FROM t"), True),
+        (SQLQuestion("", "SELECT a FROM t WHERE a > 5"), False),  # nothing on the first
+        (SQLQuestion("", "SELECT max(a) FROM t WHERE a > 5"), False),  # NULL on the first
+        (SQLQuestion("", "SELECT count(*) FROM t WHERE a > 5"), False),  # zero on the first
+        (SQLQuestion("", "SELECT count(*) FROM t"), False),  # the same on both
+        (
+            SQLQuestion("", "SELECT a FROM t ORDER BY b LIMIT 1", "SELECT b FROM t ORDER BY b", 2),
+            False,
+        ),  # a tie
+        (SQLQuestion("", "SELECT a FROM t ORDER BY b LIMIT 1", "SELECT b FROM t ORDER BY b", 1), True),
+        (SQLQuestion("", "SELECT a FROM t ORDER BY b", "SELECT b FROM t ORDER BY b"), False),
     ],
 )
-def test_a_question_with_no_answer_or_several_is_not_asked(draft: Draft, good: bool) -> None:
+def test_a_question_with_no_answer_or_several_is_not_asked(draft: SQLQuestion, good: bool) -> None:
     with closing(sqlite3.connect(":memory:")) as one, closing(sqlite3.connect(":memory:")) as two:
         for connection, values in ((one, [(1, 0), (2, 0)]), (two, [(6, 0), (7, 0)])):
             connection.execute("CREATE TABLE t (a, b)")
