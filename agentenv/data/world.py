@@ -19,7 +19,7 @@ from agentenv.core.types import Document, Task
 from agentenv.data.world_config import WorldConfig
 from agentenv.data.world_documents import write_documents
 from agentenv.data.world_facts import invent
-from agentenv.data.world_questions import ask
+from agentenv.data.world_questions import generate_questions
 from agentenv.errors import ConfigurationError, CorpusError, DatasetError
 
 __all__ = ["FictionalWorld", "WorldConfig", "read_world", "stream_documents", "write_world"]
@@ -49,7 +49,7 @@ class FictionalWorld:
             ConfigurationError: the world is too small for so many distinct questions.
         """
         facts = invent(config)
-        return cls(config, tuple(write_documents(facts)), tuple(ask(facts)))
+        return cls(config, tuple(write_documents(facts)), tuple(generate_questions(facts)))
 
 
 def stream_documents(config: WorldConfig) -> Iterator[Document]:
@@ -74,7 +74,7 @@ def write_world(config: WorldConfig, out: Path) -> dict[str, Any]:
     folder = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
         facts = invent(config)
-        questions = list(ask(facts))
+        questions = list(generate_questions(facts))
         _write_lines(folder / "questions.jsonl", (_question_row(task) for task in questions))
         _write_lines(folder / "corpus.jsonl", (asdict(document) for document in write_documents(facts)))
         card = {

@@ -39,32 +39,32 @@ class Phrase:
 
 
 @dataclass(frozen=True)
-class Draft:
-    """A question before the solver has seen it."""
+class CandidateQuestion:
+    """A question that the solver has not checked yet."""
 
     text: str
     answer: str
     path: tuple[dict[str, str], ...]
 
 
-def ask(facts: Facts) -> Iterator[Task]:
+def generate_questions(facts: Facts) -> Iterator[Task]:
     """The questions that the config asks for, each with exactly one answer.
 
     Raises:
         ConfigurationError: the world has fewer distinct questions than were asked for.
     """
     config = facts.config
-    asker, solver = Asker(facts), Solver(facts)
+    generator, solver = QuestionGenerator(facts), Solver(facts)
     seen: set[tuple[str, ...]] = set()
     families = deque(config.active_families())
     while families and len(seen) < config.questions:
         family = families[0]
         for _ in range(TRIES):
-            draft = asker.draft(family)
-            if draft is None or (key := _key(family, draft)) in seen or _leaks(family, draft):
+            candidate = generator.candidate(family)
+            if candidate is None or (key := _key(family, candidate)) in seen or _leaks(family, candidate):
                 continue
-            if solver.answers(draft.text) == {draft.answer}:
-                yield _task(facts, len(seen), family, draft)
+            if solver.answers(candidate.text) == {candidate.answer}:
+                yield _task(facts, len(seen), family, candidate)
                 seen.add(key)
                 families.rotate(-1)
                 break
@@ -77,39 +77,39 @@ def ask(facts: Facts) -> Iterator[Task]:
         )
 
 
-def _key(family: str, draft: Draft) -> tuple[str, ...]:
-    return (family, *(part for hop in draft.path for part in (hop["entity"], hop["relation"])))
+def _key(family: str, candidate: CandidateQuestion) -> tuple[str, ...]:
+    return (family, *(part for hop in candidate.path for part in (hop["entity"], hop["relation"])))
 
 
-def _leaks(family: str, draft: Draft) -> bool:
+def _leaks(family: str, candidate: CandidateQuestion) -> bool:
     """Whether the question holds its answer; a comparison of two plain names does so by its form."""
-    if family == "comparison" and len(draft.path) == 2:
+    if family == "comparison" and len(candidate.path) == 2:
         return False
-    return re.search(rf"\b{re.escape(draft.answer)}\b", draft.text, re.IGNORECASE) is not None
+    return re.search(rf"\b{re.escape(candidate.answer)}\b", candidate.text, re.IGNORECASE) is not None
 
 
-def _task(facts: Facts, number: int, family: str, draft: Draft) -> Task:
+def _task(facts: Facts, number: int, family: str, candidate: CandidateQuestion) -> Task:
     config = facts.config
     data: dict[str, Any] = {
-        "hops": len(draft.path),
+        "hops": len(candidate.path),
         "family": family,
-        "supporting_ids": tuple(dict.fromkeys(hop["document"] for hop in draft.path)),
-        "path": draft.path,
+        "supporting_ids": tuple(dict.fromkeys(hop["document"] for hop in candidate.path)),
+        "path": candidate.path,
     }
-    answers: tuple[str, ...] = (draft.answer,)
+    answers: tuple[str, ...] = (candidate.answer,)
     if family == "count":
-        answers += (NUMBER_WORDS[int(draft.answer)],)
+        answers += (NUMBER_WORDS[int(candidate.answer)],)
     elif (
-        draft.answer.isdecimal()
-        and draft.path[-1]["relation"] in ("population", "guests")
-        and len(draft.answer) > 3
+        candidate.answer.isdecimal()
+        and candidate.path[-1]["relation"] in ("population", "guests")
+        and len(candidate.answer) > 3
     ):
-        answers += (f"{int(draft.answer):,}",)
-    return Task(f"{config.split}-{config.seed}-q{number}", draft.text, answers, config.split, data)
+        answers += (f"{int(candidate.answer):,}",)
+    return Task(f"{config.split}-{config.seed}-q{number}", candidate.text, answers, config.split, data)
 
 
-class Asker:
-    """Draws question drafts from the facts of one world; a draft may still be ambiguous."""
+class QuestionGenerator:
+    """Draws question drafts from the facts of one world; a candidate may still be ambiguous."""
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
@@ -117,7 +117,7 @@ class Asker:
         self._pointers = {kind: self._pointers_to(kind) for kind in TYPES if self._sources(kind)}
         self._plain = [(kind, r) for kind in TYPES for r in RELATIONS[kind] if r not in (WORKS, SUCCESSOR)]
         self._same = True  # whether the next yes_no question is to be a yes; they alternate
-        self._makers: dict[str, Callable[[int], Draft | None]] = {
+        self._makers: dict[str, Callable[[int], CandidateQuestion | None]] = {
             "lookup": self._chain,
             "bridge": self._chain,
             "comparison": self._comparison,
@@ -127,28 +127,30 @@ class Asker:
             "yes_no": self._sameness,
         }
 
-    def draft(self, family: str) -> Draft | None:
+    def candidate(self, family: str) -> CandidateQuestion | None:
         """A question of ``family`` with as many hops as the config allows; None where a draw led nowhere."""
         return self._makers[family](self._pick(self._facts.config.hops_of(family)))
 
-    def _chain(self, hops: int) -> Draft | None:
+    def _chain(self, hops: int) -> CandidateQuestion | None:
         kind, relation = self._pick(self._plain)
         i = self._one_of(kind, relation)
         if i is None or (phrase := self._nest((kind, i), hops - 1)) is None:
             return None
         last = self._hop((kind, i), relation)
-        return Draft(
+        return CandidateQuestion(
             self._form(relation.questions).format(s=phrase.text), last["answer"], (*phrase.hops, last)
         )
 
-    def _count(self, hops: int) -> Draft | None:
+    def _count(self, hops: int) -> CandidateQuestion | None:
         i = self._one_of("person", WORKS)
         if i is None or (phrase := self._nest(("person", i), hops - 1)) is None:
             return None
         last = self._hop(("person", i), WORKS)
-        return Draft(self._form(WORKS.questions).format(s=phrase.text), last["answer"], (*phrase.hops, last))
+        return CandidateQuestion(
+            self._form(WORKS.questions).format(s=phrase.text), last["answer"], (*phrase.hops, last)
+        )
 
-    def _temporal(self, hops: int) -> Draft | None:
+    def _temporal(self, hops: int) -> CandidateQuestion | None:
         i = self._one_of("organisation", SUCCESSOR)
         if i is None or (phrase := self._nest(("organisation", i), hops - 1)) is None:
             return None
@@ -156,9 +158,9 @@ class Asker:
         last = self._hop(("organisation", i), SUCCESSOR)
         last["query"] += f" {head}"
         text = self._form(SUCCESSOR.questions).format(a=phrase.text, b=head)
-        return Draft(text, last["answer"], (*phrase.hops, last))
+        return CandidateQuestion(text, last["answer"], (*phrase.hops, last))
 
-    def _comparison(self, hops: int) -> Draft | None:
+    def _comparison(self, hops: int) -> CandidateQuestion | None:
         rule = self._pick(COMPARISONS)
         i, j = self._one_of(rule.type, rule.relation), self._one_of(rule.type, rule.relation)
         if i is None or j is None or i == j:
@@ -170,9 +172,9 @@ class Asker:
             return None
         a, b = pair
         text = self._form(rule.questions).format(a=a.text, b=b.text)
-        return Draft(text, self._facts.names[rule.type][best], a.hops + b.hops)
+        return CandidateQuestion(text, self._facts.names[rule.type][best], a.hops + b.hops)
 
-    def _sameness(self, hops: int) -> Draft | None:
+    def _sameness(self, hops: int) -> CandidateQuestion | None:
         rule = self._pick(SAMENESS)
         i = self._one_of(rule.type, rule.relation)
         if i is None:
@@ -185,9 +187,11 @@ class Asker:
         a, b = pair
         answer = "yes" if self._same else "no"
         self._same = not self._same
-        return Draft(self._form(rule.questions).format(a=a.text, b=b.text), answer, a.hops + b.hops)
+        return CandidateQuestion(
+            self._form(rule.questions).format(a=a.text, b=b.text), answer, a.hops + b.hops
+        )
 
-    def _intersection(self, hops: int) -> Draft | None:
+    def _intersection(self, hops: int) -> CandidateQuestion | None:
         rule = self._pick(INTERSECTIONS)
         columns = self._facts.values[rule.type]
         x, y = columns[rule.first.name], columns[rule.second.name]
@@ -203,7 +207,7 @@ class Asker:
         found["query"] = rule.search.format(a=a, b=check["answer"])
         found["answer"] = found["entity"]
         text = self._form(rule.questions).format(a=a, b=b.text)
-        return Draft(text, found["entity"], (*b.hops, found, check))
+        return CandidateQuestion(text, found["entity"], (*b.hops, found, check))
 
     def _pair(self, kind: str, relation: Relation, i: int, j: int, hops: int) -> tuple[Phrase, Phrase] | None:
         """Both sides of a question, with ``hops - 2`` nestings shared out at random."""

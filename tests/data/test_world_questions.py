@@ -17,7 +17,7 @@ from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.data.world_config import FAMILY_HOPS
 from agentenv.data.world_facts import NOWHERE, PAGE_1, Facts, invent
 from agentenv.data.world_grammar import RELATIONS, TYPES
-from agentenv.data.world_questions import ask
+from agentenv.data.world_questions import generate_questions
 from agentenv.data.world_solver import Solver, unfold
 from agentenv.errors import ConfigurationError
 
@@ -114,7 +114,7 @@ def asked(facts: Facts, family: str, hops: int | None = None) -> set[str]:
     low = hops or FAMILY_HOPS[family][0]
     config = WorldConfig(documents=200, questions=1000, families=(family,), hops=(low, low), paraphrase=1)
     found: set[str] = set()
-    tasks = ask(replace(facts, config=config, where=where, start=start))
+    tasks = generate_questions(replace(facts, config=config, where=where, start=start))
     with pytest.raises(ConfigurationError):  # it is asked for more than there are
         found.update(task.question for task in tasks)
     return found
