@@ -23,7 +23,7 @@ from common import common_arguments, finish, write  # type: ignore[import-not-fo
 from agentenv.core.chat import InlineFormat
 from agentenv.core.rollout import EpisodeSpec
 from agentenv.core.scoring.scorers import get_scorer
-from agentenv.data.world_facts import invent
+from agentenv.data.world_facts import generate_facts
 from agentenv.data.world_solver import Solver
 from agentenv.evaluation.records import read_json
 from agentenv.evaluation.statistics.significance import wilson_interval
@@ -124,7 +124,7 @@ def truth(args: argparse.Namespace) -> None:
         return len(policy.tokenizer.encode(text, add_special_tokens=False))
 
     task_env = open_task_env(config.train, config.search, config.env, count)
-    solver = Solver(invent(config.train.world))
+    solver = Solver(generate_facts(config.train.world))
     metrics = {}
     for name, options in ARMS.items():
         metrics[name] = arm(args, config, policy, task_env, solver, options)
@@ -201,7 +201,7 @@ def compare(args: argparse.Namespace) -> None:
                 RunFolder.open(path) if (path / "config.toml").exists() else RunFolder.create(path, config)
             )
             train(opened, Quiet())
-            runs.setdefault(name, []).append(outcome(path, Solver(invent(config.train.world))))
+            runs.setdefault(name, []).append(outcome(path, Solver(generate_facts(config.train.world))))
             write("self_play_train", args, {"runs": runs, "summary": summary(runs)})
     lines = [f"{name}: {metrics}" for name, metrics in summary(runs).items()]
     finish("self_play_train", args, {"runs": runs, "summary": summary(runs)}, lines)

@@ -18,7 +18,7 @@ from agentenv.core.io.strict_json import read_json_text
 from agentenv.core.types import Document, Task
 from agentenv.data.world_config import WorldConfig
 from agentenv.data.world_documents import write_documents
-from agentenv.data.world_facts import invent
+from agentenv.data.world_facts import generate_facts
 from agentenv.data.world_questions import generate_questions
 from agentenv.errors import ConfigurationError, CorpusError, DatasetError
 
@@ -48,13 +48,13 @@ class FictionalWorld:
         Raises:
             ConfigurationError: the world is too small for so many distinct questions.
         """
-        facts = invent(config)
+        facts = generate_facts(config)
         return cls(config, tuple(write_documents(facts)), tuple(generate_questions(facts)))
 
 
 def stream_documents(config: WorldConfig) -> Iterator[Document]:
     """The documents of ``FictionalWorld.generate(config)``, one at a time."""
-    return write_documents(invent(config))
+    return write_documents(generate_facts(config))
 
 
 def write_world(config: WorldConfig, out: Path) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def write_world(config: WorldConfig, out: Path) -> dict[str, Any]:
     out.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
-        facts = invent(config)
+        facts = generate_facts(config)
         questions = list(generate_questions(facts))
         _write_lines(folder / "questions.jsonl", (_question_row(task) for task in questions))
         _write_lines(folder / "corpus.jsonl", (asdict(document) for document in write_documents(facts)))

@@ -25,7 +25,7 @@ WORDS_PER_FACT = 12  # no sentence of the grammar is longer
 
 @dataclass(frozen=True)
 class WorldConfig:
-    """Which world to invent. Equal configs give equal worlds, in every process.
+    """Which world to generate_facts. Equal configs give equal worlds, in every process.
 
     Raises:
         ConfigurationError: a dial is out of its range.

@@ -104,7 +104,7 @@ class Facts:
         return works
 
 
-def invent(config: WorldConfig) -> Facts:
+def generate_facts(config: WorldConfig) -> Facts:
     """Draws the ground truth of the world that ``config`` describes."""
     rng = np.random.default_rng([config.seed, config.documents])
     pages = {kind: _pages(rng, kind, config) for kind in TYPES}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agentenv.data.world import WorldConfig
-from agentenv.data.world_facts import invent
+from agentenv.data.world_facts import generate_facts
 from agentenv.data.world_solver import Solver
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +31,7 @@ def script() -> ModuleType:
 def test_a_pair_is_true_where_the_world_says_so_and_unique_where_it_says_nothing_else(
     script: ModuleType,
 ) -> None:
-    facts = invent(WorldConfig(documents=200, questions=0))
+    facts = generate_facts(WorldConfig(documents=200, questions=0))
     solver = Solver(facts)
     person = int(facts.known("person", "birthplace")[0])
     name = facts.names["person"][person]

@@ -22,7 +22,7 @@ import pytest
 
 from agentenv.data.world import FictionalWorld, WorldConfig, read_world, stream_documents, write_world
 from agentenv.data.world_config import SPLITS
-from agentenv.data.world_facts import invent
+from agentenv.data.world_facts import generate_facts
 from agentenv.data.world_names import HEADS, MIDDLES, NOUNS, TAILS, Namer, split_of
 from agentenv.errors import AgentEnvError, ConfigurationError, CorpusError, DatasetError, UnknownName
 
@@ -77,7 +77,7 @@ def test_ids_are_unique_and_no_two_entities_share_a_title(world: FictionalWorld)
     assert len({document.id for document in world.documents}) == len(world.documents)
     pages = Counter(document.title for document in world.documents)
     assert set(pages.values()) == {1, 2}
-    names = [name for names in invent(SMALL).names.values() for name in names]
+    names = [name for names in generate_facts(SMALL).names.values() for name in names]
     assert len(set(names)) == len(names)
 
 
@@ -115,15 +115,15 @@ def test_every_hop_is_answered_verbatim_by_its_document(family: str) -> None:
 
 
 def test_a_hidden_entity_is_described_on_the_page_of_another() -> None:
-    facts = invent(WorldConfig(indirect=0.05))
+    facts = generate_facts(WorldConfig(indirect=0.05))
     stated = sum((column > 0).sum() for columns in facts.where.values() for column in columns.values())
     assert len(facts.guests) / stated == pytest.approx(0.05, abs=0.005)
-    assert not invent(WorldConfig(indirect=0)).guests
+    assert not generate_facts(WorldConfig(indirect=0)).guests
 
 
 def test_distractors_share_a_word_with_a_neighbour() -> None:
     def shared(share: float) -> float:
-        names = invent(WorldConfig(distractors=share)).names["person"]
+        names = generate_facts(WorldConfig(distractors=share)).names["person"]
         words = Counter(word for name in names for word in name.split())
         return sum(any(words[word] > 1 for word in name.split()) for name in names) / len(names)
 
@@ -142,7 +142,7 @@ def test_splits_share_no_invented_word() -> None:
     common = {noun for nouns in NOUNS.values() for noun in nouns}
     words = {}
     for split in SPLITS:
-        facts = invent(WorldConfig(documents=5000, split=split))
+        facts = generate_facts(WorldConfig(documents=5000, split=split))
         kinds = ("person", "organisation", "place", "work", "event", "region")
         words[split] = {
             word for kind in kinds for name in facts.names[kind] for word in name.split()

@@ -15,7 +15,7 @@ import pytest
 from agentenv.core.types import Task
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.data.world_config import FAMILY_HOPS
-from agentenv.data.world_facts import NOWHERE, PAGE_1, Facts, invent
+from agentenv.data.world_facts import NOWHERE, PAGE_1, Facts, generate_facts
 from agentenv.data.world_grammar import RELATIONS, TYPES
 from agentenv.data.world_questions import generate_questions
 from agentenv.data.world_solver import Solver, unfold
@@ -38,7 +38,7 @@ def tiny() -> Facts:
     Ann was born in Lo in 1900 and works for Org; Bob was born in Hi in 1910. Ann taught Bob. Both works are
     by Bob and about Hi. Org is based in Lo and was led by Ann, then by Bob. The mayor of both towns is Ann.
     """
-    facts = invent(WorldConfig(documents=200, questions=0))
+    facts = generate_facts(WorldConfig(documents=200, questions=0))
     names = {
         "person": ["Ann", "Bob"],
         "place": ["Lo", "Hi"],
@@ -171,7 +171,7 @@ def test_no_question_is_asked_twice() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_every_question_has_one_answer_and_does_not_tell_it(family: str, hops: int, seed: int) -> None:
     config = WorldConfig(seed=seed, documents=1000, hops=(hops, hops), families=(family,), questions=25)
-    world, solver = FictionalWorld.generate(config), Solver(invent(config))
+    world, solver = FictionalWorld.generate(config), Solver(generate_facts(config))
     assert (
         len({task.question for task in world.questions}) == len({task.id for task in world.questions}) == 25
     )

@@ -13,7 +13,7 @@ from typing import Literal
 from agentenv.core.chat import InlineFormat
 from agentenv.core.types import Document, Message, Passage, Task
 from agentenv.data.world import FictionalWorld, WorldConfig
-from agentenv.data.world_facts import invent
+from agentenv.data.world_facts import generate_facts
 from agentenv.data.world_solver import Solver
 from agentenv.envs.search.local_search import as_question, format_passages, information
 from agentenv.retrievers.encoder import HashEncoder
@@ -136,7 +136,7 @@ def demonstrate(
     """
     names, weights = list(mixture), list(mixture.values())
     for world, library, rng in _worlds(seed, worlds, k):
-        solver = Solver(invent(world.config))
+        solver = Solver(generate_facts(world.config))
         scenes = [
             DemonstrationContext(task, library, world.questions, solver, rng) for task in world.questions
         ]
@@ -177,7 +177,7 @@ def follow(*, seed: int, worlds: WorldConfig, k: int, count: int) -> Iterator[li
     learned, as nothing tells what is asked next.
     """
     for world, library, rng in _worlds(seed, _lookups(worlds), k):
-        solver = Solver(invent(world.config))
+        solver = Solver(generate_facts(world.config))
         drawn = (rng.sample(world.questions, 3) for _ in range(count))
         scenes = ([DemonstrationContext(task, library, (), solver, rng) for task in tasks] for tasks in drawn)
         rows = ([piece for context in row for piece in _given(careful(context))] for row in scenes)

@@ -18,7 +18,7 @@ from agentenv.core.chat import InlineFormat
 from agentenv.core.env import run_sync
 from agentenv.core.types import Passage, Query, RetrieverInfo
 from agentenv.data.world import FictionalWorld, WorldConfig
-from agentenv.data.world_facts import invent
+from agentenv.data.world_facts import generate_facts
 from agentenv.data.world_solver import Solver
 from agentenv.envs.search.local_search import LocalSearch
 from agentenv.envs.search.proposals import QuestionRules, documents_shown
@@ -73,7 +73,7 @@ class Shelf:
 def scenes() -> list[DemonstrationContext]:
     world = FictionalWorld.generate(WORLD)
     library = Library(world.documents, HashEncoder(), 2)
-    solver = Solver(invent(WORLD))
+    solver = Solver(generate_facts(WORLD))
     return [
         DemonstrationContext(task, library, world.questions, solver, Random(0)) for task in world.questions
     ]
