@@ -14,7 +14,7 @@ from pathlib import Path
 from agentenv.core.io.files import os_errors, put_in_place
 from agentenv.data.sql_domains import Column, Domain, SQLTable
 from agentenv.data.world_config import Split
-from agentenv.data.world_names import Namer
+from agentenv.data.world_names import NameGenerator
 
 TWINS = 2
 ROWS = {0: 10, 1: 30, 2: 60}
@@ -63,7 +63,7 @@ def depth(table: SQLTable, domain: Domain) -> int:
 
 def _labels(domain: Domain, rng: random.Random, split: Split) -> dict[str, list[str]]:
     """The labels of every table, by its ``many``."""
-    namer = Namer(rng, split)
+    namer = NameGenerator(rng, split)
     found = {}
     for table in domain:
         count = ROWS[depth(table, domain)]

@@ -20,7 +20,7 @@ from agentenv.data.world_grammar import (
     TYPES,
     Relation,
 )
-from agentenv.data.world_names import Namer
+from agentenv.data.world_names import NameGenerator
 
 Ints = NDArray[np.int64]
 Places = NDArray[np.int8]
@@ -136,7 +136,7 @@ def _pages(rng: np.random.Generator, kind: str, config: WorldConfig) -> Ints:
 
 def _names(config: WorldConfig, counts: dict[str, int]) -> dict[str, list[str]]:
     rng = random.Random(f"names {config.seed} {config.split}")
-    namer = Namer(rng, config.split)
+    namer = NameGenerator(rng, config.split)
     names = {"occupation": list(OCCUPATIONS), "field": list(FIELDS)}
     for kind, count in (*counts.items(), ("region", min(500, 4 + counts["place"] // 10))):
         near = 0 if kind == "region" else round(count * config.distractors / (1 + config.distractors))
@@ -147,12 +147,12 @@ def _names(config: WorldConfig, counts: dict[str, int]) -> dict[str, list[str]]:
     return names
 
 
-def _twins(rng: random.Random, namer: Namer, kind: str, own: list[str], count: int) -> list[str]:
+def _twins(rng: random.Random, namer: NameGenerator, kind: str, own: list[str], count: int) -> list[str]:
     """Nearly the same names as some of ``own``; fewer than ``count`` where a small stock has no more neighbours."""
     twins: list[str] = []
     misses = 0
     while len(twins) < count and misses < _TIMEOUT:
-        twin = namer.neighbour(rng.choice(own), kind)
+        twin = namer.similar_name(rng.choice(own), kind)
         twins += [twin] if twin else []
         misses = 0 if twin else misses + 1
     return twins

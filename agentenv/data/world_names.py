@@ -30,7 +30,7 @@ def split_of(word: str) -> Split:
     return _SPLIT_OF_HASH[zlib.crc32(word.encode()) >> 8 & 3]
 
 
-class Namer:
+class NameGenerator:
     """Draws names without repeating one; words differ in two syllables while the stock allows.
 
     Args:
@@ -81,7 +81,7 @@ class Namer:
         self._taken.add(name)
         return name
 
-    def neighbour(self, name: str, kind: str) -> str | None:
+    def similar_name(self, name: str, kind: str) -> str | None:
         """A new name that differs from ``name`` in one word (the noun, for all but people); None if taken."""
         first, _, last = name.rpartition(" ")
         if kind == "person":

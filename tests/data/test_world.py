@@ -23,7 +23,7 @@ import pytest
 from agentenv.data.world import FictionalWorld, WorldConfig, read_world, stream_documents, write_world
 from agentenv.data.world_config import SPLITS
 from agentenv.data.world_facts import generate_facts
-from agentenv.data.world_names import HEADS, MIDDLES, NOUNS, TAILS, Namer, split_of
+from agentenv.data.world_names import HEADS, MIDDLES, NOUNS, TAILS, NameGenerator, split_of
 from agentenv.errors import AgentEnvError, ConfigurationError, CorpusError, DatasetError, UnknownName
 
 SMALL = WorldConfig(documents=300, questions=150)
@@ -152,7 +152,7 @@ def test_splits_share_no_invented_word() -> None:
 
 
 def test_namer_never_repeats_even_when_crowded() -> None:
-    namer = Namer(random.Random(0), "dev")
+    namer = NameGenerator(random.Random(0), "dev")
     names = [namer.name("event") for _ in range(30_000)]
     assert len(set(names)) == len(names)
     assert max(len(name.split()) for name in names) == 3
