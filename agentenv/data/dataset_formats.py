@@ -22,7 +22,7 @@ Reader = Callable[[RawRow], Iterator[Task]]
 GOLDS = ("golden_answers", "answers", "answer")  # FlashRAG, ours and DPR, NQ-open
 
 
-def flat(record: RawRow) -> Iterator[Task]:
+def flashrag(record: RawRow) -> Iterator[Task]:
     """FlashRAG's layout and its relatives: ``id``, ``question``, the accepted answers; the rest is ``data``.
 
     ``metadata`` is unpacked; ``gold`` (ids of passages) is another name of ``supporting_ids``.
@@ -39,7 +39,7 @@ _QUESTIONS = ("question", "query", "problem")
 _ANSWERS = (*GOLDS, "gold_answers", "ground_truth", "target")
 
 
-def own(record: RawRow) -> Iterator[Task]:
+def own_questions(record: RawRow) -> Iterator[Task]:
     """A user's own questions: `docs/own_data.md` in the repository says which fields there may be.
 
     Without an id a question gets one made of its text and its answers, so that any part and any order of the file keeps it.
@@ -97,9 +97,9 @@ def triviaqa(record: RawRow) -> Iterator[Task]:
     if "question_id" in record.fields:  # the authors' copy on the hub
         yield _trivia_item(record)
         return
-    for task in flat(record):
-        answers = tuple(dict.fromkeys(map(undouble, task.answers)))
-        yield Task(task.id, undouble(task.question).strip(), answers, data=task.data)
+    for task in flashrag(record):
+        answers = tuple(dict.fromkeys(map(unescape_quotes, task.answers)))
+        yield Task(task.id, unescape_quotes(task.question).strip(), answers, data=task.data)
 
 
 def _trivia_item(item: RawRow) -> Task:
@@ -120,7 +120,7 @@ def _trivia_item(item: RawRow) -> Task:
 def popqa(record: RawRow) -> Iterator[Task]:
     """PopQA: the authors' table, whose ``possible_answers`` are JSON text, or the flat layout."""
     if "possible_answers" not in record.fields:
-        yield from flat(record)
+        yield from flashrag(record)
         return
     try:
         golds = read_json_text(record.text("possible_answers"))
@@ -135,7 +135,7 @@ def popqa(record: RawRow) -> Iterator[Task]:
 def bamboogle(record: RawRow) -> Iterator[Task]:
     """Bamboogle: the authors' ``Question`` and ``Answer``, or the flat layout."""
     if "Question" not in record.fields:
-        yield from flat(record)
+        yield from flashrag(record)
         return
     question = record.text("Question")
     yield Task(_id_of("bamboogle", question), question, (record.gold("Answer"),))
@@ -171,7 +171,7 @@ def browsecomp(record: RawRow) -> Iterator[Task]:
     yield Task(_id_of("browsecomp", record.text("problem")), question, (answer,), data=data)
 
 
-def undouble(text: str) -> str:
+def unescape_quotes(text: str) -> str:
     """Undoes CSV quoting that was left in ``text``; a text without doubled quotes stays as it is."""
     if '""' not in text:
         return text
@@ -186,7 +186,7 @@ def hotpotqa(record: RawRow) -> Iterator[Task]:
     Copies on the hub call the id ``id`` and turn the lists of the supporting facts into columns.
     """
     if "golden_answers" in record.fields:
-        yield from flat(record)
+        yield from flashrag(record)
         return
     data = _rest(record, "_id", "id", "question", "answer", "context")
     facts = data.get("supporting_facts")
@@ -198,7 +198,7 @@ def hotpotqa(record: RawRow) -> Iterator[Task]:
 def musique(record: RawRow) -> Iterator[Task]:
     """MuSiQue-Ans: one answer and its aliases; a hop is one step of ``question_decomposition``."""
     if "golden_answers" in record.fields:
-        yield from flat(record)
+        yield from flashrag(record)
         return
     if record.fields.get("answerable") is False:
         raise DatasetError(
@@ -212,9 +212,9 @@ def musique(record: RawRow) -> Iterator[Task]:
     yield Task(record.id("id"), record.text("question"), answers, data=data)
 
 
-def one_passage(record: RawRow) -> Iterator[Task]:
+def flashrag_by_passage(record: RawRow) -> Iterator[Task]:
     """The flat layout of questions on one passage each: those on the same one are a cluster."""
-    for task in flat(record):
+    for task in flashrag(record):
         support = task.data.get("supporting_ids") or [task.id]
         yield Task(task.id, task.question, task.answers, data={**task.data, "cluster": str(support[0])})
 

@@ -74,7 +74,7 @@ SETS: dict[str, QuestionSet] = {
         notes="Without the official alias file, so scores are lower bounds of the official ones.",
         hub=Hub(_HUB, "2wikimultihopqa"),
     ),
-    "2wiki_hippo": QuestionSet("2wiki_hippo", {"dev": "questions_101.jsonl*"}, formats.flat),
+    "2wiki_hippo": QuestionSet("2wiki_hippo", {"dev": "questions_101.jsonl*"}, formats.flashrag),
     "musique": QuestionSet(
         "musique",
         {"dev": "musique_*dev*.jsonl*", "train": "musique_*train*.jsonl*"},
@@ -92,7 +92,7 @@ SETS: dict[str, QuestionSet] = {
     "nq_oracle": QuestionSet(
         "nq_open",
         {"dev": "nq_open_oracle.jsonl*"},
-        formats.one_passage,
+        formats.flashrag_by_passage,
         corpus="oracle_corpus.jsonl*",
         notes="Questions on one passage are a cluster: intervals are clustered.",
     ),
@@ -119,7 +119,7 @@ SETS: dict[str, QuestionSet] = {
         Hub(_HUB, "popqa"),
     ),
     "flashrag_nq": QuestionSet(
-        "flashrag_1000", {"test": "nq.jsonl*"}, formats.flat, "wiki18_passages.jsonl*", _FLASHRAG
+        "flashrag_1000", {"test": "nq.jsonl*"}, formats.flashrag, "wiki18_passages.jsonl*", _FLASHRAG
     ),
     "flashrag_triviaqa": QuestionSet(
         "flashrag_1000", {"test": "triviaqa.jsonl*"}, formats.triviaqa, "wiki18_passages.jsonl*", _FLASHRAG
@@ -152,8 +152,8 @@ SETS: dict[str, QuestionSet] = {
         notes="Encrypted on disk and decrypted in memory only; the official measure is a judge (rubric browsecomp).",
         hub=Hub("smolagents/browse_comp"),
     ),
-    "fictional": QuestionSet("fictional", {"": "questions.jsonl*"}, formats.flat),
-    "jsonl": QuestionSet("", {"": "questions.jsonl*"}, formats.own),
+    "fictional": QuestionSet("fictional", {"": "questions.jsonl*"}, formats.flashrag),
+    "jsonl": QuestionSet("", {"": "questions.jsonl*"}, formats.own_questions),
 }
 
 _SHOWN = 20  # sentences of one message about malformed records
@@ -170,8 +170,8 @@ def load_dataset(
     """Reads one split of a question set.
 
     Args:
-        name: a key of ``SETS``; ``jsonl`` reads any file of questions and answers (`dataset_formats.own`), ``fictional`` the
-            folder of a world.
+        name: a key of ``SETS``; ``jsonl`` reads any file of questions and answers (`dataset_formats.own_questions`),
+            ``fictional`` the folder of a world.
         path: the question file, the set's own folder or its parent; ``hub:`` and ``hub:owner/name`` read from
             the Hugging Face hub; where None, the environment variable ``AGENTENV_DATA``.
         split: a split of the set; its first where None. For a single file it is only a label.

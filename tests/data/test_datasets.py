@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentenv.core.types import Task
-from agentenv.data.dataset_formats import undouble
+from agentenv.data.dataset_formats import unescape_quotes
 from agentenv.data.datasets import SETS, load_dataset
 from agentenv.errors import ConfigurationError, DatasetError, UnknownName
 
@@ -147,7 +147,7 @@ def test_squad_is_unnested_and_paragraphs_are_clusters(tmp_path: Path) -> None:
     ],
 )
 def test_quotes_doubled_by_csv_are_undone(left: str, right: str) -> None:
-    assert undouble(left) == right
+    assert unescape_quotes(left) == right
 
 
 def test_triviaqa_undoes_quotes_in_questions_and_answers(tmp_path: Path) -> None:
