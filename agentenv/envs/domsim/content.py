@@ -2,11 +2,11 @@
 
 from random import Random
 
-GIVEN = (
+FIRST_NAMES = (
     "Ada", "Bruno", "Clara", "Dmitri", "Elena", "Farid", "Greta", "Hugo", "Ines", "Jonas", "Keiko", "Liam", "Mira", "Nadia",
     "Oskar", "Priya", "Quinn", "Rosa", "Sven", "Tara", "Umar", "Vera", "Wanda", "Yusuf",
 )  # fmt: skip
-FAMILY = (
+LAST_NAMES = (
     "Abbott", "Berg", "Costa", "Dahl", "Evans", "Fischer", "Grant", "Hansen", "Ito", "Jansen", "Kaya", "Lopez", "Moreau",
     "Novak", "Okafor", "Petrov", "Rossi", "Silva", "Tanaka", "Urban", "Vogel", "Weber", "Young", "Zhang",
 )  # fmt: skip
@@ -47,7 +47,7 @@ CHORES = (
 
 def people(rng: Random, n: int) -> list[str]:
     """``n`` names with no given name and no family name twice."""
-    return [f"{a} {b}" for a, b in zip(rng.sample(GIVEN, n), rng.sample(FAMILY, n), strict=True)]
+    return [f"{a} {b}" for a, b in zip(rng.sample(FIRST_NAMES, n), rng.sample(LAST_NAMES, n), strict=True)]
 
 
 def email_of(name: str) -> str:

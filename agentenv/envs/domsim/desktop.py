@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from random import Random
 from typing import Any
 
-from agentenv.envs.domsim.records import Gone
+from agentenv.envs.domsim.records import MissingRecord
 from agentenv.envs.domsim.widgets import Do, Row, Widget, button, heading, item, label
 from agentenv.envs.domsim.world import App, DesktopView, World
 from agentenv.envs.gui.actions import Action, Direction, Kind
@@ -85,7 +85,7 @@ class Desktop:
         app = self.apps[str(world.page[0])]
         try:
             rows = app.view_dialog(world) if world.dialog else app.view(world)
-        except Gone:
+        except MissingRecord:
             return [[label("This is no longer there.")]]
         if not world.opened:
             return rows

@@ -14,7 +14,7 @@ from agentenv.core.env import Env
 from agentenv.core.types import EndReason, Info, Observation, Step, Task, ToolResult, ToolStatus
 from agentenv.envs.domsim.desktop import KINDS
 from agentenv.envs.domsim.raster import draw, png
-from agentenv.envs.domsim.tasks import DESKTOP, TEMPLATES, Posed, generate_domsim_tasks, solve
+from agentenv.envs.domsim.tasks import DESKTOP, TEMPLATES, DesktopTask, generate_domsim_tasks, solve
 from agentenv.envs.domsim.widgets import Widget
 from agentenv.envs.domsim.world import DesktopView, World
 from agentenv.envs.gui.actions import STOP, Action, Kind, action_text, parse_reply
@@ -36,7 +36,7 @@ WORLDS = 2**31
 class DomSimState:
     """All that changes within an episode."""
 
-    posed: Posed
+    desktop_task: DesktopTask
     world: World
     view: DesktopView
     turns: int = 0
@@ -118,10 +118,10 @@ class DomSim(Env[DomSimState]):
         task: Task = (options or {}).get("task") or self._drawn()
         if not {"template", "seed"} <= task.data.keys():
             raise DatasetError(f"task {task.id!r} names no template and no seed of the desktop")
-        posed = Posed(task.data["template"], str(task.data["seed"]))
-        world = posed.start.__deepcopy__({})
-        self.state = DomSimState(posed, world, DESKTOP.view(world))
-        return self._shown(), {"task_id": task.id, "goal": posed.goal}
+        desktop_task = DesktopTask(task.data["template"], str(task.data["seed"]))
+        world = desktop_task.start.__deepcopy__({})
+        self.state = DomSimState(desktop_task, world, DESKTOP.view(world))
+        return self._shown(), {"task_id": task.id, "goal": desktop_task.goal}
 
     def _drawn(self) -> Task:
         if self._tasks is not None:
@@ -138,7 +138,7 @@ class DomSim(Env[DomSimState]):
         before = f"\n{told}\n" if told else "\n"
         if self._window is None and state.turns:
             return (self._format.message(screen, before),)
-        goal = opening(state.posed.goal, KINDS, self._pointing, self._prompt)
+        goal = opening(state.desktop_task.goal, KINDS, self._pointing, self._prompt)
         if self._window is None:
             return (self._format.message(screen, goal),)
         return self._format.context(goal, state.past, screen, self._window, before if told else "")
@@ -161,7 +161,7 @@ class DomSim(Env[DomSimState]):
         if self._window is not None:
             state.past.append((self.screen(), action))
         if reply.action is not None and reply.action.kind is Kind.TERMINATE:
-            done = reply.action.text == "success" and state.posed.achieved(state.world)
+            done = reply.action.text == "success" and state.desktop_task.achieved(state.world)
             return self.result((), reward=float(done), end=EndReason.SUBMITTED)
         wrong = reply.error
         if reply.action is not None:
@@ -188,7 +188,7 @@ class DomSim(Env[DomSimState]):
             world.opened,
             world.dialog,
         )
-        told = (self.state.posed.goal, sorted(world.data.items()), shown, world.scroll, world.answer)
+        told = (self.state.desktop_task.goal, sorted(world.data.items()), shown, world.scroll, world.answer)
         return hashlib.sha256(repr(told).encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
     def scene(self) -> ScreenScene:
@@ -197,7 +197,7 @@ class DomSim(Env[DomSimState]):
 
     def expert(self) -> Sequence[str]:
         """The template's plan, played."""
-        return [self._written(*move) for move in solve(self.state.posed)]
+        return [self._written(*move) for move in solve(self.state.desktop_task)]
 
     def _written(self, action: Action, widget: Widget | None, view: DesktopView) -> str:
         if self._pointing == "coordinate":
@@ -207,7 +207,7 @@ class DomSim(Env[DomSimState]):
     def render(self) -> "str | NDArray[np.uint8]":
         """The UI tree, or the picture as uint8[448, 672, 3]."""
         if self.render_mode != "rgb_array":
-            return f"{self.state.posed.goal} [{self.state.turns} turns]\n{self.state.view.screen.as_text()}"
+            return f"{self.state.desktop_task.goal} [{self.state.turns} turns]\n{self.state.view.screen.as_text()}"
         import numpy as np
 
         return np.asarray(draw(self.state.view.screen), dtype=np.uint8).copy()

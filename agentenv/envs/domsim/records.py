@@ -19,7 +19,7 @@ def _with(row: R, **changes: Any) -> R:
     return made
 
 
-class Gone(LookupError):
+class MissingRecord(LookupError):
     """A record that a page is about is no longer there."""
 
 
@@ -27,12 +27,12 @@ def find(rows: tuple[R, ...], id: int) -> R:
     """The record with the number ``id``.
 
     Raises:
-        Gone: there is none, or no longer.
+        MissingRecord: there is none, or no longer.
     """
     for row in rows:
         if row.id == id:
             return row
-    raise Gone(id)
+    raise MissingRecord(id)
 
 
 def changed(rows: tuple[R, ...], id: int, **changes: Any) -> tuple[R, ...]:
@@ -60,7 +60,7 @@ Move = tuple[str, ...]
 option)``, ``("drag", key, key)``, ``("answer", text)``."""
 
 
-class Draft(NamedTuple):
+class TaskDraft(NamedTuple):
     """A task that a template made: what to do, how, and what the world is like afterwards."""
 
     goal: str

@@ -14,7 +14,7 @@ from agentenv.core.scoring.normalize import collapse
 from agentenv.core.types import Task
 from agentenv.envs.domsim.apps import across, bank, calendar, contacts, files, mail, notes, settings, shop
 from agentenv.envs.domsim.desktop import Desktop
-from agentenv.envs.domsim.records import Draft, Move
+from agentenv.envs.domsim.records import Move, TaskDraft
 from agentenv.envs.domsim.widgets import Widget
 from agentenv.envs.domsim.world import App, DesktopView, World
 from agentenv.envs.gui.actions import Action, Kind
@@ -32,7 +32,7 @@ APPS: Mapping[str, App] = {
 }
 DESKTOP = Desktop(APPS)
 
-Template = Callable[[dict[str, Any], Random], Draft]
+Template = Callable[[dict[str, Any], Random], TaskDraft]
 TEMPLATES: Mapping[str, Template] = {
     **mail.TEMPLATES,
     **shop.TEMPLATES,
@@ -50,7 +50,7 @@ MAX_SCROLLS = 6
 SPLITS = ("train", "dev", "test")
 
 
-class Posed:
+class DesktopTask:
     """One task with its world as it begins; nothing in it changes, so copies share it."""
 
     __slots__ = ("answer", "goal", "plan", "start", "wanted")
@@ -82,7 +82,7 @@ class Posed:
         return said and world.facts() == self.wanted
 
 
-def solve(posed: Posed) -> list[tuple[Action, Widget | None, DesktopView]]:
+def solve(desktop_task: DesktopTask) -> list[tuple[Action, Widget | None, DesktopView]]:
     """The expert: every action with the widget it is about and the view on which it was chosen.
 
     The plan is played on a copy of the world, so that each key becomes the element that stands there then; what is out of
@@ -91,8 +91,8 @@ def solve(posed: Posed) -> list[tuple[Action, Widget | None, DesktopView]]:
     Raises:
         LookupError: the plan names a widget that the page does not have.
     """
-    world, played = copy.deepcopy(posed.start), []
-    moves = [*posed.plan, ("terminate", "success")]
+    world, played = copy.deepcopy(desktop_task.start), []
+    moves = [*desktop_task.plan, ("terminate", "success")]
     while moves:
         view = DESKTOP.view(world)
         action, widget = _next_action(world, view, moves)
@@ -167,34 +167,36 @@ def generate_domsim_tasks(
     tasks = []
     for index in range(n):
         name, key = names[index % len(names)], f"{split} {seed} {index // len(names)}"
-        posed = Posed(name, key)
-        if flaw := flaw_of(posed):
+        desktop_task = DesktopTask(name, key)
+        if flaw := flaw_of(desktop_task):
             raise ConfigurationError(f"the template {name!r} with the seed {key!r} {flaw}")
         data = {"template": name, "seed": key}
-        tasks.append(Task(f"{name}/{split}-{seed}-{index // len(names)}", posed.goal, ("",), split, data))
+        tasks.append(
+            Task(f"{name}/{split}-{seed}-{index // len(names)}", desktop_task.goal, ("",), split, data)
+        )
     return tuple(tasks)
 
 
-def flaw_of(posed: Posed) -> str:
+def flaw_of(desktop_task: DesktopTask) -> str:
     """What is wrong with a task that was just made; empty where the expert proves it sound.
 
     Sound means: not achieved at the start, achieved at the end of the plan, and at no time before the plan's last move
     where the task is about one change.
     """
-    if posed.achieved(posed.start):
+    if desktop_task.achieved(desktop_task.start):
         return "is achieved before anything is done"
-    world = copy.deepcopy(posed.start)
-    for action, _, view in solve(posed):
+    world = copy.deepcopy(desktop_task.start)
+    for action, _, view in solve(desktop_task):
         if reason := DESKTOP.act(world, view, action):
             return f"has a plan whose action {action} fails: {reason}"
-    return "" if posed.achieved(world) else "has a plan that does not achieve it"
+    return "" if desktop_task.achieved(world) else "has a plan that does not achieve it"
 
 
 __all__: Sequence[str] = [
     "APPS",
     "DESKTOP",
     "TEMPLATES",
-    "Posed",
+    "DesktopTask",
     "flaw_of",
     "generate_domsim_tasks",
     "solve",

@@ -9,8 +9,16 @@ from hypothesis import strategies as st
 
 from agentenv.envs.domsim.apps.bank import cents
 from agentenv.envs.domsim.apps.shop import Line, bought, in_cart
-from agentenv.envs.domsim.records import Gone, added, changed, find, numbered, without
-from agentenv.envs.domsim.tasks import APPS, DESKTOP, TEMPLATES, Posed, flaw_of, generate_domsim_tasks, solve
+from agentenv.envs.domsim.records import MissingRecord, added, changed, find, numbered, without
+from agentenv.envs.domsim.tasks import (
+    APPS,
+    DESKTOP,
+    TEMPLATES,
+    DesktopTask,
+    flaw_of,
+    generate_domsim_tasks,
+    solve,
+)
 from agentenv.envs.gui.actions import DIRECTIONS, Action, Kind
 from agentenv.errors import ConfigurationError, UnknownName
 
@@ -20,59 +28,59 @@ SEEDS = range(3)
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_the_expert_proves_every_template(template: str) -> None:
     for seed in SEEDS:
-        assert flaw_of(Posed(template, f"test {seed}")) == ""
+        assert flaw_of(DesktopTask(template, f"test {seed}")) == ""
 
 
 def test_there_are_at_least_forty_templates_and_goals_differ() -> None:
     assert len(TEMPLATES) >= 40
-    goals = {Posed(template, "goal").goal for template in TEMPLATES}
+    goals = {DesktopTask(template, "goal").goal for template in TEMPLATES}
     assert len(goals) == len(TEMPLATES)
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_the_plan_less_its_last_move_is_not_enough(template: str) -> None:
-    posed = Posed(template, "test")
-    world = copy.deepcopy(posed.start)
-    for action, _, view in solve(posed)[:-2]:
+    desktop_task = DesktopTask(template, "test")
+    world = copy.deepcopy(desktop_task.start)
+    for action, _, view in solve(desktop_task)[:-2]:
         DESKTOP.act(world, view, action)
-        assert not posed.achieved(world)
+        assert not desktop_task.achieved(world)
 
 
 def test_a_side_effect_spoils_what_was_achieved() -> None:
-    posed = Posed("mail-star", "test")
-    world = copy.deepcopy(posed.start)
-    for action, _, view in solve(posed)[:-1]:
+    desktop_task = DesktopTask("mail-star", "test")
+    world = copy.deepcopy(desktop_task.start)
+    for action, _, view in solve(desktop_task)[:-1]:
         DESKTOP.act(world, view, action)
-    assert posed.achieved(world)
+    assert desktop_task.achieved(world)
     DESKTOP.act(world, DESKTOP.view(world), Action(Kind.OPEN, text="settings"))
     view = DESKTOP.view(world)
     DESKTOP.act(world, view, Action(Kind.CLICK, id=view.id_of("switch.Dark mode")))
-    assert not posed.achieved(world)
+    assert not desktop_task.achieved(world)
 
 
 def test_an_answer_is_compared_whole() -> None:
-    posed = Posed("shop-price", "test")
-    world = copy.deepcopy(posed.start)
-    assert posed.answer is not None
+    desktop_task = DesktopTask("shop-price", "test")
+    world = copy.deepcopy(desktop_task.start)
+    assert desktop_task.answer is not None
     for said, right in (
-        (posed.answer, True),
-        (f" {posed.answer} ", True),
+        (desktop_task.answer, True),
+        (f" {desktop_task.answer} ", True),
         ("", False),
-        (f"about {posed.answer}", False),
+        (f"about {desktop_task.answer}", False),
     ):
         world.answer = said
-        assert posed.achieved(world) is right
+        assert desktop_task.achieved(world) is right
 
 
 def test_a_plan_that_names_what_is_not_there_is_a_flaw_of_the_template() -> None:
-    posed = Posed("mail-star", "test")
-    posed.plan = (("open", "mail"), ("click", "nothing"))
+    desktop_task = DesktopTask("mail-star", "test")
+    desktop_task.plan = (("open", "mail"), ("click", "nothing"))
     with pytest.raises(LookupError, match="'nothing'"):
-        solve(posed)
-    posed.plan = (("open", "mail"),)
-    assert flaw_of(posed) == "has a plan that does not achieve it"
-    posed.wanted = posed.start.facts()
-    assert flaw_of(posed) == "is achieved before anything is done"
+        solve(desktop_task)
+    desktop_task.plan = (("open", "mail"),)
+    assert flaw_of(desktop_task) == "has a plan that does not achieve it"
+    desktop_task.wanted = desktop_task.start.facts()
+    assert flaw_of(desktop_task) == "is achieved before anything is done"
 
 
 def test_tasks_are_repeatable_and_splits_share_no_world() -> None:
@@ -102,7 +110,7 @@ def test_tables_of_records() -> None:
     assert without(rows, 1) == (Line(2, 6),)
     assert added(rows, Line(0, 7))[-1] == Line(3, 7)
     assert added((), Line(0, 7)) == (Line(1, 7),)
-    with pytest.raises(Gone):
+    with pytest.raises(MissingRecord):
         find(rows, 3)
 
 

@@ -4,7 +4,7 @@ from random import Random
 from typing import Any, ClassVar, NamedTuple
 
 from agentenv.envs.domsim.content import code, money, people
-from agentenv.envs.domsim.records import Draft, Move, added, changed, find, numbered
+from agentenv.envs.domsim.records import Move, TaskDraft, added, changed, find, numbered
 from agentenv.envs.domsim.widgets import Row, button, choice, heading, item, label, textbox
 from agentenv.envs.domsim.world import World
 
@@ -185,7 +185,7 @@ def _login(data: dict[str, Any]) -> tuple[str, tuple[Move, ...]]:
     return f"Log in to the bank as {user} with the password {password}", (("open", "bank"), *fills)
 
 
-def transfer(data: dict[str, Any], rng: Random) -> Draft:
+def transfer(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Transfer money."""
     said, plan = _login(data)
     payee, amount, reference = rng.choice(data["bank.payees"]), rng.randrange(500, 20_000), code(rng)
@@ -193,30 +193,30 @@ def transfer(data: dict[str, Any], rng: Random) -> Draft:
     fills = (("select", "payee", payee), ("fill", "amount", number), ("fill", "reference", reference))
     moves = (*plan, ("click", "transfer"), *fills, ("click", "submit"), ("click", "submit"))
     goal = f"{said} and transfer {number} to {payee} with the reference {reference}."
-    return Draft(goal, moves, transferred(data, payee, amount, reference))
+    return TaskDraft(goal, moves, transferred(data, payee, amount, reference))
 
 
-def pay_bill(data: dict[str, Any], rng: Random) -> Draft:
+def pay_bill(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Pay one bill."""
     said, plan = _login(data)
     bill = rng.choice(data["bank.bills"])
     moves = (*plan, ("click", "bills"), ("click", f"pay.{bill.name}"), ("click", "submit"))
-    return Draft(f"{said} and pay the bill {bill.name!r}.", moves, settled(data, bill.id))
+    return TaskDraft(f"{said} and pay the bill {bill.name!r}.", moves, settled(data, bill.id))
 
 
-def pay_largest(data: dict[str, Any], rng: Random) -> Draft:
+def pay_largest(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Pay the largest bill."""
     said, plan = _login(data)
     bill = max(data["bank.bills"], key=lambda held: held.amount)
     moves = (*plan, ("click", "bills"), ("click", f"pay.{bill.name}"), ("click", "submit"))
-    return Draft(f"{said} and pay the largest of the bills.", moves, settled(data, bill.id))
+    return TaskDraft(f"{said} and pay the largest of the bills.", moves, settled(data, bill.id))
 
 
-def balance(data: dict[str, Any], rng: Random) -> Draft:
+def balance(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Find the balance."""
     said, plan = _login(data)
     found = money(data["bank.balance"])
-    return Draft(f"{said}. What is the balance? Answer as $0.00.", (*plan, ("answer", found)), {}, found)
+    return TaskDraft(f"{said}. What is the balance? Answer as $0.00.", (*plan, ("answer", found)), {}, found)
 
 
 TEMPLATES = {

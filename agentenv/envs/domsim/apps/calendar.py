@@ -5,7 +5,7 @@ from random import Random
 from typing import Any, ClassVar, NamedTuple
 
 from agentenv.envs.domsim.content import EVENTS
-from agentenv.envs.domsim.records import Draft, Move, added, changed, find, numbered, without
+from agentenv.envs.domsim.records import Move, TaskDraft, added, changed, find, numbered, without
 from agentenv.envs.domsim.widgets import Row, button, choice, heading, item, label, textbox
 from agentenv.envs.domsim.world import World
 
@@ -162,16 +162,16 @@ def add_steps(title: str, date: str, time: str) -> tuple[Move, ...]:
     return (*day, ("fill", "title", title), ("select", "time", time), ("click", "submit"))
 
 
-def add(data: dict[str, Any], rng: Random) -> Draft:
+def add(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Add an event."""
     title = rng.choice([name for name in EVENTS if name not in {e.title for e in data["calendar.events"]}])
     date, time = _date(rng, 3), rng.choice(TIMES[1:])
     table = added(data["calendar.events"], Event(0, title, date, time))
     goal = f"Add the event {title!r} on {date} at {time} to the calendar."
-    return Draft(goal, add_steps(title, date, time), {"calendar.events": table})
+    return TaskDraft(goal, add_steps(title, date, time), {"calendar.events": table})
 
 
-def move(data: dict[str, Any], rng: Random) -> Draft:
+def move(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Move an event with the date picker."""
     event = rng.choice(
         [e for e in data["calendar.events"] if e.date[5:7] == f"{MONTH:02d}"] or data["calendar.events"]
@@ -180,36 +180,36 @@ def move(data: dict[str, Any], rng: Random) -> Draft:
     turned = (("click", "after"),) * (int(date[5:7]) - int(event.date[5:7]))
     picked = (("click", "edit"), ("click", "pick"), *turned, ("click", f"day.{date}"), ("click", "submit"))
     table = changed(data["calendar.events"], event.id, date=date)
-    return Draft(
+    return TaskDraft(
         f"Move the event {event.title!r} of {event.date} to {date}.",
         (*_at(event), *picked),
         {"calendar.events": table},
     )
 
 
-def delay(data: dict[str, Any], rng: Random) -> Draft:
+def delay(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Change the time of an event."""
     event = rng.choice(data["calendar.events"])
     time = rng.choice([name for name in TIMES if name != event.time])
     moves = (*_at(event), ("click", "edit"), ("select", "time", time), ("click", "submit"))
     table = changed(data["calendar.events"], event.id, time=time)
     goal = f"Let the event {event.title!r} of {event.date} begin at {time}."
-    return Draft(goal, moves, {"calendar.events": table})
+    return TaskDraft(goal, moves, {"calendar.events": table})
 
 
-def delete(data: dict[str, Any], rng: Random) -> Draft:
+def delete(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Delete an event."""
     event = rng.choice(data["calendar.events"])
     moves = (*_at(event), ("click", "delete"), ("click", "submit"))
     goal = f"Delete the event {event.title!r} of {event.date} from the calendar."
-    return Draft(goal, moves, {"calendar.events": without(data["calendar.events"], event.id)})
+    return TaskDraft(goal, moves, {"calendar.events": without(data["calendar.events"], event.id)})
 
 
-def when(data: dict[str, Any], rng: Random) -> Draft:
+def when(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Find the time of an event."""
     event = rng.choice(data["calendar.events"])
     goal = f"At what time is the event {event.title!r} on {event.date}? Answer as 00:00."
-    return Draft(goal, (*_at(event)[:-1], ("answer", event.time)), {}, event.time)
+    return TaskDraft(goal, (*_at(event)[:-1], ("answer", event.time)), {}, event.time)
 
 
 TEMPLATES = {

@@ -3,8 +3,8 @@
 from random import Random
 from typing import Any, ClassVar, NamedTuple
 
-from agentenv.envs.domsim.content import FAMILY, GIVEN, email_of, people, phone
-from agentenv.envs.domsim.records import Draft, added, changed, find, numbered, without
+from agentenv.envs.domsim.content import FIRST_NAMES, LAST_NAMES, email_of, people, phone
+from agentenv.envs.domsim.records import TaskDraft, added, changed, find, numbered, without
 from agentenv.envs.domsim.widgets import Row, button, choice, heading, item, label, textbox
 from agentenv.envs.domsim.world import World
 
@@ -116,10 +116,11 @@ def _person(data: dict[str, Any], rng: Random) -> tuple[Person, tuple[tuple[str,
     return person, (("open", "contacts"), ("click", f"person.{person.id}"))
 
 
-def add(data: dict[str, Any], rng: Random) -> Draft:
+def add(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Add a person in a group."""
     known = {part for person in data["contacts.people"] for part in person.name.split()}
-    name = f"{rng.choice([n for n in GIVEN if n not in known])} {rng.choice([n for n in FAMILY if n not in known])}"
+    first, last = ([n for n in names if n not in known] for names in (FIRST_NAMES, LAST_NAMES))
+    name = f"{rng.choice(first)} {rng.choice(last)}"
     person = Person(0, name, phone(rng), email_of(name), rng.choice(GROUPS[1:]))
     fills = (("fill", "name", name), ("fill", "phone", person.phone), ("fill", "email", person.email))
     moves = (
@@ -130,41 +131,45 @@ def add(data: dict[str, Any], rng: Random) -> Draft:
         ("click", "submit"),
     )
     goal = f"Add {name} to the contacts: phone {person.phone}, mail {person.email}, group {person.group}."
-    return Draft(goal, moves, {"contacts.people": added(data["contacts.people"], person)})
+    return TaskDraft(goal, moves, {"contacts.people": added(data["contacts.people"], person)})
 
 
-def new_phone(data: dict[str, Any], rng: Random) -> Draft:
+def new_phone(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Change a telephone number."""
     person, plan = _person(data, rng)
     number = phone(rng)
     moves = (*plan, ("click", "edit"), ("fill", "phone", number), ("click", "submit"))
     table = changed(data["contacts.people"], person.id, phone=number)
-    return Draft(f"Change the phone number of {person.name} to {number}.", moves, {"contacts.people": table})
+    return TaskDraft(
+        f"Change the phone number of {person.name} to {number}.", moves, {"contacts.people": table}
+    )
 
 
-def regroup(data: dict[str, Any], rng: Random) -> Draft:
+def regroup(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Move a person to another group."""
     person, plan = _person(data, rng)
     group = rng.choice([name for name in GROUPS if name != person.group])
     moves = (*plan, ("click", "edit"), ("select", "group", group), ("click", "submit"))
     table = changed(data["contacts.people"], person.id, group=group)
-    return Draft(f"Move {person.name} to the group {group}.", moves, {"contacts.people": table})
+    return TaskDraft(f"Move {person.name} to the group {group}.", moves, {"contacts.people": table})
 
 
-def delete(data: dict[str, Any], rng: Random) -> Draft:
+def delete(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Delete a person."""
     person, plan = _person(data, rng)
     moves = (*plan, ("click", "delete"), ("click", "submit"))
     table = without(data["contacts.people"], person.id)
-    return Draft(f"Delete {person.name} from the contacts.", moves, {"contacts.people": table})
+    return TaskDraft(f"Delete {person.name} from the contacts.", moves, {"contacts.people": table})
 
 
-def look_up(data: dict[str, Any], rng: Random) -> Draft:
+def look_up(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Find a telephone number with the search."""
     person = rng.choice(data["contacts.people"])
     moves = (("open", "contacts"), ("fill", "query", person.name), ("click", "submit"))
     goal = f"What is the phone number of {person.name}? Answer with the number."
-    return Draft(goal, (*moves, ("click", f"person.{person.id}"), ("answer", person.phone)), {}, person.phone)
+    return TaskDraft(
+        goal, (*moves, ("click", f"person.{person.id}"), ("answer", person.phone)), {}, person.phone
+    )
 
 
 TEMPLATES = {

@@ -4,7 +4,7 @@ from random import Random
 from typing import Any, ClassVar, NamedTuple
 
 from agentenv.envs.domsim.content import FILES, TITLES
-from agentenv.envs.domsim.records import Draft, Move, changed, find, numbered, without
+from agentenv.envs.domsim.records import Move, TaskDraft, changed, find, numbered, without
 from agentenv.envs.domsim.widgets import Row, button, choice, heading, item, label, textbox
 from agentenv.envs.domsim.world import World
 
@@ -160,58 +160,60 @@ def _elsewhere(data: dict[str, Any], rng: Random, file: File) -> str:
     return str(rng.choice([folder for folder in data["files.folders"] if folder != file.folder]))
 
 
-def rename(data: dict[str, Any], rng: Random) -> Draft:
+def rename(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Rename a file."""
     file, plan = _file(data, rng)
     name = f"{rng.choice(TITLES).lower().replace(' ', '-')}.{file.name.partition('.')[2]}"
     moves = (*plan, ("click", "rename"), ("fill", "name", name), ("click", "submit"))
     table = changed(data["files.files"], file.id, name=name)
-    return Draft(
+    return TaskDraft(
         f"Rename the file {file.name!r} in {file.folder} to {name!r}.", moves, {"files.files": table}
     )
 
 
-def move(data: dict[str, Any], rng: Random) -> Draft:
+def move(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Move a file."""
     file, plan = _file(data, rng)
     folder = _elsewhere(data, rng, file)
     moves = (*plan, ("click", "move"), ("select", "folder", folder), ("click", "submit"))
     table = changed(data["files.files"], file.id, folder=folder)
-    return Draft(
+    return TaskDraft(
         f"Move the file {file.name!r} from {file.folder} to {folder}.", moves, {"files.files": table}
     )
 
 
-def drag(data: dict[str, Any], rng: Random) -> Draft:
+def drag(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Move a file by dragging it; the way is free, the place is what counts."""
     file, plan = _file(data, rng)
     folder = _elsewhere(data, rng, file)
     moves = (*plan[:-1], ("drag", f"file.{file.id}", f"folder.{folder}"))
     table = changed(data["files.files"], file.id, folder=folder)
     goal = f"Drag the file {file.name!r}, which is in {file.folder}, onto the folder {folder}."
-    return Draft(goal, moves, {"files.files": table})
+    return TaskDraft(goal, moves, {"files.files": table})
 
 
-def delete(data: dict[str, Any], rng: Random) -> Draft:
+def delete(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Delete a file."""
     file, plan = _file(data, rng)
     moves = (*plan, ("click", "delete"), ("click", "submit"))
     table = without(data["files.files"], file.id)
-    return Draft(f"Delete the file {file.name!r} in {file.folder}.", moves, {"files.files": table})
+    return TaskDraft(f"Delete the file {file.name!r} in {file.folder}.", moves, {"files.files": table})
 
 
-def create(data: dict[str, Any], rng: Random) -> Draft:
+def create(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Make a folder."""
     name = rng.choice(TITLES)
     moves = (("open", "files"), ("click", "new"), ("fill", "name", name), ("click", "submit"))
-    return Draft(f"Make a folder called {name!r}.", moves, {"files.folders": (*data["files.folders"], name)})
+    return TaskDraft(
+        f"Make a folder called {name!r}.", moves, {"files.folders": (*data["files.folders"], name)}
+    )
 
 
-def size(data: dict[str, Any], rng: Random) -> Draft:
+def size(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Find the size of a file."""
     file, plan = _file(data, rng)
     goal = f"How many kB has the file {file.name!r} in {file.folder}? Answer with the number alone."
-    return Draft(goal, (*plan, ("answer", str(file.size))), {}, str(file.size))
+    return TaskDraft(goal, (*plan, ("answer", str(file.size))), {}, str(file.size))
 
 
 TEMPLATES = {

@@ -4,7 +4,7 @@ from random import Random
 from typing import Any, ClassVar, NamedTuple
 
 from agentenv.envs.domsim.content import SENTENCES, SUBJECTS, code, email_of, people
-from agentenv.envs.domsim.records import Draft, added, changed, find, numbered
+from agentenv.envs.domsim.records import TaskDraft, added, changed, find, numbered
 from agentenv.envs.domsim.widgets import Row, button, heading, item, label, paragraph, switch, tabs, textbox
 from agentenv.envs.domsim.world import World
 
@@ -147,67 +147,69 @@ def _opened(data: dict[str, Any], rng: Random) -> tuple[Letter, tuple[tuple[str,
     return letter, (("open", "mail"), ("click", f"letter.{letter.id}"))
 
 
-def star(data: dict[str, Any], rng: Random) -> Draft:
+def star(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Star one letter."""
     letter, plan = _opened(data, rng)
     box = changed(data["mail.box"], letter.id, starred=True)
-    return Draft(f"Star the mail about {letter.subject!r}.", (*plan, ("click", "star")), {"mail.box": box})
+    return TaskDraft(
+        f"Star the mail about {letter.subject!r}.", (*plan, ("click", "star")), {"mail.box": box}
+    )
 
 
-def delete(data: dict[str, Any], rng: Random) -> Draft:
+def delete(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Delete one letter."""
     letter, plan = _opened(data, rng)
     box = changed(data["mail.box"], letter.id, folder="Trash")
     moves = (*plan, ("click", "delete"), ("click", "submit"))
-    return Draft(f"Delete the mail from {letter.sender}.", moves, {"mail.box": box})
+    return TaskDraft(f"Delete the mail from {letter.sender}.", moves, {"mail.box": box})
 
 
-def archive(data: dict[str, Any], rng: Random) -> Draft:
+def archive(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Archive one letter."""
     letter, plan = _opened(data, rng)
     box = changed(data["mail.box"], letter.id, folder="Archive")
-    return Draft(
+    return TaskDraft(
         f"Archive the mail about {letter.subject!r}.", (*plan, ("click", "archive")), {"mail.box": box}
     )
 
 
-def reply(data: dict[str, Any], rng: Random) -> Draft:
+def reply(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Answer one letter."""
     letter, plan = _opened(data, rng)
     text = rng.choice(SENTENCES)
     box = added(data["mail.box"], sent(letter.sender, f"Re: {letter.subject}", text))
     moves = (*plan, ("click", "reply"), ("fill", "body", text), ("click", "submit"))
-    return Draft(
+    return TaskDraft(
         f"Reply to the mail about {letter.subject!r} with the message: {text}", moves, {"mail.box": box}
     )
 
 
-def forward(data: dict[str, Any], rng: Random) -> Draft:
+def forward(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Forward one letter."""
     letter, plan = _opened(data, rng)
     to = email_of(people(rng, 1)[0])
     box = added(data["mail.box"], sent(to, f"Fwd: {letter.subject}", letter.body))
     moves = (*plan, ("click", "forward"), ("fill", "to", to), ("click", "submit"))
-    return Draft(f"Forward the mail about {letter.subject!r} to {to}.", moves, {"mail.box": box})
+    return TaskDraft(f"Forward the mail about {letter.subject!r} to {to}.", moves, {"mail.box": box})
 
 
-def compose(data: dict[str, Any], rng: Random) -> Draft:
+def compose(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Write a letter."""
     to, subject, text = email_of(people(rng, 1)[0]), rng.choice(SUBJECTS), rng.choice(SENTENCES)
     fills = (("fill", "to", to), ("fill", "subject", subject), ("fill", "body", text))
     moves = (("open", "mail"), ("click", "compose"), *fills, ("click", "submit"))
     box = added(data["mail.box"], sent(to, subject, text))
-    return Draft(
+    return TaskDraft(
         f"Write a mail to {to} with the subject {subject!r} and the message: {text}", moves, {"mail.box": box}
     )
 
 
-def read_code(data: dict[str, Any], rng: Random) -> Draft:
+def read_code(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Find a number in a letter."""
     letter, plan = _opened(data, rng)
     found = letter.body.rpartition(" ")[2].rstrip(".")
     goal = f"Which door code does the mail from {letter.sender} name? Answer with the code."
-    return Draft(goal, (*plan, ("answer", found)), {}, found)
+    return TaskDraft(goal, (*plan, ("answer", found)), {}, found)
 
 
 TEMPLATES = {

@@ -4,7 +4,7 @@ from random import Random
 from typing import Any, ClassVar, NamedTuple
 
 from agentenv.envs.domsim.content import CHORES, SENTENCES, TITLES
-from agentenv.envs.domsim.records import Draft, Move, added, changed, find, numbered, without
+from agentenv.envs.domsim.records import Move, TaskDraft, added, changed, find, numbered, without
 from agentenv.envs.domsim.widgets import (
     Row,
     button,
@@ -142,7 +142,7 @@ def _note(data: dict[str, Any], rng: Random) -> tuple[Note, tuple[Move, ...]]:
     return note, (("open", "notes"), ("click", f"note.{note.id}"))
 
 
-def add(data: dict[str, Any], rng: Random) -> Draft:
+def add(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Write a note."""
     title = rng.choice([name for name in TITLES if name not in {note.title for note in data["notes.notes"]}])
     body = rng.choice(SENTENCES)
@@ -154,35 +154,37 @@ def add(data: dict[str, Any], rng: Random) -> Draft:
         ("click", "submit"),
     )
     table = added(data["notes.notes"], Note(0, title, body))
-    return Draft(f"Write a note with the title {title!r} and the text: {body}", moves, {"notes.notes": table})
+    return TaskDraft(
+        f"Write a note with the title {title!r} and the text: {body}", moves, {"notes.notes": table}
+    )
 
 
-def rewrite(data: dict[str, Any], rng: Random) -> Draft:
+def rewrite(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Replace the text of a note."""
     note, plan = _note(data, rng)
     body = rng.choice([text for text in SENTENCES if text != note.body])
     moves = (*plan, ("click", "edit"), ("fill", "body", body), ("click", "submit"))
     table = changed(data["notes.notes"], note.id, body=body)
-    return Draft(f"Replace the text of the note {note.title!r} by: {body}", moves, {"notes.notes": table})
+    return TaskDraft(f"Replace the text of the note {note.title!r} by: {body}", moves, {"notes.notes": table})
 
 
-def pin(data: dict[str, Any], rng: Random) -> Draft:
+def pin(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Pin a note."""
     note, plan = _note(data, rng)
     table = changed(data["notes.notes"], note.id, pinned=True)
-    return Draft(f"Pin the note {note.title!r}.", (*plan, ("click", "pin")), {"notes.notes": table})
+    return TaskDraft(f"Pin the note {note.title!r}.", (*plan, ("click", "pin")), {"notes.notes": table})
 
 
-def delete(data: dict[str, Any], rng: Random) -> Draft:
+def delete(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Delete a note."""
     note, plan = _note(data, rng)
     moves = (*plan, ("click", "delete"), ("click", "submit"))
-    return Draft(
+    return TaskDraft(
         f"Delete the note {note.title!r}.", moves, {"notes.notes": without(data["notes.notes"], note.id)}
     )
 
 
-def tick(data: dict[str, Any], rng: Random) -> Draft:
+def tick(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Tick or free the boxes of two chores."""
     table, clicks, said = data["notes.chores"], [], []
     for held in rng.sample(table, 2):
@@ -190,7 +192,9 @@ def tick(data: dict[str, Any], rng: Random) -> Draft:
         clicks.append(("click", f"chore.{held.id}"))
         said.append(f"{held.text!r} as {'open' if held.done else 'done'}")
     moves = (("open", "notes"), ("click", "tab.Chores"), *clicks, ("click", "submit"))
-    return Draft(f"Among the chores, mark {' and '.join(said)}, and save.", moves, {"notes.chores": table})
+    return TaskDraft(
+        f"Among the chores, mark {' and '.join(said)}, and save.", moves, {"notes.chores": table}
+    )
 
 
 TEMPLATES = {

@@ -3,8 +3,8 @@
 from random import Random
 from typing import Any, ClassVar, NamedTuple
 
-from agentenv.envs.domsim.content import GIVEN, code
-from agentenv.envs.domsim.records import Draft, Move, changed, find, numbered
+from agentenv.envs.domsim.content import FIRST_NAMES, code
+from agentenv.envs.domsim.records import Move, TaskDraft, changed, find, numbered
 from agentenv.envs.domsim.widgets import Row, button, choice, heading, item, label, switch, tabs, textbox
 from agentenv.envs.domsim.world import World
 
@@ -54,7 +54,7 @@ class Settings:
             "settings.switches": numbered(switches),
             "settings.choices": tuple((name, rng.choice(options)) for name, options in CHOICES.items()),
             "settings.networks": numbered([Network(0, name, code(rng)) for name in NETWORKS]),
-            "settings.device": f"{rng.choice(GIVEN)}'s tablet",
+            "settings.device": f"{rng.choice(FIRST_NAMES)}'s tablet",
             "settings.password": code(rng),
         }
 
@@ -166,52 +166,54 @@ def _tab(name: str) -> tuple[Move, ...]:
     return (("open", "settings"), ("click", f"tab.{name}"))
 
 
-def _turn(data: dict[str, Any], rng: Random, n: int) -> Draft:
+def _turn(data: dict[str, Any], rng: Random, n: int) -> TaskDraft:
     tab = rng.choice(list(SWITCHES))
     table, moves, said = data["settings.switches"], list(_tab(tab)), []
     for held in rng.sample([row for row in table if row.name in SWITCHES[tab]], n):
         table = changed(table, held.id, on=not held.on)
         moves.append(("click", f"switch.{held.name}"))
         said.append(f"{held.name!r} {'off' if held.on else 'on'}")
-    return Draft(f"In the settings, turn {' and '.join(said)}.", tuple(moves), {"settings.switches": table})
+    return TaskDraft(
+        f"In the settings, turn {' and '.join(said)}.", tuple(moves), {"settings.switches": table}
+    )
 
 
-def turn_one(data: dict[str, Any], rng: Random) -> Draft:
+def turn_one(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Turn one switch."""
     return _turn(data, rng, 1)
 
 
-def turn_two(data: dict[str, Any], rng: Random) -> Draft:
+def turn_two(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Turn two switches."""
     return _turn(data, rng, 2)
 
 
-def choose(data: dict[str, Any], rng: Random) -> Draft:
+def choose(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Choose an entry of a list."""
     name, now = rng.choice(data["settings.choices"])
     wanted = rng.choice([option for option in CHOICES[name] if option != now])
     after = tuple((held, wanted if held == name else value) for held, value in data["settings.choices"])
     moves = (*_tab(PLACES[name]), ("select", name, wanted), ("click", "submit"))
-    return Draft(f"In the settings, set {name!r} to {wanted!r}.", moves, {"settings.choices": after})
+    return TaskDraft(f"In the settings, set {name!r} to {wanted!r}.", moves, {"settings.choices": after})
 
 
-def rename(data: dict[str, Any], rng: Random) -> Draft:
+def rename(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Rename the device."""
-    name = f"{rng.choice(GIVEN)}'s screen"
+    name = f"{rng.choice(FIRST_NAMES)}'s screen"
     moves = (*_tab("Account"), ("fill", "device", name), ("click", "rename"))
-    return Draft(f"Rename this device to {name!r} in the settings.", moves, {"settings.device": name})
+    return TaskDraft(f"Rename this device to {name!r} in the settings.", moves, {"settings.device": name})
 
 
-def password(data: dict[str, Any], rng: Random) -> Draft:
+def password(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Change the password."""
     old = data["settings.password"]
     new = next(value for value in iter(lambda: code(rng), "") if value != old)
     fills = (("fill", "old", old), ("fill", "new", new), ("fill", "again", new))
     goal = f"Change the account's password from {old} to {new}."
-    return Draft(goal, (*_tab("Account"), *fills, ("click", "submit")), {"settings.password": new})
+    return TaskDraft(goal, (*_tab("Account"), *fills, ("click", "submit")), {"settings.password": new})
 
 
-def join(data: dict[str, Any], rng: Random) -> Draft:
+def join(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Join a network with its key."""
     held = rng.choice(data["settings.networks"])
     moves = (
@@ -221,7 +223,7 @@ def join(data: dict[str, Any], rng: Random) -> Draft:
         ("click", "submit"),
     )
     goal = f"Join the wireless network {held.name!r} with the key {held.key}."
-    return Draft(goal, moves, {"settings.networks": joined(data["settings.networks"], held.id)})
+    return TaskDraft(goal, moves, {"settings.networks": joined(data["settings.networks"], held.id)})
 
 
 TEMPLATES = {

@@ -4,7 +4,7 @@ from random import Random
 from typing import Any, ClassVar, NamedTuple
 
 from agentenv.envs.domsim.content import THINGS, address, money
-from agentenv.envs.domsim.records import Draft, Move, added, changed, find, numbered, without
+from agentenv.envs.domsim.records import Move, TaskDraft, added, changed, find, numbered, without
 from agentenv.envs.domsim.widgets import Row, button, choice, heading, item, label, tabs, textbox
 from agentenv.envs.domsim.world import World
 
@@ -208,15 +208,15 @@ def _only(data: dict[str, Any], product: Product, number: int) -> tuple[Move, ..
     return (*clear, *_search(product), *pick, ("click", "submit"))
 
 
-def buy(data: dict[str, Any], rng: Random) -> Draft:
+def buy(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Buy some of one product and nothing else."""
     product, number = rng.choice(data["shop.products"]), rng.randrange(1, 5)
     after = bought(data, (Line(product.id, number),), data["shop.home"], False)
     moves = (*_only(data, product, number), *_CHECKOUT, ("click", "submit"))
-    return Draft(f"Empty the cart, then buy {number} of {product.name!r} and nothing else.", moves, after)
+    return TaskDraft(f"Empty the cart, then buy {number} of {product.name!r} and nothing else.", moves, after)
 
 
-def buy_cheapest(data: dict[str, Any], rng: Random) -> Draft:
+def buy_cheapest(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Buy the cheapest product of a category."""
     kind = rng.choice(list(THINGS))
     product = min((p for p in data["shop.products"] if p.category == kind), key=lambda p: p.price)
@@ -224,52 +224,54 @@ def buy_cheapest(data: dict[str, Any], rng: Random) -> Draft:
     clear = (("open", "shop"), ("click", "cart"), *_emptied(data), ("open", "shop"))
     show = (("click", f"tab.{kind}"), ("click", f"product.{product.id}"), ("click", "submit"))
     goal = f"Empty the cart, then buy one of the cheapest product of the category {kind} and nothing else."
-    return Draft(goal, (*clear, *show, *_CHECKOUT, ("click", "submit")), after)
+    return TaskDraft(goal, (*clear, *show, *_CHECKOUT, ("click", "submit")), after)
 
 
-def check_out(data: dict[str, Any], rng: Random) -> Draft:
+def check_out(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Buy what is in the cart already."""
     after = bought(data, data["shop.cart"], data["shop.home"], False)
-    return Draft("Buy what is in my cart.", (("open", "shop"), *_CHECKOUT, ("click", "submit")), after)
+    return TaskDraft("Buy what is in my cart.", (("open", "shop"), *_CHECKOUT, ("click", "submit")), after)
 
 
-def deliver(data: dict[str, Any], rng: Random) -> Draft:
+def deliver(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Buy the cart for another address."""
     to = address(rng)
     after = bought(data, data["shop.cart"], to, False)
     moves = (("open", "shop"), *_CHECKOUT, ("fill", "address", to), ("click", "submit"))
-    return Draft(f"Buy what is in my cart and have it delivered to {to}.", moves, after)
+    return TaskDraft(f"Buy what is in my cart and have it delivered to {to}.", moves, after)
 
 
-def redeem(data: dict[str, Any], rng: Random) -> Draft:
+def redeem(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Buy the cart with a coupon."""
     after = bought(data, data["shop.cart"], data["shop.home"], True)
     moves = (("open", "shop"), *_CHECKOUT, ("fill", "coupon", COUPON), ("click", "submit"))
-    return Draft(f"Buy what is in my cart with the coupon {COUPON}.", moves, after)
+    return TaskDraft(f"Buy what is in my cart with the coupon {COUPON}.", moves, after)
 
 
-def put_in_cart(data: dict[str, Any], rng: Random) -> Draft:
+def put_in_cart(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Put a product into the cart."""
     held = {line.id for line in data["shop.cart"]}
     product = rng.choice([p for p in data["shop.products"] if p.id not in held])
     cart = in_cart(data["shop.cart"], product.id, 1)
     moves = (*_search(product), ("click", "submit"))
-    return Draft(f"Put one {product.name!r} into my cart, do not buy it yet.", moves, {"shop.cart": cart})
+    return TaskDraft(f"Put one {product.name!r} into my cart, do not buy it yet.", moves, {"shop.cart": cart})
 
 
-def take_out(data: dict[str, Any], rng: Random) -> Draft:
+def take_out(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Take a product out of the cart."""
     line = rng.choice(data["shop.cart"])
     name = find(data["shop.products"], line.id).name
     moves = (("open", "shop"), ("click", "cart"), ("click", f"remove.{line.id}"))
-    return Draft(f"Remove {name!r} from my cart.", moves, {"shop.cart": without(data["shop.cart"], line.id)})
+    return TaskDraft(
+        f"Remove {name!r} from my cart.", moves, {"shop.cart": without(data["shop.cart"], line.id)}
+    )
 
 
-def price_of(data: dict[str, Any], rng: Random) -> Draft:
+def price_of(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Find a price."""
     product = rng.choice(data["shop.products"])
     goal = f"What does {product.name!r} cost in the shop? Answer as $0.00."
-    return Draft(goal, (*_search(product), ("answer", money(product.price))), {}, money(product.price))
+    return TaskDraft(goal, (*_search(product), ("answer", money(product.price))), {}, money(product.price))
 
 
 TEMPLATES = {
