@@ -42,13 +42,13 @@ _PLAIN_EVERY_S = 30.0  # without a terminal: seconds between two lines
 
 
 class _Bar(Progress):
-    """A bar with its figures on a line of their own, which leaves the times whole on a narrow terminal."""
+    """A bar with its metrics on a line of their own, which leaves the times whole on a narrow terminal."""
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield from super().get_renderables()
         for task in self.tasks:
-            if figures := task.fields["figures"]:
-                yield Text(f"  {figures}")
+            if metrics := task.fields["metrics"]:
+                yield Text(f"  {metrics}")
 
 
 class _LogFile(logging.FileHandler):
@@ -69,8 +69,8 @@ class Display(Protocol):
     def phase(self, name: str, total: int) -> None:
         """A phase of ``total`` units begins; 0 where the number is not known."""
 
-    def advance(self, done: int, figures: dict[str, Any]) -> None:
-        """So many units of the phase are done, and these are the figures that matter."""
+    def advance(self, done: int, metrics: dict[str, Any]) -> None:
+        """So many units of the phase are done, and these are the metrics that matter."""
 
     def note(self, sentence: str) -> None:
         """Something to know before the work begins."""
@@ -85,7 +85,7 @@ class SilentDisplay:
     def phase(self, name: str, total: int) -> None:
         """Shows nothing."""
 
-    def advance(self, done: int, figures: dict[str, Any]) -> None:
+    def advance(self, done: int, metrics: dict[str, Any]) -> None:
         """Shows nothing."""
 
     def note(self, sentence: str) -> None:
@@ -151,20 +151,20 @@ class LiveDisplay:
         self._began = self._said = self._clock()
         if self._task is not None:
             self._progress.remove_task(self._task)
-        self._task = self._progress.add_task(name, total=total or None, figures="")
+        self._task = self._progress.add_task(name, total=total or None, metrics="")
         if not self._live:
             self._say(f"{self._title}: {name}" + (f", {total} in all" if total else ""))
 
-    def advance(self, done: int, figures: dict[str, Any]) -> None:
-        """So many units are done; figures that are not given keep their last value."""
-        self._latest |= {name: figures[name] for name in _SHOWN if figures.get(name) is not None}
+    def advance(self, done: int, metrics: dict[str, Any]) -> None:
+        """So many units are done; metrics that are not given keep their last value."""
+        self._latest |= {name: metrics[name] for name in _SHOWN if metrics.get(name) is not None}
         line = "  ".join(
             f"{_SHOWN[name]} {value if isinstance(value, int) else format(value, '.3f')}"
             for name, value in self._latest.items()
         )
         self._log.info("%s %d/%d %s", self._name, done, self._total, line)
         if self._task is not None:
-            self._progress.update(self._task, completed=done, figures=line)
+            self._progress.update(self._task, completed=done, metrics=line)
         now = self._clock()
         self._first = self._first or (done, now)
         if not self._live and (now - self._said > _PLAIN_EVERY_S or done == self._total):

@@ -127,7 +127,7 @@ class MlflowTracker:
 
 
 class ForgivingTracker:
-    """Another tracker, whose failure ends nothing: a full disk or a service that is down costs its figures and not the run.
+    """Another tracker, whose failure ends nothing: a full disk or a service that is down costs its metrics and not the run.
 
     Args:
         tracker: What is logged to until it fails.
@@ -158,7 +158,7 @@ class ForgivingTracker:
         except Exception as error:
             self._tracker = None
             self._warn(
-                f"{name} cannot record {what} ({type(error).__name__}: {error}); the run goes on, its figures are in "
+                f"{name} cannot record {what} ({type(error).__name__}: {error}); the run goes on, its metrics are in "
                 "metrics.jsonl, and nothing more is sent to that tracker"
             )
 

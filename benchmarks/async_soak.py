@@ -182,13 +182,13 @@ class Watch:
         """Faults strike in training alone."""
         self.training = STORM.raging = name == "training"
 
-    def advance(self, done: int, figures: dict[str, float]) -> None:
+    def advance(self, done: int, metrics: dict[str, float]) -> None:
         """A step ended."""
         if not self.training:
             return
         path = self.folder.path / "trajectories" / f"step-{done:06d}.jsonl.gz"
         records = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
-        STORM.failures += wrongs(done, records, figures, STORM.struck)
+        STORM.failures += wrongs(done, records, metrics, STORM.struck)
         for record in records:
             STORM.counts[f"episodes {'valid' if record['valid'] else record['end_reason']}"] += 1
         append(self.folder.path / CENSUS, {"life": self.life, "step": done} | census())

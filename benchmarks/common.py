@@ -27,7 +27,7 @@ class Silent:
     def phase(self, name: str, total: int) -> None:
         """Nothing."""
 
-    def advance(self, done: int, figures: dict[str, Any]) -> None:
+    def advance(self, done: int, metrics: dict[str, Any]) -> None:
         """Nothing."""
 
     def warn(self, sentence: str) -> None:

@@ -66,7 +66,7 @@ class Census(Silent):  # type: ignore[misc]  # a sibling script
         """Evaluations are not counted."""
         self.training = name == "training"
 
-    def advance(self, done: int, figures: dict[str, Any]) -> None:
+    def advance(self, done: int, metrics: dict[str, Any]) -> None:
         """A step ended."""
         if self.training and done % self.every == 0:
             held = {"step": done, "mib": round(resident_mib(os.getpid()), 1)}

@@ -36,7 +36,7 @@ class Clock:
         self.training = name == "training"
         self.ends += [time.perf_counter()] * self.training
 
-    def advance(self, done: int, figures: dict[str, float]) -> None:
+    def advance(self, done: int, metrics: dict[str, float]) -> None:
         """A step ended."""
         self.ends += [time.perf_counter()] * self.training
 

@@ -30,7 +30,7 @@ class Quiet:
     def phase(self, name: str, total: int) -> None:
         self.phases.append(name)
 
-    def advance(self, done: int, figures: dict[str, Any]) -> None:
+    def advance(self, done: int, metrics: dict[str, Any]) -> None:
         pass
 
     def note(self, sentence: str) -> None:

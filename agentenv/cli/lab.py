@@ -62,7 +62,7 @@ class Run:
     out: Path = _RUNS
     """Folder of the runs."""
     pages: Path = _PAGES
-    """Folder of the page, its chart and its figures."""
+    """Folder of the page, its chart and its metrics."""
     trust_config: bool = False
     """Whether a TOML file may run code without a sandbox or contact hosts; otherwise that is asked at the terminal."""
 
@@ -82,12 +82,12 @@ class Run:
         experiment, name = load_experiment(self.name), Path(self.name).stem
         out = self.out / name
         out.mkdir(parents=True, exist_ok=True)
-        done, figures = 0, write_page(name, experiment, out, self.pages)
+        done, metrics = 0, write_page(name, experiment, out, self.pages)
         while done != self.runs and (trial := next_trial(experiment, out)):
             with LiveDisplay(f"{name}: {trial.arm}, seed {trial.seed}", log=out / "lab.log") as display:
                 run_trial(experiment, trial, out, display)
-            done, figures = done + 1, write_page(name, experiment, out, self.pages)
-        return figures | {"runs": done, "page": str(self.pages / f"{name}.md")}
+            done, metrics = done + 1, write_page(name, experiment, out, self.pages)
+        return metrics | {"runs": done, "page": str(self.pages / f"{name}.md")}
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """The means, the verdicts, and where the page is."""

@@ -90,7 +90,7 @@ class Train:
     examples: tyro.conf.Positional[Path]
     """File that `agentenv simulator data` wrote."""
     out: Path
-    """Folder for weights, tokenizer and figures; must not exist."""
+    """Folder for weights, tokenizer and metrics; must not exist."""
     base: str = "tiny"
     """The model that is fine-tuned: ``tiny`` or ``hf:PATH``."""
     steps: int = 400
@@ -119,8 +119,8 @@ class Train:
             config = replace(config, rate=self.rate)
         self.out.parent.mkdir(parents=True, exist_ok=True)
         with LiveDisplay("simulator", log=self.out.parent / f"{self.out.name}.log") as display:
-            figures = maker.train_simulator(policy, examples, config, display, self.out)
-        return figures | {"out": str(self.out)}
+            metrics = maker.train_simulator(policy, examples, config, display, self.out)
+        return metrics | {"out": str(self.out)}
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """The quality report, cost, and where the simulator is."""

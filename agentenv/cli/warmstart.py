@@ -58,8 +58,8 @@ class Warmstart:
         self.out.parent.mkdir(parents=True, exist_ok=True)
         with LiveDisplay("warmstart", log=self.out.parent / f"{self.out.name}.log") as display:
             kinds = {"search": self._search, "code": self._code, "desktop": self._desktop}
-            figures = self._expert(display) if self.imitate else kinds[self.env](display)
-        return figures | {"out": str(self.out)}
+            metrics = self._expert(display) if self.imitate else kinds[self.env](display)
+        return metrics | {"out": str(self.out)}
 
     def _check(self) -> None:
         if self.out.exists():

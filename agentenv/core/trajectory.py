@@ -114,7 +114,7 @@ class Trajectory:
     fork_turn: int | None = None
     origin: Origin = Origin.BASE
     info: dict[str, Any] = field(default_factory=dict)
-    """The last step's info less what has a field of its own, for example "answer"; "strategy" holds the figures of the
+    """The last step's info less what has a field of its own, for example "answer"; "strategy" holds the metrics of the
     rollout strategy, numbers and lists of numbers by name."""
 
     def _spread(self, values: Sequence[Any], dtype: Any) -> NDArray[Any]:

@@ -299,7 +299,7 @@ def _play(
     play = partial(play_missing, seed=benchmark.seed, directory=out, progress=_progress(display, usage))
     running = _RunningMetrics(scorer, searched=task_env.retriever is not None)
     display.phase(benchmark.dataset, len(tasks))
-    records = play(agent, task_env, journals.pop("run"), phase="run", figures=running)
+    records = play(agent, task_env, journals.pop("run"), phase="run", metrics=running)
     for name, journal in journals.items():
         display.phase(f"{benchmark.dataset}, bound {name}", len(tasks))
         its_ground, its_player = sides[name]
@@ -341,15 +341,15 @@ def _progress(display: Display, usage: EndpointUsage | None) -> Progress:
     if usage is None:
         return display.advance
 
-    def progress(done: int, figures: dict[str, Any]) -> None:
+    def progress(done: int, metrics: dict[str, Any]) -> None:
         used = usage.save()
-        display.advance(done, figures | {name: used[name] for name in ("requests", "cost") if used[name]})
+        display.advance(done, metrics | {name: used[name] for name in ("requests", "cost") if used[name]})
 
     return progress
 
 
 class _RunningMetrics:
-    """The figures that matter while episodes come in; of this process's share where a run was resumed."""
+    """The metrics that matter while episodes come in; of this process's share where a run was resumed."""
 
     def __init__(self, scorer: str, *, searched: bool) -> None:
         self._scorer = scorer

@@ -193,7 +193,7 @@ def play_missing(
     phase: str,
     directory: Path,
     progress: Progress,
-    figures: Callable[[Sequence[EpisodeRecord]], dict[str, Any]] = lambda records: {},
+    metrics: Callable[[Sequence[EpisodeRecord]], dict[str, Any]] = lambda records: {},
 ) -> list[EpisodeRecord]:
     """Plays the questions of ``task_env`` that ``journal`` lacks, and returns the records of all in their order.
 
@@ -204,8 +204,8 @@ def play_missing(
         seed: of the episodes.
         phase: prefix of the episode ids, and the name in the timings.
         directory: the folder of the evaluation.
-        progress: called with the number of finished episodes and with ``figures`` of the newest.
-        figures: what to show of records.
+        progress: called with the number of finished episodes and with ``metrics`` of the newest.
+        metrics: what to show of records.
 
     Raises:
         ContextTooSmall: no question leaves room for a turn.
@@ -222,7 +222,7 @@ def play_missing(
         now = time.perf_counter()
         log_seconds(directory, phase, now - last, [_seconds(trajectory) for trajectory in played])
         last = now
-        progress(len(journal), figures(records))
+        progress(len(journal), metrics(records))
 
     finished = _Finished(keep, max(_FAILURES_IN_A_ROW, 2 * agent.batch), lived=len(journal) > 0)
     if agent.deterministic:

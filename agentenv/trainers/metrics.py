@@ -19,7 +19,7 @@ def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
     of another context. A group that lost every member to infrastructure failures is in no figure but ``faults`` and the
     sums: ``sampled_tokens`` counts every token that the policy sampled, also those that a strategy left out of the record,
         and a
-    strategy's own figures are added up, lists of them averaged. A mean over nothing (no episode got to a turn) is 0.
+    strategy's own metrics are added up, lists of them averaged. A mean over nothing (no episode got to a turn) is 0.
 
     Retries of another trajectory, reflections and demonstrations are in no mean: what the policy does unaided is shown. They
     are in the sums and, as members of their groups, in ``zero_variance_share``.

@@ -12,7 +12,7 @@ class Meter:
     """What every service of ours counts: requests, how long they take, whether it is ready.
 
     Args:
-        gate: whose state is read when the figures are asked for.
+        gate: whose state is read when the metrics are asked for.
 
     Raises:
         MissingExtra: prometheus-client is not installed.

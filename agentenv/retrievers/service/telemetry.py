@@ -14,7 +14,7 @@ class Telemetry(Meter):
     """Counters, gauges and histograms of a retrieval service.
 
     Args:
-        gate: whose state is read when the figures are asked for.
+        gate: whose state is read when the metrics are asked for.
         waiting: gives the queries of a corpus that wait or are under way.
 
     Raises:

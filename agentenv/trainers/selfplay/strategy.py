@@ -339,7 +339,7 @@ class _GameRunner:
         return next(turn for turn in self.turns if turn.name == name)
 
     def _headed(self, first: Trajectory) -> Trajectory:
-        """``first`` with the figures of the game and what became of its question."""
+        """``first`` with the metrics of the game and what became of its question."""
         state = self.state
         metrics: dict[str, Any] = dict(state.counts)
         metrics["sampled_tokens"] = first.response_tokens + self.unreturned

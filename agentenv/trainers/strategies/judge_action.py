@@ -45,9 +45,9 @@ class JudgeStrategy:
             unseen = state.copy()
             if observation is not None:
                 observe(state, context.chat, observation, context.config.context_tokens)
-        figures = {"judge_dropped": dropped}
+        metrics = {"judge_dropped": dropped}
         origin = Origin.SPLICE if dropped else state.ended.origin
-        return replace(state.ended, origin=origin, info=state.ended.info | {"strategy": figures})
+        return replace(state.ended, origin=origin, info=state.ended.info | {"strategy": metrics})
 
 
 def _without_observation(unseen: EpisodeState, state: EpisodeState, context: RolloutContext) -> EpisodeState:

@@ -33,7 +33,7 @@ from agentenv.trainers.strategies.rollout_context import RolloutContext
 
 _REFLECTION_TURN = 1_000_002  # seeds the reflection apart from every turn of its episode
 
-# What was sampled for a retry or a reflection stands in the figures of its base.
+# What was sampled for a retry or a reflection stands in the metrics of its base.
 _COUNTED = {"strategy": {"sampled_tokens": 0}}
 
 
@@ -184,6 +184,6 @@ def _own_group(trajectory: Trajectory | None, wanted: bool, base: Trajectory) ->
 
 
 def _counted(base: Trajectory, counts: dict[str, int]) -> Trajectory:
-    """``base`` with the figures of all that was done and sampled for it, itself included."""
+    """``base`` with the metrics of all that was done and sampled for it, itself included."""
     sampled = base.response_tokens + counts["reflection_tokens"] + counts.get("retry_tokens", 0)
     return replace(base, info=base.info | {"strategy": counts | {"sampled_tokens": sampled}})

@@ -204,7 +204,7 @@ class _Episode:
         observe(state, self.context.chat, shown, limit or self.context.config.context_tokens)
 
     def _labelled(self, trajectory: Trajectory) -> Trajectory:
-        """``trajectory`` with its origin and the figures of its rollbacks."""
+        """``trajectory`` with its origin and the metrics of its rollbacks."""
         spliced = any(segment.context_mismatch for segment in trajectory.segments)
         names = ("triggered", "recovered", "failed", "shallow", "deep", "retry_tokens")
         metrics: dict[str, int | list[float]] = {f"rollback_{name}": self.counts[name] for name in names}

@@ -142,7 +142,7 @@ class _TreeBuilder:
     """Tokens that these sampled."""
 
     def collect_leaves(self) -> list[Trajectory]:
-        """The leaves in the order of their slots; figures of the dropped branches are with the first."""
+        """The leaves in the order of their slots; metrics of the dropped branches are with the first."""
         first, *others = (self.leaves[place] for place in sorted(self.leaves))
         if not self.dropped:
             return [first, *others]

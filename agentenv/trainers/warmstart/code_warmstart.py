@@ -139,7 +139,7 @@ def code_warmstart(config: CodeWarmstartConfig, display: Display, out: Path) -> 
     """Makes the policy and writes it to ``out``.
 
     Returns:
-        The figures of its card: tokens seen, minutes, and on unseen tasks the mean outcome, greedy and sampled, and the
+        The metrics of its card: tokens seen, minutes, and on unseen tasks the mean outcome, greedy and sampled, and the
         share of its first tries that fail when sampled.
 
     Raises:
@@ -153,26 +153,26 @@ def code_warmstart(config: CodeWarmstartConfig, display: Display, out: Path) -> 
     chat = InlineFormat(policy.tokenizer)
     display.phase("imitation", config.steps)
     tokens = imitate(policy, [to_tokens(chat, demo) for demo in demos], config.steps, config, display)
-    figures: Metrics = {"tokens": tokens} | judge(policy, config)
-    figures["minutes"] = (time.perf_counter() - began) / 60
+    metrics: Metrics = {"tokens": tokens} | judge(policy, config)
+    metrics["minutes"] = (time.perf_counter() - began) / 60
     episodes = EpisodeCard(env=ENV, prompt="{question}", max_turns=3, turn_tokens=80, context_tokens=512)
     parameters = sum(p.numel() for p in policy.model.parameters())
     write_policy(
-        policy, figures, episodes, _CARD.format(config=config, parameters=parameters, **figures), out
+        policy, metrics, episodes, _CARD.format(config=config, parameters=parameters, **metrics), out
     )
-    return figures
+    return metrics
 
 
 def judge(policy: HFPolicy, config: CodeWarmstartConfig) -> dict[str, float]:
     """How the policy does on unseen tasks: ``greedy`` and ``sampled`` mean outcome, ``first_tries_failed`` when sampled."""
     tasks = generate_code_tasks(config.judged, seed=config.seed, steps=config.difficulty, split="dev")
-    chat, figures = InlineFormat(policy.tokenizer), {}
+    chat, metrics = InlineFormat(policy.tokenizer), {}
     for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
         budgets = RolloutConfig(context_tokens=512, turn_tokens=80, temperature=temperature, stop=STOP)
         played = play(policy, chat, lambda: make(ENV, tasks=tasks, **OPTIONS), tasks, budgets, name=name)
-        figures[name] = sum(t.reward for t in played) / len(played)
+        metrics[name] = sum(t.reward for t in played) / len(played)
     tried = [t.turns[0].tool_results[0].error_class for t in played if t.turns]
-    return figures | {"first_tries_failed": sum(map(bool, tried)) / max(len(tried), 1)}
+    return metrics | {"first_tries_failed": sum(map(bool, tried)) / max(len(tried), 1)}
 
 
 _CARD = """\

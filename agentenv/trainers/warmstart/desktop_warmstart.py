@@ -148,7 +148,7 @@ def desktop_warmstart(config: DesktopWarmstartConfig, display: Display, out: Pat
     """Makes the policy and writes it to ``out``.
 
     Returns:
-        The figures of its card: tokens seen, minutes, and the share of unseen tasks that it solves, ``greedy`` and
+        The metrics of its card: tokens seen, minutes, and the share of unseen tasks that it solves, ``greedy`` and
         ``sampled``, and did greedily before it met the mixture, ``skill``.
     """
     began = time.perf_counter()
@@ -166,26 +166,26 @@ def desktop_warmstart(config: DesktopWarmstartConfig, display: Display, out: Pat
     skill = judge(policy, config)["greedy"]
     display.phase("imitating the mixture", mixture_steps)
     tokens += imitate(policy, mixed, mixture_steps, config, display, rate=0.25)
-    figures: Metrics = {"tokens": tokens, "skill": skill} | judge(policy, config)
-    figures["minutes"] = (time.perf_counter() - began) / 60
+    metrics: Metrics = {"tokens": tokens, "skill": skill} | judge(policy, config)
+    metrics["minutes"] = (time.perf_counter() - began) / 60
     episodes = EpisodeCard(
         env=ENV, prompt=PROMPT, format="template", turn_tokens=TURN_TOKENS, context_tokens=CONTEXT_TOKENS
     )
     parameters = sum(p.numel() for p in policy.model.parameters())
-    text = _CARD.format(config=config, parameters=parameters, kinds=", ".join(config.templates), **figures)
-    write_policy(policy, figures, episodes, text, out)
-    return figures
+    text = _CARD.format(config=config, parameters=parameters, kinds=", ".join(config.templates), **metrics)
+    write_policy(policy, metrics, episodes, text, out)
+    return metrics
 
 
 def judge(policy: HFPolicy, config: DesktopWarmstartConfig) -> dict[str, float]:
     """The share of unseen tasks that the policy solves on the live desktop: ``greedy`` and ``sampled``."""
     tasks = DomSim.make_tasks(config.judged, seed=config.seed, split="dev", templates=config.templates)
-    chat, figures = TemplateFormat(policy.tokenizer), {}
+    chat, metrics = TemplateFormat(policy.tokenizer), {}
     for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
         budgets = RolloutConfig(CONTEXT_TOKENS, TURN_TOKENS, temperature=temperature, stop=STOP)
         played = play(policy, chat, lambda: DomSim(**OPTIONS), tasks, budgets, name=name)
-        figures[name] = sum(t.reward for t in played) / len(played)
-    return figures
+        metrics[name] = sum(t.reward for t in played) / len(played)
+    return metrics
 
 
 _CARD = """\

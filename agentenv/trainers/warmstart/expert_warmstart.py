@@ -51,7 +51,7 @@ def expert_warmstart(
         rate: Share of the tiny policy's peak step sizes.
 
     Returns:
-        The figures of its card: episodes shown, tokens seen, minutes.
+        The metrics of its card: episodes shown, tokens seen, minutes.
 
     Raises:
         ConfigurationError: an environment has no expert, one succeeds nowhere, or a run cannot be configured so.
@@ -72,11 +72,11 @@ def expert_warmstart(
     asked = sample_batches(examples, episodes, 0.0, Random(first.seed))
     tokens = fit(policy, asked, steps, rate, WarmstartConfig(), display)
     minutes = (time.perf_counter() - began) / 60
-    figures: Metrics = {"demonstrations": len(shown), "tokens": tokens, "minutes": minutes}
+    metrics: Metrics = {"demonstrations": len(shown), "tokens": tokens, "minutes": minutes}
     names = ", ".join(f"`{config.env.id}`" for config in runs)
-    text = _CARD.format(policy=first.policy, names=names, steps=steps, **figures)
-    write_policy(policy, figures, episode_card(with_declared_scorers(first)), text, out)
-    return figures
+    text = _CARD.format(policy=first.policy, names=names, steps=steps, **metrics)
+    write_policy(policy, metrics, episode_card(with_declared_scorers(first)), text, out)
+    return metrics
 
 
 def demonstrations(config: TrainConfig) -> list[Trajectory]:

@@ -108,31 +108,31 @@ def warmstart(
         init_from: Folder of a reader made earlier (with ``mixture_steps=0``); None makes one.
 
     Returns:
-        The figures that stand on the card: tokens, minutes, the reader's accuracy on unseen worlds.
+        The metrics that stand on the card: tokens, minutes, the reader's accuracy on unseen worlds.
 
     Raises:
         ConfigurationError: ``init_from`` was not made by ``agentenv warmstart``.
     """
     torch.manual_seed(config.seed)
     began = time.perf_counter()
-    policy, figures = _load_reading_policy(init_from) if init_from else _train_reading(config, display)
+    policy, metrics = _load_reading_policy(init_from) if init_from else _train_reading(config, display)
     if config.mixture_steps:
         display.phase("mixture", config.mixture_steps)
         mixture = _mixture(MIXTURE, config, 20_000_000, InlineFormat(policy.tokenizer))
-        figures["tokens"] += fit(_rounded(policy), mixture, config.mixture_steps, 0.1, config, display)
+        metrics["tokens"] += fit(_rounded(policy), mixture, config.mixture_steps, 0.1, config, display)
     if config.role_steps:
         display.phase("roles", config.role_steps)
         roles = _mixture(ROLE_MIXTURE, config, 90_000_000, InlineFormat(policy.tokenizer))
-        figures["tokens"] += fit(_rounded(policy), roles, config.role_steps, 0.3, config, display)
+        metrics["tokens"] += fit(_rounded(policy), roles, config.role_steps, 0.3, config, display)
     if config.weak_proposer_steps:
         display.phase("weak proposers", config.weak_proposer_steps)
         weak_proposers = _mixture(WEAK_PROPOSER_MIXTURE, config, 95_000_000, InlineFormat(policy.tokenizer))
-        figures["tokens"] += fit(
+        metrics["tokens"] += fit(
             _rounded(policy), weak_proposers, config.weak_proposer_steps, 0.1, config, display
         )
-    figures["minutes"] += (time.perf_counter() - began) / 60
-    save(policy, figures, config, out)
-    return figures
+    metrics["minutes"] += (time.perf_counter() - began) / 60
+    save(policy, metrics, config, out)
+    return metrics
 
 
 def _train_reading(config: WarmstartConfig, display: Display) -> tuple[HFPolicy, Metrics]:
@@ -172,8 +172,8 @@ def _load_reading_policy(folder: Path) -> tuple[HFPolicy, Metrics]:
     path = folder / METRICS
     if not path.is_file():
         raise ConfigurationError(f"{folder} was not made by agentenv warmstart: it has no {METRICS}")
-    figures: Metrics = json.loads(path.read_text(encoding="utf-8"))
-    return HFPolicy.load(folder), figures
+    metrics: Metrics = json.loads(path.read_text(encoding="utf-8"))
+    return HFPolicy.load(folder), metrics
 
 
 def _text(demo: Demo) -> str:
@@ -252,7 +252,7 @@ def reading_accuracy(policy: HFPolicy, chat: InlineFormat, config: WarmstartConf
     return sum(right) / len(right)
 
 
-def save(policy: HFPolicy, figures: Metrics, config: WarmstartConfig, out: Path) -> None:
+def save(policy: HFPolicy, metrics: Metrics, config: WarmstartConfig, out: Path) -> None:
     """Writes model (bfloat16), tokenizer, the form of its episodes and a card that says how it was made."""
     episodes = EpisodeCard(
         prompt="{question}",
@@ -264,8 +264,8 @@ def save(policy: HFPolicy, figures: Metrics, config: WarmstartConfig, out: Path)
     )
     shares = {demonstrator.__name__: share for demonstrator, share in MIXTURE.items()}
     parameters = sum(p.numel() for p in policy.model.parameters())
-    card = _CARD.format(config=config, shape=policy.model.config, parameters=parameters, **figures, **shares)
-    write_policy(policy, figures, episodes, card, out)
+    card = _CARD.format(config=config, shape=policy.model.config, parameters=parameters, **metrics, **shares)
+    write_policy(policy, metrics, episodes, card, out)
 
 
 _CARD = """\

@@ -49,7 +49,7 @@ class SimulatorConfig:
 def train_simulator(
     policy: HFPolicy, examples: Sequence[Example], config: SimulatorConfig, display: Display, out: Path
 ) -> dict[str, Any]:
-    """Fine-tunes ``policy`` in place and writes it to ``out``, with its form and figures in ``simulator.json``.
+    """Fine-tunes ``policy`` in place and writes it to ``out``, with its form and metrics in ``simulator.json``.
 
     Args:
         policy: Where it begins.
@@ -83,10 +83,10 @@ def train_simulator(
     display.phase("quality", 0)
     draw = SamplingOptions(SimulationConfig().tokens, temperature=0.0)
     simulator = LocalSimulator(policy, draw, "compact", "trained")
-    figures = {"tokens": tokens, "steps": config.steps, "examples": len(train_examples)}
-    figures |= measure_quality(simulator, tests, train_examples)
-    _save(policy, figures, out)
-    return figures
+    metrics = {"tokens": tokens, "steps": config.steps, "examples": len(train_examples)}
+    metrics |= measure_quality(simulator, tests, train_examples)
+    _save(policy, metrics, out)
+    return metrics
 
 
 def _batches(policy: HFPolicy, examples: Sequence[Example], config: SimulatorConfig) -> Iterator[list[Batch]]:
@@ -129,9 +129,9 @@ def as_text(page: Page) -> str:
     return "\n".join(f"Doc {n}(Title: {title}) {text}" for n, (title, text) in enumerate(page, start=1))
 
 
-def _save(policy: HFPolicy, figures: dict[str, Any], out: Path) -> None:
+def _save(policy: HFPolicy, metrics: dict[str, Any], out: Path) -> None:
     def card(part: Path) -> None:
-        text = json.dumps({"form": "compact"} | figures, indent=1) + "\n"
+        text = json.dumps({"form": "compact"} | metrics, indent=1) + "\n"
         (part / FORM_FILE).write_text(text, encoding="utf-8")
 
     write_folder(policy, out, card)

@@ -146,13 +146,13 @@ def _schedule(step: int, steps: int, warmup: int = 50) -> float:
     return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def write_policy(policy: HFPolicy, figures: Metrics, episodes: EpisodeCard, card: str, out: Path) -> None:
+def write_policy(policy: HFPolicy, metrics: Metrics, episodes: EpisodeCard, card: str, out: Path) -> None:
     """Writes the folder of a policy that plays episodes of the form ``episodes``."""
 
     def cards(part: Path) -> None:
         write_card(part, episodes)
         (part / "README.md").write_text(card, encoding="utf-8")
-        (part / METRICS).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        (part / METRICS).write_text(json.dumps(metrics, indent=1) + "\n", encoding="utf-8")
 
     write_folder(policy, out, cards)
 

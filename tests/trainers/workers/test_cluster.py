@@ -60,8 +60,8 @@ class Hooked(SilentDisplay):
     def __init__(self, after: Mapping[int, Callable[[], None]] | None = None) -> None:
         self.after = after or {}
 
-    def advance(self, done: int, figures: dict[str, Any]) -> None:
-        if "step" in figures and done in self.after:
+    def advance(self, done: int, metrics: dict[str, Any]) -> None:
+        if "step" in metrics and done in self.after:
             self.after[done]()
 
 
