@@ -39,7 +39,7 @@ from common import arguments, finish  # type: ignore[import-not-found]  # isort:
 
 PROXIMAL = (None, "sampler", "recompute", "interpolate")
 MODES = (None, "none", "truncate", "mask")
-FOREIGN = (None, "recompute", "weight", "rescore", "ratio")
+OFF_CONTEXT = (None, "recompute", "weight", "rescore", "ratio")
 ENGINES = ("hf", "vllm")
 Pair = tuple[tuple[str, Any], ...]
 """Two factors, each with a value."""
@@ -111,7 +111,7 @@ class Combination(NamedTuple):
 
 def combinations() -> Iterator[Combination]:
     """All of them."""
-    rows = product(STRATEGIES, PROXIMAL, MODES, FOREIGN, (0, 1), ENGINES)
+    rows = product(STRATEGIES, PROXIMAL, MODES, OFF_CONTEXT, (0, 1), ENGINES)
     return (Combination(*row) for row in rows)
 
 

@@ -57,7 +57,7 @@ class Doctor:
                 "unshare", ["unshare", "--user", "--map-root-user", "echo", "yes"]
             ),
             "chromium": chromium_finding(),
-            "import name": foreign_finding(foreign_agentenvs()),
+            "import name": installation_finding(other_installations()),
         }
         walls = [
             name for name in BACKENDS if name != "unsafe-local"
@@ -178,7 +178,7 @@ def sandbox_finding(backend: str) -> Finding:
     return Finding(False, f"does not keep: {', '.join(failed)}", "only for code that you trust")
 
 
-def foreign_agentenvs(path: Iterable[str] | None = None) -> list[str]:
+def other_installations(path: Iterable[str] | None = None) -> list[str]:
     """Other packages that answer to ``import agentenv``: folders or files on ``path``, and distributions.
 
     Args:
@@ -198,12 +198,12 @@ def foreign_agentenvs(path: Iterable[str] | None = None) -> list[str]:
     return places + [f"distribution {owner} {_version(owner)}" for owner in sorted(owners)]
 
 
-def foreign_finding(foreign: list[str]) -> Finding:
+def installation_finding(others: list[str]) -> Finding:
     """Whether ``import agentenv`` can only mean this package."""
-    if not foreign:
+    if not others:
         return Finding(True, f"agentenv is {Path(agentenv.__file__).resolve().parent}")
     hint = "uninstall it, or keep the two in separate environments"
-    return Finding(False, f"a foreign agentenv is on the path: {'; '.join(foreign)}", hint)
+    return Finding(False, f"another package named agentenv is on the path: {'; '.join(others)}", hint)
 
 
 def _version(distribution: str) -> str | None:

@@ -329,8 +329,8 @@ def check_scene(make: MakeEnv) -> str:
                 ElementTree.fromstring(scene.svg())
             except ElementTree.ParseError as error:
                 raise AssertionError(f"the drawing before action {number} is no SVG: {error}") from None
-            foreign = [mark for mark in scene.marks(action) if not isinstance(mark, Mark)]
-            require(not foreign, f"action {number} is marked by {foreign[:1]}, which is no Mark")
+            wrong = [mark for mark in scene.marks(action) if not isinstance(mark, Mark)]
+            require(not wrong, f"action {number} is marked by {wrong[:1]}, which is no Mark")
             if _play(env, [action])[0].info.get("end_reason"):
                 break
     return f"{number + 1} screens"

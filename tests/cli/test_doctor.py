@@ -50,7 +50,7 @@ def test_a_second_package_on_the_path_is_foreign(tmp_path: Path) -> None:
     (tmp_path / "two" / "agentenv.py").touch()
     ours = Path(doctor.__file__).parents[2]
     path = [str(ours), *(str(tmp_path / name) for name in ("one", "two", "three", "one"))]
-    assert doctor.foreign_agentenvs(path) == [
+    assert doctor.other_installations(path) == [
         str(tmp_path / "one" / "agentenv"),
         str(tmp_path / "two" / "agentenv.py"),
     ]
@@ -59,15 +59,15 @@ def test_a_second_package_on_the_path_is_foreign(tmp_path: Path) -> None:
 def test_another_distribution_of_the_name_is_foreign(monkeypatch: pytest.MonkeyPatch) -> None:
     owners = {"agentenv": ["agentenv-suite", "agentgym"]}
     monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: owners)
-    found = doctor.foreign_agentenvs([])
+    found = doctor.other_installations([])
     assert found == ["distribution agentgym None"]
-    assert not doctor.foreign_finding(found).ok
+    assert not doctor.installation_finding(found).ok
 
 
 def test_our_own_copy_is_not_foreign() -> None:
     ours = Path(doctor.__file__).parents[2]
-    assert doctor.foreign_agentenvs([str(ours)]) == []
-    assert doctor.foreign_finding([]).ok
+    assert doctor.other_installations([str(ours)]) == []
+    assert doctor.installation_finding([]).ok
 
 
 def test_the_container_limit_counts_where_it_is_lower(tmp_path: Path) -> None:

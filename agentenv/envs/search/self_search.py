@@ -67,7 +67,7 @@ def format_reward(text: str) -> float:
 
 
 def _blocks(text: str) -> list[Block]:
-    """The blocks of ``text`` in order; none at all where tags are foreign, nested or open, or text stands at either end."""
+    """The blocks of ``text`` in order; none at all where tags are unknown, nested or open, or text stands at either end."""
     text = text.strip()
     tags = list(_TAG.finditer(text))
     openings, closings = tags[::2], tags[1::2]

@@ -47,7 +47,7 @@ from agentenv.retrievers.indexes import (
 )
 from agentenv.retrievers.storage.corpus import Corpus, corpus_file, read_documents
 from agentenv.retrievers.storage.mapped_corpus import write_corpus
-from agentenv.retrievers.storage.retriever_folder import Card, refuse_foreign, write_card
+from agentenv.retrievers.storage.retriever_folder import Card, refuse_other_content, write_card
 
 Report = Callable[[str, int, int], None]
 """Called with the name of the pass, rows done and rows in all; 0 in all is unknown."""
@@ -179,7 +179,7 @@ def _site(out: Path) -> Iterator[tuple[Path, Path]]:
 
     Bad input leaves nothing, unless vectors of an earlier call are there.
     """
-    refuse_foreign(out)
+    refuse_other_content(out)
     site = out.parent / f".{out.name}.building"
     new, work = site / "new", site / "work"
     try:

@@ -169,7 +169,7 @@ def _digest_of(values: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
 
 
-def refuse_foreign(out: Path) -> None:
+def refuse_other_content(out: Path) -> None:
     """Looks whether ``out`` may be written: it is absent, empty or a retriever.
 
     Raises:
@@ -189,7 +189,7 @@ def new_folder(out: Path) -> Iterator[Path]:
         ConfigurationError: ``out`` is something else than a retriever or an empty folder, or cannot be
             written.
     """
-    refuse_foreign(out)
+    refuse_other_content(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         room = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))

@@ -80,7 +80,7 @@ def _on_its_base(values: Mapping[str, Any], place: str) -> dict[str, Any]:
         raise UnknownName.among(f"preset to be the base of {place}:", base, presets())
     _check_keys(own, TrainConfig().model_dump(), place)
     above = _on_its_base(read_toml(presets()[base]), f"preset {base}")
-    return merged(without_foreign_options(above, own), own)
+    return merged(without_inapplicable_options(above, own), own)
 
 
 def merged(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def merged(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]
     return both
 
 
-def without_foreign_options(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def without_inapplicable_options(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """``base``, which ``values`` are to be merged into, without the options of what they replace by another one.
 
     Options belong to the name beside them: those of an environment say nothing to another one, likewise those of a strategy,
@@ -109,7 +109,7 @@ def without_foreign_options(base: Mapping[str, Any], values: Mapping[str, Any]) 
 def _without_options_of_others(
     base: Mapping[str, Any], values: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """As `without_foreign_options`; ``defaults`` are the names where ``base`` says nothing."""
+    """As `without_inapplicable_options`; ``defaults`` are the names where ``base`` says nothing."""
     kept = dict(base)
     for name, options in _OPTIONS_OF.items():
         before = base.get(name, defaults.get(name))
@@ -193,7 +193,7 @@ def override(base: TrainConfig, words: Sequence[str]) -> TrainConfig:
         UnknownName: no such key; carries the nearest.
         ConfigurationError: a value that is missing or wrong.
     """
-    values = without_foreign_options(base.model_dump(mode="json"), _names_in(words))
+    values = without_inapplicable_options(base.model_dump(mode="json"), _names_in(words))
     for flag, given in _flags(words):
         *tables, key = _path(flag)
         table = values
@@ -268,7 +268,7 @@ def changed(base: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
         *tables, name = key.split(".")
         given = merged(given, _nested(tables, {name: _plain(value)}))
     values = base.model_dump(mode="json")
-    values = merged(without_foreign_options(values, given), given)
+    values = merged(without_inapplicable_options(values, given), given)
     return parse_config(values, "the overrides")
 
 

@@ -111,8 +111,8 @@ def splice(
         how: See ``similarity``.
         limit: Tokens that the spliced turn may have; a shallow one that is longer becomes deep. None is no limit.
     """
-    foreign = tuple(replace(s, context_mismatch=True) for s in new.segments)
-    deep = SampledTurn(foreign, new.text)
+    off_context = tuple(replace(s, context_mismatch=True) for s in new.segments)
+    deep = SampledTurn(off_context, new.text)
     before, after = (call_start(turn.ids, decode, markers) for turn in (old, new))
     if before is None or after is None:
         return Splice(deep, False, None)
@@ -121,7 +121,7 @@ def splice(
     if alike < threshold or (limit is not None and length > limit):
         return Splice(deep, False, alike)
     text = decode(old.ids[:before]) + new.text[len(decode(new.ids[:after])) :]
-    return Splice(SampledTurn((*_take(old.segments, before), *_drop(foreign, after)), text), True, alike)
+    return Splice(SampledTurn((*_take(old.segments, before), *_drop(off_context, after)), text), True, alike)
 
 
 async def rescore_logprobs(trajectory: Trajectory, policy: Policy, temperature: float) -> Trajectory:

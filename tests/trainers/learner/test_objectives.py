@@ -60,7 +60,7 @@ def rows(table: Make) -> list[TrainingRow]:
     return made
 
 
-def without_foreign(rows: Sequence[TrainingRow]) -> list[TrainingRow]:
+def without_off_context(rows: Sequence[TrainingRow]) -> list[TrainingRow]:
     return [replace(row, mismatch=np.zeros(len(row.ids), dtype=bool)) for row in rows]
 
 
@@ -178,7 +178,7 @@ def test_a_correction_refuses_log_probs_of_another_context(
     )
     with pytest.raises(ConfigurationError, match="'weight'"):
         learner.accumulate(rows)
-    learner.accumulate(without_foreign(rows))
+    learner.accumulate(without_off_context(rows))
 
 
 @pytest.mark.parametrize("level", ["sequence", "geometric"])
@@ -201,7 +201,7 @@ def test_a_correction_needs_two_log_probs(table: Make) -> None:
 
 def test_decoupled_ppo(table: Make, rows: list[TrainingRow]) -> None:
     """At the first update the ratio is 1, and each token counts min(p / p_behaviour, 2) times; the rejected stay below."""
-    model, own = table(8), without_foreign(rows)
+    model, own = table(8), without_off_context(rows)
     weight, denominator, expected = 0.0, 0, torch.zeros(())
     for row in own:
         for t in row.trained:
@@ -267,7 +267,7 @@ def test_several_updates_hold_on_to_where_they_began(table: Make, rows: list[Tra
 
 def test_interpolation_follows_the_age_of_a_row(table: Make, rows: list[TrainingRow]) -> None:
     """Fresh rows keep the sampler's log-probs; older ones take the present weights' before the first step."""
-    own = without_foreign(rows)
+    own = without_off_context(rows)
     fresh, old = ([replace(r, age=np.full(len(r.ids), age)) for r in own] for age in (0, 2))
     model = table(8)
     learner = learner_of(model, proximal="interpolate")
@@ -357,7 +357,7 @@ def test_what_an_objective_needs(objective: dict[str, Any], reference: bool, fla
 
 def test_the_effective_sample_scales_one_step(table: Make, rows: list[TrainingRow]) -> None:
     """Adam's first step is the step size in every coordinate: it shrinks with the effective sample, and comes back."""
-    own = without_foreign(rows)
+    own = without_off_context(rows)
     skewed = [*own[:-1], replace(own[-1], logprobs=own[-1].logprobs - 2.0)]
     how = CorrectionSettings(ess_base=1.0)
     for batch, low, high in ((own, 0.7, 1.0), (skewed, 0.05, 0.6)):

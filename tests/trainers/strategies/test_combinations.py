@@ -44,7 +44,7 @@ def benchmark() -> Iterator[Any]:
 def test_whatever_is_accepted_can_be_weighed(strategy: str, benchmark: Any) -> None:
     """No accepted configuration leaves tokens of another context to a correction that the learner refuses."""
     counts = Counter[bool]()
-    rows = product(benchmark.PROXIMAL, benchmark.MODES, benchmark.FOREIGN, ("hf", "vllm"))
+    rows = product(benchmark.PROXIMAL, benchmark.MODES, benchmark.OFF_CONTEXT, ("hf", "vllm"))
     for proximal, mode, off_context, engine in rows:
         row = benchmark.Combination(strategy, proximal, mode, off_context, 1, engine)
         try:
