@@ -13,7 +13,7 @@ from agentenv.sandbox import unavailable
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples"
 SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py"))
-MOST_LINES = 60
+MAX_LINES = 60
 
 
 def printed(name: str, folder: Path) -> str:
@@ -40,7 +40,7 @@ def test_each_is_short_and_named_in_the_readme() -> None:
     assert len(SCRIPTS) == 5
     listed = (FOLDER / "README.md").read_text(encoding="utf-8")
     for name in SCRIPTS:
-        assert len((FOLDER / name).read_text(encoding="utf-8").splitlines()) < MOST_LINES
+        assert len((FOLDER / name).read_text(encoding="utf-8").splitlines()) < MAX_LINES
         assert f"`{name}`" in listed
 
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 from agentenv.core.concurrency.deadlines import Hold, guarded, hold_current, within
-from agentenv.core.concurrency.threads import MOST_ABANDONED, DaemonThreads
+from agentenv.core.concurrency.threads import MAX_ABANDONED, DaemonThreads
 from agentenv.errors import EnvFault
 
 T = TypeVar("T")
@@ -262,10 +262,10 @@ class _Host:
 
     def _flush(self) -> None:
         orders, self._outbox = self._outbox, []
-        if sum(loop.blocked for loop in self.loops) >= MOST_ABANDONED:
+        if sum(loop.blocked for loop in self.loops) >= MAX_ABANDONED:
             for order in orders:
                 if not order.answer.done():
-                    order.answer.set_exception(EnvFault(f"{MOST_ABANDONED} event loops are blocked already"))
+                    order.answer.set_exception(EnvFault(f"{MAX_ABANDONED} event loops are blocked already"))
             return
         loop, patience = self.loops[-1], min(_BLOCKED_S, *(order.seconds / 2 for order in orders))
         loop.post(orders)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-MOST_NESTED = 64
+MAX_NESTED = 64
 """Levels of a JSON document that a policy writes: deeper ones would fail later, where they are shown, copied or sent."""
 
 
@@ -48,7 +48,7 @@ def between(text: str, opening: str, closing: str) -> list[str]:
 
 
 def read_json(text: str) -> Any:
-    """The JSON document that a policy wrote: finite numbers, whole characters, at most ``MOST_NESTED`` levels.
+    """The JSON document that a policy wrote: finite numbers, whole characters, at most ``MAX_NESTED`` levels.
 
     Raises:
         ValueError: it is something else; the message can be shown to the policy.
@@ -56,12 +56,12 @@ def read_json(text: str) -> Any:
     try:
         document = json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except RecursionError:
-        raise ValueError(f"it is nested deeper than {MOST_NESTED} levels") from None
+        raise ValueError(f"it is nested deeper than {MAX_NESTED} levels") from None
     level, depth = [document], 0
     while level:
         depth += 1
-        if depth > MOST_NESTED:
-            raise ValueError(f"it is nested deeper than {MOST_NESTED} levels")
+        if depth > MAX_NESTED:
+            raise ValueError(f"it is nested deeper than {MAX_NESTED} levels")
         level = [part for value in level for part in _parts(value)]
     return document
 

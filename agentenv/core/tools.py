@@ -23,7 +23,7 @@ from agentenv.errors import ConfigurationError, Fault, UnknownName
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-MOST_CALLS = 32
+MAX_CALLS = 32
 """Calls that one action may make; what is written after them is not run."""
 _COMPLAINT_CHARS = 1000
 
@@ -355,9 +355,9 @@ class ToolCall:
 def read_calls(text: str) -> Sequence[ToolCall | ToolResult]:
     """The tool calls in ``text``, in order; one that cannot be read stands as its ``format_error``, as do too many."""
     bodies = re.findall(r"<tool_call>(.*?)(?:</tool_call>|\Z)", text, re.DOTALL)
-    calls = [_read_call(body) for body in bodies[:MOST_CALLS]]
-    if len(bodies) > MOST_CALLS:
-        complaint = f"{len(bodies)} calls in one action; only the first {MOST_CALLS} were run"
+    calls = [_read_call(body) for body in bodies[:MAX_CALLS]]
+    if len(bodies) > MAX_CALLS:
+        complaint = f"{len(bodies)} calls in one action; only the first {MAX_CALLS} were run"
         calls.append(ToolResult("none", ToolStatus.FORMAT_ERROR, complaint, "TooManyCalls"))
     return calls
 

@@ -16,7 +16,7 @@ from agentenv.web.http import body_within
 _OVERLOADED, _TOO_MANY, _BAD_REQUEST = 503, 429, 400
 _BODY_BYTES, _BODY_S = 2**20, 10.0
 _AT_ONCE = 64  # requests that wait for the model or are computed; their caches are held in memory
-MOST_TOKENS = 4_096
+MAX_TOKENS = 4_096
 """Tokens of one reply."""
 
 
@@ -38,8 +38,8 @@ class ChatRequest(BaseModel):
 
     messages: list[ChatMessage] = Field(min_length=1)
     model: str = ""
-    max_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
-    max_completion_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
+    max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
     temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
     top_p: float = Field(1.0, gt=0, le=1)
     stop: str | Annotated[list[str], Field(max_length=16)] | None = None

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.core.grammar import MOST_NESTED, between, earliest_block, read_json, shortened, unfenced
+from agentenv.core.grammar import MAX_NESTED, between, earliest_block, read_json, shortened, unfenced
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ REFUSED = {
     "half a pair": '"\\ud800"',
     "half a pair in a name": '{"a": {"\\udfff": 1}}',
     "half a pair in a list": '[["\\ud83d"]]',
-    "a level too many": nested(MOST_NESTED + 1),
-    "a level too many of objects": nested(MOST_NESTED, '{"a":', "}", "[]"),
+    "a level too many": nested(MAX_NESTED + 1),
+    "a level too many of objects": nested(MAX_NESTED, '{"a":', "}", "[]"),
     "900 levels": nested(900),
     "1,200 levels": nested(1200),
     "1,200 openings": "[" * 1200,
@@ -103,7 +103,7 @@ def test_json_that_would_fail_later_is_refused_now(case: str) -> None:
 
 
 def test_json_at_the_bounds_is_read() -> None:
-    assert read_json(nested(MOST_NESTED)) is not None
+    assert read_json(nested(MAX_NESTED)) is not None
     assert read_json('"\\ud83d\\ude00\\u0000"') == "😀\0"
     assert math.isfinite(read_json("1.7976931348623157e308"))
     assert read_json("9" * 4000) == int("9" * 4000)

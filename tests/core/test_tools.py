@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from agentenv.core.json_schema import complaints
-from agentenv.core.tools import MOST_CALLS, RESERVED_NAMES, Tool, ToolCall, ToolEnv, read_calls, tool
+from agentenv.core.tools import MAX_CALLS, RESERVED_NAMES, Tool, ToolCall, ToolEnv, read_calls, tool
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, ToolResult, ToolStatus
 from agentenv.errors import ConfigurationError, EnvFault, EpisodeOver
 
@@ -437,7 +437,7 @@ def test_calls_beyond_the_most_are_named_and_not_run() -> None:
     env.reset(seed=0)
     step = env.step('<tool_call>{"name":"repeat","arguments":{"value":1}}</tool_call>' * 5000)
     results = step.info["tool_results"]
-    assert (env.ran, len(results), step.info["valid"]) == (MOST_CALLS, MOST_CALLS + 1, False)
+    assert (env.ran, len(results), step.info["valid"]) == (MAX_CALLS, MAX_CALLS + 1, False)
     assert results[-1].status is ToolStatus.FORMAT_ERROR
     assert "5000" in results[-1].text
 

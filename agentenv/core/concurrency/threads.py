@@ -23,7 +23,7 @@ _SETTLE_S = 10.0  # for calls that run when the interpreter ends
 P = ParamSpec("P")
 T = TypeVar("T")
 
-MOST_ABANDONED = 512
+MAX_ABANDONED = 512
 """Calls that may hang at a time in one pool; beyond that every further call is refused."""
 
 
@@ -83,7 +83,7 @@ class _Pool:
         with self._ready:
             if self._closed:
                 raise RuntimeError("this pool of threads is closed")
-            if self.abandoned >= MOST_ABANDONED:
+            if self.abandoned >= MAX_ABANDONED:
                 raise EnvFault(f"{self.abandoned} calls hang already and hold a thread each")
             self._waiting.append(call)
             self._staff()

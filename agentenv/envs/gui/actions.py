@@ -78,9 +78,9 @@ class Reply:
     error: str = ""
 
 
-MOST_ID = 80
+MAX_ID = 80
 """Characters of the number of an element."""
-MOST_TEXT = 4000
+MAX_TEXT = 4000
 """Characters of a text: a browser types them one by one and has a deadline."""
 
 
@@ -95,13 +95,13 @@ class _Argument:
 
 
 def _read_text(value: Any) -> str | None:
-    return value if isinstance(value, str) and len(value) <= MOST_TEXT else None
+    return value if isinstance(value, str) and len(value) <= MAX_TEXT else None
 
 
 def _read_id(value: Any) -> str | None:
     whole = isinstance(value, int) and not isinstance(value, bool)
     text = str(value) if whole or isinstance(value, str) else ""
-    return text if 0 < len(text) <= MOST_ID else None
+    return text if 0 < len(text) <= MAX_ID else None
 
 
 def _read_point(value: Any) -> Point | None:
@@ -131,7 +131,7 @@ _ARGUMENTS = {
     "coordinate": _Argument("point", _read_point, "[x, y] in pixels"),
     "id2": _Argument("end_id", _read_id, "the number of an element"),
     "coordinate2": _Argument("end", _read_point, "[x, y] in pixels"),
-    "text": _Argument("text", _read_text, f"a string of at most {MOST_TEXT} characters"),
+    "text": _Argument("text", _read_text, f"a string of at most {MAX_TEXT} characters"),
     "time": _Argument("time", _read_seconds, "seconds, at least 0"),
     "direction": _Argument("direction", _one_of(DIRECTIONS), "one of " + ", ".join(DIRECTIONS)),
     "button": _Argument("text", _one_of(BUTTONS), "one of " + ", ".join(BUTTONS)),
