@@ -34,22 +34,22 @@ class AlternativeToken(NamedTuple):
 
 
 def alternative_of(
-    ids: Sequence[int], ranked: Sequence[Ranked], *, least: float = 0.15, gap: float = 0.25
+    ids: Sequence[int], ranked: Sequence[Ranked], *, min_probability: float = 0.15, max_gap: float = 0.25
 ) -> AlternativeToken | None:
     """The first place of a turn at which the runner-up is likely by itself and nearly as likely as the first.
 
     Args:
         ids: What was sampled.
         ranked: For each of ``ids`` the two most likely tokens.
-        least: The runner-up's probability must be above this.
-        gap: Its distance from that of the first must be below this.
+        min_probability: The runner-up's probability must be above this.
+        max_gap: Its distance from that of the first must be below this.
 
     Returns:
         Of the two tokens the one that was not sampled, the likelier where neither was; None where there is no such place.
     """
     for place, (sampled, (first, second)) in enumerate(zip(ids, ranked, strict=True)):
         high, low = exp(first[1]), exp(second[1])
-        if low > least and high - low < gap:
+        if low > min_probability and high - low < max_gap:
             return AlternativeToken(place, *(second if sampled == first[0] else first))
     return None
 

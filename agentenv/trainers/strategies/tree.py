@@ -59,20 +59,20 @@ class TreeStrategy:
     in any turn (LATR; the policy's engine must tell the two most likely tokens). The last three fork where the policy acted
     in a certain way, so that ``sibling`` is no longer exactly unbiased."""
     width: int = 2
-    """Branches that leave a fork, the one that was there before among them; 2 of a token."""
+    """Number of branches that leave a fork, including the one that was there before; always 2 at a token."""
     depth: int = 2
-    """Forks on one path."""
+    """Largest number of forks on one path."""
     surprise: float = 1.0
-    """Nats a token; see ``fork_at``."""
-    least: float = 0.15
-    """Probability that the runner-up of a forking token has at least (LATR)."""
-    gap: float = 0.25
-    """Bound on its distance from that of the most likely one (LATR)."""
-    alike: float = 0.8
-    """A branch of a token is dropped where the rest of its turn is so much like that of the branch it left; above 1 none."""
+    """Threshold in nats per token; see ``fork_at``."""
+    min_probability: float = 0.15
+    """Smallest probability of the second most likely token, for a fork at that token (LATR)."""
+    max_gap: float = 0.25
+    """Largest difference between the probabilities of the two most likely tokens (LATR)."""
+    max_similarity: float = 0.8
+    """A branch that left a turn at a token is dropped if the rest of its turn is at least so similar to the rest of the
+    other one; a value above 1 drops none."""
     keep: float = 1.0
-    """Share of the leaves that are trained, the best and the worst in equal numbers; the others only count in the
-    statistics."""
+    """Share of the leaves that are trained, the best and the worst in equal numbers; the others count in the statistics."""
 
     def __post_init__(self) -> None:
         if self.roots < 1 or self.width < 2 or self.depth < 0 or not 0 < self.keep <= 1:
@@ -209,7 +209,8 @@ class _TreeBuilder:
         """Whether the branch is dropped for the turn that it has just written."""
         own = (*branch.head[-1:], *completion.ids)
         branch.dropped = (
-            bool(branch.alternative) and similarity_of(own, branch.alternative) >= self.strategy.alike
+            bool(branch.alternative)
+            and similarity_of(own, branch.alternative) >= self.strategy.max_similarity
         )
         branch.alternative = ()
         self.dropped += branch.dropped
@@ -223,7 +224,12 @@ class _TreeBuilder:
             return None
         ids = [*before.ids, *completion.ids]
         ranked = await top_two(ids, len(before.ids), temperature=self.context.config.temperature)
-        return alternative_of(completion.ids, ranked, least=self.strategy.least, gap=self.strategy.gap)
+        return alternative_of(
+            completion.ids,
+            ranked,
+            min_probability=self.strategy.min_probability,
+            max_gap=self.strategy.max_gap,
+        )
 
     def _forks_at(self, branch: _Branch, before: EpisodeState, completion: Completion) -> bool:
         """Whether to fork before the environment has acted."""

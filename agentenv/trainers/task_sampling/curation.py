@@ -20,7 +20,7 @@ from agentenv.errors import ConfigurationError
 from agentenv.trainers.task_sampling.step_budget import Group, Selection, StepBudget, TaskDraw, require
 
 
-def rollout_count(rate: float, size: int, *, easy: float = 0.6, least: int = 2) -> int:
+def rollout_count(rate: float, size: int, *, easy: float = 0.6, min_rollouts: int = 2) -> int:
     """Rollouts of a task: ``size`` up to a success rate of ``easy``, then linearly fewer, down to ``least`` at 1.
 
     That tasks above .6 get fewer than 8 is the paper's, the line is ours. Rounded up.
@@ -29,10 +29,12 @@ def rollout_count(rate: float, size: int, *, easy: float = 0.6, least: int = 2) 
         rate: Share of successes.
         size: Rollouts of a task that is not easy.
         easy: Rate above which it gets fewer.
-        least: Rollouts of a task that always succeeds; at most ``size`` counts.
+        min_rollouts: Rollouts of a task that always succeeds; at most ``size`` counts.
     """
     excess = max(0.0, rate - easy) / (1 - easy)
-    return size - math.floor(excess * (size - min(least, size)) + 1e-9)  # float noise must not cost a rollout
+    return size - math.floor(
+        excess * (size - min(min_rollouts, size)) + 1e-9
+    )  # float noise must not cost a rollout
 
 
 @dataclass(kw_only=True)
@@ -48,7 +50,7 @@ class AdaptiveCuration:
 
     Args:
         easy: See ``rollout_count``.
-        least: See ``rollout_count``.
+        min_rollouts: See ``rollout_count``.
         memory: Number of outcomes of a task, the latest ones, over which its success rate is taken.
         success: Smallest outcome that counts as a success.
         longest: Number of turns of an episode of a task that was never solved.
@@ -59,7 +61,7 @@ class AdaptiveCuration:
 
     replays = True
     easy: float = 0.6
-    least: int = 2
+    min_rollouts: int = 2
     memory: int = 16
     success: float = 1.0
     longest: int = 30
@@ -68,7 +70,7 @@ class AdaptiveCuration:
 
     def __post_init__(self) -> None:
         require("easy", self.easy, 0 <= self.easy < 1, "within [0, 1)")
-        require("least", self.least, self.least >= 2, "at least 2")
+        require("min_rollouts", self.min_rollouts, self.min_rollouts >= 2, "at least 2")
         require("memory", self.memory, self.memory >= 1, "at least 1")
         require("longest", self.longest, self.longest >= 1, "at least 1")
         self._outcomes: dict[int, deque[bool]] = {}
@@ -94,7 +96,11 @@ class AdaptiveCuration:
 
     def _rollouts(self, place: int, size: int) -> int:
         known = self._outcomes.get(place)
-        return rollout_count(fmean(known), size, easy=self.easy, least=self.least) if known else size
+        return (
+            rollout_count(fmean(known), size, easy=self.easy, min_rollouts=self.min_rollouts)
+            if known
+            else size
+        )
 
     def _limit(self, place: int) -> int:
         return min(self.longest, self._lengths.get(place, self.longest))

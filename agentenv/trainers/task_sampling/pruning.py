@@ -32,7 +32,7 @@ def features_of(state: EpisodeState) -> Features:
     )
 
 
-def keep_chance(quality: float, rate: float, *, target: float = 0.5, least: float = 0.2) -> float:
+def keep_chance(quality: float, rate: float, *, target: float = 0.5, min_probability: float = 0.2) -> float:
     """Chance to play an episode on, so that a share ``target`` of those that are succeeds.
 
     With successes kept by a and failures by b the share of successes is rate a / (rate a + (1 - rate) b); the rarer kind is
@@ -42,12 +42,12 @@ def keep_chance(quality: float, rate: float, *, target: float = 0.5, least: floa
         quality: What the head predicts of the episode.
         rate: What it predicts on average.
         target: Share aimed at.
-        least: Bound from below: the weight of an episode that was kept is at most its inverse.
+        min_probability: Bound from below: the weight of an episode that was kept is at most its inverse.
     """
     rate = min(max(rate, 1e-3), 1 - 1e-3)
     odds = rate * (1 - target) / ((1 - rate) * target)
     successes, failures = min(1.0, 1 / odds), min(1.0, odds)
-    return max(least, quality * successes + (1 - quality) * failures)
+    return max(min_probability, quality * successes + (1 - quality) * failures)
 
 
 def weighted_mean(values: Sequence[float], chances: Sequence[float]) -> float:
@@ -69,7 +69,7 @@ class OnlinePruning:
     Args:
         target: Share of successes aimed at.
         probe: Number of turns after which an episode is judged.
-        least: Smallest probability to continue.
+        min_probability: Smallest probability to continue.
         rate: Learning rate of the regression.
         memory: Number of judged episodes over which the mean prediction is taken; none is given up before so many were
             judged.
@@ -77,7 +77,7 @@ class OnlinePruning:
 
     target: float = 0.5
     probe: int = 1
-    least: float = 0.2
+    min_probability: float = 0.2
     rate: float = 0.5
     memory: int = 64
     replays = False
@@ -85,7 +85,7 @@ class OnlinePruning:
     def __post_init__(self) -> None:
         require("target", self.target, 0 < self.target < 1, "within (0, 1)")
         require("probe", self.probe, self.probe >= 1, "at least 1")
-        require("least", self.least, 0 < self.least <= 1, "within (0, 1]")
+        require("min_probability", self.min_probability, 0 < self.min_probability <= 1, "within (0, 1]")
         require("rate", self.rate, self.rate > 0, "above 0")
         require("memory", self.memory, self.memory >= 1, "at least 1")
         self._head: Features = np.zeros(_FEATURES)
@@ -114,7 +114,9 @@ class OnlinePruning:
             features, chance = features_of(state), 1.0
             if len(self._predicted) == self.memory:
                 rate = fmean(self._predicted)
-                chance = keep_chance(self.predict(features), rate, target=self.target, least=self.least)
+                chance = keep_chance(
+                    self.predict(features), rate, target=self.target, min_probability=self.min_probability
+                )
             self._judged[state.episode] = features, chance
         _, chance = self._judged[state.episode]
         return bool(np.random.default_rng([state.spec.seed, _DRAW]).random() < chance)

@@ -166,7 +166,7 @@ def test_each_sampled_token_is_trained_once_and_a_forced_one_never() -> None:
     def long(text: str) -> str:
         return "go" if "|" not in text else "es" if text.endswith("y") else "menu"
 
-    first, second = play(Wavering(long), alike=1.1, depth=1)
+    first, second = play(Wavering(long), max_similarity=1.1, depth=1)
     assert [first.info["said"], second.info["said"]] == [["go", "menu"], ["go", "meyes"]]
     trained = [TOKENIZER.decode(t.ids[t.loss_mask].tolist()) for t in (first, second)]
     assert trained == ["gomenu", "es"]
@@ -176,9 +176,9 @@ def test_a_branch_that_writes_the_same_is_dropped_and_counted() -> None:
     def again(text: str) -> str:
         return "gone" if text[-1] != "y" else "e"  # "gone" and "goye": all but the token itself
 
-    (only,) = play(Wavering(lambda text: "no" if "|" in text else again(text)), alike=0.4, depth=1)
+    (only,) = play(Wavering(lambda text: "no" if "|" in text else again(text)), max_similarity=0.4, depth=1)
     assert only.info["strategy"] == {"tree_branches": 1, "tree_dropped": 1, "sampled_tokens": 4 + 2 + 1}
-    kept = play(Wavering(lambda text: "no" if "|" in text else again(text)), alike=1.1, depth=1)
+    kept = play(Wavering(lambda text: "no" if "|" in text else again(text)), max_similarity=1.1, depth=1)
     assert [t.info["said"][0] for t in kept] == ["gone", "goye"]
 
 
@@ -189,7 +189,7 @@ def test_branches_of_branches_hold_the_whole_turn() -> None:
         tail = text.rpartition("|")[2] if "|" in text else text[-3:]
         return "nn" if "|" in text and tail == "" else ("n" if tail == "y" else "" if "|" in text else "go")
 
-    leaves = play(Wavering(lambda t: more(t) or "!"), slots=4, depth=2, alike=1.1)
+    leaves = play(Wavering(lambda t: more(t) or "!"), slots=4, depth=2, max_similarity=1.1)
     assert [t.info["said"][1] for t in leaves] == ["nn", "yn", "yy!"]
     second_turn = [t.ids[t.loss_mask & (t.turn_index == 1)].tolist() for t in leaves]
     assert [TOKENIZER.decode(ids) for ids in second_turn] == ["nn", "n", "!"]

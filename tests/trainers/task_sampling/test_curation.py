@@ -60,8 +60,8 @@ def test_rollouts_fall_from_a_success_rate_of_six_tenths() -> None:
     rates = [0.0, 0.6, 0.7, 0.8, 1.0]
     assert [rollout_count(rate, 8) for rate in rates] == [8, 8, 7, 5, 2]
     assert [rollout_count(rate, 2) for rate in rates] == [2] * 5
-    assert rollout_count(1.0, 2, least=4) == 2
-    assert rollout_count(0.5, 4, easy=0.0, least=2) == 3
+    assert rollout_count(1.0, 2, min_rollouts=4) == 2
+    assert rollout_count(0.5, 4, easy=0.0, min_rollouts=2) == 3
 
 
 def test_what_easy_tasks_leave_goes_to_further_tasks() -> None:
