@@ -122,7 +122,7 @@ def train(
     loaded = changed(loaded, _dotted(overrides or {}, settings))
     folder = Path(out) if out is not None else Path("runs") / loaded.name
     with without_running_loop():
-        return _trained(loaded, folder, resume, display)
+        return _run_training(loaded, folder, resume, display)
 
 
 def _configuration(
@@ -156,7 +156,7 @@ def _dotted(overrides: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[s
     return {key: env_id_of(value) if isinstance(value, type) else value for key, value in given.items()}
 
 
-def _trained(config: TrainConfig, out: Path, resume: bool, display: Display | None) -> TrainResult:
+def _run_training(config: TrainConfig, out: Path, resume: bool, display: Display | None) -> TrainResult:
     try:
         from agentenv.trainers import grpo
         from agentenv.trainers.learner.sharded import is_main_process
@@ -251,7 +251,7 @@ def evaluate(
         result = agentenv.evaluate(act, env="agentenv/Calculator-v0", limit=50)
         ```
     """
-    given = None if isinstance(policy, str) else _opened(policy, concurrency)
+    given = None if isinstance(policy, str) else _open_agent(policy, concurrency)
     benchmark = Benchmark(
         dataset=",".join(map(str, [dataset] if isinstance(dataset, str | Path) else dataset)),
         policy=policy if isinstance(policy, str) else getattr(given, "name", type(policy).__qualname__),
@@ -260,7 +260,7 @@ def evaluate(
         concurrency=_episodes_at_a_time(concurrency, given),
         **_fields(settings, given),
     )
-    return _evaluated(benchmark, given, out, display, retry_faults=retry_faults)
+    return _run_evaluation(benchmark, given, out, display, retry_faults=retry_faults)
 
 
 def _fields(settings: EvaluationOptions, policy: Policy | None) -> dict[str, Any]:
@@ -277,7 +277,7 @@ def _fields(settings: EvaluationOptions, policy: Policy | None) -> dict[str, Any
     return fields
 
 
-def _opened(policy: Policy | Agent, concurrency: int | None) -> Policy:
+def _open_agent(policy: Policy | Agent, concurrency: int | None) -> Policy:
     """A policy object as it is, and one's own agent as a policy."""
     return policy if isinstance(policy, Policy) else AgentPolicy(policy, threads=concurrency or 1)
 
@@ -288,7 +288,7 @@ def _episodes_at_a_time(asked: int | None, policy: Policy | None) -> int:
     return asked or (1 if isinstance(policy, AgentPolicy) and not policy.is_async else 64)
 
 
-def _evaluated(
+def _run_evaluation(
     benchmark: Benchmark,
     policy: Policy | None,
     out: str | Path | None,

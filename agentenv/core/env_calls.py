@@ -65,7 +65,7 @@ async def call(what: str, seconds: float, work: Callable[[], Awaitable[T]]) -> T
     """
     home = asyncio.get_running_loop()
     if home in _env_loops:  # an environment that plays another one
-        return await within(seconds, _made(work), EnvFault(what))
+        return await within(seconds, _await(work), EnvFault(what))
     if home not in _hosts:
         _hosts[home] = _Host(home)
     order = _Order(what, work, seconds, home)
@@ -87,7 +87,7 @@ async def call_plain(what: str, seconds: float, function: Callable[[], T]) -> T:
     return await within(seconds, work(), EnvFault(what))
 
 
-async def _made(work: Callable[[], Awaitable[T]]) -> T:
+async def _await(work: Callable[[], Awaitable[T]]) -> T:
     return await work()
 
 

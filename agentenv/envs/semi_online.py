@@ -196,7 +196,7 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         if verdict.exact:
             state.history.append(Past(action, patched=False))
         elif not spent:
-            state.history.append(Past(await self._patched(step), patched=True))
+            state.history.append(Past(await self._write_patch(step), patched=True))
             state.patches += 1
         end = self._end(reply, verdict, spent)
         status = (
@@ -242,7 +242,7 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         }
         return told | ({"gold_action": step.gold.action} if self._reveal_gold else {})
 
-    async def _patched(self, step: RecordedStep) -> str:
+    async def _write_patch(self, step: RecordedStep) -> str:
         """F(a*, thought): the expert's turn as it will stand in the history."""
         action = expert_action(step, by_id=self._by_id)
         if self._patch == "thought_free":

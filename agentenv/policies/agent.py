@@ -131,7 +131,7 @@ class AgentPolicy:
             PolicyFault: the agent raised an exception, or gave something else than text.
         """
         try:
-            given = await self._asked(self.chat.conversation(prompt_ids))
+            given = await self._ask(self.chat.conversation(prompt_ids))
         except Exception as error:
             raise PolicyFault(f"the agent raised {describe_error(error)}") from error
         if not isinstance(given, str):
@@ -140,7 +140,7 @@ class AgentPolicy:
         ids = (self.chat.id_of(Message("assistant", text)),)
         return Completion(ids, text, (math.nan,), FinishReason.EOS, self.version, exact_tokens=False)
 
-    async def _asked(self, messages: list[dict[str, Any]]) -> Any:
+    async def _ask(self, messages: list[dict[str, Any]]) -> Any:
         if self.is_async:
             given: Any = self.act(messages)
         else:

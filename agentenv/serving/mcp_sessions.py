@@ -125,7 +125,7 @@ class McpSession:
 
     async def _begun(self) -> EnvSession:
         """The environment within the episode that was announced."""
-        opening, session = self.opening, await self._placed()
+        opening, session = self.opening, await self._take_place()
         if session.begun:
             return session
         await self._reset(self._asked)  # the announced environment gave way
@@ -137,7 +137,7 @@ class McpSession:
             )
         return session
 
-    async def _placed(self) -> EnvSession:
+    async def _take_place(self) -> EnvSession:
         """The environment, in a place of its own from now on."""
         if self.over:
             raise EnvFault("this session has ended; open another one")
@@ -151,7 +151,7 @@ class McpSession:
         return session
 
     async def _reset(self, data: ResetData) -> dict[str, Any]:
-        session = await self._placed()
+        session = await self._take_place()
         try:
             reply = await session.reset(data)
         finally:

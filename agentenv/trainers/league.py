@@ -79,14 +79,16 @@ def play_league(
         games: Topics, the first ones.
         seed: Seeds the episodes.
     """
-    asked = [accepted(version, task_env, strategy, config, games=games, seed=seed) for version in versions]
+    asked = [
+        play_proposers(version, task_env, strategy, config, games=games, seed=seed) for version in versions
+    ]
     rows = [
         tuple(_play_solver(version, task_env, tasks, config, seed) for version in versions) for tasks in asked
     ]
     return League(tuple(version.name for version in versions), tuple(map(len, asked)), tuple(rows))
 
 
-def accepted(
+def play_proposers(
     version: Version,
     task_env: TaskEnv,
     strategy: SelfPlayStrategy,
