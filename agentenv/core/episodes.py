@@ -1,4 +1,4 @@
-"""An episode: what it needs to begin, and its record while it is played."""
+"""The description of an episode that is to be played, and its state while it is played."""
 
 import traceback
 from collections.abc import Callable, Sequence
@@ -20,49 +20,49 @@ class RolloutConfig:
     """Budgets and sampling of an episode."""
 
     context_tokens: int = 4096
-    """Tokens that prompt, actions and observations of one row may take together."""
+    """Largest number of tokens of prompt, actions and observations together, in one row."""
     turn_tokens: int = 500
-    """Tokens that the policy may sample in one turn."""
+    """Largest number of tokens that the policy samples in one turn."""
     temperature: float = 1.0
-    """0 is greedy."""
+    """Sampling temperature; 0 always takes the most likely token."""
     top_p: float = 1.0
-    """1 keeps the whole distribution."""
+    """Nucleus sampling; 1 samples from the whole distribution."""
     stop: tuple[str, ...] = ()
-    """Strings that end a turn and stay part of it."""
+    """Strings that end a turn. They stay part of it."""
     deadline_s: float = 600.0
-    """Seconds that one call of policy or environment may take; the wait for a batch is not counted."""
+    """Seconds that one call of the policy or the environment may take. The time that it waits for a batch is not counted."""
     deterministic: bool = True
-    """Batches are formed by episode index, never by arrival, so that equal seeds give equal files."""
+    """Whether batches are formed by episode index and not by arrival, so that equal seeds give equal files."""
 
 
 @dataclass(frozen=True)
 class EpisodeSpec:
-    """One episode to run: an environment of its own, what it is about, and its seed."""
+    """An episode that is to be played: its environment, its task and its seed."""
 
     env: Env[Any]
     task: Task
     seed: int
     group_id: str = ""
     gate: Callable[["EpisodeState"], bool] | None = None
-    """Asked after each turn whether the episode goes on; one that does not ends as ``aborted``, which is not trained."""
+    """Called after each turn. If it returns False, the episode ends as ``aborted`` and is not trained."""
 
 
 @dataclass
 class EpisodeState:
-    """An episode under way: everything needed to go on, or to close it as a ``Trajectory``."""
+    """The state of an episode that is being played. ``close`` turns it into a ``Trajectory``."""
 
     spec: EpisodeSpec
     episode: str
     prompt: Observation = ()
     ids: list[int] = field(default_factory=list)
-    """The present row."""
+    """Token ids of the current row."""
     row: int = 0
     segments: list[Segment] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     policy_seconds: float = 0.0
-    """Seconds that the last sample took."""
+    """Seconds that the last call of the policy took."""
     ended: Trajectory | None = None
-    """The finished trajectory, once the episode is over."""
+    """The finished trajectory; None while the episode is running."""
 
     @property
     def reward(self) -> float:
@@ -70,17 +70,17 @@ class EpisodeState:
         return sum(turn.reward for turn in self.turns)
 
     def copy(self) -> "EpisodeState":
-        """The episode as it stands, to come back to; the environment is not copied."""
+        """A copy of the state that an episode can return to. The environment is not copied."""
         return replace(self, ids=[*self.ids], segments=[*self.segments], turns=[*self.turns])
 
     def add(self, kind: SegmentKind, ids: Sequence[int], turn: int, **extra: Any) -> None:
-        """Appends ids to the present row; nothing is recorded for no ids."""
+        """Appends a segment to the current row. Without ids nothing is appended."""
         if ids:
             self.segments.append(Segment(kind, tuple(ids), turn, row=self.row, **extra))
             self.ids.extend(ids)
 
     def reopen(self, ids: Sequence[int], turn: int) -> None:
-        """Opens a new row on ``ids``, which did not extend the present one."""
+        """Opens a new row with ``ids``, which did not extend the current one."""
         self.row += 1
         self.ids = []
         self.add(SegmentKind.PROMPT, ids, turn)
@@ -103,7 +103,7 @@ class EpisodeState:
         )
 
     def refuse(self, error: ContextTooSmall) -> None:
-        """Ends the episode before its first turn: its prompt leaves no room for one."""
+        """Ends the episode before its first turn, because its prompt leaves no room for one."""
         self.close(0.0, EndReason.ENV_FAULT, {_UNPLAYED: True}, f"{type(error).__name__}: {error}")
 
     def fail(self, end: EndReason, error: Exception) -> None:
@@ -112,12 +112,12 @@ class EpisodeState:
 
 
 def never_fitted(trajectory: Trajectory) -> bool:
-    """Whether the prompt of an episode left no room for a turn, so that nobody was asked anything."""
+    """Whether the prompt of an episode left no room for a turn, so that the policy was never asked."""
     return bool(trajectory.info.get(_UNPLAYED))
 
 
 def _describe(error: Exception) -> str:
-    """``error`` in text that can be written to a file, whatever it says and however much."""
+    """The text of ``error``, shortened and encoded so that it can be written to a file."""
     known = isinstance(error, Fault)
     text = (
         f"{type(error).__name__}: {error}" if known else "".join(traceback.format_exception(error))
@@ -129,5 +129,5 @@ def _describe(error: Exception) -> str:
 
 
 def replace_surrogates(text: str) -> str:
-    """``text`` with a question mark for every lone surrogate, which no file and no tokenizer takes."""
+    """Replaces every lone surrogate in ``text`` by a question mark, because no file and no tokenizer accepts one."""
     return text.encode("utf-8", "replace").decode()

@@ -1,6 +1,6 @@
-"""Reading an action, the tags and the JSON that a policy writes, and keeping an observation short.
+"""Reads the tags and the JSON in an action of a policy, and shortens observations.
 
-A policy may write anything, at any length: what is here takes a time that grows with the length alone.
+A policy may write anything, at any length. The time that these functions take grows linearly with the length.
 """
 
 import json
@@ -10,24 +10,23 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 MAX_NESTED = 64
-"""Levels of a JSON document that a policy writes: deeper ones would fail later, where they are shown, copied or sent."""
+"""Deepest nesting of a JSON document of a policy. A deeper one would fail later, when it is shown, copied or sent."""
 
 
 class Block(NamedTuple):
-    """One complete pair of tags."""
+    """A complete pair of tags with its content."""
 
     tag: str
     content: str
     end: int
-    """Characters from the start of the text to the end of the closing tag."""
+    """Index of the first character after the closing tag."""
 
 
 def earliest_block(text: str, tags: Sequence[str]) -> Block | None:
-    """The complete ``<tag>...</tag>`` that begins first in ``text``, by position and not by kind of tag.
+    """The complete ``<tag>...</tag>`` that begins first in ``text``, whatever its tag; None if there is none.
 
-    Content may span lines and is stripped. Where an opening tag is repeated before the closing one, the last
-    opening
-    counts: ``<answer>a<answer>b</answer>`` is the answer ``b``.
+    The content may span several lines and is stripped. If an opening tag is repeated before the closing one, the last
+    opening tag counts: ``<answer>a<answer>b</answer>`` is the answer ``b``.
     """
     names = "|".join(map(re.escape, tags))
     match = re.search(rf"<({names})>((?:(?!<\1>).)*?)</\1>", text, re.DOTALL)
@@ -35,7 +34,7 @@ def earliest_block(text: str, tags: Sequence[str]) -> Block | None:
 
 
 def between(text: str, opening: str, closing: str) -> list[str]:
-    """What stands between ``opening`` and the next ``closing`` after it, again and again."""
+    """The texts between each ``opening`` and the next ``closing`` after it."""
     found, at = [], 0
     while (start := text.find(opening, at)) >= 0:
         start += len(opening)
@@ -48,10 +47,10 @@ def between(text: str, opening: str, closing: str) -> list[str]:
 
 
 def read_json(text: str) -> Any:
-    """The JSON document that a policy wrote: finite numbers, whole characters, at most ``MAX_NESTED`` levels.
+    """Parses a JSON document of a policy: only finite numbers, whole characters and at most ``MAX_NESTED`` levels.
 
     Raises:
-        ValueError: it is something else; the message can be shown to the policy.
+        ValueError: the text is something else. The message can be shown to the policy.
     """
     try:
         document = json.loads(text, parse_constant=_refuse, parse_float=_finite)
@@ -67,10 +66,10 @@ def read_json(text: str) -> Any:
 
 
 def _parts(value: Any) -> Sequence[Any]:
-    """What a part of a document holds.
+    """The parts that a part of a document contains.
 
     Raises:
-        ValueError: it is text with half of a surrogate pair, which nothing can show.
+        ValueError: it is text with half of a surrogate pair, which cannot be encoded.
     """
     if isinstance(value, str):
         try:
@@ -101,9 +100,9 @@ _ESCAPES = re.compile(
 
 
 def without_half_escapes(text: str) -> str:
-    """``text`` in which no escape stands for half of a surrogate pair: a pair is its character, a half is U+FFFD.
+    """Replaces escapes of surrogates in ``text``: a pair by its character, and half of a pair by U+FFFD.
 
-    Whoever decoded such an escape would hold text that nothing can encode.
+    Decoding the escape of half a pair would give text that cannot be encoded.
     """
     return _ESCAPES.sub(_whole, text) if "\\" in text else text
 
@@ -115,12 +114,12 @@ def _whole(match: re.Match[str]) -> str:
 
 
 def encodable(text: str) -> str:
-    """``text`` with an escape in the place of every lone surrogate, which no tokenizer and no file takes."""
+    """Replaces every lone surrogate in ``text`` by an escape, because no tokenizer and no file accepts one."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def unfenced(text: str) -> str:
-    """``text`` without a Markdown fence around it, which models like to write."""
+    """``text`` without the Markdown fence that models like to write around it."""
     lines = text.strip("\n").splitlines()
     if len(lines) >= 2 and lines[0].strip().startswith("```") and lines[-1].strip() == "```":
         return "\n".join(lines[1:-1])
@@ -128,7 +127,7 @@ def unfenced(text: str) -> str:
 
 
 def shortened(text: str, room: int) -> str:
-    """Head and tail of ``text`` where it is longer than ``room`` characters."""
+    """``text``, or its beginning and its end if it is longer than ``room`` characters."""
     if len(text) <= room:
         return text
     head, tail = room - room // 2, room // 2

@@ -1,4 +1,4 @@
-"""The episode loop: policy and environment take turns, and every id is recorded as it was sampled or fed."""
+"""The episode loop: the policy and the environment take turns, and every token id is recorded exactly as it was used."""
 
 import math
 import time
@@ -23,9 +23,9 @@ async def run_episode(
 ) -> Trajectory:
     """Plays one episode to its end.
 
-    An infrastructure failure ends it as an invalid trajectory, and so does an opening prompt that leaves no room for one
-    turn; a mistake of the policy is part of the record. The episode ends with ``token_limit`` before a prompt would
-    overflow; the prompt is never cut.
+    An infrastructure failure ends the episode as an invalid trajectory, and so does an opening prompt that leaves no room
+    for one turn. A mistake of the policy is part of the record. Before a prompt would exceed ``context_tokens`` the episode
+    ends with ``token_limit``; a prompt is never truncated.
 
     Raises:
         ConfigurationError: the environment cannot pose this task, the format cannot render it, or the policy
@@ -41,7 +41,7 @@ async def run_episode(
 async def open_episode(
     spec: EpisodeSpec, chat: ChatFormat, config: RolloutConfig, *, episode: str
 ) -> EpisodeState:
-    """Poses the task: a record that holds the prompt, or has ended because the environment failed or the prompt is too long.
+    """Poses the task. The state that is returned has already ended if the environment failed or the prompt is too long.
 
     Raises:
         ConfigurationError: the environment cannot pose this task, or the format cannot render it.
@@ -62,7 +62,7 @@ async def open_episode(
 
 
 async def play(state: EpisodeState, policy: Policy, chat: ChatFormat, config: RolloutConfig) -> Trajectory:
-    """Takes turns from where ``state`` stands until the episode ends."""
+    """Continues the episode of ``state`` until it ends."""
     while state.ended is None:
         await take_turn(state, policy, chat, config)
         gate = state.spec.gate
@@ -72,7 +72,7 @@ async def play(state: EpisodeState, policy: Policy, chat: ChatFormat, config: Ro
 
 
 async def take_turn(state: EpisodeState, policy: Policy, chat: ChatFormat, config: RolloutConfig) -> None:
-    """One turn: the policy writes, the environment acts on it and its observation is appended."""
+    """Plays one turn: the policy writes an action, the environment executes it, and its observation is appended."""
     completion = await sample(state, policy, config)
     if completion is None:
         return
@@ -84,13 +84,13 @@ async def take_turn(state: EpisodeState, policy: Policy, chat: ChatFormat, confi
 async def sample(
     state: EpisodeState, policy: Policy, config: RolloutConfig, *, attempt: int = 0
 ) -> Completion | None:
-    """What the policy writes next, appended to ``state``; None where that ended the episode.
+    """Samples the next action and appends it to ``state``. The result is None if this ended the episode.
 
     Args:
         state: The episode.
         policy: Who acts.
         config: Budgets and sampling.
-        attempt: Other numbers draw other tokens in the same turn.
+        attempt: Part of the seed: another number draws other tokens in the same turn.
 
     Raises:
         ConfigurationError: the policy cannot be asked as it is configured.
@@ -124,7 +124,7 @@ async def sample(
 
 
 def _record_sample(state: EpisodeState, completion: Completion) -> None:
-    """One segment for each run of ids that one version of the weights sampled."""
+    """Adds one segment for all consecutive ids that the same version of the weights sampled."""
     versions = completion.versions or (completion.version,) * len(completion.ids)
     end = 0
     for version, run in groupby(versions):
@@ -157,14 +157,14 @@ async def _generate(
 
 
 def observe(state: EpisodeState, chat: ChatFormat, observation: Observation, limit: int) -> None:
-    """Appends the observation; opens a new row where the format did not extend what stands there.
+    """Appends the observation, and opens a new row if the chat format did not extend the ids so far.
 
-    An observation that begins with a system message is a whole context: the policy goes on from that and from nothing
-    before it. An observation that would overflow the row stays out of it: the next turn has no room and the episode
-    ends. One that the format cannot render ends the episode as a fault of the environment.
+    An observation that begins with a system message replaces the whole context: the policy continues from it alone. An
+    observation that would exceed the context is not appended; the next turn then has no room, and the episode ends. An
+    observation that the format cannot render ends the episode as a failure of the environment.
 
     Raises:
-        ConfigurationError: the format can render no observation at all.
+        ConfigurationError: the format cannot render any observation.
     """
     try:
         _append(state, chat, observation, limit)
@@ -192,7 +192,7 @@ def _append(state: EpisodeState, chat: ChatFormat, observation: Observation, lim
 async def rollout(
     specs: Sequence[EpisodeSpec], policy: Policy, chat: ChatFormat, config: RolloutConfig, *, name: str
 ) -> list[Trajectory]:
-    """Plays all episodes concurrently; the result is in the order of ``specs``.
+    """Plays all episodes concurrently and returns them in the order of ``specs``.
 
     Args:
         specs: The episodes.

@@ -1,8 +1,8 @@
-"""The record of an episode: token ids as they were sampled or fed, cut into segments. Text is a view of it.
+"""The record of an episode: the token ids that were sampled or fed to the policy, divided into segments.
 
-Shapes: T is the number of tokens of one trajectory. Arrays over T come from the segments and are never
-    edited; surgery
-is list surgery on segments and gives a new ``Trajectory``.
+Text is derived from the ids and never stored in their place. Shapes: T is the number of tokens of one trajectory. Arrays
+over T are computed from the segments and are never edited. Whoever changes an episode builds a new ``Trajectory`` from other
+segments.
 """
 
 import math
@@ -46,24 +46,26 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A run of tokens of one kind within one turn."""
+    """Consecutive tokens of one kind within one turn."""
 
     kind: SegmentKind
     ids: tuple[int, ...]
     turn: int
-    """Index of the policy turn of the tokens: an observation has that of its action, the prompt 0."""
+    """Index of the turn that the tokens belong to: an observation has the index of its action, and the prompt has 0."""
     logprobs: tuple[float, ...] = ()
     """Sampler log-probability of each id; only for policy segments."""
     version: int = -1
     """Version of the weights that sampled the ids; -1 where nothing was sampled."""
     context_mismatch: bool = False
-    """Sampled under another context than the one they now stand in: no importance ratio may use them."""
+    """True if the tokens were sampled in another context than the one in which they stand now. No importance ratio may then
+    use their log-probs."""
     trained: bool = True
-    """False takes policy tokens out of the loss (a pivot mask)."""
+    """False leaves policy tokens out of the loss, for example the turns before a pivot."""
     exact_tokens: bool = True
-    """False where the ids are a coding of text and not what was sampled: for evaluation only."""
+    """False if the ids were made from text and are not those that the policy sampled. Such a segment can be evaluated and
+    not trained."""
     row: int = 0
-    """Rows are separate token sequences; a new one opens when a prompt does not extend the ids before it."""
+    """A row is one token sequence. A new row is opened when a prompt does not begin with the ids so far."""
 
     def __post_init__(self) -> None:
         expected = len(self.ids) if self.kind is SegmentKind.POLICY else 0
@@ -76,7 +78,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One action and what came of it."""
+    """One action of the policy and the answer of the environment."""
 
     action: str
     observation: Observation = ()
@@ -84,7 +86,7 @@ class Turn:
     reward: float = 0.0
     valid: bool = True
     anchor_key: str | None = None
-    """Key of the state in which the action was chosen."""
+    """Key of the state in which the action was chosen; see ``Env.anchor_key``."""
     policy_seconds: float = 0.0
     env_seconds: float = 0.0
     scene: TurnScene | None = None
@@ -101,11 +103,11 @@ class Trajectory:
     reward: float
     end_reason: EndReason
     prompt: Observation = ()
-    """The messages that opened the episode, as text; the ids of the first segment are their record."""
+    """The messages that opened the episode, as text. Their ids are in the first segment."""
     valid: bool = True
-    """False for an infrastructure failure: neither in the loss nor in any statistic."""
+    """False after an infrastructure failure. Such an episode counts neither in the loss nor in any statistic."""
     error: str = ""
-    """What went wrong in a fault, in words."""
+    """The message of the infrastructure failure, if there was one."""
     reports_searches: bool = True
     """Whether all its searches stand among its tool results; see ``Env.reports_searches``."""
     group_id: str = ""
@@ -114,8 +116,8 @@ class Trajectory:
     fork_turn: int | None = None
     origin: Origin = Origin.BASE
     info: dict[str, Any] = field(default_factory=dict)
-    """The last step's info less what has a field of its own, for example "answer"; "strategy" holds the metrics of the
-    rollout strategy, numbers and lists of numbers by name."""
+    """The info of the last step without what has a field of its own, for example "answer". "strategy" contains the metrics
+    of the rollout strategy: numbers and lists of numbers by name."""
 
     def _spread(self, values: Sequence[Any], dtype: Any) -> NDArray[Any]:
         counts = [len(segment.ids) for segment in self.segments]
@@ -123,7 +125,7 @@ class Trajectory:
 
     @cached_property
     def ids(self) -> NDArray[np.int64]:
-        """int64[T]: every token, row after row."""
+        """int64[T]: all tokens, row after row."""
         return np.fromiter((i for segment in self.segments for i in segment.ids), dtype=np.int64)
 
     @cached_property
@@ -131,7 +133,7 @@ class Trajectory:
         """bool[T]: true on sampled tokens that are trained.
 
         Raises:
-            ConfigurationError: the engine gave no token ids, so that there is nothing to train on.
+            ConfigurationError: the engine gave no token ids, so there is nothing to train on.
         """
         if not all(segment.exact_tokens for segment in self.segments):
             raise ConfigurationError(
@@ -142,19 +144,19 @@ class Trajectory:
 
     @cached_property
     def logprobs(self) -> NDArray[np.float32]:
-        """float32[T]: sampler log-probs, 0 where nothing was sampled."""
+        """float32[T]: log-probs recorded by the sampler, 0 for tokens that were not sampled."""
         zeros: dict[int, tuple[float, ...]] = {}
         parts = (s.logprobs or zeros.setdefault(len(s.ids), (0.0,) * len(s.ids)) for s in self.segments)
         return np.fromiter((value for part in parts for value in part), dtype=np.float32)
 
     @cached_property
     def context_mismatch(self) -> NDArray[np.bool_]:
-        """bool[T]: sampled under another context than the present one."""
+        """bool[T]: true on tokens that were sampled in another context than the one in which they stand now."""
         return self._spread([s.context_mismatch for s in self.segments], np.bool_)
 
     @cached_property
     def policy_version(self) -> NDArray[np.int64]:
-        """int64[T]: version of the sampling weights, -1 where nothing was sampled."""
+        """int64[T]: version of the weights that sampled each token, -1 for tokens that were not sampled."""
         return self._spread([s.version for s in self.segments], np.int64)
 
     @cached_property
@@ -172,7 +174,7 @@ class Trajectory:
 
     @property
     def guided(self) -> bool:
-        """Whether it retries another trajectory, talks about one, or is somebody else's."""
+        """Whether the policy had help: the episode is a retry, a reflection, or a demonstration of the expert."""
         retried = self.origin is Origin.RETRY and self.parent_id is not None
         return retried or self.origin in (Origin.REFLECTION, Origin.DEMONSTRATION)
 
@@ -182,17 +184,17 @@ class Trajectory:
         return sum(len(s.ids) for s in self.segments if s.kind is SegmentKind.POLICY)
 
     def with_segments(self, segments: Sequence[Segment], **changes: Any) -> "Trajectory":
-        """The same episode over other segments, with a new id and this one as parent."""
+        """The same episode with other segments. It has a new id, and this trajectory is its parent."""
         lineage = {"id": uuid.uuid4().hex, "parent_id": self.id} | changes
         return replace(self, segments=tuple(segments), **lineage)
 
     def cut(self, turn: int) -> "Trajectory":
-        """The episode before the policy's turn ``turn``: nothing of what came after."""
+        """The part of the episode before turn ``turn``."""
         kept = [s for s in self.segments if _stands_before(s, turn)]
         return self.with_segments(kept, turns=self.turns[:turn], fork_turn=turn)
 
     def splice(self, turn: int, replacement: Sequence[Segment], record: Turn) -> "Trajectory":
-        """The same episode with the policy's turn ``turn`` exchanged: its segments and its record."""
+        """The same episode with turn ``turn`` replaced by other segments and another record."""
         before = [s for s in self.segments if _stands_before(s, turn)]
         after = [s for s in self.segments if s.turn > turn]
         turns = (*self.turns[:turn], record, *self.turns[turn + 1 :])
@@ -201,12 +203,12 @@ class Trajectory:
 
 
 def _stands_before(segment: Segment, turn: int) -> bool:
-    """Whether ``segment`` is there when turn ``turn`` begins; the prompt of a row opened for it is."""
+    """Whether ``segment`` belongs to the context of turn ``turn``. The prompt of a row that was opened for the turn does."""
     return segment.turn < turn or (segment.kind is SegmentKind.PROMPT and segment.turn == turn)
 
 
 def to_record(trajectory: Trajectory) -> dict[str, Any]:
-    """The JSON form: everything that decides the numbers, no wall-clock time."""
+    """The trajectory in plain values for JSON: everything that credit and loss depend on, and no times."""
     return {
         "id": trajectory.id,
         "group_id": trajectory.group_id,
@@ -244,9 +246,9 @@ def to_record(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def from_record(record: Mapping[str, Any], task: Task) -> Trajectory:
-    """The trajectory of a JSON form, with everything that credit and loss read.
+    """The trajectory that ``to_record`` wrote, with everything that credit and loss read.
 
-    What ``to_record`` leaves out stays out: the opening messages, seconds, scenes, data of tool results; an
+    It lacks what ``to_record`` leaves out: the opening messages, times, scenes and the data of tool results. Each
     observation is one message.
     """
     return Trajectory(

@@ -1,15 +1,17 @@
-"""GRPO on whole episodes (Shao et al. 2024), with the corrections of DAPO (Yu et al. 2025) that cost nothing.
+"""The training loop: GRPO on whole episodes, with those corrections of DAPO that cost no computation.
 
-What is left out of the published algorithm, and why:
+GRPO: Shao et al. 2024, arXiv:2402.03300. DAPO: Yu et al. 2025, arXiv:2503.14476. The loop differs from the published
+algorithm in these points:
 
-1. No reference model unless ``kl_coefficient`` or ``ace_alpha`` asks for one: agentic recipes use none.
-2. No second pass for the old log-probs unless ``updates`` or ``proximal`` asks for one: the sampler is the trained model
-   itself, so the recorded log-probs are the old ones. Tokens that were sampled under another context take the learner's.
-3. No per-sequence mean unless ``aggregation`` or the objective asks for it: the loss is the mean over all trained tokens
-   of the step, whatever the micro-batches.
-4. Groups of equal reward have advantage 0 and are left out of the backward pass, unless a penalty towards a reference
-   acts on them; their tokens stay in the denominator, unless the task sampler drops the group.
-5. Infrastructure failures are in neither the loss nor the statistics; a group keeps its other members.
+1. There is no reference model unless ``kl_coefficient`` or ``ace_alpha`` is set, because recipes for agents use none.
+2. There is no second pass for the old log-probs unless ``updates`` or ``proximal`` is set. The sampler is the trained model
+   itself, so the recorded log-probs are the old ones. For tokens that were sampled in another context the learner computes
+   them.
+3. The loss is the mean over all trained tokens of the step, whatever the micro-batches, unless ``aggregation`` or the
+   objective asks for a mean per sequence.
+4. Groups of equal reward have advantage 0 and are left out of the backward pass, unless a penalty towards a reference acts
+   on them. Their tokens stay in the denominator, unless the task sampler drops the group.
+5. Infrastructure failures count neither in the loss nor in the statistics. A group keeps its other members.
 """
 
 import time
@@ -45,7 +47,7 @@ _CARD_OPTIONS = ("prompt", "k", "max_turns", "observation_tokens")
 
 @flushed_denormals()
 def train(folder: RunFolder, display: Display) -> dict[str, Any]:
-    """Trains from where ``folder`` stands to the end, and evaluates before and after.
+    """Trains to the end, from the last checkpoint in ``folder`` if there is one, and evaluates before and after.
 
     Returns:
         The content of ``results.json``.

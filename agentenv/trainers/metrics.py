@@ -12,17 +12,16 @@ from agentenv.trainers.credit.shaping import ANSWERS
 
 
 def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
-    """Figures of the groups of one step, at least one of whose episodes is valid; means are over valid episodes.
+    """The metrics of the groups of one step, in which at least one episode is valid. Means are over valid episodes.
 
-    The entropy is estimated from the sampled tokens themselves: the mean of -log p, in nats; ``rewarded_logprob`` is the
-    mean of log p over the episodes with more reward than their group, and absent where there is none. Neither counts tokens
-    of another context. A group that lost every member to infrastructure failures is in no figure but ``faults`` and the
-    sums: ``sampled_tokens`` counts every token that the policy sampled, also those that a strategy left out of the record,
-        and a
-    strategy's own metrics are added up, lists of them averaged. A mean over nothing (no episode got to a turn) is 0.
+    The entropy is estimated from the sampled tokens: the mean of -log p, in nats. ``rewarded_logprob`` is the mean of log p
+    over the episodes with more reward than the mean of their group; it is absent if there is none. Neither counts tokens
+    that were sampled in another context. A group that lost every member to infrastructure failures counts only in ``faults``
+    and in the sums. ``sampled_tokens`` counts every token that the policy sampled, also those that a strategy left out of
+    the record. Metrics of a strategy are added up, and lists of them are averaged. A mean over nothing is 0.
 
-    Retries of another trajectory, reflections and demonstrations are in no mean: what the policy does unaided is shown. They
-    are in the sums and, as members of their groups, in ``zero_variance_share``.
+    Retries of another trajectory, reflections and demonstrations count in no mean, so that the means show what the policy
+    does without help. They count in the sums and, as members of their groups, in ``zero_variance_share``.
     """
     played = [trajectory for group in groups for trajectory in group]
     unaided = [[t for t in group if t.valid and not t.guided] for group in groups]
