@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from agentenv.core.concurrency.tasks import gather_all
     from agentenv.core.env import AsyncEnv, Env, run_sync
     from agentenv.core.env_contract import EnvContract, check_env
-    from agentenv.core.episodes import EpisodeSpec, EpisodeState, RolloutConfig
+    from agentenv.core.episodes import EpisodeBudgets, EpisodeSpec, EpisodeState, RolloutConfig
     from agentenv.core.protocols import ChatFormat, Policy, Retriever
     from agentenv.core.registry import (
         EnvSpec,
@@ -59,6 +59,7 @@ __all__ = [
     "Env",
     "EnvContract",
     "EnvSpec",
+    "EpisodeBudgets",
     "EpisodeSpec",
     "EpisodeState",
     "FinishReason",
@@ -113,7 +114,7 @@ __getattr__, __dir__ = lazy_exports(
         "agentenv.core.concurrency.tasks": "gather_all",
         "agentenv.core.env": "AsyncEnv Env run_sync",
         "agentenv.core.env_contract": "EnvContract check_env",
-        "agentenv.core.episodes": "EpisodeSpec EpisodeState RolloutConfig",
+        "agentenv.core.episodes": "EpisodeBudgets EpisodeSpec EpisodeState RolloutConfig",
         "agentenv.core.protocols": "ChatFormat Policy Retriever",
         "agentenv.core.registry": "EnvSpec discover env_class make make_vec register registered spec",
         "agentenv.core.rollout": "run_episode",

@@ -5,9 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pydantic import Field
+
 from agentenv.core.env import Env
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory, Turn
 from agentenv.core.types import EndReason, Observation, Task
+from agentenv.core.validation import Frozen
 from agentenv.errors import ContextTooSmall, Fault
 
 _ERROR_CHARS = 20_000  # of an error that is kept
@@ -15,24 +18,34 @@ _UNPLAYED = "unplayed"  # in the info of an episode whose prompt left no room fo
 _STEP_INFO = ("turn", "tool_results", "valid", "end_reason")
 
 
-@dataclass(frozen=True)
-class RolloutConfig:
-    """Budgets and sampling of an episode."""
+class EpisodeBudgets(Frozen):
+    """Budgets and sampling of an episode, as a configuration file has them too."""
 
-    context_tokens: int = 4096
+    context_tokens: int = Field(512, ge=1)
     """Largest number of tokens of prompt, actions and observations together, in one row."""
-    turn_tokens: int = 500
+    turn_tokens: int = Field(48, ge=1)
     """Largest number of tokens that the policy samples in one turn."""
-    temperature: float = 1.0
-    """Sampling temperature; 0 always takes the most likely token."""
-    top_p: float = 1.0
+    temperature: float = Field(1.0, ge=0)
+    """Sampling temperature; 0 always takes the most likely token. The loss divides logits by the same number."""
+    deadline_s: float = Field(600.0, gt=0)
+    """Seconds that one call of the policy or the environment may take. The time that it waits for a batch is not counted."""
+    deterministic: bool = True
+    """Whether batches are formed by episode index and not by arrival: equal seed, machine and thread count give equal files."""
+
+
+class RolloutConfig(EpisodeBudgets):
+    """How episodes are played: their budgets and sampling, and what the environment and the caller add."""
+
+    top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus sampling; 1 samples from the whole distribution."""
     stop: tuple[str, ...] = ()
     """Strings that end a turn. They stay part of it."""
-    deadline_s: float = 600.0
-    """Seconds that one call of the policy or the environment may take. The time that it waits for a batch is not counted."""
-    deterministic: bool = True
-    """Whether batches are formed by episode index and not by arrival, so that equal seeds give equal files."""
+
+    @classmethod
+    def of(cls, budgets: EpisodeBudgets, *, temperature: float, stop: tuple[str, ...]) -> "RolloutConfig":
+        """``budgets`` at another temperature, with the strings that end a turn."""
+        shared = budgets.model_dump(include=set(EpisodeBudgets.model_fields))
+        return cls(**shared | {"temperature": temperature, "stop": stop})
 
 
 @dataclass(frozen=True)

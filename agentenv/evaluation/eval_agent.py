@@ -77,7 +77,7 @@ class EvalAgent:
             stop=self.stop,
             deterministic=self.deterministic,
             # An endpoint has a deadline of its own, which does not count the wait for its rate limit.
-            deadline_s=3600.0 if isinstance(self.policy, OpenAIPolicy) else RolloutConfig.deadline_s,
+            deadline_s=3600.0 if isinstance(self.policy, OpenAIPolicy) else RolloutConfig().deadline_s,
         )
         return with_byte_budgets(config) if isinstance(self.tokenizer, ByteTokenizer) else config
 

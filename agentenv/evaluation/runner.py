@@ -4,7 +4,6 @@ import asyncio
 import reprlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from agentenv.core.acting import step_env
@@ -219,7 +218,7 @@ async def _script(
 
 def with_byte_budgets(config: RolloutConfig) -> RolloutConfig:
     """The same loop with room for policies whose tokens are bytes."""
-    return replace(config, context_tokens=_ROOM, turn_tokens=1 << 16)
+    return config.model_copy(update={"context_tokens": _ROOM, "turn_tokens": 1 << 16})
 
 
 def to_record(

@@ -6,7 +6,7 @@ shows how the questions grew harder.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from agentenv.core.env_lifecycle import close_quickly, make_envs
@@ -127,7 +127,7 @@ def play_proposers(
 def _play_solver(
     version: Version, task_env: TaskEnv, tasks: Sequence[Task], config: RolloutConfig, seed: int
 ) -> float | None:
-    greedy = replace(config, temperature=0.0)
+    greedy = config.model_copy(update={"temperature": 0.0})
     played = play(
         version.policy, version.chat, task_env.make_env, tasks, greedy, seed=seed, name=version.name
     )

@@ -333,15 +333,7 @@ def chat_format_of(config: TrainConfig, policy: TrainedPolicy) -> ChatFormat:
 
 def rollout_config(config: TrainConfig, *, temperature: float) -> RolloutConfig:
     """The budgets of ``config`` at a temperature; 0 is greedy."""
-    settings = config.rollout
-    return RolloutConfig(
-        context_tokens=settings.context_tokens,
-        turn_tokens=settings.turn_tokens,
-        temperature=temperature,
-        stop=env_class(config.env.id).stop,
-        deadline_s=settings.deadline_s,
-        deterministic=settings.deterministic,
-    )
+    return RolloutConfig.of(config.rollout, temperature=temperature, stop=env_class(config.env.id).stop)
 
 
 class PhaseTimer:

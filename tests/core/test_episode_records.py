@@ -81,14 +81,16 @@ def bye(env: Listener, word: str) -> Step | None:
 
 def test_the_policy_is_asked_as_the_run_says() -> None:
     policy = Watched("one", "bye")
-    config = replace(CONFIG, temperature=0.5, top_p=0.75, stop=("]",), turn_tokens=9, context_tokens=20)
+    config = CONFIG.model_copy(
+        update={"temperature": 0.5, "top_p": 0.75, "stop": ("]",), "turn_tokens": 9, "context_tokens": 20}
+    )
     run(policy, EpisodeSpec(Listener(bye), TASK, 3), config=config)
     first, second = policy.asked
     assert (first.temperature, first.top_p, first.stop, first.max_tokens) == (0.5, 0.75, ("]",), 9)
     # "Who?" and a line end take 5 ids, "one" with its end 4 and the observation 1: 10 of 20 are left.
     assert second.max_tokens == 9
     small = Watched("one", "bye")
-    run(small, EpisodeSpec(Listener(bye), TASK, 3), config=replace(config, context_tokens=13))
+    run(small, EpisodeSpec(Listener(bye), TASK, 3), config=config.model_copy(update={"context_tokens": 13}))
     assert [asked.max_tokens for asked in small.asked] == [8, 3]
 
 
@@ -285,9 +287,11 @@ def test_an_episode_that_fails_after_a_reward_has_none() -> None:
 def test_an_observation_that_leaves_no_room_for_a_token_ends_the_episode_unrecorded() -> None:
     """Prompt 5, "one" with its end 4 and the observation 1 fill ten tokens."""
     policy = Watched("one", "bye")
-    (full,) = run(policy, EpisodeSpec(Listener(bye), TASK, 0), config=replace(CONFIG, context_tokens=10))
+    (full,) = run(
+        policy, EpisodeSpec(Listener(bye), TASK, 0), config=CONFIG.model_copy(update={"context_tokens": 10})
+    )
     assert (full.end_reason, full.valid, full.reward) == (EndReason.TOKEN_LIMIT, True, 0.25)
     assert (len(full.ids), len(policy.asked)) == (9, 1)
     policy = Watched("one", "bye")
-    run(policy, EpisodeSpec(Listener(bye), TASK, 0), config=replace(CONFIG, context_tokens=11))
+    run(policy, EpisodeSpec(Listener(bye), TASK, 0), config=CONFIG.model_copy(update={"context_tokens": 11}))
     assert [asked.max_tokens for asked in policy.asked] == [6, 1]

@@ -142,7 +142,7 @@ def test_an_episode_of_another_task_is_a_fault_and_no_score(says: str | None) ->
 def test_one_endless_question_fails_alone(at_a_time: int) -> None:
     """A million characters fit no context: that question is a fault with its reason, the others are answered."""
     tasks = [TASKS[0], replace(TASKS[1], question="why " * 250_000), TASKS[2]]
-    small = replace(CONFIG, context_tokens=1 << 13)
+    small = CONFIG.model_copy(update={"context_tokens": 1 << 13})
     records: list[Any] = []
     for begin in range(0, 3, at_a_time):
         scripts = {f"eval-{begin}-{i}": ["<answer>x</answer>"] for i in range(3)}
@@ -162,7 +162,7 @@ def test_a_context_too_small_for_every_question_masks_every_question() -> None:
         CHAT,
         environment,
         TASKS[:3],
-        replace(CONFIG, context_tokens=20),
+        CONFIG.model_copy(update={"context_tokens": 20}),
     )
     assert all(not t.valid and "context_tokens is 20" in t.error for t in played)
 

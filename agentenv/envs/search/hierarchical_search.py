@@ -37,6 +37,7 @@ QUESTION_SHARE = 8
 """A question has at most a character for so many tokens of the context of the agent that is asked."""
 _SUFFIX = "_search_agent"
 _ALL = f"all{_SUFFIX}"
+_BUDGETS = RolloutConfig(context_tokens=1 << 16, turn_tokens=500, temperature=0.0)
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,7 @@ class Agent:
     """Forked for every question."""
     policy: Policy
     chat: ChatFormat
-    config: RolloutConfig = field(
-        default_factory=lambda: RolloutConfig(context_tokens=1 << 16, temperature=0.0)
-    )
+    config: RolloutConfig = _BUDGETS
 
     async def ask(self, question: str, seed: int) -> tuple[list[Passage], str | None]:
         """Everything that its searches found, and its answer.

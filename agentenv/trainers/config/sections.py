@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from agentenv.core.episodes import EpisodeBudgets
 from agentenv.core.validation import Frozen
 from agentenv.evaluation.results import measure_of
 from agentenv.evaluation.task_env import known_retriever
@@ -14,23 +15,13 @@ from agentenv.trainers.task_sampling.samplers import get_sampler
 _LARGEST_RATE = 1e30  # beyond, Adam's own numbers leave the range of float32
 
 
-class RolloutSettings(Frozen):
+class RolloutSettings(EpisodeBudgets):
     """How episodes are sampled in training."""
 
     questions: int = Field(16, ge=1)
     """Questions an optimiser step."""
     group_size: int = Field(8, ge=2)
     """Episodes a question; at least 2, or every advantage is 0."""
-    temperature: float = Field(1.0, gt=0)
-    """Sampling temperature; the loss divides logits by the same number."""
-    turn_tokens: int = Field(48, ge=1)
-    """Tokens that the policy may sample in one turn."""
-    context_tokens: int = Field(512, ge=2)
-    """Tokens of prompt, actions and observations together; an episode ends before it overflows."""
-    deterministic: bool = True
-    """Batches are formed by episode index: equal seed, machine and thread count give equal files."""
-    deadline_s: float = Field(600.0, gt=0)
-    """Seconds that one call of policy or environment may take."""
     workers: int = Field(0, ge=0)
     """Environments that play at once in training, whatever their groups: one whose episode has ended begins the next that
     waits, and no group keeps them for its slowest episode (DART). 0 gives every episode one."""
@@ -43,6 +34,13 @@ class RolloutSettings(Frozen):
     episodes a step."""
     sampler_options: dict[str, Any] = Field(default_factory=dict)
     """Its options by name; ``docs/sampling.md`` in the repository lists them."""
+
+    @field_validator("temperature")
+    @classmethod
+    def _divides_logits(cls, temperature: float) -> float:
+        if temperature == 0:
+            raise ValueError("training samples at a temperature above 0")
+        return temperature
 
     @model_validator(mode="after")
     def _known(self) -> Self:

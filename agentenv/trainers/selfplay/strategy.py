@@ -174,7 +174,7 @@ class _GameRunner:
         turn, spec, context = self.turn, self.specs[place], self.context
         seed = spec.seed + self.rounds * _ROUND_SEEDS
         policy, chat = self._policy_of(turn)
-        config = replace(context.config, temperature=0.0) if turn.greedy else context.config
+        config = context.config.model_copy(update={"temperature": 0.0}) if turn.greedy else context.config
         episode = f"{context.episode(place)}-{self.rounds}-{turn.name}"
         env, task = await self._make_episode(turn, place, seed)
         own = EpisodeSpec(env, task, seed, self._group(turn))

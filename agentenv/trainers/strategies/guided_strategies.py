@@ -212,7 +212,7 @@ async def play_hinted(
         return []
     added = guide(state, context.chat, text) if text else 0
     state.spec = replace(spec, seed=spec.seed + _SECOND)
-    config = replace(context.config, context_tokens=context.config.context_tokens + added)
+    config = context.config.model_copy(update={"context_tokens": context.config.context_tokens + added})
     try:
         guided = await play(state, context.policy, context.chat, config)
     finally:

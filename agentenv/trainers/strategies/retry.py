@@ -126,7 +126,7 @@ class ReflectRetryStrategy:
     async def _go_on(self, state: EpisodeState, guidance: str, context: RolloutContext) -> Trajectory | None:
         """The retry to its end, guidance and all; None where the guidance leaves no room for a turn."""
         added = guide(state, context.chat, guidance) if self.guidance else 0
-        config = replace(context.config, context_tokens=context.config.context_tokens + added)
+        config = context.config.model_copy(update={"context_tokens": context.config.context_tokens + added})
         guided = await play(state, context.policy, context.chat, config)
         return None if never_fitted(guided) else guided
 

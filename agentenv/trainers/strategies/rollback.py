@@ -135,7 +135,8 @@ class _Episode:
         config, noisy = self.context.config, self.record.copy()
         self._observe(noisy, error_of(noisy.turns[-1]), limit=_UNLIMITED)
         room = config.context_tokens - len(clean.ids)
-        roomy = replace(config, context_tokens=len(noisy.ids) + room)  # what is taken back costs nothing
+        # what is taken back costs nothing
+        roomy = config.model_copy(update={"context_tokens": len(noisy.ids) + room})
         completion = await self._sample(noisy, roomy, attempt)
         if completion is not None:
             self.counts["retry_tokens"] += len(completion.ids)

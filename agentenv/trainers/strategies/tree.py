@@ -179,7 +179,7 @@ class _TreeBuilder:
     async def _turn(self, branch: _Branch, tasks: asyncio.TaskGroup) -> None:
         """One turn, with the fork of the state before it where there is to be one."""
         config, state, before = self.context.config, branch.record, branch.record.copy()
-        room = replace(config, turn_tokens=max(config.turn_tokens - len(branch.head), 1))
+        room = config.model_copy(update={"turn_tokens": max(config.turn_tokens - len(branch.head), 1)})
         completion = await sample(state, self.context.policy, room)
         if completion is None or self._drops(branch, completion):
             return

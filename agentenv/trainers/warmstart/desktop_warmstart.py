@@ -182,7 +182,9 @@ def judge(policy: HFPolicy, config: DesktopWarmstartConfig) -> dict[str, float]:
     tasks = DomSim.make_tasks(config.judged, seed=config.seed, split="dev", templates=config.templates)
     chat, metrics = TemplateFormat(policy.tokenizer), {}
     for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
-        budgets = RolloutConfig(CONTEXT_TOKENS, TURN_TOKENS, temperature=temperature, stop=STOP)
+        budgets = RolloutConfig(
+            context_tokens=CONTEXT_TOKENS, turn_tokens=TURN_TOKENS, temperature=temperature, stop=STOP
+        )
         played = play(policy, chat, lambda: DomSim(**OPTIONS), tasks, budgets, name=name)
         metrics[name] = sum(t.reward for t in played) / len(played)
     return metrics

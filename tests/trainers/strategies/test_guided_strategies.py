@@ -164,7 +164,7 @@ def test_a_critique_by_rule_or_by_the_policy_says_more() -> None:
     assert f"Critique: This was wrong: {WRONG}" in policy.shown["e-0-refined"]
     report = '{"trajectory_outcome": "failure", "improvement_suggestion": "SEARCH", "retry_from_step": 0}'
     policy = Noting(script | {"e-0-critique": [report]})
-    roomy = replace(CONFIG, context_tokens=9000)
+    roomy = CONFIG.model_copy(update={"context_tokens": 9000})
     base, _ = played("critique", policy, 2, critic="self", config=roomy, reflection_tokens=500)
     assert "SEARCH" in policy.shown["e-0-refined"]
     assert base.info["strategy"]["reflection_tokens"] == len(report) + 1
@@ -227,7 +227,7 @@ def test_what_the_expert_does_is_recorded_in_the_policy_s_tokens_where_all_fail(
 
 
 def test_a_demonstration_that_does_not_fit_the_budgets_is_left_out() -> None:
-    short = replace(CONFIG, turn_tokens=10)
+    short = CONFIG.model_copy(update={"turn_tokens": 10})
     assert len(played("demonstrate", Noting({"e-0": [WRONG], "e-1": [WRONG]}), 2, config=short)) == 2
 
 
@@ -277,7 +277,7 @@ def test_equal_seeds_give_equal_records() -> None:
     script = {"e-0": [WRONG], "e-1": [IRIA, WRONG], "e-0-hinted": [RIGHT], "e-1-hinted": [IRIA, VELL, WRONG]}
 
     def once(deterministic: bool) -> list[dict[str, Any]]:
-        config = replace(CONFIG, deterministic=deterministic)
+        config = CONFIG.model_copy(update={"deterministic": deterministic})
         return [to_record(t) for t in played("guide", Noting(dict(script)), 2, config=config)]
 
     assert once(True) == once(True) == once(False)

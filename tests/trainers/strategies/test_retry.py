@@ -96,7 +96,7 @@ def retried(
         script["e-0-reflection"] = [reflection]
     policy = policy or Sampled(script)
     policy.actions = script
-    settings = replace(CONFIG, **(config or {}))
+    settings = CONFIG.model_copy(update=config or {})
     context = RolloutContext(policy, chat or InlineFormat(TOKENIZER), settings, TOKENIZER.decode)
     specs = [EpisodeSpec(env(), task, seed, "g") for seed in (11, 12)]
     strategy = get_strategy("reflect_retry", options)
@@ -471,7 +471,7 @@ def test_lanes_share_their_batches_and_equal_seeds_give_equal_records() -> None:
     }
 
     def play(deterministic: bool) -> list[dict[str, Any]]:
-        config = replace(CONFIG, deterministic=deterministic)
+        config = CONFIG.model_copy(update={"deterministic": deterministic})
         context = RolloutContext(Sampled(dict(script)), InlineFormat(TOKENIZER), config, TOKENIZER.decode)
         specs = [EpisodeSpec(search_env(), TASK, seed, "g") for seed in range(8)]
         (played,) = asyncio.run(play_groups([specs], get_strategy("reflect_retry"), context))
