@@ -34,6 +34,7 @@ from agentenv.policies.scripted import complete
 from agentenv.trainers.config.config_files import parse_config
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.task_sampling.samplers import get_sampler
+from agentenv.trainers.workers.group_runner import GroupRunner
 from agentenv.trainers.workers.rollout_scheduler import RolloutScheduler
 
 from async_training import pareto  # type: ignore[import-not-found]  # isort: skip  # sibling scripts
@@ -192,7 +193,20 @@ def measure(args: argparse.Namespace, config: TrainConfig) -> dict[str, float]:
     field.make_env = lambda: Slow(args, meter)
     field.varied = lambda **options: field
     limits = RolloutConfig(context_tokens=1000, turn_tokens=4, deadline_s=1e9, deterministic=False)
-    made = RolloutScheduler(config, limits, policy, InlineFormat(TOKENIZER), get_sampler("uniform"), field)  # type: ignore[arg-type]
+    seed, steps = config.seed, config.optimizer.steps
+    chat = InlineFormat(TOKENIZER)
+    runner = GroupRunner(config.rollout, limits, policy, chat, field, seed=seed, steps=steps)  # type: ignore[arg-type]
+    made = RolloutScheduler(
+        runner,
+        policy,  # type: ignore[arg-type]
+        get_sampler("uniform"),
+        TASKS,
+        config.rollout,
+        seed=seed,
+        steps=steps,
+        staleness=config.asynchronous.staleness,
+        concurrent=config.concurrent_groups,
+    )
     made._loop = simulation = Simulation()
     began, oldest, episodes = simulation.now(), 0, 0
     try:

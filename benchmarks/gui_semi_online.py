@@ -35,7 +35,7 @@ from agentenv.policies.policy_spec import make_policy
 from agentenv.trainers.config.config_files import changed, load_config, override
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
-from agentenv.trainers.run import rollout_config
+from agentenv.trainers.parts import rollout_config
 from agentenv.trainers.run_folder.folder import RunFolder
 
 WAYS = {
@@ -87,7 +87,7 @@ def judged(policy_spec: str, args: argparse.Namespace) -> dict[str, float]:
     base = load_config("lab-desktop")
     templates, options = base.test.options["templates"], base.env.options
     policy = make_policy(policy_spec)
-    chat, greedy = TemplateFormat(policy.tokenizer), rollout_config(base, temperature=0.0)
+    chat, greedy = TemplateFormat(policy.tokenizer), rollout_config(base.rollout, base.env, temperature=0.0)
     drawn: dict[str, Any] = {"seed": base.test.seed, "split": "test", "templates": templates}
     recorded = SemiOnlineGUI.make_tasks(args.tests, **drawn)
     shown = {name: options[name] for name in ("prompt", "places", "window")}

@@ -146,14 +146,14 @@ def arm(
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The games of one arm; equal seeds make the same proposals in every arm."""
-    from agentenv.trainers.run import rollout_config
+    from agentenv.trainers.parts import rollout_config
     from agentenv.trainers.strategies.strategies import get_strategy, play_groups
 
     strategy = get_strategy("self_play", dict(config.rollout.strategy_options) | dict(options))
     context = RolloutContext(
         policy,
         InlineFormat(policy.tokenizer),
-        rollout_config(config, temperature=config.rollout.temperature),
+        rollout_config(config.rollout, config.env, temperature=config.rollout.temperature),
         policy.tokenizer.decode,
     )
     counts: Counter[str] = Counter()

@@ -29,7 +29,7 @@ from agentenv.retrievers.simulation.simulated import TRAINING
 from agentenv.trainers.config.config_files import load_config, override
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
-from agentenv.trainers.run import rollout_config
+from agentenv.trainers.parts import rollout_config
 from agentenv.trainers.run_folder.folder import RunFolder
 from agentenv.trainers.warmstart.expert_warmstart import expert_warmstart
 
@@ -107,7 +107,7 @@ def answered(config: TrainConfig, policy: HFPolicy, simulator: str) -> dict[str,
             return len(policy.tokenizer.encode(text, add_special_tokens=False))
 
         task_env = open_task_env(config.test, search, env, count)
-        greedy = rollout_config(config, temperature=0.0)
+        greedy = rollout_config(config.rollout, config.env, temperature=0.0)
         played = play(policy, chat, task_env.make_env, task_env.source.tasks, greedy, name=name)
         scores[name] = np.array([t.reward if t.valid else 0.0 for t in played])
     return scores

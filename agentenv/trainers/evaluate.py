@@ -13,17 +13,18 @@ from agentenv.evaluation.bounds import measure_bounds, recall_or_none
 from agentenv.evaluation.records import RESULTS, read_evaluation, write_evaluation
 from agentenv.evaluation.results import score_of, summarize
 from agentenv.evaluation.runner import play, to_record
-from agentenv.evaluation.task_env import TaskEnv, open_task_env
+from agentenv.evaluation.task_env import TaskEnv
 from agentenv.policies.policy_spec import make_policy
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.run import Run, chat_format_of, rollout_config, with_declared_scorers
+from agentenv.trainers.parts import make_chat_format, open_questions, rollout_config, with_declared_scorers
+from agentenv.trainers.run import Run
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups
 
 
 def run_dev_evaluation(run: Run) -> dict[str, Any]:
     """Score and interval of the present policy on the dev questions; nothing but a warning where none could be played."""
-    config = rollout_config(run.config, temperature=0.0)
+    config = rollout_config(run.config.rollout, run.config.env, temperature=0.0)
     played = play(run.policy, run.chat, run.dev.make_env, run.dev.source.tasks, config, name="dev")
     if not any(trajectory.valid for trajectory in played):
         run.display.warn(f"there is no dev score: {_none_played(played)}")
@@ -61,7 +62,7 @@ def _run_test_evaluation(run: Run, name: str, strategy: str) -> dict[str, Any]:
     began = time.perf_counter()
     tasks = run.test.source.tasks
     run.display.phase(f"evaluation {name}", len(tasks))
-    config = rollout_config(run.config, temperature=0.0)
+    config = rollout_config(run.config.rollout, run.config.env, temperature=0.0)
     played = play(
         run.policy,
         run.chat,
@@ -158,14 +159,15 @@ def score_under(config: TrainConfig) -> float:
     """
     config = with_declared_scorers(config)
     policy = make_policy(config.policy)
-
-    def count(text: str) -> int:
-        return len(policy.tokenizer.encode(text, add_special_tokens=False))
-
-    task_env = open_task_env(config.test, config.search, config.env, count)
-    greedy = rollout_config(config, temperature=0.0)
+    task_env = open_questions(config.test, config.search, config.env, policy)
+    greedy = rollout_config(config.rollout, config.env, temperature=0.0)
     played = play(
-        policy, chat_format_of(config, policy), task_env.make_env, task_env.source.tasks, greedy, name="test"
+        policy,
+        make_chat_format(config.format, policy),
+        task_env.make_env,
+        task_env.source.tasks,
+        greedy,
+        name="test",
     )
     scores = [score_of(to_record(t), config.evaluation.scorers[0]) for t in played if t.valid]
     if not scores:

@@ -18,7 +18,8 @@ from agentenv.errors import ConfigurationError
 from agentenv.evaluation.runner import play
 from agentenv.evaluation.task_env import TaskEnv
 from agentenv.policies.policy_spec import make_policy
-from agentenv.trainers.run import Run, rollout_config
+from agentenv.trainers.parts import rollout_config
+from agentenv.trainers.run import Run
 from agentenv.trainers.selfplay.game_state import outcomes
 from agentenv.trainers.selfplay.strategy import SelfPlayStrategy
 from agentenv.trainers.strategies.rollout_context import RolloutContext
@@ -151,6 +152,6 @@ def league_of(run: Run) -> League:
     for name, spec in folders.items():
         policy = make_policy(spec)
         versions.append(Version(name, policy, run.chat, policy.tokenizer.decode))
-    config = rollout_config(run.config, temperature=settings.temperature)
+    config = rollout_config(settings, run.config.env, temperature=settings.temperature)
     games = run.config.league.games
     return play_league(versions, run.train, strategy, config, games=games, seed=run.config.seed)

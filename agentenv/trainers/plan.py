@@ -28,7 +28,7 @@ from agentenv.trainers.config.addresses import refuse_silent
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.learner.learner import Learner, Objective, rows_of
 from agentenv.trainers.learner.logprobs import checkpoint_layers
-from agentenv.trainers.run import objective_of, open_second_policy, trained_policy, with_declared_scorers
+from agentenv.trainers.parts import make_objective, open_second_policy, trained_policy, with_declared_scorers
 
 _PROBE_ROWS = 8
 _PROBE_TOKENS = 8  # sampled a row
@@ -71,7 +71,7 @@ def plan_run(config: TrainConfig, *, available: int | None = None) -> dict[str, 
         ConfigurationError: it does not fit; says what to change.
     """
     torch.set_num_threads(config.threads)
-    policy = trained_policy(config)
+    policy = trained_policy(config.policy, config.lora, config.compute, seed=config.seed)
     _refuse_absent(config)
     second = open_second_policy(config)
     if config.memory.gradient_checkpointing:
@@ -154,7 +154,8 @@ def _bytes(model: Any, *, trained: bool = False) -> int:
 def _weights(config: TrainConfig, model: Any) -> int:
     """Of every copy; what is not trained is shared, and a model with adapters is its own reference."""
     ahead = _bytes(model, trained=True) * (config.asynchronous.staleness > 0)
-    apart = objective_of(config).needs_reference and not is_adapted(model)
+    objective = make_objective(config.resolved_loss, config.memory, config.rollout)
+    apart = objective.needs_reference and not is_adapted(model)
     return _bytes(model) * (1 + apart) + ahead
 
 

@@ -17,7 +17,7 @@ from agentenv.policies.vllm import VLLMPolicy, _read
 from agentenv.policies.vllm_local import LocalEngine, sampled, sampling_fields, scoring_fields, tempered
 from agentenv.trainers.config.config_files import override
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.run import open_policy
+from agentenv.trainers.parts import open_policy
 
 END = ByteTokenizer.eos_token_id
 

@@ -15,7 +15,6 @@ from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import override, parse_config
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
-from agentenv.trainers.run import objective_of
 from agentenv.trainers.run_folder.folder import RunFolder
 from agentenv.trainers.task_sampling.samplers import Batch
 from agentenv.trainers.workers.rollout_scheduler import RolloutScheduler
@@ -123,8 +122,8 @@ def test_a_step_that_fails_leaves_a_checkpoint_of_those_before(
 def test_what_is_stale_is_decoupled_and_weighed_unless_said_otherwise(
     words: str, proximal: str, mode: str
 ) -> None:
-    objective = objective_of(override(TrainConfig(), words.split()))
-    assert (objective.proximal, objective.correction.mode) == (proximal, mode)
+    loss = override(TrainConfig(), words.split()).resolved_loss
+    assert (loss.proximal, loss.correction.mode) == (proximal, mode)
 
 
 def test_batches_by_index_are_for_synchronous_training() -> None:

@@ -20,7 +20,7 @@ from agentenv.evaluation.task_env import EnvConfig, SearchConfig, open_task_env
 from agentenv.policies.fakes import random_policy
 from agentenv.sandbox.backends import unavailable
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.run import rollout_config
+from agentenv.trainers.parts import rollout_config
 
 SMALL = """
 name = "any"
@@ -126,7 +126,7 @@ def test_an_environment_without_tasks_of_its_own_says_so() -> None:
 
 def test_an_action_ends_where_the_environment_says() -> None:
     config = TrainConfig(env=EnvConfig(id="agentenv/Code-v0"))
-    assert rollout_config(config, temperature=1.0).stop == ("</python>", "</submit>")
+    assert rollout_config(config.rollout, config.env, temperature=1.0).stop == ("</python>", "</submit>")
 
 
 def test_misses_are_for_searches_only() -> None:

@@ -21,7 +21,7 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
 from agentenv.trainers.learner.learner import Learner, Objective, TrainingRow
 from agentenv.trainers.learner.second_policy import SecondPolicy
-from agentenv.trainers.run import learner_of, trained_policy
+from agentenv.trainers.parts import make_learner, make_objective, trained_policy
 from agentenv.trainers.run_folder.folder import RunFolder
 
 WORLD = {"documents": 200, "questions": 12, "families": ["lookup"], "hops": [1, 1]}
@@ -71,8 +71,9 @@ def test_the_reference_is_the_model_without_its_adapters(qwen: Callable[..., Any
 def test_sampler_and_learner_share_what_is_not_trained() -> None:
     words = "--lora.rank 4 --asynchronous.staleness 1 --rollout.deterministic false --loss.kl_coefficient 0.1"
     config = override(TrainConfig(), words.split())
-    policy = trained_policy(config)
-    learner = learner_of(config, policy)
+    policy = trained_policy(config.policy, config.lora, config.compute, seed=config.seed)
+    objective = make_objective(config.resolved_loss, config.memory, config.rollout)
+    learner = make_learner(policy, lambda: policy, objective, config.optimizer, ahead=True)
     pairs = zip(policy.model.named_parameters(), learner.model.parameters(), strict=True)
     assert all((one is other) != ("lora_" in name) for (name, one), other in pairs)
     assert learner.reference is learner.model
@@ -169,4 +170,4 @@ def test_a_wrong_dial_is_one_sentence(words: str, named: str) -> None:
 def test_a_layer_that_there_is_not_is_named_with_the_nearest() -> None:
     config = override(TrainConfig(), ["--lora.rank", "4", "--lora.modules", "query"])
     with pytest.raises(ConfigurationError, match=r"'query'.*down_proj"):
-        trained_policy(config)
+        trained_policy(config.policy, config.lora, config.compute, seed=config.seed)

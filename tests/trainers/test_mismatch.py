@@ -9,7 +9,7 @@ import pytest
 from agentenv.cli.main import main
 from agentenv.policies.fakes import random_policy
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.run import objective_of
+from agentenv.trainers.parts import make_objective
 
 VLLM = {"engine": {"kind": "vllm"}, "rollout": {"deterministic": False}}
 STALE = {"asynchronous": {"staleness": 2}, "rollout": {"deterministic": False}}
@@ -17,7 +17,8 @@ ROUNDED = {"memory": {"precision": "bfloat16"}}
 
 
 def chosen(config: dict[str, Any]) -> tuple[str | None, str | None, str | None]:
-    goal = objective_of(TrainConfig.model_validate(config))
+    run = TrainConfig.model_validate(config)
+    goal = make_objective(run.resolved_loss, run.memory, run.rollout)
     return goal.proximal, goal.correction.mode, goal.correction.off_context
 
 

@@ -8,9 +8,15 @@ from agentenv.core.env_lifecycle import close_quickly, make_envs
 from agentenv.core.io.files import write_text
 from agentenv.core.rollout import EpisodeSpec
 from agentenv.core.trajectory import Trajectory, to_record
-from agentenv.evaluation.task_env import TaskEnv, open_task_env
+from agentenv.evaluation.task_env import TaskEnv
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.run import chat_format_of, rollout_config, trained_policy, with_declared_scorers
+from agentenv.trainers.parts import (
+    make_chat_format,
+    open_questions,
+    rollout_config,
+    trained_policy,
+    with_declared_scorers,
+)
 from agentenv.trainers.strategies.guided_strategies import play_demonstration
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 
@@ -42,16 +48,12 @@ def expert_episodes(config: TrainConfig) -> list[Trajectory]:
     Raises:
         ConfigurationError: the environment has no expert for a task, or the configuration cannot be used.
     """
-    config, policy = with_declared_scorers(config), trained_policy(config)
-
-    def count(text: str) -> int:
-        return len(policy.tokenizer.encode(text, add_special_tokens=False))
-
-    task_env = open_task_env(config.train, config.search, config.env, count)
-    settings = rollout_config(config, temperature=config.rollout.temperature)
-    context = RolloutContext(
-        policy, chat_format_of(config, policy), settings, policy.tokenizer.decode, name="expert"
-    )
+    config = with_declared_scorers(config)
+    policy = trained_policy(config.policy, config.lora, config.compute, seed=config.seed)
+    task_env = open_questions(config.train, config.search, config.env, policy)
+    settings = rollout_config(config.rollout, config.env, temperature=config.rollout.temperature)
+    chat = make_chat_format(config.format, policy)
+    context = RolloutContext(policy, chat, settings, policy.tokenizer.decode, name="expert")
     places = range(len(task_env.source.tasks))
     return [one for place in places for one in asyncio.run(_play(task_env, place, context))]
 

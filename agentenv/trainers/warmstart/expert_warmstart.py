@@ -18,7 +18,7 @@ from agentenv.progress import Display
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import episode_card
 from agentenv.trainers.learner.denormals import flushed_denormals
-from agentenv.trainers.run import trained_policy, with_declared_scorers
+from agentenv.trainers.parts import trained_policy, with_declared_scorers
 from agentenv.trainers.warmstart.expert_pool import expert_episodes
 from agentenv.trainers.warmstart.search_warmstart import WarmstartConfig
 from agentenv.trainers.warmstart.supervised import (
@@ -61,7 +61,7 @@ def expert_warmstart(
     torch.set_num_threads(first.threads)
     torch.manual_seed(first.seed)
     display.phase("demonstrations", 0)
-    policy = trained_policy(first)
+    policy = trained_policy(first.policy, first.lora, first.compute, seed=first.seed)
     shown = [
         episode
         for config in runs

@@ -18,7 +18,7 @@ from agentenv.errors import ContextTooSmall, Fault
 from agentenv.evaluation.task_env import TaskEnv
 from agentenv.retrievers.mixed import at_progress
 from agentenv.retrievers.simulation.lossy import LossyRetriever
-from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.config.sections import RolloutSettings
 from agentenv.trainers.run_folder.folder import TrainedPolicy
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.splicing import rescore_logprobs
@@ -31,31 +31,38 @@ class GroupRunner:
 
     def __init__(
         self,
-        config: TrainConfig,
+        rollout: RolloutSettings,
         settings: RolloutConfig,
         policy: TrainedPolicy,
         chat: ChatFormat,
         task_env: TaskEnv,
         *,
+        seed: int,
+        steps: int,
+        rescore: bool = False,
         gate: Callable[[EpisodeState], bool] | None = None,
         role_policies: Mapping[str, Policy] | None = None,
     ) -> None:
         """Prepares; nothing runs before the first group.
 
         Args:
-            config: The run's.
+            rollout: The strategy, and how many environments play at once.
             settings: Budgets and sampling of an episode.
             policy: Who acts.
             chat: How messages become ids.
             task_env: Questions, retriever and environment.
+            seed: Of the run, which names its groups.
+            steps: Of the run, over which a simulated search changes.
+            rescore: Whether the policy scores again what was sampled under another context.
             gate: Asked after each turn whether an episode goes on.
             role_policies: Who acts in some roles.
         """
-        self.config, self.policy, self.settings = config, policy, settings
+        self.policy, self.settings = policy, settings
         self._chat, self._task_env, self._gate = chat, task_env, gate
         self._others = role_policies or {}
-        self._strategy = get_strategy(config.rollout.strategy, config.rollout.strategy_options)
-        self._workers = asyncio.Semaphore(config.rollout.workers or sys.maxsize)
+        self._seed, self._steps, self._rescore = seed, steps, rescore
+        self._strategy = get_strategy(rollout.strategy, rollout.strategy_options)
+        self._workers = asyncio.Semaphore(rollout.workers or sys.maxsize)
 
     async def play(
         self, inflight: InflightGroup, deterministic_batcher: DeterministicBatcher | None
@@ -89,7 +96,7 @@ class GroupRunner:
             raise
         flaws = await close_envs(envs, seconds)
         members = with_flaws(members, {context.episode(i): flaw for i, flaw in enumerate(flaws) if flaw})
-        if self.config.resolved_loss.correction.off_context == "rescore":
+        if self._rescore:
             heat = self.settings.temperature
             members = [await _rescore(member, inflight.policy, heat) for member in members]
         return members
@@ -105,11 +112,11 @@ class GroupRunner:
 
     async def _specs(self, inflight: InflightGroup) -> list[EpisodeSpec]:
         draw, group = inflight.draw, inflight.group
-        name = f"{self.config.seed}/{group.step}/{group.first}"
+        name = f"{self._seed}/{group.step}/{group.first}"
         group_id = str(uuid.uuid5(uuid.NAMESPACE_OID, name))
         retriever = self._task_env.retriever
         if retriever is not None:
-            retriever = at_progress(retriever, inflight.step / self.config.optimizer.steps)
+            retriever = at_progress(retriever, inflight.step / self._steps)
         if draw.noise:
             retriever = LossyRetriever(retriever or self._task_env.searched, draw.noise)
         task_env = self._task_env.varied(retriever=retriever, **draw.env)

@@ -22,19 +22,15 @@ from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.concurrency.signals import Interrupted
 from agentenv.core.env_calls import abandoned
 from agentenv.core.env_lifecycle import reasons_of
-from agentenv.core.protocols import ChatFormat
-from agentenv.core.rollout import RolloutConfig
 from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import Task
 from agentenv.errors import Fault
-from agentenv.evaluation.task_env import TaskEnv
 from agentenv.policies.lora import trained_state
-from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.learner.second_policy import SecondPolicy
+from agentenv.trainers.config.sections import RolloutSettings
 from agentenv.trainers.run_folder.folder import TrainedPolicy
 from agentenv.trainers.strategies.strategies import by_group
 from agentenv.trainers.task_sampling.samplers import (
     Batch,
-    GatedSampler,
     Group,
     StepBudget,
     TaskDraw,
@@ -52,40 +48,37 @@ class RolloutScheduler:
 
     def __init__(
         self,
-        config: TrainConfig,
-        settings: RolloutConfig,
+        runner: GroupRunner | WorkerPool,
         policy: TrainedPolicy,
-        chat: ChatFormat,
         sampler: TaskSampler,
-        task_env: TaskEnv,
+        tasks: Sequence[Task],
+        rollout: RolloutSettings,
         *,
-        second: SecondPolicy | None = None,
-        worker_pool: WorkerPool | None = None,
+        seed: int,
+        steps: int,
+        staleness: int,
+        concurrent: int,
     ) -> None:
         """Prepares; nothing runs before the first batch is asked for.
 
         Args:
-            config: The run's.
-            settings: Budgets and sampling of an episode.
+            runner: Who plays a group, in this process or elsewhere.
             policy: Who acts.
-            chat: How messages become ids.
             sampler: Decides what is played and what is trained.
-            task_env: Questions, retriever and environment.
-            second: Who acts in some roles.
-            worker_pool: Who plays in the place of this process.
+            tasks: What there is to play.
+            rollout: The size of a step, and whether batches are formed by episode index.
+            seed: Of the draws and of the episodes.
+            steps: Of the run.
+            staleness: Versions that the weights may have moved on until an episode is trained; 0 is synchronous.
+            concurrent: Groups under way at once.
         """
-        self.config = config
-        self.staleness = config.asynchronous.staleness
-        self._settings, self._policy = settings, policy
-        self._sampler, self._task_env = sampler, task_env
-        self._worker_pool = worker_pool
-        gate = sampler.gate if isinstance(sampler, GatedSampler) else None
-        role_policies = dict.fromkeys(second.roles, second.policy) if second else None
-        self._runner = worker_pool or GroupRunner(
-            config, settings, policy, chat, task_env, gate=gate, role_policies=role_policies
-        )
+        self.staleness = staleness
+        self._runner, self._policy, self._sampler = runner, policy, sampler
+        self._tasks, self._rollout = tasks, rollout
+        self._seed, self._steps = seed, steps
+        self._worker_pool = runner if isinstance(runner, WorkerPool) else None
         self._loop = BackgroundLoop()
-        self._slots = asyncio.Semaphore(config.concurrent_groups)
+        self._slots = asyncio.Semaphore(concurrent)
         self._inflight: list[InflightGroup] = []
         self._opened: dict[int, tuple[StepBudget, int]] = {}  # with the groups of their first round
         self._last = 0  # the last step that was opened
@@ -106,7 +99,7 @@ class RolloutScheduler:
             ConfigurationError: what a strategy, the environment or the sampler cannot do.
         """
         self.sync_weights()
-        last = min(step + self.staleness, self.config.optimizer.steps)
+        last = min(step + self.staleness, self._steps)
         for ahead in range(max(self._last + 1, step), last + 1):
             self._open(ahead)
         counts = [self._opened[ahead][1] for ahead in range(step, last + 1)]
@@ -157,13 +150,12 @@ class RolloutScheduler:
         self._last = step
 
     def _step_budget(self, step: int) -> StepBudget:
-        settings = self.config.rollout
         return StepBudget(
             step=step,
-            tasks=self._task_env.source.tasks,
-            rng=np.random.default_rng([self.config.seed, step]),
-            questions=settings.questions,
-            group_size=settings.group_size,
+            tasks=self._tasks,
+            rng=np.random.default_rng([self._seed, step]),
+            questions=self._rollout.questions,
+            group_size=self._rollout.group_size,
         )
 
     def _play_round(
@@ -197,7 +189,7 @@ class RolloutScheduler:
         return round_groups
 
     def _begin(self, round_groups: Sequence[InflightGroup]) -> None:
-        deterministic_batcher = DeterministicBatcher() if self._settings.deterministic else None
+        deterministic_batcher = DeterministicBatcher() if self._rollout.deterministic else None
         self._inflight += round_groups
 
         async def begin() -> None:

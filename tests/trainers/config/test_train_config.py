@@ -18,7 +18,7 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.credit.estimators import ESTIMATORS
 from agentenv.trainers.learner.learner import Objective
 from agentenv.trainers.learner.settings import CorrectionSettings
-from agentenv.trainers.run import objective_of
+from agentenv.trainers.parts import make_objective
 
 
 @pytest.mark.parametrize("name", sorted(presets()))
@@ -128,6 +128,10 @@ def test_options_of_what_is_registered_are_free_tables(tmp_path: Path) -> None:
 
 def test_a_configuration_becomes_what_is_minimised() -> None:
     """Bounds of their own keys and options meet; nothing asked for is the published default."""
+
+    def objective_of(run: TrainConfig) -> Objective:
+        return make_objective(run.resolved_loss, run.memory, run.rollout)
+
     assert objective_of(TrainConfig()) == Objective(length=512).resolved(apart=False)
     words = (
         "--loss.clip_low 0.1 --loss.objective_options.dual_clip 3 --loss.proximal recompute "

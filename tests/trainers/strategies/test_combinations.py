@@ -22,7 +22,6 @@ from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import override
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
-from agentenv.trainers.run import objective_of
 from agentenv.trainers.run_folder.folder import RunFolder
 from agentenv.trainers.strategies.strategies import IN_CONTEXT, STRATEGIES
 
@@ -61,9 +60,9 @@ def test_whatever_is_accepted_can_be_weighed(strategy: str, benchmark: Any) -> N
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_defaults_of_asynchronous_training_fit_every_strategy(strategy: str) -> None:
-    objective = objective_of(override(TrainConfig(), [*AHEAD, "--rollout.strategy", strategy]))
-    assert (objective.correction.mode, objective.correction.off_context) == ("truncate", "weight")
-    at_home = objective_of(override(TrainConfig(), ["--rollout.strategy", strategy]))
+    loss = override(TrainConfig(), [*AHEAD, "--rollout.strategy", strategy]).resolved_loss
+    assert (loss.correction.mode, loss.correction.off_context) == ("truncate", "weight")
+    at_home = override(TrainConfig(), ["--rollout.strategy", strategy]).resolved_loss
     assert (at_home.correction.mode, at_home.correction.off_context) == ("none", "recompute")
 
 

@@ -39,7 +39,7 @@ from agentenv.trainers.config.config_files import parse_config
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups
-from agentenv.trainers.task_sampling.samplers import Group, TaskDraw, get_sampler
+from agentenv.trainers.task_sampling.samplers import GatedSampler, Group, TaskDraw, get_sampler
 from agentenv.trainers.workers.group_runner import GroupRunner
 from agentenv.trainers.workers.inflight import InflightGroup, choose_batch
 from agentenv.trainers.workers.recorded_policy import RecordedPolicy
@@ -126,13 +126,31 @@ def rollouts(
     """The rollouts of ``policy`` over ``tasks``, closed at the end."""
     run, field = config(staleness, **changes), task_env(tasks)
     limits = RolloutConfig(context_tokens=200, turn_tokens=10, deterministic=run.rollout.deterministic)
+    drawing = get_sampler(sampler)
+    gate = drawing.gate if isinstance(drawing, GatedSampler) else None
     made = RolloutScheduler(
-        run, limits, policy, InlineFormat(TOKENIZER), get_sampler(sampler), field, worker_pool=worker_pool
+        worker_pool or group_runner(run, limits, policy, field, gate=gate),
+        policy,
+        drawing,
+        tasks,
+        run.rollout,
+        seed=run.seed,
+        steps=run.optimizer.steps,
+        staleness=staleness,
+        concurrent=run.concurrent_groups,
     )
     try:
         yield made
     finally:
         made.close()
+
+
+def group_runner(
+    run: TrainConfig, limits: RolloutConfig, policy: Any, field: Any, **options: Any
+) -> GroupRunner:
+    """Who plays the groups of ``run``."""
+    chat, named = InlineFormat(TOKENIZER), {"seed": run.seed, "steps": run.optimizer.steps}
+    return GroupRunner(run.rollout, limits, policy, chat, field, **named, **options)
 
 
 def task_env(tasks: Sequence[Task] = TASKS) -> Any:
@@ -148,7 +166,7 @@ class Nearby:
     def __init__(self, policy: Any, staleness: int) -> None:
         run = config(staleness)
         limits = RolloutConfig(context_tokens=200, turn_tokens=10, deterministic=run.rollout.deterministic)
-        self.player = GroupRunner(run, limits, policy, InlineFormat(TOKENIZER), task_env())
+        self.player = group_runner(run, limits, policy, task_env())
         self.gone = False
 
     async def open(self) -> None:

@@ -1,0 +1,194 @@
+"""The parts of a training run, each made from the section of the configuration that is about it."""
+
+import copy
+from collections.abc import Callable
+
+import torch
+
+from agentenv.core.chat import InlineFormat, TemplateFormat
+from agentenv.core.episodes import EpisodeBudgets
+from agentenv.core.protocols import ChatFormat
+from agentenv.core.registry import env_class
+from agentenv.core.rollout import RolloutConfig
+from agentenv.data.sources import SourceConfig
+from agentenv.errors import ConfigurationError
+from agentenv.evaluation.task_env import EnvConfig, SearchConfig, TaskEnv, open_task_env
+from agentenv.policies.card import read_card
+from agentenv.policies.compute import ComputeSettings
+from agentenv.policies.hf import HFPolicy
+from agentenv.policies.lora import adapt, is_adapted
+from agentenv.policies.policy_spec import make_policy, policy_folder
+from agentenv.policies.vllm import VLLMPolicy
+from agentenv.progress import Display
+from agentenv.retrievers.mixed import MixedRetriever
+from agentenv.trainers.config.sections import LoraSettings, OptimizerSettings, SimulationSettings
+from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.learner.learner import Learner, Objective
+from agentenv.trainers.learner.logprobs import checkpoint_layers
+from agentenv.trainers.learner.losses import get_objective
+from agentenv.trainers.learner.settings import LossSettings, MemorySettings
+from agentenv.trainers.learner.sharded import ShardedLearner, world_size
+from agentenv.trainers.run_folder.folder import TrainedPolicy
+
+
+def with_declared_scorers(config: TrainConfig) -> TrainConfig:
+    """``config`` with the environment's scorers and the policy's usual opening message, where it names none."""
+    evaluation, env = config.evaluation, config.env
+    if not evaluation.scorers:
+        evaluation = evaluation.model_copy(update={"scorers": env_class(env.id).scorers})
+    card = read_card(policy_folder(config.policy))
+    if card.prompt is not None and card.env == env.id and "prompt" not in env.options:
+        env = EnvConfig(id=env.id, options=env.options | {"prompt": card.prompt})
+    return config.model_copy(update={"env": env, "evaluation": evaluation})
+
+
+def open_policy(config: TrainConfig) -> TrainedPolicy:
+    """The policy to train, with engines beside it where the configuration wants them.
+
+    Raises:
+        AgentEnvError: the configuration cannot be used, or no engine came up.
+    """
+    torch.set_num_threads(config.threads)
+    policy = trained_policy(config.policy, config.lora, config.compute, seed=config.seed)
+    if config.rollout.context_tokens > policy.context_tokens:
+        raise ConfigurationError(
+            f"rollout.context_tokens={config.rollout.context_tokens} is more than the {policy.context_tokens} tokens "
+            f"that {config.policy} can read: lower it"
+        )
+    if config.engine.kind == "hf":
+        return policy
+    plain = config.rollout.strategy == config.evaluation.strategy == "plain"
+    # Other strategies ask beyond the budget of an episode.
+    longest = config.rollout.context_tokens + 1 if plain else None
+    folder = policy_folder(config.policy)
+    return VLLMPolicy.load(folder, config.engine, policy.model, context_tokens=longest)
+
+
+def trained_policy(spec: str, lora: LoraSettings, compute: ComputeSettings, *, seed: int) -> HFPolicy:
+    """The policy that a run starts from, with adapters where it wants them.
+
+    Args:
+        spec: ``tiny`` or ``hf:PATH``.
+        lora: The adapters.
+        compute: Device, number format and attention.
+        seed: Draws their first weights.
+    """
+    policy = make_policy(spec, compute)
+    if lora.rank:
+        policy.model = adapt(policy.model, rank=lora.rank, alpha=lora.alpha, modules=lora.modules, seed=seed)
+    return policy
+
+
+def make_learner(
+    policy: TrainedPolicy,
+    start: Callable[[], HFPolicy],
+    objective: Objective,
+    optimizer: OptimizerSettings,
+    *,
+    ahead: bool,
+) -> Learner:
+    """The learner of ``policy``'s weights, or of a copy where episodes under way read them or processes share them out.
+
+    Args:
+        policy: Who is trained.
+        start: Opens the policy that the run starts from, which a penalty compares with.
+        objective: What is minimised.
+        optimizer: The size of a step.
+        ahead: Whether episodes are under way while the learner learns.
+    """
+    sharded = world_size() > 1
+    model = policy.model
+    if sharded:
+        model = copy.deepcopy(model)
+    elif ahead:
+        model = copy.deepcopy(model, {id(p): p for p in model.parameters() if not p.requires_grad})
+    reference = None
+    if objective.needs_reference:
+        reference = model if is_adapted(model) else start().model
+    if objective.gradient_checkpointing:
+        checkpoint_layers(model)
+    return (ShardedLearner if sharded else Learner)(
+        model,
+        objective,
+        learning_rate=optimizer.learning_rate,
+        weight_decay=optimizer.weight_decay,
+        max_grad_norm=optimizer.max_grad_norm,
+        reference=reference,
+    )
+
+
+def make_objective(loss: LossSettings, memory: MemorySettings, budgets: EpisodeBudgets) -> Objective:
+    """What is minimised.
+
+    Args:
+        loss: As ``TrainConfig.resolved_loss`` has it.
+        memory: How the passes use memory.
+        budgets: Those of the episodes that are trained.
+
+    Raises:
+        UnknownName: no such objective, or no such option of it.
+        ConfigurationError: an option's value is of another type.
+    """
+    objective = Objective(
+        **dict(loss), **dict(memory), length=budgets.context_tokens, temperature=budgets.temperature
+    )
+    get_objective(objective.objective, objective.surrogate_options)
+    return objective
+
+
+def make_chat_format(name: str, policy: TrainedPolicy) -> ChatFormat:
+    """How messages become ids of ``policy``: ``inline`` or ``template``."""
+    return (
+        InlineFormat(policy.tokenizer) if name == "inline" else TemplateFormat(policy.tokenizer, policy.ends)
+    )
+
+
+def rollout_config(budgets: EpisodeBudgets, env: EnvConfig, *, temperature: float) -> RolloutConfig:
+    """How episodes of ``env`` are played at a temperature; 0 is greedy."""
+    return RolloutConfig.of(budgets, temperature=temperature, stop=env_class(env.id).stop)
+
+
+def open_questions(
+    source: SourceConfig,
+    search: SearchConfig,
+    env: EnvConfig,
+    policy: TrainedPolicy,
+    display: Display | None = None,
+) -> TaskEnv:
+    """The task environment of ``source``, with observations measured in tokens of ``policy``."""
+    if display is not None:
+        display.phase(f"index of {source.split or source.world.split} questions", 0)
+
+    def count(text: str) -> int:
+        return len(policy.tokenizer.encode(text, add_special_tokens=False))
+
+    return open_task_env(source, search, env, count)
+
+
+def open_training_questions(
+    source: SourceConfig,
+    search: SearchConfig,
+    simulation: SimulationSettings,
+    env: EnvConfig,
+    policy: TrainedPolicy,
+    display: Display | None = None,
+) -> TaskEnv:
+    """The training task environment, with the simulated search in place of ``search`` where one is configured."""
+    if not simulation.retriever:
+        return open_questions(source, search, env, policy, display)
+    simulated = open_questions(source, SearchConfig(retriever=simulation.retriever), env, policy, display)
+    if not any(simulation.real):
+        return simulated
+    real = open_questions(source, search, env, policy, display)
+    start, end = simulation.real
+    mixed = MixedRetriever(simulated.searched, real.searched, start=start, end=end)
+    return simulated.varied(retriever=mixed)
+
+
+def open_second_policy(config: TrainConfig) -> HFPolicy | None:
+    """The policy of the second set of weights; None where there is one set for all."""
+    if not config.second.roles:
+        return None
+    return trained_policy(
+        config.second.policy or config.policy, config.lora, config.compute, seed=config.seed
+    )
