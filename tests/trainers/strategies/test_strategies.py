@@ -47,7 +47,7 @@ CALL = '<tool_call>{"name": "calculate", "arguments": {"expression": "2 * 3"}}</
 
 
 def context(policy: object, **config: object) -> RolloutContext:
-    settings = RolloutConfig(**({"context_tokens": 4000} | config))  # type: ignore[arg-type]
+    settings = RolloutConfig(**({"context_tokens": 4000} | config))
     return RolloutContext(policy, InlineFormat(TOKENIZER), settings, TOKENIZER.decode)  # type: ignore[arg-type]
 
 

@@ -149,8 +149,8 @@ def group_runner(
     run: TrainConfig, limits: RolloutConfig, policy: Any, field: Any, **options: Any
 ) -> GroupRunner:
     """Who plays the groups of ``run``."""
-    chat, named = InlineFormat(TOKENIZER), {"seed": run.seed, "steps": run.optimizer.steps}
-    return GroupRunner(run.rollout, limits, policy, chat, field, **named, **options)
+    chat, steps = InlineFormat(TOKENIZER), run.optimizer.steps
+    return GroupRunner(run.rollout, limits, policy, chat, field, seed=run.seed, steps=steps, **options)
 
 
 def task_env(tasks: Sequence[Task] = TASKS) -> Any:
