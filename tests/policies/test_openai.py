@@ -106,7 +106,7 @@ def play(server: FakeEndpoint, **options: Any) -> Trajectory:
     policy = policy_of(server, **options)
     task = Task("t", "Who wrote it?", ("Ada",))
     env = LocalSearch(tasks=[task], retriever=InMemoryRetriever([Document("d", "It", "Ada wrote it.")]))
-    config = RolloutConfig(context_tokens=8000, stop=STOP, deterministic=False)
+    config = RolloutConfig(turn_tokens=500, context_tokens=8000, stop=STOP, deterministic=False)
     return asyncio.run(rollout([EpisodeSpec(env, task, 5)], policy, policy.chat, config, name="e"))[0]
 
 

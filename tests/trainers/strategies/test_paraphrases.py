@@ -29,7 +29,7 @@ def test_agreement_counts_the_other_wordings_alone() -> None:
 def test_a_group_poses_its_paraphrases_by_turns_and_pays_agreement() -> None:
     answers = ["Norland", "Norland", "Rome", "Norland"]
     policy = ScriptedPolicy({f"e-{n}": [f"<answer>{answer}</answer>"] for n, answer in enumerate(answers)})
-    config = RolloutConfig(context_tokens=9999, stop=STOP)
+    config = RolloutConfig(turn_tokens=500, context_tokens=9999, stop=STOP)
     context = RolloutContext(policy, InlineFormat(policy.tokenizer), config, policy.tokenizer.decode)
     specs = [EpisodeSpec(LocalSearch(tasks=[TASK]), TASK, seed) for seed in range(4)]
     strategy = get_strategy("paraphrase", {"weight": 0.5})

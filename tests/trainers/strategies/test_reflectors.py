@@ -26,7 +26,7 @@ REPORT = {"trajectory_outcome": "failure", "improvement_suggestion": "ADD", "ret
 
 def context() -> RolloutContext:
     policy = ScriptedPolicy({"e-0": ("7", "5")})
-    config = RolloutConfig(context_tokens=4000, temperature=0.7, deadline_s=9.0)
+    config = RolloutConfig(turn_tokens=500, context_tokens=4000, temperature=0.7, deadline_s=9.0)
     return RolloutContext(policy, InlineFormat(TOKENIZER), config, TOKENIZER.decode)
 
 

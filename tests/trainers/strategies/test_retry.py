@@ -41,7 +41,7 @@ TASK = Task("t", "Where was the builder of Iria born?", ("Orun",))
 IRIA, VELL, NOISE = (f"<search>{q}</search>" for q in ("Iria built", "Tomas Vell born", "weather"))
 RIGHT, WRONG = "<answer>Orun</answer>", "<answer>Iria</answer>"
 
-CONFIG = RolloutConfig(context_tokens=6000, stop=("</search>", "</answer>"))
+CONFIG = RolloutConfig(turn_tokens=500, context_tokens=6000, stop=("</search>", "</answer>"))
 
 
 def report(pivot: Any = 1, outcome: str = "failure") -> str:

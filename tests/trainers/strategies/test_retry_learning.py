@@ -46,7 +46,7 @@ def explore() -> list[Trajectory]:
     context = RolloutContext(
         ScriptedPolicy({"e-0": (RIGHT_CALL, WRONG_CALL, "7", "5")}),
         InlineFormat(TOKENIZER),
-        RolloutConfig(context_tokens=1000),
+        RolloutConfig(turn_tokens=500, context_tokens=1000),
         TOKENIZER.decode,
     )
     (played,) = asyncio.run(

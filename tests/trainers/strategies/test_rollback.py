@@ -76,7 +76,7 @@ def play(
     config: dict[str, Any] | None = None,
     **options: Any,
 ) -> Trajectory:
-    settings = RolloutConfig(**({"context_tokens": 4000} | (config or {})))
+    settings = RolloutConfig(**({"context_tokens": 4000, "turn_tokens": 500} | (config or {})))
     context = RolloutContext(policy, chat or InlineFormat(TOKENIZER), settings, TOKENIZER.decode)
     spec = EpisodeSpec(env or Calculator(), task, seed, "g")
     ((played,),) = asyncio.run(play_groups([[spec]], RollbackStrategy(**options), context))

@@ -47,7 +47,7 @@ CALL = '<tool_call>{"name": "calculate", "arguments": {"expression": "2 * 3"}}</
 
 
 def context(policy: object, **config: object) -> RolloutContext:
-    settings = RolloutConfig(**({"context_tokens": 4000} | config))
+    settings = RolloutConfig(**({"context_tokens": 4000, "turn_tokens": 500} | config))
     return RolloutContext(policy, InlineFormat(TOKENIZER), settings, TOKENIZER.decode)  # type: ignore[arg-type]
 
 
@@ -91,7 +91,7 @@ def test_plain_plays_each_start_once_as_the_episode_loop_does() -> None:
             [*starts(3, "a"), *starts(2, "b")],
             SeededPolicy(),
             InlineFormat(TOKENIZER),
-            RolloutConfig(context_tokens=4000),
+            RolloutConfig(turn_tokens=500, context_tokens=4000),
             name="e",
         )
     )

@@ -299,7 +299,7 @@ def test_interpreters_fork_with_their_names() -> None:
     }
     executor = FakeExecutor()
     specs = [EpisodeSpec(Code(tasks=[task], executor=executor), task, i, "g") for i in range(2)]
-    config = RolloutConfig(context_tokens=9000)
+    config = RolloutConfig(turn_tokens=500, context_tokens=9000)
     context = RolloutContext(ScriptedPolicy(scripts), InlineFormat(TOKENIZER), config, TOKENIZER.decode)
     (group,) = asyncio.run(play_groups([specs], TreeStrategy(roots=1), context))
     shown = [t.turns[1].observation[0].text.strip() for t in group]

@@ -196,7 +196,7 @@ def episodes(retriever: Any, count: int) -> list[Any]:
             for n in range(count)
         }
     )
-    config = RolloutConfig(deterministic=False, context_tokens=9999)
+    config = RolloutConfig(deterministic=False, turn_tokens=500, context_tokens=9999)
     return asyncio.run(rollout(specs, policy, InlineFormat(policy.tokenizer), config, name="e"))
 
 
