@@ -5,50 +5,35 @@ same benchmark on the same folder goes on where it stopped; the files are those 
 ``timings.jsonl``.
 """
 
-import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from agentenv.core.concurrency.signals import Interrupted
 from agentenv.core.protocols import Policy
 from agentenv.core.registry import env_class
-from agentenv.core.types import Task
 from agentenv.data.sources import OWN, PROGRAM_SETS, Source, SourceConfig, check_source
-from agentenv.errors import AgentEnvError, ConfigurationError, PolicyFault
-from agentenv.evaluation.bounds import (
-    bound_of,
-    measure_expert,
-    measure_or_note,
-    reason_of_failure,
-    recall_or_none,
-    variants,
-)
+from agentenv.errors import AgentEnvError, ConfigurationError
 from agentenv.evaluation.checksums import verify
 from agentenv.evaluation.contents import content_digests
-from agentenv.evaluation.diagnosis import MAX_COVERED_DOCUMENTS, coverage
-from agentenv.evaluation.endpoint_usage import EndpointUsage, announcement
+from agentenv.evaluation.endpoint_usage import EndpointUsage
 from agentenv.evaluation.eval_agent import (
     EXPERT,
     EvalAgent,
-    Progress,
+    make_eval_agent,
     open_eval_agent,
-    play_missing,
-    player_of,
 )
-from agentenv.evaluation.journal import CONFIG, CONTENTS, Journal, lock_folder, release
-from agentenv.evaluation.records import EPISODES, RESULTS, EpisodeRecord, read_json, write_results
+from agentenv.evaluation.journal import CONFIG, CONTENTS, lock_folder, release
+from agentenv.evaluation.pipeline import play_evaluation, summarize_evaluation
+from agentenv.evaluation.records import EPISODES, RESULTS, read_json, write_results
 from agentenv.evaluation.report.report import PAGE, write_report
-from agentenv.evaluation.results import measure_of, score_of, summarize
+from agentenv.evaluation.results import measure_of
 from agentenv.evaluation.task_env import (
     EnvConfig,
     SearchConfig,
     TaskEnv,
-    corpus_of,
     known_retriever,
     open_task_env,
     open_tasks,
@@ -176,7 +161,7 @@ def _player(benchmark: Benchmark, policy: Policy | None) -> Iterator[EvalAgent]:
     """Who answers; what was opened for that is closed again."""
     stop = env_class(benchmark.env).stop
     if policy is not None:
-        yield player_of(policy, benchmark.policy, benchmark.concurrency, stop)
+        yield make_eval_agent(policy, benchmark.policy, benchmark.concurrency, stop)
         return
     with closing(open_eval_agent(benchmark.policy, benchmark.concurrency, stop)) as agent:
         yield agent
@@ -204,8 +189,30 @@ def _play_episodes(
     lock_folder(out, {"benchmark": _identity(benchmark), CONTENTS: contents, "opened": opened}, write=True)
     (out / RESULTS).unlink(missing_ok=True)
     usage = EndpointUsage(agent.policy, out) if isinstance(agent.policy, OpenAIPolicy) else None
-    records, bounds = _play(benchmark, agent, task_env, out, display, retry_faults, usage)
-    results = _summary(benchmark, agent, task_env, records, bounds, display.note)
+    records, bounds = play_evaluation(
+        agent,
+        task_env,
+        out,
+        display,
+        title=benchmark.dataset,
+        scorer=benchmark.scorers[0],
+        seed=benchmark.seed,
+        bounded=bool(benchmark.bounds) and benchmark.policy != EXPERT,
+        retry_faults=retry_faults,
+        usage=usage,
+    )
+    results = summarize_evaluation(
+        agent,
+        task_env,
+        records,
+        bounds,
+        policy=benchmark.policy,
+        scorers=benchmark.scorers,
+        seed=benchmark.seed,
+        settings={"options": dict(benchmark.options)},
+        note=display.note,
+        retriever=benchmark.retriever,
+    )
     if usage is not None:
         results["usage"] = usage.save()
         if results["faults"] and isinstance(agent.policy, OpenAIPolicy) and agent.policy.client.spent:
@@ -271,156 +278,6 @@ def _options(benchmark: Benchmark, card: EpisodeCard) -> dict[str, Any]:
     return {name: value for name, value in known.items() if takes(benchmark.env, name)} | options
 
 
-def _play(
-    benchmark: Benchmark,
-    agent: EvalAgent,
-    task_env: TaskEnv,
-    out: Path,
-    display: Display,
-    retry_faults: bool,
-    usage: EndpointUsage | None,
-) -> tuple[list[EpisodeRecord], dict[str, Any]]:
-    """The run proper and its bounds, each from where its journal ends."""
-    tasks, scorer = task_env.source.tasks, benchmark.scorers[0]
-    again = (lambda record: not record["valid"]) if retry_faults else (lambda record: False)
-    bounded = bool(benchmark.bounds) and benchmark.policy != EXPERT
-    found = variants(task_env, agent.policy) if bounded and agent.policy is not None else {}
-    bounds: dict[str, Any] = {name: {"note": said} for name, said in found.items() if isinstance(said, str)}
-    sides = {"run": (task_env, agent)} | {
-        name: (one[0], replace(agent, policy=one[1]))
-        for name, one in found.items()
-        if not isinstance(one, str)
-    }
-    paths = {name: out / "bounds" / f"{name}.jsonl" for name in sides} | {"run": out / EPISODES}
-    journals = {name: Journal(path, again) for name, path in paths.items()}
-    if isinstance(agent.policy, OpenAIPolicy):
-        missing = {name: (sides[name][0], len(tasks) - len(journal)) for name, journal in journals.items()}
-        display.note(announcement(agent.policy.client.endpoint.model, missing, bounds=bounded))
-    play = partial(play_missing, seed=benchmark.seed, directory=out, progress=_progress(display, usage))
-    running = _RunningMetrics(scorer, searched=task_env.retriever is not None)
-    display.phase(benchmark.dataset, len(tasks))
-    records = play(agent, task_env, journals.pop("run"), phase="run", metrics=running)
-    for name, journal in journals.items():
-        display.phase(f"{benchmark.dataset}, bound {name}", len(tasks))
-        its_ground, its_player = sides[name]
-        bounds[name] = _bound(partial(play, its_player, its_ground, journal, phase=name), agent, scorer)
-    if bounded:
-        display.phase(f"{benchmark.dataset}, bound expert", len(tasks))
-        bounds["expert"] = measure_expert(
-            task_env,
-            agent.config,
-            scorer,
-            seed=benchmark.seed,
-            progress=lambda done: display.advance(done, {}),
-        )
-    return records, bounds
-
-
-def _bound(play: Callable[[], list[EpisodeRecord]], agent: EvalAgent, scorer: str) -> dict[str, Any]:
-    """A bound, or why there is none: the run itself is played, and worth more than that.
-
-    Raises:
-        PolicyFault: the service that the policy is asked from failed; the same command goes on when it is there again.
-        OSError: the episodes cannot be written; likewise.
-    """
-    try:
-        records = play()
-    except OSError:
-        raise
-    except PolicyFault as error:
-        if not agent.deterministic:
-            raise
-        return {"note": str(error)}
-    except Exception as error:
-        return {"note": reason_of_failure(error)}
-    return measure_or_note(lambda: bound_of(records, scorer))
-
-
-def _progress(display: Display, usage: EndpointUsage | None) -> Progress:
-    """Shows how far the work is; of an endpoint also what has been spent, which is written down each time."""
-    if usage is None:
-        return display.advance
-
-    def progress(done: int, metrics: dict[str, Any]) -> None:
-        used = usage.save()
-        display.advance(done, metrics | {name: used[name] for name in ("requests", "cost") if used[name]})
-
-    return progress
-
-
-class _RunningMetrics:
-    """The metrics that matter while episodes come in; of this process's share where a run was resumed."""
-
-    def __init__(self, scorer: str, *, searched: bool) -> None:
-        self._scorer = scorer
-        self._searched = searched
-        self._values: list[float] = []
-        self._searches: list[int] = []
-        self._faults = 0
-
-    def __call__(self, records: Sequence[EpisodeRecord]) -> dict[str, Any]:
-        valid = [record for record in records if record["valid"]]
-        self._values += [score_of(record, self._scorer) for record in valid]
-        self._searches += [record["searches"] for record in valid if record["searches"] is not None]
-        self._faults += len(records) - len(valid)
-        if not self._values:
-            return {"faults": self._faults}
-        searches = {"searches": fmean(self._searches)} if self._searched and self._searches else {}
-        return {"score": fmean(self._values)} | searches | {"faults": self._faults}
-
-
-def _summary(
-    benchmark: Benchmark,
-    agent: EvalAgent,
-    task_env: TaskEnv,
-    records: Sequence[EpisodeRecord],
-    bounds: dict[str, Any],
-    note: Callable[[str], None],
-) -> dict[str, Any]:
-    info = None if task_env.retriever is None else task_env.retriever.info()
-    options = task_env.env.options
-    searched = (
-        {} if info is None else {"documents": info.documents, "retriever_fingerprint": info.fingerprint}
-    )
-    summary = summarize(
-        records,
-        benchmark.scorers,
-        dataset=task_env.source.name,
-        split=task_env.source.split,
-        policy=benchmark.policy,
-        retriever=None if info is None else benchmark.retriever or info.name,
-        k=int(options.get("k", 3)),
-        seed=benchmark.seed,
-        bounds=bounds,
-        token_unit=agent.token_unit,
-        settings=searched
-        | {
-            "env": benchmark.env,
-            "options": dict(benchmark.options),
-            "questions_fingerprint": _hash_of(task_env.source.tasks),
-            "max_turns": options.get("max_turns"),
-            "decoding": "greedy",
-            **({"concurrency": agent.batch} if agent.deterministic else {}),
-            "notes": task_env.source.notes,
-        },
-    )
-    return summary | {
-        "index_recall": recall_or_none(task_env, note),
-        "answer_in_corpus": {"share": None, "n": 0} | measure_or_note(lambda: _coverage(task_env)),
-    }
-
-
-def _coverage(task_env: TaskEnv) -> dict[str, Any]:
-    if task_env.retriever is None:
-        return {"share": None, "n": 0, "note": "the environment searches nothing"}
-    corpus = getattr(task_env.retriever, "corpus", None) or corpus_of(task_env.source)
-    if corpus is None:
-        return {"share": None, "n": 0, "note": "the retriever's passages cannot be read here"}
-    if len(corpus) > MAX_COVERED_DOCUMENTS:
-        return {"share": None, "n": 0, "note": f"not looked up in {len(corpus)} passages"}
-    return coverage(task_env.source.tasks, (f"{document.title} {document.text}" for document in corpus))
-
-
 def _identity(benchmark: Benchmark) -> dict[str, Any]:
     """What has to be the same for a run to go on; episodes at an endpoint do not know how many run beside them."""
     fields = asdict(benchmark)
@@ -428,10 +285,3 @@ def _identity(benchmark: Benchmark) -> dict[str, Any]:
         is_endpoint(benchmark.policy) or is_engine(benchmark.policy) or benchmark.policy.startswith(AGENT)
     )
     return fields | {"concurrency": None} if by_arrival else fields
-
-
-def _hash_of(tasks: Sequence[Task]) -> str:
-    digest = hashlib.sha256()
-    for task in tasks:
-        digest.update(repr((task.id, task.question, task.answers)).encode())
-    return digest.hexdigest()[:16]

@@ -10,42 +10,19 @@ lies below the run itself it bounds nothing, and the results say so.
 """
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any, TypeVar
 
-from agentenv.core.protocols import ChatFormat, Policy
+from agentenv.core.protocols import Policy
 from agentenv.core.rollout import RolloutConfig
 from agentenv.errors import AgentEnvError, Fault
 from agentenv.evaluation.closed_book import closed_book
 from agentenv.evaluation.records import EpisodeRecord
 from agentenv.evaluation.results import score_tables
-from agentenv.evaluation.runner import play, play_expert, to_record
+from agentenv.evaluation.runner import play_expert, to_record
 from agentenv.evaluation.task_env import TaskEnv, corpus_of, index_recall
 from agentenv.retrievers.oracle import OracleRetriever, PagedOracleRetriever
 
 T = TypeVar("T")
-
-
-def measure_bounds(
-    policy: Policy, chat: ChatFormat, task_env: TaskEnv, config: RolloutConfig, scorer: str, *, seed: int = 0
-) -> dict[str, dict[str, Any]]:
-    """Lower and upper bounds on the questions of ``task_env``.
-
-    Returns:
-        For ``closed_book`` (no search, an answer at once), ``oracle`` and ``oracle_paged`` (gold passages) and ``expert``
-        (scripted): the score under ``scorer`` with n and interval, or a note that says why there is none.
-    """
-    tasks = task_env.source.tasks
-    bounds: dict[str, dict[str, Any]] = {}
-    for name, variant in variants(task_env, policy).items():
-        if isinstance(variant, str):
-            bounds[name] = {"note": variant}
-            continue
-        phase, (its_ground, agent) = name.removesuffix("_book"), variant
-        playing = partial(play, agent, chat, its_ground.make_env, tasks, config, seed=seed, name=phase)
-        bounds[name] = measure_or_note(lambda playing=playing: bound_of(map(to_record, playing()), scorer))  # type: ignore[misc]
-    bounds["expert"] = measure_expert(task_env, config, scorer, seed=seed)
-    return bounds
 
 
 def measure_or_note(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -121,7 +98,7 @@ def measure_expert(
     return measure_or_note(played)
 
 
-def bound_of(records: Iterable[EpisodeRecord], scorer: str) -> dict[str, Any]:
+def bound_of(records: Iterable[EpisodeRecord], scorer: str, *, seed: int = 0) -> dict[str, Any]:
     """The score of ``records`` with n and interval; faults are left out.
 
     Raises:
@@ -134,5 +111,5 @@ def bound_of(records: Iterable[EpisodeRecord], scorer: str) -> dict[str, Any]:
         raise Fault(
             f"each of {len(records)} episodes failed through an infrastructure failure ({reason[-1]})"
         )
-    score: dict[str, Any] = score_tables(valid, [scorer])["scores"][scorer]
+    score: dict[str, Any] = score_tables(valid, [scorer], seed=seed)["scores"][scorer]
     return score

@@ -8,7 +8,7 @@ at a time, and each is kept as soon as it is finished.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,13 @@ from agentenv.core.chat import InlineFormat, TemplateFormat
 from agentenv.core.concurrency.tasks import gather_all
 from agentenv.core.env_lifecycle import reason_of
 from agentenv.core.protocols import ChatFormat, Policy
-from agentenv.core.rollout import RolloutConfig, never_fitted
+from agentenv.core.rollout import RolloutConfig, never_fitted, rollout
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason, Task
 from agentenv.errors import ConfigurationError, ContextTooSmall, EnvFault, Fault, PolicyFault
 from agentenv.evaluation.journal import Journal, log_seconds
 from agentenv.evaluation.records import EpisodeRecord
-from agentenv.evaluation.runner import expert_policy, play_batch, to_record, with_byte_budgets
+from agentenv.evaluation.runner import Roll, expert_policy, play_batch, to_record, with_byte_budgets
 from agentenv.evaluation.task_env import TaskEnv
 from agentenv.policies.agent import AgentPolicy
 from agentenv.policies.card import EpisodeCard, read_card
@@ -51,48 +51,24 @@ Progress = Callable[[int, dict[str, Any]], None]
 class EvalAgent:
     """A policy with the form of its episodes."""
 
-    spec: str
-    card: EpisodeCard
     policy: Policy | None
     """None is the environment's own expert, whose script is written when the questions are known."""
     tokenizer: Any
+    chat: ChatFormat
+    """How messages become ids."""
+    config: RolloutConfig
+    """Greedy, within the budgets of the policy."""
     batch: int
-    deterministic: bool
-    stop: tuple[str, ...]
-    """Texts that end an action of the environment."""
+    """Episodes at a time."""
+    card: EpisodeCard = field(default_factory=EpisodeCard)
+    """The form of episodes that the policy is used to."""
+    roll: Roll = rollout
+    """Plays the episodes of a batch."""
 
     def close(self) -> None:
         """Ends the policy where it runs in processes of its own."""
         if isinstance(self.policy, VLLMPolicy):
             self.policy.close()
-
-    @property
-    def config(self) -> RolloutConfig:
-        """Greedy, within the budgets of the card and of the policy."""
-        limit = getattr(self.policy, "context_tokens", None) or self.card.context_tokens
-        config = RolloutConfig(
-            context_tokens=min(self.card.context_tokens, limit),
-            turn_tokens=self.card.turn_tokens,
-            temperature=0.0,
-            stop=self.stop,
-            deterministic=self.deterministic,
-            # An endpoint has a deadline of its own, which does not count the wait for its rate limit.
-            deadline_s=3600.0 if isinstance(self.policy, OpenAIPolicy) else RolloutConfig().deadline_s,
-        )
-        return with_byte_budgets(config) if isinstance(self.tokenizer, ByteTokenizer) else config
-
-    @property
-    def chat(self) -> ChatFormat:
-        """How messages become ids."""
-        own: ChatFormat | None = getattr(self.policy, "chat", None)  # of one that takes messages
-        if own is not None:
-            return own
-        ends = getattr(self.policy, "ends", ())
-        return (
-            InlineFormat(self.tokenizer)
-            if self.card.format == "inline"
-            else TemplateFormat(self.tokenizer, ends)
-        )
 
     @property
     def token_unit(self) -> str:
@@ -110,7 +86,7 @@ class EvalAgent:
         return len(self.tokenizer.encode(text, add_special_tokens=False))
 
     def on(self, task_env: TaskEnv, tasks: Sequence[Task], begin: int, seed: int, name: str) -> "EvalAgent":
-        """This player, or the expert with its script for a batch of questions that begins at the place ``begin``."""
+        """This agent, or the expert with its script for a batch of questions that begins at the place ``begin``."""
         if self.policy is not None:
             return self
         policy = expert_policy(
@@ -127,7 +103,7 @@ class EvalAgent:
 
 
 def open_eval_agent(spec: str, concurrency: int, stop: tuple[str, ...]) -> EvalAgent:
-    """The player that ``spec`` names.
+    """The agent that ``spec`` names.
 
     Args:
         spec: a policy as ``kind:rest``; ``scripted`` is the environment's own expert.
@@ -140,33 +116,27 @@ def open_eval_agent(spec: str, concurrency: int, stop: tuple[str, ...]) -> EvalA
         CheckpointMismatch: the folder holds no model that can be loaded.
     """
     if spec == EXPERT:
-        return EvalAgent(
-            spec, EpisodeCard(), None, ByteTokenizer(), concurrency, deterministic=True, stop=stop
-        )
+        return _agent(None, EpisodeCard(), ByteTokenizer(), concurrency, stop, deterministic=True)
     if spec == EXTRACTIVE:
         policy = ExtractivePolicy()
-        return EvalAgent(
-            spec, EXTRACTIVE_CARD, policy, policy.tokenizer, concurrency, deterministic=True, stop=stop
-        )
+        return _agent(policy, EXTRACTIVE_CARD, policy.tokenizer, concurrency, stop, deterministic=True)
     if is_endpoint(spec):
         endpoint = make_endpoint_policy(spec)
-        return EvalAgent(
-            spec, endpoint.card, endpoint, endpoint.tokenizer, concurrency, deterministic=False, stop=stop
-        )
+        return _agent(endpoint, endpoint.card, endpoint.tokenizer, concurrency, stop, deterministic=False)
     card = read_card(policy_folder(spec))
     if is_engine(spec):
         served = make_engine_policy(spec)
-        return EvalAgent(spec, card, served, served.tokenizer, concurrency, deterministic=False, stop=stop)
+        return _agent(served, card, served.tokenizer, concurrency, stop, deterministic=False)
     loaded = make_policy(spec)
-    return EvalAgent(spec, card, loaded, loaded.tokenizer, concurrency, deterministic=True, stop=stop)
+    return _agent(loaded, card, loaded.tokenizer, concurrency, stop, deterministic=True)
 
 
-def player_of(policy: Policy, name: str, concurrency: int, stop: tuple[str, ...]) -> EvalAgent:
-    """The player of a policy that is there already; whoever made it closes it.
+def make_eval_agent(policy: Policy, name: str, concurrency: int, stop: tuple[str, ...]) -> EvalAgent:
+    """The agent of a policy that is there already; whoever made it closes it.
 
     Args:
         policy: with a ``tokenizer``, and a ``card`` where it is used to episodes of another form than the default.
-        name: in results.
+        name: of the policy, for an error.
         concurrency: episodes at a time.
         stop: texts that end an action.
 
@@ -181,7 +151,36 @@ def player_of(policy: Policy, name: str, concurrency: int, stop: tuple[str, ...]
         )
     card = getattr(policy, "card", None) or EpisodeCard()
     by_arrival = isinstance(policy, AgentPolicy | OpenAIPolicy | VLLMPolicy)
-    return EvalAgent(name, card, policy, tokenizer, concurrency, deterministic=not by_arrival, stop=stop)
+    return _agent(policy, card, tokenizer, concurrency, stop, deterministic=not by_arrival)
+
+
+def _agent(
+    policy: Policy | None,
+    card: EpisodeCard,
+    tokenizer: Any,
+    batch: int,
+    stop: tuple[str, ...],
+    *,
+    deterministic: bool,
+) -> EvalAgent:
+    """An agent within the budgets of its card and of its policy."""
+    limit = getattr(policy, "context_tokens", None) or card.context_tokens
+    config = RolloutConfig(
+        context_tokens=min(card.context_tokens, limit),
+        turn_tokens=card.turn_tokens,
+        temperature=0.0,
+        stop=stop,
+        deterministic=deterministic,
+        # An endpoint has a deadline of its own, which does not count the wait for its rate limit.
+        deadline_s=3600.0 if isinstance(policy, OpenAIPolicy) else RolloutConfig().deadline_s,
+    )
+    if isinstance(tokenizer, ByteTokenizer):
+        config = with_byte_budgets(config)
+    chat: ChatFormat | None = getattr(policy, "chat", None)  # of one that takes messages
+    if chat is None:
+        inline = card.format == "inline"
+        chat = InlineFormat(tokenizer) if inline else TemplateFormat(tokenizer, getattr(policy, "ends", ()))
+    return EvalAgent(policy, tokenizer, chat, config, batch, card)
 
 
 def play_missing(
@@ -225,7 +224,7 @@ def play_missing(
         progress(len(journal), metrics(records))
 
     finished = _Finished(keep, max(_FAILURES_IN_A_ROW, 2 * agent.batch), lived=len(journal) > 0)
-    if agent.deterministic:
+    if agent.config.deterministic:
         for begin in range(0, len(tasks), agent.batch):
             chunk = tasks[begin : begin + agent.batch]
             if not all(task in journal for task in chunk):
@@ -242,7 +241,15 @@ async def _batch(
 ) -> list[Trajectory]:
     assert agent.policy is not None
     return await play_batch(
-        agent.policy, agent.chat, task_env.make_env, tasks, agent.config, begin, seed=seed, name=phase
+        agent.policy,
+        agent.chat,
+        task_env.make_env,
+        tasks,
+        agent.config,
+        begin,
+        seed=seed,
+        name=phase,
+        roll=agent.roll,
     )
 
 
@@ -305,7 +312,7 @@ def _stopping(failed: Sequence[Trajectory]) -> Fault:
     environment = any(trajectory.end_reason is EndReason.ENV_FAULT for trajectory in failed)
     return (EnvFault if environment else PolicyFault)(
         f"each of {len(failed)} episodes failed through an infrastructure failure ({reason_of(failed[-1])}); what was "
-        "finished before is kept: the same command goes on from there"
+        "finished before is kept, and the same evaluation goes on from there"
     )
 
 

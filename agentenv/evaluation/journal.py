@@ -103,6 +103,14 @@ def lock_folder(directory: Path, config: Mapping[str, Mapping[str, Any]], *, wri
         write_text(path, tomli_w.dumps(plain))
 
 
+def is_of(directory: Path, config: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether ``directory`` holds an evaluation of this configuration, begun or finished."""
+    try:
+        return _held(directory / CONFIG) == {name: _plain(table) for name, table in config.items()}
+    except (ConfigurationError, OSError):
+        return False
+
+
 def _held(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))

@@ -22,10 +22,11 @@ from agentenv.evaluation.screens import keep_scenes
 from agentenv.policies.scripted import ScriptedPolicy
 
 Roll = Callable[..., Awaitable[list[Trajectory]]]
-"""Plays episodes: called as ``rollout`` is."""
+"""Plays episodes, one trajectory for each: called as ``rollout`` is."""
 
 _ROOM = 1 << 20  # tokens of a context for policies whose tokens are bytes
-_BATCH = 128  # episodes at a time: bounds the memory of caches, and shows progress
+BATCH = 128
+"""Episodes at a time, where nobody asks for another number: it bounds the memory of caches, and shows progress."""
 
 
 def play(
@@ -37,8 +38,6 @@ def play(
     *,
     seed: int = 0,
     name: str = "eval",
-    progress: Callable[[int], None] = lambda done: None,
-    roll: Roll = rollout,
 ) -> list[Trajectory]:
     """One episode for each task, in their order.
 
@@ -50,16 +49,11 @@ def play(
         config: Budgets and sampling.
         seed: Seeds the episodes.
         name: Prefix of the episode ids.
-        progress: Called with the number of finished episodes.
-        roll: Plays the episodes of a batch, one trajectory for each.
     """
     done: list[Trajectory] = []
-    for begin in range(0, len(tasks), _BATCH):
-        chunk = tasks[begin : begin + _BATCH]
-        done += asyncio.run(
-            play_batch(policy, chat, make_env, chunk, config, begin, seed=seed, name=name, roll=roll)
-        )
-        progress(len(done))
+    for begin in range(0, len(tasks), BATCH):
+        chunk = tasks[begin : begin + BATCH]
+        done += asyncio.run(play_batch(policy, chat, make_env, chunk, config, begin, seed=seed, name=name))
     return done
 
 
@@ -118,12 +112,12 @@ def play_expert(
     """
     done: list[Trajectory] = []
     failed: list[str] = []
-    for begin in range(0, len(tasks), _BATCH):
-        chunk = tasks[begin : begin + _BATCH]
+    for begin in range(0, len(tasks), BATCH):
+        chunk = tasks[begin : begin + BATCH]
         policy = expert_policy(
             make_env,
             chunk,
-            _BATCH,
+            BATCH,
             config.deadline_s,
             seed=seed,
             name="expert",

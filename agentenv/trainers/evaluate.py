@@ -1,19 +1,26 @@
 """The evaluations of a training run: on the dev questions while it lasts, on the test questions before and after."""
 
+import hashlib
 import time
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import torch
+
+from agentenv.core.io.files import discard_folder
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig, rollout
 from agentenv.core.trajectory import Trajectory
-from agentenv.errors import ConfigurationError, EnvFault, Fault
-from agentenv.evaluation.bounds import measure_bounds, recall_or_none
-from agentenv.evaluation.records import RESULTS, read_evaluation, write_evaluation
-from agentenv.evaluation.results import score_of, summarize
-from agentenv.evaluation.runner import play, to_record
-from agentenv.evaluation.task_env import TaskEnv
+from agentenv.errors import AgentEnvError, ConfigurationError, Fault
+from agentenv.evaluation.bounds import bound_of
+from agentenv.evaluation.eval_agent import EvalAgent
+from agentenv.evaluation.journal import Journal, is_of, lock_folder, release
+from agentenv.evaluation.pipeline import play_evaluation, summarize_evaluation
+from agentenv.evaluation.records import EPISODES, RESULTS, read_evaluation, write_results
+from agentenv.evaluation.runner import BATCH, play, to_record
+from agentenv.policies.lora import trained_state
 from agentenv.policies.policy_spec import make_policy
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.parts import make_chat_format, open_questions, rollout_config, with_declared_scorers
@@ -26,22 +33,23 @@ def run_dev_evaluation(run: Run) -> dict[str, Any]:
     """Score and interval of the present policy on the dev questions; nothing but a warning where none could be played."""
     config = rollout_config(run.config.rollout, run.config.env, temperature=0.0)
     played = play(run.policy, run.chat, run.dev.make_env, run.dev.source.tasks, config, name="dev")
-    if not any(trajectory.valid for trajectory in played):
-        run.display.warn(f"there is no dev score: {_none_played(played)}")
+    try:
+        score = bound_of(map(to_record, played), run.config.evaluation.scorers[0], seed=run.config.seed)
+    except Fault as error:
+        run.display.warn(f"there is no dev score: {error}")
         return {}
-    scorer = run.config.evaluation.scorers[0]
-    summary = _summary(run, run.dev, played)
-    score = summary["scores"][scorer]
     return {"dev_score": score["mean"], "dev_score_ci95": score["ci95"]}
 
 
 def run_test_evaluation(run: Run, name: str) -> dict[str, Any]:
-    """The full evaluation on the test questions, kept under ``evaluation/NAME``; done once, also by a resumed run.
+    """The full evaluation on the test questions, kept under ``evaluation/NAME``.
+
+    A resumed run does not play again what was finished.
 
     Where a strategy is asked for, it is made once more with it and kept under ``evaluation/NAME-STRATEGY``.
 
     Raises:
-        Fault: every episode met an infrastructure failure; nothing is kept.
+        Fault: every episode met an infrastructure failure.
     """
     plain = _run_test_evaluation(run, name, "plain")
     if run.config.evaluation.strategy != "plain":
@@ -51,46 +59,74 @@ def run_test_evaluation(run: Run, name: str) -> dict[str, Any]:
 
 def _run_test_evaluation(run: Run, name: str, strategy: str) -> dict[str, Any]:
     directory = run.folder.path / "evaluation" / name
-    if (directory / RESULTS).exists():
-        try:
-            results = read_evaluation(directory).results
-        except ConfigurationError as error:
-            run.display.warn(f"the evaluation {name} is damaged and is made again: {error}")
-            results = {}
-        if results.get("policy") == _policy_name(run):  # not so where the run went on after it
-            return results
+    about = {"policy": _policy_name(run), "weights": _weights_digest(run.policy.model), "strategy": strategy}
+    held = _held_results(run, directory, {"benchmark": about})
+    if held is not None:
+        return held
     began = time.perf_counter()
-    tasks = run.test.source.tasks
-    run.display.phase(f"evaluation {name}", len(tasks))
-    config = rollout_config(run.config.rollout, run.config.env, temperature=0.0)
-    played = play(
-        run.policy,
-        run.chat,
-        run.test.make_env,
-        tasks,
-        config,
-        seed=run.config.seed,
-        name=name,
-        progress=lambda done: run.display.advance(done, {}),
+    try:
+        results = _play_test_evaluation(run, directory, f"evaluation {name}", strategy)
+    except (AgentEnvError, OSError):
+        release(directory)
+        if not any(directory.parent.iterdir()):
+            directory.parent.rmdir()
+        raise
+    run.seconds[f"evaluation_{name}"] = time.perf_counter() - began
+    return results
+
+
+def _held_results(run: Run, directory: Path, about: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+    """The results of the same evaluation that stand in ``directory``, which is otherwise made ready for it.
+
+    What was made with other weights is discarded: the run went on after it. So is what somebody has changed.
+    """
+    if is_of(directory, about):
+        try:
+            if (directory / RESULTS).exists():
+                return read_evaluation(directory).results
+            Journal(directory / EPISODES)
+        except AgentEnvError as error:
+            run.display.warn(f"the evaluation {directory.name} is damaged and is made again: {error}")
+            discard_folder(directory)
+    else:
+        discard_folder(directory)
+    lock_folder(directory, about, write=True)
+    return None
+
+
+def _play_test_evaluation(run: Run, directory: Path, title: str, strategy: str) -> dict[str, Any]:
+    config, scorers = run.config, run.config.evaluation.scorers
+    agent = EvalAgent(
+        policy=run.policy,
+        tokenizer=run.policy.tokenizer,
+        chat=run.chat,
+        config=rollout_config(config.rollout, config.env, temperature=0.0),
+        batch=BATCH,
         roll=rollout if strategy == "plain" else partial(_roll, run),
     )
-    if not any(trajectory.valid for trajectory in played):
-        raise Fault(f"the evaluation {name!r} has no score: {_none_played(played)}")
-    scorer = run.config.evaluation.scorers[0]
-    bounds = None
-    if run.config.evaluation.bounds and strategy == "plain":
-        bounds = measure_bounds(run.policy, run.chat, run.test, config, scorer, seed=run.config.seed)
-    summary = _summary(run, run.test, played, bounds, strategy) | {
-        "index_recall": recall_or_none(run.test, run.display.warn)
-    }
-    write_evaluation(directory, summary, [to_record(trajectory, directory) for trajectory in played])
-    run.seconds[f"evaluation_{name}"] = time.perf_counter() - began
-    return summary
-
-
-def _none_played(played: Sequence[Trajectory]) -> str:
-    """Why an evaluation without a valid episode has no score."""
-    return f"each of {len(played)} episodes met an infrastructure failure ({played[0].error.strip().splitlines()[-1]})"
+    records, bounds = play_evaluation(
+        agent,
+        run.test,
+        directory,
+        run.display,
+        title=title,
+        scorer=scorers[0],
+        seed=config.seed,
+        bounded=config.evaluation.bounds and strategy == "plain",
+    )
+    results = summarize_evaluation(
+        agent,
+        run.test,
+        records,
+        bounds,
+        policy=_policy_name(run),
+        scorers=scorers,
+        seed=config.seed,
+        settings={"options": config.env.options} | ({} if strategy == "plain" else {"strategy": strategy}),
+        note=run.display.warn,
+    )
+    write_results(directory, results)
+    return results
 
 
 async def _roll(
@@ -118,35 +154,17 @@ async def _roll(
     return [trajectory for group in groups for trajectory in group]
 
 
-def _summary(
-    run: Run,
-    task_env: TaskEnv,
-    played: Sequence[Trajectory],
-    bounds: dict[str, Any] | None = None,
-    strategy: str = "plain",
-) -> dict[str, Any]:
-    info = None if task_env.retriever is None else task_env.retriever.info()
-    searched = (
-        {} if info is None else {"documents": info.documents, "retriever_fingerprint": info.fingerprint}
-    )
-    return summarize(
-        [to_record(trajectory) for trajectory in played],
-        run.config.evaluation.scorers,
-        dataset=task_env.source.name,
-        split=task_env.source.split,
-        policy=_policy_name(run),
-        retriever=None if info is None else info.name,
-        k=int(run.config.env.options.get("k", 3)),
-        seed=run.config.seed,
-        bounds=bounds,
-        settings=searched
-        | {"env": run.config.env.model_dump(mode="json"), "decoding": "greedy"}
-        | ({} if strategy == "plain" else {"strategy": strategy}),
-    )
-
-
 def _policy_name(run: Run) -> str:
     return f"{run.config.policy} at step {run.policy.version}"
+
+
+def _weights_digest(model: Any) -> str:
+    """SHA-256 of the weights that are trained, with their names."""
+    digest = hashlib.sha256()
+    for name, weights in sorted(trained_state(model).items()):
+        digest.update(name.encode())
+        digest.update(weights.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def score_under(config: TrainConfig) -> float:
@@ -155,21 +173,12 @@ def score_under(config: TrainConfig) -> float:
     Episodes that an infrastructure failure ended are left out.
 
     Raises:
-        EnvFault: none is left.
+        Fault: none is left.
     """
     config = with_declared_scorers(config)
     policy = make_policy(config.policy)
     task_env = open_questions(config.test, config.search, config.env, policy)
     greedy = rollout_config(config.rollout, config.env, temperature=0.0)
-    played = play(
-        policy,
-        make_chat_format(config.format, policy),
-        task_env.make_env,
-        task_env.source.tasks,
-        greedy,
-        name="test",
-    )
-    scores = [score_of(to_record(t), config.evaluation.scorers[0]) for t in played if t.valid]
-    if not scores:
-        raise EnvFault(_none_played(played))
-    return sum(scores) / len(scores)
+    chat, tasks = make_chat_format(config.format, policy), task_env.source.tasks
+    played = play(policy, chat, task_env.make_env, tasks, greedy, name="test")
+    return float(bound_of(map(to_record, played), config.evaluation.scorers[0])["mean"])

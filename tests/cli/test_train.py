@@ -512,7 +512,7 @@ def full_disk(*_: Any, **__: Any) -> None:
 def test_a_full_disk_at_the_start_leaves_nothing(
     toml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentenv.trainers.evaluate.write_evaluation", full_disk)
+    monkeypatch.setattr("agentenv.evaluation.journal.append_lines", full_disk)
     words = ["--evaluation.bounds", "false", "--test.limit", "1"]
     out = tmp_path / "out"
     assert "No space left on device" in sentence(["train", str(toml), "--out", str(out), *words], capsys)

@@ -9,29 +9,20 @@ from typing import Any
 
 import pytest
 
+from agentenv.core.chat import InlineFormat
+from agentenv.core.rollout import RolloutConfig
 from agentenv.core.types import Completion, Document, FinishReason, Passage, Query, Sampling, Task
 from agentenv.data.sources import Source
 from agentenv.envs.search.local_search import STOP
 from agentenv.errors import ContextTooSmall, Fault, PolicyFault, RetrieverFault, UnknownName
-from agentenv.evaluation.eval_agent import EvalAgent, open_eval_agent, play_missing
+from agentenv.evaluation.eval_agent import EvalAgent, make_eval_agent, open_eval_agent, play_missing
 from agentenv.evaluation.journal import Journal
 from agentenv.evaluation.records import EpisodeRecord
 from agentenv.evaluation.task_env import EnvConfig, TaskEnv
-from agentenv.policies.card import EpisodeCard
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.retrievers.fakes import InMemoryRetriever
 
 TASKS = tuple(Task(f"t{i:02d}", f"question {i}", (f"answer {i}",)) for i in range(20))
-
-
-class Plain:
-    """The bytes of `ByteTokenizer` under a name of its own: the budget of its contexts is not widened."""
-
-    def __init__(self) -> None:
-        self._bytes = ByteTokenizer()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._bytes, name)
 
 
 class Service:
@@ -75,7 +66,14 @@ def task_env(tasks: Sequence[Task] = TASKS) -> TaskEnv:
 
 
 def agent(policy: Service, *, batch: int, deterministic_batcher: bool) -> EvalAgent:
-    return EvalAgent("openai:x", EpisodeCard(), policy, policy.tokenizer, batch, deterministic_batcher, STOP)
+    config = RolloutConfig(
+        context_tokens=1 << 20,
+        turn_tokens=1 << 16,
+        temperature=0.0,
+        stop=STOP,
+        deterministic=deterministic_batcher,
+    )
+    return EvalAgent(policy, policy.tokenizer, InlineFormat(policy.tokenizer), config, batch)
 
 
 def play(
@@ -257,17 +255,19 @@ def test_a_retriever_that_never_comes_back_stops_the_run(deterministic_batcher: 
 ENDLESS = "why " * 20_000
 
 
+def short(who: EvalAgent) -> EvalAgent:
+    """``who`` with a context in which no endless question fits."""
+    return replace(who, config=who.config.model_copy(update={"context_tokens": 8000, "turn_tokens": 500}))
+
+
 @pytest.mark.parametrize("deterministic_batcher", [True, False])
 def test_a_batch_of_endless_questions_fails_alone(deterministic_batcher: bool, tmp_path: Path) -> None:
     """Eight of them in a row stop nothing, at the beginning, in the middle or at the end."""
-    short = replace(EpisodeCard(), context_tokens=8000)
     for places in (range(8), range(8, 16), range(12, 20)):
         tasks = [replace(task, question=ENDLESS) if i in places else task for i, task in enumerate(TASKS)]
         folder = tmp_path / str(places.start)
-        who = replace(
-            agent(Service(), batch=4, deterministic_batcher=deterministic_batcher), card=short, spec="hf:x"
-        )
-        records = play(replace(who, tokenizer=Plain()), folder, field=task_env(tasks))
+        who = short(agent(Service(), batch=4, deterministic_batcher=deterministic_batcher))
+        records = play(who, folder, field=task_env(tasks))
         assert [i for i, record in enumerate(records) if not record["valid"]] == list(places)
         assert all("8000" in records[i]["error"] for i in places)
 
@@ -275,11 +275,7 @@ def test_a_batch_of_endless_questions_fails_alone(deterministic_batcher: bool, t
 @pytest.mark.parametrize("deterministic_batcher", [True, False])
 def test_questions_that_are_all_endless_are_refused(deterministic_batcher: bool, tmp_path: Path) -> None:
     tasks = [replace(task, question=ENDLESS) for task in TASKS]
-    who = replace(
-        agent(Service(), batch=4, deterministic_batcher=deterministic_batcher),
-        card=replace(EpisodeCard(), context_tokens=8000),
-        tokenizer=Plain(),
-    )
+    who = short(agent(Service(), batch=4, deterministic_batcher=deterministic_batcher))
     with pytest.raises(ContextTooSmall, match="8000"):
         play(who, tmp_path, field=task_env(tasks))
     assert not (tmp_path / "episodes.jsonl").exists()
@@ -288,7 +284,7 @@ def test_questions_that_are_all_endless_are_refused(deterministic_batcher: bool,
 def test_what_the_names_stand_for() -> None:
     expert, extractive = open_eval_agent("scripted", 4, STOP), open_eval_agent("scripted:extractive", 4, STOP)
     assert expert.policy is None
-    assert (extractive.card.k, extractive.token_unit, extractive.deterministic) == (5, "bytes", True)
+    assert (extractive.card.k, extractive.token_unit, extractive.config.deterministic) == (5, "bytes", True)
     assert extractive.count("three short words") == 3
     with pytest.raises(UnknownName, match="'scripted:extractive'"):
         open_eval_agent("scripted:extract", 4, STOP)
@@ -308,4 +304,4 @@ def test_the_expert_answers_what_its_searches_showed(tmp_path: Path) -> None:
 def test_a_policy_that_takes_messages_brings_its_own_format() -> None:
     policy: Any = Service()
     policy.chat = object()
-    assert agent(policy, batch=1, deterministic_batcher=False).chat is policy.chat
+    assert make_eval_agent(policy, "service", 1, STOP).chat is policy.chat

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,16 @@ from agentenv.data.sources import Source
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.envs.search.local_search import STOP, LocalSearch
 from agentenv.errors import ConfigurationError, DatasetError
-from agentenv.evaluation.bounds import measure_bounds
 from agentenv.evaluation.closed_book import closed_book
-from agentenv.evaluation.eval_agent import open_eval_agent
+from agentenv.evaluation.eval_agent import EvalAgent, open_eval_agent
+from agentenv.evaluation.pipeline import play_evaluation
 from agentenv.evaluation.results import summarize
 from agentenv.evaluation.runner import play, play_batch, play_expert, to_record
 from agentenv.evaluation.task_env import EnvConfig, TaskEnv
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.policy_spec import make_endpoint_policy
 from agentenv.policies.scripted import ScriptedPolicy, complete
+from agentenv.progress import SilentDisplay
 from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever
 from agentenv.retrievers.oracle import OracleRetriever
 
@@ -196,19 +198,19 @@ def test_the_record_of_an_episode() -> None:
     assert list(record["supporting_ids"]) == list(task.data["supporting_ids"])
 
 
-def test_progress_counts_finished_episodes() -> None:
-    tasks = [Task(f"t{i}", "q", ("a",)) for i in range(130)]
-    policy = ScriptedPolicy({f"eval-{b}-{i}": ["<answer>a</answer>"] for b in (0, 128) for i in range(128)})
-    done: list[int] = []
-    play(policy, CHAT, environment, tasks, CONFIG, progress=done.append)
-    assert done == [128, 130]
-
-
 def task_env(retriever: Any = RETRIEVER) -> TaskEnv:
     source = Source("world", "test", tuple(TASKS[:3]), WORLD.documents, None)
     return TaskEnv(
         source, retriever, EnvConfig(options={"max_turns": 2, "k": 3}), lambda text: len(text.split())
     )
+
+
+def measure_bounds(policy: Any, field: TaskEnv, out: Path) -> dict[str, Any]:
+    """The bounds that stand beside the score of ``policy``."""
+    agent = EvalAgent(policy, policy.tokenizer, CHAT, CONFIG, 128)
+    options = {"title": "test", "scorer": "em_squad", "seed": 0, "bounded": True}
+    _, bounds = play_evaluation(agent, field, out, SilentDisplay(), **options)  # type: ignore[arg-type]
+    return bounds
 
 
 class FixedRetriever(InMemoryRetriever):
@@ -228,14 +230,15 @@ def gold(task: Task) -> list[Passage]:
     return [Passage(d.id, d.title, d.text, 1.0) for d in found]
 
 
-def test_bounds_stand_beside_a_score() -> None:
+def test_bounds_stand_beside_a_score(tmp_path: Path) -> None:
     """Closed book allows no search; the oracle's searches are no searches of ours, so a broken retriever is no harm."""
     searching = ["<search>x</search>", "<answer>wrong</answer>"]
-    scripts = {f"closed-0-{i}": ["<search>x</search>"] for i in range(3)}
+    scripts = {f"closed_book-0-{i}": ["<search>x</search>"] for i in range(3)}
+    scripts |= {f"run-0-{i}": ["<answer>wrong</answer>"] for i in range(3)}
     scripts |= {f"{name}-0-{i}": searching for i in range(2) for name in ("oracle", "oracle_paged")}
     scripts["oracle_paged-0-2"] = searching
     scripts["oracle-0-2"] = ["<search>x</search>", f"<answer>{TASKS[2].answers[0]}</answer>"]
-    bounds = measure_bounds(ScriptedPolicy(scripts), CHAT, task_env(), CONFIG, "em_squad")
+    bounds = measure_bounds(ScriptedPolicy(scripts), task_env(), tmp_path)
     assert {name: bound["n"] for name, bound in bounds.items()} == {
         "closed_book": 3,
         "oracle": 3,
@@ -250,9 +253,9 @@ def test_bounds_stand_beside_a_score() -> None:
 
 
 @pytest.mark.parametrize("retriever", [FixedRetriever([]), InMemoryRetriever(WORLD.documents[:1])])
-def test_the_expert_answers_nothing_that_it_was_not_shown(retriever: Any) -> None:
+def test_the_expert_answers_nothing_that_it_was_not_shown(retriever: Any, tmp_path: Path) -> None:
     """A search that returns nothing bounds every policy at 0, in the bound and as a policy of its own."""
-    bounds = measure_bounds(Knows(), CHAT, task_env(retriever), CONFIG, "em_squad")
+    bounds = measure_bounds(Knows(), task_env(retriever), tmp_path)
     assert bounds["expert"]["mean"] == 0
     agent = open_eval_agent("scripted", 4, STOP).on(task_env(retriever), TASKS[:3], 0, 0, "run")
     assert agent.policy is not None
@@ -263,7 +266,9 @@ def test_the_expert_answers_nothing_that_it_was_not_shown(retriever: Any) -> Non
     )  # demonstrations stay as they were
 
 
-def test_the_bound_of_the_expert_is_the_share_of_questions_whose_documents_were_all_shown() -> None:
+def test_the_bound_of_the_expert_is_the_share_of_questions_whose_documents_were_all_shown(
+    tmp_path: Path,
+) -> None:
     source = Source("world", "test", tuple(TASKS), WORLD.documents, None)
     few = TaskEnv(
         source, RETRIEVER, EnvConfig(options={"k": 1, "max_turns": 2, "observation_tokens": 10_000}), len
@@ -276,15 +281,15 @@ def test_the_bound_of_the_expert_is_the_share_of_questions_whose_documents_were_
     ]
     assert 0 < sum(shown) < len(TASKS)
     assert [trajectory.reward for trajectory in played] == shown
-    bounds = measure_bounds(Knows(), CHAT, few, CONFIG, "em_squad")
+    bounds = measure_bounds(Knows(), few, tmp_path)
     assert bounds["expert"]["mean"] == pytest.approx(sum(shown) / len(TASKS))
 
 
-def test_a_question_without_a_path_has_no_bound_by_the_expert() -> None:
+def test_a_question_without_a_path_has_no_bound_by_the_expert(tmp_path: Path) -> None:
     """It would search nothing, so 0 would be said of any retriever, however good."""
     task = replace(TASKS[0], data={"supporting_ids": TASKS[0].data["supporting_ids"]})
     bare = TaskEnv(Source("mine", "", (task,), WORLD.documents, None), RETRIEVER, EnvConfig(), len)
-    expert = measure_bounds(Knows(), CHAT, bare, CONFIG, "em_squad")["expert"]
+    expert = measure_bounds(Knows(), bare, tmp_path)["expert"]
     assert "mean" not in expert
     assert task.id in expert["note"]
     with pytest.raises(ConfigurationError, match=task.id):
@@ -293,9 +298,9 @@ def test_a_question_without_a_path_has_no_bound_by_the_expert() -> None:
     assert demonstrated.reward == 1
 
 
-def test_an_expert_without_turns_to_search_is_measured_and_scores_zero() -> None:
+def test_an_expert_without_turns_to_search_is_measured_and_scores_zero(tmp_path: Path) -> None:
     none = replace(task_env(RETRIEVER), env=EnvConfig(options={"max_turns": 0}))
-    assert measure_bounds(Knows(), CHAT, none, CONFIG, "em_squad")["expert"]["mean"] == 0
+    assert measure_bounds(Knows(), none, tmp_path)["expert"]["mean"] == 0
 
 
 def test_the_expert_gives_up_where_a_page_was_cut_before_what_it_needs() -> None:
@@ -342,8 +347,8 @@ class Knows:
         return [0.0] * len(ids)
 
 
-def test_closed_book_makes_a_policy_answer_that_would_search() -> None:
-    bounds = measure_bounds(Knows(), CHAT, task_env(), CONFIG, "em_squad")
+def test_closed_book_makes_a_policy_answer_that_would_search(tmp_path: Path) -> None:
+    bounds = measure_bounds(Knows(), task_env(), tmp_path)
     assert bounds["closed_book"]["mean"] == 1
     assert bounds["oracle"]["mean"] == 0  # with turns to search it only searches
 
@@ -364,11 +369,11 @@ def test_closed_book_of_an_environment_that_cannot_be_asked_so_is_a_sentence() -
     assert "Calculator-v0" in closed_book(bare, Knows())
 
 
-def test_no_oracle_without_supporting_documents() -> None:
+def test_no_oracle_without_supporting_documents(tmp_path: Path) -> None:
     tasks = (Task("t", "q", ("a",)),)
     bare = TaskEnv(Source("mine", "", tasks, WORLD.documents, None), RETRIEVER, EnvConfig(), len)
-    policy = ScriptedPolicy({"closed-0-0": ["<answer>a</answer>"]})
-    bounds = measure_bounds(policy, CHAT, bare, CONFIG, "em_squad")
+    policy = ScriptedPolicy({f"{name}-0-0": ["<answer>a</answer>"] for name in ("run", "closed_book")})
+    bounds = measure_bounds(policy, bare, tmp_path)
     assert "names no supporting documents" in bounds["oracle"]["note"]
     assert bounds["oracle_paged"] == bounds["oracle"]
     assert bounds["closed_book"]["mean"] == 1

@@ -122,7 +122,7 @@ def test_d2_the_engine_stops_where_the_environment_stops_reading() -> None:
     policy = ScriptedPolicy({"e-0": ["<answer>London</answer><search>Ada</search>"]})
     spec = EpisodeSpec(begun(), TASK, 0)
     chat = InlineFormat(policy.tokenizer)
-    config = RolloutConfig(stop=STOP)
+    config = RolloutConfig(context_tokens=4096, turn_tokens=500, stop=STOP)
     (t,) = asyncio.run(rollout([spec], policy, chat, config, name="e"))
     assert policy.tokenizer.decode(t.ids[t.loss_mask].tolist()) == "<answer>London</answer>"
 
@@ -132,7 +132,9 @@ def test_d5_tasks_of_merged_sets_may_share_an_id() -> None:
     specs = [EpisodeSpec(begun(), task, i, f"group-{i}") for i, task in enumerate(tasks)]
     policy = ScriptedPolicy({f"e-{i}": ["<answer>Beijing</answer>"] for i in range(2)})
     chat = InlineFormat(policy.tokenizer)
-    played = asyncio.run(rollout(specs, policy, chat, RolloutConfig(), name="e"))
+    played = asyncio.run(
+        rollout(specs, policy, chat, RolloutConfig(context_tokens=4096, turn_tokens=500), name="e")
+    )
     assert [t.reward for t in played] == [0.0, 1.0]
     assert len({t.id for t in played}) == len({t.group_id for t in played}) == 2
 
@@ -256,7 +258,15 @@ def test_a_fault_of_the_retriever_makes_the_sample_invalid() -> None:
     env = begun(retriever=FaultyRetriever(InMemoryRetriever(DOCUMENTS), fail_on={0}))
     policy = ScriptedPolicy({"e-0": ["<search>Ada</search>", "<answer>London</answer>"]})
     chat = InlineFormat(policy.tokenizer)
-    (t,) = asyncio.run(rollout([EpisodeSpec(env, TASK, 0)], policy, chat, RolloutConfig(), name="e"))
+    (t,) = asyncio.run(
+        rollout(
+            [EpisodeSpec(env, TASK, 0)],
+            policy,
+            chat,
+            RolloutConfig(context_tokens=4096, turn_tokens=500),
+            name="e",
+        )
+    )
     assert (t.valid, t.end_reason, t.reward) == (False, EndReason.ENV_FAULT, 0.0)
     assert t.error.startswith("RetrieverFault")
 

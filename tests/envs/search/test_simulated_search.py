@@ -45,7 +45,15 @@ def test_results_name_exact_match_substring_and_f1_apart() -> None:
     env = SimulatedSearch(tasks=[TASK])
     policy = ScriptedPolicy({"e-0": ["<answer>in Beijing, China</answer>"]})
     spec = EpisodeSpec(env, TASK, 0)
-    played = asyncio.run(rollout([spec], policy, InlineFormat(policy.tokenizer), RolloutConfig(), name="e"))
+    played = asyncio.run(
+        rollout(
+            [spec],
+            policy,
+            InlineFormat(policy.tokenizer),
+            RolloutConfig(context_tokens=4096, turn_tokens=500),
+            name="e",
+        )
+    )
     assert played[0].reward == pytest.approx(0.5)  # the environment pays F1
     results = summarize(
         [to_record(trajectory) for trajectory in played],

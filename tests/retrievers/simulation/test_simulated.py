@@ -116,7 +116,15 @@ def test_a_finished_row_does_not_shift_what_the_others_are_told() -> None:
             "e-1": ["<search>first</search>", "<search>second</search>", "<answer>One</answer>"],
         }
     )
-    played = asyncio.run(rollout(specs, policy, InlineFormat(policy.tokenizer), RolloutConfig(), name="e"))
+    played = asyncio.run(
+        rollout(
+            specs,
+            policy,
+            InlineFormat(policy.tokenizer),
+            RolloutConfig(context_tokens=4096, turn_tokens=500),
+            name="e",
+        )
+    )
     assert [t.reward for t in played] == [1.0, 1.0]
     assert [(b.query, b.question, b.answer) for b in recorder.briefs] == [
         ("first", "Who is second?", "One"),

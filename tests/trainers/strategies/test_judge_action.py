@@ -25,7 +25,10 @@ PAGES = [Document("1", "Ada", "Ada was first."), Document("2", "Eve", "Eve was n
 def play(*script: str, **options: str) -> tuple[Trajectory, LocalSearch]:
     env = LocalSearch(tasks=[TASK], retriever=InMemoryRetriever(PAGES), k=1)
     context = RolloutContext(
-        ScriptedPolicy({"e-0": script}), InlineFormat(TOKENIZER), RolloutConfig(), TOKENIZER.decode
+        ScriptedPolicy({"e-0": script}),
+        InlineFormat(TOKENIZER),
+        RolloutConfig(context_tokens=4096, turn_tokens=500),
+        TOKENIZER.decode,
     )
     ((played,),) = asyncio.run(play_groups([[EpisodeSpec(env, TASK, 0)]], JudgeStrategy(**options), context))
     return played, env

@@ -233,7 +233,9 @@ def test_without_errors_it_is_plain_play_and_without_rolls_too() -> None:
 
 
 def plain(policy: Any) -> Trajectory:
-    context = RolloutContext(policy, InlineFormat(TOKENIZER), RolloutConfig(), TOKENIZER.decode)
+    context = RolloutContext(
+        policy, InlineFormat(TOKENIZER), RolloutConfig(context_tokens=4096, turn_tokens=500), TOKENIZER.decode
+    )
     spec = EpisodeSpec(Calculator(), TASK, 0, "g")
     ((played,),) = asyncio.run(play_groups([[spec]], get_strategy("plain"), context))
     return played

@@ -100,7 +100,10 @@ def play(
     log = log or Log()
     specs = [EpisodeSpec(Walk(log, broken=broken), TASK, seed, "g") for seed in range(slots)]
     context = RolloutContext(
-        policy or ScriptedPolicy(scripts), InlineFormat(TOKENIZER), RolloutConfig(), TOKENIZER.decode
+        policy or ScriptedPolicy(scripts),
+        InlineFormat(TOKENIZER),
+        RolloutConfig(context_tokens=4096, turn_tokens=500),
+        TOKENIZER.decode,
     )
     (group,) = asyncio.run(play_groups([specs], TreeStrategy(**options), context))
     return group

@@ -129,5 +129,13 @@ def test_an_episode_that_does_not_go_on_ends_as_aborted() -> None:
     call = '<tool_call>{"name": "calculate", "arguments": {"expression": "1+1"}}</tool_call>'
     spec = EpisodeSpec(Calculator(), Task("2+2", "2+2", ("4",)), 0, gate=gate)
     policy: Any = ScriptedPolicy({"e": [call, call, "4"]})
-    played = asyncio.run(run_episode(spec, policy, InlineFormat(tokenizer), RolloutConfig(), episode="e"))
+    played = asyncio.run(
+        run_episode(
+            spec,
+            policy,
+            InlineFormat(tokenizer),
+            RolloutConfig(context_tokens=4096, turn_tokens=500),
+            episode="e",
+        )
+    )
     assert (played.end_reason, played.valid, len(played.turns), seen) == (EndReason.ABORTED, False, 2, [1, 2])

@@ -1,0 +1,225 @@
+"""What every evaluation does, that of a command and that of a training run: episodes, bounds, and their summary."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from agentenv.core.types import Task
+from agentenv.errors import PolicyFault
+from agentenv.evaluation.bounds import (
+    bound_of,
+    measure_expert,
+    measure_or_note,
+    reason_of_failure,
+    recall_or_none,
+    variants,
+)
+from agentenv.evaluation.diagnosis import MAX_COVERED_DOCUMENTS, coverage
+from agentenv.evaluation.endpoint_usage import EndpointUsage, announcement
+from agentenv.evaluation.eval_agent import EvalAgent, Progress, play_missing
+from agentenv.evaluation.journal import Journal
+from agentenv.evaluation.records import EPISODES, EpisodeRecord
+from agentenv.evaluation.results import score_of, summarize
+from agentenv.evaluation.task_env import TaskEnv, corpus_of
+from agentenv.policies.openai import OpenAIPolicy
+from agentenv.progress import Display
+
+
+def play_evaluation(
+    agent: EvalAgent,
+    task_env: TaskEnv,
+    out: Path,
+    display: Display,
+    *,
+    title: str,
+    scorer: str,
+    seed: int,
+    bounded: bool,
+    retry_faults: bool = False,
+    usage: EndpointUsage | None = None,
+) -> tuple[list[EpisodeRecord], dict[str, Any]]:
+    """The episodes of every question and the bounds of their score, each from where its journal in ``out`` ends.
+
+    Args:
+        agent: Who answers.
+        task_env: Questions, retriever and environment.
+        out: Folder of the evaluation.
+        display: Who is told how far the work is.
+        title: What it is told about.
+        scorer: The headline, under which bounds are measured.
+        seed: Of the episodes.
+        bounded: Whether the questions are played again without search, with gold passages and by the expert.
+        retry_faults: Whether episodes that an infrastructure failure ended are played again.
+        usage: Of the endpoint that is asked.
+
+    Raises:
+        ConfigurationError: a journal was changed by somebody else.
+        Fault: everything fails; what was finished is kept.
+    """
+    tasks = task_env.source.tasks
+    again = (lambda record: not record["valid"]) if retry_faults else (lambda record: False)
+    found = variants(task_env, agent.policy) if bounded and agent.policy is not None else {}
+    bounds: dict[str, Any] = {name: {"note": said} for name, said in found.items() if isinstance(said, str)}
+    sides = {"run": (task_env, agent)} | {
+        name: (one[0], replace(agent, policy=one[1]))
+        for name, one in found.items()
+        if not isinstance(one, str)
+    }
+    paths = {name: out / "bounds" / f"{name}.jsonl" for name in sides} | {"run": out / EPISODES}
+    journals = {name: Journal(path, again) for name, path in paths.items()}
+    if isinstance(agent.policy, OpenAIPolicy):
+        missing = {name: (sides[name][0], len(tasks) - len(journal)) for name, journal in journals.items()}
+        display.note(announcement(agent.policy.client.endpoint.model, missing, bounds=bounded))
+    play = partial(play_missing, seed=seed, directory=out, progress=_progress(display, usage))
+    running = _RunningMetrics(scorer, searched=task_env.retriever is not None)
+    display.phase(title, len(tasks))
+    records = play(agent, task_env, journals.pop("run"), phase="run", metrics=running)
+    for name, journal in journals.items():
+        display.phase(f"{title}, bound {name}", len(tasks))
+        its_env, its_agent = sides[name]
+        bounds[name] = _bound(partial(play, its_agent, its_env, journal, phase=name), agent, scorer)
+    if bounded:
+        display.phase(f"{title}, bound expert", len(tasks))
+        bounds["expert"] = measure_expert(
+            task_env,
+            agent.config,
+            scorer,
+            seed=seed,
+            progress=lambda done: display.advance(done, {}),
+        )
+    return records, bounds
+
+
+def _bound(play: Callable[[], list[EpisodeRecord]], agent: EvalAgent, scorer: str) -> dict[str, Any]:
+    """A bound, or why there is none: the run itself is played, and worth more than that.
+
+    Raises:
+        PolicyFault: the service that the policy is asked from failed; the same command goes on when it is there again.
+        OSError: the episodes cannot be written; likewise.
+    """
+    try:
+        records = play()
+    except OSError:
+        raise
+    except PolicyFault as error:
+        if not agent.config.deterministic:
+            raise
+        return {"note": str(error)}
+    except Exception as error:
+        return {"note": reason_of_failure(error)}
+    return measure_or_note(lambda: bound_of(records, scorer))
+
+
+def _progress(display: Display, usage: EndpointUsage | None) -> Progress:
+    """Shows how far the work is; of an endpoint also what has been spent, which is written down each time."""
+    if usage is None:
+        return display.advance
+
+    def progress(done: int, metrics: dict[str, Any]) -> None:
+        used = usage.save()
+        display.advance(done, metrics | {name: used[name] for name in ("requests", "cost") if used[name]})
+
+    return progress
+
+
+class _RunningMetrics:
+    """The metrics that matter while episodes come in; of this process's share where a run was resumed."""
+
+    def __init__(self, scorer: str, *, searched: bool) -> None:
+        self._scorer = scorer
+        self._searched = searched
+        self._values: list[float] = []
+        self._searches: list[int] = []
+        self._faults = 0
+
+    def __call__(self, records: Sequence[EpisodeRecord]) -> dict[str, Any]:
+        valid = [record for record in records if record["valid"]]
+        self._values += [score_of(record, self._scorer) for record in valid]
+        self._searches += [record["searches"] for record in valid if record["searches"] is not None]
+        self._faults += len(records) - len(valid)
+        if not self._values:
+            return {"faults": self._faults}
+        searches = {"searches": fmean(self._searches)} if self._searched and self._searches else {}
+        return {"score": fmean(self._values)} | searches | {"faults": self._faults}
+
+
+def summarize_evaluation(
+    agent: EvalAgent,
+    task_env: TaskEnv,
+    records: Sequence[EpisodeRecord],
+    bounds: Mapping[str, Any],
+    *,
+    policy: str,
+    scorers: Sequence[str],
+    seed: int,
+    settings: Mapping[str, Any],
+    note: Callable[[str], None],
+    retriever: str = "",
+) -> dict[str, Any]:
+    """The content of ``results.json``.
+
+    Args:
+        agent: Who answered.
+        task_env: Questions, retriever and environment.
+        records: One for each question.
+        bounds: What its score is held against.
+        policy: The name of the agent.
+        scorers: The first is the headline.
+        seed: Of the episodes.
+        settings: What else decides the numbers.
+        note: Is told what could not be measured.
+        retriever: Its spec; empty takes what the retriever calls itself.
+    """
+    info = None if task_env.retriever is None else task_env.retriever.info()
+    options = task_env.env.options
+    searched = (
+        {} if info is None else {"documents": info.documents, "retriever_fingerprint": info.fingerprint}
+    )
+    decided = {
+        "env": task_env.env.id,
+        **settings,
+        "questions_fingerprint": _hash_of(task_env.source.tasks),
+        "max_turns": options.get("max_turns"),
+        "decoding": "greedy",
+        **({"concurrency": agent.batch} if agent.config.deterministic else {}),
+        "notes": task_env.source.notes,
+    }
+    summary = summarize(
+        records,
+        scorers,
+        dataset=task_env.source.name,
+        split=task_env.source.split,
+        policy=policy,
+        retriever=None if info is None else retriever or info.name,
+        k=int(options.get("k", 3)),
+        seed=seed,
+        bounds=bounds,
+        token_unit=agent.token_unit,
+        settings=searched | decided,
+    )
+    return summary | {
+        "index_recall": recall_or_none(task_env, note),
+        "answer_in_corpus": {"share": None, "n": 0} | measure_or_note(lambda: _coverage(task_env)),
+    }
+
+
+def _coverage(task_env: TaskEnv) -> dict[str, Any]:
+    if task_env.retriever is None:
+        return {"share": None, "n": 0, "note": "the environment searches nothing"}
+    corpus = getattr(task_env.retriever, "corpus", None) or corpus_of(task_env.source)
+    if corpus is None:
+        return {"share": None, "n": 0, "note": "the retriever's passages cannot be read here"}
+    if len(corpus) > MAX_COVERED_DOCUMENTS:
+        return {"share": None, "n": 0, "note": f"not looked up in {len(corpus)} passages"}
+    return coverage(task_env.source.tasks, (f"{document.title} {document.text}" for document in corpus))
+
+
+def _hash_of(tasks: Sequence[Task]) -> str:
+    digest = hashlib.sha256()
+    for task in tasks:
+        digest.update(repr((task.id, task.question, task.answers)).encode())
+    return digest.hexdigest()[:16]
