@@ -267,6 +267,38 @@ def test_what_can_be_made_again_is(finished: Path, tmp_path: Path, name: str) ->
         assert (out / name).read_bytes() == whole
 
 
+def timed(folder: Path) -> int:
+    """How often episodes were written down in an evaluation."""
+    return len((folder / "timings.jsonl").read_text().splitlines())
+
+
+def test_an_evaluation_that_was_stopped_goes_on_from_its_journal(stopped: Path) -> None:
+    """Episodes that are finished are not played again, and what was cut off is."""
+    after = stopped / "evaluation" / "after"
+    whole = {name: (after / name).read_bytes() for name in ("results.json", "episodes.jsonl")}
+    (after / "results.json").unlink()
+    assert main(["train", "--resume", str(stopped)]) == 0
+    assert timed(after) == 1
+    for name in ("results.json", "episodes.jsonl"):
+        assert (after / name).read_bytes() == whole[name]
+    for path in (stopped / "results.json", after / "results.json"):
+        path.unlink()
+    (after / "episodes.jsonl").write_bytes(whole["episodes.jsonl"][:-9])
+    assert main(["train", "--resume", str(stopped)]) == 0
+    assert timed(after) == 2
+    for name in ("results.json", "episodes.jsonl"):
+        assert (after / name).read_bytes() == whole[name]
+
+
+def test_an_evaluation_of_other_weights_is_made_anew(stopped: Path) -> None:
+    after = stopped / "evaluation" / "after"
+    whole = (after / "results.json").read_bytes()
+    edit(after / "results.json", '"n": 2', '"n": 7')
+    edit(after / "config.toml", 'weights = "', 'weights = "0')
+    assert main(["train", "--resume", str(stopped)]) == 0
+    assert (after / "results.json").read_bytes() == whole
+
+
 def test_of_two_that_begin_in_one_folder_one_trains_and_one_says_so(start: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     argv = ["train", str(start / "run.toml"), "--out", str(out)]
