@@ -176,7 +176,7 @@ def score_under(config: TrainConfig) -> float:
         Fault: none is left.
     """
     config = with_declared_scorers(config)
-    policy = make_policy(config.policy)
+    policy = make_policy(config.policy, config.compute)
     task_env = open_questions(config.test, config.search, config.env, policy)
     greedy = rollout_config(config.rollout, config.env, temperature=0.0)
     chat, tasks = make_chat_format(config.format, policy), task_env.source.tasks
