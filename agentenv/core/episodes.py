@@ -30,7 +30,7 @@ class EpisodeBudgets(Frozen):
     deadline_s: float = Field(600.0, gt=0)
     """Seconds that one call of the policy or the environment may take. The time that it waits for a batch is not counted."""
     deterministic: bool = True
-    """Whether batches are formed by episode index and not by arrival: equal seed, machine and thread count give equal files."""
+    """Whether batches are formed by episode index and not by arrival: equal seeds then give equal files."""
 
 
 class RolloutConfig(EpisodeBudgets):
