@@ -1,7 +1,7 @@
 """What every evaluation does, that of a command and that of a training run: episodes, bounds, and their summary."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -61,16 +61,14 @@ def play_evaluation(
         Fault: everything fails; what was finished is kept.
     """
     tasks = task_env.source.tasks
-    again = (lambda record: not record["valid"]) if retry_faults else (lambda record: False)
-    found = variants(task_env, agent.policy) if bounded and agent.policy is not None else {}
-    bounds: dict[str, Any] = {name: {"note": said} for name, said in found.items() if isinstance(said, str)}
-    sides = {"run": (task_env, agent)} | {
-        name: (one[0], replace(agent, policy=one[1]))
-        for name, one in found.items()
-        if not isinstance(one, str)
-    }
-    paths = {name: out / "bounds" / f"{name}.jsonl" for name in sides} | {"run": out / EPISODES}
-    journals = {name: Journal(path, again) for name, path in paths.items()}
+    sides = {"run": (task_env, agent)}
+    bounds: dict[str, Any] = {}
+    for name, variant in (variants(task_env, agent.policy) if bounded and agent.policy else {}).items():
+        if isinstance(variant, str):
+            bounds[name] = {"note": variant}
+        else:
+            sides[name] = variant[0], replace(agent, policy=variant[1])
+    journals = _open_journals(out, sides, retry_faults=retry_faults)
     if isinstance(agent.policy, OpenAIPolicy):
         missing = {name: (sides[name][0], len(tasks) - len(journal)) for name, journal in journals.items()}
         display.note(announcement(agent.policy.client.endpoint.model, missing, bounds=bounded))
@@ -84,14 +82,18 @@ def play_evaluation(
         bounds[name] = _bound(partial(play, its_agent, its_env, journal, phase=name), agent, scorer)
     if bounded:
         display.phase(f"{title}, bound expert", len(tasks))
+        advance = display.advance
         bounds["expert"] = measure_expert(
-            task_env,
-            agent.config,
-            scorer,
-            seed=seed,
-            progress=lambda done: display.advance(done, {}),
+            task_env, agent.config, scorer, seed=seed, progress=lambda done: advance(done, {})
         )
     return records, bounds
+
+
+def _open_journals(out: Path, names: Iterable[str], *, retry_faults: bool) -> dict[str, Journal]:
+    """The journal of the run and that of each bound, by name."""
+    again = (lambda record: not record["valid"]) if retry_faults else (lambda record: False)
+    paths = {name: out / "bounds" / f"{name}.jsonl" for name in names} | {"run": out / EPISODES}
+    return {name: Journal(path, again) for name, path in paths.items()}
 
 
 def _bound(play: Callable[[], list[EpisodeRecord]], agent: EvalAgent, scorer: str) -> dict[str, Any]:
