@@ -12,7 +12,7 @@ from agentenv.errors import ConfigurationError
 from agentenv.evaluation.compare import rescore
 from agentenv.evaluation.endpoint_usage import describe_usage
 from agentenv.evaluation.llm_judge import GRADES, GradeCache, Judge, judge_folder
-from agentenv.evaluation.records import EPISODES, SUITE, read_json, read_records
+from agentenv.evaluation.records import EPISODES, SUITE, read_records, read_suite_summary
 from agentenv.evaluation.report.flat_tables import interval_text
 from agentenv.evaluation.rubrics import get_rubric
 from agentenv.evaluation.suite import summarize_suite
@@ -50,7 +50,7 @@ class Rescore:
             raise ConfigurationError("Give --scorer NAME or --judge openai:MODEL@URL.")
         chat = self._chat() if self.judge else None  # refused before anything is written
         suite = (self.directory / SUITE).is_file()
-        names = read_json(self.directory / SUITE)["sets"] if suite else []
+        names = read_suite_summary(self.directory)["sets"] if suite else []
         if chat is not None and not self.offline:
             self._announce([self.directory / name for name in names] or [self.directory], chat)
         if suite:

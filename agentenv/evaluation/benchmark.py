@@ -27,7 +27,7 @@ from agentenv.evaluation.eval_agent import (
 )
 from agentenv.evaluation.journal import CONFIG, CONTENTS, lock_folder, release
 from agentenv.evaluation.pipeline import play_evaluation, summarize_evaluation
-from agentenv.evaluation.records import EPISODES, RESULTS, read_json, write_results
+from agentenv.evaluation.records import EPISODES, RESULTS, read_results, write_results
 from agentenv.evaluation.report.report import PAGE, write_report
 from agentenv.evaluation.results import measure_of
 from agentenv.evaluation.task_env import (
@@ -77,6 +77,12 @@ class Benchmark:
     def __post_init__(self) -> None:
         if not (self.dataset or self.env):
             raise ConfigurationError("name a question set, or an environment that makes its own tasks")
+        if self.concurrency < 1:
+            raise ConfigurationError(f"concurrency is {self.concurrency}; at least one episode must run")
+        if self.seed < 0:
+            raise ConfigurationError(
+                f"seed is {self.seed}; it must be 0 or more, as environments take no other"
+            )
         object.__setattr__(self, "dataset", self.dataset or OWN)
         if self.bounds is None:
             object.__setattr__(self, "bounds", not is_endpoint(self.policy))
@@ -140,7 +146,7 @@ def run_benchmark(
     opened = open_tasks(source, search, EnvConfig(id=benchmark.env))
     contents = content_digests(opened, search, benchmark.env, benchmark.policy, policy)
     lock_folder(out, {"benchmark": _identity(benchmark), CONTENTS: contents})
-    if (out / RESULTS).is_file() and not (retry_faults and read_json(out / RESULTS)["faults"]):
+    if (out / RESULTS).is_file() and not (retry_faults and read_results(out).get("faults")):
         return _finished(out)
     fresh = not (out / CONFIG).is_file()
     try:
@@ -173,7 +179,7 @@ def _finished(out: Path) -> dict[str, Any]:
         verify(path)
     if not (out / PAGE).is_file():
         write_report(out)
-    return read_json(out / RESULTS)
+    return read_results(out)
 
 
 def _play_episodes(

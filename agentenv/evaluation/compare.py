@@ -9,11 +9,10 @@ from typing import Any
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.llm_judge import kept_grades
 from agentenv.evaluation.records import (
-    SUITE,
     EpisodeRecord,
     Evaluation,
     read_evaluation,
-    read_json,
+    read_suite_summary,
     write_results,
 )
 from agentenv.evaluation.results import Json, clusters_of, measure_of, score_tables, values_of
@@ -38,7 +37,7 @@ def compare_suites(dir_a: Path, dir_b: Path, *, scorer: str | None = None, seed:
     Raises:
         ConfigurationError: not the same sets, or as in `compare`.
     """
-    names, others = (read_json(directory / SUITE)["sets"] for directory in (dir_a, dir_b))
+    names, others = (read_suite_summary(directory)["sets"] for directory in (dir_a, dir_b))
     if sorted(names) != sorted(others):
         raise ConfigurationError(
             f"Only suites of the same sets can be compared, not {names} against {others}."

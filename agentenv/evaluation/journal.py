@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.io.files import append_lines, write_text
+from agentenv.core.io.strict_json import read_json_text
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.checksums import announce, forget, note, verify
@@ -18,6 +19,7 @@ from agentenv.evaluation.records import EPISODES, RESULTS, EpisodeRecord, lines_
 
 CONFIG = "config.toml"
 TIMINGS = "timings.jsonl"
+_MOST_SECONDS = 1e12  # of a batch; anything else, NaN among it, is no measurement
 CONTENTS = "contents"
 """The table of the configuration with the digests of what its names stand for."""
 
@@ -169,10 +171,12 @@ def log_seconds(directory: Path, phase: str, seconds: float, waits: Sequence[flo
 def _timing(line: str) -> dict[str, Any]:
     """One line of ``timings.jsonl``; empty where it is damaged, because seconds decide nothing."""
     try:
-        values = json.loads(line)
+        values = read_json_text(line)
     except ValueError:
         return {}
-    return values if isinstance(values, dict) and {"phase", "seconds", "waits"} <= set(values) else {}
+    waits = values.get("waits") if isinstance(values, dict) else None
+    numbers = [values.get("seconds"), *waits] if isinstance(waits, list) else [None]
+    return values if all(isinstance(n, int | float) and abs(n) < _MOST_SECONDS for n in numbers) else {}
 
 
 def read_seconds(directory: Path, correct: int | None = None) -> dict[str, float]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from agentenv.core.concurrency.tasks import gather_all
 from agentenv.core.env import run_sync
+from agentenv.core.io.strict_json import read_json_text
 from agentenv.core.scoring.scorers import check_answers, get_scorer
 from agentenv.errors import ConfigurationError, EndpointFault, Fault, JudgeFault
 from agentenv.evaluation.records import EpisodeRecord, read_evaluation, write_results
@@ -42,11 +43,12 @@ class GradeCache:
     def __post_init__(self) -> None:
         if self.path is None or not self.path.is_file():
             return
-        for number, line in enumerate(self.path.read_text(encoding="utf-8").split("\n"), 1):
+        text = self.path.read_text(encoding="utf-8", errors="replace")
+        for number, line in enumerate(text.split("\n"), 1):
             try:
-                row = json.loads(line) if line else {}
+                row = read_json_text(line) if line else {}
                 self.grades |= {row.pop("key"): Grade(**row)} if row else {}
-            except (ValueError, TypeError, LookupError):
+            except (ValueError, TypeError, LookupError, AttributeError):
                 if not line.endswith("}"):
                     continue  # the process that wrote it was killed
                 raise ConfigurationError(

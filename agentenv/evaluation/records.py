@@ -16,6 +16,7 @@ from agentenv.core.scoring.scorers import check_answers
 from agentenv.data.sealed import seal, unseal
 from agentenv.errors import ConfigurationError, DatasetError
 from agentenv.evaluation.checksums import forget, note, verify
+from agentenv.evaluation.saved_forms import check_form
 
 EPISODES = "episodes.jsonl"
 RESULTS = "results.json"
@@ -106,7 +107,7 @@ def read_evaluation(directory: Path) -> Evaluation:
         ConfigurationError: it is not an evaluation folder, or its episodes were changed.
         DatasetError: a line of it cannot be scored; the message names the line.
     """
-    results = read_json(directory / RESULTS)
+    results = read_results(directory)
     verify(directory / EPISODES)
     return Evaluation(directory, results, read_records(directory / EPISODES))
 
@@ -122,7 +123,7 @@ def read_records(path: Path) -> list[EpisodeRecord]:
         raise ConfigurationError(f"No {path.name} in {str(path.parent)!r}; give an evaluation folder.")
     records: dict[str, EpisodeRecord] = {}
     # Not splitlines(): it would also cut at U+2028 and its like, which JSON leaves inside strings.
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n"), start=1):
         if line.strip():
             record = parse_record(line, f"{path.name}, line {number}")
             if record["id"] in records:
@@ -151,14 +152,15 @@ def parse_record(line: str, where: str) -> EpisodeRecord:
             check_answers(record["answers"])
     except DatasetError as error:
         raise DatasetError(f"{where}: {error}") from None
+    check_form("episode", record, where)
     result: EpisodeRecord = record
     return result
 
 
-def _unsealed(cipher: str, canary: str, where: str) -> dict[str, Any]:
+def _unsealed(cipher: Any, canary: Any, where: str) -> dict[str, Any]:
     try:
-        texts: dict[str, Any] = json.loads(unseal(cipher, canary))
-    except ValueError:
+        texts: dict[str, Any] = dict(read_json_text(unseal(cipher, canary)))
+    except (ValueError, TypeError, AttributeError):
         raise DatasetError(f"{where} cannot be decrypted with its canary.") from None
     return texts
 
@@ -180,6 +182,28 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigurationError(f"{str(path)!r} holds no JSON object.")
     return value
+
+
+def read_results(directory: Path) -> dict[str, Any]:
+    """The ``results.json`` of an evaluation.
+
+    Raises:
+        ConfigurationError: there is none, or it is not what an evaluation writes.
+    """
+    results = read_json(directory / RESULTS)
+    check_form("results", results, str(directory / RESULTS))
+    return results
+
+
+def read_suite_summary(directory: Path) -> dict[str, Any]:
+    """The ``suite.json`` of a suite.
+
+    Raises:
+        ConfigurationError: there is none, or it is not what a suite writes.
+    """
+    summary = read_json(directory / SUITE)
+    check_form("suite", summary, str(directory / SUITE))
+    return summary
 
 
 _TEXTS = ("question", "answers", "prediction", "prompt", "turns", "error")

@@ -25,6 +25,13 @@ class Grade:
     confidence: float | None = None
     """What the answer claims for itself, in [0, 1], where the rubric asks for it."""
 
+    def __post_init__(self) -> None:
+        numbers = [number for number in (self.value, self.confidence) if number is not None]
+        if not isinstance(self.verdict, str) or self.value is None:
+            raise ValueError(f"a grade is a verdict with a value, not {self.verdict!r} with {self.value!r}")
+        if not all(isinstance(number, int | float) and 0 <= number <= 1 for number in numbers):
+            raise ValueError(f"the numbers of a grade lie within 0 and 1, not {numbers}")
+
 
 @dataclass(frozen=True, slots=True)
 class Rubric:

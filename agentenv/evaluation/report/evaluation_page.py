@@ -5,7 +5,7 @@ from pathlib import Path
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.compare import compare, compare_suites
 from agentenv.evaluation.journal import read_seconds
-from agentenv.evaluation.records import SUITE, Evaluation, read_evaluation, read_json
+from agentenv.evaluation.records import SUITE, Evaluation, read_evaluation, read_suite_summary
 from agentenv.evaluation.report.page import (
     Json,
     Page,
@@ -66,7 +66,7 @@ def _single(directory: Path, against: Path | None) -> Page:
 
 
 def _suite(directory: Path, against: Path | None) -> Page:
-    summary = read_json(directory / SUITE)
+    summary = read_suite_summary(directory)
     names: list[str] = summary["sets"]
     found = compare_suites(against, directory) if against else None
     sides = {name: _sides(directory / name, against / name if against else None) for name in names}
@@ -134,4 +134,4 @@ def _seconds(side: Evaluation) -> list[tuple[str, float]]:
 
 def _config(directory: Path) -> str:
     path = directory / "config.toml"
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""

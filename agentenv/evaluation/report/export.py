@@ -7,7 +7,7 @@ from typing import Any
 
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.evaluation.compare import compare, compare_suites
-from agentenv.evaluation.records import EPISODES, RESULTS, SUITE, read_json
+from agentenv.evaluation.records import EPISODES, RESULTS, SUITE, read_results, read_suite_summary
 from agentenv.evaluation.report.flat_tables import Column, FlatTable
 
 Json = dict[str, Any]
@@ -99,7 +99,7 @@ def score_table(directories: Sequence[Path]) -> FlatTable:
     rows: list[tuple[Any, ...]] = []
     for directory in directories:
         for folder, name, run in _evaluations(directory):
-            rows += _score_rows(name, run, read_json(folder / RESULTS))
+            rows += _score_rows(name, run, read_results(folder))
         if (directory / SUITE).is_file():
             rows += _mean_rows(directory)
     return FlatTable("Scores", SCORES, tuple(rows))
@@ -109,7 +109,7 @@ def _evaluations(directory: Path) -> list[tuple[Path, str, str]]:
     """The evaluations in a folder: where each lies, the name of its set in a suite, and the run that it is of."""
     own = directory.resolve().name
     if (directory / SUITE).is_file():
-        return [(directory / name, name, own) for name in read_json(directory / SUITE)["sets"]]
+        return [(directory / name, name, own) for name in read_suite_summary(directory)["sets"]]
     if (directory / EPISODES).is_file():
         return [(directory, "", own)]
     found = sorted(path.parent for path in directory.glob(f"evaluation/*/{RESULTS}"))
@@ -152,7 +152,7 @@ def _version(score: Mapping[str, Any]) -> str | None:
 
 def _mean_rows(directory: Path) -> list[tuple[Any, ...]]:
     """The macro and micro means of a suite; the macro mean is over sets, whose number is said, not over questions."""
-    summary, own = read_json(directory / SUITE), directory.resolve().name
+    summary, own = read_suite_summary(directory), directory.resolve().name
     rows = []
     for scorer, means in summary["scores"].items():
         for kind in ("macro", "micro"):

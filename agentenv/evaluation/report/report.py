@@ -4,7 +4,6 @@ The numbers are read from the run's folder and never computed anew, with two exc
 each episode's score and cause of error under the first scorer.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from math import isfinite
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.io.files import write_text as write
+from agentenv.core.io.strict_json import read_json_text
 from agentenv.core.scoring.scorers import SCORERS
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.compare import compare
@@ -125,7 +125,7 @@ def training_page(directory: Path) -> Page:
         curves=curves,
         constants=constants,
         seconds=_seconds(results, directory),
-        config=config.read_text(encoding="utf-8") if config.is_file() else "",
+        config=config.read_text(encoding="utf-8", errors="replace") if config.is_file() else "",
     )
     return with_pictures(page, list(sides.values()))
 
@@ -173,14 +173,14 @@ def _at_steps(steps: Sequence[Any], warning: str) -> str:
 
 def read_lines(path: Path) -> list[Json]:
     """The JSON lines of a file; a last line that a running or killed process left unfinished is dropped."""
-    lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+    lines = [line for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if line.strip()]
     parsed: list[Json] = []
     for number, line in enumerate(lines, start=1):
         try:
-            parsed.append(json.loads(line))
-        except json.JSONDecodeError as error:
+            parsed.append(read_json_text(line))
+        except ValueError as error:
             if number < len(lines):
-                raise ConfigurationError(f"{path.name}, line {number} is not JSON: {error.msg}.") from None
+                raise ConfigurationError(f"{path}, line {number} is not JSON: {error}.") from None
     return parsed
 
 

@@ -100,7 +100,8 @@ def _behaviour(results: Json) -> dict[str, list[str]]:
     }
     values["answer in the corpus"] = results.get("answer_in_corpus", {}).get("share")
     tokens = results.get("tokens", {})
-    values |= {f"{tokens['unit']} {key.replace('_', ' ')}": tokens[key] for key in tokens if key != "unit"}
+    unit = tokens.get("unit", "tokens")
+    values |= {f"{unit} {key.replace('_', ' ')}": tokens[key] for key in tokens if key != "unit"}
     return {key: [_short(value)] for key, value in values.items() if value is not None}
 
 
@@ -160,7 +161,7 @@ def suite_tables(parts: Mapping[str, Json], summary: Json, scorer: str) -> list[
             _mean(results["bounds"].get(b, {})) for b in bounds
         ]
         cells += [_blank(share) for share in shares] + [
-            "" if spent is None else f"{spent:,.0f} {tokens['unit']}"
+            "" if spent is None else f"{spent:,.0f} {tokens.get('unit', 'tokens')}"
         ]
         rows.append([name, *cells])
     means = summary["scores"].get(scorer, {})

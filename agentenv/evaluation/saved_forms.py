@@ -1,0 +1,187 @@
+"""The forms of what an evaluation writes, for reading it back: files may be edited, cut or made by another program.
+
+What is read is checked before anything is computed from it; entries that are not known here are kept as they are.
+"""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from agentenv.errors import DatasetError
+
+
+class _Form(BaseModel):
+    """Base of every form: types as they were written, numbers that are finite."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
+
+
+class _Tool(_Form):
+    name: str = ""
+    status: str = ""
+    text: str = ""
+    error_class: str = ""
+    ids: list[list[str]] = []
+
+
+class _Mark(_Form):
+    kind: str
+    label: str
+    at: list[float] | None
+    to: list[float] | None
+    box: list[float] | None
+    expert: bool
+
+
+class _Scene(_Form):
+    picture: str
+    marks: list[_Mark]
+    size: list[int] = []
+
+
+class _Turn(_Form):
+    action: str = ""
+    observation: str = ""
+    valid: bool = True
+    reward: float = 0.0
+    tool_results: list[_Tool] = []
+    policy_tokens: int = 0
+    observation_tokens: int = 0
+    scene: _Scene | None = None
+
+
+class _Episode(_Form):
+    id: str
+    question: str
+    answers: list[str]
+    prediction: str | None
+    solved: bool = False
+    valid: bool
+    end_reason: str
+    searches: int | None
+    reward: float = 0.0
+    supporting_ids: list[str] = []
+    canary: str = ""
+    cluster: str = ""
+    retrieved_ids: list[list[str]] = []
+    family: str | None = None
+    hops: int | None = None
+    tokens: dict[str, int] = {}
+    error: str = ""
+    prompt: str = ""
+    turns: list[_Turn] | None = None
+
+
+class _Score(_Form):
+    mean: float | None = None
+    ci95: tuple[float, float] | None = Field(None, strict=False)
+    n: int = 0
+    version: int | str | None = None
+    faults: dict[str, int] = {}
+    judge: str = ""
+    rubric: str = ""
+    prompt_sha256: str = ""
+    note: str = ""
+
+
+class _Group(_Form):
+    n: int
+    scores: dict[str, _Score]
+
+
+class _Skill(_Form):
+    skill: str
+    slice: str
+    episodes: int
+    shown_in_successes: float | None
+    shown_in_failures: float | None
+    missing: bool
+
+
+class _Share(_Form):
+    share: float | None
+    n: int
+
+
+class _Errors(_Form):
+    __pydantic_extra__: dict[str, int]
+    scorer: str = ""
+
+
+class _Tokens(_Form):
+    __pydantic_extra__: dict[str, float | None]
+    unit: str = "tokens"
+
+
+class _Results(_Form):
+    dataset: str | None = None
+    split: str | None = None
+    policy: str | None = None
+    retriever: str | None = None
+    seed: int = 0
+    n: int = 0
+    faults: int = 0
+    scores: dict[str, _Score] = {}
+    judged: dict[str, _Score] = {}
+    by_family: dict[str, _Group] = {}
+    by_hops: dict[str, _Group] = {}
+    retrieval: dict[str, float | None] = {}
+    searches_per_question: float | None = None
+    answer_rate: float | None = None
+    reward_mean: float | None = None
+    end_reasons: dict[str, int] = {}
+    errors: _Errors = _Errors()
+    capabilities: list[_Skill] = []
+    tokens: _Tokens = _Tokens()
+    bounds: dict[str, _Score] = {}
+    settings: dict[str, Any] = {}
+    index_recall: dict[str, float] = {}
+    answer_in_corpus: _Share = _Share(share=None, n=0)
+    usage: dict[str, float] = {}
+
+
+class _Means(_Form):
+    macro: _Score
+    micro: _Score
+    version: int | str | None = None
+
+
+class _Suite(_Form):
+    sets: list[str] = Field(min_length=1)
+    scores: dict[str, _Means]
+
+
+_FORMS: Mapping[str, type[_Form]] = {"episode": _Episode, "results": _Results, "suite": _Suite}
+
+
+def check_form(kind: str, value: Any, where: str) -> None:
+    """Looks whether ``value`` has the form of an ``episode``, of ``results`` or of a ``suite``.
+
+    Args:
+        kind: Which of them.
+        value: What JSON gave.
+        where: The file, and the line where it has several.
+
+    Raises:
+        DatasetError: an entry is missing or of another type, or a number is not finite; names the first.
+    """
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError as error:
+        raise DatasetError(
+            f"{where} is not what an evaluation writes: it holds a number that is not finite."
+        ) from error
+    try:
+        _adapter(kind).validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "the whole"
+        raise DatasetError(f"{where} is not what an evaluation writes: {place}: {first['msg']}.") from None
+
+
+@cache
+def _adapter(kind: str) -> TypeAdapter[Any]:
+    return TypeAdapter(_FORMS[kind])
