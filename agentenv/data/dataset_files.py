@@ -6,7 +6,6 @@ makes every answer wrong without a word.
 
 import csv
 import gzip
-import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping
@@ -218,7 +217,11 @@ def read_qrels(questions: Path) -> dict[str, tuple[str, ...]] | None:
     if not path.is_file():
         return None
     found: dict[str, tuple[str, ...]] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DatasetError(f"{path} cannot be read: {error}.") from error
+    for number, line in enumerate(lines, 1):
         fields = line.split("\t")
         if len(fields) != 3 or not fields[2].isdecimal():
             raise DatasetError(
@@ -267,6 +270,6 @@ def world_split(questions: Path) -> str:
     if not card.is_file():
         return ""
     try:
-        return str(json.loads(card.read_text(encoding="utf-8"))["config"]["split"])
+        return str(read_json_text(card.read_text(encoding="utf-8"))["config"]["split"])
     except (ValueError, LookupError, TypeError) as error:
         raise DatasetError(f"{card} is no card of a world ({error!r}); write the world anew.") from error

@@ -37,6 +37,8 @@ def flashrag(record: RawRow) -> Iterator[Task]:
 _IDS = ("id", "_id", "question_id", "qid")
 _QUESTIONS = ("question", "query", "problem")
 _ANSWERS = (*GOLDS, "gold_answers", "ground_truth", "target")
+_LISTED_BY = ("family", "hops", "cluster")
+"""Fields by which scores are listed or put together; an empty one is none."""
 
 
 def own_questions(record: RawRow) -> Iterator[Task]:
@@ -51,6 +53,11 @@ def own_questions(record: RawRow) -> Iterator[Task]:
         data["supporting_ids"] = data.pop("gold")
     if isinstance(data.get("supporting_ids"), str):
         data["supporting_ids"] = _listed(data["supporting_ids"])
+    if isinstance(data.get("hops"), str) and data["hops"].strip().isdecimal():
+        data["hops"] = int(data["hops"])
+    for name in ("family", "cluster"):
+        data |= {name: _number_text(data[name])} if name in data else {}
+    data = {name: value for name, value in data.items() if name not in _LISTED_BY or value not in (None, "")}
     question = record.text(*_QUESTIONS)
     value = record.value(*_ANSWERS)
     value = _listed(value) if isinstance(value, str) else value
@@ -71,8 +78,8 @@ def _listed(text: str) -> Any:
 
 def _number_text(value: Any) -> Any:
     """A number as its text; anything else as it is, for the checks of golds."""
-    number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-    return str(value) if number else value
+    number = isinstance(value, float) and isfinite(value)
+    return str(value) if number or type(value) is int else value
 
 
 def nq_open(record: RawRow) -> Iterator[Task]:
@@ -128,7 +135,10 @@ def popqa(record: RawRow) -> Iterator[Task]:
         raise DatasetError(f"{record.place}: possible_answers is no JSON: {error}.") from error
     answers = RawRow({"possible_answers": golds}, record.place).golds("possible_answers")
     data = {name: record.fields[name] for name in ("subj", "prop", "obj") if name in record.fields}
-    data |= {name: int(record.id(name)) for name in ("s_pop", "o_pop") if name in record.fields}
+    for name in ("s_pop", "o_pop"):
+        if name in record.fields and not (count := record.id(name)).isdecimal():
+            raise DatasetError(f"{record.place}: {name} must be a whole number, not {count!r}.")
+        data |= {name: int(record.id(name))} if name in record.fields else {}
     yield Task(record.id("id"), record.text("question"), answers, data=data)
 
 
@@ -191,7 +201,12 @@ def hotpotqa(record: RawRow) -> Iterator[Task]:
     data = _rest(record, "_id", "id", "question", "answer", "context")
     facts = data.get("supporting_facts")
     if isinstance(facts, dict):
-        data["supporting_facts"] = [list(fact) for fact in zip(*facts.values(), strict=True)]
+        columns = list(facts.values())
+        if not all(isinstance(one, list) and len(one) == len(columns[0]) for one in columns):
+            raise DatasetError(
+                f"{record.place}: the columns of supporting_facts must be lists of one length."
+            )
+        data["supporting_facts"] = [list(fact) for fact in zip(*columns, strict=True)]
     yield Task(record.id("_id", "id"), record.text("question"), (record.gold("answer"),), data=data)
 
 
@@ -215,7 +230,8 @@ def musique(record: RawRow) -> Iterator[Task]:
 def flashrag_by_passage(record: RawRow) -> Iterator[Task]:
     """The flat layout of questions on one passage each: those on the same one are a cluster."""
     for task in flashrag(record):
-        support = task.data.get("supporting_ids") or [task.id]
+        data = RawRow(task.data, record.place)
+        support = data.texts("supporting_ids") or (task.id,)
         yield Task(task.id, task.question, task.answers, data={**task.data, "cluster": str(support[0])})
 
 

@@ -16,6 +16,7 @@ from agentenv.core.types import Task
 from agentenv.data import dataset_formats as formats
 from agentenv.data.dataset_files import RawRow, find_file, read_qrels, read_records, world_split
 from agentenv.data.hub import Hub, hub_source, is_hub, read_hub
+from agentenv.data.task_checks import flaw_of
 from agentenv.errors import ConfigurationError, DatasetError, UnknownName
 
 
@@ -268,9 +269,10 @@ def _tasks(
                 if task.id in tasks:
                     raise DatasetError(f"{record.place}: the id {task.id!r} occurs twice; make ids unique.")
                 found = task.data.get("supporting_ids", ()) if qrels is None else qrels.get(task.id, ())
-                tasks[task.id] = replace(
-                    task, split=split, data=_with_support(task.data, found, record.place)
-                )
+                made = replace(task, split=split, data=_with_support(task.data, found, record.place))
+                if (flaw := flaw_of(made)) is not None:
+                    raise DatasetError(f"{record.place}: {flaw}.")
+                tasks[task.id] = made
         except DatasetError as error:
             problems.append(str(error))
     if problems:

@@ -174,6 +174,8 @@ def _accepted(gold: RawRow, key: str, aliases: Aliases) -> list[list[Triple]]:
     """The accepted forms of each gold triple: subject and object under all their names."""
     triples = _triples(gold.value("evidences"), key)
     ids = _triples(gold.fields.get("evidences_id") or [["", "", ""]] * len(triples), key)
+    if len(ids) != len(triples):
+        raise DatasetError(f"{gold.place}: evidences has {len(triples)} entries and evidences_id {len(ids)}.")
     return [
         [
             (first, relation, last)
@@ -225,8 +227,8 @@ def _musique_row(gold: RawRow, row: RawRow, full: bool) -> _Answered:
     right = not full or _flag(row, "predicted_answerable") == answerable
     if not answerable:
         return _Answered(gold.id("id"), False, right, (0.0, 0.0, 0.0))
-    aliases = gold.fields.get("answer_aliases") or ()
-    wanted = [p.value("idx") for p in gold.items("paragraphs") if p.value("is_supporting")]
+    aliases = gold.texts("answer_aliases")
+    wanted = [_number(p, "idx") for p in gold.items("paragraphs") if p.value("is_supporting")]
     answer = musique_answer(_text(row.value("predicted_answer"), row.place), [gold.gold("answer"), *aliases])
     support = musique_support(_numbers(row, "predicted_support_idxs"), wanted).f1
     return _Answered(gold.id("id"), True, right, (*answer, support))
@@ -253,6 +255,12 @@ def _musique_twins(rows: Sequence[_Answered], source: Path) -> dict[str, float]:
 def _flag(row: RawRow, name: str) -> bool:
     if not isinstance(value := row.value(name), bool):
         raise DatasetError(f"{row.place}: {name} must be true or false, not {value!r}.")
+    return value
+
+
+def _number(row: RawRow, name: str) -> int:
+    if type(value := row.value(name)) is not int:
+        raise DatasetError(f"{row.place}: {name} must be the number of a paragraph, not {value!r}.")
     return value
 
 

@@ -265,7 +265,7 @@ def to_record(
     if supporting := task.data.get("supporting_ids"):
         record["supporting_ids"] = list(supporting)
     if "cluster" in task.data:
-        record["cluster"] = task.data["cluster"]
+        record["cluster"] = str(task.data["cluster"])
     if "canary" in task.data:
         record["canary"] = task.data["canary"]
     if family := task.data.get("family"):

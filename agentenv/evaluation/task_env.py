@@ -18,12 +18,13 @@ from agentenv.core.env_options import checked_arguments, parameters_of
 from agentenv.core.io.digests import PathState, path_state
 from agentenv.core.options import bind_options
 from agentenv.core.protocols import Retriever
-from agentenv.core.registry import env_class, make, registered
+from agentenv.core.registry import describe_error, env_class, make, registered
 from agentenv.core.types import Task
 from agentenv.core.validation import Frozen
 from agentenv.data.datasets import SETS, load_dataset
 from agentenv.data.sources import OWN, Source, SourceConfig, check_draw, open_source
-from agentenv.errors import ConfigurationError, EnvFault
+from agentenv.data.task_checks import checked_tasks
+from agentenv.errors import AgentEnvError, ConfigurationError, EnvFault
 from agentenv.retrievers.metrics import all_at_k, recall_at_k
 from agentenv.retrievers.retriever_spec import check_retriever, make_retriever
 from agentenv.retrievers.simulation.simulated import check_gold
@@ -254,9 +255,14 @@ def _holds(corpus: Corpus, document_id: str) -> bool:
 
 def _own_tasks(source: SourceConfig, env: EnvConfig) -> Source:
     make_tasks = bind_options("tasks of", env.id, env_class(env.id).make_tasks, source.options)
-    split = source.split or "train"
-    tasks = make_tasks(_OWN_TASKS if source.limit is None else source.limit, seed=source.seed, split=split)
-    return Source(env.id, split, tuple(tasks), None, None)
+    split, count = source.split or "train", _OWN_TASKS if source.limit is None else source.limit
+    try:
+        tasks = tuple(make_tasks(count, seed=source.seed, split=split))
+    except AgentEnvError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigurationError(f"make_tasks of {env.id} failed: {describe_error(error)}") from error
+    return Source(env.id, split, checked_tasks(tasks, f"make_tasks of {env.id}"), None, None)
 
 
 def topics_of(corpus: Corpus | None, source: SourceConfig) -> tuple[Task, ...]:
