@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -59,9 +60,9 @@ class Serve:
         from agentenv.retrievers.service.service import Service, ServiceLimits
         from agentenv.web.server import address_of, listen
 
-        if min(self.threads, self.queue) < 1 or self.cache < 0 or self.timeout <= 0:
+        if min(self.threads, self.queue) < 1 or self.cache < 0 or not 0 < self.timeout < inf:
             raise ConfigurationError(
-                "--threads and --queue are at least 1, --cache at least 0, --timeout above 0."
+                "--threads and --queue are at least 1, --cache at least 0, --timeout finite and above 0."
             )
         load = self._shards() if self.shards else self._folders()
         limits = ServiceLimits(queue=self.queue, cache=self.cache, timeout_s=self.timeout)

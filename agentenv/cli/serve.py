@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Annotated, Any
 
 import tyro
@@ -61,9 +62,11 @@ class Serve:
         from agentenv.web.server import address_of, listen
 
         bound = self.sessions if self.per_client is None else self.per_client
-        if min(self.sessions, bound) < 1 or min(self.wait, self.timeout, self.idle) <= 0:
+        if min(self.sessions, bound) < 1 or not all(
+            0 < s < inf for s in (self.wait, self.timeout, self.idle)
+        ):
             raise ConfigurationError(
-                "--sessions and --per-client are at least 1; --wait, --timeout and --idle are above 0."
+                "--sessions and --per-client are at least 1; --wait, --timeout and --idle are finite and above 0."
             )
         make = factory_of(self.env, **dict(_argument(one) for one in self.set))
         limits = ServerLimits(

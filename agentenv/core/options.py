@@ -4,6 +4,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import isfinite
 from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -38,7 +39,7 @@ def bind_options(
 
     Raises:
         UnknownName: no such option; carries the nearest.
-        ConfigurationError: a value of another type.
+        ConfigurationError: a value of another type, or a number that is not finite.
     """
     if not options:
         return function
@@ -54,4 +55,8 @@ def bind_options(
             raise ConfigurationError(
                 f"option {key!r} of the {kind} {name!r}: {reason}; got {value!r}."
             ) from error
+        if isinstance(values[key], float) and not isfinite(values[key]):
+            raise ConfigurationError(
+                f"option {key!r} of the {kind} {name!r} must be a finite number; got {value!r}."
+            )
     return partial(function, **values)

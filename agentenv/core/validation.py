@@ -4,9 +4,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 
 class Frozen(BaseModel):
-    """Base of every configuration: immutable, and a misspelt key is an error."""
+    """Base of every configuration: immutable, a misspelt key is an error, and so is a number that is not finite.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    A field in which infinity means that there is no bound says so itself (``allow_inf_nan``).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 def sentence(error: ValidationError) -> str:

@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from math import inf
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlsplit
 from weakref import WeakKeyDictionary
@@ -80,8 +81,12 @@ class Endpoint:
         """
         named, _, options = text.partition("#")
         model, _, url = named.rpartition("@http")
-        parts = urlsplit(f"http{url}")
-        if not model or parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(f"http{url}")
+            whole = bool(model) and parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:  # brackets without their pair, or a port that does not exist
+            whole = False
+        if not whole:
             raise ConfigurationError(
                 f"An endpoint is written MODEL@URL, as in gpt-4.1-mini@https://api.openai.com/v1, not {named!r}."
             )
@@ -92,9 +97,10 @@ class Endpoint:
         return cls(model, f"http{url}", **_options(options))
 
     def __post_init__(self) -> None:
-        numbers = [getattr(self, f.name) for f in fields(self) if isinstance(f.default, int | float)]
-        if self.concurrency < 1 or min(numbers) < 0:
-            raise ConfigurationError("An endpoint needs a concurrency of at least 1 and no negative number.")
+        for name in (f.name for f in fields(self) if isinstance(f.default, int | float)):
+            value, least = getattr(self, name), 1 if name == "concurrency" else 0
+            if not least <= value < inf:
+                raise ConfigurationError(f"The {name} of an endpoint is {value}; it must be finite and at least {least}.")
         if self.limit_field not in _LIMIT_FIELDS:
             raise UnknownName.among("limit_field of an endpoint", self.limit_field, _LIMIT_FIELDS)
         if self.max_cost and not self.prompt_price + self.reply_price:

@@ -283,6 +283,11 @@ def test_a_name_is_parsed() -> None:
         ("gpt@https://host/v1?api_key=secret", "OPENAI_API_KEY"),
         ("gpt@https://host/v1#concurrency=many", "concurrency.*'many'"),
         ("gpt@https://host/v1#concurrency=0", "concurrency"),
+        ("gpt@https://host:99999/v1", "host:99999"),
+        ("gpt@http://[::1", "::1"),
+        ("gpt@https://host/v1#prompt_price=nan", "prompt_price.*nan"),
+        ("gpt@https://host/v1#per_minute=inf", "per_minute.*inf"),
+        ("gpt@https://host/v1#deadline_s=-1", "deadline_s.*-1"),
     ],
 )
 def test_a_name_that_is_none_is_refused_without_its_secrets(text: str, named: str) -> None:

@@ -65,8 +65,8 @@ class OptimizerSettings(Frozen):
     """Share of ``learning_rate`` that ``linear`` and ``cosine`` lead to; 0 leads to nothing."""
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled weight decay."""
-    max_grad_norm: float = Field(1.0, gt=0)
-    """The gradient is scaled down to this norm."""
+    max_grad_norm: float = Field(1.0, gt=0, allow_inf_nan=True)
+    """The gradient is scaled down to this norm; ``inf`` leaves it as it is."""
     updates: int = Field(1, ge=1)
     """Passes over each batch of rollouts."""
     mini_batches: int = Field(1, ge=1)

@@ -19,8 +19,8 @@ class CorrectionSettings(Frozen):
     """w of the token, the product over its row, or the geometric mean over its row."""
     low: float = Field(0.0, ge=0)
     """Lower bound of ``mask``."""
-    high: float = Field(2.0, gt=0)
-    """Upper bound."""
+    high: float = Field(2.0, gt=0, allow_inf_nan=True)
+    """Upper bound; ``inf`` is none."""
     reject_above: float | None = Field(None, gt=0)
     """Tokens whose divergence from the sampler is larger leave the loss, not its denominator; None rejects none."""
     divergence: Literal["k1", "k2", "k3"] = "k3"
@@ -54,8 +54,9 @@ class LossSettings(Frozen):
     """Its options by name; ``docs/credit.md`` in the repository lists them."""
     clip_low: float | None = Field(None, ge=0)
     """How far the ratio may fall below 1; None takes the objective's own bound (0.2 for ``ppo_clip``)."""
-    clip_high: float | None = Field(None, ge=0)
-    """How far the ratio may rise above 1; None takes the objective's own bound (0.28 for ``ppo_clip``)."""
+    clip_high: float | None = Field(None, ge=0, allow_inf_nan=True)
+    """How far the ratio may rise above 1, ``inf`` for as far as it does; None takes the objective's own bound (0.28 for
+    ``ppo_clip``)."""
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "constant", "token_sum"] | None = None
     """How token losses become one number, over the whole step; ``constant`` divides by episodes times ``context_tokens``.
     None takes the objective's own (``token_mean``; ``sequence_mean`` for ``gspo``)."""

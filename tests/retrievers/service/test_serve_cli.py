@@ -38,6 +38,8 @@ def index(tmp_path: Path) -> Path:
         (Serve(shards=("b:80",)), "'b:80'"),
         (Serve(("a",), threads=0), "--threads"),
         (Serve(("a",), timeout=0.0), "--timeout"),
+        (Serve(("a",), timeout=float("nan")), "--timeout"),
+        (Serve(("a",), timeout=float("inf")), "--timeout"),
     ],
 )
 def test_what_cannot_be_served_is_said_before_anything_is_loaded(command: Serve, named: str) -> None:

@@ -216,6 +216,42 @@ def test_what_the_run_could_not_use_is_refused_when_the_configuration_is_read(wo
     assert override(load_config("laptop-search"), ["--cluster.address", "10.0.0.1:6379"]).cluster.address
 
 
+FINITE = (
+    "rollout.temperature",
+    "rollout.deadline_s",
+    "optimizer.learning_rate",
+    "optimizer.weight_decay",
+    "reward_shaping.answer_penalty",
+    "loss.kl_coefficient",
+    "loss.clip_low",
+    "loss.correction.low",
+    "cluster.cpus",
+    "engine.kv_gib",
+    "loss.estimator_options.gamma",
+    "train.world.distractors",
+)
+
+
+@pytest.mark.parametrize("key", FINITE)
+@pytest.mark.parametrize("value", ["nan", "inf", "1e400", "-inf"])
+def test_a_number_that_is_not_finite_is_refused_when_the_configuration_is_read(key: str, value: str) -> None:
+    base = override(load_config("laptop-search"), ["--loss.estimator", "return_to_go"])
+    with pytest.raises(ConfigurationError, match=key.rpartition(".")[2]):
+        override(base, [f"--{key}", value])
+
+
+@pytest.mark.parametrize("key", ["optimizer.max_grad_norm", "loss.clip_high", "loss.correction.high"])
+def test_where_infinity_means_no_bound_it_may_be_given_and_nan_never(key: str) -> None:
+    base = load_config("laptop-search")
+    section, name = key.rpartition(".")[::2]
+    found: Any = override(base, [f"--{key}", "inf"])
+    for part in (*section.split("."), name):
+        found = getattr(found, part)
+    assert found == float("inf")
+    with pytest.raises(ConfigurationError, match=name):
+        override(base, [f"--{key}", "nan"])
+
+
 OTHER_ENV = 'base = "laptop-search"\n[env]\nid = "agentenv/Calculator-v0"\n'
 
 
