@@ -19,6 +19,8 @@ from agentenv.retrievers.storage.corpus import Corpus
 Hit = tuple[int, float]
 """Row in the corpus and score."""
 
+QUERY_CHARS = 32_768
+"""Length of a query; what is behind it is not searched for."""
 SCORE_DECIMALS = 5  # floating-point noise between batch sizes stays below; equal after rounding is a tie
 
 
@@ -117,7 +119,9 @@ class CorpusRetriever(ABC):
 
 
 def texts_of(queries: Sequence[Query | str], k: int) -> tuple[str, ...]:
-    """The texts of ``queries``, white space collapsed.
+    """The texts of ``queries``, white space collapsed, cut to `QUERY_CHARS`.
+
+    A policy may write queries of any length, and a server that refused one would mask its episode.
 
     Raises:
         ConfigurationError: ``k`` is below 1, or a bare string was given for the list of queries.
@@ -126,7 +130,8 @@ def texts_of(queries: Sequence[Query | str], k: int) -> tuple[str, ...]:
         raise ConfigurationError(f"queries is the string {queries[:40]!r}; give a list of queries.")
     if k < 1:
         raise ConfigurationError(f"k is {k}; ask for at least 1 passage.")
-    return tuple(" ".join((query if isinstance(query, str) else query.text).split()) for query in queries)
+    texts = (query if isinstance(query, str) else query.text for query in queries)
+    return tuple(" ".join(text.split())[:QUERY_CHARS].rstrip() for text in texts)
 
 
 def passage_of(fields: Any) -> Passage:

@@ -24,6 +24,7 @@ BLOCKED_VARIABLE = "AGENTENV_WEB_BLOCKED"
 
 _AT_ONCE = 8  # queries under way at one engine
 _MAX_PAGE = 100  # results that engines give for one query at most
+_QUERY_CHARS = 500  # of a query, which may stand in an address: engines refuse longer ones, and that would mask the episode
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class WebRetriever:
         Raises:
             RetrieverFault: the engine did not answer, refused, or answered in another shape.
         """
-        texts = texts_of(queries, k)
+        texts = tuple(text[:_QUERY_CHARS].rstrip() for text in texts_of(queries, k))
         places = asyncio.Semaphore(_AT_ONCE)
 
         async def ask(text: str) -> list[Passage]:

@@ -52,6 +52,13 @@ class TestRemoteFaiss(RetrieverContract):
         return behind(FaissRetriever.build(documents, HashEncoder()))
 
 
+def test_a_query_longer_than_servers_take_is_cut_and_not_refused() -> None:
+    """A refusal would mask the episode of the policy that wrote it."""
+    documents = [Document("a", "Vel", "a town"), Document("b", "Tor", "a river")]
+    ((found,),) = asyncio.run(behind(InMemoryRetriever(documents)).search(["town " + "x" * 100_000], 1))
+    assert found.id == "a"
+
+
 class Contextual:
     """Answers with the question behind the query."""
 

@@ -101,6 +101,13 @@ def test_searxng_needs_no_key(engine: Engine, monkeypatch: pytest.MonkeyPatch) -
     assert first.text == "searxng snippet"
 
 
+@pytest.mark.parametrize("name", ["serper", "searxng"])
+def test_a_query_of_any_length_is_one_that_an_engine_takes(engine: Engine, name: str) -> None:
+    """Engines refuse long queries, and where that failed a policy could write one to have its episode masked."""
+    assert ask(name, "中" * 100_000)[0]
+    assert [len(asked["q"]) for asked in engine.asked] == [500]
+
+
 def test_each_distinct_query_is_asked_once_and_blank_ones_never(engine: Engine) -> None:
     answers = ask("serper", "a", "", "b", "a", k=1)
     assert [[p.id for p in found] for found in answers] == [

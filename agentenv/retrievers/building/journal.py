@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from agentenv.core.io.files import append_lines, write_text
+from agentenv.core.io.strict_json import read_json_text
 from agentenv.retrievers.indexes import read_index, write_index
 
 
@@ -68,10 +69,10 @@ class Journal:
         parts: list[Part] = []
         try:
             with self._path.open(encoding="utf-8") as file:
-                if json.loads(next(file, "null")) != self._of:
+                if read_json_text(next(file, "null")) != self._of:
                     return []
                 for line in file:
-                    rows, digest = json.loads(line)
+                    rows, digest = read_json_text(line)
                     if not (isinstance(rows, int) and rows > (parts[-1].rows if parts else 0)):
                         break
                     parts.append(Part(rows, digest))
@@ -91,7 +92,7 @@ class UnfinishedIndex:
     def read(self) -> Any:
         """The index; None where there is none, or where it is not what was written."""
         try:
-            if json.loads(self._card.read_text(encoding="utf-8")) == self._state():
+            if read_json_text(self._card.read_text(encoding="utf-8")) == self._state():
                 return read_index(self._path, mapped=False)
         except (FileNotFoundError, ValueError):
             pass

@@ -7,7 +7,7 @@ from typing import Any
 
 from agentenv.core.protocols import Retriever
 from agentenv.errors import UnknownName
-from agentenv.retrievers.base import batching_parts
+from agentenv.retrievers.base import QUERY_CHARS, batching_parts
 from agentenv.retrievers.remote import Found
 from agentenv.retrievers.service.pages import Pages
 from agentenv.retrievers.service.query_queue import QueryQueue, ReplyCache
@@ -52,7 +52,7 @@ class ServiceLimits:
     """For a request's body to arrive."""
     body_bytes: int = 8 * 2**20
     """Length of a body."""
-    query_chars: int = 32_768
+    query_chars: int = QUERY_CHARS
     """Length of a query."""
     most_k: int = 1_000
     """Passages a query."""

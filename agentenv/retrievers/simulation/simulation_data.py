@@ -14,6 +14,7 @@ from typing import Any
 
 from agentenv.core.env import run_sync
 from agentenv.core.io.files import replacing
+from agentenv.core.io.strict_json import read_json_text
 from agentenv.core.protocols import Retriever
 from agentenv.core.scoring.scorers import get_scorer
 from agentenv.core.types import Passage, Task
@@ -127,7 +128,7 @@ def read_examples(path: Path) -> list[Example]:
 
 def _example(place: str, line: str) -> Example:
     try:
-        row: dict[str, Any] = json.loads(line)
+        row: dict[str, Any] = read_json_text(line)
         pages = {name: tuple((title, text) for title, text in row[name]) for name in ("useful", "noisy")}
         return Example(**row | pages | {"wanted": tuple(row["wanted"])})
     except (ValueError, TypeError, KeyError) as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from agentenv.core.io.digests import path_digest
+from agentenv.core.io.strict_json import read_json_text
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.config.train_config import TrainConfig
 
@@ -85,7 +86,7 @@ class Identity:
     def read(cls, path: Path) -> Self | None:
         """What a file holds; None where there is no such file, or a damaged one."""
         try:
-            held = json.loads(path.read_text(encoding="utf-8"))
+            held = read_json_text(path.read_text(encoding="utf-8"))
             return cls(dict(held["config"]), dict(held["contents"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None

@@ -29,6 +29,7 @@ from agentenv.core.io.files import (
     write_bytes,
     write_text,
 )
+from agentenv.core.io.strict_json import read_json_text
 from agentenv.core.trajectory import Trajectory, to_record
 from agentenv.errors import CheckpointMismatch, ConfigurationError
 from agentenv.evaluation.records import RESULTS, read_evaluation, read_json
@@ -439,7 +440,7 @@ def _digests(checkpoint: Path) -> dict[str, str]:
 def _intact(checkpoint: Path) -> bool:
     """Whether every file of ``checkpoint`` holds what was written."""
     try:
-        wanted = json.loads((checkpoint / _DIGESTS).read_text(encoding="utf-8"))
+        wanted = read_json_text((checkpoint / _DIGESTS).read_text(encoding="utf-8"))
         return bool(wanted == _digests(checkpoint))
     except (OSError, ValueError):
         return False

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.io.files import append_lines, write_bytes
+from agentenv.core.io.strict_json import read_json_text
 from agentenv.errors import ConfigurationError
 
 _NAMES = ("metrics", "timings", "questions")
@@ -85,7 +86,7 @@ def _parsed(content: bytes) -> list[Line]:
     lines = []
     for line in content.split(b"\n"):
         try:
-            values = json.loads(line)
+            values = read_json_text(line)
         except ValueError:
             continue
         if isinstance(values, dict) and isinstance(values.get("step"), int):

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from agentenv.core.io.strict_json import read_json_text
 from agentenv.core.trajectory import Origin, Trajectory, from_record, to_record
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
@@ -148,9 +149,15 @@ class AdaptiveCuration:
     def _fill(self, tasks: Sequence[Task]) -> None:
         places = {task.id: place for place, task in enumerate(tasks)}
         for record in _records(Path(self.pool)):
-            place = places.get(record["task"]["id"])
+            try:
+                place = places.get(record["task"]["id"])
+                found = [] if place is None else [from_record(record, tasks[place])]
+            except (LookupError, TypeError, ValueError, AttributeError) as error:
+                raise ConfigurationError(
+                    f"the pool {self.pool} holds a record that is no trajectory ({type(error).__name__}: {error})"
+                ) from error
             if place is not None:
-                self._keep(place, [from_record(record, tasks[place])])
+                self._keep(place, found)
         if not self._stored:
             raise ConfigurationError(f"the pool {self.pool} holds no success of a task of this run")
 
@@ -175,7 +182,7 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
     for file in files:
         try:
             with (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8") as lines:
-                yield from map(json.loads, lines)
+                yield from map(read_json_text, lines)
         except (OSError, ValueError) as error:
             raise ConfigurationError(
                 f"the pool {file} cannot be read as trajectories in JSON lines: {error}"

@@ -9,7 +9,6 @@ policy behaves badly while it still can do better; finding the good behaviour is
 
 import asyncio
 import copy
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from agentenv.core.chat import InlineFormat
+from agentenv.core.io.model_files import read_settings
 from agentenv.core.types import Sampling
 from agentenv.data.world import WorldConfig
 from agentenv.envs.search.local_search import STOP
@@ -172,7 +172,7 @@ def _load_reading_policy(folder: Path) -> tuple[HFPolicy, Metrics]:
     path = folder / METRICS
     if not path.is_file():
         raise ConfigurationError(f"{folder} was not made by agentenv warmstart: it has no {METRICS}")
-    metrics: Metrics = json.loads(path.read_text(encoding="utf-8"))
+    metrics: Metrics = read_settings(path)
     return HFPolicy.load(folder), metrics
 
 

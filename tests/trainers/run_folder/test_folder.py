@@ -165,7 +165,7 @@ def leave_out_a_line(path: Path) -> None:
 
 
 def write_nonsense(path: Path) -> None:
-    path.write_bytes(b"\xff\xfe\x00[1]\n17\nnull\n")
+    path.write_bytes(b"\xff\xfe\x00[1]\n17\nnull\n" + b"[" * 100_000 + b"\n")
 
 
 @pytest.mark.parametrize("name", LOGS)

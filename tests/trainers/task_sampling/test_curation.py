@@ -165,7 +165,18 @@ def test_the_pool_begins_with_what_was_collected_before(tmp_path: Path) -> None:
     assert stored == {0: records[1].id, 2: "shown"}  # the last one of a task
 
 
-@pytest.mark.parametrize("text", [None, "nonsense", ""], ids=["missing", "nonsense", "empty"])
+POOLS = {
+    "missing": None,
+    "nonsense": "nonsense",
+    "empty": "",
+    "brackets": "[" * 100_000,
+    "number": "5",
+    "list as id": '{"task": {"id": []}}',
+    "number as segments": '{"task": {"id": "t0"}, "segments": 5}',
+}
+
+
+@pytest.mark.parametrize("text", POOLS.values(), ids=POOLS)
 def test_a_pool_of_nothing_is_refused(text: str | None, tmp_path: Path) -> None:
     path = tmp_path / "pool.jsonl"
     if text is not None:
