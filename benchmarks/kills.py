@@ -49,6 +49,8 @@ GONE_S = 60.0
 MARK = "AGENTENV_KILLS"
 """Environment variable that every process inherits which a run starts; its value tells this benchmark from another."""
 WORLD = {"documents": 200, "questions": 24}
+FAMILIES: dict[int, str] = {}
+"""Processes below the runs that were killed, with the times at which they were started."""
 
 
 def configure(args: argparse.Namespace) -> TrainConfig:
@@ -102,6 +104,7 @@ def run(folder: Path, config: TrainConfig, patience_s: float, moment: Moment | N
             status = ended(child, patience_s)
     finally:
         if status is None:
+            FAMILIES.update(family(child))
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
     if status is None and moment is None:
@@ -162,12 +165,42 @@ def left_running(mark: str) -> list[str]:
     return list(found.values())
 
 
+def family(parent: int) -> dict[int, str]:
+    """The processes below ``parent``, with the times at which they were started."""
+    known: dict[int, str] = {}
+    parents, started = {}, {}
+    for path in Path("/proc").glob("[0-9]*"):
+        fields = stat_of(int(path.name))
+        if fields:
+            parents[int(path.name)], started[int(path.name)] = int(fields[1]), fields[19]
+    edge = {parent}
+    while edge := {process for process, above in parents.items() if above in edge and process not in known}:
+        known |= {process: started[process] for process in edge}
+    return known
+
+
+def stat_of(process: int) -> list[str]:
+    """The fields of a process from its state on, as proc(5) lists them; none where it has ended."""
+    try:
+        text = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    fields = text.rpartition(")")[2].split()
+    return [] if fields[0] == "Z" else fields
+
+
 def marked(mark: str) -> dict[int, str]:
-    """The processes that were started by a run of this benchmark, with their command lines."""
+    """The processes that were started by a run of this benchmark, with their command lines.
+
+    They are known by an environment variable, and by having been below a run that was killed: a program that changes its
+    title, as Ray's do, may overwrite its environment.
+    """
+    below = {process for process, started in FAMILIES.items() if stat_of(process)[19:20] == [started]}
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            if f"{MARK}={mark}".encode() in (path / "environ").read_bytes().split(b"\0"):
+            noted = f"{MARK}={mark}".encode() in (path / "environ").read_bytes().split(b"\0")
+            if noted or int(path.name) in below:
                 command = (path / "cmdline").read_bytes().replace(b"\0", b" ")
                 found[int(path.name)] = command.decode(errors="replace").strip()
         except OSError:  # it has just ended

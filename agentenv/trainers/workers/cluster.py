@@ -8,14 +8,19 @@ import asyncio
 import logging
 import math
 import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import AgentEnvError, ConfigurationError, MissingExtra, WorkerLost
 from agentenv.trainers.config.sections import ClusterSettings
+from agentenv.trainers.workers import ray_guard
 from agentenv.trainers.workers.inflight import InflightGroup
 from agentenv.trainers.workers.worker_pool import Weights
 
@@ -126,7 +131,8 @@ class RayCluster:
         """
         self._settings, self._opened = settings, opened
         self._workers: list[RayWorker] = []
-        _connect(settings)
+        session = _connect(settings)
+        self._guard = _guard_of(session) if settings.address == "local" else None
 
     def put(self, weights: Mapping[str, Any]) -> Any:
         """Lays the arrays of ``weights`` (tensors by name) down in the object store."""
@@ -160,6 +166,9 @@ class RayCluster:
                 worker.end()
         finally:
             ray.shutdown()
+            if self._guard is not None:
+                with suppress(subprocess.TimeoutExpired):
+                    self._guard.communicate(timeout=_CLOSE_S)  # it ends what the cluster has left
 
 
 async def _answer(reference: Any) -> Any:
@@ -183,7 +192,16 @@ async def _answer(reference: Any) -> Any:
         raise WorkerLost(f"{type(error).__name__}: {reason}") from error
 
 
-def _connect(settings: ClusterSettings) -> None:
+def _guard_of(session: Path) -> "subprocess.Popen[bytes] | None":
+    """The process that ends what a cluster of this machine leaves behind when this one is gone; None but on Linux."""
+    if sys.platform != "linux":
+        return None
+    command = [sys.executable, "-I", "-S", ray_guard.__file__, str(session), str(os.getpid())]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+
+def _connect(settings: ClusterSettings) -> Path:
+    """Connects to Ray; returns the folder of the session."""
     try:
         import ray
     except ModuleNotFoundError as error:
@@ -197,7 +215,8 @@ def _connect(settings: ClusterSettings) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of Ray about its own future
-            ray.init(log_to_driver=False, logging_level=logging.ERROR, **here)
+            context = ray.init(log_to_driver=False, logging_level=logging.ERROR, **here)
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0][:200]
         raise ConfigurationError(f"no Ray cluster can be used at {settings.address}: {reason}") from error
+    return Path(str(context.address_info["session_dir"]))
