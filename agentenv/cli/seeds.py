@@ -74,6 +74,11 @@ class Seeds:
             f"over seeds, interim analysis {test['interim']} of {test['interims']}: {test['verdict']}; {more}",
             highlight=False,
         )
+        console.print(
+            f"in {test['seeds']} seeds of each {test['difference']:+.3f}, over seeds 95 % "
+            f"{interval_text(test['ci95'], '+.3f')}",
+            highlight=False,
+        )
 
 
 def _show(name: str, side: dict[str, Any], scorer: str, console: Console) -> None:

@@ -134,6 +134,9 @@ def _as_json(decision: Decision) -> Json:
     (pair,) = decision.pairs
     return {
         "verdict": str(pair.verdict),
+        "difference": pair.difference,
+        "ci95": pair.ci95,
+        "seeds": pair.seeds,
         "enough": decision.enough,
         "more_seeds": decision.more_seeds,
         "interim": decision.interims,

@@ -100,7 +100,9 @@ class Endpoint:
         for name in (f.name for f in fields(self) if isinstance(f.default, int | float)):
             value, least = getattr(self, name), 1 if name == "concurrency" else 0
             if not least <= value < inf:
-                raise ConfigurationError(f"The {name} of an endpoint is {value}; it must be finite and at least {least}.")
+                raise ConfigurationError(
+                    f"The {name} of an endpoint is {value}; it must be finite and at least {least}."
+                )
         if self.limit_field not in _LIMIT_FIELDS:
             raise UnknownName.among("limit_field of an endpoint", self.limit_field, _LIMIT_FIELDS)
         if self.max_cost and not self.prompt_price + self.reply_price:

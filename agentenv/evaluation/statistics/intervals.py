@@ -164,6 +164,20 @@ def sign_flip_p(d: Floats, members: Sequence[Sequence[int]], draws: int = 10_000
     return float((abs(reached) >= least).mean())
 
 
+def welch_interval(a: Floats, b: Floats, level: float = 0.95) -> tuple[float, float]:
+    """Interval of the difference of two means, of ``a`` [A] less ``b`` [B], two values of each at least (Welch 1947).
+
+    With squared errors v = s^2 / n it has (v_a + v_b)^2 / (v_a^2 / (A - 1) + v_b^2 / (B - 1)) degrees of freedom.
+    """
+    errors = np.array([x.var(ddof=1) / x.size for x in (a, b)])
+    difference, total = float(a.mean() - b.mean()), float(errors.sum())
+    if total == 0:
+        return difference, difference
+    df = total**2 / float((errors**2 / np.array([a.size - 1, b.size - 1])).sum())
+    half = t_quantile((1 + level) / 2, df) * sqrt(total)
+    return difference - half, difference + half
+
+
 def few_differ(x: Floats, most: int = 20) -> bool:
     """Whether fewer than ``most`` values of ``x`` differ from the commonest one: resampling has too little to draw from."""
     return bool(x.size - np.unique(x, return_counts=True)[1].max() < most)

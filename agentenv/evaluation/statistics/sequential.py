@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentenv.errors import ConfigurationError
+from agentenv.evaluation.statistics.intervals import welch_interval
 
 Floats = NDArray[np.float64]
 Scores = Sequence[float] | Floats
@@ -42,8 +43,9 @@ class _Found(NamedTuple):
     """How a pair was decided."""
 
     interim: int
-    difference: float
-    """Of the sums of the scores up to the interim analysis that decided it."""
+    """The interim, from 1, at which it left the family."""
+    decisive: int
+    """The interim, from 1, whose scores tell it apart; an earlier one where the family was larger then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,14 @@ class Pair:
     first: str
     second: str
     difference: float
-    """Mean of the first less that of the second, over all seeds so far, also those after the pair was decided."""
+    """Mean of the first less that of the second, over the seeds that the verdict is about."""
+    ci95: tuple[float, float] | None
+    """Welch's interval of that difference; None for fewer than two seeds."""
+    seeds: int
+    """So many of each: of a pair that was told apart those up to the interim analysis that tells it apart, else those of all
+    interim analyses. Seeds that are run later change neither verdict nor difference. Before the first, all that both have."""
     verdict: Verdict
-    """Of a decided pair, the direction when it was decided; seeds that are run later do not change it."""
+    """Of a pair that was told apart, the direction of ``difference``."""
     interim: int
     """The interim, from 1, that decided it; of an undecided pair the last one."""
 
@@ -119,10 +126,11 @@ def compare_sequentially(
             before = sums[first, second][-1] if interim > 1 else 0.0
             sums[first, second].append(before + signs @ pool)
         while extreme := _most_extreme({pair: sums[pair] for pair in undecided}, alpha / interims):
-            names, difference = extreme
-            found[names] = _Found(interim, difference)
+            names, decisive = extreme
+            found[names] = _Found(interim, decisive)
             undecided.remove(names)
-    pairs = tuple(_pair(scores, names, found.get(names), interim, interims) for names in sums)
+    last = Verdict.NO_DIFFERENCE if interim == interims else Verdict.UNDECIDED
+    pairs = tuple(_pair(scores, names, found.get(names), interim, per_interim, last) for names in sums)
     waiting = {name for pair in undecided for name in pair} if interim < interims else set()
     more = max(((interim + 1) * per_interim - len(scores[name]) for name in waiting), default=0)
     return Decision(pairs, interim, more)
@@ -134,8 +142,8 @@ def _signs(rng: np.random.Generator, permutations: int, n: int) -> Floats:
     return np.vstack([identity, rng.permuted(np.tile(identity, (permutations, 1)), axis=1)])
 
 
-def _most_extreme(sums: Mapping[_Names, Sequence[Floats]], step: float) -> tuple[_Names, float] | None:
-    """The pair of the family ``sums`` that is decided at any interim analysis so far, and its difference of sums there.
+def _most_extreme(sums: Mapping[_Names, Sequence[Floats]], step: float) -> tuple[_Names, int] | None:
+    """The pair of the family ``sums`` that is told apart at any interim analysis so far, and that one, from 1.
 
     At interim analysis k the most extreme permutations that no earlier one has taken are taken, as many as keep the share
     of all taken ones within k times ``step``. The family is told apart when the identity is among them.
@@ -151,8 +159,7 @@ def _most_extreme(sums: Mapping[_Names, Sequence[Floats]], step: float) -> tuple
         allowed = int((k + 1) * step * left.size + 1e-9) - int((~left).sum())
         taken = left & (largest > _cut(largest[left], allowed))
         if taken[0]:
-            pair = names[int(sizes[:, 0].argmax())]
-            return pair, float(sums[pair][k][0])
+            return names[int(sizes[:, 0].argmax())], k + 1
         left &= ~taken
     return None
 
@@ -166,16 +173,23 @@ def _cut(values: Floats, allowed: int) -> float:
 
 
 def _pair(
-    scores: Mapping[str, Scores], names: _Names, found: _Found | None, interim: int, interims: int
+    scores: Mapping[str, Scores],
+    names: _Names,
+    found: _Found | None,
+    interim: int,
+    per_interim: int,
+    last: Verdict,
 ) -> Pair:
-    first, second = (np.asarray(scores[name], dtype=np.float64) for name in names)
-    difference = float(first.mean() - second.mean()) if first.size and second.size else 0.0
-    if found is not None:
-        verdict = Verdict.FIRST_BETTER if found.difference > 0 else Verdict.SECOND_BETTER
-        return Pair(*names, difference, verdict, found.interim)
-    return Pair(
-        *names, difference, Verdict.NO_DIFFERENCE if interim == interims else Verdict.UNDECIDED, interim
-    )
+    """What is said of a pair; ``last`` is the verdict on one that was not told apart."""
+    both = [np.asarray(scores[name], dtype=np.float64) for name in names]
+    seeds = (found.decisive if found else interim) * per_interim or min(one.size for one in both)
+    first, second = (one[:seeds] for one in both)
+    difference = float(first.mean() - second.mean()) if seeds else 0.0
+    interval = welch_interval(first, second) if seeds > 1 else None
+    if found is None:
+        return Pair(*names, difference, interval, seeds, last, interim)
+    verdict = Verdict.FIRST_BETTER if difference > 0 else Verdict.SECOND_BETTER
+    return Pair(*names, difference, interval, seeds, verdict, found.interim)
 
 
 def _check(

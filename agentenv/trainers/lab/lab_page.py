@@ -101,7 +101,14 @@ def _over_seeds(values: Sequence[float]) -> Json:
 
 def _family(decision: Decision) -> Json:
     pairs = [
-        {"first": p.first, "second": p.second, "difference": p.difference, "verdict": str(p.verdict)}
+        {
+            "first": p.first,
+            "second": p.second,
+            "difference": p.difference,
+            "ci95": p.ci95 and list(p.ci95),
+            "seeds": p.seeds,
+            "verdict": str(p.verdict),
+        }
         for p in decision.pairs
     ]
     return {"interims": decision.interims, "enough": decision.enough, "pairs": pairs}
@@ -189,7 +196,14 @@ def _verdicts(figures: Json) -> str:
     }
     rows: list[tuple[Any, Json]] = [(f["interims"], pair) for f in figures["families"] for pair in f["pairs"]]
     return "\n".join(
-        f"- {sentences[Verdict(pair['verdict'])].format(**pair)} (difference {pair['difference']:+.3f}, "
-        f"interim analysis {interim})"
+        f"- {sentences[Verdict(pair['verdict'])].format(**pair)} ({_difference(pair)}, interim analysis {interim})"
         for interim, pair in rows
     )
+
+
+def _difference(pair: Json) -> str:
+    """The difference that a verdict is about, with its interval and the seeds that it was seen in."""
+    form = "+,.0f" if abs(pair["difference"]) >= 100 else "+.3f"
+    ends = pair["ci95"]
+    interval = "" if ends is None else f" [{ends[0]:{form}}, {ends[1]:{form}}]"
+    return f"difference {pair['difference']:{form}}{interval} over {pair['seeds']} seeds of each"

@@ -95,19 +95,19 @@ def test_a_permutation_is_taken_at_one_look_only() -> None:
     """
     looks = sizes([3, 1, 1, 1, 9], [3, 1, 1, 9, 0], [3, 5, 1, 0, 0], [3, 0, 1, 9, 9])
     found = [_most_extreme({AB: looks[:depth]}, 0.2) for depth in (1, 2, 3, 4)]
-    assert found == [None, None, None, (AB, 3.0)]
+    assert found == [None, None, None, (AB, 4)]
 
 
 def test_a_pair_is_as_extreme_as_the_family_s_largest_sum_lets_it_be() -> None:
     """The largest sums are 5, 4, 4, 1 and 1: the identity is the one of five. Its mean, 2.5, is below the third's 4."""
-    assert _most_extreme({AB: sizes([5, 0, 4, 1, 1]), AC: sizes([0, 4, 4, 1, 1])}, 0.2) == (AB, 5.0)
+    assert _most_extreme({AB: sizes([5, 0, 4, 1, 1]), AC: sizes([0, 4, 4, 1, 1])}, 0.2) == (AB, 1)
     # A permutation that is more extreme for the other pair keeps this one in the family.
     assert _most_extreme({AB: sizes([5, 0, 0, 1, 1]), AC: sizes([0, 6, 0, 1, 1])}, 0.2) is None
 
 
 def test_the_pair_with_the_largest_difference_seen_leaves_the_family_first() -> None:
-    assert _most_extreme({AB: sizes([4, 0, 1, 1, 1]), AC: sizes([-5, 0, 1, 1, 1])}, 0.2) == (AC, -5.0)
-    assert _most_extreme({AB: sizes([-5, 0, 1, 1, 1]), AC: sizes([4, 0, 1, 1, 1])}, 0.2) == (AB, -5.0)
+    assert _most_extreme({AB: sizes([4, 0, 1, 1, 1]), AC: sizes([-5, 0, 1, 1, 1])}, 0.2) == (AC, 1)
+    assert _most_extreme({AB: sizes([-5, 0, 1, 1, 1]), AC: sizes([4, 0, 1, 1, 1])}, 0.2) == (AB, 1)
 
 
 @pytest.mark.parametrize(("allowed", "exceed"), [(-1, 0), (0, 0), (1, 1), (3, 3), (4, 4), (5, 4)])
@@ -256,4 +256,18 @@ def test_the_direction_of_a_decided_pair_is_that_of_its_look() -> None:
         found = compare_sequentially({"a": a + later, "b": b}, per_interim=4, interims=2, alpha=0.2)
         (pair,) = found.pairs
         assert (pair.verdict, pair.interim) == (Verdict.FIRST_BETTER, 1)
-        assert (pair.difference > 0) == (not later)
+        assert (pair.difference, pair.seeds) == (10.0, 4)
+        # Both have a variance of 5/3, so 5/12 of the mean, and 6 degrees of freedom: t = 2.4469.
+        assert pair.ci95 == pytest.approx(
+            (10 - 2.4469 * (5 / 6) ** 0.5, 10 + 2.4469 * (5 / 6) ** 0.5), abs=1e-3
+        )
+
+
+def test_a_pair_that_nothing_tells_apart_is_described_by_all_its_looks() -> None:
+    a, b = [0.1, 0.4, 0.2, 0.5], [0.3, 0.2, 0.5, 0.2]
+    found = compare_sequentially({"a": [*a, 9.0], "b": b}, per_interim=2, interims=3)
+    (pair,) = found.pairs
+    assert (pair.verdict, pair.seeds) == (Verdict.UNDECIDED, 4)  # the ninth waits for the next look
+    assert pair.difference == pytest.approx(0.0)
+    before = compare_sequentially({"a": a[:3], "b": b[:1]}, per_interim=4, interims=3).pairs[0]
+    assert (before.seeds, before.ci95, before.difference) == (1, None, pytest.approx(-0.2))
