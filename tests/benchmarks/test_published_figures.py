@@ -118,3 +118,34 @@ def test_every_result_file_is_named_in_a_document() -> None:
 )
 def test_a_number_agrees_to_the_digits_that_it_shows(shown: str, value: float, agree: bool) -> None:
     assert shown_as(shown, value) is agree
+
+
+RECALL_COLUMNS: dict[str, float] = {
+    "recall@2": 1, "recall@3": 1, "recall@5": 1, "recall@10": 1, "all@5": 1, "overlap@10": 1,
+    "build_cpu_seconds": 1, "index_bytes": 1e-6, "queries_per_cpu_second": 1, "least_gain_on_baseline": 1,
+}  # fmt: skip
+"""Entries of a retriever in ``index_recall.json`` in the order of the table's columns, and what they are multiplied by."""
+
+
+def recall_rows() -> list[tuple[str, str, list[str]]]:
+    """Set, retriever and the other cells of each row of the tables of recall in ``benchmarks/README.md``."""
+    section = (
+        (ROOT / "benchmarks/README.md").read_text(encoding="utf-8").partition("**`index_recall.py`**")[2]
+    )
+    found, name = [], ""
+    for line in section.partition("\n**`")[0].splitlines():
+        name = line.partition(":")[0] if re.match(r"\w+: [\d,]+ passages", line) else name
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("|") and NUMBER.fullmatch(cells[1]):
+            found.append((name, cells[0], cells[1:]))
+    return found
+
+
+def test_every_cell_of_the_tables_of_recall_is_in_its_file() -> None:
+    sets = json.loads((RESULTS / "index_recall.json").read_text(encoding="utf-8"))["sets"]
+    rows = recall_rows()
+    assert len(rows) == sum(len(one["retrievers"]) for one in sets.values())
+    for name, retriever, cells in rows:
+        (held,) = [row for row in sets[name]["retrievers"] if row["retriever"] == retriever]
+        for shown, (column, factor) in zip(cells, RECALL_COLUMNS.items(), strict=True):
+            assert shown_as(shown, held[column] * factor), f"{name}, {retriever}: {column} is {held[column]}"

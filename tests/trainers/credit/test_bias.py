@@ -9,11 +9,13 @@ gradient by more than 4 standard errors, each below 2 % of the gradient's norm. 
 without sampling, as a sum over all groups of three, and its size and direction are pinned.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations_with_replacement
 from math import factorial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -295,6 +297,14 @@ def test_a_biased_estimator_says_so_where_it_is_defined(name: str, along: float,
     words = " ".join((load_entry(ESTIMATORS[name]).__doc__ or "").split())
     assert "Biased" in words
     assert f"{along:.3f} along, {aside:.3f} aside".replace("0.", ".") in words
+
+
+@pytest.mark.parametrize(("name", "along", "aside"), [(n, *sizes) for n, _, *sizes in MEASURED])
+def test_the_page_states_the_size_of_a_bias(name: str, along: float, aside: float) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "credit.md").read_text(encoding="utf-8")
+    (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
+    stated = re.sub(r"\b0\.", ".", f"{along:.3f}, {aside:.3f}")
+    assert re.search(rf"(?<![\d.]){re.escape(stated)}(?!\d)", row.rpartition(" | ")[2])
 
 
 def test_no_estimator_is_left_out() -> None:
