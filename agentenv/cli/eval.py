@@ -81,8 +81,6 @@ class Eval:
                 "give --dataset NAME, --env ID for the environment's own tasks, or --suite FILE; `agentenv list` shows the "
                 "names"
             )
-        if self.concurrency < 1:
-            raise ConfigurationError(f"--concurrency is {self.concurrency}; at least one episode must run")
         fields: dict[str, Any] = {
             "data": self.data,
             "split": self.split,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from agentenv.errors import MissingExtra
+from agentenv.errors import ConfigurationError, MissingExtra
 
 _RUNS, _PAGES = Path("runs/lab"), Path("docs/lab")
 
@@ -79,6 +79,8 @@ class Run:
 
         if self.name not in experiments():
             confirm_file(Path(self.name), trusted=self.trust_config)
+        if self.runs is not None and self.runs < 0:
+            raise ConfigurationError(f"--runs is {self.runs}; give a number of 0 or more")
         experiment, name = load_experiment(self.name), Path(self.name).stem
         out = self.out / name
         out.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ import gymnasium
 
 from agentenv.core.concurrency.background import BackgroundLoop
 from agentenv.core.concurrency.deadlines import guarded
-from agentenv.core.env_options import check_reset_options, picklable
+from agentenv.core.env_options import check_declarations, check_reset_options, picklable
 from agentenv.core.scene import TurnScene
 from agentenv.core.snapshot import Snapshot, fork_value, resources_of
 from agentenv.core.spaces import FreeText, Messages
@@ -80,7 +80,10 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
     _closed = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuses a coroutine where a plain function is called: nothing would await it, and what it closes stays open."""
+        """Refuses what would fail in every episode: a coroutine for a plain function, or a declaration of another type.
+
+        Nothing would await such a coroutine, and what it closes would stay open.
+        """
         super().__init_subclass__(**kwargs)
         for name in ("reset", "step", "close", "render", "expert"):
             if inspect.iscoroutinefunction(getattr(cls, name)):
@@ -88,6 +91,7 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
                 raise ConfigurationError(
                     f"{cls.__name__}.{name} is a coroutine function, and nothing awaits it: write a plain function{there}"
                 )
+        check_declarations(cls)
 
     def __init__(self, *, render_mode: str | None = None) -> None:
         self.observation_space = Messages()

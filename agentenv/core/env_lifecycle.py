@@ -84,7 +84,8 @@ def mask_trajectory(trajectory: Trajectory, flaw: str) -> Trajectory:
 
 def reason_of(trajectory: Trajectory) -> str:
     """Why an episode is masked, in one line."""
-    return (trajectory.error.strip() or str(trajectory.end_reason)).splitlines()[-1][-500:]
+    lines = [line for line in trajectory.error.splitlines() if any(map(str.isalnum, line))]
+    return (lines or [str(trajectory.end_reason)])[-1].strip(" |")[-500:]
 
 
 def reasons_of(played: Iterable[Trajectory]) -> str:

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agentenv.core.types import Task
+from agentenv.core.types import StateCapability, Task
 from agentenv.errors import ConfigurationError, UnknownName
 
 
@@ -71,6 +71,26 @@ def check_reset_options(name: str, known: Mapping[str, Any], given: Mapping[str,
             _checked(value, known[key], f"option {key!r} of reset() of {name}")
         else:
             raise UnknownName.among(f"option of reset() of {name}:", str(key), ["task", *known])
+
+
+def check_declarations(cls: Any) -> None:
+    """Looks whether the texts and the capability that an environment's class declares have their types.
+
+    Raises:
+        ConfigurationError: one has another type, or no scorer is named.
+    """
+    for name in ("scorers", "stop", "call_markers"):
+        value = getattr(cls, name)
+        texts = isinstance(value, tuple | list) and all(isinstance(one, str) and one for one in value)
+        if not texts or (name == "scorers" and not value):
+            raise ConfigurationError(
+                f"{cls.__name__}.{name} is {reprlib.repr(value)}; it must be a tuple of texts"
+                + (", at least one" if name == "scorers" else "")
+            )
+    if not isinstance(cls.capability, StateCapability):
+        raise ConfigurationError(
+            f"{cls.__name__}.capability is {reprlib.repr(cls.capability)}; it must be a StateCapability"
+        )
 
 
 def picklable(owner: object) -> dict[str, Any]:

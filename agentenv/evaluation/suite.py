@@ -81,6 +81,10 @@ def read_suite(path: Path, defaults: Mapping[str, Any]) -> Suite:
         raise ConfigurationError(f"{path} holds no table: write one [NAME] for each benchmark")
     parts = {}
     for name, table in own.items():
+        if not name or Path(name).name != name or name == "..":
+            raise ConfigurationError(
+                f"{path}: {name!r} cannot be the name of a folder, and that of a set has to be"
+            )
         values = {**defaults, "dataset": name, **_fields(path, name, shared), **_fields(path, name, table)}
         parts[name] = Benchmark(**values)
         check_names(parts[name])

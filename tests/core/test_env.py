@@ -13,6 +13,24 @@ from agentenv.core.types import EndReason, Info, Message, Observation, Step
 from agentenv.errors import ConfigurationError, EpisodeOver, SnapshotError
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("scorers", ()),
+        ("scorers", "em_squad"),
+        ("scorers", (5,)),
+        ("stop", "</answer>"),
+        ("stop", ("",)),
+        ("call_markers", None),
+        ("capability", "memory"),
+    ],
+)
+def test_a_declaration_of_another_type_is_refused_where_the_class_is_written(name: str, value: Any) -> None:
+    """Each would fail in every episode: no headline, a stop text of single letters, a capability that nothing compares."""
+    with pytest.raises(ConfigurationError, match=f"Odd.{name}"):
+        type("Odd", (Env,), {name: value})
+
+
 @dataclass
 class Handle:
     """What a session gives for a snapshot; counts how often it is released."""

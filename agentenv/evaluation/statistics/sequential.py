@@ -60,7 +60,7 @@ class Pair:
     """Welch's interval of that difference; None for fewer than two seeds."""
     seeds: int
     """So many of each: of a pair that was told apart those up to the interim analysis that tells it apart, else those of all
-    interim analyses. Seeds that are run later change neither verdict nor difference. Before the first, all that both have."""
+    interim analyses. Seeds that are run later change neither. Before the first interim analysis, all that both have."""
     verdict: Verdict
     """Of a pair that was told apart, the direction of ``difference``."""
     interim: int

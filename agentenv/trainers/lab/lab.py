@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from agentenv.core.io.files import write_text
 from agentenv.core.io.toml_files import read_toml
-from agentenv.core.validation import Frozen
+from agentenv.core.validation import Frozen, sentence
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.evaluation.records import RESULTS, read_json
 from agentenv.evaluation.report.report import METRICS, read_lines
@@ -132,7 +132,7 @@ def load_experiment(name: str) -> Experiment:
     try:
         return Experiment.model_validate(read_toml(path))
     except ValidationError as error:
-        raise ConfigurationError(f"{path}: {error}") from error
+        raise ConfigurationError(f"{path}: {sentence(error)}") from error
 
 
 @dataclass(frozen=True)

@@ -273,3 +273,28 @@ def test_the_list_says_how_far_each_is(tmp_path: Path, capsys: pytest.CaptureFix
     listed = json.loads(capsys.readouterr().out)
     assert set(listed) == set(experiments())
     assert listed["group-size"]["missing"] == 18
+
+
+def test_fewer_runs_than_none_are_refused(tmp_path: Path) -> None:
+    """They would never be made, so that the command would go on until the experiment has decided."""
+    words = [
+        "lab",
+        "run",
+        "group-size",
+        "--runs",
+        "-1",
+        "--out",
+        str(tmp_path / "o"),
+        "--pages",
+        str(tmp_path / "p"),
+    ]
+    assert main(words) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_experiment_that_lacks_a_key_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text('title = "x"\n')
+    with pytest.raises(ConfigurationError, match="claim: Field required") as error:
+        load_experiment(str(path))
+    assert "\n" not in str(error.value)
