@@ -7,7 +7,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agentenv.core.types import StateCapability, Task
+from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError, UnknownName
 
 
@@ -74,7 +74,7 @@ def check_reset_options(name: str, known: Mapping[str, Any], given: Mapping[str,
 
 
 def check_declarations(cls: Any) -> None:
-    """Looks whether the texts and the capability that an environment's class declares have their types.
+    """Looks whether the texts that an environment's class declares are tuples of texts.
 
     Raises:
         ConfigurationError: one has another type, or no scorer is named.
@@ -87,10 +87,6 @@ def check_declarations(cls: Any) -> None:
                 f"{cls.__name__}.{name} is {reprlib.repr(value)}; it must be a tuple of texts"
                 + (", at least one" if name == "scorers" else "")
             )
-    if not isinstance(cls.capability, StateCapability):
-        raise ConfigurationError(
-            f"{cls.__name__}.capability is {reprlib.repr(cls.capability)}; it must be a StateCapability"
-        )
 
 
 def picklable(owner: object) -> dict[str, Any]:

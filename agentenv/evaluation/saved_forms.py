@@ -1,4 +1,4 @@
-"""The forms of what an evaluation writes, for reading it back: files may be edited, cut or made by another program.
+"""The forms of what an evaluation or a training run writes, for reading it back: files may be edited, cut or made elsewhere.
 
 What is read is checked before anything is computed from it; entries that are not known here are kept as they are.
 """
@@ -154,14 +154,66 @@ class _Suite(_Form):
     scores: dict[str, _Means]
 
 
-_FORMS: Mapping[str, type[_Form]] = {"episode": _Episode, "results": _Results, "suite": _Suite}
+class _League(_Form):
+    versions: list[str]
+    questions: list[int]
+    solved: list[list[float | None]]
+
+
+class _Training(_Form):
+    before: _Score | float | None = None
+    after: _Score | float | None = None
+    bounds: dict[str, _Score | float | None] = {}
+    seconds: dict[str, float] = {}
+    league: _League | None = None
+
+
+class _Step(_Form):
+    model_config = ConfigDict(allow_inf_nan=True)
+
+    step: int
+    faults: int = 0
+    warning: str = ""
+    dev_score_ci95: list[float] | None = Field(None, min_length=2, max_length=2)
+
+
+class _Question(_Form):
+    step: int
+    topic: str
+    question: str
+    answer: str
+    searches: int
+    outcome: str
+    solve_rate: float | None = None
+
+
+class _Change(_Form):
+    after_step: int
+    key: str
+    old: Any
+    new: Any
+
+
+_FORMS: Mapping[str, type[_Form]] = {
+    "episode": _Episode,
+    "results": _Results,
+    "score": _Score,
+    "suite": _Suite,
+    "training": _Training,
+    "step": _Step,
+    "question": _Question,
+    "change": _Change,
+}
+_MAY_DIVERGE = ("step", "change")
+"""Kinds in which a number may be none: a log keeps what a run that diverged had computed."""
 
 
 def check_form(kind: str, value: Any, where: str) -> None:
-    """Looks whether ``value`` has the form of an ``episode``, of ``results`` or of a ``suite``.
+    """Looks whether ``value`` has the form of what an evaluation or a training run writes.
 
     Args:
-        kind: Which of them.
+        kind: ``episode``, ``results``, a ``score`` of them, ``suite``; of a training run ``training``, its results, and the
+            lines of its logs: ``step``, ``question``, ``change``.
         value: What JSON gave.
         where: The file, and the line where it has several.
 
@@ -169,17 +221,17 @@ def check_form(kind: str, value: Any, where: str) -> None:
         DatasetError: an entry is missing or of another type, or a number is not finite; names the first.
     """
     try:
-        json.dumps(value, allow_nan=False)
+        json.dumps(value, allow_nan=kind in _MAY_DIVERGE)
     except ValueError as error:
         raise DatasetError(
-            f"{where} is not what an evaluation writes: it holds a number that is not finite."
+            f"{where} is not what a run writes: it holds a number that is not finite."
         ) from error
     try:
         _adapter(kind).validate_python(value)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "the whole"
-        raise DatasetError(f"{where} is not what an evaluation writes: {place}: {first['msg']}.") from None
+        raise DatasetError(f"{where} is not what a run writes: {place}: {first['msg']}.") from None
 
 
 @cache

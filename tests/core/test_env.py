@@ -22,11 +22,10 @@ from agentenv.errors import ConfigurationError, EpisodeOver, SnapshotError
         ("stop", "</answer>"),
         ("stop", ("",)),
         ("call_markers", None),
-        ("capability", "memory"),
     ],
 )
 def test_a_declaration_of_another_type_is_refused_where_the_class_is_written(name: str, value: Any) -> None:
-    """Each would fail in every episode: no headline, a stop text of single letters, a capability that nothing compares."""
+    """Each would fail in every episode: no headline, or a stop text of single letters."""
     with pytest.raises(ConfigurationError, match=f"Odd.{name}"):
         type("Odd", (Env,), {name: value})
 

@@ -70,7 +70,19 @@ def with_part(document: Any, place: tuple[Any, ...], value: Any) -> Any:
     return changed
 
 
-STRANGE = (None, "x", -1.5, float("nan"), float("inf"), [], {}, [[1]], {"a": None}, True, 10**400)
+STRANGE: tuple[Any, ...] = (
+    None,
+    "x",
+    -1.5,
+    float("nan"),
+    float("inf"),
+    [],
+    {},
+    [[1]],
+    {"a": None},
+    True,
+    10**400,
+)
 
 
 @pytest.mark.parametrize("name", ["results.json", "episodes.jsonl"])
@@ -144,6 +156,28 @@ def test_a_suite_lacks_a_part(part: str, runs: tuple[Path, Path], capsys: pytest
     ):
         assert main(words) == 1
         assert "suite.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "results.json"])
+def test_no_part_of_a_wrong_type_ends_the_report_of_a_training_run(name: str, training_folder: Path) -> None:
+    path = training_folder / name
+    head, *rest = path.read_text().split("\n", 1) if name.endswith("jsonl") else [path.read_text()]
+    document, refused = json.loads(head), 0
+    for number, place in enumerate(places(document, 3)):
+        value = STRANGE[number % len(STRANGE)]
+        path.write_text("\n".join([json.dumps(with_part(document, place, value)), *rest]))
+        refused += main(["report", str(training_folder)]) != 0
+    assert refused > 0
+
+
+@pytest.mark.parametrize("line", ["[]", "5", '{"step": "x"}', '{"step": 1, "faults": [1]}'])
+def test_a_line_of_a_log_that_is_none_is_named(
+    line: str, training_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = training_folder / "metrics.jsonl"
+    path.write_text(line + "\n" + path.read_text())
+    assert main(["report", str(training_folder)]) == 1
+    assert "metrics.jsonl, line 1" in capsys.readouterr().err
 
 
 def test_what_is_not_known_is_kept() -> None:

@@ -6,7 +6,6 @@ each episode's score and cause of error under the first scorer.
 
 import re
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +31,13 @@ from agentenv.evaluation.report.page import (
 )
 from agentenv.evaluation.report.tables import league_tables, question_tables, tables
 from agentenv.evaluation.results import OUTCOME
+from agentenv.evaluation.saved_forms import check_form
 
 Json = dict[str, Any]
 
 METRICS = "metrics.jsonl"
 PAGE = "report.html"
+_LARGEST = 1e300  # of the numbers that are drawn; NaN is not below it
 CHANGES = "changes.jsonl"
 CURVES = {
     "dev_score": "{scorer} on dev",
@@ -89,8 +90,8 @@ def write_report(directory: Path, against: Path | None = None) -> Path:
 
 def training_page(directory: Path) -> Page:
     """The page of one training folder, finished or not."""
-    lines = read_lines(directory / METRICS)
-    results = read_json(directory / RESULTS) if (directory / RESULTS).is_file() else {}
+    lines = read_lines(directory / METRICS, "step")
+    results = _training_results(directory / RESULTS)
     sides = {
         name: read_evaluation(directory / "evaluation" / name) for name in _sides(directory / "evaluation")
     }
@@ -99,11 +100,13 @@ def training_page(directory: Path) -> Page:
     paired, warnings = _paired(sides, scorer)
     if not results:
         warnings.append("The run is not finished: there is no results.json yet.")
-    named = dict.fromkeys(("before", "after", *sides))
-    levels = levels_of({name: results[name] for name in named if name in results})
+    named = [name for name in dict.fromkeys(("before", "after", *sides)) if results.get(name) is not None]
+    for name in (name for name in named if name not in ("before", "after")):
+        check_form("score", results[name], f"{directory / RESULTS}, {name}")
+    levels = levels_of({name: results[name] for name in named})
     curves, constants = _curves(lines, scorer)
     config, questions = directory / "config.toml", directory / "questions.jsonl"
-    changes = read_lines(directory / CHANGES) if (directory / CHANGES).is_file() else []
+    changes = read_lines(directory / CHANGES, "change") if (directory / CHANGES).is_file() else []
     warnings += [_change(**change) for change in changes]
     page = Page(
         title=f"Training run {directory.resolve().name}",
@@ -118,7 +121,7 @@ def training_page(directory: Path) -> Page:
         tables=[
             *tables(runs, scorer),
             *league_tables(results.get("league")),
-            *question_tables(read_lines(questions) if questions.is_file() else []),
+            *question_tables(read_lines(questions, "question") if questions.is_file() else []),
         ],
         episodes=episodes_of(list(sides.values()), scorer),
         paired=paired,
@@ -128,6 +131,13 @@ def training_page(directory: Path) -> Page:
         config=config.read_text(encoding="utf-8", errors="replace") if config.is_file() else "",
     )
     return with_pictures(page, list(sides.values()))
+
+
+def _training_results(path: Path) -> Json:
+    """The results of a training run; empty where it is not finished."""
+    results = read_json(path) if path.is_file() else {}
+    check_form("training", results, str(path))
+    return results
 
 
 def _change(after_step: int, key: str, old: Any, new: Any) -> str:
@@ -171,8 +181,16 @@ def _at_steps(steps: Sequence[Any], warning: str) -> str:
     return f"{len(steps)} of steps {steps[0]} to {steps[-1]}, lately: {warning}"
 
 
-def read_lines(path: Path) -> list[Json]:
-    """The JSON lines of a file; a last line that a running or killed process left unfinished is dropped."""
+def read_lines(path: Path, kind: str) -> list[Json]:
+    """The JSON lines of a log; a last line that a running or killed process left unfinished is dropped.
+
+    Args:
+        path: The log.
+        kind: What a line is; see `check_form`.
+
+    Raises:
+        ConfigurationError: another line is no JSON, or any line something else.
+    """
     lines = [line for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if line.strip()]
     parsed: list[Json] = []
     for number, line in enumerate(lines, start=1):
@@ -181,6 +199,8 @@ def read_lines(path: Path) -> list[Json]:
         except ValueError as error:
             if number < len(lines):
                 raise ConfigurationError(f"{path}, line {number} is not JSON: {error}.") from None
+        else:
+            check_form(kind, parsed[-1], f"{path}, line {number}")
     return parsed
 
 
@@ -206,7 +226,7 @@ def _curves(lines: Sequence[Json], scorer: str) -> tuple[list[tuple[str, str, st
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
 
 
 def _seconds(results: Json, directory: Path) -> list[tuple[str, float]]:
@@ -216,7 +236,7 @@ def _seconds(results: Json, directory: Path) -> list[tuple[str, float]]:
     ]
     path = directory / "timings.jsonl"
     sums: dict[str, float] = {}
-    for line in read_lines(path) if path.is_file() else []:
+    for line in read_lines(path, "step") if path.is_file() else []:
         for key, value in line.items():
             if "second" in key and _number(value):
                 sums[key] = sums.get(key, 0.0) + value

@@ -157,7 +157,7 @@ def finished(experiment: Experiment, out: Path) -> dict[str, list[Json]]:
         done = takewhile(lambda folder: all((folder / name).is_file() for name in needed), folders)
         runs[arm] = [
             read_json(folder / RESULTS)
-            | {"metrics": read_lines(folder / METRICS)}
+            | {"metrics": read_lines(folder / METRICS, "step")}
             | ({"tests": read_json(folder / TESTS)} if experiment.tests else {})
             for folder in done
         ]

@@ -270,4 +270,5 @@ def test_a_pair_that_nothing_tells_apart_is_described_by_all_its_looks() -> None
     assert (pair.verdict, pair.seeds) == (Verdict.UNDECIDED, 4)  # the ninth waits for the next look
     assert pair.difference == pytest.approx(0.0)
     before = compare_sequentially({"a": a[:3], "b": b[:1]}, per_interim=4, interims=3).pairs[0]
-    assert (before.seeds, before.ci95, before.difference) == (1, None, pytest.approx(-0.2))
+    assert (before.seeds, before.ci95) == (1, None)
+    assert before.difference == pytest.approx(-0.2)
