@@ -204,7 +204,7 @@ def test_real_sets(dataset: str, model: Path, tmp_path: Path, capsys: pytest.Cap
     ("words", "message"),
     [
         ([], "give --dataset NAME"),
-        (["--dataset", "fictional", "--data", "WORLD", "--concurrency", "0"], "--concurrency is 0"),
+        (["--dataset", "fictional", "--data", "WORLD", "--concurrency", "0"], "concurrency is 0"),
         (["--dataset", "fictional", "--data", "WORLD", "--corpus", "/nowhere"], "/nowhere"),
         (["--dataset", "hotpot"], "Did you mean 'hotpotqa'?"),
         (["--dataset", "env", "--env", "agentenv/Calculate-v0"], "Did you mean 'agentenv/Calculator-v0'?"),
