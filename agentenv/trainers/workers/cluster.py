@@ -216,7 +216,7 @@ def _connect(settings: ClusterSettings) -> Path:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of Ray about its own future
             context = ray.init(log_to_driver=False, logging_level=logging.ERROR, **here)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except Exception as error:  # a node that is late raises no kind of its own
         reason = str(error).strip().partition("\n")[0][:200]
         raise ConfigurationError(f"no Ray cluster can be used at {settings.address}: {reason}") from error
     return Path(str(context.address_info["session_dir"]))

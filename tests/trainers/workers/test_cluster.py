@@ -28,7 +28,7 @@ from agentenv.core.rollout import RolloutConfig
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason, Task
 from agentenv.data.world import FictionalWorld, WorldConfig
-from agentenv.errors import MissingExtra
+from agentenv.errors import ConfigurationError, MissingExtra
 from agentenv.policies.fakes import random_policy
 from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import parse_config
@@ -302,3 +302,15 @@ def test_where_ray_is_not_installed_one_sentence_says_so(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtra, match=r"\[cluster\]"):
         RayCluster(ClusterSettings(address="local"), lambda: open_group_runner(parse_config({}, "test")))
+
+
+def test_a_cluster_that_does_not_come_up_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray raises a plain ``Exception`` where its node is late on a busy machine."""
+
+    def late(**given: Any) -> None:
+        raise Exception("The current node timed out during startup.\nSee the logs.")
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=late))
+    with pytest.raises(ConfigurationError, match=r"local.*timed out during startup") as error:
+        RayCluster(ClusterSettings(address="local"), lambda: open_group_runner(parse_config({}, "test")))
+    assert "\n" not in str(error.value)
