@@ -32,7 +32,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from itertools import groupby
 from pathlib import Path
@@ -112,7 +112,9 @@ class SoakSearch(LocalSearch):
     def __init__(self, **options: Any) -> None:
         """Takes what LocalSearch takes."""
         super().__init__(**options)
-        self._retriever = StormyRetriever(self._retriever)
+        self.stormy = StormyRetriever(self.search.retriever)
+        search = replace(self.search, retriever=self.stormy)
+        self.parts = replace(self.parts, tools={**self.parts.tools, "search": search})
 
     async def astep(self, action: str) -> Step:
         """Runs the program, then acts."""
@@ -124,7 +126,7 @@ class SoakSearch(LocalSearch):
         if (result.status, result.stdout) != (ExecStatus.OK, f"{number * 7}\n"):
             STORM.failures.append(f"a program ended otherwise: {result}")
         step = await super().astep(action)
-        if self._retriever.failed:
+        if self.stormy.failed:
             STORM.failures.append("a fault of the retriever was swallowed")
         return step
 

@@ -8,7 +8,7 @@ from typing import Any
 from agentenv.core.env import Env
 from agentenv.core.types import EndReason, Info, Message, Observation, Passage, Step, Task
 from agentenv.data.world import FictionalWorld, WorldConfig
-from agentenv.envs.search.local_search import format_passages, information
+from agentenv.envs.search.page_format import format_passages, information
 
 _REWARDS = random.Random(0)
 

@@ -5,6 +5,7 @@ whose evaluation was made of other content is refused (``agentenv.evaluation.jou
 """
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -77,15 +78,24 @@ def _index(spec: str) -> str:
 def environment_digest(env: str) -> str:
     """A digest of the source that defines it: of each module that its class and the classes above it come from.
 
+    Modules of the same folder whose functions and classes they use, such as the parts of a search environment, belong to it.
     A module of another package stands for that whole package, because what it imports may decide a score as well.
     """
     cls = env_class(env)
     if is_remote(env):
         return value_digest(vars(cls)["card"])  # what the server says of it: its source is not here
-    names = dict.fromkeys(base.__module__ for base in cls.__mro__)
+    names = {name for base in cls.__mro__ for name in (base.__module__, *_neighbours(base.__module__))}
     tops = {name: name.partition(".")[0] for name in names}
     sources = {name if top == "agentenv" else top for name, top in tops.items() if top not in _GIVEN}
     return value_digest([(name, _source_digest(sys.modules.get(name))) for name in sorted(sources)])
+
+
+def _neighbours(name: str) -> Iterator[str]:
+    """The modules in the folder of an environment's module whose functions and classes it uses."""
+    folder = f"{name.rpartition('.')[0]}."
+    if folder.startswith("agentenv.envs.") and name in sys.modules:
+        homes = (getattr(value, "__module__", None) for value in vars(sys.modules[name]).values())
+        yield from (home for home in homes if isinstance(home, str) and home.startswith(folder))
 
 
 def _source_digest(module: ModuleType | None) -> str:

@@ -226,6 +226,17 @@ def test_a_module_beside_that_of_an_environment_counts_and_so_does_a_module_of_t
     assert environment_digest("agentenv/Calculator-v0") != before
 
 
+@pytest.mark.parametrize("part", ["outcomes", "search_tools", "search_env"])
+def test_the_parts_of_a_search_environment_belong_to_its_source(
+    part: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = environment_digest("agentenv/LocalSearch-v0")
+    (tmp_path / "edited.py").write_text("# another part\n")
+    module = sys.modules[f"agentenv.envs.search.{part}"]
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "edited.py"))
+    assert environment_digest("agentenv/LocalSearch-v0") != before
+
+
 def test_a_folder_of_an_earlier_version_says_so(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words()) == 0
     config = place / "out" / "config.toml"

@@ -174,7 +174,7 @@ def test_actions_of_the_space_can_be_played() -> None:
 
 def test_what_is_shared_is_loaded_once() -> None:
     envs = agentenv.make_vec("agentenv/LocalSearch-v0", 3)
-    assert len({id(vars(env)["_retriever"]) for env in envs.envs}) == 1
+    assert len({id(vars(env)["search"].retriever) for env in envs.envs}) == 1
     observations, _ = envs.reset(seed=0)
     alone, _ = agentenv.make("agentenv/LocalSearch-v0").reset(seed=1)
     assert observations[1] == alone

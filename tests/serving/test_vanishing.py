@@ -79,7 +79,7 @@ def test_a_retriever_that_dies_mid_run_is_a_fault_at_the_remote_client(serving: 
             return await super().search(queries, k)
 
     retriever = Dying([Document("a", "Halvik", "Halvik is a town in Norland.")])
-    tasks = LocalSearch()._tasks[:1]
+    tasks = LocalSearch().held_tasks()[:1]
     with serving(lambda: LocalSearch(tasks=tasks, retriever=retriever), expert=True) as served:
         env = RemoteEnv(served.url)
         env.reset(seed=0)

@@ -9,9 +9,13 @@ if TYPE_CHECKING:
     from agentenv.envs.search.judged_search import JudgedSearch
     from agentenv.envs.search.local_search import LocalSearch
     from agentenv.envs.search.long_search import LongSearch
-    from agentenv.envs.search.outcomes import OUTCOMES
+    from agentenv.envs.search.outcomes import OUTCOMES, Reward, answer_reward
+    from agentenv.envs.search.page_format import PageFormat, QuestionPrompt
     from agentenv.envs.search.planned_search import PlannedSearch
     from agentenv.envs.search.rewrite import Rewrite
+    from agentenv.envs.search.search_env import SearchEnv, SearchParts
+    from agentenv.envs.search.search_state import SearchState, ToolCall, ToolReply
+    from agentenv.envs.search.search_tools import ReadTool, SearchTool, TagParser, submit_answer
     from agentenv.envs.search.self_play import SearchProposer, SearchSolver
     from agentenv.envs.search.self_search import SelfSearch
     from agentenv.envs.search.simulated_search import SimulatedSearch
@@ -22,12 +26,25 @@ __all__ = [
     "JudgedSearch",
     "LocalSearch",
     "LongSearch",
+    "PageFormat",
     "PlannedSearch",
+    "QuestionPrompt",
+    "ReadTool",
+    "Reward",
     "Rewrite",
+    "SearchEnv",
+    "SearchParts",
     "SearchProposer",
     "SearchSolver",
+    "SearchState",
+    "SearchTool",
     "SelfSearch",
     "SimulatedSearch",
+    "TagParser",
+    "ToolCall",
+    "ToolReply",
+    "answer_reward",
+    "submit_answer",
 ]
 
 __getattr__, __dir__ = lazy_exports(
@@ -37,9 +54,13 @@ __getattr__, __dir__ = lazy_exports(
         "agentenv.envs.search.judged_search": "JudgedSearch",
         "agentenv.envs.search.local_search": "LocalSearch",
         "agentenv.envs.search.long_search": "LongSearch",
-        "agentenv.envs.search.outcomes": "OUTCOMES",
+        "agentenv.envs.search.outcomes": "OUTCOMES Reward answer_reward",
+        "agentenv.envs.search.page_format": "PageFormat QuestionPrompt",
         "agentenv.envs.search.planned_search": "PlannedSearch",
         "agentenv.envs.search.rewrite": "Rewrite",
+        "agentenv.envs.search.search_env": "SearchEnv SearchParts",
+        "agentenv.envs.search.search_state": "SearchState ToolCall ToolReply",
+        "agentenv.envs.search.search_tools": "ReadTool SearchTool TagParser submit_answer",
         "agentenv.envs.search.self_play": "SearchProposer SearchSolver",
         "agentenv.envs.search.self_search": "SelfSearch",
         "agentenv.envs.search.simulated_search": "SimulatedSearch",

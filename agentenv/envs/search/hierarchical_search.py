@@ -9,14 +9,21 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from agentenv.core.chat import InlineFormat
-from agentenv.core.grammar import Block, shortened
+from agentenv.core.grammar import shortened
 from agentenv.core.protocols import ChatFormat, Policy, Retriever
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig, run_episode
-from agentenv.core.types import Info, Observation, Passage, Task, ToolResult, ToolStatus
-from agentenv.envs.search.local_search import LocalSearch, SearchState, format_passages, on_small_world
+from agentenv.core.scoring.scorers import Scorer
+from agentenv.core.types import Passage, Task, ToolResult, ToolStatus
+from agentenv.envs.search.local_search import LocalSearch
+from agentenv.envs.search.outcomes import Reward, score_of
+from agentenv.envs.search.page_format import PageFormat, QuestionPrompt, format_passages
+from agentenv.envs.search.search_env import SearchEnv, SearchParts, on_small_world
+from agentenv.envs.search.search_state import SearchState, ToolCall, ToolReply
+from agentenv.envs.search.search_tools import TagParser
 from agentenv.errors import ConfigurationError, EnvFault
 from agentenv.policies.extractive import ExtractivePolicy
 from agentenv.retrievers.base import passage_text
@@ -44,7 +51,7 @@ _BUDGETS = RolloutConfig(context_tokens=1 << 16, turn_tokens=500, temperature=0.
 class Agent:
     """Answers a question by an episode of a search environment."""
 
-    env: LocalSearch
+    env: SearchEnv
     """Forked for every question."""
     policy: Policy
     chat: ChatFormat
@@ -68,7 +75,7 @@ class Agent:
         return list(env.state.found.values()), played.info.get("answer")
 
 
-def extractive_agent(env: LocalSearch) -> Agent:
+def extractive_agent(env: SearchEnv) -> Agent:
     """An agent that needs no model: one search, then a span by rules."""
     policy = ExtractivePolicy()
     return Agent(env, policy, InlineFormat(policy.tokenizer))
@@ -98,7 +105,55 @@ class HierarchicalState(SearchState):
     """Agents asked so far."""
 
 
-class HierarchicalSearch(LocalSearch):
+@dataclass(frozen=True)
+class AgentsTool:
+    """Asks every one of its agents the same question and shows the refined evidence."""
+
+    agents: Mapping[str, Agent]
+    keep: float
+    """Share of the evidence that refinement keeps: of each agent's, then of all of it together."""
+    reranker: Reranker
+    format: PageFormat
+
+    async def __call__(self, call: ToolCall, state: HierarchicalState) -> ToolReply:
+        """The evidence and the answers of the agents.
+
+        Raises:
+            EnvFault: an episode of an agent met an infrastructure failure.
+        """
+        evidence: dict[str, Passage] = {}
+        told: list[str] = []
+        for (
+            name,
+            agent,
+        ) in self.agents.items():  # one after the other: an episode waits for one batch at a time
+            found, answer = await agent.ask(call.text, state.seed)
+            best = refine(found, call.text, self.reranker, self.keep)
+            evidence |= {passage.id: passage for passage in best}
+            told += [f"The {name} agent answers: {answer}"] * bool(answer)
+            state.used.add(name)
+        kept = list(evidence.values())
+        if len(self.agents) > 1:
+            kept = refine(kept, call.text, self.reranker, self.keep)
+        state.found |= {passage.title: passage for passage in kept}
+        state.by_id |= {passage.id: passage for passage in kept}
+        ids = [[passage.id for passage in kept]]
+        state.retrieved += ids
+        page = self.format.page("\n".join([format_passages(kept).strip(), *told]))
+        return ToolReply(page, ToolResult("search", ToolStatus.OK, call.text, data={"ids": ids}))
+
+
+def hierarchical_reward(
+    state: HierarchicalState, *, answer: Reward, scorer: Scorer, offered: int
+) -> Mapping[str, float]:
+    """HierSearch: `coverage_reward` at the end, and before it what `answer` gives for a page with an accepted answer."""
+    if state.last.end is None:
+        return answer(state)
+    score = score_of(state, scorer)
+    return {"coverage": coverage_reward(score, len(state.used), offered, state.mistakes)}
+
+
+class HierarchicalSearch(SearchEnv):
     """A planner over search agents; the reward is token F1, or a little for trying them."""
 
     reward_floor = 0.1  # what asking every agent pays
@@ -131,15 +186,13 @@ class HierarchicalSearch(LocalSearch):
             prompt: Opening message; must hold ``{question}``.
             tasks: Questions with answers; None takes those of that world.
             retriever: What the default agents search, or its spec.
-            **options: Further arguments of `LocalSearch`.
+            **options: Further arguments of `SearchEnv`.
 
         Raises:
             ConfigurationError: no agents, or a share out of range.
         """
         tasks, retriever = on_small_world(tasks, retriever)
-        super().__init__(
-            tasks=tasks, retriever=retriever, max_turns=max_turns, scorer=scorer, prompt=prompt, **options
-        )
+        super().__init__(tasks=tasks, retriever=retriever, max_turns=max_turns, scorer=scorer, **options)
         if agents is None:
             lower = LocalSearch(tasks=tasks, retriever=retriever, k=5, max_turns=1, observation_tokens=4000)
             agents = {name: extractive_agent(lower) for name in ("local", "web")}
@@ -147,42 +200,17 @@ class HierarchicalSearch(LocalSearch):
             raise ConfigurationError(
                 f"needs agents, not {list(agents)}, and a share to keep in (0, 1], not {keep}"
             )
-        self._agents, self._keep = dict(agents), keep
-        self._reranker = make_reranker(reranker) if isinstance(reranker, str) else reranker
-        self.tags = (*(f"{name}{_SUFFIX}" for name in self._agents), _ALL, "answer")
-
-    async def areset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, Info]:
-        """As `LocalSearch`."""
-        opening = await super().areset(seed=seed, options=options)
-        self.state = HierarchicalState(self.state.task, self.state.seed)
-        return opening
-
-    async def _act(self, block: Block | None) -> tuple[str, ToolResult]:
-        if block is None or not block.content:
-            return await super()._act(None)
-        asked = list(self._agents) if block.tag == _ALL else [block.tag.removesuffix(_SUFFIX)]
-        evidence: dict[str, Passage] = {}
-        told: list[str] = []
-        for name in asked:  # one after the other: an episode waits for one batch at a time
-            found, answer = await self._agents[name].ask(block.content, self.state.seed)
-            best = refine(found, block.content, self._reranker, self._keep)
-            evidence |= {passage.id: passage for passage in best}
-            told += [f"The {name} agent answers: {answer}"] * bool(answer)
-            self.state.used.add(name)
-        kept = list(evidence.values())
-        if len(asked) > 1:
-            kept = refine(kept, block.content, self._reranker, self._keep)
-        self.state.found |= {passage.title: passage for passage in kept}
-        self.state.by_id |= {passage.id: passage for passage in kept}
-        ids = [[passage.id for passage in kept]]
-        self.state.retrieved += ids
-        body = "\n".join([format_passages(kept).strip(), *told])
-        return self._information(body), ToolResult("search", ToolStatus.OK, block.content, data={"ids": ids})
-
-    def _worth(self, score: float) -> float:
-        return coverage_reward(score, len(self.state.used), len(self._agents), self.state.mistakes)
+        judge = make_reranker(reranker) if isinstance(reranker, str) else reranker
+        asked = {f"{name}{_SUFFIX}": {name: agent} for name, agent in agents.items()} | {_ALL: dict(agents)}
+        self.parts = SearchParts(
+            opening=QuestionPrompt(prompt),
+            parser=TagParser((*asked, "answer"), filled=tuple(asked)),
+            tools={tag: AgentsTool(some, keep, judge, self.search.format) for tag, some in asked.items()},
+            reward=partial(
+                hierarchical_reward, answer=self.answer_reward, scorer=self.scorer, offered=len(agents)
+            ),
+            state=HierarchicalState,
+        )
 
     def expert(self) -> Sequence[str] | None:
         """Asks for every hop where the task carries its path, then answers."""
@@ -190,5 +218,5 @@ class HierarchicalSearch(LocalSearch):
         asked = [
             f"<local_search_agent>{hop['query']}</local_search_agent>" for hop in task.data.get("path", ())
         ]
-        known = asked[: self._max_turns] if "local" in self._agents else []
+        known = asked[: self.max_turns] if "local_search_agent" in self.parts.tools else []
         return (*known, f"<answer>{task.answers[0]}</answer>")

@@ -7,13 +7,15 @@ policy's context is the rollout strategy ``judge``.
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from agentenv.core.env import run_sync
 from agentenv.core.grammar import earliest_block
-from agentenv.core.types import Info, Observation, Step
-from agentenv.envs.search.local_search import LocalSearch, SearchState
+from agentenv.envs.search.local_search import LocalSearch
+from agentenv.envs.search.outcomes import Reward
+from agentenv.envs.search.search_state import SearchState
 from agentenv.retrievers.rerank import Reranker, make_reranker
 
 PROMPT = """\
@@ -27,18 +29,44 @@ Question: {question}
 """
 
 
-@dataclass
-class JudgedState(SearchState):
-    """All that changes within an episode."""
+@dataclass(frozen=True)
+class Judge:
+    """Compares a verdict on the latest page with what a reranker says of it."""
 
-    page: str = ""
-    """The last page, while nobody has judged it."""
+    reranker: Reranker
+    threshold: float
+    """A page that scores more is useful."""
+
+    async def __call__(self, action: str, state: SearchState) -> dict[str, bool]:
+        """``judged_right``, where the turn before has searched and ``action`` holds a verdict of yes or no."""
+        page, block = searched_page(state), earliest_block(action, ("judge",))
+        verdict = block.content.lower() if block else ""
+        if not page or verdict not in ("yes", "no"):
+            return {}
+        return {"judged_right": (verdict == "yes") == await self.is_useful(page, state.task.answers)}
+
+    async def is_useful(self, page: str, answers: Sequence[str]) -> bool:
+        """Whether the reranker scores ``page`` above the threshold for one of ``answers``."""
+        pairs = [(answer, page) for answer in answers]
+        scores: Sequence[float] = await asyncio.to_thread(self.reranker.score, pairs)
+        return max(scores) > self.threshold
+
+
+def searched_page(state: SearchState) -> str:
+    """The page that the latest turn searched; empty where it did something else."""
+    result = state.last.result if state.record else None
+    return state.last.page if result is not None and result.name == "search" else ""
+
+
+def judged_reward(state: SearchState, *, answer: Reward, judge_reward: float) -> dict[str, float]:
+    """ReSeek: the reward of the answer, and of a verdict that agrees with the reranker or does not."""
+    right = state.last.info.get("judged_right")
+    verdict = 0.0 if right is None else judge_reward if right else -judge_reward
+    return {**answer(state), "verdict": verdict}
 
 
 class JudgedSearch(LocalSearch):
     """`LocalSearch` in which each page may be judged once, in the action after it."""
-
-    state: JudgedState
 
     def __init__(
         self,
@@ -63,51 +91,22 @@ class JudgedSearch(LocalSearch):
             ConfigurationError: no such reranker.
         """
         super().__init__(prompt=prompt, **options)
-        self._reranker = make_reranker(reranker) if isinstance(reranker, str) else reranker
-        self._threshold = threshold
-        self._judge_reward = judge_reward
-
-    async def areset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, Info]:
-        """As `LocalSearch`."""
-        opening = await super().areset(seed=seed, options=options)
-        self.state = JudgedState(self.state.task, self.state.seed)
-        return opening
-
-    async def astep(self, action: str) -> Step:
-        """Acts on ``action`` and rewards the verdict in it, if there is a page to judge.
-
-        Raises:
-            EpisodeOver: the episode has ended or was never reset.
-            RetrieverFault: the search failed.
-        """
-        self.check_running()
-        verdict = earliest_block(action, ("judge",))
-        known = verdict is not None and verdict.content.lower() in ("yes", "no")
-        agrees = None
-        if self.state.page and verdict is not None and known:
-            agrees = (verdict.content.lower() == "yes") == await self._is_useful(self.state.page)
-        step = await super().astep(action)
-        searched = any(result.name == "search" for result in step.info["tool_results"])
-        self.state.page = "".join(message.text for message in step.observation) if searched else ""
-        if agrees is None:
-            return step
-        extra = self._judge_reward if agrees else -self._judge_reward
-        return step._replace(reward=step.reward + extra, info=step.info | {"judged_right": agrees})
-
-    async def _is_useful(self, page: str) -> bool:
-        pairs = [(answer, page) for answer in self.state.task.answers]
-        scores: Sequence[float] = await asyncio.to_thread(self._reranker.score, pairs)
-        return max(scores) > self._threshold
+        self.judge = Judge(make_reranker(reranker) if isinstance(reranker, str) else reranker, threshold)
+        self.parts = replace(
+            self.parts,
+            beside=self.judge,
+            reward=partial(judged_reward, answer=self.answer_reward, judge_reward=judge_reward),
+        )
 
     def expert(self) -> Sequence[str] | None:
         """As `LocalSearch`, with the verdict on each page in the action after it."""
         (twin,) = self.fork()
+        answers = self.state.task.answers
         actions: list[str] = []
         for action in super().expert() or ():
-            useful = bool(twin.state.page) and run_sync(twin._is_useful(twin.state.page))
-            verdict = f"<judge>{'yes' if useful else 'no'}</judge>" if twin.state.page else ""
+            page = searched_page(twin.state)
+            useful = page and run_sync(self.judge.is_useful(page, answers))
+            verdict = f"<judge>{'yes' if useful else 'no'}</judge>" if page else ""
             actions.append(verdict + action)
             twin.step(action)
         return actions

@@ -5,12 +5,15 @@ the part after it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agentenv.core.grammar import Block
-from agentenv.core.types import Info, Observation, Passage, ToolResult, ToolStatus
-from agentenv.envs.search.local_search import LocalSearch, SearchState
+from agentenv.core.protocols import Retriever
+from agentenv.core.types import ToolResult, ToolStatus
+from agentenv.envs.search.page_format import PageFormat, QuestionPrompt, format_addresses
+from agentenv.envs.search.search_env import SearchEnv, SearchParts
+from agentenv.envs.search.search_state import SearchState, ToolCall, ToolReply
+from agentenv.envs.search.search_tools import TagParser
 from agentenv.errors import ConfigurationError
 from agentenv.retrievers.remote import RemoteRetriever
 from agentenv.retrievers.service.pages import Pages
@@ -34,8 +37,63 @@ class LongState(SearchState):
     """How many parts of each page were shown."""
 
 
-class LongSearch(LocalSearch):
-    """`LocalSearch` with pages and a long horizon; the published budgets are 128 turns and pages of 25 000 characters."""
+@dataclass(frozen=True)
+class AccessTool:
+    """Shows the page at an address part by part: from the corpus or its server, else what searches have shown."""
+
+    retriever: Retriever
+    format: PageFormat
+    part_chars: int
+    """Most characters of a part."""
+    most_parts: int
+    """Most parts of a page."""
+    pages: Pages | None
+    """The pages of the corpus, where it is in this process."""
+
+    async def __call__(self, call: ToolCall, state: LongState) -> ToolReply:
+        """The next part of the page at the address that is asked for.
+
+        Raises:
+            RetrieverFault: the server of the corpus failed.
+        """
+        address = call.text
+        parts = self.parts_of(address, await self._page(address, state))
+        shown = state.parts.get(address, 0)
+        if shown >= len(parts):
+            why = "There is no page at" if not parts else "Every part was shown of the page at"
+            error = "UnknownPage" if not parts else "EndOfPage"
+            result = ToolResult("access", ToolStatus.ERROR, address, error)
+            return ToolReply(self.format.page(f"{why} {address!r}."), result)
+        state.parts[address] = shown + 1
+        body = _headed(shown + 1, len(parts), address) + parts[shown]
+        return ToolReply(self.format.page(body), ToolResult("access", ToolStatus.OK, address))
+
+    def parts_of(self, address: str, page: str) -> list[str]:
+        """The page in parts, nothing between them lost, each of which fits where an observation holds head and a word."""
+        longest = _headed(self.most_parts, self.most_parts, address)
+        parts: list[str] = []
+        while page and len(parts) < self.most_parts:
+            chunk = page[: self.part_chars]
+            part = self.format.fitting(longest + chunk)[len(longest) :] or chunk
+            parts.append(part)
+            page = page[len(part) :].lstrip(" ")
+        return parts
+
+    async def _page(self, address: str, state: LongState) -> str:
+        if self.pages is not None:
+            return "\n".join(f"{d.title}\n{d.text}" for d in self.pages.by_url(address))
+        if isinstance(self.retriever, RemoteRetriever):
+            (document,) = await self.retriever.documents(urls=[address])
+            return f"{document['title']}\n{document['text']}" if document else ""
+        return "\n".join(p.text for p in state.found.values() if address in (p.id, p.title))
+
+
+def _headed(number: int, total: int, address: str) -> str:
+    return f"Part {number} of {total} of {address}:\n"
+
+
+class LongSearch(SearchEnv):
+    """Searching with pages and a long horizon; the published budgets are 128 turns and pages of 25 000 characters."""
 
     call_markers = ("<search>", "<access>")
     stop = ("</search>", "</access>", "</answer>")
@@ -61,68 +119,26 @@ class LongSearch(LocalSearch):
             parts: Most parts of a page; what comes after them is never shown.
             observation_tokens: Bound of one observation.
             prompt: Opening message; must hold ``{question}``.
-            **options: Further arguments of `LocalSearch`.
+            **options: Further arguments of `SearchEnv`.
 
         Raises:
             ConfigurationError: a bound below 1.
         """
-        super().__init__(
-            max_turns=max_turns, k=k, observation_tokens=observation_tokens, prompt=prompt, **options
-        )
+        super().__init__(max_turns=max_turns, k=k, observation_tokens=observation_tokens, **options)
         if min(part_chars, parts) < 1:
             raise ConfigurationError(f"part_chars={part_chars} and parts={parts} must be at least 1")
-        self.tags = ("search", "access", "answer")
-        self._part_chars, self._parts = part_chars, parts
-        corpus = getattr(self._retriever, "corpus", None)
-        self._pages = Pages(corpus) if isinstance(corpus, Corpus) else None
-
-    async def areset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, Info]:
-        """As `LocalSearch`."""
-        opening = await super().areset(seed=seed, options=options)
-        self.state = LongState(self.state.task, self.state.seed)
-        return opening
-
-    async def _act(self, block: Block | None) -> tuple[str, ToolResult]:
-        if block and block.tag == "access":
-            return self._access(block.content, await self._page(block.content))
-        return await super()._act(block)
-
-    def _format(self, passages: list[Passage]) -> str:
-        return "".join(f"[Doc {i}]({p.id}): {p.title}. {p.text}\n" for i, p in enumerate(passages, 1))
-
-    def _access(self, address: str, page: str) -> tuple[str, ToolResult]:
-        shown = self.state.parts.get(address, 0)
-        parts = self._parts_of(address, page)
-        if shown >= len(parts):
-            why = "There is no page at" if not parts else "Every part was shown of the page at"
-            return self._information(f"{why} {address!r}."), ToolResult(
-                "access", ToolStatus.ERROR, address, "UnknownPage" if not parts else "EndOfPage"
-            )
-        self.state.parts[address] = shown + 1
-        body = _headed(shown + 1, len(parts), address) + parts[shown]
-        return self._information(body), ToolResult("access", ToolStatus.OK, address)
-
-    def _parts_of(self, address: str, page: str) -> list[str]:
-        """The page in parts, nothing between them lost, each of which fits where an observation holds head and a word."""
-        longest = _headed(self._parts, self._parts, address)
-        parts: list[str] = []
-        while page and len(parts) < self._parts:
-            chunk = page[: self._part_chars]
-            part = self._fitting(longest + chunk)[len(longest) :] or chunk
-            parts.append(part)
-            page = page[len(part) :].lstrip(" ")
-        return parts
-
-    async def _page(self, address: str) -> str:
-        """The page at an address: from the corpus or its server, where one is searched, else what searches showed."""
-        if self._pages is not None:
-            return "\n".join(f"{d.title}\n{d.text}" for d in self._pages.by_url(address))
-        if isinstance(self._retriever, RemoteRetriever):
-            (document,) = await self._retriever.documents(urls=[address])
-            return f"{document['title']}\n{document['text']}" if document else ""
-        return "\n".join(p.text for p in self.state.found.values() if address in (p.id, p.title))
+        retriever, page_format = self.search.retriever, replace(self.search.format, write=format_addresses)
+        corpus = getattr(retriever, "corpus", None)
+        pages = Pages(corpus) if isinstance(corpus, Corpus) else None
+        self.search = replace(self.search, format=page_format)
+        self.access = AccessTool(retriever, page_format, part_chars, parts, pages)
+        self.parts = SearchParts(
+            opening=QuestionPrompt(prompt),
+            parser=TagParser(("search", "access", "answer")),
+            tools={"search": self.search, "access": self.access},
+            reward=self.answer_reward,
+            state=LongState,
+        )
 
     def expert(self) -> Sequence[str]:
         """For each hop a search and, while its answer was not shown, the page of its document; then the answer."""
@@ -131,16 +147,12 @@ class LongSearch(LocalSearch):
         for hop in self.state.task.data.get("path", ()):
             tried = [
                 f"<search>{hop['query']}</search>",
-                *[f"<access>{hop['document']}</access>"] * self._parts,
+                *[f"<access>{hop['document']}</access>"] * self.access.most_parts,
             ]
-            for action in tried[: self._max_turns - len(actions)]:
+            for action in tried[: self.max_turns - len(actions)]:
                 step = twin.step(action)
                 actions.append(action)
                 shown = "".join(message.text for message in step.observation)
                 if hop["answer"] in shown or step.info["tool_results"][0].status is not ToolStatus.OK:
                     break
         return [*actions, f"<answer>{self.state.task.answers[0]}</answer>"]
-
-
-def _headed(number: int, total: int, address: str) -> str:
-    return f"Part {number} of {total} of {address}:\n"

@@ -1,9 +1,19 @@
-"""What the end of a search episode is worth: one pure function a published reward, by name."""
+"""Rewards of search: what the end of an episode is worth, one pure function a published reward, and `answer_reward`.
+
+A reward is a pure function of the state of an episode, which holds the task and the record of its turns. It gives what the
+latest turn earns, in parts by name; their sum is the reward of the turn.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from agentenv.core.scoring.scorers import Scorer, get_scorer
+from agentenv.envs.search.search_state import SearchState
 from agentenv.errors import UnknownName
+
+Reward = Callable[[Any], Mapping[str, float]]
+"""From the state after a turn to what the turn earns, by part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +70,36 @@ def get_outcome(name: str) -> Callable[[Ending], float]:
     if name not in OUTCOMES:
         raise UnknownName.among("outcome", name, OUTCOMES)
     return OUTCOMES[name]
+
+
+_HOLDS = get_scorer("em_cover")
+
+
+def score_of(state: SearchState, scorer: Scorer) -> float:
+    """The score of the answer; 0 without one."""
+    return scorer(state.answer, state.task.answers).value if state.answer is not None else 0.0
+
+
+def shows_answer_first(state: SearchState) -> bool:
+    """Whether the page of the latest turn holds an accepted answer, and no valid page before it does."""
+    *before, latest = state.record
+    answers = state.task.answers
+    return (
+        latest.valid
+        and _HOLDS(latest.page, answers).value > 0
+        and not any(turn.valid and _HOLDS(turn.page, answers).value > 0 for turn in before)
+    )
+
+
+def answer_reward(
+    state: SearchState,
+    *,
+    scorer: Scorer,
+    outcome: Callable[[Ending], float] = answer_alone,
+    found: float = 0.0,
+) -> dict[str, float]:
+    """The outcome where the episode ends, and before that ``found`` for the page that shows an accepted answer first."""
+    if state.last.end is None:
+        return {"found": found * shows_answer_first(state)} if found else {}
+    ending = Ending(score_of(state, scorer), state.turns - state.mistakes, state.mistakes)
+    return {"outcome": outcome(ending)}

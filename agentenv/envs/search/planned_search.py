@@ -5,20 +5,21 @@ found. The reward is the generator's score, a process reward for the turn that f
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.grammar import earliest_block
 from agentenv.core.protocols import Policy, Retriever
-from agentenv.core.types import Message, Passage, Sampling, Step, Task
+from agentenv.core.types import Message, Passage, Sampling, Task
 from agentenv.envs.search.local_search import PROMPT as READER_PROMPT
-from agentenv.envs.search.local_search import (
-    LocalSearch,
-    as_question,
-    format_passages,
-    information,
-    on_small_world,
-)
+from agentenv.envs.search.local_search import LocalSearch
+from agentenv.envs.search.outcomes import Reward
+from agentenv.envs.search.page_format import as_question, format_passages, information
+from agentenv.envs.search.search_env import on_small_world
+from agentenv.envs.search.search_state import SearchState, ToolCall, ToolReply
+from agentenv.envs.search.search_tools import answered
 from agentenv.errors import ConfigurationError, EnvFault, PolicyFault
 from agentenv.policies.extractive import EXTRACTIVE, ExtractivePolicy
 from agentenv.policies.policy_spec import is_endpoint, make_endpoint_policy, make_policy
@@ -74,6 +75,29 @@ def make_generator(spec: str) -> Generator:
     return Generator(make_endpoint_policy(spec) if is_endpoint(spec) else make_policy(spec))
 
 
+@dataclass(frozen=True)
+class GeneratedAnswer:
+    """Ends the episode with the generator's answer from everything that was found."""
+
+    generator: Generator
+
+    async def __call__(self, call: ToolCall, state: SearchState) -> ToolReply:
+        """The answer; what the planner wrote between its tags is not read.
+
+        Raises:
+            EnvFault: the generator failed.
+        """
+        written = await self.generator.answer(state.task.question, list(state.found.values()))
+        return answered(written or "", state)
+
+
+def planner_reward(state: SearchState, *, answer: Reward, search_cost: float) -> dict[str, float]:
+    """AI-SearchPlanner: the reward of the generator's answer and of finding it, less the price of the turn's queries."""
+    result = state.last.result
+    queries = len(result.data.get("ids", ())) if result is not None else 0
+    return {**answer(state), "price": -search_cost * queries}
+
+
 class PlannedSearch(LocalSearch):
     """`LocalSearch` in which the end of the plan asks the generator."""
 
@@ -110,26 +134,12 @@ class PlannedSearch(LocalSearch):
         )
         if search_cost < 0:
             raise ConfigurationError(f"search_cost={search_cost} must not be negative")
-        self._generator = make_generator(generator) if isinstance(generator, str) else generator
-        self._search_cost = search_cost
-
-    async def astep(self, action: str) -> Step:
-        """Acts on ``action``; an answer of the planner is replaced by the generator's.
-
-        Raises:
-            EpisodeOver: the episode has ended or was never reset.
-            RetrieverFault: the search failed.
-            EnvFault: the generator failed.
-        """
-        self.check_running()
-        block = earliest_block(action, self.tags)
-        if block and block.tag == "answer":
-            passages = list(self.state.found.values())
-            written = await self._generator.answer(self.state.task.question, passages)
-            return self._answer(written or "")
-        step = await super().astep(action)
-        searches = sum(len(result.data.get("ids", ())) for result in step.info["tool_results"])
-        return step._replace(reward=step.reward - self._search_cost * searches)
+        made = make_generator(generator) if isinstance(generator, str) else generator
+        self.parts = replace(
+            self.parts,
+            submit=GeneratedAnswer(made),
+            reward=partial(planner_reward, answer=self.answer_reward, search_cost=search_cost),
+        )
 
     def expert(self) -> Sequence[str] | None:
         """None: what a plan is worth depends on the generator."""

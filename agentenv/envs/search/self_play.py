@@ -7,17 +7,23 @@ rewards keeping the rules of ``proposals.py``. ``RoleTurn`` is the one written t
 import copy
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 from typing import Any, ClassVar, Self
 
 from agentenv.core.env import Env
-from agentenv.core.grammar import Block, between, earliest_block
+from agentenv.core.grammar import between, earliest_block
 from agentenv.core.scoring.scorers import check_answers
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task
 from agentenv.data.world import FictionalWorld, WorldConfig
-from agentenv.envs.search.local_search import LocalSearch, SearchState, format_passages, information
+from agentenv.envs.search.local_search import STOP, LocalSearch
+from agentenv.envs.search.outcomes import Reward
+from agentenv.envs.search.page_format import QuestionPrompt, information
 from agentenv.envs.search.proposals import Proposal, QuestionRules, as_documents, documents_shown, refusal
+from agentenv.envs.search.search_env import SearchEnv, SearchParts
+from agentenv.envs.search.search_state import SearchState, ToolCall, ToolReply
+from agentenv.envs.search.search_tools import ReadTool, TagParser
 from agentenv.errors import ConfigurationError
 from agentenv.retrievers.bm25 import BM25Retriever
 from agentenv.retrievers.fakes import InMemoryRetriever
@@ -55,6 +61,17 @@ class GameSetup:
     """``signature`` of every question that would be a duplicate."""
 
 
+def is_spam(action: str) -> bool:
+    """Whether an action has more opening or closing answer tags than a solver may write."""
+    return max(action.count("<answer>"), action.count("</answer>")) > _TAG_LIMIT
+
+
+def solver_reward(state: SearchState, *, answer: Reward) -> dict[str, float]:
+    """SSP: the reward of the answer, a quarter of it where the answer's tags are spam."""
+    spam = state.last.end is EndReason.ANSWERED and is_spam(state.last.action)
+    return {name: part * (_SPAM_FACTOR if spam else 1.0) for name, part in answer(state).items()}
+
+
 class SearchSolver(LocalSearch):
     """``LocalSearch`` for questions of a proposer: answer tags in excess cost three quarters of the reward (SSP).
 
@@ -70,23 +87,26 @@ class SearchSolver(LocalSearch):
         """
         super().__init__(**options)
         self.setup = GameSetup(**(setup or {}))
+        self.parts = replace(self.parts, reward=partial(solver_reward, answer=self.answer_reward))
 
-    def _finish(self, action: str, block: Block) -> Step:
-        step = super()._finish(action, block)
-        spam = max(action.count("<answer>"), action.count("</answer>")) > _TAG_LIMIT
-        step.info["success"] = step.reward >= self.reward_ceiling and not spam
-        return step._replace(reward=step.reward * (_SPAM_FACTOR if spam else 1.0))
+    async def astep(self, action: str) -> Step:
+        """As ``LocalSearch.astep``; the last info holds ``success`` where there is an answer."""
+        step = await super().astep(action)
+        if step.info.get("end_reason") is EndReason.ANSWERED:
+            step.info["success"] = step.reward >= self.reward_ceiling and not is_spam(action)
+        return step
 
     def proposer(self, prompt: str, rules: QuestionRules) -> "SearchProposer":
         """A proposer's environment over the same corpus, with the same budgets."""
+        pages = self.search.format
         return SearchProposer(
-            tasks=self._tasks,
-            retriever=self._retriever,
-            k=self._k,
-            max_turns=self._max_turns,
-            observation_tokens=self._observation_tokens,
-            snippet_words=self._snippet_words,
-            count_tokens=self._count,
+            tasks=self.tasks,
+            retriever=self.search.retriever,
+            k=self.search.k,
+            max_turns=self.max_turns,
+            observation_tokens=pages.tokens,
+            snippet_words=pages.words,
+            count_tokens=pages.count,
             prompt=prompt,
             rules=rules,
         )
@@ -94,7 +114,7 @@ class SearchSolver(LocalSearch):
     def closed_book(self) -> Self:
         """The same environment without a search: the first action must be the answer."""
         twin = copy.copy(self)
-        twin._max_turns = 0
+        twin.max_turns = 0
         return twin
 
     def posing(self, prompt: str | None, passages: Sequence[str] | None) -> Self:
@@ -105,31 +125,67 @@ class SearchSolver(LocalSearch):
             passages: All that its search finds, as `documents_shown` gives them, ranked by BM25; None keeps the corpus.
         """
         twin = copy.copy(self)
-        twin._prompt = prompt or self._prompt
-        twin._retriever = self._retriever if passages is None else BM25Retriever.build(as_documents(passages))
+        if passages is not None:
+            twin.search = replace(self.search, retriever=BM25Retriever.build(as_documents(passages)))
+        twin.parts = replace(
+            self.parts,
+            opening=QuestionPrompt(prompt) if prompt else self.parts.opening,
+            tools={**self.parts.tools, "search": twin.search},
+        )
         return twin
 
     async def found(self, query: str) -> tuple[str, ...]:
         """The passages that a search of the corpus shows, as a proposer would see them."""
-        ranking = (await self._retriever.search([query], self._k))[0]
-        return documents_shown([information(format_passages(ranking, self._snippet_words))])
+        ranking = (await self.search.retriever.search([query], self.search.k))[0]
+        return documents_shown([information(self.search.format.passages(ranking))])
 
     async def noise_passages(self, seed: int, count: int) -> tuple[str, ...]:
         """About ``count`` passages that searches for other topics show: noise for a verifier's page."""
-        drawn = Random(seed).sample(self._tasks, min(count, len(self._tasks)))
+        drawn = Random(seed).sample(self.tasks, min(count, len(self.tasks)))
         pages = [await self.found(task.question) for task in drawn]
         return tuple(page[0] for page in pages if page)
 
 
-@dataclass
-class ProposerState(SearchState):
-    """All that changes within an episode."""
+def topic_prompt(task: Task, *, template: str) -> str:
+    """The opening message of a proposer: the topic of ``task``, and what else the task asks for.
 
-    thoughts: list[str] = field(default_factory=list)
-    """What was thought before its actions."""
+    Raises:
+        DatasetError: the task has answers that are not text.
+    """
+    if task.answers:
+        check_answers(task.answers)
+    given = GIVEN.format(answer=task.answers[0]) if task.answers else ""
+    searches = int(task.data.get("searches", 1))
+    return opening_of(template, task.question, searches, task.data.get("reference", "")) + given
 
 
-class SearchProposer(LocalSearch):
+@dataclass(frozen=True)
+class ProposalTool:
+    """Ends the episode with a proposal, and notes the rule that it breaks."""
+
+    rules: QuestionRules
+
+    async def __call__(self, call: ToolCall, state: SearchState) -> ToolReply:
+        """Notes ``proposal`` and ``refused``."""
+        own = earliest_block(call.rest, ("answer",))
+        gold = state.task.answers[0] if state.task.answers else own.content if own else ""
+        actions = [*(turn.action for turn in state.record), call.action]
+        thoughts = [thought.strip() for text in actions for thought in between(text, "<think>", "</think>")]
+        proposal = Proposal(
+            call.text, gold, tuple(state.queries), documents_shown(state.pages), tuple(thoughts)
+        )
+        state.answer = call.text
+        info = {"proposal": proposal, "refused": refusal(proposal, self.rules)}
+        return ToolReply(end=EndReason.SUBMITTED, info=info)
+
+
+def proposer_reward(state: SearchState) -> dict[str, float]:
+    """1 for a proposal that keeps every rule."""
+    last = state.last
+    return {"kept_rules": float(last.end is EndReason.SUBMITTED and last.info["refused"] is None)}
+
+
+class SearchProposer(SearchEnv):
     """Searches a corpus about a topic, the task's question, and hands in a question with its answer.
 
     ``Task.data`` may hold ``searches``, the fewest that are asked for (1), and ``reference``, a question of the kind that is
@@ -138,9 +194,9 @@ class SearchProposer(LocalSearch):
     """
 
     final_tag: ClassVar[str] = "question"
-    correction: ClassVar[str] = CORRECTION
+    call_markers: ClassVar[tuple[str, ...]] = ("<search>", "<read>")
+    stop: ClassVar[tuple[str, ...]] = STOP
     client_data: ClassVar[Mapping[str, Any]] = {"searches": int, "reference": str}
-    state: ProposerState
 
     def __init__(
         self,
@@ -156,7 +212,7 @@ class SearchProposer(LocalSearch):
             tasks: Topics; None takes those of a small FictionalWorld, with its questions as the expert's proposals.
             prompt: Opening message; must hold ``{topic}``.
             rules: Bounds of the rules.
-            options: Those of ``LocalSearch``.
+            options: Those of ``SearchEnv``.
 
         Raises:
             ConfigurationError: no ``{topic}`` in the prompt.
@@ -170,46 +226,13 @@ class SearchProposer(LocalSearch):
             tasks = [_as_topic(task) for task in world.questions]
             options = {"retriever": InMemoryRetriever(world.documents)} | options
         super().__init__(tasks=tasks, **options)
-        self.tags = ("search", "read", "question")
-        self._opening_form = prompt
-        self._rules = rules or QuestionRules()
-
-    async def areset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, Info]:
-        """As ``LocalSearch.areset``."""
-        opening = await super().areset(seed=seed, options=options)
-        self.state = ProposerState(self.state.task, self.state.seed)
-        return opening
-
-    async def astep(self, action: str) -> Step:
-        """As ``LocalSearch.astep``; what is thought in ``action`` is kept for the proposal."""
-        self.check_running()
-        self.state.thoughts += [thought.strip() for thought in between(action, "<think>", "</think>")]
-        return await super().astep(action)
-
-    def _opening(self, task: Task) -> str:
-        if task.answers:
-            check_answers(task.answers)
-        given = GIVEN.format(answer=task.answers[0]) if task.answers else ""
-        searches = int(task.data.get("searches", 1))
-        return opening_of(self._opening_form, task.question, searches, task.data.get("reference", "")) + given
-
-    def _finish(self, action: str, block: Block) -> Step:
-        task = self.state.task
-        own = earliest_block(action[block.end :], ("answer",))
-        gold = task.answers[0] if task.answers else own.content if own else ""
-        proposal = Proposal(
-            block.content,
-            gold,
-            tuple(self.state.queries),
-            documents_shown(self.state.pages),
-            tuple(self.state.thoughts),
-        )
-        self.state.answer = block.content
-        refused = refusal(proposal, self._rules)
-        return self.result(
-            (), reward=float(refused is None), end=EndReason.SUBMITTED, proposal=proposal, refused=refused
+        self.parts = SearchParts(
+            opening=partial(topic_prompt, template=prompt),
+            parser=TagParser(("search", "read", "question")),
+            tools={"search": self.search, "read": ReadTool(self.search.format)},
+            submit=ProposalTool(rules or QuestionRules()),
+            reward=proposer_reward,
+            correction=CORRECTION,
         )
 
     def expert(self) -> Sequence[str] | None:

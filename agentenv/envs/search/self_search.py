@@ -8,12 +8,18 @@ format: a chat template would put a turn's end in between.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import log2
 from typing import Any, Literal, get_args
 
-from agentenv.core.grammar import Block, earliest_block
-from agentenv.core.types import EndReason, Info, Message, Observation, Step, ToolResult, ToolStatus
-from agentenv.envs.search.local_search import LocalSearch, SearchState
+from agentenv.core.grammar import Block
+from agentenv.core.scoring.scorers import Scorer
+from agentenv.core.types import ToolResult, ToolStatus
+from agentenv.envs.search.outcomes import score_of
+from agentenv.envs.search.page_format import QuestionPrompt
+from agentenv.envs.search.search_env import SearchEnv, SearchParts
+from agentenv.envs.search.search_state import SearchState, ToolCall, ToolReply
+from agentenv.envs.search.search_tools import SearchTool, TagParser
 from agentenv.errors import ConfigurationError, UnknownName
 
 Real = Literal["never", "first", "entropy", "always"]
@@ -86,13 +92,56 @@ def _blocks(text: str) -> list[Block]:
 class SelfSearchState(SearchState):
     """All that changes within an episode."""
 
-    text: str = ""
-    """What the policy wrote so far, with real search results where they stood."""
     entropies: list[float] = field(default_factory=list)
     """Entropy of each query, where somebody tells it."""
 
+    @property
+    def text(self) -> str:
+        """What the policy wrote so far, with real search results where they stood."""
+        return "".join(turn.action + turn.page for turn in self.record)
 
-class SelfSearch(LocalSearch):
+
+@dataclass(frozen=True)
+class SelfSearchTool:
+    """Says nothing, so that the policy goes on with what it knows; or searches really."""
+
+    search: SearchTool
+    real: Real
+
+    async def __call__(self, call: ToolCall, state: SelfSearchState) -> ToolReply:
+        """Nothing, or the page of a real search for the query as one line.
+
+        Raises:
+            RetrieverFault: a real search failed.
+            ConfigurationError: real search depends on entropies and nobody tells them.
+        """
+        if self.is_real(state.turns, state.entropies):
+            return await self.search.search([" ".join(call.text.split())], state)
+        return ToolReply(result=ToolResult("self_search", ToolStatus.OK, call.text))
+
+    def is_real(self, searches: int, entropies: Sequence[float]) -> bool:
+        """Whether the search after ``searches`` others is a real one.
+
+        Raises:
+            ConfigurationError: it depends on entropies and nobody tells them.
+        """
+        if self.real != "entropy" or searches == 0:
+            return self.real != "never" and (self.real == "always" or searches == 0)
+        if len(entropies) <= searches:
+            raise ConfigurationError(
+                "real='entropy' needs to be told the entropy of each query: use the strategy 'self_search'"
+            )
+        return entropies[searches] > entropies[searches - 1]
+
+
+def self_search_reward(state: SelfSearchState, *, scorer: Scorer) -> dict[str, float]:
+    """SSRL: at the end 0.9 of the score and 0.1 of the format."""
+    if state.last.end is None:
+        return {}
+    return {"answer": 0.9 * score_of(state, scorer), "format": 0.1 * format_reward(state.text)}
+
+
+class SelfSearch(SearchEnv):
     """Thoughts, queries, self-written information, then an answer; 0.9 of the reward is the score, 0.1 the format."""
 
     call_markers = ("<search>",)
@@ -110,93 +159,36 @@ class SelfSearch(LocalSearch):
                 tells entropies.
             max_turns: Searches of an episode.
             prompt: Opening message; must hold ``{question}``.
-            **options: Further arguments of `LocalSearch`; its retriever answers real searches.
+            **options: Further arguments of `SearchEnv`; its retriever answers real searches.
 
         Raises:
             UnknownName: no such mode.
         """
         if real not in get_args(Real):
             raise UnknownName.among("mode of real search", real, get_args(Real))
-        super().__init__(max_turns=max_turns, prompt=prompt, **options)
-        self.tags = ("search", "answer")
-        self._real = real
-
-    async def areset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, Info]:
-        """As `LocalSearch`."""
-        opening = await super().areset(seed=seed, options=options)
-        self.state = SelfSearchState(self.state.task, self.state.seed)
-        return opening
+        super().__init__(max_turns=max_turns, **options)
+        self.tool = SelfSearchTool(self.search, real)
+        self.parts = SearchParts(
+            opening=QuestionPrompt(prompt),
+            parser=TagParser(("search", "answer")),
+            tools={"search": self.tool},
+            reward=partial(self_search_reward, scorer=self.scorer),
+            correction=None,
+            state=SelfSearchState,
+        )
 
     def tell_entropy(self, entropy: float) -> None:
         """Says how uncertain the query was that is about to be acted on; see `query_entropy`."""
         self.state.entropies.append(entropy)
 
-    async def astep(self, action: str) -> Step:
-        """Acts on the search or the answer that ends ``action``; without one the text has ended, and the episode with it.
-
-        Raises:
-            EpisodeOver: the episode has ended or was never reset.
-            RetrieverFault: a real search failed.
-            ConfigurationError: real search depends on entropies and nobody tells them.
-        """
-        self.check_running()
-        block = earliest_block(action, self.tags)
-        before = self.state.text
-        self.state.text += action
-        if block and block.tag == "answer":
-            return self._end(EndReason.ANSWERED, block.content)
-        if block is None or not block.content:
-            return self._end(EndReason.PARSE_ERROR)
-        if self.state.turns >= self._max_turns:
-            return self._end(EndReason.TURN_LIMIT)
-        try:
-            observation, result = await self._found(block.content)
-        except Exception:
-            self.state.text = before  # an infrastructure failure leaves the episode where it was
-            raise
-        self.state.text += "".join(message.text for message in observation)
-        self.state.turns += 1
-        return self.result(observation, tool_results=(result,))
-
-    async def _found(self, query: str) -> tuple[Observation, ToolResult]:
-        if not self._is_real():
-            return (), ToolResult("self_search", ToolStatus.OK, query)
-        text, result = await self._search([" ".join(query.split())])
-        return (Message("tool", text),), result
-
-    def _is_real(self) -> bool:
-        searches = self.state.turns
-        if self._real != "entropy" or searches == 0:
-            return self._real != "never" and (self._real == "always" or searches == 0)
-        if len(self.state.entropies) <= searches:
-            raise ConfigurationError(
-                "real='entropy' needs to be told the entropy of each query: use the strategy 'self_search'"
-            )
-        return self.state.entropies[searches] > self.state.entropies[searches - 1]
-
-    def _end(self, end: EndReason, answer: str | None = None) -> Step:
-        self.state.answer = answer
-        score = self._scorer(answer, self.state.task.answers).value
-        reward = 0.9 * score + 0.1 * format_reward(self.state.text)
-        return self.result(
-            (),
-            reward=reward,
-            end=end,
-            truncated=end is EndReason.TURN_LIMIT,
-            valid=end is EndReason.ANSWERED,
-            answer=answer,
-        )
-
     def expert(self) -> Sequence[str] | None:
         """Thinks, searches a hop and knows what is found where the task carries its path, then answers."""
-        if self._real == "entropy":
+        if self.tool.real == "entropy":
             return None
         task, actions, known = self.state.task, [], ""
-        for number, hop in enumerate(task.data.get("path", ())[: self._max_turns]):
+        for number, hop in enumerate(task.data.get("path", ())[: self.max_turns]):
             actions.append(f"{known}<think>What comes next?</think><search>{hop['query']}</search>")
-            real = self._real == "always" or (self._real == "first" and number == 0)
+            real = self.tool.real == "always" or (self.tool.real == "first" and number == 0)
             known = "" if real else f"<information>{hop['query']}: {hop['answer']}</information>"
         return (*actions, f"{known}<think>I know it.</think><answer>{task.answers[0]}</answer>")
 

@@ -21,7 +21,7 @@ from agentenv.core.rollout import EpisodeSpec, run_episode
 from agentenv.core.scoring.scorers import get_scorer
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
-from agentenv.envs.search.local_search import as_question
+from agentenv.envs.search.page_format import as_question
 from agentenv.envs.search.proposals import Proposal, QuestionRules, as_page
 from agentenv.envs.search.self_play import PROPOSER_PROMPT, REFERENCE, GameSetup, RoleTurn, SearchSolver
 from agentenv.errors import ConfigurationError, EndpointFault, JudgeFault, UnknownName

@@ -15,7 +15,7 @@ from agentenv.core.types import Document, Message, Passage, Task
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.data.world_facts import generate_facts
 from agentenv.data.world_solver import Solver
-from agentenv.envs.search.local_search import as_question, format_passages, information
+from agentenv.envs.search.page_format import as_question, format_passages, information
 from agentenv.retrievers.encoder import HashEncoder
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from agentenv.core.types import Document, Passage, Task
-from agentenv.envs.search.local_search import as_question, format_passages, information
+from agentenv.envs.search.page_format import as_question, format_passages, information
 from agentenv.envs.search.proposals import UNKNOWN
 from agentenv.envs.search.self_play import opening_of, proposal_text
 from agentenv.retrievers.bm25 import BM25Retriever

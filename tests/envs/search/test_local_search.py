@@ -23,7 +23,9 @@ from agentenv.core.types import (
     ToolStatus,
 )
 from agentenv.data.world import FictionalWorld, WorldConfig
-from agentenv.envs.search.local_search import CORRECTION, PROMPT, STOP, LocalSearch, as_question, as_turns
+from agentenv.envs.search.local_search import PROMPT, STOP, LocalSearch, as_turns
+from agentenv.envs.search.page_format import as_question
+from agentenv.envs.search.search_env import CORRECTION
 from agentenv.errors import ConfigurationError, DatasetError, EnvFault, UnknownName
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agentenv.core.types import Document, EndReason, Passage, Task, ToolStatus
-from agentenv.envs.search.local_search import format_passages, information
+from agentenv.envs.search.page_format import format_passages, information
 from agentenv.envs.search.proposals import (
     FILTERS,
     Proposal,

@@ -1,0 +1,97 @@
+"""What a search environment shows: the question, and pages between information tags that fit into one observation."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from agentenv.core.tool_results import passage_lines
+from agentenv.core.types import Passage, Task
+from agentenv.errors import ConfigurationError, DatasetError
+
+
+def as_question(text: str) -> str:
+    """``text`` stripped, with a question mark at the end."""
+    text = text.strip()
+    return text if text.endswith("?") else text + "?"
+
+
+def information(body: str) -> str:
+    """An observation: two newlines on the outside, none inside."""
+    return f"\n\n<information>{body.strip()}</information>\n\n"
+
+
+def format_passages(passages: Sequence[Passage], words: int | None = None) -> str:
+    """One line a passage, numbered from 1: ``Doc 1(Title: t) text``; of each text the first ``words``."""
+    return passage_lines(replace(p, text=" ".join(p.text.split(" ")[:words])) for p in passages)
+
+
+def format_addresses(passages: Sequence[Passage], words: int | None = None) -> str:
+    """One line a passage with its id, which is its address: ``[Doc 1](id): t. text``."""
+    texts = [" ".join(passage.text.split(" ")[:words]) for passage in passages]
+    return "".join(
+        f"[Doc {i}]({p.id}): {p.title}. {text}\n"
+        for i, (p, text) in enumerate(zip(passages, texts, strict=True), 1)
+    )
+
+
+def count_words(text: str) -> int:
+    """Number of words."""
+    return len(text.split())
+
+
+@dataclass(frozen=True)
+class QuestionPrompt:
+    """The opening message of a task.
+
+    Raises:
+        ConfigurationError: the template does not hold ``{question}``.
+    """
+
+    template: str
+
+    def __post_init__(self) -> None:
+        if "{question}" not in self.template:
+            raise ConfigurationError("the prompt template must hold {question}")
+
+    def __call__(self, task: Task) -> str:
+        """The template with the question of ``task``.
+
+        Raises:
+            DatasetError: the task has no answers.
+        """
+        if not task.answers:
+            raise DatasetError(f"task {task.id!r} has no answers to score against")
+        return self.template.replace("{question}", as_question(task.question))
+
+
+@dataclass(frozen=True)
+class PageFormat:
+    """How passages are written, and how long one observation may be."""
+
+    tokens: int
+    """Bound of one observation; its body is cut so that both tags survive."""
+    count: Callable[[str], int] = count_words
+    """Length of a text in tokens."""
+    words: int | None = None
+    """Words of each passage that a search shows; None shows all."""
+    write: Callable[[Sequence[Passage], int | None], str] = format_passages
+    """From passages and ``words`` to text."""
+
+    def passages(self, passages: Sequence[Passage]) -> str:
+        """The body of a page of search results."""
+        return self.write(passages, self.words)
+
+    def page(self, body: str) -> str:
+        """``body`` as an observation, cut where it is too long."""
+        return information(self.fitting(body))
+
+    def fitting(self, body: str) -> str:
+        """The longest run of leading words of ``body`` that fits into one observation."""
+        if self.count(information(body)) <= self.tokens:
+            return body
+        words = body.split(" ")
+        low, high = 0, len(words)
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = self.count(information(" ".join(words[:middle]))) <= self.tokens
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return " ".join(words[:low])

@@ -1,0 +1,236 @@
+"""The loop of every search environment, and the options that they share.
+
+A variant names its parts: how an action is read, which tools it may call, what ends the episode, and what a turn earns.
+Nothing else changes from variant to variant.
+"""
+
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, Required
+
+from typing_extensions import TypedDict
+
+from agentenv.core.env import AsyncEnv
+from agentenv.core.protocols import Retriever
+from agentenv.core.scoring.scorers import get_scorer
+from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult, ToolStatus
+from agentenv.data.world import FictionalWorld, WorldConfig
+from agentenv.envs.search.outcomes import Reward, answer_reward, get_outcome
+from agentenv.envs.search.page_format import PageFormat, as_question, count_words
+from agentenv.envs.search.search_state import SearchState, ToolCall, ToolFunction, ToolReply
+from agentenv.envs.search.search_tools import SearchTool, submit_answer
+from agentenv.errors import ConfigurationError, DatasetError
+from agentenv.retrievers.fakes import InMemoryRetriever
+from agentenv.retrievers.retriever_spec import make_retriever
+
+CORRECTION = """
+My last action was not valid. If I want to search, I have to put the query between <search> and </search>. \
+If I want to answer, I have to put the answer between <answer> and </answer>. Let me try again.
+"""
+
+
+class Hop(TypedDict, total=False):
+    """One step on the way to an answer: what the expert searches, and what it finds there."""
+
+    query: Required[str]
+    answer: str
+    entity: str
+    relation: str
+    document: str
+    """Id of the document that holds the answer."""
+
+
+@dataclass(frozen=True)
+class SearchParts:
+    """What a search environment is made of. Parts keep nothing of an episode: its state is handed to them."""
+
+    opening: Callable[[Task], str]
+    """From a task to the first message."""
+    parser: Callable[[str], ToolCall | None]
+    """From the text of an action to what it asks for; None where it is malformed."""
+    tools: Mapping[str, ToolFunction]
+    """By tag, the tools after which the episode goes on."""
+    reward: Reward
+    """From the state after a turn to what the turn earns, by part."""
+    submit: ToolFunction = submit_answer
+    """What the tag ``final_tag`` of the environment calls; it ends the episode."""
+    correction: str | None = CORRECTION
+    """What is shown after a malformed action; None ends the episode there."""
+    beside: Callable[[str, Any], Awaitable[Mapping[str, Any]]] | None = None
+    """From the text of an action and the state to what else the action says, as entries of ``info``."""
+    state: Callable[[Task, int], SearchState] = SearchState
+    """From a task and a seed to the state of a new episode."""
+
+
+class SearchEnv(AsyncEnv[SearchState]):
+    """Base of the environments that search; a subclass sets ``parts`` in its constructor."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}  # type: ignore[misc]
+    reports_searches: ClassVar[bool] = True
+    scorers: ClassVar[tuple[str, ...]] = ("em_squad", "f1_squad")
+    client_data: ClassVar[Mapping[str, Any]] = {"path": tuple[Hop, ...]}
+    final_tag: ClassVar[str] = "answer"
+    """The tag that ends the episode."""
+    parts: SearchParts
+
+    def __init__(
+        self,
+        *,
+        tasks: Sequence[Task] | None = None,
+        retriever: Retriever | str | None = None,
+        k: int = 3,
+        max_turns: int = 4,
+        observation_tokens: int = 500,
+        snippet_words: int | None = None,
+        scorer: str = "em_squad",
+        found_reward: float = 0.0,
+        outcome: str = "answer",
+        queries: int | None = None,
+        count_tokens: Callable[[str], int] | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        """Makes what most variants need: ``tasks``, the tool ``search``, ``scorer`` and ``answer_reward``.
+
+        Args:
+            tasks: Questions with answers; None takes those of a small FictionalWorld.
+            retriever: A retriever or its spec, such as ``faiss:DIR``; None searches that world by word overlap.
+            k: Passages a query.
+            max_turns: Turns before the last one, in which only an answer counts.
+            observation_tokens: Bound of one observation; its body is cut so that both tags survive.
+            snippet_words: Words of each passage that a search shows, the rest is for ``<read>``; None shows all.
+            scorer: Name of the scorer that gives the reward.
+            found_reward: Reward of the first turn whose observation holds an accepted answer, for credit by turn (MT-GRPO:
+                0.5); of no use where answers are yes or no.
+            outcome: Row of `agentenv.envs.search.outcomes.OUTCOMES`: what the end is worth; ``answer`` is the score alone.
+            queries: Queries that one turn may ask, further ones are left out; 1 is sequential search, None any number.
+            count_tokens: Length of a text in tokens; None counts words.
+            render_mode: ``ansi`` or None.
+
+        Raises:
+            ConfigurationError: a bound below 1.
+            UnknownName: no such outcome, scorer or retriever.
+        """
+        super().__init__(render_mode=render_mode)
+        if min(k, observation_tokens, 1 if queries is None else queries) < 1 or max_turns < 0:
+            raise ConfigurationError(
+                f"k={k}, observation_tokens={observation_tokens} and queries={queries} must be at least 1, "
+                f"max_turns={max_turns} at least 0"
+            )
+        tasks, retriever = on_small_world(tasks, retriever)
+        retriever = make_retriever(retriever) if isinstance(retriever, str) else retriever
+        self.tasks = tuple(tasks)
+        self.max_turns = max_turns
+        page_format = PageFormat(observation_tokens, count_tokens or count_words, snippet_words)
+        self.search = SearchTool(retriever, k, page_format, queries)
+        self.scorer = get_scorer(scorer)
+        self.answer_reward = partial(
+            answer_reward, scorer=self.scorer, outcome=get_outcome(outcome), found=found_reward
+        )
+
+    def held_tasks(self) -> Sequence[Task]:
+        """The tasks that it was given, or those of its default."""
+        return self.tasks
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """Poses ``options["task"]``, or a task drawn by the seed.
+
+        Raises:
+            DatasetError: there is no task, or it has no answers.
+        """
+        await super().areset(seed=seed, options=options)
+        drawn = self.tasks[int(self.np_random.integers(len(self.tasks)))] if self.tasks else None
+        task: Task | None = (options or {}).get("task") or drawn
+        if task is None:
+            raise DatasetError("there is no task to pose")
+        self.state = self.parts.state(task, seed or 0)
+        return (Message("user", self.parts.opening(task)),), {"task_id": task.id}
+
+    async def astep(self, action: str) -> Step:
+        """Runs the call in ``action``, and rewards what came of them.
+
+        Raises:
+            EpisodeOver: the episode has ended or was never reset.
+            Fault: a tool failed; this is never the policy's doing, and the episode stays where it was.
+        """
+        self.check_running()
+        parts, state = self.parts, self.state
+        notes = await parts.beside(action, state) if parts.beside is not None else {}
+        reply = await self._reply(parts.parser(action))
+        reply = replace(reply, info={**reply.info, **notes}, action=action)
+        state.record.append(reply)
+        reward = 0.0
+        for part in parts.reward(state).values():
+            reward += part
+        return self.result(
+            (Message("tool", reply.page),) if reply.page else (),
+            reward=reward,
+            end=reply.end,
+            truncated=reply.end is EndReason.TURN_LIMIT,
+            valid=reply.valid,
+            tool_results=(reply.result,) if reply.result else (),
+            **reply.info,
+        )
+
+    async def _reply(self, call: ToolCall | None) -> ToolReply:
+        parts = self.parts
+        if call is not None and call.tag == self.final_tag:
+            return await parts.submit(call, self.state)
+        if call is None and parts.correction is None:
+            return ToolReply(end=EndReason.PARSE_ERROR, info={"answer": None})
+        if self.state.turns >= self.max_turns:
+            return ToolReply(end=EndReason.TURN_LIMIT, info={"answer": None})
+        if call is None:
+            error = ToolResult("none", ToolStatus.FORMAT_ERROR, error_class="no complete action")
+            return ToolReply(parts.correction or "", error)
+        return await parts.tools[call.tag](call, self.state)
+
+    def anchor_key(self) -> str:
+        """The question and the set of documents seen: what was asked in between does not matter."""
+        seen = sorted({passage.id for passage in self.state.found.values()})
+        return hashlib.sha256("\n".join([self.state.task.id, *seen]).encode()).hexdigest()[:16]
+
+    def expert_gives_up(self) -> str | None:
+        """An empty answer, unless every supporting document stands whole on a page.
+
+        Where the task names none: unless a page holds an accepted answer, or any page was shown and the answer is yes or no,
+        which no page holds.
+
+        Raises:
+            ConfigurationError: the task carries no path of searches, and the expert searched nothing.
+        """
+        state, seen = self.state, "\n".join(self.state.pages)
+        if self.final_tag != "answer":
+            return None
+        if not (state.queries or state.task.data.get("path")):
+            raise ConfigurationError(
+                f"task {state.task.id!r} carries no data['path'] of searches, so the expert does not know what to search "
+                "for and its score is not measured"
+            )
+        if needed := state.task.data.get("supporting_ids"):
+            lines = [self.search.format.passages([state.by_id[one]]) for one in needed if one in state.by_id]
+            whole = [line[line.find("(") + 1 :].strip() in seen for line in lines]  # without its number
+            shown = len(whole) == len(needed) and all(whole)
+        elif all(answer.strip().lower() in ("yes", "no") for answer in state.task.answers):
+            shown = bool(state.found)
+        else:
+            shown = get_scorer("em_cover")(seen, state.task.answers).value > 0
+        return None if shown else "<answer></answer>"
+
+    def render(self) -> str:
+        """The question, what was searched and the answer so far."""
+        state = self.state
+        return f"{as_question(state.task.question)} [{len(state.retrieved)} queries] -> {state.answer}"
+
+
+def on_small_world(
+    tasks: Sequence[Task] | None, retriever: Retriever | str | None, *, families: tuple[str, ...] = ()
+) -> tuple[Sequence[Task], Retriever | str]:
+    """What is given; in place of what is None the questions of a small FictionalWorld and its search by word overlap."""
+    if tasks is not None and retriever is not None:
+        return tasks, retriever
+    world = FictionalWorld.generate(WorldConfig(documents=200, questions=50, families=families))
+    return tasks or world.questions, retriever or InMemoryRetriever(world.documents)

@@ -1,0 +1,95 @@
+"""The parts that most search environments share: the parser of tags, the tools to search and to read, and the answer."""
+
+from dataclasses import dataclass
+
+from agentenv.core.grammar import earliest_block
+from agentenv.core.protocols import Retriever
+from agentenv.core.types import EndReason, Query, QueryContext, ToolResult, ToolStatus
+from agentenv.envs.search.page_format import PageFormat, format_passages
+from agentenv.envs.search.search_state import SearchState, ToolCall, ToolReply
+
+
+@dataclass(frozen=True)
+class TagParser:
+    """Reads an action: its earliest complete pair of tags decides."""
+
+    tags: tuple[str, ...]
+    """The tags that decide."""
+    filled: tuple[str, ...] = ("search",)
+    """Those of them that ask for nothing where they are empty."""
+
+    def __call__(self, action: str) -> ToolCall | None:
+        """What ``action`` asks for; None where it is malformed."""
+        block = earliest_block(action, self.tags)
+        if block is None or (block.tag in self.filled and not block.content):
+            return None
+        return ToolCall(block.tag, block.content, action, action[block.end :])
+
+
+@dataclass(frozen=True)
+class SearchTool:
+    """Searches every line of its text as a query, all of them together."""
+
+    retriever: Retriever
+    k: int
+    """Passages a query."""
+    format: PageFormat
+    queries: int | None = None
+    """Queries of one call, further ones are left out; None is any number."""
+
+    async def __call__(self, call: ToolCall, state: SearchState) -> ToolReply:
+        """The page of what is found.
+
+        Raises:
+            RetrieverFault: the search failed; this is never the policy's doing.
+        """
+        lines = [line.strip() for line in call.text.splitlines() if line.strip()]
+        return await self.search(lines[: self.queries], state)
+
+    async def search(self, texts: list[str], state: SearchState) -> ToolReply:
+        """The page of what is found for ``texts``.
+
+        Raises:
+            RetrieverFault: the search failed.
+        """
+        task = state.task
+        context = QueryContext(
+            f"{task.id}/{state.seed}", task.question, task.answers, state.turns, task.split, state.seed
+        )
+        rankings = await self.retriever.search([Query(text, context) for text in texts], self.k)
+        ids = [[passage.id for passage in ranking] for ranking in rankings]
+        passages = list({passage.id: passage for ranking in rankings for passage in ranking}.values())
+        state.retrieved += ids
+        state.queries += texts
+        state.found |= {passage.title: passage for passage in passages}
+        state.by_id |= {passage.id: passage for passage in passages}
+        result = ToolResult("search", ToolStatus.OK, "\n".join(texts), data={"ids": ids})
+        return ToolReply(self.format.page(self.format.passages(passages)), result)
+
+
+@dataclass(frozen=True)
+class ReadTool:
+    """Shows a passage that was found before, whole, by its title."""
+
+    format: PageFormat
+
+    async def __call__(self, call: ToolCall, state: SearchState) -> ToolReply:
+        """The passage with the title that is asked for."""
+        title = call.text
+        passage = state.found.get(title)
+        if passage is None:
+            page = self.format.page(f"No document titled {title!r} was found so far.")
+            return ToolReply(page, ToolResult("read", ToolStatus.ERROR, title, "UnknownTitle"))
+        result = ToolResult("read", ToolStatus.OK, title, data={"ids": [[passage.id]]})
+        return ToolReply(self.format.page(format_passages([passage])), result)
+
+
+async def submit_answer(call: ToolCall, state: SearchState) -> ToolReply:
+    """Ends the episode with the text of the call as its answer."""
+    return answered(call.text, state)
+
+
+def answered(answer: str, state: SearchState) -> ToolReply:
+    """Ends the episode with ``answer``."""
+    state.answer = answer
+    return ToolReply(end=EndReason.ANSWERED, info={"answer": answer})
