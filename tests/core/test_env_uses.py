@@ -73,7 +73,7 @@ def test_an_environment_over_processes_says_which_part_cannot_be_pickled() -> No
 
 def test_a_part_that_cannot_be_pickled_is_named() -> None:
     env = LocalSearch(count_tokens=lambda text: 1)
-    with pytest.raises(pickle.PicklingError, match=r"LocalSearch.*search"):
+    with pytest.raises(pickle.PicklingError, match=r"LocalSearch.*: its search"):
         pickle.dumps(env)
     env.reset(seed=0)
     for twin in (copy.copy(env), copy.deepcopy(env)):  # neither needs it

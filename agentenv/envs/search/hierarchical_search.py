@@ -123,10 +123,7 @@ class AgentsTool:
         """
         evidence: dict[str, Passage] = {}
         told: list[str] = []
-        for (
-            name,
-            agent,
-        ) in self.agents.items():  # one after the other: an episode waits for one batch at a time
+        for name, agent in self.agents.items():  # in turn: an episode waits for one batch at a time
             found, answer = await agent.ask(call.text, state.seed)
             best = refine(found, call.text, self.reranker, self.keep)
             evidence |= {passage.id: passage for passage in best}
@@ -135,8 +132,7 @@ class AgentsTool:
         kept = list(evidence.values())
         if len(self.agents) > 1:
             kept = refine(kept, call.text, self.reranker, self.keep)
-        state.found |= {passage.title: passage for passage in kept}
-        state.by_id |= {passage.id: passage for passage in kept}
+        state.add_passages(kept)
         ids = [[passage.id for passage in kept]]
         state.retrieved += ids
         page = self.format.page("\n".join([format_passages(kept).strip(), *told]))

@@ -1,6 +1,6 @@
 """The record of a search episode: what a tool is asked, what it replies, and everything that a reward may look at."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -88,3 +88,8 @@ class SearchState:
     def pages(self) -> list[str]:
         """The observation of each turn after which the episode went on."""
         return [turn.page for turn in self.record[: self.turns]]
+
+    def add_passages(self, passages: Sequence[Passage]) -> None:
+        """Notes what was found, by title and by id."""
+        self.found |= {passage.title: passage for passage in passages}
+        self.by_id |= {passage.id: passage for passage in passages}

@@ -61,8 +61,7 @@ class SearchTool:
         passages = list({passage.id: passage for ranking in rankings for passage in ranking}.values())
         state.retrieved += ids
         state.queries += texts
-        state.found |= {passage.title: passage for passage in passages}
-        state.by_id |= {passage.id: passage for passage in passages}
+        state.add_passages(passages)
         result = ToolResult("search", ToolStatus.OK, "\n".join(texts), data={"ids": ids})
         return ToolReply(self.format.page(self.format.passages(passages)), result)
 
