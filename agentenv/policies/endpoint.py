@@ -7,21 +7,19 @@ named address and stands in no message, file or log.
 
 import asyncio
 import contextlib
-import json
 import os
-import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from math import inf
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlsplit
 from weakref import WeakKeyDictionary
 
-import httpx
-
-from agentenv.core.concurrency.backoff import backoff, retry_after
 from agentenv.errors import ConfigurationError, ContextTooSmall, EndpointFault, UnknownName
+from agentenv.web.client import HTTPClient, Request, Response, bearer
+from agentenv.web.retries import GaveUp, RetryPolicy, TryAgain
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 
@@ -29,7 +27,6 @@ _LIMIT_FIELDS = ("max_tokens", "max_completion_tokens")
 _RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _MISCONFIGURED = frozenset({301, 302, 307, 308, 401, 403, 404})
 _LONGEST_WAIT_S = 20.0  # of one back-off that the server did not ask for
-_JITTER = random.Random()
 
 ChatMessage = Mapping[str, str]
 
@@ -184,35 +181,32 @@ class Chat(Protocol):
         """
 
 
-@dataclass(slots=True)
-class _Lane:
-    """What belongs to one event loop."""
-
-    client: httpx.AsyncClient
-    slots: asyncio.Semaphore
-
-
-@dataclass
-class _Refusal(Exception):
-    """An attempt that failed in a way that may pass."""
-
-    reason: str
-    wait_s: float | None = None
-    """As the server asks, if it does."""
-
-
 @dataclass
 class ChatClient:
     """Asks one endpoint. May be used from several event loops in turn."""
 
     endpoint: Endpoint
     usage: Usage = field(default_factory=Usage)
-    _slots: "WeakKeyDictionary[asyncio.AbstractEventLoop, _Lane]" = field(
+    _slots: "WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]" = field(
         default_factory=WeakKeyDictionary, repr=False
     )
     _next_start: float = 0.0
     spent: str = ""
     """Which budget refused a request; empty as long as none has."""
+
+    def __post_init__(self) -> None:
+        endpoint = self.endpoint
+        policy = RetryPolicy(
+            timeout_s=endpoint.deadline_s,
+            connect_s=endpoint.deadline_s,
+            tries=endpoint.retries + 1,
+            pause_s=endpoint.backoff_s,
+            longest_pause_s=_LONGEST_WAIT_S,
+            connections=endpoint.concurrency,
+            statuses=_RETRIED,
+        )
+        headers = partial(bearer, KEY_VARIABLE)
+        self._http = HTTPClient(endpoint.chat_url, retry_policy=policy, headers=headers, fault=EndpointFault)
 
     @property
     def model(self) -> str:
@@ -249,38 +243,18 @@ class ChatClient:
         body |= {"top_p": top_p} if top_p != 1.0 else {}
         body |= {"stop": list(stop)} if stop else {}
         body |= {"seed": seed} if seed is not None else {}
-        slot = self._slot()
         try:
-            async with slot.slots, asyncio.timeout(self.endpoint.deadline_s):
-                return await self._persist(slot.client, body)
-        except TimeoutError:
+            async with self._slot():
+                return await self._http.retry_policy.run(partial(self._attempt, body))
+        except (GaveUp, EndpointFault) as error:
             self.usage.failures += 1
+            if isinstance(error, EndpointFault):
+                raise
+            said = f"gave no reply within {self.endpoint.deadline_s:g} s."
             raise EndpointFault(
-                f"{self.endpoint.url} gave no reply within {self.endpoint.deadline_s:g} s."
+                f"{self.endpoint.url} "
+                + (said if error.late else f"failed {error.tries} times; the last time: {error.reason}")
             ) from None
-        except EndpointFault:
-            self.usage.failures += 1
-            raise
-
-    async def _persist(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> Reply:
-        for attempt in range(self.endpoint.retries + 1):
-            await self._start()
-            try:
-                return await self._attempt(client, body)
-            except _Refusal as refusal:
-                last = refusal
-            wait = backoff(
-                attempt + 1, first_s=self.endpoint.backoff_s, longest_s=_LONGEST_WAIT_S, rng=_JITTER
-            )
-            if last.wait_s is not None:  # the whole client waits: other requests would be refused as well
-                wait = last.wait_s
-                self._next_start = max(self._next_start, time.monotonic() + wait)
-            if attempt < self.endpoint.retries:
-                self.usage.retries += 1
-                await asyncio.sleep(wait)
-        raise EndpointFault(
-            f"{self.endpoint.url} failed {self.endpoint.retries + 1} times; the last time: {last.reason}"
-        )
 
     async def _start(self) -> None:
         """Waits for its turn under the rate limit, and checks the budget."""
@@ -301,35 +275,37 @@ class ChatClient:
                 raise EndpointFault(self.spent)
         self.usage.requests += 1
 
-    async def _attempt(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> Reply:
-        key = os.environ.get(KEY_VARIABLE)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        try:
-            response = await client.post(self.endpoint.chat_url, json=body, headers=headers)
-        except httpx.TransportError as error:
-            raise _Refusal(f"{type(error).__name__} {error}".strip()) from error
-        if response.status_code == 200:
+    async def _attempt(self, body: Mapping[str, Any], tries: int) -> Reply:
+        self.usage.retries += tries > 1
+        await self._start()
+        response = await self._http.send(Request("POST", "", body))
+        if response.status == 200:
             return self._read(response)
         reason, code = _reason(response)
-        said = f"{response.status_code} {reason}".replace(key or "\0", "***")
+        key = os.environ.get(KEY_VARIABLE)
+        said = f"{response.status} {reason}".replace(key or "\0", "***")
         if code == "context_length_exceeded" or "maximum context length" in reason:
             raise ContextTooSmall(f"The messages do not fit the context of {self.endpoint.model}: {said}")
-        if response.status_code in _MISCONFIGURED:
+        if response.status in _MISCONFIGURED:
             hint = f" (the environment variable {KEY_VARIABLE} is not set)" if not key else ""
             raise ConfigurationError(f"{self.endpoint.url} refuses {self.endpoint.model!r}: {said}{hint}")
-        if response.status_code in _RETRIED and code != "insufficient_quota":
-            raise _Refusal(said, retry_after(response.headers.get("retry-after")))
+        if response.status in _RETRIED and code != "insufficient_quota":
+            if (
+                response.after_s is not None
+            ):  # the whole client waits: other requests would be refused as well
+                self._next_start = max(self._next_start, time.monotonic() + response.after_s)
+            raise TryAgain(said, response.after_s)
         raise EndpointFault(f"{self.endpoint.url} refuses the request: {said}")
 
-    def _read(self, response: httpx.Response) -> Reply:
+    def _read(self, response: Response) -> Reply:
         try:
             answer = response.json()
             choice = answer["choices"][0]
             text = choice["message"]["content"] or ""
             text = text.encode(errors="replace").decode()  # half a surrogate pair cannot be sent back
             usage = answer.get("usage") or {}
-        except (json.JSONDecodeError, LookupError, TypeError, AttributeError) as error:
-            raise _Refusal(f"a reply that is no chat completion ({type(error).__name__}: {error})") from None
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise TryAgain(f"a reply that is no chat completion ({type(error).__name__}: {error})") from None
         self._account(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0))
         self.usage.unmetered += not usage
         stop = choice.get("stop_reason")
@@ -345,19 +321,16 @@ class ChatClient:
             wait = 60.0 * (prompt_tokens + reply_tokens) / endpoint.tokens_per_minute
             self._next_start = max(self._next_start, time.monotonic()) + wait
 
-    def _slot(self) -> _Lane:
-        loop = asyncio.get_running_loop()
-        if loop not in self._slots:
-            # A kept connection would outlive the event loop that it belongs to.
-            limits = httpx.Limits(max_keepalive_connections=0)
-            client = httpx.AsyncClient(limits=limits, timeout=self.endpoint.deadline_s)
-            self._slots[loop] = _Lane(client, asyncio.Semaphore(self.endpoint.concurrency))
-        return self._slots[loop]
+    def _slot(self) -> asyncio.Semaphore:
+        """What bounds the requests under way, of the running event loop."""
+        return self._slots.setdefault(
+            asyncio.get_running_loop(), asyncio.Semaphore(self.endpoint.concurrency)
+        )
 
 
-def _reason(response: httpx.Response) -> tuple[str, str]:
+def _reason(response: Response) -> tuple[str, str]:
     """What the server says of its refusal, shortened, and the code of it."""
-    with contextlib.suppress(json.JSONDecodeError, UnicodeDecodeError):
+    with contextlib.suppress(ValueError):
         answer = response.json()
         error = answer.get("error", answer) if isinstance(answer, dict) else answer
         if isinstance(error, dict):

@@ -18,7 +18,11 @@ from agentenv.core.types import Sampling
 from agentenv.errors import ConfigurationError, PolicyFault
 from agentenv.policies.engine import Request, Sampled
 from agentenv.policies.vllm_local import TAKE_UP, sampled, sampling_fields, scoring_fields, tempered
+from agentenv.web.client import HTTPClient, Response
+from agentenv.web.client import Request as HTTPRequest
+from agentenv.web.retries import RetryPolicy, TryAgain
 
+_ONCE = RetryPolicy(timeout_s=None, connect_s=None, tries=1, connections=None)
 _PROBE = Request((0, 1), Sampling(1, temperature=2.0), ends=(0,))
 
 
@@ -28,9 +32,9 @@ class RemoteEngine:
     dead = False
     """A server may come back."""
 
-    def __init__(self, url: str, client: httpx.AsyncClient) -> None:
-        self._url = url.rstrip("/")
-        self._client = client
+    def __init__(self, url: str, transport: httpx.AsyncBaseTransport | None = None) -> None:
+        self._client = HTTPClient(url, retry_policy=_ONCE, fault=PolicyFault, transport=transport)
+        self._url = self._client.base
 
     @classmethod
     async def open(cls, url: str) -> "RemoteEngine":
@@ -40,7 +44,7 @@ class RemoteEngine:
             PolicyFault: the server does not answer, or not as vLLM does.
             ConfigurationError: its log-probs are those before temperature.
         """
-        engine = cls(url, httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None)))
+        engine = cls(url)
         try:
             await engine.check()
         except BaseException:
@@ -87,30 +91,32 @@ class RemoteEngine:
 
     async def load(self, folder: Path, version: int) -> None:
         """The server reads ``folder`` itself."""
-        await self._post("/pause", params={"mode": "keep", "clear_cache": True})
+        await self._post("/pause", mode="keep", clear_cache=True)
         try:
-            await self._post("/collective_rpc", json={"method": TAKE_UP, "args": [str(folder)]})
-            await self._post("/update_weight_version", json={"new_version": str(version)})
+            await self._post("/collective_rpc", {"method": TAKE_UP, "args": [str(folder)]})
+            await self._post("/update_weight_version", {"new_version": str(version)})
         finally:
             await self._post("/resume")
 
     async def close(self) -> None:
         """Closes the connections; the server stays."""
-        await self._client.aclose()
+        await self._client.close()
 
     async def _generate(self, ids: tuple[int, ...], fields: dict[str, Any]) -> dict[str, Any]:
-        response = await self._post(
-            "/inference/v1/generate", json={"token_ids": ids, "sampling_params": fields}
-        )
-        answer = response.json()
+        body = {"token_ids": ids, "sampling_params": fields}
+        response = await self._post("/inference/v1/generate", body)
+        try:
+            answer = response.json()
+        except ValueError as error:
+            raise PolicyFault(f"{self._url} answers with something else than JSON: {error}") from error
         return answer if isinstance(answer, dict) else {}
 
-    async def _post(self, route: str, **content: Any) -> httpx.Response:
+    async def _post(self, route: str, body: Any = None, **params: Any) -> Response:
         try:
-            response = await self._client.post(self._url + route, **content)
-        except httpx.TransportError as error:
-            raise PolicyFault(f"{self._url} does not answer: {type(error).__name__} {error}") from error
-        if response.status_code != httpx.codes.OK:
+            response = await self._client.send(HTTPRequest("POST", route, body, params))
+        except TryAgain as error:
+            raise PolicyFault(f"{self._url} does not answer: {error}") from error
+        if response.status != httpx.codes.OK:
             reason = " ".join(response.text.split())[:200]
-            raise PolicyFault(f"{self._url}{route} answers {response.status_code} {reason}")
+            raise PolicyFault(f"{self._url}{route} answers {response.status} {reason}")
         return response

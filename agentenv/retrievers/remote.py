@@ -1,8 +1,8 @@
 """``http:URL``: a retriever behind `agentenv retriever serve`, the same to an environment as one in the process."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, NamedTuple
 
 import httpx
@@ -10,7 +10,8 @@ import httpx
 from agentenv.core.types import Passage, Query, RetrieverInfo
 from agentenv.errors import RetrieverFault
 from agentenv.retrievers.base import passage_of, texts_of
-from agentenv.retrievers.http_client import HTTPClient, Request, RetryPolicy
+from agentenv.web.client import HTTPClient, Request, bearer
+from agentenv.web.retries import RetryPolicy
 
 TOKEN_VARIABLE = "AGENTENV_RETRIEVER_TOKEN"
 """Environment variable with the bearer token that server and client share."""
@@ -43,9 +44,13 @@ class RemoteRetriever:
         timeouts: RetryPolicy | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        token = os.environ.get(TOKEN_VARIABLE)
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._client = HTTPClient(url, retry_policy=timeouts, headers=headers, transport=transport)
+        self._client = HTTPClient(
+            url,
+            retry_policy=timeouts,
+            headers=partial(bearer, TOKEN_VARIABLE),
+            fault=RetrieverFault,
+            transport=transport,
+        )
         self.url = self._client.base
         self._card: dict[str, Any] | None = None
 

@@ -17,7 +17,8 @@ import httpx
 from agentenv.core.types import Passage, Query, RetrieverInfo
 from agentenv.errors import ConfigurationError, RetrieverFault, UnknownName
 from agentenv.retrievers.base import texts_of
-from agentenv.retrievers.http_client import HTTPClient, Request, RetryPolicy
+from agentenv.web.client import HTTPClient, Request
+from agentenv.web.retries import RetryPolicy
 
 BLOCKED_VARIABLE = "AGENTENV_WEB_BLOCKED"
 """Environment variable with hosts, separated by commas, whose pages are never returned."""
@@ -113,7 +114,9 @@ class WebRetriever:
                 raise ConfigurationError(f"web:{name} needs a key in {engine.key_variable}.")
             headers = {engine.key_header: key}
         blocked = os.environ.get(BLOCKED_VARIABLE, "").replace(" ", "").split(",")
-        client = HTTPClient(url, retry_policy=patience, headers=headers, transport=transport)
+        client = HTTPClient(
+            url, retry_policy=patience, headers=lambda: headers, fault=RetrieverFault, transport=transport
+        )
         return cls(name, client, blocked=blocked)
 
     async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:

@@ -6,7 +6,6 @@ at a time.
 
 import asyncio
 import contextlib
-import os
 import random
 import time
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from agentenv.core.concurrency.backoff import backoff
 from agentenv.core.env import in_background
 from agentenv.errors import AgentEnvError, ConfigurationError, EnvFault, MissingExtra
 from agentenv.serving.wire import CAPACITY_REACHED, TOKEN_VARIABLE, error_in, frame, read_json
+from agentenv.web.client import bearer
 
 CONNECT_S = 10.0
 _CLOSE_S = 5.0
@@ -198,8 +198,7 @@ def received(reply: Any, answer: str, sender: str) -> dict[str, Any]:
 
 def headers() -> dict[str, str]:
     """What every request carries: the token, where there is one."""
-    token = os.environ.get(TOKEN_VARIABLE)
-    return {"Authorization": f"Bearer {token}"} if token else {}
+    return bearer(TOKEN_VARIABLE)
 
 
 def reason(body: bytes | bytearray | None) -> str:

@@ -18,9 +18,11 @@ from agentenv.core.types import Info, Observation, StateCapability, Step, Task
 from agentenv.errors import ConfigurationError, EnvFault
 from agentenv.serving.link import CONNECT_S, Link, LinkTimeouts, headers, reason
 from agentenv.serving.wire import VERSION, info_in, observation_in, options_out, step_in
+from agentenv.web.client import HTTPClient, Request, run_in_thread
+from agentenv.web.retries import GaveUp, RetryPolicy, TryAgain
 
-_START_S = 120.0  # a server may load an index first
-_ROUND_S = 0.5
+_STARTING = RetryPolicy(timeout_s=None, connect_s=None, tries=240, pause_s=0.5, longest_pause_s=0.5)
+"""For two minutes: a server may load an index first."""
 _REMEMBERED_S = (
     60.0  # what a server says of its environment, while a run asks about the class again and again
 )
@@ -187,20 +189,27 @@ def _asked(url: str, route: str, query: Mapping[str, Any], seconds: float) -> di
     Raises:
         ConfigurationError: nobody answers there, or the server refuses.
     """
-    began = time.monotonic()
-    while True:
+    direct = httpx.AsyncHTTPTransport()  # not through a proxy that the environment names
+    client = HTTPClient(
+        url, retry_policy=_STARTING, headers=headers, fault=ConfigurationError, transport=direct
+    )
+
+    async def ask(_: int) -> dict[str, Any]:
         try:
-            response = httpx.get(
-                f"{url}/{route}", params=query, headers=headers(), timeout=seconds, trust_env=False
-            )
-            if response.is_success:
-                return dict(response.json())
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError) as error:
-            raise ConfigurationError(f"no environment is served at {url!r}: {error}") from error
-        starting = response.status_code == httpx.codes.SERVICE_UNAVAILABLE
-        if not starting or time.monotonic() - began > _START_S:
-            raise ConfigurationError(f"no environment is served at {url!r}: {reason(response.content)}")
-        time.sleep(_ROUND_S)
+            async with asyncio.timeout(seconds):
+                response = await client.send(Request("GET", f"/{route}", params=query))
+        except TryAgain as error:  # nobody listens there, and only a server that starts is waited for
+            raise ValueError(error) from error
+        if response.status == httpx.codes.SERVICE_UNAVAILABLE:
+            raise TryAgain(reason(response.body))
+        if not httpx.codes.is_success(response.status):
+            raise ValueError(reason(response.body))
+        return dict(response.json())
+
+    try:
+        return run_in_thread(_STARTING.run(ask))
+    except (GaveUp, ValueError, TypeError, TimeoutError) as error:
+        raise ConfigurationError(f"no environment is served at {url!r}: {error}") from error
 
 
 @contextlib.contextmanager

@@ -31,7 +31,6 @@ from agentenv.errors import AgentEnvError, ConfigurationError, DatasetError, Env
 from agentenv.policies.card import read_card as read_episode_card
 from agentenv.policies.chat_server import ChatRequest
 from agentenv.retrievers.cassette import CassetteRetriever
-from agentenv.retrievers.http_client import RetryPolicy
 from agentenv.retrievers.remote import RemoteRetriever
 from agentenv.retrievers.service.wire import AccessRequest, RetrieveRequest, SearchRequest
 from agentenv.retrievers.simulation.simulated import read_documents
@@ -57,6 +56,7 @@ from agentenv.serving.wire import (
 )
 from agentenv.trainers.config.config_files import load_config
 from agentenv.trainers.lab.lab import load_experiment
+from agentenv.web.retries import RetryPolicy
 
 LONG = os.environ.get("AGENTENV_FUZZ")
 fuzz = settings(

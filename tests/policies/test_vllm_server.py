@@ -58,8 +58,7 @@ class Server:
 
 def asked(server: Callable[[httpx.Request], httpx.Response], work: Callable[[RemoteEngine], Any]) -> Any:
     async def run() -> Any:
-        async with httpx.AsyncClient(transport=httpx.MockTransport(server)) as client:
-            return await work(RemoteEngine("http://somewhere:8000/", client))
+        return await work(RemoteEngine("http://somewhere:8000/", httpx.MockTransport(server)))
 
     return asyncio.run(run())
 

@@ -12,10 +12,10 @@ from agentenv.core.types import Document, Passage, Query, QueryContext, Retrieve
 from agentenv.envs.search.local_search import LocalSearch
 from agentenv.errors import ConfigurationError, RetrieverFault
 from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever
-from agentenv.retrievers.http_client import RetryPolicy
 from agentenv.retrievers.remote import TOKEN_VARIABLE, RemoteRetriever
 from agentenv.retrievers.retriever_contract import DOCUMENTS, RetrieverContract
 from agentenv.retrievers.retriever_spec import make_retriever
+from agentenv.web.retries import RetryPolicy
 
 for module in ("fastapi", "uvicorn", "orjson", "prometheus_client"):
     pytest.importorskip(module, reason=f"{module} is not installed")

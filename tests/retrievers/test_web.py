@@ -13,9 +13,9 @@ import pytest
 
 from agentenv.core.types import Passage
 from agentenv.errors import ConfigurationError, RetrieverFault, UnknownName
-from agentenv.retrievers.http_client import RetryPolicy
 from agentenv.retrievers.retriever_spec import make_retriever
 from agentenv.retrievers.web import BLOCKED_VARIABLE, WebRetriever
+from agentenv.web.retries import RetryPolicy
 
 KEY = "k3y-of-a-test"
 QUICK = RetryPolicy(timeout_s=30.0, pause_s=0.001, tries=3)

@@ -13,9 +13,9 @@ from agentenv.core.types import Document
 from agentenv.envs.search.local_search import LocalSearch
 from agentenv.errors import RetrieverFault
 from agentenv.retrievers.fakes import InMemoryRetriever
-from agentenv.retrievers.http_client import RetryPolicy as Calls
 from agentenv.retrievers.remote import RemoteRetriever
 from agentenv.serving.remote import RemoteEnv
+from agentenv.web.retries import RetryPolicy as Calls
 
 WAIT_S = 60.0
 

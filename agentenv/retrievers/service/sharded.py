@@ -7,9 +7,9 @@ from typing import Any
 
 from agentenv.core.types import Passage, Query, RetrieverInfo
 from agentenv.errors import ConfigurationError, Fault, IndexMismatch, RetrieverFault
-from agentenv.retrievers.http_client import RetryPolicy
 from agentenv.retrievers.remote import Found, RemoteRetriever
 from agentenv.retrievers.service.wire import content_digests
+from agentenv.web.retries import RetryPolicy
 
 SHARD_PATIENCE = RetryPolicy(timeout_s=15.0, connect_s=2.0, tries=3)
 """A dead shard is given up early: whoever asked the front waits for it."""

@@ -22,10 +22,10 @@ from agentenv.core.types import Document, Passage, Query, RetrieverInfo
 from agentenv.errors import RetrieverFault
 from agentenv.retrievers.encoder import HashEncoder, Vectors
 from agentenv.retrievers.fakes import InMemoryRetriever
-from agentenv.retrievers.http_client import RetryPolicy
 from agentenv.retrievers.remote import RemoteRetriever
 from agentenv.retrievers.service.query_queue import ReplyCache
 from agentenv.retrievers.service.sharded import ShardedRetriever
+from agentenv.web.retries import RetryPolicy
 
 for module in ("fastapi", "uvicorn", "orjson", "prometheus_client", "faiss"):
     pytest.importorskip(module, reason=f"{module} is not installed")

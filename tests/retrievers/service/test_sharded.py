@@ -12,10 +12,10 @@ from agentenv.core.protocols import Retriever
 from agentenv.core.types import Document, Passage
 from agentenv.errors import ConfigurationError, IndexMismatch, RetrieverFault
 from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever
-from agentenv.retrievers.http_client import RetryPolicy
 from agentenv.retrievers.remote import RemoteRetriever
 from agentenv.retrievers.retriever_contract import DOCUMENTS, RetrieverContract
 from agentenv.retrievers.service.sharded import ShardedRetriever, merge
+from agentenv.web.retries import RetryPolicy
 
 for module in ("fastapi", "uvicorn", "orjson", "prometheus_client"):
     pytest.importorskip(module, reason=f"{module} is not installed")

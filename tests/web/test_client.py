@@ -4,13 +4,15 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import httpx
 import pytest
 
-from agentenv.errors import ConfigurationError, RetrieverFault
-from agentenv.retrievers.http_client import HTTPClient, Request, RetryPolicy
+from agentenv.errors import ConfigurationError, EnvFault, RetrieverFault
+from agentenv.web.client import HTTPClient, Request, bearer
+from agentenv.web.retries import GaveUp, RetryPolicy, TryAgain
 
 ASK = Request("POST", "/ask", {"q": "who?"})
 QUICK = RetryPolicy(timeout_s=20.0, pause_s=0.001, tries=4)
@@ -42,7 +44,11 @@ def good() -> httpx.Response:
 
 
 def call(line: Line, patience: RetryPolicy = QUICK) -> object:
-    return asyncio.run(HTTPClient("http://server:8000/", retry_policy=patience, transport=line).call(ASK))
+    return asyncio.run(client("http://server:8000/", line, patience).call(ASK))
+
+
+def client(base: str, line: Line | None = None, patience: RetryPolicy = QUICK, **options: Any) -> HTTPClient:
+    return HTTPClient(base, retry_policy=patience, fault=RetrieverFault, transport=line, **options)
 
 
 def test_a_call_sends_json_and_returns_json() -> None:
@@ -95,14 +101,14 @@ def test_the_deadline_covers_every_try() -> None:
 
 
 def test_a_server_may_ask_for_a_longer_pause() -> None:
-    client = HTTPClient("http://server", retry_policy=RetryPolicy(pause_s=0.01))
-    assert client._pause(1, 7.0) == 7.0
-    assert 0.005 <= client._pause(1, 0.0) <= 0.015
-    assert 0.02 <= client._pause(3, 0.0) <= 0.06
-    assert client._pause(99, 0.0) <= 7.5  # longest_pause_s and half of it
-    assert (
-        len({client._pause(1, 0.0) for _ in range(9)}) > 1
-    )  # spread, so that clients do not return together
+    policy = RetryPolicy(pause_s=0.01)
+    assert policy.pause(1, 7.0) == 7.0
+    assert policy.pause(9, 0.001) > 0.5, "and never for a shorter one"
+    assert policy.pause(9, 0.0) == 0.0, "but it may say: at once"
+    assert 0.005 <= policy.pause(1) <= 0.015
+    assert 0.02 <= policy.pause(3) <= 0.06
+    assert policy.pause(99) <= 7.5  # longest_pause_s and half of it
+    assert len({policy.pause(1) for _ in range(9)}) > 1  # spread, so that clients do not return together
 
 
 def test_no_hedging_by_default() -> None:
@@ -134,38 +140,105 @@ def test_something_else_than_json_is_a_sentence() -> None:
 @pytest.mark.parametrize("address", ["", "server:80", "ftp://server", "http://", "http://[::1"])
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(repr(address))):
-        HTTPClient(address)
+        client(address)
 
 
 def test_a_password_in_an_address_is_refused_and_not_shown() -> None:
     with pytest.raises(ConfigurationError, match="server") as caught:
-        HTTPClient("http://user:s3cret@server")
+        client("http://user:s3cret@server")
     assert "s3cret" not in str(caught.value)
 
 
 def test_secrets_stand_in_no_log_and_no_error(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    client = HTTPClient(
-        "http://server",
-        retry_policy=QUICK,
-        headers={"X-API-KEY": "s3cret"},
-        transport=Line(httpx.Response(403, text="no")),
-    )
+    line = Line(httpx.Response(403, text="no"))
+    keyed = client("http://server", line, headers=lambda: {"X-API-KEY": "s3cret"})
     with pytest.raises(RetrieverFault) as caught:
-        asyncio.run(client.call(ASK))
-    assert "s3cret" not in f"{caught.value!r} {client!r} {caplog.text}"
+        asyncio.run(keyed.call(ASK))
+    assert line.calls[0].headers["x-api-key"] == "s3cret"
+    assert "s3cret" not in f"{caught.value!r} {keyed!r} {caplog.text}"
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_a_redirect_is_refused_and_no_key_goes_to_the_other_host(status: int) -> None:
+    line = Line(httpx.Response(status, headers={"Location": "http://elsewhere/ask"}))
+    with pytest.raises(RetrieverFault, match=f"status {status}"):
+        asyncio.run(client("http://server", line, headers=lambda: {"X-API-KEY": "s3cret"}).call(ASK))
+    assert [request.url.host for request in line.calls] == ["server"]
+
+
+class Endless(httpx.AsyncByteStream):
+    """A body that never ends."""
+
+    sent = 0
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while True:
+            self.sent += 1
+            yield b"x" * 1000
+
+
+def test_an_answer_that_is_too_long_is_not_read_to_its_end() -> None:
+    body = Endless()
+    line = Line(httpx.Response(200, stream=body))
+    with pytest.raises(RetrieverFault, match="more than 10000 bytes"):
+        call(line, RetryPolicy(timeout_s=20.0, most_bytes=10_000))
+    assert (body.sent, len(line.calls)) == (11, 1)
+    assert call(Line(httpx.Response(200, json="x" * 98)), RetryPolicy(most_bytes=100)) == "x" * 98
+
+
+def test_which_refusals_may_pass_is_told() -> None:
+    line = Line(httpx.Response(500), good())
+    assert call(line, RetryPolicy(pause_s=0.001, statuses=frozenset({500}))) == {"answer": "Orla"}
+
+
+def test_the_fault_is_of_the_kind_that_is_told() -> None:
+    asked = HTTPClient("http://server", fault=EnvFault, transport=Line(httpx.Response(404)))
+    with pytest.raises(EnvFault, match="status 404: Not Found"):
+        asyncio.run(asked.call(ASK))
+
+
+def test_attempts_are_counted_and_end_with_the_first_result() -> None:
+    async def attempt(number: int) -> int:
+        if number < 3:
+            raise TryAgain(f"number {number}")
+        return number
+
+    policy = RetryPolicy(pause_s=0.001, tries=3)
+    assert asyncio.run(policy.run(attempt)) == 3
+    with pytest.raises(GaveUp, match="number 2") as caught:
+        asyncio.run(RetryPolicy(pause_s=0.001, tries=2).run(attempt))
+    assert (caught.value.tries, caught.value.late) == (2, False)
+
+
+def test_connections_are_opened_again_after_they_were_closed() -> None:
+    asked = client("http://server", Line(good()))
+
+    async def twice() -> list[object]:
+        first = await asked.call(ASK)
+        await asked.close()
+        await asked.close()
+        return [first, await asked.call(ASK)]
+
+    assert asyncio.run(twice()) == [{"answer": "Orla"}] * 2
+
+
+def test_a_token_is_read_when_a_call_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bearer("AGENTENV_NO_SUCH_TOKEN") == {}
+    monkeypatch.setenv("AGENTENV_NO_SUCH_TOKEN", "t")
+    assert bearer("AGENTENV_NO_SUCH_TOKEN") == {"Authorization": "Bearer t"}
 
 
 def test_one_caller_serves_several_event_loops_and_code_without_one() -> None:
-    client = HTTPClient("http://server", transport=Line(good()))
+    asked = client("http://server", Line(good()))
 
     async def inside() -> object:
-        return client.call_sync(ASK)
+        return asked.call_sync(ASK)
 
     answers = [
-        asyncio.run(client.call(ASK)),
-        asyncio.run(client.call(ASK)),
-        client.call_sync(ASK),
+        asyncio.run(asked.call(ASK)),
+        asyncio.run(asked.call(ASK)),
+        asked.call_sync(ASK),
         asyncio.run(inside()),
     ]
     assert answers == [{"answer": "Orla"}] * 4

@@ -1,0 +1,246 @@
+"""Calls over HTTP as every client here makes them: bounded in time and size, and made again where that may help.
+
+A redirect is not followed, so that no key reaches another host than the one it is meant for. Keys are sent in headers, and
+stand in no error and no log.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import httpx
+
+from agentenv.core.concurrency.backoff import retry_after
+from agentenv.errors import AgentEnvError, ConfigurationError
+from agentenv.web.retries import GaveUp, RetryPolicy, TryAgain
+
+T = TypeVar("T")
+
+_BROKEN = (httpx.NetworkError, httpx.TimeoutException, httpx.RemoteProtocolError, httpx.ProxyError)
+_KEEPALIVE_S = 15.0  # less than servers keep an idle connection, or it closes under our hands
+_SHOWN = 200  # characters of a server's own words in an error
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call, relative to the base address."""
+
+    method: str
+    path: str
+    body: Any = None
+    """Sent as JSON; None sends nothing."""
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Response:
+    """What a server answered, whatever its status."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        """The body as text."""
+        return self.body.decode(errors="replace")
+
+    def json(self) -> Any:
+        """The body as JSON.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        try:
+            return json.loads(self.body)
+        except RecursionError as error:
+            raise ValueError("it is nested too deeply") from error
+
+    @property
+    def after_s(self) -> float | None:
+        """Seconds that the server asks to be left alone; None where it does not say."""
+        return retry_after(self.headers.get("retry-after"))
+
+    @property
+    def said(self) -> str:
+        """The status, and what the server says about it."""
+        try:
+            words = str(self.json()["error"])
+        except (ValueError, TypeError, KeyError):
+            words = " ".join(self.text.split()) or httpx.codes.get_reason_phrase(self.status)
+        return f"status {self.status}: {words[:_SHOWN].rstrip('.')}"
+
+
+class HTTPClient:
+    """Makes calls to one address. It may be used from several event loops; each has its own connections.
+
+    Args:
+        base: the address, http or https.
+        retry_policy: bounds.
+        headers: makes what is sent with every try; never logged, never in an error.
+        fault: the error that is raised where the other side fails.
+        transport: what carries the calls; None is the network, through the proxies that the environment names.
+
+    Raises:
+        ConfigurationError: ``base`` is no such address.
+    """
+
+    def __init__(
+        self,
+        base: str,
+        *,
+        retry_policy: RetryPolicy | None = None,
+        headers: Callable[[], Mapping[str, str]] = dict,
+        fault: type[AgentEnvError],
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.base = base.rstrip("/")
+        self.retry_policy = retry_policy or RetryPolicy()
+        try:
+            url = httpx.URL(self.base)
+        except httpx.InvalidURL as error:
+            raise ConfigurationError(f"{base!r} is no address: {error}.") from error
+        if url.scheme not in ("http", "https") or not url.host:
+            raise ConfigurationError(f"{base!r} is no address; write http://HOST:PORT.")
+        if url.userinfo:  # it would stand in every error
+            raise ConfigurationError(
+                f"The address of {url.host} holds a password; give it in the environment."
+            )
+        self._headers = headers
+        self._fault = fault
+        self._transport = transport
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
+        self._keepers: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[None]] = (
+            WeakKeyDictionary()
+        )
+
+    async def call(self, request: Request) -> Any:
+        """The JSON that the server answers. The call may be made more than once, so it has to be harmless.
+
+        Raises:
+            AgentEnvError: of the kind ``fault``: no usable answer in time, or a refusal that no repetition changes.
+        """
+        try:
+            return await self.retry_policy.run(lambda _: self._hedged(request))
+        except GaveUp as error:
+            raise self._fault(
+                f"{self.base}{request.path} did not answer: {error.tries} tries in {error.seconds:.1f} s, "
+                f"the last ended with: {error.reason}."
+            ) from None
+
+    def call_sync(self, request: Request) -> Any:
+        """`call` for code that cannot await, inside a running event loop or outside of one."""
+        return run_in_thread(self.call(request))
+
+    async def send(self, request: Request) -> Response:
+        """One try, whatever the status of the answer.
+
+        Raises:
+            TryAgain: the connection broke.
+            AgentEnvError: of the kind ``fault``: the request could not be sent, or the answer is too long.
+        """
+        client = await self._client()
+        url, most = self.base + request.path, self.retry_policy.most_bytes
+        chunks: list[bytes] = []
+        try:
+            async with client.stream(
+                request.method,
+                url,
+                json=request.body,
+                params=dict(request.params) or None,
+                headers=dict(self._headers()),
+            ) as response:
+                async for chunk in response.aiter_bytes():
+                    chunks.append(chunk)
+                    most -= len(chunk)
+                    if most < 0:
+                        raise self._fault(
+                            f"{url} answered with more than {self.retry_policy.most_bytes} bytes."
+                        )
+        except _BROKEN as error:
+            raise TryAgain(f"{type(error).__name__}{f' ({error})' if str(error) else ''}") from error
+        except (httpx.HTTPError, UnicodeEncodeError) as error:
+            raise self._fault(f"{url}: {type(error).__name__}: {error}") from error
+        return Response(response.status_code, response.headers, b"".join(chunks))
+
+    async def close(self) -> None:
+        """Closes the connections of the running event loop; the next call opens others."""
+        if (keeper := self._keepers.get(asyncio.get_running_loop())) is not None:
+            await keeper.aclose()
+
+    async def _hedged(self, request: Request) -> Any:
+        """One try, or the first answer of two."""
+        if self.retry_policy.hedge_after_s is None:
+            return await self._try(request)
+        tries = {asyncio.create_task(self._try(request))}
+        try:
+            done, _ = await asyncio.wait(tries, timeout=self.retry_policy.hedge_after_s)
+            if not done:
+                tries.add(asyncio.create_task(self._try(request)))
+            pending = set(tries)
+            while True:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                good = [task for task in done if task.exception() is None]
+                if good or not pending:
+                    return (good or list(done))[0].result()
+        finally:
+            for task in tries:
+                task.cancel()
+
+    async def _try(self, request: Request) -> Any:
+        """The JSON of one try."""
+        response = await self.send(request)
+        if response.status in self.retry_policy.statuses:
+            raise TryAgain(response.said, response.after_s)
+        if response.status != httpx.codes.OK:
+            raise self._fault(f"{self.base}{request.path}: {response.said}")
+        try:
+            return response.json()
+        except ValueError as error:
+            raise self._fault(
+                f"{self.base}{request.path} answered with something else than JSON: {response.text[:60]!r}."
+            ) from error
+
+    async def _client(self) -> httpx.AsyncClient:
+        """The client of the running loop, closed when the loop shuts down its asynchronous generators."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._clients:
+            policy = self.retry_policy
+            client = httpx.AsyncClient(
+                timeout=httpx.Timeout(policy.timeout_s, connect=policy.connect_s),
+                limits=httpx.Limits(
+                    max_connections=policy.connections,
+                    max_keepalive_connections=policy.connections,
+                    keepalive_expiry=_KEEPALIVE_S,
+                ),
+                transport=self._transport,
+            )
+            self._clients[loop] = client
+            self._keepers[loop] = self._keep(loop, client)
+            await anext(self._keepers[loop])
+        return self._clients[loop]
+
+    async def _keep(self, loop: asyncio.AbstractEventLoop, client: httpx.AsyncClient) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            self._clients.pop(loop, None)
+            self._keepers.pop(loop, None)
+            await client.aclose()
+
+
+def run_in_thread(work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work`` on an event loop of its own, inside a running event loop or outside of one."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
+def bearer(variable: str) -> dict[str, str]:
+    """The header that carries the token in an environment variable; none where it is not set."""
+    token = os.environ.get(variable)
+    return {"Authorization": f"Bearer {token}"} if token else {}
