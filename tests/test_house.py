@@ -6,6 +6,7 @@ Each rule of the architecture that no other tool checks is one test here, read o
 import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,12 @@ LINKS = ("envs", "retrievers", "sandbox", "trainers")
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
 
 MAX_FILE_LINES = 500
+FORMULAS = (
+    "trainers/credit/",
+    "trainers/task_sampling/",
+    "trainers/learner/losses.py",
+    "trainers/learner/off_policy.py",
+)
 MAX_FUNCTION_LINES = 60
 
 # Every sub-package, and a few modules of one that stand above another sub-package of it, from the lowest to the highest.
@@ -266,6 +273,26 @@ def test_torch_stays_where_models_are() -> None:
         for home in elsewhere
         if not (home.parts[0] == "retrievers" and home.stem.startswith(models))
     } <= {"tracking.py"}
+
+
+def test_the_arrays_of_formulas_have_their_shapes_in_their_names() -> None:
+    """As in ``rewards_G``; a tensor that a model hands on has its shape in a legend instead."""
+    formulas = [path for path in MODULES if str(path.relative_to(PACKAGE).as_posix()).startswith(FORMULAS)]
+    arguments = [
+        (path.name, node.name, argument)
+        for path in formulas
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.FunctionDef)
+        for argument in (*node.args.args, *node.args.kwonlyargs)
+        if argument.annotation
+        and re.fullmatch(r"Tensor|Values|NDArray\[.*\]", ast.unparse(argument.annotation))
+    ]
+    assert len(arguments) > 20
+    assert [
+        f"{file}: {function}({argument.arg})"
+        for file, function, argument in arguments
+        if not re.search(r"_[A-Z]+(_[A-Z]+)*$", argument.arg)
+    ] == []
 
 
 def test_every_public_module_explains_itself() -> None:

@@ -118,5 +118,5 @@ def _norm(trajectory: Trajectory, norm: Literal["logits", "length"]) -> float:
     return float(np.sqrt(len(away) if norm == "length" else np.sum(away**2)))
 
 
-def _lower_median(values: Values) -> float:
-    return float(np.sort(values)[(len(values) - 1) // 2])
+def _lower_median(values_G: Values) -> float:
+    return float(np.sort(values_G)[(len(values_G) - 1) // 2])
