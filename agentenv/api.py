@@ -17,6 +17,7 @@ from agentenv.evaluation.records import EpisodeRecord, read_evaluation
 from agentenv.evaluation.report.report import PAGE, write_report
 from agentenv.evaluation.task_env import env_id_of
 from agentenv.policies.agent import Agent, AgentPolicy
+from agentenv.policies.compute import ComputeSettings, process_compute, use_compute
 from agentenv.progress import Display
 from agentenv.trainers.config.config_files import CONFIG, changed, load_config, presets, resume_config
 from agentenv.trainers.config.train_config import TrainConfig
@@ -219,6 +220,7 @@ def evaluate(
     concurrency: int | None = None,
     retry_faults: bool = False,
     display: Display | None = None,
+    compute: ComputeSettings | None = None,
     **settings: Unpack[EvaluationOptions],
 ) -> EvaluationResult:
     """Answers every question once, greedily. It may be called from a script and from a notebook.
@@ -236,6 +238,7 @@ def evaluate(
             call from several threads.
         retry_faults: Whether episodes in ``out`` that an infrastructure failure ended are played again.
         display: Who is told how far the evaluation is; None shows it on stderr.
+        compute: Where models compute that a spec names, and how; None takes a GPU where there is one.
         **settings: `EvaluationOptions`: ``limit``, ``seed``, ``options`` of the environment, ``split`` and the like.
 
     Raises:
@@ -260,7 +263,8 @@ def evaluate(
         concurrency=_episodes_at_a_time(concurrency, given),
         **_fields(settings, given),
     )
-    return _run_evaluation(benchmark, given, out, display, retry_faults=retry_faults)
+    with use_compute(compute or process_compute()):
+        return _run_evaluation(benchmark, given, out, display, retry_faults=retry_faults)
 
 
 def _fields(settings: EvaluationOptions, policy: Policy | None) -> dict[str, Any]:

@@ -49,6 +49,7 @@ class Doctor:
             "memory": Finding(True, f"{memory_bytes() / 2**30:.1f} GiB"),
             "disk": Finding(True, f"{shutil.disk_usage(Path.cwd()).free / 2**30:.1f} GiB free here"),
             "torch": torch_finding(),
+            **gpu_findings(),
             "faiss": module_finding("faiss", "retrieval"),
             "minilm": minilm_finding(),
             "docker": program_finding("docker", ["docker", "version", "--format", "{{.Server.Version}}"]),
@@ -131,6 +132,58 @@ def torch_finding() -> Finding:
     return Finding(
         True, f"{found.value}, {torch.get_num_threads()} threads, {torch.cuda.device_count()} CUDA devices"
     )
+
+
+def gpu_findings() -> dict[str, Finding]:
+    """The cards of this machine, the attention kernels that are installed, and what ``auto`` chooses."""
+    try:
+        import torch
+        import transformers  # noqa: F401 (it knows the kernels)
+    except ImportError:  # said by the findings about torch and the extras
+        return {}
+    from agentenv.policies.compute import BEST_FIRST, is_installed
+
+    cards = [_card(torch.cuda.get_device_properties(i), i) for i in range(torch.cuda.device_count())]
+    driver = _driver() if cards else ""
+    rounds = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    kernels = [name for name in BEST_FIRST if is_installed(name)]
+    return {
+        "gpu": Finding(
+            bool(cards),
+            "; ".join([*cards, driver, f"bfloat16 {'yes' if rounds else 'no'}"])
+            if cards
+            else "no CUDA device",
+            "models compute on the CPU",
+        ),
+        "attention": Finding(True, ", ".join([*kernels, "sdpa", "eager"])),
+        "compute auto": _chosen(),
+    }
+
+
+def _chosen() -> Finding:
+    """What ``auto`` is for device, number format and attention."""
+    from agentenv.policies.compute import AUTOMATIC
+
+    try:
+        chosen = AUTOMATIC.resolved()
+    except AgentEnvError as error:
+        return Finding(False, str(error), "name another compute.device")
+    dtype = str(chosen.dtype).removeprefix("torch.")
+    return Finding(True, f"device {chosen.device}, dtype {dtype}, attention {chosen.attention}")
+
+
+def _card(properties: Any, place: int) -> str:
+    capability = f"{properties.major}.{properties.minor}"
+    return (
+        f"cuda:{place} {properties.name}, {properties.total_memory / 2**30:.0f} GiB, capability {capability}"
+    )
+
+
+def _driver() -> str:
+    """The driver as the vendor's program tells it."""
+    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    found = program_finding("nvidia-smi", asked)
+    return f"driver {found.value}" if found.ok else "driver unknown (no nvidia-smi)"
 
 
 def minilm_finding() -> Finding:

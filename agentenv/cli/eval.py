@@ -13,6 +13,7 @@ from agentenv.core.values import read_value
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.endpoint_usage import describe_usage, sum_usage
 from agentenv.evaluation.report.flat_tables import Column, FlatTable, interval_text
+from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class Eval:
     an endpoint, where each of these bounds asks every question again and a request may cost money."""
     concurrency: int = 64
     """Number of episodes that run at the same time. If the command is killed, at most so many are lost."""
+    compute: ComputeSettings = AUTOMATIC
+    """Where models compute that run in this process, and how: the policy, the encoder, a reranker."""
     retry_faults: bool = False
     """Whether to play episodes again that an infrastructure failure ended."""
     trust_config: bool = False
@@ -74,8 +77,6 @@ class Eval:
 
     def run(self) -> dict[str, Any]:
         """Runs the benchmark, or every benchmark of the suite."""
-        from agentenv.api import evaluate
-
         if bool(self.dataset) if self.suite else not (self.dataset or self.env):
             raise ConfigurationError(
                 "give --dataset NAME, --env ID for the environment's own tasks, or --suite FILE; `agentenv list` shows the "
@@ -97,6 +98,12 @@ class Eval:
             "bounds": self.bounds,
             "concurrency": self.concurrency,
         }
+        with use_compute(self.compute):
+            return self._run(fields)
+
+    def _run(self, fields: dict[str, Any]) -> dict[str, Any]:
+        from agentenv.api import evaluate
+
         if self.suite:
             return self._run_suite(self.suite, fields)
         found = evaluate(dataset=self.dataset, out=self.out, retry_faults=self.retry_faults, **fields).results

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
 from agentenv.retrievers.bm25 import BM25Retriever
 from agentenv.retrievers.building.builder import Report, build_folder
 from agentenv.retrievers.building.index_import import import_index
@@ -45,11 +46,14 @@ class Build:
     encoder: str = "minilm"
     """Sentence encoder: minilm, hash (no model), or st:PATH, e5:PATH, bge:PATH for a local sentence-transformers
     folder, the last two with the prefixes of their family."""
+    compute: ComputeSettings = AUTOMATIC
+    """Where the encoder computes, and how."""
 
     def run(self) -> dict[str, Any]:
         """Builds and saves; returns what was built."""
         started = time.perf_counter()
-        done = self._build_bm25() if self.index == "bm25" else self._build_dense()
+        with use_compute(self.compute):
+            done = self._build_bm25() if self.index == "bm25" else self._build_dense()
         return {"out": str(self.out), **done, "seconds": time.perf_counter() - started}
 
     def show(self, result: dict[str, Any], console: Console) -> None:
@@ -122,10 +126,13 @@ class ImportIndex:
     """The folder to write: links, tables and a card."""
     encoder: str
     """The encoder that made the vectors, as in `build`; a sample of passages is compared."""
+    compute: ComputeSettings = AUTOMATIC
+    """Where the encoder computes, and how."""
 
     def run(self) -> dict[str, Any]:
         """Compares, links; returns what was adopted."""
-        retriever = import_index(self.index, self.corpus, self.out, make_encoder(self.encoder))
+        with use_compute(self.compute):
+            retriever = import_index(self.index, self.corpus, self.out, make_encoder(self.encoder))
         return {"out": str(self.out), **asdict(retriever.info()), "index": retriever.spec}
 
     def show(self, result: dict[str, Any], console: Console) -> None:
@@ -149,12 +156,15 @@ class Query:
     """Number of passages to show, at least 1."""
     rerank: str = ""
     """Folder of a cross-encoder that reorders the first passages found; empty for none."""
+    compute: ComputeSettings = AUTOMATIC
+    """Where encoder and cross-encoder compute, and how."""
 
     def run(self) -> dict[str, Any]:
         """Searches; returns the passages, best first."""
-        retriever = open_retriever(self.folder)
-        if self.rerank:
-            retriever = RerankRetriever(retriever, make_reranker(self.rerank))
+        with use_compute(self.compute):
+            retriever = open_retriever(self.folder)
+            if self.rerank:
+                retriever = RerankRetriever(retriever, make_reranker(self.rerank))
         (passages,) = asyncio.run(retriever.search([self.text], self.k))
         return {
             "query": self.text,

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from agentenv.core.protocols import Retriever
 from agentenv.errors import ConfigurationError, RetrieverFault
+from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
 from agentenv.retrievers.base import batching_parts
 from agentenv.retrievers.encoder import SentenceEncoder
 from agentenv.retrievers.remote import TOKEN_VARIABLE, RemoteRetriever
@@ -53,6 +54,8 @@ class Serve:
     """Queries that may wait; more get status 429."""
     timeout: float = 30.0
     """Seconds after which a request gets status 504."""
+    compute: ComputeSettings = AUTOMATIC
+    """Where the encoders compute, and how."""
 
     def run(self) -> dict[str, Any]:
         """Serves until it is told to stop; returns what was done."""
@@ -100,7 +103,8 @@ class Serve:
         def load() -> dict[str, Retriever]:
             # Idle threads of OpenMP sleep at barriers instead of spinning; read when the libraries are loaded.
             os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-            opened = {name: open_retriever(folder) for name, folder in folders.items()}
+            with use_compute(self.compute):
+                opened = {name: open_retriever(folder) for name, folder in folders.items()}
             _use_threads(opened, self.threads)
             return opened
 

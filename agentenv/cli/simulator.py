@@ -10,6 +10,7 @@ import tyro
 from rich.console import Console
 
 from agentenv.errors import ConfigurationError, MissingExtra
+from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class Data:
     """Documents on one page."""
     limit: int | None = None
     """Largest number of questions of a set or of a world."""
+    compute: ComputeSettings = AUTOMATIC
+    """Where the encoder computes, and how."""
 
     def run(self) -> dict[str, Any]:
         """Writes the examples and returns how many there are."""
@@ -46,7 +49,8 @@ class Data:
             raise ConfigurationError(f"{self.out} exists already; choose another --out")
         if min(self.k, self.worlds) < 1:
             raise ConfigurationError("--k and --worlds are at least 1.")
-        return {"examples": write_examples(self.out, self._examples()), "out": str(self.out)}
+        with use_compute(self.compute):
+            return {"examples": write_examples(self.out, self._examples()), "out": str(self.out)}
 
     def _examples(self) -> Iterator[Any]:
         from agentenv.data.sources import WORLD, SourceConfig
@@ -99,6 +103,8 @@ class Train:
     """Seeds the order of the examples."""
     rate: float | None = None
     """Share of the warm start's step sizes; default: as suits the tiny policy, 0.25. Large models want 0.0025."""
+    compute: ComputeSettings = AUTOMATIC
+    """Where it learns, and how; in float32 unless bfloat16 is named."""
 
     def run(self) -> dict[str, Any]:
         """Trains and saves."""
@@ -113,7 +119,8 @@ class Train:
 
         if self.out.exists():
             raise ConfigurationError(f"{self.out} exists already; choose another --out")
-        examples, policy = read_examples(self.examples), make_policy(self.base)
+        examples = read_examples(self.examples)
+        policy = make_policy(self.base, self.compute.precise())
         config = maker.SimulatorConfig(seed=self.seed, steps=self.steps)
         if self.rate is not None:
             config = replace(config, rate=self.rate)
@@ -150,6 +157,8 @@ class Serve:
     """Address to listen on; 0.0.0.0 lets other machines in."""
     allow_host: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")] = ()
     """Names under which callers may reach this server, beside its addresses, localhost and the machine's name; * is any."""
+    compute: ComputeSettings = AUTOMATIC
+    """Where it computes, and how."""
 
     def run(self) -> dict[str, Any]:
         """Serves until it is told to stop."""
@@ -159,7 +168,7 @@ class Serve:
         from agentenv.web.server import address_of, listen, run_app
 
         gate = Gate(os.environ.get(SERVE_TOKEN_VARIABLE))
-        app = make_chat_app(make_policy(f"hf:{self.folder}"), self.folder.name, gate)
+        app = make_chat_app(make_policy(f"hf:{self.folder}", self.compute), self.folder.name, gate)
         with listen(self.host, self.port) as listening:
             address = f"{address_of(listening)}/v1"
             Console(stderr=True).print(f"{self.folder.name} answers at {address}", highlight=False)

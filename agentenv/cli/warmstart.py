@@ -7,6 +7,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 from agentenv.errors import ConfigurationError, MissingExtra
+from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
 from agentenv.policies.tiny import shipped_weights
 
 
@@ -45,6 +46,8 @@ class Warmstart:
     """Whether these files may run code without a sandbox or contact hosts; otherwise that is asked at the terminal."""
     steps: int | None = None
     """Optimiser steps of --env code, --env desktop and --imitate."""
+    compute: ComputeSettings = AUTOMATIC
+    """Where it learns, and how; in float32 unless bfloat16 is named. With --imitate what a run says is not read."""
 
     def run(self) -> dict[str, Any]:
         """Trains and saves."""
@@ -58,7 +61,8 @@ class Warmstart:
         self.out.parent.mkdir(parents=True, exist_ok=True)
         with LiveDisplay("warmstart", log=self.out.parent / f"{self.out.name}.log") as display:
             kinds = {"search": self._search, "code": self._code, "desktop": self._desktop}
-            metrics = self._expert(display) if self.imitate else kinds[self.env](display)
+            with use_compute(self.compute.precise()):
+                metrics = self._expert(display) if self.imitate else kinds[self.env](display)
         return metrics | {"out": str(self.out)}
 
     def _check(self) -> None:
@@ -126,7 +130,9 @@ class Warmstart:
             if name not in presets():
                 confirm_file(Path(name), trusted=self.trust_config)
         steps = 100 if self.steps is None else self.steps
-        return expert_warmstart([load_config(name) for name in self.imitate], display, self.out, steps=steps)
+        here = {"compute": self.compute}
+        runs = [load_config(name).model_copy(update=here) for name in self.imitate]
+        return expert_warmstart(runs, display, self.out, steps=steps)
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """How well it does, cost, and where the policy is."""

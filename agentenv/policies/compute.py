@@ -49,6 +49,14 @@ class ComputeSettings(Frozen):
             return False
         return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
 
+    def precise(self) -> Self:
+        """These settings with float32 in place of an automatic number format.
+
+        For supervised learning, whose small steps weights in bfloat16 would round away, and for encoders, whose vectors are
+        compared with those of an index that another machine may have made.
+        """
+        return self.model_copy(update={"dtype": "float32"}) if self.dtype == "auto" else self
+
     def changed(self, options: dict[str, str]) -> Self:
         """These settings with other values for some fields.
 
@@ -79,6 +87,10 @@ class ComputeSettings(Frozen):
         return self.dtype == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()
 
 
+AUTOMATIC = ComputeSettings()
+"""Everything as suits the machine."""
+
+
 @dataclass(frozen=True)
 class Compute:
     """Settings without ``auto``."""
@@ -88,6 +100,11 @@ class Compute:
     attention: str
     """As in ``ComputeSettings``."""
     compile: bool
+
+    @property
+    def rounds(self) -> bool:
+        """Whether weights are in bfloat16."""
+        return str(self.dtype) == "torch.bfloat16"
 
 
 def _usable(name: str) -> "torch.device":
@@ -142,7 +159,7 @@ def is_installed(attention: str) -> bool:
     return look is not None and bool(look())
 
 
-_process = ComputeSettings()
+_process = AUTOMATIC
 
 
 def process_compute() -> ComputeSettings:

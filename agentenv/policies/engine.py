@@ -6,7 +6,7 @@ sampled it, because an update may come while a request is under way.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
 from pydantic import Field
 
@@ -26,8 +26,9 @@ class EngineConfig(Frozen):
     """Engines started here; an episode stays with the one that it began on, where its prefix is cached."""
     urls: tuple[str, ...] = ()
     """Addresses of running vLLM servers, used in place of engines started here."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of the engine's weights; the further from the trainer's, the further their log-probs are apart."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Number format of the engine's weights; ``auto`` is that of the policy in training (``compute.dtype``). The further it
+    is from the trainer's, the further their log-probs are apart."""
     threads: int = Field(1, ge=1)
     """Threads of an engine that computes on the CPU; more than there are idle cores make it slower by far."""
     kv_gib: float = Field(1.0, gt=0)
@@ -42,6 +43,11 @@ class EngineConfig(Frozen):
     """Seconds in which an engine must be up."""
     deadline_s: float = Field(300.0, gt=0)
     """Seconds for one request or one update of the weights."""
+
+    def resolved(self, *, rounds: bool) -> Self:
+        """These settings without ``auto``; ``rounds`` says that the policy in training is in bfloat16."""
+        usual = "bfloat16" if rounds else "float32"
+        return self.model_copy(update={"dtype": usual}) if self.dtype == "auto" else self
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,10 +29,12 @@ def merged_state(model: Any) -> dict[str, Any]:
         if hasattr(layer, "get_delta_weight")
         for adapter in layer.active_adapters
     }
-    state = {}
-    for name, value in model.state_dict().items():
+    state: dict[str, Any] = {}
+    values: dict[int, Any] = {}
+    for name, held in model.state_dict(keep_vars=True).items():
         if "lora_" in name:
             continue
+        value = values.setdefault(id(held), held.detach())  # tied weights stay one tensor
         place, _, leaf = name.partition(_BASE)
         delta = deltas.get(place) if leaf == "weight" else None
         plain = name.removeprefix(_WRAPPED).replace(_BASE, ".")

@@ -82,6 +82,12 @@ class _Witness:
         return 0
 
 
+def autocast(device: torch.device, *, enabled: bool = True) -> torch.autocast:
+    """In it matrices are multiplied in bfloat16, on devices for which torch knows how; on others nothing changes."""
+    known = device.type in ("cpu", "cuda", "xpu", "mps")
+    return torch.autocast(device.type, torch.bfloat16, enabled=enabled and known)
+
+
 def logits_at(model: Any, ids: Tensor, rows: Tensor, places: Tensor, **inputs: Any) -> Tensor:
     """Logits [N, V] of ``model.forward`` after the tokens at ``places`` of ``rows``; no others are computed.
 

@@ -2,10 +2,14 @@
 
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl
+
+from pydantic import ValidationError
 
 from agentenv.core.io.digests import PathState, file_digests, path_state, value_digest
+from agentenv.core.validation import sentence
 from agentenv.errors import CheckpointMismatch, ConfigurationError, MissingExtra, UnknownName
-from agentenv.policies.compute import ComputeSettings
+from agentenv.policies.compute import ComputeSettings, process_compute
 from agentenv.policies.lora import base_and_adapter
 from agentenv.policies.tiny import shipped_weights
 
@@ -48,6 +52,7 @@ def check_policy(spec: str) -> None:
     if is_endpoint(spec):
         make_endpoint_policy(spec)
     elif spec not in KINDS or spec == "tiny":
+        compute_of(spec, ComputeSettings())
         folder = policy_folder(spec)
         if not folder.is_dir():
             raise CheckpointMismatch(
@@ -58,16 +63,16 @@ def check_policy(spec: str) -> None:
 def make_policy(spec: str, compute: ComputeSettings | None = None) -> "HFPolicy":
     """The policy that ``spec`` names, whose tokens can be trained on.
 
-    ``tiny`` is the shipped policy, ``hf:PATH`` a local transformers folder. ``scripted`` (the expert of each
-    environment) needs the episodes and is made by the evaluation.
+    ``tiny`` is the shipped policy, ``hf:PATH`` a local transformers folder, and ``hf:PATH#device=cuda:1&dtype=float32`` one
+    with settings of its own. ``scripted`` (the expert of each environment) needs the episodes and is made by the evaluation.
 
     Args:
         spec: Its name.
-        compute: Where and how it computes; None is ``process_compute``.
+        compute: Where and how it computes, unless the name says so; None is ``process_compute``.
 
     Raises:
-        UnknownName: no such kind of policy.
-        ConfigurationError: an endpoint, which can be evaluated only.
+        UnknownName: no such kind of policy, or no such setting.
+        ConfigurationError: an endpoint, which can be evaluated only, or settings that cannot be had.
         MissingExtra: torch or transformers is not installed.
         CheckpointMismatch: the folder holds no model that can be loaded.
     """
@@ -84,7 +89,7 @@ def make_policy(spec: str, compute: ComputeSettings | None = None) -> "HFPolicy"
         from agentenv.policies.hf import HFPolicy
     except ModuleNotFoundError as error:
         raise MissingExtra.of(error.name or "torch", "train") from error
-    return HFPolicy.load(folder, compute)
+    return HFPolicy.load(folder, compute_of(spec, compute or process_compute()))
 
 
 def make_endpoint_policy(spec: str) -> "OpenAIPolicy":
@@ -113,9 +118,33 @@ def make_engine_policy(spec: str) -> "VLLMPolicy":
         from agentenv.policies.vllm import VLLMPolicy
     except ModuleNotFoundError as error:
         raise MissingExtra.of(error.name or "torch", "train") from error
-    _, _, urls = spec.partition("@")
+    _, _, urls = _split(spec)[0].partition("@")
     config = EngineConfig(kind="vllm", urls=tuple(urls.split(",")) if urls else ())
-    return VLLMPolicy.load(policy_folder(spec), config)
+    rounds = compute_of(spec, process_compute()).rounds
+    return VLLMPolicy.load(policy_folder(spec), config.resolved(rounds=rounds))
+
+
+def compute_of(spec: str, usual: ComputeSettings) -> ComputeSettings:
+    """``usual`` with the settings that ``spec`` names behind a ``#``.
+
+    Raises:
+        UnknownName: no such setting; carries the nearest.
+        ConfigurationError: a setting has no such value.
+    """
+    options = dict(parse_qsl(_split(spec)[1], keep_blank_values=True))
+    for name in options:
+        if name not in ComputeSettings.model_fields:
+            raise UnknownName.among("setting of a policy", name, ComputeSettings.model_fields)
+    try:
+        return usual.changed(options)
+    except ValidationError as error:
+        raise ConfigurationError(f"{spec!r}: {sentence(error)}") from error
+
+
+def _split(spec: str) -> tuple[str, str]:
+    """What names the policy, and the settings behind the last ``#``; a ``#`` without ``=`` behind it is part of a path."""
+    name, _, options = spec.rpartition("#")
+    return (name, options) if name and "=" in options and not is_endpoint(spec) else (spec, "")
 
 
 def policy_digest(spec: str) -> str:
@@ -151,6 +180,7 @@ def policy_folder(spec: str) -> Path:
     Raises:
         UnknownName: no such kind of policy, or one without a folder.
     """
+    spec = _split(spec)[0]
     kind, _, rest = spec.partition(":")
     if spec == "tiny":
         return shipped_weights()

@@ -15,6 +15,7 @@ from agentenv.core.concurrency.background import BackgroundLoop
 from agentenv.core.io.model_files import LOCAL, check_model_files
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import CheckpointMismatch, ConfigurationError, ContextTooSmall, PolicyFault
+from agentenv.policies.compute import process_compute
 from agentenv.policies.engine import COLDEST, HOTTEST, Engine, EngineConfig, Request, Sampled
 from agentenv.policies.export import write_weights
 from agentenv.policies.lora import base_and_adapter, load_weights
@@ -101,6 +102,7 @@ class VLLMPolicy:
             PolicyFault: an engine did not come up, or a server does not answer.
         """
         config, path = config or EngineConfig(kind="vllm"), Path(folder)
+        config = config.resolved(rounds=process_compute().rounds)
         tokenizer, most, ends = _read(path)
         if model is None and not config.urls:  # one in training was checked when it was loaded
             refuse_not_finite(path)

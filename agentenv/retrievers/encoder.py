@@ -19,11 +19,13 @@ from numpy.typing import NDArray
 
 from agentenv.core.io.model_files import LOCAL, check_model_files
 from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
+from agentenv.policies.compute import Compute, ComputeSettings, process_compute
 
 Vectors = NDArray[np.float32]
 
 _REMEMBERED_CHARS = 1_024  # of a text whose vector is kept: the text is kept with it
 _TOKENS_PER_FORWARD = 1024  # keeps the activations of one forward pass in the processor's cache
+_TOKENS_ON_A_DEVICE = 65_536  # of one forward pass elsewhere: a GPU has work for all its cores then
 
 
 class Recipe(NamedTuple):
@@ -95,7 +97,7 @@ def _of_family(kind: str, path: Path, spec: str) -> "SentenceEncoder":
             f"{named[1]}:{path}, or rename the folder if it is none."
         )
     wanted = FAMILIES[kind]
-    prefixes = {"query_prefix": wanted.query_prefix, "passage_prefix": wanted.passage_prefix}
+    prefixes: dict[str, Any] = {"query_prefix": wanted.query_prefix, "passage_prefix": wanted.passage_prefix}
     encoder = SentenceEncoder(path, spec=spec, max_tokens=wanted.max_tokens, **prefixes)
     if wanted.pooling not in ("", encoder.recipe.pooling):
         raise ConfigurationError(
@@ -130,9 +132,10 @@ class SentenceEncoder:
         query_prefix: put before every query; "query: " for the E5 family.
         passage_prefix: put before every passage; "passage: " for the E5 family.
         max_tokens: tokens after which a text is cut, special tokens included.
+        compute: where the model computes, in float32 unless bfloat16 is named; None is ``process_compute``.
 
     Raises:
-        ConfigurationError: the folder holds no model.
+        ConfigurationError: the folder holds no model, or the device cannot be used.
         MissingExtra: sentence-transformers is not installed.
     """
 
@@ -144,15 +147,19 @@ class SentenceEncoder:
         query_prefix: str = "",
         passage_prefix: str = "",
         max_tokens: int = 128,
+        compute: ComputeSettings | None = None,
     ) -> None:
         if not (path / "modules.json").is_file():
             raise ConfigurationError(f"{path} holds no sentence-transformers model (no modules.json).")
-        self._model = _load_sentence_transformer(path)
+        resolved = (compute or process_compute()).precise().resolved()
+        self.device = resolved.device
+        self._model = _load_sentence_transformer(path, resolved)
         self.path = path
         self._prefixes = {"query": query_prefix, "passage": passage_prefix}
         self.recipe = Recipe(query_prefix, passage_prefix, _pooling(self._model), max_tokens)
         self.spec = spec or f"st:{path}"
-        self.id = f"{folder_digest(path)}:{query_prefix}:{passage_prefix}:{max_tokens}"
+        rounded = ":bfloat16" if resolved.rounds else ""
+        self.id = f"{folder_digest(path)}:{query_prefix}:{passage_prefix}:{max_tokens}{rounded}"
         self.dim = int(self._model.get_embedding_dimension())
         self.forward_seconds = 0.0
         """Seconds spent in the model's forward passes so far."""
@@ -195,14 +202,15 @@ class SentenceEncoder:
         ]
 
         def forward(rows: list[int]) -> float:
-            ids = torch.tensor([tokens[row] for row in rows])
+            ids = torch.tensor([tokens[row] for row in rows], device=self.device)
             features = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
             began = time.perf_counter()
             with torch.inference_mode():
-                vectors[rows] = self._model(features)["sentence_embedding"].numpy()
+                vectors[rows] = self._model(features)["sentence_embedding"].float().cpu().numpy()
             return time.perf_counter() - began
 
-        batches = equal_length_batches([len(ids) for ids in tokens], _TOKENS_PER_FORWARD)
+        most = _TOKENS_PER_FORWARD if self.device.type == "cpu" else _TOKENS_ON_A_DEVICE
+        batches = equal_length_batches([len(ids) for ids in tokens], most)
         # The longest first: at the end of a batch no thread waits for another one's.
         spent = map(forward, batches) if self._pool is None else self._pool.map(forward, reversed(batches))
         self.forward_seconds += sum(spent)
@@ -306,7 +314,7 @@ def folder_digest(path: Path) -> str:
     return f"st-{digest.hexdigest()[:16]}"
 
 
-def _load_sentence_transformer(path: Path) -> Any:
+def _load_sentence_transformer(path: Path, compute: Compute) -> Any:
     try:
         from sentence_transformers import SentenceTransformer
         from transformers.utils import logging
@@ -316,8 +324,10 @@ def _load_sentence_transformer(path: Path) -> Any:
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        weights = {"use_safetensors": True}
-        return SentenceTransformer(str(path), device="cpu", model_kwargs=weights, **LOCAL).eval()
+        weights = {"use_safetensors": True} | ({"dtype": compute.dtype} if compute.rounds else {})
+        return SentenceTransformer(
+            str(path), device=str(compute.device), model_kwargs=weights, **LOCAL
+        ).eval()
     finally:
         if shown:
             logging.enable_progress_bar()

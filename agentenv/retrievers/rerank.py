@@ -10,6 +10,7 @@ from agentenv.core.io.model_files import LOCAL, check_model_files
 from agentenv.core.protocols import Retriever
 from agentenv.core.types import Passage, Query, RetrieverInfo
 from agentenv.errors import AgentEnvError, ConfigurationError, MissingExtra, RetrieverFault
+from agentenv.policies.compute import ComputeSettings, process_compute
 from agentenv.retrievers.base import texts_of
 from agentenv.retrievers.encoder import folder_digest
 
@@ -34,13 +35,14 @@ class CrossEncoderReranker:
     Args:
         path: the folder of the model.
         max_tokens: tokens after which query and passage together are cut.
+        compute: where the model computes, in float32 unless bfloat16 is named; None is ``process_compute``.
 
     Raises:
-        ConfigurationError: the folder holds no model.
+        ConfigurationError: the folder holds no model, or the device cannot be used.
         MissingExtra: sentence-transformers is not installed.
     """
 
-    def __init__(self, path: Path, *, max_tokens: int = 512) -> None:
+    def __init__(self, path: Path, *, max_tokens: int = 512, compute: ComputeSettings | None = None) -> None:
         if not (path / "config.json").is_file():
             raise ConfigurationError(f"{path} holds no cross-encoder (no config.json).")
         try:
@@ -48,11 +50,11 @@ class CrossEncoderReranker:
         except ModuleNotFoundError as error:
             raise MissingExtra.of("sentence-transformers", "retrieval") from error
         check_model_files(path)
-        weights = {"use_safetensors": True}
-        self._model: Any = CrossEncoder(
-            str(path), device="cpu", max_length=max_tokens, num_labels=1, model_kwargs=weights, **LOCAL
-        )
-        self.id = f"cross:{folder_digest(path)}:{max_tokens}"
+        resolved = (compute or process_compute()).precise().resolved()
+        weights = {"use_safetensors": True} | ({"dtype": resolved.dtype} if resolved.rounds else {})
+        options = {"max_length": max_tokens, "num_labels": 1, "model_kwargs": weights}
+        self._model: Any = CrossEncoder(str(path), device=str(resolved.device), **options, **LOCAL)
+        self.id = f"cross:{folder_digest(path)}:{max_tokens}{':bfloat16' if resolved.rounds else ''}"
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> Sequence[float]:
         """The logit, or its sigmoid where the model says so, of every pair."""

@@ -20,6 +20,7 @@ from agentenv.evaluation.journal import Journal, is_of, lock_folder, release
 from agentenv.evaluation.pipeline import play_evaluation, summarize_evaluation
 from agentenv.evaluation.records import EPISODES, RESULTS, read_evaluation, write_results
 from agentenv.evaluation.runner import BATCH, play, to_record
+from agentenv.policies.compute import use_compute
 from agentenv.policies.lora import trained_state
 from agentenv.policies.policy_spec import make_policy
 from agentenv.trainers.config.train_config import TrainConfig
@@ -177,7 +178,8 @@ def score_under(config: TrainConfig) -> float:
     """
     config = with_declared_scorers(config)
     policy = make_policy(config.policy, config.compute)
-    task_env = open_questions(config.test, config.search, config.env, policy)
+    with use_compute(config.compute):
+        task_env = open_questions(config.test, config.search, config.env, policy)
     greedy = rollout_config(config.rollout, config.env, temperature=0.0)
     chat, tasks = make_chat_format(config.format, policy), task_env.source.tasks
     played = play(policy, chat, task_env.make_env, tasks, greedy, name="test")

@@ -150,7 +150,7 @@ def league_of(run: Run) -> League:
     run.display.phase("league", len(folders))
     versions = []
     for name, spec in folders.items():
-        policy = make_policy(spec)
+        policy = make_policy(spec, run.config.compute)
         versions.append(Version(name, policy, run.chat, policy.tokenizer.decode))
     config = rollout_config(settings, run.config.env, temperature=settings.temperature)
     games = run.config.league.games

@@ -61,7 +61,8 @@ def open_policy(config: TrainConfig) -> TrainedPolicy:
     # Other strategies ask beyond the budget of an episode.
     longest = config.rollout.context_tokens + 1 if plain else None
     folder = policy_folder(config.policy)
-    return VLLMPolicy.load(folder, config.engine, policy.model, context_tokens=longest)
+    engine = config.engine.resolved(rounds=config.compute.rounds)
+    return VLLMPolicy.load(folder, engine, policy.model, context_tokens=longest)
 
 
 def trained_policy(spec: str, lora: LoraSettings, compute: ComputeSettings, *, seed: int) -> HFPolicy:

@@ -21,6 +21,7 @@ from agentenv.core.types import EndReason, Sampling, Task
 from agentenv.data.overlap import refuse_overlap
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.task_env import BM25, open_tasks, takes
+from agentenv.policies.compute import use_compute
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.lora import is_adapted
 from agentenv.retrievers.retriever_spec import make_retriever
@@ -71,8 +72,9 @@ def plan_run(config: TrainConfig, *, available: int | None = None) -> dict[str, 
         ConfigurationError: it does not fit; says what to change.
     """
     torch.set_num_threads(config.threads)
+    with use_compute(config.compute):
+        _refuse_absent(config)
     policy = trained_policy(config.policy, config.lora, config.compute, seed=config.seed)
-    _refuse_absent(config)
     second = open_second_policy(config)
     if config.memory.gradient_checkpointing:
         checkpoint_layers(policy.model)
@@ -81,7 +83,7 @@ def plan_run(config: TrainConfig, *, available: int | None = None) -> dict[str, 
     trained_speed, token_bytes = _probe_learning(policy, config)
     sampled_speed = _probe_sampling(policy, config)
     memory = memory_of(config, policy.model, token_bytes, second=second and second.model)
-    free = available_memory() if available is None else available
+    free = available_memory(policy.model.device) if available is None else available
     if memory.total > free:
         raise ConfigurationError(_refusal(config, memory, free, token_bytes))
     turns = int(config.env.options.get("max_turns", 3)) + 1
@@ -160,7 +162,7 @@ def _weights(config: TrainConfig, model: Any) -> int:
 
 
 def _engines(config: TrainConfig, model: Any) -> int:
-    settings = config.engine
+    settings = config.engine.resolved(rounds=config.compute.rounds)
     if settings.urls:
         return 0
     width = 4 if settings.dtype == "float32" else 2
@@ -177,8 +179,13 @@ def _caches(config: TrainConfig, model: Any) -> int:
     return int(2 * token_cache * episodes * config.rollout.context_tokens)
 
 
-def available_memory() -> int:
-    """Bytes that this process may still take: what the system has free, or less where its control group bounds it."""
+def available_memory(device: torch.device | None = None) -> int:
+    """Bytes that this process may still take.
+
+    Of a CUDA device what it has free; else what the system has free, or less where its control group bounds it.
+    """
+    if device is not None and device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
     lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     fields = dict(line.split(":", 1) for line in lines)
     free = int(fields["MemAvailable"].split()[0]) * 1024

@@ -14,6 +14,7 @@ from agentenv.data.overlap import refuse_overlap
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.contents import environment_digest
 from agentenv.evaluation.task_env import TaskEnv
+from agentenv.policies.compute import set_process_compute
 from agentenv.policies.policy_spec import make_policy, policy_digest
 from agentenv.progress import Display
 from agentenv.tracking import ForgivingTracker, Tracker, make_tracker
@@ -208,6 +209,7 @@ def open_group_runner(config: TrainConfig) -> GroupRunner:
     Raises:
         AgentEnvError: the configuration cannot be used there.
     """
+    set_process_compute(config.compute)
     config, policy = with_declared_scorers(config), open_policy(config)
     try:
         task_env = open_training_questions(config.train, config.search, config.simulation, config.env, policy)
@@ -242,6 +244,7 @@ def _open_second(config: TrainConfig, first: TrainedPolicy, objective: Objective
 def run_follower(config: TrainConfig) -> None:
     """What every process but the first of ``torchrun`` does: its share of the learning, until the first one is done."""
     torch.set_num_threads(config.threads)
+    set_process_compute(config.compute)
     policy = trained_policy(config.policy, config.lora, config.compute, seed=config.seed)
     objective = make_objective(config.resolved_loss, config.memory, config.rollout)
     learner = make_learner(

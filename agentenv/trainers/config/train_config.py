@@ -214,9 +214,10 @@ class TrainConfig(Frozen):
     @property
     def apart(self) -> list[str]:
         """Why the log-probs that the sampler records are not those that the learner would compute; empty where they are."""
+        engine = self.engine.resolved(rounds=self.compute.rounds)
         reasons = {
             f"asynchronous.staleness={self.asynchronous.staleness}": self.asynchronous.staleness > 0,
-            f"engine.kind={self.engine.kind!r} in {self.engine.dtype}": self.engine.kind != "hf",
+            f"engine.kind={self.engine.kind!r} in {engine.dtype}": engine.kind != "hf",
             f"memory.precision={self.memory.precision!r}": self.memory.precision != "float32",
             "weights in bfloat16": self.compute.rounds,
         }

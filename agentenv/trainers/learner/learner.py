@@ -18,6 +18,7 @@ from torch import Tensor
 
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigurationError, Diverged
+from agentenv.policies.forward import autocast
 from agentenv.policies.lora import load_weights, trained_state, without_adapters
 from agentenv.trainers.learner.logprobs import token_logprobs
 from agentenv.trainers.learner.losses import (
@@ -187,7 +188,7 @@ class Learner:
         with torch.no_grad():
             for batch, counts in self._dealt(batches):
                 with self._precision():
-                    logprobs = self._logprobs(self.model, batch.to(self.device))[0].numpy(force=True)
+                    logprobs = self._logprobs(self.model, batch.to(self.device))[0].cpu().numpy()
                 if counts:
                     found.append(logprobs)
         scored = []
@@ -288,9 +289,7 @@ class Learner:
         return dict(sums) | {"trained_tokens": float(trained), "padding_share": share}
 
     def _precision(self) -> torch.autocast:
-        return torch.autocast(
-            self.device.type, torch.bfloat16, enabled=self.objective.precision == "bfloat16"
-        )
+        return autocast(self.device, enabled=self.objective.precision == "bfloat16")
 
     def _dealt(self, batches: Iterable[Packed]) -> Iterable[tuple[Packed, bool]]:
         """The batches of this process, and whether each counts."""

@@ -13,6 +13,7 @@ from functools import wraps
 from itertools import zip_longest
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
@@ -75,12 +76,14 @@ class ShardedLearner(Learner):
     ) -> None:
         """As ``Learner``; ``model`` is sharded in place, and equal in every process before."""
         if not dist.is_initialized():
-            dist.init_process_group("gloo", timeout=_TIMEOUT)
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+            dist.init_process_group(_backend(model.device), timeout=_TIMEOUT)
+        if model.device.type == "cuda":
+            torch.cuda.set_device(model.device)
+        mesh = init_device_mesh(model.device.type, (dist.get_world_size(),))
         for module in (*getattr(model.get_decoder(), "layers", ()), model):
             fully_shard(module, mesh=mesh)
             module.set_gradient_divide_factor(1.0)  # sums, not means
-            module.set_force_sum_reduction_for_comms(True)  # gloo has no other
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no other, and nccl has it too
         model.sharded_logprobs = _sharded_logprobs.__get__(model)
         register_fsdp_forward_method(model, "sharded_logprobs")
         self.busy = False
@@ -157,7 +160,7 @@ class ShardedLearner(Learner):
         self, sums: Mapping[str, float], ratios: Sequence[Tensor]
     ) -> tuple[dict[str, float], list[Tensor]]:
         gathered: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, (dict(sums), list(ratios)))
+        dist.all_gather_object(gathered, (dict(sums), [ratio.cpu() for ratio in ratios]))
         names = [name for theirs, _ in gathered for name in theirs]
         total = {name: sum(theirs.get(name, 0.0) for theirs, _ in gathered) for name in names}
         return total, [ratio for _, theirs in gathered for ratio in theirs]
@@ -174,6 +177,11 @@ def _sharded_logprobs(
 ) -> tuple[Tensor, Tensor | None]:
     taken, spread = token_logprobs(model, packed, temperature, entropy=entropy)
     return taken.clone(), spread  # FSDP hangs its hook on what is no view
+
+
+def _backend(device: torch.device) -> str:
+    """Who carries tensors of the device between processes, and beside it who carries orders, which are not on any."""
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 def _whole(value: Any) -> Any:

@@ -61,7 +61,7 @@ def expert_warmstart(
     torch.set_num_threads(first.threads)
     torch.manual_seed(first.seed)
     display.phase("demonstrations", 0)
-    policy = trained_policy(first.policy, first.lora, first.compute, seed=first.seed)
+    policy = trained_policy(first.policy, first.lora, first.compute.precise(), seed=first.seed)
     shown = [
         episode
         for config in runs

@@ -25,7 +25,9 @@ from agentenv.data.world import WorldConfig
 from agentenv.envs.search.local_search import STOP
 from agentenv.errors import ConfigurationError
 from agentenv.policies.card import EpisodeCard
+from agentenv.policies.compute import process_compute
 from agentenv.policies.hf import HFPolicy
+from agentenv.policies.loading import moved
 from agentenv.policies.tiny import build_model, build_tokenizer
 from agentenv.progress import Display
 from agentenv.trainers.learner.denormals import flushed_denormals
@@ -139,7 +141,7 @@ def _train_reading(config: WarmstartConfig, display: Display) -> tuple[HFPolicy,
     sample = demonstrate({careful: 1.0}, seed=10_000_000 + config.seed, worlds=config.world, k=config.k)
     tokenizer = build_tokenizer(_text(demo) for batch in islice(sample, 60) for demo in batch)
     chat = InlineFormat(tokenizer)
-    policy = HFPolicy(build_model(tokenizer), tokenizer)
+    policy = HFPolicy(moved(build_model(tokenizer), process_compute().resolved().device), tokenizer)
     batches = chain(islice(_copying(config, chat), config.copying_steps), _reading(config, chat))
     steps = config.copying_steps + config.reading_steps
     display.phase("reader", steps)

@@ -6,7 +6,9 @@ from random import Random
 
 import torch
 
+from agentenv.policies.compute import process_compute
 from agentenv.policies.hf import HFPolicy
+from agentenv.policies.loading import moved
 from agentenv.policies.tiny import build_model, build_tokenizer
 from agentenv.progress import Display
 from agentenv.trainers.warmstart.supervised import TrainingExample, fit, sample_batches
@@ -48,7 +50,8 @@ def untrained_policy(texts: Sequence[str], tags: Sequence[str], config: SmallPol
     """
     torch.manual_seed(config.seed)
     tokenizer = build_tokenizer(texts, tags)
-    return HFPolicy(build_model(tokenizer, layers=config.layers, heads=config.heads, inner=256), tokenizer)
+    model = build_model(tokenizer, layers=config.layers, heads=config.heads, inner=256)
+    return HFPolicy(moved(model, process_compute().resolved().device), tokenizer)
 
 
 def imitate(

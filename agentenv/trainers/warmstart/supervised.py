@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy, pad
 from agentenv.core.io.files import new_folder
 from agentenv.errors import Diverged
 from agentenv.policies.card import EpisodeCard, write_card
-from agentenv.policies.forward import logits_at
+from agentenv.policies.forward import autocast, logits_at
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.lora import write_model
 from agentenv.policies.soundness import refuse_diverged
@@ -96,6 +96,7 @@ def fit(
             optimizer.zero_grad()
             for group in optimizer.param_groups:
                 group["lr"] = peak * scale * _schedule(step, steps)
+        chunks = [(ids.to(model.device), weights.to(model.device)) for ids, weights in chunks]
         total = sum(weights.sum() for _, weights in chunks)
         loss = sum(_weighted_loss(model, ids, weights, total) for ids, weights in chunks)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -130,7 +131,7 @@ def _weighted_loss(model: Any, ids: Tensor, weights: Tensor, total: Tensor | int
     Only positions that weigh something are turned into logits.
     """
     counted = weights[:, 1:] > 0
-    with torch.autocast("cpu", torch.bfloat16):
+    with autocast(ids.device):
         logits = logits_at(model, ids, *counted.nonzero(as_tuple=True), use_cache=False)
     losses = cross_entropy(logits.float(), ids[:, 1:][counted], reduction="none")
     loss = (losses * weights[:, 1:][counted]).sum() / total

@@ -138,7 +138,7 @@ class RayCluster:
         """Lays the arrays of ``weights`` (tensors by name) down in the object store."""
         import ray
 
-        return ray.put({name: value.numpy(force=True) for name, value in weights.items()})
+        return ray.put({name: _as_array(value) for name, value in weights.items()})
 
     def worker(self) -> RayWorker:
         """A new actor, on the node with the fewest where there is a choice."""
@@ -169,6 +169,11 @@ class RayCluster:
             if self._guard is not None:
                 with suppress(subprocess.TimeoutExpired):
                     self._guard.communicate(timeout=_CLOSE_S)  # it ends what the cluster has left
+
+
+def _as_array(value: Any) -> Any:
+    """A tensor as an array; numpy has no bfloat16, whose numbers float32 holds without rounding."""
+    return (value.float() if str(value.dtype) == "torch.bfloat16" else value).detach().cpu().numpy()
 
 
 async def _answer(reference: Any) -> Any:

@@ -1,0 +1,36 @@
+"""The device ``fake`` for tests of code that is meant for a GPU; it is registered in the process that asks for it."""
+
+import importlib.util
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def separate_device() -> Any:
+    """The module ``separate_device.py`` of this folder, loaded once, since a device is registered once."""
+    name, path = "separate_device", Path(__file__).with_name("separate_device.py")
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+@pytest.fixture
+def fake_device(separate_device: Any) -> str:
+    """Name of a device that computes on the processor and refuses tensors of the processor."""
+    return str(separate_device.NAME)
+
+
+@pytest.fixture
+def device_waits(separate_device: Any) -> "Counter[str]":
+    """How often the test has waited for values of the device, by operator."""
+    waits: Counter[str] = separate_device.WAITS
+    waits.clear()
+    return waits

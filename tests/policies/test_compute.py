@@ -1,0 +1,213 @@
+"""Where models compute: what ``auto`` becomes, what is refused, settings behind a policy's name, and a policy on a device.
+
+The device ``fake`` refuses tensors of the processor, as a GPU does; the policy on it must sample what it samples on the CPU.
+"""
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentenv.core.types import Completion, Sampling
+from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.policies import compute as module
+from agentenv.policies.attention import by_mask
+from agentenv.policies.compute import ComputeSettings, process_compute, use_compute
+from agentenv.policies.hf import HFPolicy
+from agentenv.policies.policy_spec import check_policy, compute_of, make_policy, policy_folder
+from agentenv.policies.tiny import shipped_weights
+
+CPU = ComputeSettings(device="cpu")
+
+
+def test_on_a_machine_without_a_gpu_auto_is_what_it_always_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = ComputeSettings().resolved()
+    assert (found.device, found.dtype, found.attention) == (torch.device("cpu"), torch.float32, "sdpa")
+    assert not ComputeSettings().rounds
+
+
+@pytest.mark.parametrize(
+    ("installed", "attention"),
+    [
+        ((), "sdpa"),
+        (("flash_attention_2",), "flash_attention_2"),
+        (("flash_attention_2", "flash_attention_3"), "flash_attention_3"),
+    ],
+)
+def test_on_a_gpu_auto_is_bfloat16_and_the_best_attention(
+    monkeypatch: pytest.MonkeyPatch, installed: tuple[str, ...], attention: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    monkeypatch.setattr(module, "is_installed", lambda name: name in installed)
+    monkeypatch.setattr(module, "_usable", torch.device)
+    found = ComputeSettings(device="cuda").resolved()
+    assert (found.dtype, found.attention) == (torch.bfloat16, attention)
+    assert ComputeSettings().rounds
+    precise = ComputeSettings(device="cuda").precise()
+    assert precise.resolved().dtype is torch.float32
+    assert precise.resolved().attention == "sdpa"  # flash attention computes in halves alone
+    assert not ComputeSettings(device="cpu").rounds
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"device": "cuda:7"},
+        {"device": "nonsense"},
+        {"device": "meta"},
+        {"device": "cpu", "attention": "flash_attention_2"},
+        {"device": "cpu", "attention": "flex"},
+    ],
+)
+def test_what_cannot_be_had_is_one_sentence_with_its_value(settings: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        ComputeSettings.model_validate(settings).resolved()
+    assert settings.get("attention", settings["device"]) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_flash_attention_needs_a_gpu_even_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "is_installed", lambda name: True)
+    with pytest.raises(ConfigurationError, match="flash_attention_3"):
+        ComputeSettings(device="cpu", dtype="bfloat16", attention="flash_attention_3").resolved()
+
+
+def test_a_process_has_settings_for_models_opened_by_name() -> None:
+    before = process_compute()
+    with use_compute(ComputeSettings(device="cpu", dtype="bfloat16")):
+        assert make_policy("tiny").model.dtype is torch.bfloat16
+        assert make_policy("tiny", CPU).model.dtype is torch.float32
+    assert process_compute() == before
+
+
+def test_a_policy_may_name_settings_of_its_own() -> None:
+    spec = f"hf:{shipped_weights()}#dtype=bfloat16&attention=eager"
+    assert policy_folder(spec) == shipped_weights()
+    model = make_policy(spec, CPU).model
+    assert model.dtype is torch.bfloat16
+    assert model.config._attn_implementation == "eager"
+    assert compute_of("tiny#device=cuda:1&compile=true", CPU) == ComputeSettings(
+        device="cuda:1", compile=True
+    )
+    assert policy_folder("hf:runs/a#1") == Path("runs/a#1")  # a number sign alone is part of a path
+    check_policy(f"hf:{shipped_weights()}#device=cpu")
+
+
+def test_a_setting_of_a_policy_that_is_not_known_is_named() -> None:
+    with pytest.raises(UnknownName) as unknown:
+        check_policy("tiny#devise=cpu")
+    assert "devise" in str(unknown.value)
+    assert "device" in str(unknown.value)
+    with pytest.raises(ConfigurationError, match="int3"):
+        make_policy("tiny#dtype=int3")
+
+
+def test_weights_are_read_in_the_wanted_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tensor of float32 is ever made of them."""
+    import transformers
+
+    read = transformers.AutoModelForCausalLM.from_pretrained
+    asked: list[Any] = []
+
+    def noting(*args: Any, **options: Any) -> Any:
+        found = read(*args, **options)
+        asked.extend({p.dtype for p in found[0].parameters()})
+        return found
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", noting)
+    HFPolicy.load(shipped_weights(), ComputeSettings(device="cpu", dtype="bfloat16"))
+    assert asked == [torch.bfloat16]
+
+
+def test_an_attention_that_a_model_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        ComputeSettings,
+        "resolved",
+        lambda self: module.Compute(torch.device("cpu"), torch.float32, "flex", False),
+    )
+    import transformers
+
+    monkeypatch.setattr(transformers.Qwen2ForCausalLM, "_supports_flex_attn", False)
+    with pytest.raises(ConfigurationError, match="flex"):
+        HFPolicy.load(shipped_weights(), ComputeSettings(attention="flex"))
+
+
+def test_a_mask_of_our_own_is_computed_by_sdpa() -> None:
+    attend = by_mask(lambda *_, **__: "kernel", lambda *_, **__: "masked")
+    assert attend(None, 0, 0, 0, None) == "kernel"
+    assert attend(None, 0, 0, 0, torch.ones(2, 5)) == "kernel"  # padding, which kernels know
+    assert attend(None, 0, 0, 0, torch.ones(2, 1, 5, 5)) == "masked"
+
+
+def conversation(policy: HFPolicy) -> list[Completion]:
+    """Two turns of four episodes in one batch, a rewound third, a fork of one, and top_p; rows end at unequal lengths."""
+
+    async def turn(prompts: dict[str, list[int]], seed: int, **sampling: Any) -> list[Completion]:
+        asked = (
+            policy.generate(ids, Sampling(6 + 5 * i, seed=seed + i, **sampling), episode=name)
+            for i, (name, ids) in enumerate(prompts.items())
+        )
+        return list(await asyncio.gather(*asked))
+
+    prompts = {str(i): list(range(10, 24 + 3 * i)) for i in range(4)}
+    first = asyncio.run(turn(prompts, 0))
+    longer = {name: [*prompts[name], *done.ids, 40, 41] for name, done in zip(prompts, first, strict=True)}
+    second = asyncio.run(turn(longer, 10, temperature=0.7))
+    rewound = {name: [*ids[:-4], 99] for name, ids in longer.items()}
+    third = asyncio.run(turn({**rewound, "fork": rewound["0"], "twin": rewound["0"]}, 20, top_p=0.8))
+    return [*first, *second, *third, *asyncio.run(turn(rewound, 30, temperature=0.0))]
+
+
+def test_a_policy_on_a_device_samples_what_it_samples_on_the_cpu(fake_device: str) -> None:
+    here = make_policy("tiny", CPU)
+    there = make_policy("tiny", ComputeSettings(device=fake_device))
+    assert there.model.device.type == fake_device
+    assert there.model.lm_head.weight is there.model.get_input_embeddings().weight  # tied before, tied now
+    assert conversation(there) == conversation(here)
+
+
+def test_scores_on_a_device_are_those_of_the_cpu(fake_device: str) -> None:
+    here = make_policy("tiny", CPU)
+    there = make_policy("tiny", ComputeSettings(device=fake_device))
+    ids = list(range(5, 40))
+    assert asyncio.run(there.score(ids)) == pytest.approx(asyncio.run(here.score(ids)), abs=1e-5)
+    found, wanted = (asyncio.run(policy.top_two(ids, 3)) for policy in (there, here))
+    assert [row[0][0] for row in found] == [row[0][0] for row in wanted]
+
+
+def test_a_token_of_a_whole_batch_is_one_wait_for_the_device(
+    fake_device: str, device_waits: "Counter[str]"
+) -> None:
+    policy = make_policy("tiny", ComputeSettings(device=fake_device))
+
+    async def batch() -> list[Completion]:
+        asked = (policy.generate([5, 6, 7 + i], Sampling(12, seed=i)) for i in range(8))
+        return list(await asyncio.gather(*asked))
+
+    device_waits.clear()
+    longest = max(len(done.ids) for done in asyncio.run(batch()))
+    assert device_waits == {"tolist": longest}
+
+
+@pytest.mark.parametrize("adapted", [False, True], ids=["whole", "adapter"])
+def test_weights_of_a_device_are_written_as_those_of_the_cpu(
+    tmp_path: Path, fake_device: str, adapted: bool
+) -> None:
+    from agentenv.policies.export import write_weights
+    from agentenv.policies.lora import adapt, write_trained
+
+    for name in ("cpu", fake_device):
+        model = make_policy("tiny", ComputeSettings(device=name)).model
+        model = adapt(model, rank=2, alpha=4) if adapted else model
+        (tmp_path / f"trained-{name}").mkdir()
+        write_trained(model, tmp_path / f"trained-{name}")
+        write_weights(model, tmp_path / f"whole-{name}")
+    for kind in ("trained", "whole"):
+        (here,) = (tmp_path / f"{kind}-cpu").glob("*.safetensors")
+        (there,) = (tmp_path / f"{kind}-{fake_device}").glob("*.safetensors")
+        assert there.read_bytes() == here.read_bytes()
