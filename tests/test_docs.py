@@ -1,11 +1,13 @@
 """The documentation site keeps up with the code: navigation, tables of methods, API pages, quoted messages, links."""
 
 import ast
+import importlib
 import pkgutil
 import re
 import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -107,6 +109,31 @@ def test_every_method_cites_its_paper_where_it_is_defined(title: str) -> None:
 def test_the_api_reference_holds_every_public_name() -> None:
     shown = set().union(*(re.findall(r"^::: agentenv\.(\w+)$", text_of(page), re.M) for page in API))
     assert shown == set(agentenv.__all__)
+
+
+def test_the_api_reference_holds_every_public_name_of_the_sub_packages() -> None:
+    entries = set().union(*(re.findall(r"^::: ([\w.]+)$", text_of(page), re.M) for page in API))
+    objects = {id(pkgutil.resolve_name(entry)) for entry in entries}
+    modules = [entry for entry in entries if isinstance(pkgutil.resolve_name(entry), ModuleType)]
+    missing = [
+        f"{package}.{name}"
+        for package in sub_packages()
+        for name, found in vars_of(package).items()
+        if id(found) not in objects and getattr(found, "__module__", "") not in modules
+    ]
+    assert missing == []
+
+
+def sub_packages() -> list[str]:
+    """Every package below ``agentenv`` that hands names on."""
+    found = pkgutil.walk_packages(agentenv.__path__, "agentenv.")
+    return [module.name for module in found if module.ispkg]
+
+
+def vars_of(package: str) -> dict[str, Any]:
+    """What ``package`` names in ``__all__``."""
+    module = importlib.import_module(package)
+    return {name: getattr(module, name) for name in getattr(module, "__all__", ())}
 
 
 @pytest.mark.parametrize("page", API, ids=lambda path: path.stem)
