@@ -87,9 +87,12 @@ def test_the_switch_and_the_command_line_are_trusted(
 ) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('base = "laptop-code"\n[env.options]\nexecutor = "unsafe-local"')
-    assert main(["train", str(path), "--plan", "--trust-config"]) == 0
-    assert main(["train", "laptop-code", "--plan", "--env.options.executor", "unsafe-local"]) == 0
-    assert "--trust-config" not in capsys.readouterr().err
+    absent = ["--plan", "--policy", "hf:nowhere"]  # both get past the question, and as far as the policy
+    assert main(["train", str(path), *absent, "--trust-config"]) == 1
+    assert main(["train", "laptop-code", *absent, "--env.options.executor", "unsafe-local"]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert ["nowhere" in line for line in said] == [True, True]
+    assert "--trust-config" not in "".join(said)
 
 
 def test_nothing_that_is_shipped_needs_a_confirmation() -> None:
