@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.policies.lora import is_adapted, write_model
+from agentenv.policies.quantized import is_quantized, weight_of
 
 _WRAPPED = "base_model.model."
 _BASE = ".base_layer."
@@ -21,6 +22,7 @@ def write_weights(model: Any, folder: Path) -> None:
 def merged_state(model: Any) -> dict[str, Any]:
     """State of a peft model under the names of its base model: W + scale * B A where there is an adapter.
 
+    Weights that are held in 4 bits are written in the number format that they compute with, as rounded as they are.
     Merging and unmerging in place would leave a rounding error in W after every export; this touches nothing.
     """
     deltas = {
@@ -29,12 +31,15 @@ def merged_state(model: Any) -> dict[str, Any]:
         if hasattr(layer, "get_delta_weight")
         for adapter in layer.active_adapters
     }
+    packed = {name: layer for name, layer in model.named_modules() if is_quantized(layer)}
     state: dict[str, Any] = {}
     values: dict[int, Any] = {}
     for name, held in model.state_dict(keep_vars=True).items():
-        if "lora_" in name:
+        layer, _, scales = name.rpartition(".weight")
+        if "lora_" in name or (scales and layer in packed):
             continue
-        value = values.setdefault(id(held), held.detach())  # tied weights stay one tensor
+        whole = weight_of(packed[layer]) if layer in packed else held
+        value = values.setdefault(id(held), whole.detach())  # tied weights stay one tensor
         place, _, leaf = name.partition(_BASE)
         delta = deltas.get(place) if leaf == "weight" else None
         plain = name.removeprefix(_WRAPPED).replace(_BASE, ".")

@@ -18,6 +18,7 @@ from agentenv.policies.compute import ComputeSettings
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.lora import adapt, is_adapted
 from agentenv.policies.policy_spec import make_policy, policy_folder
+from agentenv.policies.quantized import quantize
 from agentenv.policies.vllm import VLLMPolicy
 from agentenv.progress import Display
 from agentenv.retrievers.mixed import MixedRetriever
@@ -75,6 +76,8 @@ def trained_policy(spec: str, lora: LoraSettings, compute: ComputeSettings, *, s
         seed: Draws their first weights.
     """
     policy = make_policy(spec, compute)
+    if lora.quantization == "nf4":
+        quantize(policy.model)
     if lora.rank:
         policy.model = adapt(policy.model, rank=lora.rank, alpha=lora.alpha, modules=lora.modules, seed=seed)
     return policy
@@ -95,7 +98,7 @@ def make_learner(
         start: Opens the policy that the run starts from, which a penalty compares with.
         objective: What is minimised.
         optimizer: The size of a step.
-        ahead: Whether episodes are under way while the learner learns.
+        ahead: Whether episodes under way read the weights of ``policy`` while the learner learns.
     """
     sharded = world_size() > 1
     model = policy.model

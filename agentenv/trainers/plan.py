@@ -44,7 +44,7 @@ class MemoryEstimate:
     weights: int
     """Of every copy: the trained one, the sampler's in asynchronous training, the reference; likewise of a second set."""
     optimizer: int
-    """Gradients and two moments of Adam."""
+    """Gradients, two moments of Adam, and float32 copies of weights in bfloat16."""
     caches: int
     """Keys and values of the episodes under way, kept and in the present batch."""
     activations: int
@@ -140,7 +140,7 @@ def memory_of(
     sampled_here = config.engine.kind == "hf"
     return MemoryEstimate(
         weights=sum(_weights(config, one) for one in models),
-        optimizer=sum(3 * _bytes(one, trained=True) for one in models),
+        optimizer=sum(_optimizer(config, one) for one in models),
         caches=_caches(config, model) if sampled_here else 0,
         activations=int(token_bytes * max(config.memory.micro_tokens, config.rollout.context_tokens)),
         engines=0 if sampled_here else _engines(config, model),
@@ -153,9 +153,19 @@ def _bytes(model: Any, *, trained: bool = False) -> int:
     return sum(int(p.numel() * p.element_size()) for p in parameters)
 
 
+def _optimizer(config: TrainConfig, model: Any) -> int:
+    """Gradients, moments and copies of what is trained."""
+    memory, total = config.memory, 0
+    for weight in (weight for weight in model.parameters() if weight.requires_grad):
+        copy = 4 if memory.master_weights and weight.element_size() < 4 else 0
+        moment = 1 if memory.optimizer == "adamw_8bit" else copy or weight.element_size()
+        total += weight.numel() * (weight.element_size() + 2 * moment + copy)
+    return total
+
+
 def _weights(config: TrainConfig, model: Any) -> int:
     """Of every copy; what is not trained is shared, and a model with adapters is its own reference."""
-    ahead = _bytes(model, trained=True) * (config.asynchronous.staleness > 0)
+    ahead = _bytes(model, trained=True) * config.copies_weights
     objective = make_objective(config.resolved_loss, config.memory, config.rollout)
     apart = objective.needs_reference and not is_adapted(model)
     return _bytes(model) * (1 + apart) + ahead

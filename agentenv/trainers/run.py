@@ -125,7 +125,7 @@ def _make_run(
         partial(make_policy, config.policy, config.compute),
         objective,
         config.optimizer,
-        ahead=config.asynchronous.staleness > 0,
+        ahead=config.copies_weights,
     )
     second = _open_second(config, policy, objective)
     config = with_declared_scorers(config)

@@ -147,6 +147,23 @@ def test_a_run_resumes_to_the_bit_and_leaves_merged_weights(tmp_path: Path) -> N
         train(RunFolder.open(folder.path), SilentDisplay())
 
 
+def test_a_run_over_a_base_in_4_bits_resumes_to_the_bit(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes", reason="needs the quantized extra")
+    torch.set_num_threads(1)
+    settings = override(config(shipped_weights()), ["--lora.quantization", "nf4"])
+    folder = RunFolder.create(tmp_path / "run", settings)
+    assert train(folder, SilentDisplay())["steps"] == 2
+    written = [folder.path / name for name in ("metrics.jsonl", "policy/model.safetensors")]
+    whole = [path.read_bytes() for path in written]
+    plain = RunFolder.create(tmp_path / "plain", config(shipped_weights()))
+    train(plain, SilentDisplay())
+    assert (plain.path / "policy/model.safetensors").stat().st_size == written[1].stat().st_size
+    assert (plain.path / "metrics.jsonl").read_bytes() != whole[0]
+    drop_the_end(folder.path)
+    train(RunFolder.open(folder.path), SilentDisplay())
+    assert [path.read_bytes() for path in written] == whole
+
+
 def drop_the_end(run: Path) -> None:
     """Brings the run back to its first step."""
     shutil.rmtree(run / "checkpoints" / "step-000002")
@@ -158,6 +175,8 @@ def drop_the_end(run: Path) -> None:
     ("words", "named"),
     [
         ("--lora.modules q_proj", r"\['q_proj'\].*rank=0"),
+        ("--lora.quantization nf4", r"lora: quantization='nf4'"),
+        ("--lora.rank 4 --lora.quantization int3", r"lora\.quantization: .*'int3'"),
         ("--lora.rank -1", r"lora\.rank.*-1"),
         ("--lora.rang 4", r"'lora\.rang'.*'lora\.rank'"),
     ],

@@ -46,7 +46,10 @@ FREE = (
             *("max_grad_norm", "supervised_rate"),
         )
     ),
-    *(f"memory.{name}" for name in ("micro_tokens", "padding", "gradient_checkpointing")),
+    *(
+        f"memory.{name}"
+        for name in ("micro_tokens", "padding", "gradient_checkpointing", "offload_activations")
+    ),
 )
 """Keys, or tables of keys, that change how fast, how long or how far a run learns, and neither its tasks nor its measure."""
 PLACES = (

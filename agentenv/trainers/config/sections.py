@@ -102,11 +102,18 @@ class LoraSettings(Frozen):
     modules: tuple[str, ...] = ()
     """Last names of the linear layers that are adapted, such as ``["q_proj", "v_proj"]``; none named is all but the output
     layer."""
+    quantization: Literal["none", "nf4"] = "none"
+    """Whether the linear layers below the adapters hold their weights in 4 bits (QLoRA): with ``nf4`` all but the output
+    layer do; it needs bitsandbytes and one process."""
 
     @model_validator(mode="after")
     def _used(self) -> Self:
         if self.modules and not self.rank:
             raise ValueError(f"modules names {list(self.modules)}, and rank=0 adapts none: set rank above 0")
+        if self.quantization != "none" and not self.rank:
+            raise ValueError(
+                f"quantization={self.quantization!r} is for a base below adapters: set rank above 0"
+            )
         return self
 
 

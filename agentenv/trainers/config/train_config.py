@@ -238,6 +238,11 @@ class TrainConfig(Frozen):
         )
 
     @property
+    def copies_weights(self) -> bool:
+        """Whether the sampler reads a copy of the weights while the learner moves them; engines have their own."""
+        return self.asynchronous.staleness > 0 and self.engine.kind == "hf"
+
+    @property
     def concurrent_groups(self) -> int:
         """Most groups under way at once; a synchronous step plays all of its own."""
         rollout, ahead = self.rollout, self.asynchronous

@@ -7,6 +7,7 @@ import numpy as np
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.learner.learner import Learner, Objective, rows_of
+from agentenv.trainers.learner.settings import MemorySettings
 
 
 def imitate(learner: Learner, demonstrations: Sequence[Trajectory], rate: float) -> dict[str, float]:
@@ -32,11 +33,14 @@ def imitate(learner: Learner, demonstrations: Sequence[Trajectory], rate: float)
             "the supervised step on demonstrations is for one process: train without torchrun"
         )
     goal = learner.objective
-    likelihood = Objective(
-        objective="opmd", objective_options={"tau": 0.0}, micro_tokens=goal.micro_tokens, padding=goal.padding
+    memory = {name: getattr(goal, name) for name in MemorySettings.model_fields if name != "precision"}
+    supervised = Learner(
+        learner.model,
+        Objective(objective="opmd", objective_options={"tau": 0.0}, **memory),
+        learning_rate=rate,
+        max_grad_norm=learner.max_grad_norm,
+        optimizer=learner.optimizer,
     )
-    supervised = Learner(learner.model, likelihood, learning_rate=rate, max_grad_norm=learner.max_grad_norm)
-    supervised.optimizer = learner.optimizer
     supervised.set_learning_rate(rate)
     metrics = supervised.step(rows_of(demonstrations, [np.ones(len(t.ids)) for t in demonstrations]))
     learner.compute_seconds += supervised.compute_seconds

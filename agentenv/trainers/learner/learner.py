@@ -8,6 +8,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +41,8 @@ from agentenv.trainers.learner.off_policy import (
     off_context_weights,
     rejected,
 )
+from agentenv.trainers.learner.offloading import offloaded_activations
+from agentenv.trainers.learner.optimizers import make_optimizer
 from agentenv.trainers.learner.packing import Packed, TrainingRow, micro_batches
 from agentenv.trainers.learner.settings import LossSettings, MemorySettings
 
@@ -125,12 +128,23 @@ class Learner:
         weight_decay: float = 0.0,
         max_grad_norm: float = 1.0,
         reference: Any | None = None,
+        optimizer: Any | None = None,
     ) -> None:
         """What the sections leave to the run (None) is taken for a sampler that computes as the learner does.
+
+        Args:
+            model: What is trained.
+            objective: What is minimised, and with which memory.
+            learning_rate: Step size.
+            weight_decay: Decoupled weight decay.
+            max_grad_norm: The gradient is scaled down to this norm.
+            reference: The model that penalties compare with.
+            optimizer: Who moves the weights; None makes one as the section ``memory`` says.
 
         Raises:
             ConfigurationError: a correction compares the sampler's log-probs with themselves.
             UnknownName: no such objective, or no such option of it.
+            MissingExtra: bitsandbytes is not installed, and an optimizer in 8 bits is asked for.
         """
         self.model = model
         self.objective = objective.resolved(apart=False)
@@ -142,7 +156,9 @@ class Learner:
         self.max_grad_norm = max_grad_norm
         self.reference = reference
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=weight_decay)
+        self.optimizer: Any = optimizer or make_optimizer(
+            trained, objective, learning_rate=learning_rate, weight_decay=weight_decay
+        )
         self.compute_seconds = 0.0
         """Seconds spent in forward and backward passes and the optimiser so far."""
         self._surrogate = get_objective(objective.objective, objective.surrogate_options)
@@ -159,7 +175,8 @@ class Learner:
 
     def optimizer_state(self) -> dict[str, Any]:
         """What ``load`` takes."""
-        return self.optimizer.state_dict()
+        state: dict[str, Any] = self.optimizer.state_dict()
+        return state
 
     def load(self, weights: Mapping[str, Tensor], optimizer_state: Mapping[str, Any]) -> list[str]:
         """Takes over weights and the optimiser's state.
@@ -266,7 +283,7 @@ class Learner:
         for batch, counts in self._dealt(micro_batches(rows, goal.micro_tokens, goal.padding)):
             began = time.perf_counter()
             batch = batch.to(self.device)
-            with self._precision():
+            with self._precision(), self._kept():
                 losses, figures = self._losses(batch, update, ratios if counts else [])
             weights = token_weights(goal.averaging, batch.sequence_tokens.to(losses.dtype))
             loss = (losses if weights is None else losses * weights).sum()
@@ -290,6 +307,9 @@ class Learner:
 
     def _precision(self) -> torch.autocast:
         return autocast(self.device, enabled=self.objective.precision == "bfloat16")
+
+    def _kept(self) -> AbstractContextManager[None]:
+        return offloaded_activations() if self.objective.offload_activations else nullcontext()
 
     def _dealt(self, batches: Iterable[Packed]) -> Iterable[tuple[Packed, bool]]:
         """The batches of this process, and whether each counts."""

@@ -112,3 +112,15 @@ class MemorySettings(Frozen):
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of the learner's multiplications; weights stay in float32. With ``bfloat16`` the sampler's log-probs differ a little
     from the learner's, which ``loss.proximal`` and ``loss.correction.mode`` then allow for unless they are named."""
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    """``adamw_8bit`` keeps Adam's two moments in 8 bits in place of 32 (Dettmers et al. 2022); it needs bitsandbytes and one
+    process."""
+    master_weights: bool = True
+    """Whether weights in bfloat16 have float32 copies that Adam moves; without, steps that are small beside a weight are
+    rounded away. Without effect on weights in float32."""
+    offload_optimizer: bool = False
+    """Whether Adam's moments and float32 copies of the weights stand in the memory of the host, which then makes the step;
+    without effect where the model is on the CPU."""
+    offload_activations: bool = False
+    """Whether what a forward pass keeps for the backward pass waits in the memory of the host; without effect where the
+    model is on the CPU."""

@@ -21,8 +21,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from agentenv.errors import Diverged
+from agentenv.errors import ConfigurationError, Diverged
 from agentenv.policies.lora import trained_state
+from agentenv.policies.quantized import is_quantized
 from agentenv.trainers.learner.learner import Learner, Objective
 from agentenv.trainers.learner.logprobs import token_logprobs
 from agentenv.trainers.learner.packing import Packed
@@ -74,7 +75,23 @@ class ShardedLearner(Learner):
         max_grad_norm: float = 1.0,
         reference: Any | None = None,
     ) -> None:
-        """As ``Learner``; ``model`` is sharded in place, and equal in every process before."""
+        """As ``Learner``; ``model`` is sharded in place, and equal in every process before.
+
+        Raises:
+            ConfigurationError: a setting of the section ``memory`` is for one process.
+        """
+        single = {
+            "optimizer": objective.optimizer == "adamw_8bit",
+            "offload_optimizer": objective.offload_optimizer,
+        }
+        for name in (name for name, wanted in single.items() if wanted):
+            raise ConfigurationError(
+                f"memory.{name}={getattr(objective, name)!r} is for one process: train without torchrun, or leave it out"
+            )
+        if any(is_quantized(layer) for layer in model.modules()):
+            raise ConfigurationError(
+                "lora.quantization='nf4' is for one process: train without torchrun, or leave it out"
+            )
         if not dist.is_initialized():
             dist.init_process_group(_backend(model.device), timeout=_TIMEOUT)
         if model.device.type == "cuda":
@@ -129,7 +146,7 @@ class ShardedLearner(Learner):
         """The optimiser's state with whole tensors, as one process has it."""
         state = self.optimizer.state_dict()
         moments = {place: {k: _whole(v) for k, v in mine.items()} for place, mine in state["state"].items()}
-        return state | {"state": moments}
+        return {**state, "state": moments}
 
     @collective
     def load(self, weights: Mapping[str, Tensor], optimizer_state: Mapping[str, Any]) -> list[str]:

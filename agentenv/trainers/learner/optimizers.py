@@ -1,0 +1,130 @@
+"""Who moves the weights: Adam with decoupled decay, over the weights or over float32 copies of them, in 32 or 8 bits.
+
+bfloat16 has 8 bits of precision, so that a step below 1/512 of a weight is rounded away. Adam therefore moves float32 copies
+("master weights", Micikevicius et al. 2018, section 3.1), and the model gets them rounded. The copies and Adam's moments may
+stand in the memory of the host.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentenv.errors import MissingExtra
+from agentenv.trainers.learner.settings import MemorySettings
+
+_ROUNDED = (torch.bfloat16, torch.float16)
+_BUCKET = 2**27
+"""Weights whose gradients are in float32 at the same time, 512 MiB."""
+
+
+def make_optimizer(
+    weights: Sequence[Tensor], settings: MemorySettings, *, learning_rate: float, weight_decay: float
+) -> Any:
+    """The optimizer of ``weights``, as ``settings`` want it.
+
+    Raises:
+        MissingExtra: bitsandbytes is not installed, and 8 bits are asked for.
+    """
+    kind = _adamw_8bit() if settings.optimizer == "adamw_8bit" else torch.optim.AdamW
+    make = partial(kind, lr=learning_rate, weight_decay=weight_decay)
+    host = settings.offload_optimizer and any(weight.device.type != "cpu" for weight in weights)
+    rounded = settings.master_weights and any(weight.dtype in _ROUNDED for weight in weights)
+    if host or rounded:
+        return MasterWeights(weights, make, device=torch.device("cpu") if host else None)
+    return make(weights)
+
+
+def _adamw_8bit() -> Any:
+    try:
+        from bitsandbytes.optim import AdamW8bit
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of(error.name or "bitsandbytes", "quantized") from error
+    return AdamW8bit
+
+
+class MasterWeights:
+    """An optimizer of float32 copies, which the weights follow; has what the learner asks of one of torch."""
+
+    def __init__(
+        self,
+        weights: Sequence[Tensor],
+        make: Callable[[Sequence[Tensor]], Any],
+        *,
+        device: torch.device | None = None,
+        bucket: int = _BUCKET,
+    ) -> None:
+        """Copies the weights.
+
+        Args:
+            weights: What the model computes with.
+            make: Makes the optimizer of the copies.
+            device: Where the copies are; None is where the weights are.
+            bucket: Weights whose gradients are in float32 at the same time.
+        """
+        self.weights = list(weights)
+        self.copies = [
+            weight.detach().to(dtype=torch.float32, device=device, copy=True).requires_grad_()
+            for weight in weights
+        ]
+        self.bucket = bucket
+        self.inner = make(self.copies)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Those of the inner optimizer, with its step size."""
+        groups: list[dict[str, Any]] = self.inner.param_groups
+        return groups
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops the gradients of the weights."""
+        for weight in self.weights:
+            weight.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Moves the copies by the gradients of the weights, and the weights to the copies."""
+        for pairs in self._buckets():
+            for weight, copy in pairs:
+                if weight.grad is not None:
+                    copy.grad = weight.grad.to(copy.device, torch.float32)
+            self.inner.step()
+            for weight, copy in pairs:
+                copy.grad = None
+                weight.copy_(copy)
+
+    def _buckets(self) -> Iterator[list[tuple[Tensor, Tensor]]]:
+        bucket: list[tuple[Tensor, Tensor]] = []
+        for pair in zip(self.weights, self.copies, strict=True):
+            if bucket and sum(weight.numel() for weight, _ in bucket) + pair[0].numel() > self.bucket:
+                yield bucket
+                bucket = []
+            bucket.append(pair)
+        yield bucket
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of the inner optimizer, with each copy as ``master`` beside its moments."""
+        state = self.inner.state_dict()
+        held = {
+            place: {**state["state"].get(place, {}), "master": copy.detach()}
+            for place, copy in enumerate(self.copies)
+        }
+        return {**state, "state": held}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over what ``state_dict`` gave; the weights follow.
+
+        Raises:
+            ValueError: it is of other parameters, or has no copies.
+        """
+        held = {place: dict(mine) for place, mine in state["state"].items()}
+        if len(held) != len(self.copies) or any("master" not in mine for mine in held.values()):
+            raise ValueError("the state of the optimizer has no float32 copy for each weight")
+        for place, copy in enumerate(self.copies):
+            copy.copy_(held[place].pop("master"))
+            self.weights[place].copy_(copy)
+        moved = {place: mine for place, mine in held.items() if mine}
+        self.inner.load_state_dict({**state, "state": moved})
