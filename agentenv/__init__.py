@@ -53,7 +53,15 @@ from agentenv.errors import (
 from agentenv.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from agentenv.api import EvaluationResult, Score, TrainResult, evaluate, train
+    from agentenv.api import (
+        EvaluationResult,
+        Score,
+        SuiteResult,
+        TrainResult,
+        evaluate,
+        evaluate_suite,
+        train,
+    )
     from agentenv.policies.agent import Agent
     from agentenv.policies.policy_spec import make_policy
     from agentenv.retrievers.retriever_spec import make_retriever
@@ -109,6 +117,7 @@ __all__ = [
     "SnapshotRefused",
     "StateCapability",
     "Step",
+    "SuiteResult",
     "Task",
     "Tool",
     "ToolEnv",
@@ -121,6 +130,7 @@ __all__ = [
     "UnknownName",
     "VectorEnv",
     "evaluate",
+    "evaluate_suite",
     "load_config",
     "make",
     "make_executor",
@@ -138,7 +148,7 @@ __all__ = [
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "agentenv.api": "EvaluationResult Score TrainResult evaluate train",
+        "agentenv.api": "EvaluationResult Score SuiteResult TrainResult evaluate evaluate_suite train",
         "agentenv.policies.agent": "Agent",
         "agentenv.policies.policy_spec": "make_policy",
         "agentenv.retrievers.retriever_spec": "make_retriever",

@@ -1,28 +1,31 @@
 """Training and evaluating from Python. The commands ``agentenv train`` and ``agentenv eval`` call these functions too."""
 
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from agentenv.core.concurrency.background import without_running_loop
 from agentenv.core.env import Env
-from agentenv.core.protocols import Policy
+from agentenv.core.protocols import Policy, Retriever
 from agentenv.core.trust import confirm_file
+from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
-from agentenv.evaluation.benchmark import Benchmark, run_benchmark
+from agentenv.evaluation.benchmark import Benchmark, Given, run_benchmark
 from agentenv.evaluation.records import EpisodeRecord, read_evaluation
 from agentenv.evaluation.report.report import PAGE, write_report
+from agentenv.evaluation.suite import make_suite, read_suite
 from agentenv.evaluation.task_env import env_id_of
 from agentenv.policies.agent import Agent, AgentPolicy
 from agentenv.policies.compute import ComputeSettings, process_compute, use_compute
-from agentenv.progress import Display
+from agentenv.progress import Display, LiveDisplay, LiveDisplays
 from agentenv.trainers.config.config_files import CONFIG, changed, load_config, presets, resume_config
 from agentenv.trainers.config.train_config import TrainConfig
 
 DEFAULT_PRESET = "laptop-search"
+_GIVEN_TASKS = "tasks"  # what results call tasks that were given as objects
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,27 @@ class EvaluationResult:
     def score(self) -> Score:
         """The headline."""
         return next(iter(self.scores.values()))
+
+    @property
+    def report(self) -> Path | None:
+        """A self-contained HTML page; None where no folder was asked for."""
+        return None if self.out is None else self.out / PAGE
+
+
+@dataclass(frozen=True)
+class SuiteResult:
+    """What the evaluation of a suite gave."""
+
+    sets: Mapping[str, EvaluationResult]
+    """The result of each benchmark by its name."""
+    macro: Mapping[str, Score]
+    """By scorer that all benchmarks have, the mean in which every set counts alike; ``n`` is the number of sets."""
+    micro: Mapping[str, Score]
+    """The mean in which every question counts alike."""
+    results: Mapping[str, Any]
+    """The content of ``suite.json``."""
+    out: Path | None
+    """The folder; None where none was asked for."""
 
     @property
     def report(self) -> Path | None:
@@ -165,8 +189,6 @@ def _run_training(config: TrainConfig, out: Path, resume: bool, display: Display
         from agentenv.trainers.run_folder.folder import RunFolder
     except ModuleNotFoundError as error:
         raise MissingExtra.of(str(error.name), "train") from error
-    from agentenv.progress import LiveDisplay
-
     if not is_main_process():
         run_follower(config)
         raise SystemExit(0)  # the first process of torchrun has the results
@@ -193,8 +215,9 @@ class EvaluationOptions(TypedDict, total=False):
     """Folder or file of the set; None looks at the environment variable AGENTENV_DATA."""
     split: str | None
     """Split of the set; None takes its first, and ``test`` of an environment's own tasks."""
-    retriever: str
-    """A spec such as ``faiss:DIR``; empty builds an index of the set's own corpus, ``bm25`` one of words."""
+    retriever: str | Retriever
+    """A spec such as ``faiss:DIR``, or an object with the methods of `Retriever`; empty builds an index of the set's own
+    corpus, ``bm25`` one of words."""
     corpus: str | Path
     """A file, or the name of a set, whose corpus is searched in place of the set's own."""
     limit: int | None
@@ -215,6 +238,7 @@ def evaluate(
     *,
     env: str | type[Env[Any]] = "",
     dataset: str | Path | Sequence[str | Path] = "",
+    tasks: Sequence[Task] | None = None,
     out: str | Path | None = None,
     scorers: Sequence[str] = (),
     concurrency: int | None = None,
@@ -232,6 +256,7 @@ def evaluate(
             measured.
         env: Id of an environment, ``module:Class``, ``remote:URL`` or a class. Empty takes that of the question set.
         dataset: A question set, a file of questions, or several of them. Empty takes the environment's own tasks.
+        tasks: Tasks in place of a question set. An environment that searches then needs a ``retriever`` or a ``corpus``.
         out: Folder of the evaluation, in which one that was stopped goes on; None keeps none.
         scorers: The first is the headline; none named takes those that suit the environment.
         concurrency: Episodes at a time; None is 64, and 1 for an agent that is a plain function, which may not be safe to
@@ -254,21 +279,91 @@ def evaluate(
         result = agentenv.evaluate(act, env="agentenv/Calculator-v0", limit=50)
         ```
     """
-    given = None if isinstance(policy, str) else _open_agent(policy, concurrency)
-    benchmark = Benchmark(
-        dataset=",".join(map(str, [dataset] if isinstance(dataset, str | Path) else dataset)),
-        policy=policy if isinstance(policy, str) else getattr(given, "name", type(policy).__qualname__),
-        scorers=tuple(scorers),
-        env=env if isinstance(env, str) else env_id_of(env),
-        concurrency=_episodes_at_a_time(concurrency, given),
-        **_fields(settings, given),
-    )
-    with use_compute(compute or process_compute()):
-        return _run_evaluation(benchmark, given, out, display, retry_faults=retry_faults)
+    if tasks is not None and dataset:
+        raise ConfigurationError(f"tasks and dataset={dataset!r} are given, and one of them is enough")
+    fields, given = _fields(policy, env, scorers, concurrency, settings)
+    names = [dataset] if isinstance(dataset, str | Path) else dataset
+    benchmark = Benchmark(dataset=",".join(map(str, names)) if tasks is None else _GIVEN_TASKS, **fields)
+    given = replace(given, tasks=tasks)
+    with use_compute(compute or process_compute()), _open_folder(given, out) as folder:
+        with LiveDisplays(folder) as displays:
+            shown = display or displays(benchmark.dataset)
+            run_benchmark(benchmark, folder, shown, given=given, retry_faults=retry_faults)
+        return _read_result(folder, kept=out is not None)
 
 
-def _fields(settings: EvaluationOptions, policy: Policy | None) -> dict[str, Any]:
-    """``settings`` as fields of `Benchmark`; an agent is not asked a question again for bounds unless that is wanted."""
+def evaluate_suite(
+    policy: str | Policy | Agent,
+    suite: str | Path | Mapping[str, Any],
+    *,
+    env: str | type[Env[Any]] = "",
+    out: str | Path | None = None,
+    scorers: Sequence[str] = (),
+    concurrency: int | None = None,
+    retry_faults: bool = False,
+    trust_config: bool = False,
+    display: Callable[[str], Display] | None = None,
+    compute: ComputeSettings | None = None,
+    **settings: Unpack[EvaluationOptions],
+) -> SuiteResult:
+    """Evaluates a policy on several question sets, one after the other, and averages over them.
+
+    Args:
+        policy: As of `evaluate`.
+        suite: A TOML file with one table for each benchmark, or a mapping of the same form, such as
+            ``{"hotpotqa": {"limit": 100}, "nq": {}}``. Keys beside the tables hold for all of them.
+        env: As of `evaluate`, for benchmarks that name none; so are the arguments below that are not explained here.
+        out: Folder with one folder for each benchmark; None keeps none.
+        scorers: The first is the headline.
+        concurrency: Episodes at a time.
+        retry_faults: Whether episodes in ``out`` that an infrastructure failure ended are played again.
+        trust_config: Whether a TOML file may run code without a jail or contact hosts; otherwise that is asked at the
+            terminal.
+        display: Makes who is told how far a benchmark is, by its name; None shows it on stderr.
+        compute: Where models compute that a spec names, and how; None takes a GPU where there is one.
+        **settings: `EvaluationOptions`.
+
+    Raises:
+        AgentEnvError: An unknown name, unreadable questions, a policy that cannot be loaded.
+        Fault: Every episode of a benchmark fails; what was finished is kept in ``out``.
+
+    Example:
+        ```python
+        result = agentenv.evaluate_suite("hf:runs/first/policy", {"hotpotqa": {"limit": 100}, "nq": {"limit": 100}})
+        print(result.macro["em_squad"].mean)
+        ```
+    """
+    fields, given = _fields(policy, env, scorers, concurrency, settings)
+    if isinstance(suite, Mapping):
+        parts = make_suite(suite, fields, given)
+    else:
+        confirm_file(Path(suite), trusted=trust_config)
+        parts = read_suite(Path(suite), fields, given)
+    with use_compute(compute or process_compute()), _open_folder(given, out) as folder:
+        with LiveDisplays(folder) as displays:
+            found = parts.run(folder, display or displays, given=given, retry_faults=retry_faults)
+        results = {name: value for name, value in found.items() if name != "suite"}
+        return SuiteResult(
+            sets={name: _read_result(folder / name, kept=out is not None) for name in parts.parts},
+            macro={name: _mean_over_sets(name, means["macro"]) for name, means in found["scores"].items()},
+            micro={name: _score(name, means["micro"]) for name, means in found["scores"].items()},
+            results=results,
+            out=None if out is None else folder,
+        )
+
+
+def _fields(
+    policy: str | Policy | Agent,
+    env: str | type[Env[Any]],
+    scorers: Sequence[str],
+    concurrency: int | None,
+    settings: EvaluationOptions,
+) -> tuple[dict[str, Any], Given]:
+    """Arguments as fields of `Benchmark`, and the objects among them.
+
+    An agent is not asked a question again for bounds unless that is wanted.
+    """
+    opened = None if isinstance(policy, str) else _open_agent(policy, concurrency)
     fields: dict[str, Any] = dict(settings)
     if unknown := sorted(fields.keys() - EvaluationOptions.__annotations__.keys()):
         raise UnknownName.among("argument of evaluate()", unknown[0], EvaluationOptions.__annotations__)
@@ -276,9 +371,20 @@ def _fields(settings: EvaluationOptions, policy: Policy | None) -> dict[str, Any
         fields["data"] = Path(fields["data"])
     fields["corpus"] = str(fields.get("corpus", ""))
     fields["options"] = dict(fields.get("options", {}))
-    if isinstance(policy, AgentPolicy) and fields.get("bounds") is None:
+    if isinstance(opened, AgentPolicy) and fields.get("bounds") is None:
         fields["bounds"] = False
-    return fields
+    retriever = fields.get("retriever", "")
+    if not isinstance(retriever, str):
+        if not isinstance(retriever, Retriever):
+            raise ConfigurationError(f"{retriever!r} has not the methods of agentenv.Retriever")
+        fields["retriever"] = ""
+    fields |= {
+        "policy": policy if isinstance(policy, str) else getattr(opened, "name", type(policy).__qualname__),
+        "scorers": tuple(scorers),
+        "env": env if isinstance(env, str) else env_id_of(env),
+        "concurrency": _episodes_at_a_time(concurrency, opened),
+    }
+    return fields, Given(policy=opened, retriever=None if isinstance(retriever, str) else retriever)
 
 
 def _open_agent(policy: Policy | Agent, concurrency: int | None) -> Policy:
@@ -292,33 +398,31 @@ def _episodes_at_a_time(asked: int | None, policy: Policy | None) -> int:
     return asked or (1 if isinstance(policy, AgentPolicy) and not policy.is_async else 64)
 
 
-def _run_evaluation(
-    benchmark: Benchmark,
-    policy: Policy | None,
-    out: str | Path | None,
-    display: Display | None,
-    *,
-    retry_faults: bool,
-) -> EvaluationResult:
-    from agentenv.progress import LiveDisplays
-
+@contextmanager
+def _open_folder(given: Given, out: str | Path | None) -> Iterator[Path]:
+    """The folder of an evaluation, a temporary one where none is asked for; an agent is closed at the end."""
     with ExitStack() as stack:
-        if isinstance(policy, AgentPolicy):
-            stack.callback(policy.close)
+        if isinstance(given.policy, AgentPolicy):
+            stack.callback(given.policy.close)
         folder = Path(out if out is not None else stack.enter_context(tempfile.TemporaryDirectory()))
         stack.enter_context(without_running_loop())
-        with LiveDisplays(folder) as displays:
-            shown = display or displays(benchmark.dataset)
-            run_benchmark(benchmark, folder, shown, policy=policy, retry_faults=retry_faults)
-        found = read_evaluation(folder)
+        yield folder
+
+
+def _read_result(folder: Path, *, kept: bool) -> EvaluationResult:
+    found = read_evaluation(folder)
     return EvaluationResult(
         scores={name: _score(name, score) for name, score in found.results["scores"].items()},
         n=found.results["n"],
         faults=found.results["faults"],
         episodes=found.records,
         results=found.results,
-        out=None if out is None else folder,
+        out=folder if kept else None,
     )
+
+
+def _mean_over_sets(scorer: str, found: Mapping[str, Any]) -> Score:
+    return _score(scorer, {**found, "n": found["sets"]})
 
 
 def _score(scorer: str, found: Mapping[str, Any]) -> Score:

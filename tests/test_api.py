@@ -11,11 +11,12 @@ import pytest
 
 import agentenv
 from agentenv.cli.main import main
-from agentenv.core.types import Message, MessagePart, Sampling
+from agentenv.core.types import Document, Message, MessagePart, Sampling, Task
 from agentenv.errors import AgentEnvError, ConfigurationError, Fault, UnknownName
 from agentenv.policies.agent import AgentPolicy
 from agentenv.policies.fakes import ByteTokenizer, random_policy
 from agentenv.policies.scripted import complete
+from agentenv.retrievers.fakes import InMemoryRetriever
 
 CALCULATOR = "agentenv/Calculator-v0"
 
@@ -224,6 +225,79 @@ def test_an_environment_may_be_given_as_a_class() -> None:
     for wrong in (Hidden, int):
         with pytest.raises(ConfigurationError, match=wrong.__name__):
             evaluated(solve, env=wrong)
+
+
+DOCUMENTS = [Document("a", "Vell", "Vell lies in Iria."), Document("b", "Orra", "Orra lies in Nemm.")]
+QUESTIONS = [Task("vell", "Where is Vell?", ("Iria",)), Task("orra", "Where is Orra?", ("Nemm",))]
+
+
+def look_up(messages: list[dict[str, Any]]) -> str:
+    """Searches for the question, then answers with the last word of the first passage."""
+    if len(messages) == 1:
+        return f"<search>{'Vell' if 'Vell' in str(messages) else 'Orra'}</search>"
+    return f"<answer>{str(messages[-1]['content']).partition(' lies in ')[2].partition('.')[0]}</answer>"
+
+
+def searched(**changes: Any) -> agentenv.EvaluationResult:
+    given = {"env": "", "limit": None, "tasks": QUESTIONS, "retriever": InMemoryRetriever(DOCUMENTS), "k": 1}
+    return evaluated(look_up, **given | changes)
+
+
+def test_tasks_and_a_retriever_may_be_objects(tmp_path: Path) -> None:
+    result = searched(out=tmp_path / "out")
+    assert (result.score.scorer, result.score.mean, result.score.n) == ("em_squad", 1.0, 2)
+    assert [episode["id"] for episode in result.episodes] == ["vell", "orra"]
+    assert result.results["retriever"] == InMemoryRetriever(DOCUMENTS).info().name
+    assert searched(limit=1).n == 1
+    for change in ({"tasks": QUESTIONS[:1]}, {"retriever": InMemoryRetriever(DOCUMENTS[:1])}):
+        with pytest.raises(ConfigurationError, match="out holds an evaluation"):
+            searched(out=tmp_path / "out", **change)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"dataset": "nq"}, "'nq'"),
+        ({"tasks": []}, "tasks"),
+        ({"tasks": [QUESTIONS[0], QUESTIONS[0]]}, "'vell'"),
+        ({"tasks": ["Where?"]}, r"'Where\?'"),
+        ({"retriever": 7}, "7"),
+        ({"retriever": ""}, "retriever"),
+        ({"env": CALCULATOR}, CALCULATOR),
+    ],
+)
+def test_objects_that_cannot_be_used_are_refused_by_name(
+    changes: dict[str, Any], word: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match=word):
+        searched(out=tmp_path / "out", **changes)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_suite_is_a_mapping_or_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tables = {"limit": 3, "env": {"seed": 1}, "more": {"dataset": "env", "seed": 2, "limit": 5}}
+    result = agentenv.evaluate_suite(solve, tables, env=CALCULATOR, display=lambda name: Quiet())
+    assert {name: part.n for name, part in result.sets.items()} == {"env": 3, "more": 5}
+    assert (result.macro["reward"].mean, result.macro["reward"].n) == (1.0, 2)
+    assert (result.micro["reward"].n, result.out, result.report) == (8, None, None)
+    file = tmp_path / "suite.toml"
+    file.write_text("limit = 3\n[env]\nseed = 1\n[more]\ndataset = 'env'\nseed = 2\nlimit = 5\n")
+    out = tmp_path / "out"
+    same = agentenv.evaluate_suite("scripted", file, env=CALCULATOR, out=out, trust_config=True)
+    assert same.macro["reward"] == result.macro["reward"]
+    assert same.report is not None
+    assert same.report.is_file()
+    words = ["--suite", str(file), "--trust-config", "--env", CALCULATOR, "--policy", "scripted"]
+    assert main(["eval", *words, "--out", str(tmp_path / "command"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {key: found[key] for key in same.results} == json.loads(json.dumps(same.results))
+
+
+def test_a_suite_cannot_name_what_is_given_as_an_object() -> None:
+    with pytest.raises(ConfigurationError, match="policy"):
+        agentenv.evaluate_suite(solve, {"nq": {"policy": "tiny"}})
+    with pytest.raises(ConfigurationError, match="retriever"):
+        agentenv.evaluate_suite(solve, {"nq": {"retriever": "bm25"}}, retriever=InMemoryRetriever(DOCUMENTS))
 
 
 @pytest.mark.parametrize(

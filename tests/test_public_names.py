@@ -22,9 +22,9 @@ NAMES = """
     CorpusError DatasetError Document EndReason Env EnvFault EnvSpec EpisodeOver EvaluationResult Executor
     Fault FinishReason IndexMismatch Info Message MessagePart MissingExtra Observation Origin Passage Policy
     PolicyFault Query QueryContext ReplayDivergence Retriever RetrieverFault RetrieverInfo Sampling
-    SandboxFault Score Segment SegmentKind Snapshot SnapshotError SnapshotRefused StateCapability Step Task
-    Tool ToolEnv ToolResult ToolStatus TrainConfig TrainResult Trajectory Turn UnknownName VectorEnv
-    evaluate load_config make make_executor make_policy make_retriever make_vec register registered spec
+    SandboxFault Score Segment SegmentKind Snapshot SnapshotError SnapshotRefused StateCapability Step SuiteResult
+    Task Tool ToolEnv ToolResult ToolStatus TrainConfig TrainResult Trajectory Turn UnknownName VectorEnv
+    evaluate evaluate_suite load_config make make_executor make_policy make_retriever make_vec register registered spec
     tool train
 """
 HEAVY = {

@@ -111,16 +111,14 @@ class Eval:
         return {**found, **ended, "out": str(self.out)}
 
     def _run_suite(self, file: Path, fields: dict[str, Any]) -> dict[str, Any]:
-        from agentenv.core.trust import confirm_file
-        from agentenv.evaluation.suite import read_suite
-        from agentenv.progress import LiveDisplays
+        from agentenv.api import evaluate_suite
 
-        confirm_file(file, trusted=self.trust_config)
-        suite = read_suite(file, fields)
-        with LiveDisplays(self.out) as displays:
-            found = suite.run(self.out, displays, retry_faults=self.retry_faults)
-        whole = not any("incomplete" in part for part in found["suite"].values())
-        return found | {"out": str(self.out), "ok": whole}
+        found = evaluate_suite(
+            suite=file, out=self.out, retry_faults=self.retry_faults, trust_config=self.trust_config, **fields
+        )
+        parts = {name: dict(part.results) for name, part in found.sets.items()}
+        whole = not any("incomplete" in part for part in parts.values())
+        return {"suite": parts, **found.results, "out": str(self.out), "ok": whole}
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """Scores with n and interval, retrieval, bounds, errors, costs; of a suite one line a set."""

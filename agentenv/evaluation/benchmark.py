@@ -5,15 +5,16 @@ same benchmark on the same folder goes on where it stopped; the files are those 
 ``timings.jsonl``.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agentenv.core.concurrency.signals import Interrupted
-from agentenv.core.protocols import Policy
+from agentenv.core.protocols import Policy, Retriever
 from agentenv.core.registry import env_class
+from agentenv.core.types import Task
 from agentenv.data.sources import OWN, PROGRAM_SETS, Source, SourceConfig, check_source
 from agentenv.errors import AgentEnvError, ConfigurationError
 from agentenv.evaluation.checksums import verify
@@ -92,22 +93,39 @@ class Benchmark:
         object.__setattr__(self, "scorers", self.scorers or own)
 
 
-def check_names(benchmark: Benchmark, policy: Policy | None = None) -> None:
+@dataclass(frozen=True)
+class Given:
+    """Objects that take the place of names in a `Benchmark`."""
+
+    policy: Policy | None = None
+    """Who answers; ``Benchmark.policy`` is its name in the results."""
+    retriever: Retriever | None = None
+    """What is searched; ``Benchmark.retriever`` is empty."""
+    tasks: Sequence[Task] | None = None
+    """The questions; ``Benchmark.dataset`` is their name in the results."""
+
+
+BY_NAME = Given()
+"""No object: everything has a name."""
+
+
+def check_names(benchmark: Benchmark, given: Given = BY_NAME) -> None:
     """Refuses names that stand for nothing before any work, that of other benchmarks of a suite included.
 
     Args:
         benchmark: what to evaluate.
-        policy: who answers, where that is no spec.
+        given: objects, whose names stand for nothing.
 
     Raises:
         UnknownName: no such set, split, scorer, retriever or policy; carries the nearest.
         ConfigurationError: a policy or a corpus that is not there.
     """
-    check_source(benchmark.dataset, benchmark.split, benchmark.data)
+    if given.tasks is None:
+        check_source(benchmark.dataset, benchmark.split, benchmark.data)
     for scorer in benchmark.scorers:
         measure_of(scorer)
     known_retriever(benchmark.retriever)
-    if policy is None:
+    if given.policy is None:
         check_policy(benchmark.policy)
 
 
@@ -116,7 +134,7 @@ def run_benchmark(
     out: Path,
     display: Display,
     *,
-    policy: Policy | None = None,
+    given: Given = BY_NAME,
     retry_faults: bool = False,
 ) -> dict[str, Any]:
     """Answers every question once, greedily, and writes ``results.json``, ``episodes.jsonl`` and ``report.html``.
@@ -127,7 +145,7 @@ def run_benchmark(
         benchmark: what to evaluate.
         out: its folder.
         display: who is told how far the work is.
-        policy: who answers, where that is no spec; ``benchmark.policy`` is its name then.
+        given: objects in place of names.
         retry_faults: whether episodes that met an infrastructure failure are played again.
 
     Returns:
@@ -139,19 +157,21 @@ def run_benchmark(
         Fault: everything fails; what was finished is kept.
         Interrupted: SIGINT or SIGTERM came; what was finished is kept.
     """
-    check_names(benchmark, policy)
+    check_names(benchmark, given)
     lock_folder(out, {"benchmark": _identity(benchmark)})
     display.phase("questions and index", 0)
     source, search = _sources(benchmark)
-    opened = open_tasks(source, search, EnvConfig(id=benchmark.env))
-    contents = content_digests(opened, search, benchmark.env, benchmark.policy, policy)
+    opened = open_tasks(source, search, EnvConfig(id=benchmark.env), given.tasks)
+    contents = content_digests(
+        opened, search, benchmark.env, benchmark.policy, policy=given.policy, retriever=given.retriever
+    )
     lock_folder(out, {"benchmark": _identity(benchmark), CONTENTS: contents})
     if (out / RESULTS).is_file() and not (retry_faults and read_results(out).get("faults")):
         return _finished(out)
     fresh = not (out / CONFIG).is_file()
     try:
-        with _player(benchmark, policy) as agent:
-            task_env = _open(benchmark, opened, agent, display)
+        with _open_agent(benchmark, given.policy) as agent:
+            task_env = _open(benchmark, opened, given, agent, display)
             return _play_episodes(benchmark, contents, agent, task_env, out, display, retry_faults)
     except Interrupted as error:
         said = f"; what was finished is kept in {out}: the same command goes on from there"
@@ -163,7 +183,7 @@ def run_benchmark(
 
 
 @contextmanager
-def _player(benchmark: Benchmark, policy: Policy | None) -> Iterator[EvalAgent]:
+def _open_agent(benchmark: Benchmark, policy: Policy | None) -> Iterator[EvalAgent]:
     """Who answers; what was opened for that is closed again."""
     stop = env_class(benchmark.env).stop
     if policy is not None:
@@ -242,7 +262,7 @@ def _sources(benchmark: Benchmark) -> tuple[SourceConfig, SearchConfig]:
     return source, SearchConfig(retriever=benchmark.retriever, corpus=benchmark.corpus)
 
 
-def _open(benchmark: Benchmark, opened: Source, agent: EvalAgent, display: Display) -> TaskEnv:
+def _open(benchmark: Benchmark, opened: Source, given: Given, agent: EvalAgent, display: Display) -> TaskEnv:
     source, search = _sources(benchmark)
     return open_task_env(
         source,
@@ -250,6 +270,8 @@ def _open(benchmark: Benchmark, opened: Source, agent: EvalAgent, display: Displ
         EnvConfig(id=benchmark.env, options=_options(benchmark, agent.card)),
         agent.count,
         opened=opened,
+        tasks=given.tasks,
+        retriever=given.retriever,
         progress=_indexing(display),
     )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from agentenv.core.io.digests import file_digest, path_digest, value_digest
-from agentenv.core.protocols import Policy
+from agentenv.core.protocols import Policy, Retriever
 from agentenv.core.registry import env_class, is_remote
 from agentenv.data.sources import Source
 from agentenv.evaluation.task_env import BM25, SearchConfig
@@ -23,7 +23,13 @@ _GIVEN = {*sys.stdlib_module_names, "gymnasium", "pydantic", "numpy", "typing_ex
 
 
 def content_digests(
-    source: Source, search: SearchConfig, env: str, policy: str, given: Policy | None = None
+    source: Source,
+    search: SearchConfig,
+    env: str,
+    name: str,
+    *,
+    policy: Policy | None = None,
+    retriever: Retriever | None = None,
 ) -> dict[str, str]:
     """The digests, by what they are of; empty where there is nothing, or nothing that could be compared.
 
@@ -31,19 +37,20 @@ def content_digests(
         source: The questions, with the corpus that is searched.
         search: The retriever.
         env: Id of the environment.
-        policy: Its spec, or the name of one that is given.
-        given: The policy itself, where it has no spec.
+        name: The spec of the policy, or the name of one that is given.
+        policy: The policy itself, where it has no spec.
+        retriever: The retriever itself, where it has none.
 
     Raises:
         OSError: a file cannot be read.
         RetrieverFault: a retriever behind an address does not answer.
     """
-    weights = given is None and (policy == "tiny" or policy.startswith(("hf:", "vllm:")))
+    weights = policy is None and (name == "tiny" or name.startswith(("hf:", "vllm:")))
     return {
         "questions": value_digest(source.tasks),
         "corpus": _corpus(source),
-        "index": _index(search.retriever),
-        "policy": policy_digest(policy) if weights else policy if given is None else _given(policy, given),
+        "index": _index(search.retriever) if retriever is None else retriever.info().fingerprint,
+        "policy": policy_digest(name) if weights else name if policy is None else _given(name, policy),
         "environment": environment_digest(env),
     }
 

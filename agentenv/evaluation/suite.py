@@ -22,7 +22,7 @@ from typing import Any, get_type_hints
 from agentenv.core.io.files import write_text
 from agentenv.core.io.toml_files import read_toml
 from agentenv.errors import AgentEnvError, ConfigurationError
-from agentenv.evaluation.benchmark import Benchmark, check_names, run_benchmark
+from agentenv.evaluation.benchmark import BY_NAME, Benchmark, Given, check_names, run_benchmark
 from agentenv.evaluation.records import SUITE, read_evaluation, read_json
 from agentenv.evaluation.report.report import write_report
 from agentenv.evaluation.results import Json, clusters_of, measure_of, values_of
@@ -40,9 +40,20 @@ class Suite:
     parts: Mapping[str, Benchmark]
 
     def run(
-        self, out: Path, display: Callable[[str], Display], *, retry_faults: bool = False
+        self,
+        out: Path,
+        display: Callable[[str], Display],
+        *,
+        given: Given = BY_NAME,
+        retry_faults: bool = False,
     ) -> dict[str, Any]:
         """Runs one after the other; those that ``out`` holds finished are not run again.
+
+        Args:
+            out: The folder.
+            display: Makes the display of a benchmark by its name.
+            given: Objects in place of names, for every benchmark.
+            retry_faults: Whether episodes that met an infrastructure failure are played again.
 
         Returns:
             ``{"suite": {name: results}, "scores": ...}``, the latter being the content of ``suite.json``.
@@ -55,7 +66,9 @@ class Suite:
         results = {}
         for name, benchmark in self.parts.items():
             try:
-                results[name] = run_benchmark(benchmark, out / name, display(name), retry_faults=retry_faults)
+                results[name] = run_benchmark(
+                    benchmark, out / name, display(name), given=given, retry_faults=retry_faults
+                )
             except AgentEnvError as error:
                 raise type(error)(f"{name}: {error}") from error
         summary = summarize_suite(out, list(self.parts))
@@ -63,58 +76,83 @@ class Suite:
         return {"suite": results, **summary}
 
 
-def read_suite(path: Path, defaults: Mapping[str, Any]) -> Suite:
+def read_suite(path: Path, defaults: Mapping[str, Any], given: Given = BY_NAME) -> Suite:
     """The benchmarks that a file asks for.
 
     Args:
         path: the TOML file. ``data`` and ``corpus`` in it are paths from where the command runs, or names of sets.
         defaults: fields of `Benchmark` that hold where the file says nothing.
+        given: objects in place of names, for every benchmark.
 
     Raises:
         ConfigurationError: no TOML, no table, a key or a value that no benchmark takes.
         UnknownName: a set or a scorer that does not exist.
     """
-    tables = read_toml(path)
-    shared = {key: value for key, value in tables.items() if not isinstance(value, dict)}
-    own = {key: value for key, value in tables.items() if isinstance(value, dict)}
+    return make_suite(read_toml(path), defaults, given, where=str(path))
+
+
+def make_suite(
+    tables: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    given: Given = BY_NAME,
+    *,
+    where: str = "the suite",
+) -> Suite:
+    """The benchmarks of a suite.
+
+    Args:
+        tables: a mapping for each benchmark by its name, and beside them values that hold for all.
+        defaults: fields of `Benchmark` that hold where ``tables`` says nothing.
+        given: objects in place of names, for every benchmark.
+        where: what an error calls the suite.
+
+    Raises:
+        ConfigurationError: no table, or a key or a value that no benchmark takes.
+        UnknownName: a set or a scorer that does not exist.
+    """
+    shared = {key: value for key, value in tables.items() if not isinstance(value, Mapping)}
+    own = {key: value for key, value in tables.items() if isinstance(value, Mapping)}
     if not own:
-        raise ConfigurationError(f"{path} holds no table: write one [NAME] for each benchmark")
+        raise ConfigurationError(f"{where} holds no table: write one [NAME] for each benchmark")
     parts = {}
     for name, table in own.items():
         if not name or Path(name).name != name or name == "..":
             raise ConfigurationError(
-                f"{path}: {name!r} cannot be the name of a folder, and that of a set has to be"
+                f"{where}: {name!r} cannot be the name of a folder, and that of a set has to be"
             )
-        values = {**defaults, "dataset": name, **_fields(path, name, shared), **_fields(path, name, table)}
+        values = {**defaults, "dataset": name, **_fields(where, name, shared), **_fields(where, name, table)}
         parts[name] = Benchmark(**values)
-        check_names(parts[name])
+        for field in {"policy", "retriever"} & {*shared, *table}:
+            if getattr(given, field) is not None:
+                raise ConfigurationError(f"{where}: {name} names a {field} where an object is given already")
+        check_names(parts[name], given)
     return Suite(parts)
 
 
-def _fields(path: Path, name: str, table: Mapping[str, Any]) -> dict[str, Any]:
-    """A table of the file as fields of `Benchmark`."""
+def _fields(where: str, name: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table as fields of `Benchmark`."""
     types = get_type_hints(Benchmark)
     values: dict[str, Any] = {}
     for key, value in table.items():
         field = _KEYS.get(key, key)
         if field not in types:
             known = ", ".join(sorted({*types, *_KEYS} - {"scorers"}))
-            raise ConfigurationError(f"{path}: {name} may hold {known}, and not {key!r}")
+            raise ConfigurationError(f"{where}: {name} may hold {known}, and not {key!r}")
         if field == "scorers":
-            fits = isinstance(value, list) and value and all(isinstance(one, str) for one in value)
+            fits = isinstance(value, list | tuple) and value and all(isinstance(one, str) for one in value)
             values[field] = tuple(value) if fits else value
         elif field == "options":
             fits = isinstance(value, dict)
             values[field] = value
         elif field == "data":
-            fits = isinstance(value, str)
+            fits = isinstance(value, str | Path)
             values[field] = Path(value) if fits else value
         else:
             switch = types[field] in (bool, bool | None)
             fits = isinstance(value, types[field]) and isinstance(value, bool) == switch
             values[field] = value
         if not fits:
-            raise ConfigurationError(f"{path}: {name}: {key} cannot be {value!r}")
+            raise ConfigurationError(f"{where}: {name}: {key} cannot be {value!r}")
     return values
 
 

@@ -21,7 +21,7 @@ from agentenv.core.protocols import Retriever
 from agentenv.core.registry import describe_error, env_class, make, registered
 from agentenv.core.types import Task
 from agentenv.core.validation import Frozen
-from agentenv.data.datasets import SETS, load_dataset
+from agentenv.data.datasets import SETS, load_dataset, sample
 from agentenv.data.sources import OWN, Source, SourceConfig, check_draw, open_source
 from agentenv.data.task_checks import checked_tasks
 from agentenv.errors import AgentEnvError, ConfigurationError, EnvFault
@@ -157,14 +157,19 @@ def env_id_of(cls: type[Env[Any]]) -> str:
     return next((id for id, one in registered().items() if one.entry_point == name and not one.kwargs), name)
 
 
-def open_tasks(source: SourceConfig, search: SearchConfig, env: EnvConfig) -> Source:
-    """Loads or makes tasks, and says which corpus is searched; no index is opened.
+def open_tasks(
+    source: SourceConfig, search: SearchConfig, env: EnvConfig, tasks: Sequence[Task] | None = None
+) -> Source:
+    """Loads or makes tasks, or takes those that are given, and says which corpus is searched; no index is opened.
 
     Raises:
         AgentEnvError: there are no such tasks.
     """
     check_draw(source)
-    opened = _own_tasks(source, env) if source.dataset == OWN else open_source(source)
+    if tasks is not None:
+        opened = _given_tasks(source, tasks)
+    else:
+        opened = _own_tasks(source, env) if source.dataset == OWN else open_source(source)
     if search.corpus and takes(env.id, "retriever"):
         opened = replace(opened, documents=None, corpora=(), corpus=_corpus_file(search.corpus, source))
     return opened
@@ -177,6 +182,8 @@ def open_task_env(
     count_tokens: Callable[[str], int],
     *,
     opened: Source | None = None,
+    tasks: Sequence[Task] | None = None,
+    retriever: Retriever | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> TaskEnv:
     """Loads or makes tasks and, for an environment that searches, the retriever.
@@ -187,34 +194,43 @@ def open_task_env(
         env: Which environment.
         count_tokens: Length of a text in tokens of the policy.
         opened: What ``open_tasks`` gave, where that was called before.
+        tasks: Tasks in place of those of ``source``.
+        retriever: A retriever in place of that of ``search``.
         progress: Called with passages encoded and passages in all while an index is built.
 
     Raises:
-        ConfigurationError: a set without a corpus, and no retriever given; an environment without tasks of its own; or a
-            simulator that would be told the answers of an evaluation.
+        ConfigurationError: a set without a corpus, and no retriever given; a retriever for an environment that searches
+            nothing; an environment without tasks of its own; or a simulator that would be told the answers of an evaluation.
     """
     checked_options(env)  # before any work
-    opened = opened or open_tasks(source, search, env)
+    opened = opened or open_tasks(source, search, env, tasks)
     if not takes(env.id, "retriever"):
+        if retriever is not None:
+            raise ConfigurationError(f"{env.id} searches nothing: leave the retriever out")
         return TaskEnv(opened, None, env, count_tokens)
     if source.topics:
         opened = replace(opened, tasks=topics_of(corpus_of(opened), source))
-    if search.retriever and search.retriever != BM25:
-        retriever = make_retriever(search.retriever)
-        check_gold(retriever, opened.split)
-    else:
-        corpus = corpus_of(opened)
-        if corpus is None:
-            raise ConfigurationError(
-                f"{opened.name} has no corpus of its own; give a retriever such as faiss:DIR, or a corpus"
-            )
-        if search.retriever == BM25:
-            retriever = _words(corpus)
-        else:
-            weights = path_state(Path(search.encoder.partition(":")[2]))
-            retriever = _index(corpus, search.encoder, weights, search.index, progress)
-    own = open_tasks(source, SearchConfig(), env) if search.corpus else opened
+    if retriever is None:
+        retriever = _open_retriever(search, opened, progress)
+    check_gold(retriever, opened.split)
+    own = open_tasks(source, SearchConfig(), env, tasks) if search.corpus else opened
     return TaskEnv(_findable(opened, retriever, own), retriever, env, count_tokens)
+
+
+def _open_retriever(
+    search: SearchConfig, opened: Source, progress: Callable[[int, int], None] | None
+) -> Retriever:
+    if search.retriever and search.retriever != BM25:
+        return make_retriever(search.retriever)
+    corpus = corpus_of(opened)
+    if corpus is None:
+        raise ConfigurationError(
+            f"{opened.name} has no corpus of its own; give a retriever such as faiss:DIR, or a corpus"
+        )
+    if search.retriever == BM25:
+        return _words(corpus)
+    weights = path_state(Path(search.encoder.partition(":")[2]))
+    return _index(corpus, search.encoder, weights, search.index, progress)
 
 
 def _findable(source: Source, retriever: Retriever, own: Source) -> Source:
@@ -263,6 +279,23 @@ def _own_tasks(source: SourceConfig, env: EnvConfig) -> Source:
     except (Exception, SystemExit) as error:
         raise ConfigurationError(f"make_tasks of {env.id} failed: {describe_error(error)}") from error
     return Source(env.id, split, checked_tasks(tasks, f"make_tasks of {env.id}"), None, None)
+
+
+def _given_tasks(source: SourceConfig, tasks: Sequence[Task]) -> Source:
+    """Tasks that the caller has, or as many of them as ``source.limit`` says, drawn by its seed.
+
+    Raises:
+        ConfigurationError: there is none, one is no task, or two share an id.
+    """
+    if wrong := [task for task in tasks if not isinstance(task, Task)]:
+        raise ConfigurationError(f"tasks holds {wrong[0]!r}, which is no agentenv.Task")
+    ids = [task.id for task in tasks]
+    if not ids or len(set(ids)) < len(ids):
+        twice = next((id for number, id in enumerate(ids) if id in ids[:number]), None)
+        problem = "is empty" if twice is None else f"holds two tasks with the id {twice!r}"
+        raise ConfigurationError(f"tasks {problem}: give at least one task, each with an id of its own")
+    drawn = sample(tuple(tasks), source.limit, source.seed)
+    return Source(source.dataset, source.split or "", drawn, None, None)
 
 
 def topics_of(corpus: Corpus | None, source: SourceConfig) -> tuple[Task, ...]:

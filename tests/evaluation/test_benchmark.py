@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agentenv.data.world import WorldConfig, write_world
-from agentenv.evaluation.benchmark import Benchmark, run_benchmark
+from agentenv.evaluation.benchmark import Benchmark, Given, run_benchmark
 from agentenv.evaluation.records import read_records
 from agentenv.policies.agent import AgentPolicy
 from agentenv.policies.card import EpisodeCard
@@ -45,7 +45,7 @@ def evaluated(
 ) -> dict[str, Any]:
     given: dict[str, Any] = {"retriever": "bm25", "limit": 1, "bounds": False} | more
     benchmark = Benchmark("fictional", "mine", data=world, **given)
-    return run_benchmark(benchmark, out, display or Display(), policy=policy)
+    return run_benchmark(benchmark, out, display or Display(), given=Given(policy))
 
 
 @pytest.mark.parametrize(("kind", "most"), [(Carded, 12), (ScriptedPolicy, 500)])
