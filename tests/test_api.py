@@ -12,7 +12,7 @@ import pytest
 import agentenv
 from agentenv.cli.main import main
 from agentenv.core.types import Document, Message, MessagePart, Sampling, Task
-from agentenv.errors import AgentEnvError, ConfigurationError, Fault, UnknownName
+from agentenv.errors import AgentEnvError, ConfigurationError, DatasetError, Fault, UnknownName
 from agentenv.policies.agent import AgentPolicy
 from agentenv.policies.fakes import ByteTokenizer, random_policy
 from agentenv.policies.scripted import complete
@@ -255,21 +255,21 @@ def test_tasks_and_a_retriever_may_be_objects(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "word"),
+    ("changes", "error", "word"),
     [
-        ({"dataset": "nq"}, "'nq'"),
-        ({"tasks": []}, "tasks"),
-        ({"tasks": [QUESTIONS[0], QUESTIONS[0]]}, "'vell'"),
-        ({"tasks": ["Where?"]}, r"'Where\?'"),
-        ({"retriever": 7}, "7"),
-        ({"retriever": ""}, "retriever"),
-        ({"env": CALCULATOR}, CALCULATOR),
+        ({"dataset": "nq"}, ConfigurationError, "'nq'"),
+        ({"tasks": []}, DatasetError, "tasks"),
+        ({"tasks": [QUESTIONS[0], QUESTIONS[0]]}, DatasetError, "'vell'"),
+        ({"tasks": ["Where?"]}, DatasetError, r"'Where\?'"),
+        ({"retriever": 7}, ConfigurationError, "7"),
+        ({"retriever": ""}, ConfigurationError, "retriever"),
+        ({"env": CALCULATOR}, ConfigurationError, CALCULATOR),
     ],
 )
 def test_objects_that_cannot_be_used_are_refused_by_name(
-    changes: dict[str, Any], word: str, tmp_path: Path
+    changes: dict[str, Any], error: type[AgentEnvError], word: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigurationError, match=word):
+    with pytest.raises(error, match=word):
         searched(out=tmp_path / "out", **changes)
     assert not (tmp_path / "out").exists()
 

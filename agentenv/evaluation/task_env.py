@@ -167,7 +167,8 @@ def open_tasks(
     """
     check_draw(source)
     if tasks is not None:
-        opened = _given_tasks(source, tasks)
+        drawn = sample(checked_tasks(tasks, "tasks"), source.limit, source.seed)
+        opened = Source(source.dataset, source.split or "", drawn, None, None)
     else:
         opened = _own_tasks(source, env) if source.dataset == OWN else open_source(source)
     if search.corpus and takes(env.id, "retriever"):
@@ -279,23 +280,6 @@ def _own_tasks(source: SourceConfig, env: EnvConfig) -> Source:
     except (Exception, SystemExit) as error:
         raise ConfigurationError(f"make_tasks of {env.id} failed: {describe_error(error)}") from error
     return Source(env.id, split, checked_tasks(tasks, f"make_tasks of {env.id}"), None, None)
-
-
-def _given_tasks(source: SourceConfig, tasks: Sequence[Task]) -> Source:
-    """Tasks that the caller has, or as many of them as ``source.limit`` says, drawn by its seed.
-
-    Raises:
-        ConfigurationError: there is none, one is no task, or two share an id.
-    """
-    if wrong := [task for task in tasks if not isinstance(task, Task)]:
-        raise ConfigurationError(f"tasks holds {wrong[0]!r}, which is no agentenv.Task")
-    ids = [task.id for task in tasks]
-    if not ids or len(set(ids)) < len(ids):
-        twice = next((id for number, id in enumerate(ids) if id in ids[:number]), None)
-        problem = "is empty" if twice is None else f"holds two tasks with the id {twice!r}"
-        raise ConfigurationError(f"tasks {problem}: give at least one task, each with an id of its own")
-    drawn = sample(tuple(tasks), source.limit, source.seed)
-    return Source(source.dataset, source.split or "", drawn, None, None)
 
 
 def topics_of(corpus: Corpus | None, source: SourceConfig) -> tuple[Task, ...]:
