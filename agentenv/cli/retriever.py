@@ -1,6 +1,7 @@
 """``agentenv retriever``: build a searchable folder from a corpus, take one over, and ask it."""
 
 import asyncio
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,7 +69,9 @@ class Build:
             console.print(
                 f"The vectors of {result['damaged_rows']:,} others that it had left were damaged and were encoded again."
             )
-        console.print(f"Ask it: agentenv retriever query {result['out']} 'your question'", markup=False)
+        console.print(
+            f"Ask it: agentenv retriever query {shlex.quote(result['out'])} 'your question'", markup=False
+        )
 
     def _build_bm25(self) -> dict[str, Any]:
         retriever = BM25Retriever.build(load_corpus(self.corpus))
@@ -138,7 +141,9 @@ class ImportIndex:
     def show(self, result: dict[str, Any], console: Console) -> None:
         """Prints where the retriever is and how to ask it."""
         console.print(f"{result['documents']:,} documents, {result['index']}, nothing copied.", markup=False)
-        console.print(f"Ask it: agentenv retriever query {result['out']} 'your question'", markup=False)
+        console.print(
+            f"Ask it: agentenv retriever query {shlex.quote(result['out'])} 'your question'", markup=False
+        )
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import asyncio
 import inspect
 import json
 import re
-import textwrap
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -140,14 +139,6 @@ class Tool:
             "description": self.description,
             "inputSchema": dict(self.json_schema),
         }
-
-    def to_docstring(self) -> str:
-        """The form of a Python stub: signature and docstring."""
-        signature = inspect.signature(self.function)
-        parameters = list(signature.parameters.values())[self.takes_self :]
-        head = f"def {self.name}{signature.replace(parameters=parameters)}:"
-        body = f'"""{inspect.getdoc(self.function)}\n"""'
-        return f"{head}\n{textwrap.indent(body, '    ')}"
 
     async def call(self, arguments: Any, owner: object = None) -> ToolResult:
         """Runs the function once.

@@ -45,6 +45,14 @@ def _is_module(key: str, value: str) -> bool:
     return _ENV_KEY.search(key) is not None and is_class(value)
 
 
+def needs_trust(path: Path) -> bool:
+    """Whether whoever starts a run of a TOML file has to confirm settings in it."""
+    try:
+        return path.is_file() and any(risks(read_toml(path)))
+    except (ConfigurationError, RecursionError):
+        return False
+
+
 def confirm_file(path: Path, *, trusted: bool) -> None:
     """Asks about the settings in a TOML file that run code without a sandbox or contact a host.
 

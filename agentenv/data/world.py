@@ -22,7 +22,7 @@ from agentenv.data.world_facts import generate_facts
 from agentenv.data.world_questions import generate_questions
 from agentenv.errors import ConfigurationError, CorpusError, DatasetError
 
-__all__ = ["FictionalWorld", "WorldConfig", "read_world", "stream_documents", "write_world"]
+__all__ = ["FictionalWorld", "WorldConfig", "read_world", "write_world"]
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,6 @@ class FictionalWorld:
         """
         facts = generate_facts(config)
         return cls(config, tuple(write_documents(facts)), tuple(generate_questions(facts)))
-
-
-def stream_documents(config: WorldConfig) -> Iterator[Document]:
-    """The documents of ``FictionalWorld.generate(config)``, one at a time."""
-    return write_documents(generate_facts(config))
 
 
 def write_world(config: WorldConfig, out: Path) -> dict[str, Any]:

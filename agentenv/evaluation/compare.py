@@ -1,5 +1,6 @@
 """Two evaluations of the same questions against each other, and one evaluation under another scorer."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,8 +156,9 @@ def _common_scorers(a: Evaluation, b: Evaluation, scorer: str | None) -> list[st
         for side, found in zip((a, b), tables, strict=True):
             if name not in found:
                 asked = "--judge openai:MODEL@URL" if name.startswith("judge_") else f"--scorer {name}"
+                folder = str(side.directory)
                 raise ConfigurationError(
-                    f"{str(side.directory)!r} has no {name} score; run: agentenv rescore {side.directory} {asked}"
+                    f"{folder!r} has no {name} score; run: agentenv rescore {shlex.quote(folder)} {asked}"
                 )
         _refuse_other_measure(name, all_a[name], all_b[name])
     return names

@@ -28,6 +28,7 @@ from agentenv.policies.card import EpisodeCard, write_card
 from agentenv.policies.compute import use_compute
 from agentenv.policies.export import write_model_card, write_weights
 from agentenv.progress import Display
+from agentenv.trainers.config.config_files import resume_command
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.evaluate import run_dev_evaluation, run_test_evaluation
 from agentenv.trainers.league import league_of
@@ -63,7 +64,7 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
         try:
             return _train(folder, display, stop)
         except Interrupted as error:
-            said = f"; what is learned is kept, go on with: agentenv train --resume {folder.path}"
+            said = f"; what is learned is kept, go on with: {resume_command(folder.path)}"
             raise Interrupted(error.signal, said) from error
         except (AgentEnvError, OSError):
             if folder.fresh:

@@ -54,12 +54,6 @@ def test_one_declaration_gives_every_form() -> None:
     function = {"name": "weather", "description": ABOUT, "parameters": SCHEMA}
     assert made.to_openai() == {"type": "function", "function": function}
     assert made.to_mcp() == {"name": "weather", "description": ABOUT, "inputSchema": SCHEMA}
-    text = made.to_docstring()
-    assert text.startswith(
-        "def weather(city: str, days: int = 1, unit: Literal['C', 'F'] = 'C') -> dict[str, typing.Any]:"
-    )
-    assert "        as people write it." in text
-    compile(text, "stub", "exec")  # it is Python
 
 
 def call(made: Tool, arguments: Any) -> ToolResult:

@@ -14,17 +14,26 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentenv.data.world import FictionalWorld, WorldConfig, read_world, stream_documents, write_world
+from agentenv.core.types import Document
+from agentenv.data.world import FictionalWorld, WorldConfig, read_world, write_world
 from agentenv.data.world_config import SPLITS
+from agentenv.data.world_documents import write_documents
 from agentenv.data.world_facts import generate_facts
 from agentenv.data.world_names import HEADS, MIDDLES, NOUNS, TAILS, NameGenerator, split_of
 from agentenv.errors import AgentEnvError, ConfigurationError, CorpusError, DatasetError, UnknownName
+
+
+def documents_of(config: WorldConfig) -> Iterator[Document]:
+    """The documents of a world, one at a time."""
+    return write_documents(generate_facts(config))
+
 
 SMALL = WorldConfig(documents=300, questions=150)
 
@@ -54,8 +63,8 @@ def test_another_process_with_another_hash_seed_makes_the_same_world() -> None:
 
 def test_another_seed_or_split_is_another_world(world: FictionalWorld) -> None:
     titles = {document.title for document in world.documents}
-    other_seed = {document.title for document in stream_documents(replace(SMALL, seed=1))}
-    other_split = {document.title for document in stream_documents(replace(SMALL, split="train"))}
+    other_seed = {document.title for document in documents_of(replace(SMALL, seed=1))}
+    other_split = {document.title for document in documents_of(replace(SMALL, split="train"))}
     assert not titles & other_split
     assert len(titles & other_seed) < 0.03 * len(titles)  # towns of one word may meet
 
@@ -68,7 +77,7 @@ def test_questions_do_not_change_documents(world: FictionalWorld) -> None:
 @pytest.mark.parametrize("documents", [200, 333, 1000])
 def test_streaming_equals_generating(documents: int) -> None:
     config = WorldConfig(seed=5, documents=documents, questions=0)
-    streamed = tuple(stream_documents(config))
+    streamed = tuple(documents_of(config))
     assert streamed == FictionalWorld.generate(config).documents
     assert len(streamed) == documents
 
@@ -83,7 +92,7 @@ def test_ids_are_unique_and_no_two_entities_share_a_title(world: FictionalWorld)
 
 @pytest.mark.parametrize("words", [24, 40, 60])
 def test_documents_keep_the_word_bound_and_name_their_subject(words: int) -> None:
-    for document in stream_documents(WorldConfig(seed=2, documents=2000, words=words)):
+    for document in documents_of(WorldConfig(seed=2, documents=2000, words=words)):
         assert len(document.text.split()) <= words
         assert document.title in document.text
         assert document.text.count(".") >= 2
@@ -91,7 +100,7 @@ def test_documents_keep_the_word_bound_and_name_their_subject(words: int) -> Non
 
 
 def test_default_documents_have_two_or_three_facts_in_15_to_28_words_on_average() -> None:
-    documents = list(stream_documents(WorldConfig()))
+    documents = list(documents_of(WorldConfig()))
     assert 15 <= sum(len(document.text.split()) for document in documents) / len(documents) <= 28
     assert {document.text.count(".") for document in documents} == {2, 3}
 

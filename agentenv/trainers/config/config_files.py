@@ -1,5 +1,6 @@
 """Configurations from presets, TOML files and the command line, and back to TOML."""
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from itertools import pairwise
@@ -9,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from agentenv.core.io.toml_files import read_toml
+from agentenv.core.trust import needs_trust
 from agentenv.core.values import read_value
 from agentenv.data.sources import OWN
 from agentenv.errors import ConfigurationError, UnknownName
@@ -119,6 +121,12 @@ def _without_options_of_others(
         if isinstance(value, Mapping) and isinstance(kept.get(key), Mapping) and key in defaults:
             kept[key] = _without_options_of_others(base[key], value, defaults[key])
     return kept
+
+
+def resume_command(folder: Path) -> str:
+    """The command that goes on with the run in ``folder``, as it is to be typed."""
+    trusted = " --trust-config" if needs_trust(folder / CONFIG) else ""
+    return f"agentenv train --resume {shlex.quote(str(folder))}{trusted}"
 
 
 def resume_config(folder: Path) -> TrainConfig:

@@ -1,5 +1,6 @@
 """The configuration: every shipped preset, TOML there and back, overrides, and one sentence for each mistake."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from agentenv.trainers.config.config_files import (
     load_config,
     override,
     presets,
+    resume_command,
 )
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.credit.estimators import ESTIMATORS
@@ -332,3 +334,22 @@ def test_a_temperature_that_vllm_does_not_sample_at_is_refused(temperature: floa
     override(TrainConfig(), [*words, "2.0"])
     with pytest.raises(ConfigurationError, match=f"{temperature:g}"):
         override(TrainConfig(), [*words, str(temperature)])
+
+
+@pytest.mark.parametrize(
+    ("settings", "flag"),
+    [
+        ('env.id = "mine:Env"', " --trust-config"),
+        ('env.id = "agentenv/Calculator-v0"', ""),
+        ("= nonsense", ""),
+    ],
+)
+def test_the_command_that_goes_on_with_a_run_can_be_typed_as_it_stands(
+    settings: str, flag: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "my run"
+    folder.mkdir()
+    (folder / "config.toml").write_text(settings)
+    command = resume_command(folder)
+    assert command == f"agentenv train --resume '{folder}'{flag}"
+    assert shlex.split(command)[3] == str(folder)
