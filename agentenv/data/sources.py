@@ -37,7 +37,7 @@ class SourceConfig(Frozen):
     """None takes the set's default split; an environment that makes its tasks has train, dev and test."""
     limit: int | None = None
     """Number of questions drawn; None takes all, of an environment's own 200."""
-    seed: int = 0
+    seed: int = Field(0, ge=0)
     """Seeds the draw."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Dials of an environment's own tasks, by the names of its ``make_tasks``; for ``humaneval`` and ``mbpp`` the

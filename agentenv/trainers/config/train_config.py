@@ -34,9 +34,9 @@ class TrainConfig(Frozen):
 
     name: str = "run"
     """What the run is called in its report."""
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**63)
     """Seeds question draws and sampling."""
-    threads: int = Field(2, ge=1)
+    threads: int = Field(2, ge=1, le=4096)
     """Threads of torch; results depend on it in the last digits."""
     compute: ComputeSettings = ComputeSettings()
     """Where models compute, and how."""
