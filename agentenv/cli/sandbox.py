@@ -35,7 +35,10 @@ class Run:
 
     def run(self) -> dict[str, Any]:
         """Runs the program; returns its result."""
-        code = self.file.read_text(encoding="utf-8")
+        try:
+            code = self.file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(f"{self.file} is no text in UTF-8: {error}") from error
         limits = ExecutionLimits(wall_s=self.wall_s, cpu_s=self.wall_s, memory_mb=self.memory_mb)
         executor = make_executor(self.backend, size=1, isolation=self.isolation)
         try:

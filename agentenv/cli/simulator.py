@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -119,6 +120,10 @@ class Train:
 
         if self.out.exists():
             raise ConfigurationError(f"{self.out} exists already; choose another --out")
+        if self.steps < 1 or not 0 < (1.0 if self.rate is None else self.rate) < inf:
+            raise ConfigurationError(
+                f"--steps is {self.steps} and --rate {self.rate}; they must be at least 1, and finite and above 0"
+            )
         examples = read_examples(self.examples)
         policy = make_policy(self.base, self.compute.precise())
         config = maker.SimulatorConfig(seed=self.seed, steps=self.steps)

@@ -86,6 +86,9 @@ class Warmstart:
                 "--imitate goes with --steps alone: the run names policy, environment and seed"
             )
         phases = ("copying_steps", "reading_steps", "mixture_steps", "role_steps", "weak_proposer_steps")
+        for name, count in self._given(*phases).items():
+            if count < 0:
+                raise ConfigurationError(f"--{name.replace('_', '-')} must be at least 0, not {count}")
         search = self._given(*phases, "init_from", "hops")
         if wrong := self._given("steps") if self.env == "search" and not self.imitate else search:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)

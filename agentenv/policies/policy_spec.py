@@ -84,6 +84,10 @@ def make_policy(spec: str, compute: ComputeSettings | None = None) -> "HFPolicy"
         raise ConfigurationError(
             f"{spec!r} holds no model to train or change: name hf:PATH, and engine.kind='vllm' for who samples"
         )
+    if spec in KINDS and spec.startswith("scripted"):
+        raise ConfigurationError(
+            f"{spec!r} has no weights: it can be evaluated and not trained. Train with hf:PATH."
+        )
     folder = policy_folder(spec)
     try:
         from agentenv.policies.hf import HFPolicy

@@ -7,6 +7,10 @@ from typing import Any, Protocol, Self, overload, runtime_checkable
 
 from agentenv.errors import ConfigurationError
 
+MAX_SECONDS = 10**9
+MAX_COUNT = 2**40
+"""Beyond them the limits leave the numbers that the system takes."""
+
 
 class ExecStatus(StrEnum):
     """How a run ended. Every value but the last is the program's own doing."""
@@ -49,8 +53,9 @@ class ExecutionLimits:
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            if getattr(self, name) <= 0:
-                raise ConfigurationError(f"limit {name}={getattr(self, name)} must be above 0")
+            value, most = getattr(self, name), MAX_SECONDS if name.endswith("_s") else MAX_COUNT
+            if not 0 < value <= most:
+                raise ConfigurationError(f"limit {name}={value} must be above 0 and at most {most:,}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,24 @@ def test_a_missing_file_and_a_wrong_backend_are_one_sentence(
     assert "'bwrap'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "flags",
+    ["--wall-s nan", "--wall-s inf", "--wall-s -1", "--memory-mb 0", "--memory-mb 99999999999999999999"],
+)
+def test_a_limit_that_the_system_does_not_take_is_named(
+    flags: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "p.py").write_text("1")
+    assert main(["sandbox", "run", "--backend", "unsafe-local", str(tmp_path / "p.py"), *flags.split()]) == 1
+    assert f"{flags.split()[0][2:].replace('-', '_')}=" in capsys.readouterr().err
+
+
+def test_a_program_that_is_no_text_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "p.py").write_bytes(b"\xff\xfe\x00")
+    assert main(["sandbox", "run", "--backend", "unsafe-local", str(tmp_path / "p.py")]) == 1
+    assert "p.py" in capsys.readouterr().err
+
+
 def test_unsafe_local_is_never_strict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "p.py").write_text("1")
     words = ["sandbox", "run", "--backend", "unsafe-local", "--isolation", "strict", str(tmp_path / "p.py")]

@@ -26,6 +26,8 @@ pytest.importorskip("torch", reason="the extra train is not installed")
         ({"hops": 5}, r"--hops.*\b5\b"),
         ({"env": "code", "hops": 3}, "--hops.*--env code"),
         ({"steps": 3}, "--steps.*--env search"),
+        ({"copying_steps": -1}, "--copying-steps.*-1"),
+        ({"from_shipped": True, "mixture_steps": -5}, "--mixture-steps.*-5"),
         ({"imitate": ("lab-search",), "steps": 0}, r"--steps.*\b0\b"),
         ({"imitate": ("lab-search",), "env": "code"}, "--imitate.*--steps"),
         ({"imitate": ("lab-search",), "hops": 3}, "--hops.*--imitate"),

@@ -6,9 +6,10 @@ import pytest
 
 from agentenv.core.protocols import Policy
 from agentenv.core.types import Completion, FinishReason, Sampling
-from agentenv.errors import PolicyFault
+from agentenv.errors import ConfigurationError, PolicyFault
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.policy_contract import PolicyContract
+from agentenv.policies.policy_spec import make_policy
 from agentenv.policies.scripted import ScriptedPolicy
 
 
@@ -52,3 +53,9 @@ def test_bytes_decode_to_what_was_encoded(text: str) -> None:
     tokenizer = ByteTokenizer()
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.encode(text).count(256) == text.count("<|im_end|>")
+
+
+@pytest.mark.parametrize("spec", ["scripted", "scripted:extractive"])
+def test_who_has_no_weights_cannot_be_trained(spec: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{spec}'"):
+        make_policy(spec)

@@ -130,7 +130,12 @@ def _example(place: str, line: str) -> Example:
     try:
         row: dict[str, Any] = read_json_text(line)
         pages = {name: tuple((title, text) for title, text in row[name]) for name in ("useful", "noisy")}
-        return Example(**row | pages | {"wanted": tuple(row["wanted"])})
+        example = Example(**row | pages | {"wanted": tuple(row["wanted"])})
+        texts = [example.query, example.question, example.answer, *example.wanted]
+        texts += [text for page in (*example.useful, *example.noisy) for text in page]
+        if odd := [text for text in texts if not isinstance(text, str)]:
+            raise TypeError(f"{odd[0]!r} is no text")
+        return example
     except (ValueError, TypeError, KeyError) as error:
         raise DatasetError(f"{place} is no example of a simulator: {error}.") from error
 

@@ -141,6 +141,11 @@ def test_examples_are_read_as_they_were_written(tmp_path: Path) -> None:
     path.write_text(path.read_text() + "{}\n")
     with pytest.raises(DatasetError, match=r"\b21\b"):
         read_examples(path)
+    odd = {"query": "q", "question": "q", "answer": "a", "wanted": ["a"], "useful": [["t", 5]], "noisy": []}
+    for line in (json.dumps(odd), json.dumps(odd | {"useful": [], "answer": None}), "[" * 100_000):
+        path.write_text(line + "\n")
+        with pytest.raises(DatasetError, match=r"\b1\b"):
+            read_examples(path)
     path.write_text("")
     with pytest.raises(DatasetError, match=r"examples\.jsonl"):
         read_examples(path)
@@ -341,3 +346,20 @@ def test_the_commands_build_train_and_call_nobody(
     assert (out / "model.safetensors").is_file()
     assert main(words) == 1  # nothing is overwritten
     assert str(out) in json.loads(capsys.readouterr().out)["error"]
+
+
+@pytest.mark.parametrize("flags", ["--steps 0", "--rate nan", "--rate inf", "--rate -1"])
+def test_steps_and_rates_without_meaning_are_refused_first(
+    flags: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "simulator",
+        "train",
+        str(tmp_path / "absent.jsonl"),
+        "--out",
+        str(tmp_path / "out"),
+        *flags.split(),
+    ]
+    assert main(words) == 1
+    assert flags.split()[0] in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
