@@ -1,9 +1,9 @@
 """Flash and flex attention beside masks of our own.
 
-The passes of the sampler, and those of the learner whose rows share a prompt, have a mask [B, 1, Q, K] of their own. Flash
-attention takes none and flex attention takes none of that form, so these passes are computed by sdpa, and only plainly
-causal passes by the faster kernel. transformers picks an attention function by name: what stands under the name of the
-kernel is replaced by a function that looks at the mask first.
+The passes of the sampler have a mask [B, 1, Q, K] of their own. Flash attention takes none and flex attention takes none of
+that form, so these passes are computed by sdpa, and those of the learner (`line_attention`) by the faster kernel.
+transformers picks an attention function by name: under the name of the kernel stands a function that looks
+at the mask first.
 """
 
 from collections.abc import Callable

@@ -29,8 +29,8 @@ class ComputeSettings(Frozen):
     float32 elsewhere. Encoders and rerankers use bfloat16 only where it is named."""
     attention: Attention = "auto"
     """How attention is computed. ``auto`` is the best that is installed on a CUDA device in bfloat16 (flash_attention_3,
-    flash_attention_2, sdpa), and sdpa elsewhere. Flash and flex attention serve the passes whose attention is plainly
-    causal; passes with a mask of their own use sdpa."""
+    flash_attention_2, sdpa), and sdpa elsewhere. Flash and flex attention serve the learner, which
+    then packs rows into one line; the passes of the sampler have a mask of their own and use sdpa."""
     compile: bool = False
     """Whether the decoding step of a policy that samples in this process is compiled by torch; the first steps then take
     minutes with a large model."""

@@ -21,7 +21,7 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigurationError, Diverged
 from agentenv.policies.forward import autocast
 from agentenv.policies.lora import load_weights, trained_state, without_adapters
-from agentenv.trainers.learner.logprobs import token_logprobs
+from agentenv.trainers.learner.logprobs import layout_of, token_logprobs
 from agentenv.trainers.learner.losses import (
     OBJECTIVES,
     Aggregation,
@@ -200,7 +200,7 @@ class Learner:
     def with_proximal(self, rows: Sequence[TrainingRow]) -> list[TrainingRow]:
         """The rows with log-probs of the present weights, for several steps on one batch."""
         began = time.perf_counter()
-        batches = list(micro_batches(rows, self.objective.micro_tokens, self.objective.padding))
+        batches = list(self._micro_batches(rows))
         found = []
         with torch.no_grad():
             for batch, counts in self._dealt(batches):
@@ -280,7 +280,7 @@ class Learner:
         empty = dict.fromkeys(("loss", "clip_fraction", "approx_kl", "padding", "passed", "not_finite"), 0.0)
         sums: dict[str, float] = defaultdict(float, empty)
         ratios: list[Tensor] = []
-        for batch, counts in self._dealt(micro_batches(rows, goal.micro_tokens, goal.padding)):
+        for batch, counts in self._dealt(self._micro_batches(rows)):
             began = time.perf_counter()
             batch = batch.to(self.device)
             with self._precision(), self._kept():
@@ -307,6 +307,10 @@ class Learner:
 
     def _precision(self) -> torch.autocast:
         return autocast(self.device, enabled=self.objective.precision == "bfloat16")
+
+    def _micro_batches(self, rows: Sequence[TrainingRow]) -> Iterable[Packed]:
+        goal = self.objective
+        return micro_batches(rows, goal.micro_tokens, goal.padding, layout_of(self.model))
 
     def _kept(self) -> AbstractContextManager[None]:
         return offloaded_activations() if self.objective.offload_activations else nullcontext()

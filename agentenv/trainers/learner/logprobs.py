@@ -10,13 +10,22 @@ from typing import Any
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from agentenv.policies.forward import attention, logits_at
+from agentenv.policies.forward import attention, logits_at, text_config
+from agentenv.policies.line_attention import line_attention
 from agentenv.policies.output_head import hidden_at, logit_tail, output_layer
 from agentenv.trainers.learner.chunked import chunked_logprobs, whole_logprobs
-from agentenv.trainers.learner.packing import Packed
+from agentenv.trainers.learner.packing import Layout, Packed
 
 WHOLE = 2**26
 """Most float32 values of a matrix of logits [N, V] (256 MiB); larger ones are made a few tokens at a time."""
+
+
+def layout_of(model: Any) -> Layout:
+    """How the rows of a micro-batch are laid out for the attention of ``model``; padded where its kernel is not known."""
+    config = getattr(model, "config", None)
+    name = "" if config is None else text_config(model)._attn_implementation
+    lines: dict[str, Layout] = {"flex_attention": "shared_line"}
+    return "line" if str(name).startswith("flash_attention") else lines.get(name, "padded")
 
 
 def checkpoint_layers(model: Any) -> None:
@@ -45,6 +54,10 @@ def token_logprobs(
     if packed.attends is not None and packed.positions is not None:
         masks = attention(model, packed.attends, packed.positions, packed.positions)
         inputs |= {"attention_mask": masks, "position_ids": packed.positions}
+    elif packed.positions is not None:  # flash attention reads from the positions where sequences begin
+        inputs["position_ids"] = packed.positions
+        if packed.line is not None:
+            inputs["attention_mask"] = line_attention(model, packed.line, packed.positions)
     words = getattr(output_layer(model), "out_features", 0)
     if len(packed.targets) * words > whole and (tail := logit_tail(model)) is not None:
         hidden = hidden_at(model, packed.ids, packed.strips, packed.before, **inputs)

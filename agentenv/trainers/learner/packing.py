@@ -4,6 +4,9 @@ A strip is what one line of a forward pass holds: the prompt, then the rest ("ta
 the prompt and itself and counts its positions from the end of the prompt, so every token gets the hidden state that it
 has in its own row, and the prompt's gradient is the sum over the rows.
 
+Where attention is computed by a kernel that knows where sequences end, a micro-batch is a single line of all its strips, one
+behind the other, without padding: flex attention keeps prompts shared, and flash attention takes every row apart.
+
 Shapes: B strips of one micro-batch, T tokens, N trained tokens of the micro-batch. A token is predicted from the one
 before it.
 """
@@ -11,7 +14,7 @@ before it.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,6 +22,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Ints = NDArray[np.int64]
+Layout = Literal["padded", "shared_line", "line"]
+"""Strips padded to one length; all strips in one line; or all rows in one line, each with a prompt of its own."""
+
+_SHAPES = (
+    8  # multiples of a share of ``micro_tokens`` that a line is filled up to: each length is compiled anew
+)
+_BLOCK = 128  # tokens of a block of flex attention
 
 
 @dataclass(frozen=True)
@@ -101,6 +111,7 @@ class Packed:
         Tensor | None
     )  # [B, T]; None where no strip holds several rows, and attention is plainly causal
     attends: Tensor | None  # bool[B, 1, T, T]: query, key
+    line: Tensor | None = None  # int64[2, T] where B is 1: strip and row of each token, row -1 where shared
 
     def to(self, device: torch.device) -> "Packed":
         """The same micro-batch with its tensors on ``device``."""
@@ -129,23 +140,41 @@ def strips_of(rows: Sequence[TrainingRow], micro_tokens: int) -> list[PackedRows
     return strips
 
 
-def micro_batches(rows: Sequence[TrainingRow], micro_tokens: int, padding: float = 1.0) -> Iterator[Packed]:
-    """Strips of like length together, as many as fit once padded; at least one.
+def micro_batches(
+    rows: Sequence[TrainingRow], micro_tokens: int, padding: float = 1.0, layout: Layout = "padded"
+) -> Iterator[Packed]:
+    """Strips of like length together, as many as fit once padded, or as many as fit into a line; at least one.
 
     Args:
         rows: Of the whole step.
         micro_tokens: Most tokens of a batch, padding included.
-        padding: Largest share of padding in a batch, and so in the step.
+        padding: Largest share of padding in a batch, and so in the step; a line has none but at its end.
+        layout: How strips become tensors.
     """
+    apart = [PackedRows((row,), len(row.ids)) for row in rows]
+    strips = apart if layout == "line" else strips_of(rows, micro_tokens)
+    if layout == "padded":
+        strips = sorted(strips, key=lambda strip: (len(strip.rows) > 1, len(strip.ids)))
     batch: list[PackedRows] = []
-    strips = sorted(strips_of(rows, micro_tokens), key=lambda strip: (len(strip.rows) > 1, len(strip.ids)))
     for strip in strips:
-        if batch and not _fits([*batch, strip], micro_tokens, padding):
-            yield pack(batch)
+        together = [*batch, strip]
+        if layout == "padded":
+            fits = _fits(together, micro_tokens, padding)
+        else:
+            fits = sum(len(one.ids) for one in together) <= micro_tokens
+        if batch and not fits:
+            yield _packed(batch, micro_tokens, layout)
             batch = []
         batch.append(strip)
     if batch:
-        yield pack(batch)
+        yield _packed(batch, micro_tokens, layout)
+
+
+def _packed(batch: Sequence[PackedRows], micro_tokens: int, layout: Layout) -> Packed:
+    if layout == "padded":
+        return pack(batch)
+    unit = 1 if layout == "line" else max(_BLOCK, micro_tokens // _SHAPES // _BLOCK * _BLOCK)
+    return pack_line(batch, unit, shared=layout == "shared_line")
 
 
 def _fits(batch: Sequence[PackedRows], micro_tokens: int, padding: float) -> bool:
@@ -162,10 +191,54 @@ def _padding(batch: Sequence[PackedRows]) -> int:
 
 
 def pack(batch: Sequence[PackedRows]) -> Packed:
-    """The tensors of one micro-batch."""
-    rows = [row for strip in batch for row in strip.rows]
+    """The tensors of one micro-batch of padded strips."""
     before = [strip.before for strip in batch]
     shared = any(len(strip.rows) > 1 for strip in batch)
+    return Packed(
+        **_trained(batch),
+        ids=_padded([strip.ids for strip in batch]),
+        strips=torch.from_numpy(np.repeat(np.arange(len(batch)), [len(places) for places in before])),
+        before=torch.from_numpy(np.concatenate(before)),
+        padding=_padding(batch),
+        positions=_padded([strip.positions for strip in batch]) if shared else None,
+        attends=_attends(_padded([strip.owners for strip in batch])) if shared else None,
+    )
+
+
+def pack_line(batch: Sequence[PackedRows], unit: int = 1, *, shared: bool = True) -> Packed:
+    """The tensors of one micro-batch whose strips stand in a single line.
+
+    Args:
+        batch: The strips.
+        unit: The line is filled up to a multiple of so many tokens; what fills it looks at itself alone.
+        shared: Whether attention needs to know the strip and the row of each token, as rows of a strip share a prompt.
+    """
+    lengths = [len(strip.ids) for strip in batch]
+    starts = np.cumsum([0, *lengths[:-1]])
+    spare = -sum(lengths) % unit
+    filled = np.arange(spare)
+    line = np.stack(
+        [
+            np.repeat(np.arange(len(batch) + 1), [*lengths, spare]),
+            np.concatenate([*(strip.owners for strip in batch), np.zeros_like(filled)]),
+        ]
+    )
+    before = np.concatenate([strip.before + start for strip, start in zip(batch, starts, strict=True)])
+    return Packed(
+        **_trained(batch),
+        ids=torch.from_numpy(np.concatenate([*(strip.ids for strip in batch), np.zeros_like(filled)]))[None],
+        strips=torch.zeros(len(before), dtype=torch.long),
+        before=torch.from_numpy(before),
+        padding=spare,
+        positions=torch.from_numpy(np.concatenate([*(strip.positions for strip in batch), filled]))[None],
+        attends=None,
+        line=torch.from_numpy(line) if shared else None,
+    )
+
+
+def _trained(batch: Sequence[PackedRows]) -> dict[str, Any]:
+    """What ``Packed`` holds of the trained tokens, whatever the layout."""
+    rows = [row for strip in batch for row in strip.rows]
     counts = torch.tensor([len(row.trained) for row in rows])
     proximal = [row.proximal for row in rows if row.proximal is not None]
 
@@ -175,23 +248,17 @@ def pack(batch: Sequence[PackedRows]) -> Packed:
     def pick(name: str) -> Tensor:
         return torch.from_numpy(np.concatenate([getattr(row, name)[row.trained] for row in rows]))
 
-    return Packed(
-        ids=_padded([strip.ids for strip in batch]),
-        strips=torch.from_numpy(np.repeat(np.arange(len(batch)), [len(places) for places in before])),
-        before=torch.from_numpy(np.concatenate(before)),
-        targets=pick("ids"),
-        old=pick("logprobs"),
-        mismatch=pick("mismatch"),
-        advantages=pick("advantages"),
-        members=tuple(rows),
-        rows=spread(range(len(rows))),
-        sequence_tokens=spread([row.sequence_tokens or len(row.trained) for row in rows]),
-        age=torch.from_numpy(np.concatenate([_ages(row)[row.trained] for row in rows])),
-        proximal=torch.from_numpy(np.concatenate(proximal)) if len(proximal) == len(rows) else None,
-        padding=_padding(batch),
-        positions=_padded([strip.positions for strip in batch]) if shared else None,
-        attends=_attends(_padded([strip.owners for strip in batch])) if shared else None,
-    )
+    return {
+        "targets": pick("ids"),
+        "old": pick("logprobs"),
+        "mismatch": pick("mismatch"),
+        "advantages": pick("advantages"),
+        "members": tuple(rows),
+        "rows": spread(range(len(rows))),
+        "sequence_tokens": spread([row.sequence_tokens or len(row.trained) for row in rows]),
+        "age": torch.from_numpy(np.concatenate([_ages(row)[row.trained] for row in rows])),
+        "proximal": torch.from_numpy(np.concatenate(proximal)) if len(proximal) == len(rows) else None,
+    }
 
 
 def _ages(row: TrainingRow) -> Ints:
