@@ -228,6 +228,12 @@ class EvaluationOptions(TypedDict, total=False):
     """Passages a search; None takes what the policy was trained with."""
     max_turns: int | None
     """Turns before the last one, in which only an answer counts; None likewise."""
+    format: str
+    """The chat format: ``inline``, ``template`` or ``native``; empty takes that of the policy's card."""
+    family: str
+    """Of the model, for the format ``native``; empty reads it from the chat template."""
+    template_options: Mapping[str, Any]
+    """Arguments of the chat template, for the format ``native``."""
     bounds: bool | None
     """Whether to play the questions again without search and with gold passages; None does so where the policy computes on
     this machine."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -64,6 +64,13 @@ class Eval:
     bounds: bool | None = None
     """Whether to play the questions again without search and with gold passages. Default: yes, but not by a policy behind
     an endpoint, where each of these bounds asks every question again and a request may cost money."""
+    format: Literal["", "inline", "template", "native"] = ""
+    """The chat format: ``native`` declares and reads tools in the form that the model was trained in. Default: what the
+    policy was trained with, otherwise inline."""
+    family: str = ""
+    """Of the model, for --format native; default: read from its chat template."""
+    template_option: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """KEY=VALUE for the chat template under --format native, such as enable_thinking=false; may be repeated."""
     concurrency: int = 64
     """Number of episodes that run at the same time. If the command is killed, at most so many are lost."""
     compute: ComputeSettings = AUTOMATIC
@@ -96,6 +103,9 @@ class Eval:
             "k": self.k,
             "max_turns": self.max_turns,
             "bounds": self.bounds,
+            "format": self.format,
+            "family": self.family,
+            "template_options": read_options(self.template_option),
             "concurrency": self.concurrency,
         }
         with use_compute(self.compute):

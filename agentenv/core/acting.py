@@ -11,6 +11,8 @@ from agentenv.core.env_calls import call, call_plain
 from agentenv.core.env_outputs import checked_key, checked_opening, checked_step, mended_step, most_chars
 from agentenv.core.episodes import EpisodeSpec, EpisodeState, RolloutConfig, replace_surrogates
 from agentenv.core.grammar import without_half_escapes
+from agentenv.core.native.replies import replies
+from agentenv.core.native.turns import AssistantTurn
 from agentenv.core.scene import TurnScene
 from agentenv.core.snapshot import Snapshot
 from agentenv.core.trajectory import Turn
@@ -60,12 +62,16 @@ async def act(state: EpisodeState, action: str, config: RolloutConfig) -> Observ
     """
     most, began = most_chars(config.context_tokens), time.perf_counter()
     try:
-        found, scene, given = await _step(state.spec.env, action, config.deadline_s)
+        turn = _read(state, action)
+        said = action if turn is None else state.spec.env.native_action(turn)
+        found, scene, given = await _step(state.spec.env, said, config.deadline_s)
         given = given if not _wrote_surrogate(state, action) else mended_step(given)
         key, (step, size) = checked_key(found), checked_step(given, most)
     except Exception as error:
         state.fail(EndReason.ENV_FAULT, error)
         return None
+    if turn is not None:
+        step = step._replace(observation=replies(turn, step.observation))
     _record_turn(state, action, step, key, scene, time.perf_counter() - began)
     if step.terminated or step.truncated:
         end = step.info["end_reason"]
@@ -74,6 +80,15 @@ async def act(state: EpisodeState, action: str, config: RolloutConfig) -> Observ
     elif size > most:  # no context holds it, so there is no need to encode it
         state.close(state.reward, EndReason.TOKEN_LIMIT, step.info | {"observation_chars": size})
     return None if state.ended else step.observation
+
+
+def _read(state: EpisodeState, action: str) -> AssistantTurn | None:
+    """What ``action`` holds, where the policy speaks in its native form; the conversation then has it too."""
+    if state.conversation is None:
+        return None
+    turn = state.conversation.read(action)
+    state.conversation = state.conversation.said(turn)
+    return turn
 
 
 def _wrote_surrogate(state: EpisodeState, action: str) -> bool:

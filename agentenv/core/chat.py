@@ -1,8 +1,9 @@
 """How messages become token ids. Both formats only append: ids that were fed or sampled stay as they are."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from agentenv.core.native.families import family_of
 from agentenv.core.types import Message
 from agentenv.errors import ConfigurationError
 
@@ -10,10 +11,10 @@ _SAID = "Tuvq7."  # stands in no template
 
 
 def _plain(messages: Sequence[Message], tokenizer: Any) -> list[dict[str, str]]:
-    return [{"role": message.role, "content": _defused(message.text, tokenizer)} for message in messages]
+    return [{"role": message.role, "content": defused(message.text, tokenizer)} for message in messages]
 
 
-def _defused(text: str, tokenizer: Any) -> str:
+def defused(text: str, tokenizer: Any) -> str:
     """``text`` in which no control token can be read: a page that quotes ``<|im_end|>`` must not end a turn."""
     for token in getattr(tokenizer, "all_special_tokens", ()):
         text = text.replace(token, f"{token[:1]} {token[1:]}")
@@ -40,7 +41,7 @@ class InlineFormat:
 
     def extend(self, ids: Sequence[int], messages: Sequence[Message]) -> list[int]:
         """``ids``, then the text of the observation and nothing around it."""
-        text = "".join(_defused(message.text, self._tokenizer) for message in messages)
+        text = "".join(defused(message.text, self._tokenizer) for message in messages)
         return [*ids, *_encode(self._tokenizer, text)]
 
     def closing(self, ids: Sequence[int]) -> list[int]:
@@ -124,7 +125,7 @@ def end_of_turn(tokenizer: Any) -> int | None:
 
 
 def ends_of_turn(tokenizer: Any, generation_config: Any = None) -> tuple[int, ...]:
-    """Every id that ends a turn: the tokenizer's own, that of the chat template, those of ``generation_config``.
+    """Every id that ends a turn: the tokenizer's, the template's, those of ``generation_config`` and the family.
 
     Args:
         tokenizer: A transformers tokenizer.
@@ -132,8 +133,17 @@ def ends_of_turn(tokenizer: Any, generation_config: Any = None) -> tuple[int, ..
     """
     named = getattr(generation_config, "eos_token_id", None)
     known = named if isinstance(named, list | tuple) else [named]
-    found = dict.fromkeys((tokenizer.eos_token_id, end_of_turn(tokenizer), *known))
+    found = dict.fromkeys((tokenizer.eos_token_id, end_of_turn(tokenizer), *known, *_family_ends(tokenizer)))
     return tuple(end for end in found if end is not None)
+
+
+def _family_ends(tokenizer: Any) -> list[int]:
+    """Ids with which models of the template's family end a turn, such as that behind a tool call."""
+    template, ids = tokenizer.chat_template, getattr(tokenizer, "added_tokens_encoder", {})
+    if isinstance(template, Mapping):
+        template = template.get("default")
+    names = family_of(template).ends if template else ()
+    return [ids[name] for name in names if name in ids]
 
 
 def _render(tokenizer: Any, messages: list[dict[str, str]], *, open_assistant: bool) -> str:

@@ -17,6 +17,7 @@ import gymnasium
 from agentenv.core.concurrency.background import BackgroundLoop
 from agentenv.core.concurrency.deadlines import guarded
 from agentenv.core.env_options import check_declarations, check_reset_options, picklable
+from agentenv.core.native.turns import AssistantTurn, ToolForm
 from agentenv.core.scene import TurnScene
 from agentenv.core.snapshot import Snapshot, fork_value, resources_of
 from agentenv.core.spaces import FreeText, Messages
@@ -76,6 +77,9 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
     address or a class, because whoever reaches the server may choose its value."""
     client_options: ClassVar[Mapping[str, Any]] = {}
     """Options of ``reset`` beside ``task`` that a client of a server may give, and their types, under the same rule."""
+    native: bool = False
+    """Whether the policy calls tools in the form that its model was trained in. The episode loop sets it before ``reset``;
+    messages then say nothing of how a tool is called, and results stand in them without tags of their own."""
     state: StateT
     _closed = False
 
@@ -121,6 +125,14 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
             EpisodeOver: the episode has ended or was never reset.
         """
         raise NotImplementedError
+
+    def native_tools(self) -> Sequence[ToolForm]:
+        """The tools that a model may call in its native form; empty where actions are plain text."""
+        return ()
+
+    def native_action(self, turn: AssistantTurn) -> str:
+        """The action that a turn in a model's native form stands for: its text without the thinking."""
+        return turn.content
 
     def held_tasks(self) -> Sequence[Task]:
         """The tasks that it draws from, which clients may name by their ids; empty where it makes each one up."""

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from agentenv.core.env import Env
+from agentenv.core.native.conversation import Conversation
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory, Turn
 from agentenv.core.types import EndReason, Observation, Task
 from agentenv.core.validation import Frozen
@@ -74,6 +75,8 @@ class EpisodeState:
     turns: list[Turn] = field(default_factory=list)
     policy_seconds: float = 0.0
     """Seconds that the last call of the policy took."""
+    conversation: Conversation | None = None
+    """What was said, where the chat format is ``native``: the template makes the next prompt of all of it."""
     ended: Trajectory | None = None
     """The finished trajectory; None while the episode is running."""
 

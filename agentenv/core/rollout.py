@@ -12,6 +12,8 @@ from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.concurrency.deadlines import within
 from agentenv.core.concurrency.tasks import gather_all
 from agentenv.core.episodes import EpisodeSpec, EpisodeState, RolloutConfig, never_fitted, replace_surrogates
+from agentenv.core.native.conversation import Unrenderable
+from agentenv.core.native.native_format import NativeFormat
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.core.types import Completion, EndReason, Observation, Sampling
@@ -47,9 +49,10 @@ async def open_episode(
         ConfigurationError: the environment cannot pose this task, or the format cannot render it.
     """
     state = EpisodeState(spec, episode)
+    spec.env.native = isinstance(chat, NativeFormat)
     try:
         state.prompt = await opening_of(spec, config)
-        state.add(SegmentKind.PROMPT, chat.prompt(state.prompt), 0)
+        state.add(SegmentKind.PROMPT, _opened(state, chat, state.prompt), 0)
     except ConfigurationError:
         raise
     except Exception as error:
@@ -59,6 +62,15 @@ async def open_episode(
         said = f"the prompt of task {spec.task.id!r} takes {len(state.ids)} tokens and context_tokens is "
         state.refuse(ContextTooSmall(f"{said}{config.context_tokens}: raise it"))
     return state
+
+
+def _opened(state: EpisodeState, chat: ChatFormat, messages: Observation) -> list[int]:
+    """The ids of a context that ``messages`` begin."""
+    if not isinstance(chat, NativeFormat):
+        return chat.prompt(messages)
+    tools = [tool.to_openai() for tool in state.spec.env.native_tools()]
+    state.conversation, ids = chat.open(messages, tools)
+    return ids
 
 
 async def play(state: EpisodeState, policy: Policy, chat: ChatFormat, config: RolloutConfig) -> Trajectory:
@@ -146,7 +158,7 @@ async def _generate(
         max_tokens=min(config.turn_tokens, room),
         temperature=config.temperature,
         top_p=config.top_p,
-        stop=config.stop,
+        stop=() if state.conversation is not None else config.stop,  # natively, tokens end a turn
         seed=state.spec.seed * 1_000_003 + len(state.turns) + (attempt << 52),
     )
     generating = policy.generate(state.ids, sampling, episode=state.episode)
@@ -163,11 +175,15 @@ def observe(state: EpisodeState, chat: ChatFormat, observation: Observation, lim
     observation that would exceed the context is not appended; the next turn then has no room, and the episode ends. An
     observation that the format cannot render ends the episode as a failure of the environment.
 
+    The episode ends as ``parse_error`` where the policy's turn cannot be part of a prompt in its native form.
+
     Raises:
         ConfigurationError: the format cannot render any observation.
     """
     try:
         _append(state, chat, observation, limit)
+    except Unrenderable as error:
+        state.close(state.reward, EndReason.PARSE_ERROR, {}, str(error))
     except ConfigurationError:
         raise
     except Exception as error:
@@ -178,8 +194,12 @@ def _append(state: EpisodeState, chat: ChatFormat, observation: Observation, lim
     turn = len(state.turns) - 1
     format_tokens = chat.closing(state.ids)
     held = [*state.ids, *format_tokens]
-    anew = bool(observation) and observation[0].role == "system"
-    extended = chat.prompt(observation) if anew else chat.extend(held, observation)
+    if observation and observation[0].role == "system":
+        extended = _opened(state, chat, observation)
+    elif isinstance(chat, NativeFormat) and state.conversation is not None:
+        state.conversation, extended = chat.go_on(held, state.conversation, observation)
+    else:
+        extended = chat.extend(held, observation)
     if len(extended) >= limit:
         state.ids = extended
     elif extended[: len(held)] != held:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypeVar
 from agentenv.core.env import AsyncEnv, StateT
 from agentenv.core.grammar import encodable, read_json, shortened
 from agentenv.core.json_schema import check_schema, complaints
+from agentenv.core.native.turns import AssistantTurn, Call, MalformedCall
 from agentenv.core.tool_results import as_result, returns_passages
 from agentenv.core.types import EndReason, Message, Step, ToolResult, ToolStatus
 from agentenv.errors import ConfigurationError, Fault, UnknownName
@@ -302,10 +303,22 @@ class ToolEnv(AsyncEnv[StateT]):
         raise NotImplementedError
 
     def tool_prompt(self) -> str:
-        """The tools in OpenAI's form and how to call them, for the opening message."""
+        """The tools in OpenAI's form and how to call them, for the opening message; nothing where the template says so."""
+        if self.native:
+            return ""
         listed = "\n".join(json.dumps(made.to_openai(), ensure_ascii=False) for made in self.tools.values())
         example = '<tool_call>{"name": <name>, "arguments": <object>}</tool_call>'
         return f"These tools can be called:\n<tools>\n{listed}\n</tools>\nTo call one, write {example}.\n"
+
+    def native_tools(self) -> Sequence[Tool]:
+        """All tools."""
+        return tuple(self.tools.values())
+
+    def native_action(self, turn: AssistantTurn) -> str:
+        """The calls of ``turn``, or its text, which is the final answer."""
+        return "".join(f"<tool_call>{_call_body(call)}</tool_call>" for call in turn.calls) or _unmarked(
+            turn.content
+        )
 
     async def astep(self, action: str) -> Step:
         """Runs the calls in ``action``; without one, ``action`` is the final answer.
@@ -319,7 +332,8 @@ class ToolEnv(AsyncEnv[StateT]):
         if not calls:
             return self.answer(action)
         results = [await self._call(call) for call in calls]
-        observation = tuple(Message("tool", tool_response(result)) for result in results)
+        shown = (result.text if self.native else tool_response(result) for result in results)
+        observation = tuple(Message("tool", text) for text in shown)
         valid = all(result.status is not ToolStatus.FORMAT_ERROR for result in results)
         over = self._turn + 1 >= self.max_turns
         end = EndReason.TURN_LIMIT if over else None
@@ -363,6 +377,18 @@ def _read_call(body: str) -> ToolCall | ToolResult:
         complaint = 'a tool call is an object with "name" and "arguments"'
         return ToolResult("none", ToolStatus.FORMAT_ERROR, complaint, "TypeError")
     return ToolCall(call["name"], call.get("arguments", {}))
+
+
+def _call_body(call: Call) -> str:
+    """A call as `read_calls` reads it; a malformed one stands as what is wrong with it, which is no call either."""
+    if isinstance(call, MalformedCall):
+        return _unmarked(json.dumps(call.complaint, ensure_ascii=False))
+    return _unmarked(json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False))
+
+
+def _unmarked(text: str) -> str:
+    """``text`` in which no mark of a call can be read; in JSON it says the same."""
+    return text.replace("tool_call>", "tool_call\\u003e")
 
 
 def tool_response(result: ToolResult) -> str:

@@ -72,6 +72,10 @@ class Message:
 
     role: Role
     content: str | tuple[MessagePart, ...]
+    name: str = ""
+    """Of the tool whose result this is; empty where no tool was called by name."""
+    call_id: str = ""
+    """Of the call that this answers."""
 
     @property
     def text(self) -> str:

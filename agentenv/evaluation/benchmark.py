@@ -7,16 +7,18 @@ same benchmark on the same folder goes on where it stopped; the files are those 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from agentenv.core.chat_formats import FormatName, check_chat_options
 from agentenv.core.concurrency.signals import Interrupted
+from agentenv.core.native.families import get_family
 from agentenv.core.protocols import Policy, Retriever
 from agentenv.core.registry import env_class
 from agentenv.core.types import Task
 from agentenv.data.sources import OWN, PROGRAM_SETS, Source, SourceConfig, check_source
-from agentenv.errors import AgentEnvError, ConfigurationError
+from agentenv.errors import AgentEnvError, ConfigurationError, UnknownName
 from agentenv.evaluation.checksums import verify
 from agentenv.evaluation.contents import content_digests
 from agentenv.evaluation.endpoint_usage import EndpointUsage
@@ -47,6 +49,7 @@ from agentenv.policies.policy_spec import check_policy, is_endpoint, is_engine
 from agentenv.progress import Display
 
 SEARCH, CODE = EnvConfig().id, "agentenv/Code-v0"
+_FORM = ("format", "family", "template_options")
 _SCORERS = ("em_squad", "f1_squad", "em_cover")
 
 
@@ -73,6 +76,10 @@ class Benchmark:
     max_turns: int | None = None
     bounds: bool | None = None
     """None plays them unless the policy is behind an endpoint, where every request may cost money."""
+    format: str = ""
+    """The chat format; empty takes that of the policy's card."""
+    family: str = ""
+    template_options: Mapping[str, Any] = field(default_factory=dict)
     concurrency: int = 64
 
     def __post_init__(self) -> None:
@@ -87,6 +94,12 @@ class Benchmark:
         object.__setattr__(self, "dataset", self.dataset or OWN)
         if self.bounds is None:
             object.__setattr__(self, "bounds", not is_endpoint(self.policy))
+        if self.format and self.format not in get_args(FormatName):
+            raise UnknownName.among("chat format", self.format, get_args(FormatName))
+        if self.format or self.family or self.template_options:
+            check_chat_options(self.format or "inline", self.family, self.template_options)
+        if self.family:
+            get_family(self.family)
         env = self.env or (CODE if self.dataset in PROGRAM_SETS else SEARCH)
         object.__setattr__(self, "env", env)
         own = _SCORERS if takes(env, "retriever") else env_class(env).scorers
@@ -187,10 +200,22 @@ def _open_agent(benchmark: Benchmark, policy: Policy | None) -> Iterator[EvalAge
     """Who answers; what was opened for that is closed again."""
     stop = env_class(benchmark.env).stop
     if policy is not None:
-        yield make_eval_agent(policy, benchmark.policy, benchmark.concurrency, stop)
+        yield _in_format(benchmark, make_eval_agent(policy, benchmark.policy, benchmark.concurrency, stop))
         return
     with closing(open_eval_agent(benchmark.policy, benchmark.concurrency, stop)) as agent:
-        yield agent
+        yield _in_format(benchmark, agent)
+
+
+def _in_format(benchmark: Benchmark, agent: EvalAgent) -> EvalAgent:
+    """``agent``, spoken to in the format that the benchmark names; the opening message of another format goes with that."""
+    if not benchmark.format:
+        return agent
+    card = agent.card if agent.card.format == benchmark.format else replace(agent.card, prompt=None)
+    options = dict(benchmark.template_options)
+    card = replace(card, format=benchmark.format, family=benchmark.family, template_options=options)
+    return replace(
+        agent, card=card, chat=card.chat_format(agent.tokenizer, getattr(agent.policy, "ends", ()))
+    )
 
 
 def _finished(out: Path) -> dict[str, Any]:
@@ -309,6 +334,8 @@ def _options(benchmark: Benchmark, card: EpisodeCard) -> dict[str, Any]:
 def _identity(benchmark: Benchmark) -> dict[str, Any]:
     """What has to be the same for a run to go on; episodes at an endpoint do not know how many run beside them."""
     fields = asdict(benchmark)
+    if not benchmark.format:  # folders of earlier versions do not name it
+        fields = {name: value for name, value in fields.items() if name not in _FORM}
     by_arrival = (
         is_endpoint(benchmark.policy) or is_engine(benchmark.policy) or benchmark.policy.startswith(AGENT)
     )

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agentenv.core.chat import InlineFormat, TemplateFormat
 from agentenv.core.concurrency.tasks import gather_all
 from agentenv.core.env_lifecycle import reason_of
 from agentenv.core.protocols import ChatFormat, Policy
@@ -178,8 +177,7 @@ def _agent(
         config = with_byte_budgets(config)
     chat: ChatFormat | None = getattr(policy, "chat", None)  # of one that takes messages
     if chat is None:
-        inline = card.format == "inline"
-        chat = InlineFormat(tokenizer) if inline else TemplateFormat(tokenizer, getattr(policy, "ends", ()))
+        chat = card.chat_format(tokenizer, getattr(policy, "ends", ()))
     return EvalAgent(policy, tokenizer, chat, config, batch, card)
 
 

@@ -1,12 +1,16 @@
 """How a policy is used to being asked: kept beside its weights, so that an evaluation asks it the same way."""
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from agentenv.core.chat_formats import make_chat_format
 from agentenv.core.io.model_files import read_settings
+from agentenv.core.protocols import ChatFormat
 from agentenv.core.validation import sentence
 from agentenv.errors import CheckpointMismatch
 
@@ -22,7 +26,11 @@ class EpisodeCard:
     prompt: str | None = None
     """Opening message; holds ``{question}``. None is the environment's own."""
     format: str = "inline"
-    """``inline`` or ``template``."""
+    """``inline``, ``template`` or ``native``."""
+    family: str = ""
+    """Of the model, for ``native``; empty reads it from the chat template."""
+    template_options: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the chat template, for ``native``."""
     k: int = 3
     """Passages a search."""
     max_turns: int = 4
@@ -33,6 +41,12 @@ class EpisodeCard:
     """Tokens that the policy may sample in one turn."""
     context_tokens: int = 4096
     """Tokens of prompt, actions and observations together."""
+
+    def chat_format(self, tokenizer: Any, ends: Collection[int] = ()) -> ChatFormat:
+        """How messages become ids of ``tokenizer``, whose turns end with one of ``ends``."""
+        return make_chat_format(
+            self.format, tokenizer, ends, family=self.family, template_options=self.template_options
+        )
 
 
 def read_card(folder: Path) -> EpisodeCard:
@@ -55,4 +69,7 @@ def read_card(folder: Path) -> EpisodeCard:
 
 def write_card(folder: Path, card: EpisodeCard) -> None:
     """Writes the card beside the weights."""
-    (folder / _FILE).write_text(json.dumps(asdict(card), indent=1) + "\n", encoding="utf-8")
+    settings = asdict(card)
+    if card.format != "native":
+        del settings["family"], settings["template_options"]
+    (folder / _FILE).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")

@@ -46,6 +46,31 @@ class ByteTokenizer:
         return text + "<|im_start|>assistant\n" * add_generation_prompt
 
 
+def chat_tokenizer(template: str, *, eos: str, special: Iterable[str] = (), added: Iterable[str] = ()) -> Any:
+    """A tokenizer of bytes with a chat template, loaded as those of models are.
+
+    Args:
+        template: In Jinja.
+        eos: The token that ends a text.
+        special: Further control tokens.
+        added: Further tokens of one id, which are plain text to whoever decodes.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=eos, pad_token=eos, clean_up_tokenization_spaces=False
+    )
+    fast.add_tokens([token for token in special if token != eos], special_tokens=True)
+    fast.add_tokens([*added])
+    fast.chat_template = template
+    return fast
+
+
 def random_model(
     vocabulary: int = 257,
     *,

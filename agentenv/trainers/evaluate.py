@@ -181,6 +181,6 @@ def score_under(config: TrainConfig) -> float:
     with use_compute(config.compute):
         task_env = open_questions(config.test, config.search, config.env, policy)
     greedy = rollout_config(config.rollout, config.env, temperature=0.0)
-    chat, tasks = make_chat_format(config.format, policy), task_env.source.tasks
+    chat, tasks = make_chat_format(config.format, config.chat, policy), task_env.source.tasks
     played = play(policy, chat, task_env.make_env, tasks, greedy, name="test")
     return float(bound_of(map(to_record, played), config.evaluation.scorers[0])["mean"])

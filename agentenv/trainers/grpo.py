@@ -263,6 +263,8 @@ def episode_card(config: TrainConfig) -> EpisodeCard:
     return EpisodeCard(
         env=config.env.id,
         format=config.format,
+        family=config.chat.family,
+        template_options=config.chat.options,
         turn_tokens=rollout.turn_tokens,
         context_tokens=rollout.context_tokens,
         **options,

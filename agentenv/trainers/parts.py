@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from agentenv.core.chat import InlineFormat, TemplateFormat
+from agentenv.core import chat_formats
 from agentenv.core.episodes import EpisodeBudgets
 from agentenv.core.protocols import ChatFormat
 from agentenv.core.registry import env_class
@@ -22,7 +22,12 @@ from agentenv.policies.quantized import quantize
 from agentenv.policies.vllm import VLLMPolicy
 from agentenv.progress import Display
 from agentenv.retrievers.mixed import MixedRetriever
-from agentenv.trainers.config.sections import LoraSettings, OptimizerSettings, SimulationSettings
+from agentenv.trainers.config.sections import (
+    ChatSettings,
+    LoraSettings,
+    OptimizerSettings,
+    SimulationSettings,
+)
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.learner.learner import Learner, Objective
 from agentenv.trainers.learner.logprobs import checkpoint_layers
@@ -38,8 +43,9 @@ def with_declared_scorers(config: TrainConfig) -> TrainConfig:
     if not evaluation.scorers:
         evaluation = evaluation.model_copy(update={"scorers": env_class(env.id).scorers})
     card = read_card(policy_folder(config.policy))
-    if card.prompt is not None and card.env == env.id and "prompt" not in env.options:
-        env = EnvConfig(id=env.id, options=env.options | {"prompt": card.prompt})
+    usual = card.prompt if card.format == config.format else None
+    if usual is not None and card.env == env.id and "prompt" not in env.options:
+        env = EnvConfig(id=env.id, options=env.options | {"prompt": usual})
     return config.model_copy(update={"env": env, "evaluation": evaluation})
 
 
@@ -140,10 +146,10 @@ def make_objective(loss: LossSettings, memory: MemorySettings, budgets: EpisodeB
     return objective
 
 
-def make_chat_format(name: str, policy: TrainedPolicy) -> ChatFormat:
-    """How messages become ids of ``policy``: ``inline`` or ``template``."""
-    return (
-        InlineFormat(policy.tokenizer) if name == "inline" else TemplateFormat(policy.tokenizer, policy.ends)
+def make_chat_format(name: str, chat: ChatSettings, policy: TrainedPolicy) -> ChatFormat:
+    """How messages become ids of ``policy``: ``inline``, ``template`` or ``native``."""
+    return chat_formats.make_chat_format(
+        name, policy.tokenizer, policy.ends, family=chat.family, template_options=chat.options
     )
 
 

@@ -129,7 +129,7 @@ def _make_run(
     )
     second = _open_second(config, policy, objective)
     config = with_declared_scorers(config)
-    chat = make_chat_format(config.format, policy)
+    chat = make_chat_format(config.format, config.chat, policy)
     sampler = get_sampler(config.rollout.sampler, config.rollout.sampler_options)
     train = open_training_questions(
         config.train, config.search, config.simulation, config.env, policy, display
@@ -216,7 +216,7 @@ def open_group_runner(config: TrainConfig) -> GroupRunner:
     except BaseException:
         policy.close()
         raise
-    return _make_group_runner(config, policy, make_chat_format(config.format, policy), task_env)
+    return _make_group_runner(config, policy, make_chat_format(config.format, config.chat, policy), task_env)
 
 
 def _open_second(config: TrainConfig, first: TrainedPolicy, objective: Objective) -> SecondPolicy | None:

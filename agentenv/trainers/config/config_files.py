@@ -23,6 +23,7 @@ _FREE_TABLES = (
     "train.options",
     "dev.options",
     "test.options",
+    "chat.options",
     "rollout.strategy_options",
     "evaluation.strategy_options",
     "rollout.sampler_options",

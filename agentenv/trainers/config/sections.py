@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from agentenv.core.episodes import EpisodeBudgets
+from agentenv.core.native.families import get_family
 from agentenv.core.validation import Frozen
 from agentenv.evaluation.results import measure_of
 from agentenv.evaluation.task_env import known_retriever
@@ -13,6 +14,22 @@ from agentenv.trainers.strategies.strategies import get_strategy
 from agentenv.trainers.task_sampling.samplers import get_sampler
 
 _LARGEST_RATE = 1e30  # beyond, Adam's own numbers leave the range of float32
+
+
+class ChatSettings(Frozen):
+    """How a model is spoken to in the format ``native``."""
+
+    family: str = ""
+    """Name of the model family, as ``docs/chat_formats.md`` lists them; empty reads it from the chat template."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the chat template, such as ``enable_thinking`` and ``reasoning_effort``; ``date`` is its today."""
+
+    @field_validator("family")
+    @classmethod
+    def _known_family(cls, family: str) -> str:
+        if family:
+            get_family(family)
+        return family
 
 
 class RolloutSettings(EpisodeBudgets):

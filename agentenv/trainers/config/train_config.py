@@ -1,9 +1,10 @@
 """The configuration of a training run: a TOML preset plus dotted overrides. Importable without torch."""
 
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from agentenv.core.chat_formats import FormatName, check_chat_options
 from agentenv.core.validation import Frozen
 from agentenv.data.sources import OWN, SourceConfig, check_draw, check_source, held_out_worlds
 from agentenv.evaluation.task_env import EnvConfig, SearchConfig, known_retriever
@@ -12,6 +13,7 @@ from agentenv.policies.engine import COLDEST, HOTTEST, EngineConfig
 from agentenv.tracking import check_tracker
 from agentenv.trainers.config.sections import (
     AsynchronousSettings,
+    ChatSettings,
     ClusterSettings,
     EvaluationSettings,
     GuardSettings,
@@ -25,7 +27,7 @@ from agentenv.trainers.config.sections import (
 )
 from agentenv.trainers.learner.settings import LossSettings, MemorySettings
 from agentenv.trainers.selfplay.games import get_game
-from agentenv.trainers.strategies.strategies import IN_CONTEXT
+from agentenv.trainers.strategies.strategies import IN_CONTEXT, NATIVE
 from agentenv.trainers.task_sampling.samplers import GatedSampler, TaskSampler, get_sampler
 
 
@@ -43,8 +45,11 @@ class TrainConfig(Frozen):
     policy: str = "tiny"
     """Where the policy starts: ``tiny`` or ``hf:PATH``. Where ``env.options`` names no prompt it is that of the policy's
     ``episode.json``, or else the environment's own."""
-    format: Literal["inline", "template"] = "inline"
-    """Inline tags within one assistant turn (Search-R1), or the chat template with tool messages."""
+    format: FormatName = "inline"
+    """Inline tags within one assistant turn (Search-R1), the chat template with tool messages, or ``native``: tools are
+    declared, called and answered in the form that the model was trained in."""
+    chat: ChatSettings = ChatSettings()
+    """The form of a model, for the format ``native``."""
     env: EnvConfig = EnvConfig()
     """The environment."""
     search: SearchConfig = SearchConfig()
@@ -117,6 +122,16 @@ class TrainConfig(Frozen):
         if tracker:
             check_tracker(tracker)
         return tracker
+
+    @model_validator(mode="after")
+    def _format_fits(self) -> Self:
+        check_chat_options(self.format, self.chat.family, self.chat.options)
+        if self.format == "native" and self.rollout.strategy not in NATIVE:
+            raise ValueError(
+                f"rollout.strategy={self.rollout.strategy!r} inserts text between turns, which format='native' cannot: take "
+                f"one of {', '.join(NATIVE)}, or format='inline'"
+            )
+        return self
 
     @model_validator(mode="after")
     def _engine_fits(self) -> Self:

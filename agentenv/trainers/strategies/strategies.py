@@ -76,6 +76,9 @@ STRATEGIES: Mapping[str, str] = {
 IN_CONTEXT = ("plain", "tree", "self_search", "paraphrase", "demonstrate", "self_play")
 """Strategies whose trained tokens all stand in the context that they were sampled in; of others that is not known."""
 
+NATIVE = ("plain", "tree")
+"""Strategies that play in the chat format ``native``: they put nothing between the turns of an episode."""
+
 
 def get_strategy(name: str, options: Mapping[str, Any] | None = None) -> RolloutStrategy:
     """The strategy registered under ``name``, with ``options`` filled in.
@@ -116,6 +119,7 @@ def by_group(played: Iterable[Trajectory]) -> list[list[Trajectory]]:
 
 __all__ = [
     "IN_CONTEXT",
+    "NATIVE",
     "STRATEGIES",
     "PlainStrategy",
     "RolloutContext",

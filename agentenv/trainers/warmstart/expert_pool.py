@@ -52,7 +52,7 @@ def expert_episodes(config: TrainConfig) -> list[Trajectory]:
     policy = trained_policy(config.policy, config.lora, config.compute, seed=config.seed)
     task_env = open_questions(config.train, config.search, config.env, policy)
     settings = rollout_config(config.rollout, config.env, temperature=config.rollout.temperature)
-    chat = make_chat_format(config.format, policy)
+    chat = make_chat_format(config.format, config.chat, policy)
     context = RolloutContext(policy, chat, settings, policy.tokenizer.decode, name="expert")
     places = range(len(task_env.source.tasks))
     return [one for place in places for one in asyncio.run(_play(task_env, place, context))]

@@ -1,0 +1,48 @@
+"""The chat formats by name."""
+
+from collections.abc import Collection, Mapping
+from typing import Any, Literal
+
+from agentenv.core.chat import InlineFormat, TemplateFormat
+from agentenv.core.native.native_format import NativeFormat
+from agentenv.core.protocols import ChatFormat
+from agentenv.errors import ConfigurationError
+
+FormatName = Literal["inline", "template", "native"]
+
+
+def make_chat_format(
+    name: str,
+    tokenizer: Any,
+    ends: Collection[int] = (),
+    *,
+    family: str = "",
+    template_options: Mapping[str, Any] | None = None,
+) -> ChatFormat:
+    """How messages become ids.
+
+    Args:
+        name: ``inline``, ``template`` or ``native``.
+        tokenizer: Of the policy.
+        ends: Ids with which the policy may end a turn.
+        family: Of the model, for ``native``; empty reads it from the chat template.
+        template_options: Arguments of the chat template, for ``native``.
+
+    Raises:
+        ConfigurationError: the tokenizer's template does not serve, or options of ``native`` are given to another format.
+    """
+    if name == "native":
+        return NativeFormat(tokenizer, family=family, options=template_options, ends=ends)
+    check_chat_options(name, family, template_options or {})
+    return InlineFormat(tokenizer) if name == "inline" else TemplateFormat(tokenizer, ends)
+
+
+def check_chat_options(name: str, family: str, template_options: Mapping[str, Any]) -> None:
+    """Refuses options of the format ``native`` where another one would not heed them.
+
+    Raises:
+        ConfigurationError: there are such options.
+    """
+    if name != "native" and (family or template_options):
+        given = f"family {family!r}" if family else f"template option {min(template_options)!r}"
+        raise ConfigurationError(f"the {given} is for the format 'native', and the format is {name!r}")

@@ -1,0 +1,262 @@
+"""How the families write tool calls: one reader for each way, from text to content and calls.
+
+A reader never raises: what cannot be read is a `MalformedCall`, because the text is the policy's own.
+"""
+
+import ast
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from agentenv.core.grammar import encodable, read_json, shortened
+from agentenv.core.native.turns import Call, MalformedCall, NativeCall, Schemas
+
+CallReader = Callable[[str, Schemas], tuple[str, list[Call]]]
+"""From the text of a turn after its thinking, and the schemas of the tools, to content and calls."""
+
+_COMPLAINT_CHARS = 400
+_UNCLOSED = "the tool call does not end"
+
+
+def json_tags(opening: str, closing: str, *, closes: bool = True) -> CallReader:
+    """Calls as JSON objects, or a list of them, between two marks; ``closes`` says whether the second has to be there."""
+    return lambda text, schemas: _between(text, opening, closing, lambda body: _json_calls(body), closes)
+
+
+def function_tags(text: str, schemas: Schemas) -> tuple[str, list[Call]]:
+    """``<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`` (Qwen3-Coder)."""
+    return _between(text, "<tool_call>", "</tool_call>", lambda body: _function_body(body, schemas))
+
+
+def argument_tags(text: str, schemas: Schemas) -> tuple[str, list[Call]]:
+    """``<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`` (GLM-4.5)."""
+    return _between(text, "<tool_call>", "</tool_call>", lambda body: _argument_body(body, schemas))
+
+
+def bare_json(text: str, schemas: Schemas) -> tuple[str, list[Call]]:
+    """A turn that is a JSON object and nothing else (Llama 3.1); only its first call can be made."""
+    body = text.removeprefix("<|python_tag|>").strip()
+    if not (body.startswith("{") and '"name"' in body):
+        return text, []
+    first, *others = _json_documents(body)
+    if not others:
+        return "", _json_calls(first, key="parameters")
+    rest: Call = MalformedCall("; ".join(others), "only one tool can be called in a turn")
+    return "", [*_json_calls(first, key="parameters"), rest]
+
+
+def mistral(text: str, schemas: Schemas) -> tuple[str, list[Call]]:
+    """``[TOOL_CALLS][{...}]``, and ``[TOOL_CALLS]NAME[ARGS]{...}`` with or without a ``[CALL_ID]`` between."""
+    content, *bodies = text.split("[TOOL_CALLS]")
+    calls: list[Call] = []
+    for body in bodies:
+        named = re.match(r"\s*([\w.-]+)(?:\[CALL_ID\](\w+))?(?:\[ARGS\])?\s*(\{.*)", body, re.DOTALL)
+        found = _json_calls(body) if named is None else [_call(named[1], named[3], named[2] or "")]
+        calls += (_whole(call, f"[TOOL_CALLS]{body}") for call in found)
+    return content, calls
+
+
+_SEP, _BEGIN, _END = "<｜tool▁sep｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"  # noqa: RUF001
+
+
+def deepseek(text: str, schemas: Schemas) -> tuple[str, list[Call]]:
+    """The marks of DeepSeek: V3 and R1 fence the arguments, V3.1 writes them as they are."""
+    content, found, section = text.partition("<｜tool▁calls▁begin｜>")  # noqa: RUF001
+    if not found:
+        return text, []
+    _, calls = _between(section, _BEGIN, _END, _deepseek_body)
+    return content, calls or [MalformedCall(found + section, _UNCLOSED)]
+
+
+def kimi(text: str, schemas: Schemas) -> tuple[str, list[Call]]:
+    """``<|tool_call_begin|>functions.NAME:PLACE<|tool_call_argument_begin|>{...}<|tool_call_end|>`` in a section."""
+    content, found, section = text.partition("<|tool_calls_section_begin|>")
+    if not found:
+        return text, []
+    _, calls = _between(section, "<|tool_call_begin|>", "<|tool_call_end|>", _kimi_body)
+    return content, calls or [MalformedCall(found + section, _UNCLOSED)]
+
+
+def harmony_call(name: str, arguments: str) -> Call:
+    """A message to a tool in Harmony (gpt-oss), whose body is JSON."""
+    call = _call(name, arguments)
+    return _whole(call, arguments)
+
+
+def python_calls(opening: str, closing: str) -> CallReader:
+    """Calls as Python writes them, ``name(key=value)``, on lines of their own or in a list (OLMo 3, LFM2)."""
+    return lambda text, schemas: _between(text, opening, closing, _python_calls)
+
+
+def _between(
+    text: str, opening: str, closing: str, read: Callable[[str], Sequence[Call]], closes: bool = True
+) -> tuple[str, list[Call]]:
+    """Content outside of the marks, and what ``read`` finds between them."""
+    content, calls, at = "", list[Call](), 0
+    while (start := text.find(opening, at)) >= 0:
+        content += text[at:start]
+        inside = start + len(opening)
+        end = text.find(closing, inside) if closing else -1
+        at = len(text) if end < 0 else end + len(closing)
+        whole = text[start:at]
+        if end < 0 and closes:
+            calls.append(MalformedCall(whole, f"{_UNCLOSED}: {closing} is missing"))
+        else:
+            calls += (_whole(call, whole) for call in read(text[inside : at if end < 0 else end]))
+    return content + text[at:], calls
+
+
+def _whole(call: Call, text: str) -> Call:
+    """``call``, with the text of the whole of it where it is malformed."""
+    return MalformedCall(text, call.complaint) if isinstance(call, MalformedCall) else call
+
+
+def _json_calls(body: str, key: str = "arguments") -> list[Call]:
+    try:
+        document = read_json(body.strip())
+    except ValueError as error:
+        return [MalformedCall(body, _said(f"the tool call is not JSON: {error}"))]
+    found = document if isinstance(document, list) else [document]
+    return [_json_call(one, body, key) for one in found] or [
+        MalformedCall(body, "the list of tool calls is empty")
+    ]
+
+
+def _json_call(call: Any, body: str, key: str) -> Call:
+    if not (isinstance(call, dict) and isinstance(call.get("name"), str)):
+        return MalformedCall(body, f'a tool call is an object with "name" and "{key}"')
+    id_ = call.get("id")
+    arguments = call.get(key, call.get("arguments", {}))
+    return NativeCall(call["name"], arguments, id_ if isinstance(id_, str) else "")
+
+
+def _call(name: str, arguments: str, id_: str = "") -> Call:
+    """A call of ``name`` whose arguments are JSON."""
+    try:
+        return NativeCall(name, read_json(arguments.strip() or "{}"), id_)
+    except ValueError as error:
+        return MalformedCall(arguments, _said(f"the arguments of {name} are not JSON: {error}"))
+
+
+def _json_documents(text: str) -> list[str]:
+    """The JSON objects of ``text``, which semicolons or white space separate; all of it where it is not JSON."""
+    import json
+
+    found, at = [], 0
+    try:
+        while at < len(text):
+            _, end = json.JSONDecoder().raw_decode(text, at)
+            found.append(text[at:end])
+            at = end + len(text[end:]) - len(text[end:].lstrip("; \n"))
+    except (ValueError, RecursionError):
+        return [text]
+    return found
+
+
+def _function_body(body: str, schemas: Schemas) -> list[Call]:
+    function = re.fullmatch(r"\s*<function=([^>\n]+)>(.*)</function>\s*", body, re.DOTALL)
+    if function is None:
+        return [MalformedCall(body, "a tool call is <function=NAME> ... </function>")]
+    name = function[1].strip()
+    pair = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+    return [_pairs(name, body, pair, function[2], schemas)]
+
+
+def _argument_body(body: str, schemas: Schemas) -> list[Call]:
+    name, _, pairs = body.partition("<arg_key>")
+    pair = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+    if not name.strip():
+        return [MalformedCall(body, "a tool call begins with the name of the tool")]
+    return [_pairs(name.strip(), body, pair, "<arg_key>" * bool(pairs) + pairs, schemas)]
+
+
+def _pairs(name: str, body: str, pair: re.Pattern[str], text: str, schemas: Schemas) -> Call:
+    """A call whose arguments stand between tags, each typed by the schema of the tool."""
+    if left := pair.sub("", text).strip():
+        return MalformedCall(body, _said(f"between the arguments of {name} stands {left!r:.80}"))
+    properties = schemas.get(name, {}).get("properties", {})
+    values = {
+        key.strip(): _typed(value, properties.get(key.strip(), {})) for key, value in pair.findall(text)
+    }
+    return NativeCall(name, values)
+
+
+def _typed(text: str, schema: Any) -> Any:
+    """The value that ``text`` stands for: itself where text is allowed, JSON otherwise."""
+    parts = [schema, *schema.get("anyOf", ()), *schema.get("oneOf", ())]
+    kinds = {kind for part in parts for kind in _kinds(part.get("type"))}
+    if not kinds or "string" in kinds:
+        return encodable(text)
+    try:
+        return read_json(text.strip())
+    except ValueError:
+        return encodable(text)  # the schema refuses it, and says what it wants
+
+
+def _kinds(named: Any) -> list[str]:
+    return [named] if isinstance(named, str) else list(named or ())
+
+
+def _deepseek_body(body: str) -> list[Call]:
+    fenced = re.fullmatch(rf"\s*\w+{_SEP}([^\n]+)\n```json\n(.*)\n```\s*", body, re.DOTALL)
+    plain = re.fullmatch(rf"\s*([^\n]+?){_SEP}(.*)", body, re.DOTALL)
+    found = fenced or plain
+    if found is None:
+        return [MalformedCall(body, f"a tool call is the name of the tool, {_SEP} and JSON")]
+    return [_call(found[1].strip(), found[2])]
+
+
+def _kimi_body(body: str) -> list[Call]:
+    found = re.fullmatch(
+        r"\s*((?:functions\.)?(.+?):\d+)\s*<\|tool_call_argument_begin\|>(.*)", body, re.DOTALL
+    )
+    if found is None:
+        wanted = "functions.NAME:PLACE, <|tool_call_argument_begin|> and JSON"
+        return [MalformedCall(body, f"a tool call is {wanted}")]
+    return [_call(found[2], found[3], found[1])]
+
+
+def _python_calls(body: str) -> list[Call]:
+    try:
+        with warnings.catch_warnings():  # of escapes that Python does not know
+            warnings.simplefilter("ignore")
+            lines = ast.parse(body.strip()).body
+        values = [line.value for line in lines if isinstance(line, ast.Expr)]
+        calls = [
+            call for value in values for call in (value.elts if isinstance(value, ast.List) else [value])
+        ]
+        if len(values) != len(lines) or not calls:
+            raise ValueError("it is something else")
+        return [_python_call(call) for call in calls]
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return [MalformedCall(body, _said(f"a tool call is name(key=value) of literals: {error}"))]
+
+
+def _python_call(call: ast.expr) -> Call:
+    if not (isinstance(call, ast.Call) and not call.args and all(word.arg for word in call.keywords)):
+        raise ValueError("arguments need names")
+    arguments = {str(word.arg): _literal(word.value) for word in call.keywords}
+    return NativeCall(ast.unparse(call.func), arguments)
+
+
+def _literal(value: ast.expr) -> Any:
+    """The value of a literal, as JSON has it; ``true``, ``false`` and ``null`` are taken as well."""
+    match value:
+        case ast.Name(id=("true" | "false" | "null") as word):
+            return {"true": True, "false": False, "null": None}[word]
+        case ast.List(elts=parts) | ast.Tuple(elts=parts):
+            return [_literal(part) for part in parts]
+        case ast.Dict(keys=keys, values=values):
+            return {str(_literal(key)): _literal(one) for key, one in zip(keys, values, strict=True) if key}
+        case ast.Constant(value=str() as text):
+            return encodable(text)
+        case ast.Constant(value=bool() | int() | float() | None as plain):
+            return plain
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return -number
+    raise ValueError(f"{ast.unparse(value)[:40]!r} is no literal")
+
+
+def _said(complaint: str) -> str:
+    return encodable(shortened(complaint, _COMPLAINT_CHARS))

@@ -1,0 +1,194 @@
+"""The model families: what tells one from its chat template, how it writes calls, and what ends a turn of it."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from agentenv.core.native.call_readers import (
+    CallReader,
+    argument_tags,
+    bare_json,
+    deepseek,
+    function_tags,
+    harmony_call,
+    json_tags,
+    kimi,
+    mistral,
+    python_calls,
+)
+from agentenv.core.native.turns import AssistantTurn, Call, MalformedCall, Schemas
+from agentenv.errors import UnknownName
+
+TurnReaderFunction = Callable[[str, bool, Schemas], AssistantTurn]
+"""From the text of a turn, whether its prompt opened the thinking, and the schemas of the tools, to what it holds."""
+
+MOST_CALLS = 32
+"""Calls that one turn may make; what is written after them is not run."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models that were trained in one form."""
+
+    name: str
+    read: TurnReaderFunction
+    marks: tuple[tuple[str, ...], ...] = ()
+    """What tells the family: one of these groups of texts, all of which stand in its template."""
+    thinking: str = "<think>"
+    """What begins the thinking."""
+    ends: tuple[str, ...] = ()
+    """Tokens beside those of the tokenizer that end a turn."""
+    closers: tuple[str, ...] = ()
+    """Further tokens with which the template closes an earlier turn."""
+    plain_results: bool = False
+    """Whether the results of tools stand in the prompt as they are, where the template quotes them as JSON."""
+    one_text: bool = False
+    """Whether a turn with calls holds either thinking or content in the template, and not both."""
+    calls_tools: bool = True
+
+
+def _tagged(
+    read_calls: CallReader | None, opening: str = "<think>", closing: str = "</think>"
+) -> TurnReaderFunction:
+    """A family that thinks between two tags and calls tools after that."""
+
+    def read(text: str, opened: bool, schemas: Schemas) -> AssistantTurn:
+        thinking, text, closed = _without_thinking(text, opened, opening, closing)
+        if not closed or read_calls is None or not schemas:
+            return AssistantTurn(thinking, text.strip(), closed=closed)
+        content, calls = read_calls(text, schemas)
+        return AssistantTurn(thinking, content.strip(), _bounded(calls))
+
+    return read
+
+
+def _without_thinking(text: str, opened: bool, opening: str, closing: str) -> tuple[str | None, str, bool]:
+    """Thinking, the text after it, and whether the thinking ended."""
+    stripped = text.lstrip()
+    if not opened and not stripped.startswith(opening):
+        return None, text, True
+    inside = text if opened else stripped[len(opening) :]
+    thinking, found, rest = inside.partition(closing)
+    return thinking.strip(), rest, bool(found)
+
+
+def _bounded(calls: list[Call]) -> tuple[Call, ...]:
+    if len(calls) <= MOST_CALLS:
+        return tuple(calls)
+    complaint = f"{len(calls)} calls in one turn; only the first {MOST_CALLS} were run"
+    return (*calls[:MOST_CALLS], MalformedCall("", complaint))
+
+
+def _harmony(text: str, opened: bool, schemas: Schemas) -> AssistantTurn:
+    """Messages on the channels ``analysis`` (thinking), ``commentary`` (calls, and texts before them) and ``final``."""
+    thinking: list[str] = []
+    content: list[str] = []
+    calls: list[Call] = []
+    closed = False
+    for message in re.split(r"<\|end\|>|<\|call\|>|<\|return\|>", text):
+        header, begun, body = message.partition("<|message|>")
+        if not begun:
+            continue
+        recipient = re.search(r"to=(?:functions\.)?([^\s<]+)", header)
+        closed = recipient is not None or "analysis" not in header
+        if recipient is not None and schemas:
+            calls.append(harmony_call(recipient[1], body))
+        elif closed:
+            content.append(body)
+        else:
+            thinking.append(body)
+    said = "\n".join(thinking).strip() if thinking else None
+    return AssistantTurn(said, "\n".join(content).strip(), _bounded(calls), closed)
+
+
+_END_TOOL_CALLS = "<｜tool▁calls▁begin｜>"  # noqa: RUF001
+
+FAMILIES: Mapping[str, Family] = {
+    family.name: family
+    for family in (
+        Family(
+            "gpt-oss",
+            _harmony,
+            marks=(("<|channel|>", "<|start|>assistant"),),
+            ends=("<|return|>", "<|call|>"),
+            thinking="<|channel|>analysis<|message|>",
+            closers=("<|end|>",),
+            plain_results=True,
+            one_text=True,
+        ),
+        Family("deepseek", _tagged(deepseek), marks=((_END_TOOL_CALLS,),)),
+        Family("kimi", _tagged(kimi), marks=(("<|tool_calls_section_begin|>",),), ends=("<|im_end|>",)),
+        Family(
+            "glm",
+            _tagged(argument_tags),
+            marks=(("<arg_key>", "<arg_value>"),),
+            ends=("<|user|>", "<|observation|>"),
+        ),
+        Family(
+            "qwen-coder", _tagged(function_tags), marks=(("<function=", "<parameter="),), ends=("<|im_end|>",)
+        ),
+        Family(
+            "mistral",
+            _tagged(mistral, "[THINK]", "[/THINK]"),
+            marks=(("[TOOL_CALLS]",),),
+            thinking="[THINK]",
+            ends=("</s>",),
+        ),
+        Family(
+            "olmo",
+            _tagged(python_calls("<function_calls>", "</function_calls>")),
+            marks=(("<function_calls>",),),
+            ends=("<|im_end|>",),
+        ),
+        Family(
+            "lfm",
+            _tagged(python_calls("<|tool_call_start|>", "<|tool_call_end|>")),
+            marks=(("<|tool_call_start|>",),),
+            ends=("<|im_end|>",),
+        ),
+        Family(
+            "phi",
+            _tagged(json_tags("<|tool_call|>", "<|/tool_call|>")),
+            marks=(("<|tool_call|>", "<|/tool_call|>"),),
+            ends=("<|end|>",),
+        ),
+        Family("granite", _tagged(json_tags("<|tool_call|>", "", closes=False)), marks=(("<|tool_call|>",),)),
+        Family(
+            "qwen",
+            _tagged(json_tags("<tool_call>", "</tool_call>")),
+            marks=(("<tool_call>", "arguments"),),
+            ends=("<|im_end|>",),
+        ),
+        Family(
+            "llama",
+            _tagged(bare_json),
+            marks=(("<|start_header_id|>", '"parameters": '), ("<|start_header_id|>", "ipython")),
+            ends=("<|eot_id|>", "<|eom_id|>"),
+            plain_results=True,
+        ),
+        Family(
+            "gemma", _tagged(None), marks=(("<start_of_turn>",),), ends=("<end_of_turn>",), calls_tools=False
+        ),
+        Family("text", _tagged(None), calls_tools=False),
+    )
+}
+"""By name; the first whose marks a template holds is taken, and ``text`` where none fits."""
+
+
+def family_of(template: str) -> Family:
+    """The family that a chat template is of."""
+    for family in FAMILIES.values():
+        if any(all(mark in template for mark in group) for group in family.marks):
+            return family
+    return FAMILIES["text"]
+
+
+def get_family(name: str) -> Family:
+    """The family of that name.
+
+    Raises:
+        UnknownName: there is none; carries the nearest.
+    """
+    if name not in FAMILIES:
+        raise UnknownName.among("model family", name, FAMILIES)
+    return FAMILIES[name]

@@ -1,0 +1,341 @@
+"""``NativeFormat``: a conversation as ids in the form that a model was trained in, by its own chat template.
+
+The ids that were fed and sampled are the record. An observation is appended where the template, given the whole
+conversation, begins with what stands there already: the same prompt, and after it a turn that says the same as the one
+that was sampled. Where the template rewrites what came before (many leave out the thinking of earlier turns), the
+conversation goes on in a new row with what the template makes of it. Nothing is ever patched.
+"""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from datetime import date
+from typing import Any
+
+from agentenv.core.chat import defused, end_of_turn
+from agentenv.core.native.conversation import Conversation, Unrenderable
+from agentenv.core.native.families import Family, family_of, get_family
+from agentenv.core.native.replies import call_id
+from agentenv.core.native.turns import AssistantTurn, MalformedCall, NativeCall
+from agentenv.core.types import Message
+from agentenv.errors import ConfigurationError
+
+_TODAY = date(2026, 1, 1)
+_MARK = "Tuvq7x{}z"  # stands in no template and no conversation
+_THINKING_KEYS = ("reasoning_content", "thinking", "reasoning")
+
+
+class NativeFormat:
+    """Renders and reads conversations as one family does."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        family: str = "",
+        options: Mapping[str, Any] | None = None,
+        ends: Collection[int] = (),
+    ) -> None:
+        """Checks the template.
+
+        Args:
+            tokenizer: With a chat template.
+            family: Name of the model family; empty reads it from the template.
+            options: Arguments of the template, such as ``enable_thinking``; ``date`` is what a template takes for today.
+            ends: Ids with which the policy ends a turn.
+
+        Raises:
+            ConfigurationError: no chat template, or one that cannot be rendered or ends no turn.
+            UnknownName: no such family.
+        """
+        if tokenizer.chat_template is None:
+            raise ConfigurationError(
+                "this tokenizer has no chat template, so its model has no native form: use the inline format"
+            )
+        self._tokenizer = tokenizer
+        self._template = _default_template(tokenizer)
+        self.family: Family = get_family(family) if family else family_of(self._template)
+        self._options = _template_options(options or {})
+        self._ends = set(ends)
+        self._closers = self._closing_texts(ends)
+        self._thinking_key, self._json_arguments, self._tool_without_call = "", False, False
+        self._checked: set[str] = set()
+
+    def _closing_texts(self, ends: Collection[int]) -> tuple[str, ...]:
+        ids = {*ends, self._tokenizer.eos_token_id, end_of_turn(self._tokenizer)} - {None}
+        texts = [self._tokenizer.decode([i]) for i in sorted(ids)]
+        return tuple(dict.fromkeys([*texts, *self.family.ends, *self.family.closers]))
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """The ids of a prompt without tools."""
+        return self._encode(self._render(messages, ()))
+
+    def extend(self, ids: Sequence[int], messages: Sequence[Message]) -> list[int]:
+        """Refuses: what a message becomes depends on the conversation before it.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        raise ConfigurationError(
+            "the native format goes on from a conversation and not from ids alone, which this rollout strategy needs: use "
+            "the inline format"
+        )
+
+    def closing(self, ids: Sequence[int]) -> list[int]:
+        """Nothing: what ends a turn depends on the message after it, and comes with that."""
+        return []
+
+    def open(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[Conversation, list[int]]:
+        """The conversation that ``messages`` begin, and its ids.
+
+        Raises:
+            ConfigurationError: the template cannot show these tools, or cannot go on after a call.
+        """
+        self._check(tools)
+        text = self._render(messages, tools)
+        return Conversation(self.family, tuple(messages), tuple(tools), text), self._encode(text)
+
+    def go_on(
+        self, ids: Sequence[int], conversation: Conversation, new: Sequence[Message]
+    ) -> tuple[Conversation, list[int]]:
+        """The conversation after ``new``, and its ids: those of ``ids`` and more, or others where the template rewrites.
+
+        Args:
+            ids: The row so far, the turn of the policy included.
+            conversation: Ends with that turn.
+            new: What the environment shows.
+
+        Raises:
+            Unrenderable: the template refuses what the policy wrote.
+        """
+        new = sorted(new, key=self._in_users_name)  # what answers no call stands behind what does
+        messages = (*conversation.messages, *new)
+        try:
+            after = self._render(messages, conversation.tools)
+            rest = self._rest(conversation, new, after)
+        except ConfigurationError as error:
+            raise Unrenderable(str(error)) from error
+        later = replace(conversation, messages=messages, prompt=after)
+        added = self._after_end(ids, self._encode(rest)) if rest is not None else None
+        return later, self._encode(after) if added is None else [*ids, *added]
+
+    def _after_end(self, ids: Sequence[int], added: list[int]) -> list[int] | None:
+        """``added`` without the end of the turn where that was sampled; None where another one was."""
+        if not ids or ids[-1] not in self._ends:
+            return added
+        return added[1:] if added[:1] == [ids[-1]] else None
+
+    def _rest(self, conversation: Conversation, new: Sequence[Message], after: str) -> str | None:
+        """What of ``after`` comes behind the turn of the policy; None where the template rewrote what is before that."""
+        if not after.startswith(conversation.prompt):
+            return None
+        turn = conversation.messages[-1]
+        marked = [replace(message, content=_MARK.format(place)) for place, message in enumerate(new)]
+        made_up = self._render((*conversation.messages, *marked), conversation.tools)
+        before = len(conversation.prompt)
+        first = min(
+            (at for message in marked if (at := made_up.find(message.text, before)) >= 0),
+            default=len(made_up),
+        )
+        end = max((made_up.rfind(closer, before, first) for closer in self._closers), default=-1)
+        if end < 0 or made_up[:end] != after[:end]:
+            return None
+        same = conversation.read(after[before:end]) == turn
+        return after[end:] if same and isinstance(turn, AssistantTurn) and turn.closed else None
+
+    def _render(
+        self,
+        messages: Sequence[Message | AssistantTurn],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        open_assistant: bool = True,
+    ) -> str:
+        texts: dict[str, str] = {}
+        form = [self._message(message, texts) for message in messages]
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                form,
+                tools=[dict(tool) for tool in tools] or None,
+                tokenize=False,
+                add_generation_prompt=open_assistant,
+                **self._options,
+            )
+        except Exception as error:  # a template raises whatever its author wrote
+            reason = str(error).partition("\n")[0][:200] or type(error).__name__
+            raise ConfigurationError(
+                f"the chat template of the family {self.family.name!r} refuses this conversation ({reason}): use the "
+                "inline format"
+            ) from error
+        for mark, said in texts.items():
+            text = text.replace(json.dumps(mark), said).replace(mark, said)
+        return text
+
+    def _message(self, message: Message | AssistantTurn, texts: dict[str, str]) -> dict[str, Any]:
+        if isinstance(message, AssistantTurn):
+            return self._assistant(message)
+        text = defused(message.text, self._tokenizer)
+        if message.role != "tool":
+            return {"role": message.role, "content": text}
+        if self._in_users_name(message):
+            return {"role": "user", "content": text}
+        if self.family.plain_results:
+            mark = _MARK.format(f"r{len(texts)}r")
+            texts[mark] = text
+            text = mark
+        return {"role": "tool", "content": text, "name": message.name, "tool_call_id": message.call_id}
+
+    def _in_users_name(self, message: Message) -> bool:
+        """Whether ``message`` says what is wrong with a malformed call to a family whose tools answer calls alone."""
+        return message.role == "tool" and not message.name and not self._tool_without_call
+
+    def _assistant(self, turn: AssistantTurn) -> dict[str, Any]:
+        raw = [call.text for call in turn.calls if isinstance(call, MalformedCall)]
+        content = defused("\n".join(part for part in (turn.content, *raw) if part), self._tokenizer)
+        calls = [
+            self._call(call, place) for place, call in enumerate(turn.calls) if isinstance(call, NativeCall)
+        ]
+        form: dict[str, Any] = {"role": "assistant", "content": content}
+        if turn.thinking:
+            thinking = defused(turn.thinking, self._tokenizer)
+            if self._thinking_key:
+                form[self._thinking_key] = thinking
+            else:
+                form["content"] = f"<think>\n{thinking}\n</think>\n\n{content}"
+        if calls:
+            form["tool_calls"] = calls
+            if self.family.one_text and turn.thinking:
+                form["content"] = ""
+        return form
+
+    def _call(self, call: NativeCall, place: int) -> dict[str, Any]:
+        arguments: Any = call.arguments
+        if self._json_arguments:
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        function = {"name": call.name, "arguments": arguments}
+        return {"type": "function", "id": call.id or call_id(place), "function": function}
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def _check(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        """Tries the template on a conversation that is made up.
+
+        Raises:
+            ConfigurationError: it cannot show these tools, or cannot go on after a turn.
+        """
+        key = json.dumps([dict(tool) for tool in tools], sort_keys=True)
+        if key in self._checked:
+            return
+        if tools:
+            self._check_tools(tools)
+        self._thinking_key = self._find_thinking_key(tools)
+        self._check_going_on(tools)
+        self._checked.add(key)
+
+    def _check_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        if not self.family.calls_tools:
+            raise ConfigurationError(
+                f"the chat template is of the family {self.family.name!r}, which has no form for tool calls: use the inline "
+                "format, or name the family of the model"
+            )
+        prompt = self._render((_ASKED,), tools)
+        for tool in tools:
+            function = tool["function"]
+            names = [function["name"], *function.get("parameters", {}).get("properties", {})]
+            if missing := [name for name in names if name not in prompt]:
+                raise ConfigurationError(
+                    f"the chat template of the family {self.family.name!r} does not show {missing[0]!r} of the tool "
+                    f"{function['name']!r}: use the inline format"
+                )
+        self._json_arguments = not self._shows_calls(tools, json_arguments=False)
+        if self._json_arguments and not self._shows_calls(tools, json_arguments=True):
+            raise ConfigurationError(
+                f"the chat template of the family {self.family.name!r} leaves out tool calls or their results: use the "
+                "inline format"
+            )
+        self._tool_without_call = self._shows(
+            (_ASKED, AssistantTurn(None, "Yes."), Message("tool", _MARK.format("out"), name=_NAME)),
+            tools,
+            _MARK.format("out"),
+        )
+
+    def _shows_calls(self, tools: Sequence[Mapping[str, Any]], *, json_arguments: bool) -> bool:
+        self._json_arguments = json_arguments
+        argument, result = _MARK.format("in"), _MARK.format("out")
+        turn = AssistantTurn(None, "", (NativeCall(_NAME, {"a": argument}),))
+        answer = Message("tool", result, name=_NAME, call_id=call_id(0))
+        return self._shows((_ASKED, turn, answer), tools, _NAME, argument, result)
+
+    def _shows(
+        self, messages: Sequence[Message | AssistantTurn], tools: Sequence[Mapping[str, Any]], *texts: str
+    ) -> bool:
+        try:
+            shown = self._render(messages, tools)
+        except ConfigurationError:
+            return False
+        return all(text in shown for text in texts)
+
+    def _find_thinking_key(self, tools: Sequence[Mapping[str, Any]]) -> str:
+        """The entry of a message that holds its thinking; empty where the template knows none."""
+        thought = _MARK.format("think")
+        call = (NativeCall(_NAME, {}),) if tools else ()
+        answer = (Message("tool", "x", name=_NAME, call_id=call_id(0)),) if tools else ()
+        for key in _THINKING_KEYS:
+            self._thinking_key = key
+            turn = AssistantTurn(thought, "" if tools else "Yes.", call)
+            if self._shows((_ASKED, turn, *answer), tools, thought):
+                return key
+            last = self._last(turn, tools)
+            if thought in last:
+                return key
+        return ""
+
+    def _last(self, turn: AssistantTurn, tools: Sequence[Mapping[str, Any]]) -> str:
+        try:
+            return self._render((_ASKED, turn), tools, open_assistant=False)
+        except ConfigurationError:
+            return ""
+
+    def _check_going_on(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        """Whether the template says where a turn ends, and shows what comes after it."""
+        turn, later = AssistantTurn(None, "Yes."), Message("user", _MARK.format("later"))
+        prompt = self._render((_ASKED,), tools)
+        after = self._render((_ASKED, turn, later), tools)
+        at = after.find(later.text)
+        begin = len(prompt) if after.startswith(prompt) else after.find("Yes.")
+        if at < 0 or not any(closer in after[max(begin, 0) : at] for closer in self._closers):
+            raise ConfigurationError(
+                f"the chat template ends a turn with none of {', '.join(self._closers)}: use the inline format"
+            )
+
+
+_ASKED = Message("user", "Who?")
+_NAME = "tuvq_tool"
+
+
+def _default_template(tokenizer: Any) -> str:
+    template = tokenizer.chat_template
+    return str(template.get("default", "")) if isinstance(template, Mapping) else str(template)
+
+
+def _template_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What is handed to the template: ``options``, and a day that is the same whenever a run goes on.
+
+    Raises:
+        ConfigurationError: ``date`` is no date, or an option is one that the format fills itself.
+    """
+    filled = {"messages", "conversation", "tools", "tokenize", "add_generation_prompt", "chat_template"}
+    if taken := sorted(filled & options.keys()):
+        raise ConfigurationError(
+            f"the template's argument {taken[0]!r} is filled by the format; leave it out"
+        )
+    day = options.get("date", _TODAY.isoformat())
+    try:
+        today = date.fromisoformat(str(day))
+    except ValueError:
+        raise ConfigurationError(f"chat.options.date is {day!r}; write it as 2026-01-31") from None
+    rest = {name: value for name, value in options.items() if name != "date"}
+    return {"strftime_now": today.strftime, **rest}

@@ -1,0 +1,49 @@
+"""What an assistant's turn holds, read from its text: thinking, content and tool calls."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class NativeCall:
+    """A tool call that could be read."""
+
+    name: str
+    arguments: Any
+    id: str = ""
+    """The id that the turn itself gives the call; empty where the family writes none."""
+
+
+@dataclass(frozen=True, slots=True)
+class MalformedCall:
+    """A tool call that could not be read."""
+
+    text: str
+    """The call as it was written, marks included."""
+    complaint: str
+    """What is wrong with it, for the policy."""
+
+
+Call = NativeCall | MalformedCall
+Schemas = Mapping[str, Mapping[str, Any]]
+"""JSON Schemas of the arguments, by the names of the tools."""
+
+
+@dataclass(frozen=True, slots=True)
+class AssistantTurn:
+    """One turn of the policy. Two turns are equal where they say the same, whatever the white space around it."""
+
+    thinking: str | None
+    """None where the turn has no part for thinking; empty where it has one that is empty."""
+    content: str
+    calls: tuple[Call, ...] = ()
+    closed: bool = True
+    """Whether the thinking ended within the turn."""
+
+
+class ToolForm(Protocol):
+    """A tool that can be declared to a model."""
+
+    def to_openai(self) -> dict[str, Any]:
+        """Name, description and JSON Schema in the form of OpenAI's chat completions."""

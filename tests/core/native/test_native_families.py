@@ -1,0 +1,420 @@
+"""Every family in every case: ids against the template's own rendering, and the table of the documentation.
+
+The oracle is the tokenizer's ``apply_chat_template`` over a conversation that the test writes down itself.
+Templates that TRL ships are read from there. The others are written here after what the families publish, for want of a
+package that has them: they hold the same marks in the same places, and no more than the cases need.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.core.chat import ends_of_turn
+from agentenv.core.native.native_format import NativeFormat
+from agentenv.core.native.replies import replies
+from agentenv.core.native.turns import NativeCall
+from agentenv.core.types import Message
+from agentenv.errors import ConfigurationError
+from agentenv.policies.fakes import chat_tokenizer
+
+pytest.importorskip("transformers", reason="needs the train extra")
+
+PAGE = Path(__file__).parents[3] / "docs" / "chat_formats.md"
+SCHEMA = {
+    "type": "object",
+    "properties": {"query": {"type": "string", "description": "What."}},
+    "required": ["query"],
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "search", "description": "Finds pages.", "parameters": SCHEMA}}
+]
+DATE = {"strftime_now": date(2026, 1, 1).strftime}
+
+
+_TOKENS = re.compile(r"<[|｜][^<>'\"{}\s]*[|｜]>|</?s>|\[/?[A-Z_]+\]|<(?:start|end)_of_turn>")  # noqa: RUF001
+_TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+
+
+@dataclass(frozen=True)
+class Model:
+    """One family as a model of it speaks."""
+
+    template: str
+    """Name of a template of TRL, or a template."""
+    eos: str
+    end: str
+    """What ends a turn of text."""
+    call: str = '<tool_call>\n{{"name": "{name}", "arguments": {json}}}\n</tool_call>'
+    """One call, with ``name``, ``json`` and ``place``."""
+    calls: str = "{}"
+    """All calls of a turn, joined by ``between``."""
+    between: str = "\n"
+    call_end: str = ""
+    """What ends a turn with calls, where that is another mark."""
+    text: str = "{}"
+    """A turn of text alone."""
+    think: str = ""
+    """Thinking before the rest; empty where the family does not think."""
+    empty: str = ""
+    """What stands in the place of the thinking where the model thinks nothing, unless it is turned off."""
+    off: Mapping[str, Any] = field(default_factory=dict)
+    """Template options that turn the thinking off."""
+    key: str = "reasoning_content"
+    ids: bool = False
+    """Whether a call says its id, ``functions.NAME:PLACE``."""
+    xml: str = ""
+    """One argument, where calls are no JSON."""
+
+    def source(self) -> str:
+        """The template."""
+        if "{" in self.template:
+            return self.template
+        trl = pytest.importorskip("trl", reason="needs the interop extra, which brings the templates")
+        return (Path(trl.__file__).parent / "chat_templates" / f"{self.template}.jinja").read_text(
+            encoding="utf-8"
+        )
+
+    def tokenizer(self) -> Any:
+        """A tokenizer with the tokens of the template."""
+        source = self.source()
+        marks = {*_TOKENS.findall(source), self.end, self.call_end} - {""}
+        return chat_tokenizer(
+            source, eos=self.eos, special=sorted(marks), added=[tag for tag in _TAGS if tag in source]
+        )
+
+    def written(
+        self, thinking: str, content: str, calls: list[tuple[str, dict[str, Any]]], *, off: bool = False
+    ) -> str:
+        """A turn as the model writes it, with its end."""
+        made = [self._call(place, name, arguments) for place, (name, arguments) in enumerate(calls)]
+        said = self.calls.format(self.between.join(made)) if made else self.text.format(content)
+        end = self.call_end if made and self.call_end else self.end
+        thought = self.think.format(thinking) if thinking else self.empty * (not off)
+        return thought + said + end
+
+    def _call(self, place: int, name: str, arguments: dict[str, Any]) -> str:
+        text = json.dumps(arguments, ensure_ascii=False)
+        pairs = "".join(self.xml.format(key=key, value=value) for key, value in arguments.items())
+        python = ", ".join(
+            f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in arguments.items()
+        )
+        return self.call.format(name=name, json=text, place=place, pairs=pairs, python=python)
+
+
+_KIMI = """{%- if tools -%}<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|>{%- endif -%}
+{%- for m in messages -%}
+{%- if m.role == 'tool' -%}<|im_system|>{{ m.name }}<|im_middle|>## Return of {{ m.tool_call_id }}\n{{ m.content }}
+{%- else -%}<|im_{{ m.role }}|>{{ m.role }}<|im_middle|>{{ m.content }}
+{%- if m.tool_calls -%}<|tool_calls_section_begin|>{%- for c in m.tool_calls -%}
+<|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>{{ c.function.arguments | tojson }}<|tool_call_end|>
+{%- endfor -%}<|tool_calls_section_end|>{%- endif -%}
+{%- endif -%}<|im_end|>{%- endfor -%}
+{%- if add_generation_prompt -%}<|im_assistant|>assistant<|im_middle|>{%- endif -%}"""
+
+_MISTRAL = """{%- if messages[0].role == 'system' -%}[SYSTEM_PROMPT]{{ messages[0].content }}[/SYSTEM_PROMPT]{%- endif -%}
+{%- if tools -%}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{%- endif -%}
+{%- for m in messages -%}
+{%- if m.role == 'user' -%}[INST]{{ m.content }}[/INST]
+{%- elif m.role == 'assistant' -%}
+{%- if not (m.content or m.tool_calls) -%}{{ raise_exception('an assistant message needs content or calls') }}{%- endif -%}
+{{ m.content }}{%- for c in m.tool_calls or [] -%}
+[TOOL_CALLS]{{ c.function.name }}[ARGS]{{ c.function.arguments | tojson }}{%- endfor -%}</s>
+{%- elif m.role == 'tool' -%}
+{%- if m.tool_call_id | length != 9 -%}{{ raise_exception('tool call ids have nine characters') }}{%- endif -%}
+[TOOL_RESULTS]{{ m.content }}[/TOOL_RESULTS]{%- endif -%}
+{%- endfor -%}"""
+
+_OLD_MISTRAL = _MISTRAL.replace(
+    """[TOOL_CALLS]{{ c.function.name }}[ARGS]{{ c.function.arguments | tojson }}{%- endfor -%}""",
+    """{{ ('[TOOL_CALLS][' if loop.first else ', ') + '{"name": "' + c.function.name + '", "arguments": '
+    + c.function.arguments | tojson + ', "id": "' + c.id + '"}' + (']' if loop.last else '') }}{%- endfor -%}""",
+)
+
+_PHI = """{%- for m in messages -%}
+{%- if m.role == 'system' and tools -%}<|system|>{{ m.content }}<|tool|>{{ tools | tojson }}<|/tool|><|end|>
+{%- elif m.role == 'tool' -%}<|tool_response|>{{ m.content }}<|end|>
+{%- elif m.tool_calls -%}<|assistant|><|tool_call|>[{%- for c in m.tool_calls -%}
+{{ '{"name": "' + c.function.name + '", "arguments": ' + c.function.arguments | tojson + '}' }}
+{{- ', ' if not loop.last }}{%- endfor -%}]<|/tool_call|><|end|>
+{%- else -%}<|{{ m.role }}|>{{ m.content }}<|end|>{%- endif -%}
+{%- if loop.first and m.role != 'system' and tools -%}<|tool|>{{ tools | tojson }}<|/tool|>{%- endif -%}
+{%- endfor -%}{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"""
+
+_OLMO = """{%- if messages[0].role != 'system' -%}<|im_start|>system\n<functions>{{ tools | tojson }}</functions><|im_end|>\n
+{%- endif -%}{%- for m in messages -%}
+{%- if m.role == 'tool' -%}<|im_start|>environment\n{{ m.content }}<|im_end|>\n
+{%- else -%}<|im_start|>{{ m.role }}\n{{ m.content }}
+{%- if m.role == 'system' and tools -%}<functions>{{ tools | tojson }}</functions>{%- endif -%}
+{%- if m.tool_calls -%}<function_calls>{%- for c in m.tool_calls -%}
+{{ '\n' if not loop.first }}{{ c.function.name }}({%- for k, v in c.function.arguments.items() -%}
+{{ k }}={{ v | tojson }}{{ ', ' if not loop.last }}{%- endfor -%}){%- endfor -%}</function_calls>{%- endif -%}
+{%- if loop.last and not add_generation_prompt -%}<|endoftext|>{%- else -%}<|im_end|>\n{%- endif -%}
+{%- endif -%}{%- endfor -%}{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}"""
+
+_SMOL = """<|im_start|>system\n{{ '/think' if enable_thinking is not defined or enable_thinking else '/no_think' }}
+{%- if messages[0].role == 'system' -%}\n{{ messages[0].content }}{%- endif -%}
+{%- if tools -%}\n<tools>{{ tools | tojson }}</tools>\n{"name": <name>, "arguments": <object>}{%- endif -%}<|im_end|>\n
+{%- for m in messages -%}{%- if m.role == 'user' -%}<|im_start|>user\n{{ m.content }}<|im_end|>\n
+{%- elif m.role == 'tool' -%}<|im_start|>user\n{{ m.content }}<|im_end|>\n
+{%- elif m.role == 'assistant' -%}<|im_start|>assistant\n{{ m.content }}
+{%- for c in m.tool_calls or [] -%}{{ '\n' if not loop.first }}<tool_call>\n
+{{- '\n{"name": "' + c.function.name + '", "arguments": ' + c.function.arguments | tojson + '}' }}\n</tool_call>
+{%- endfor -%}<|im_end|>\n{%- endif -%}{%- endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant\n
+{{- '\n<think>\n\n</think>\n\n' if enable_thinking is defined and not enable_thinking else '\n' }}{%- endif -%}"""
+
+_GRANITE = """{%- if tools -%}
+<|start_of_role|>available_tools<|end_of_role|>{{ tools | tojson }}<|end_of_text|>\n{%- endif -%}
+{%- for m in messages -%}
+<|start_of_role|>{{ 'tool_response' if m.role == 'tool' else m.role }}<|end_of_role|>{{ m.content }}
+{%- if m.tool_calls -%}<|tool_call|>[{%- for c in m.tool_calls -%}
+{{ '{"name": "' + c.function.name + '", "arguments": ' + c.function.arguments | tojson + '}' }}
+{{- ', ' if not loop.last }}{%- endfor -%}]{%- endif -%}<|end_of_text|>\n{%- endfor -%}
+{%- if add_generation_prompt -%}<|start_of_role|>assistant<|end_of_role|>{%- endif -%}"""
+
+_PHI_3 = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>"
+_QWEN: dict[str, Any] = {"eos": "<|endoftext|>", "end": "<|im_end|>"}
+_DEEPSEEK: dict[str, Any] = {
+    "eos": "<｜end▁of▁sentence｜>",  # noqa: RUF001
+    "end": "<｜end▁of▁sentence｜>",  # noqa: RUF001
+    "call": "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{json}\n```<｜tool▁call▁end｜>",  # noqa: RUF001
+    "calls": "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>",  # noqa: RUF001
+    "think": "{}\n</think>\n\n",
+    "empty": "\n</think>\n\n",
+}
+_XML = "<tool_call>\n<function={name}>\n{pairs}</function>\n</tool_call>"
+_LIST: dict[str, Any] = {"call": '{{"name": "{name}", "arguments": {json}}}', "between": ", "}
+
+MODELS: dict[str, Model] = {
+    "Qwen2.5": Model("qwen2_5", **_QWEN),
+    "Qwen3": Model("qwen3", think="<think>\n{}\n</think>\n\n", off={"enable_thinking": False}, **_QWEN),
+    "Qwen3, template for training": Model(
+        "qwen3_training",
+        think="<think>\n{}\n</think>\n\n",
+        empty="<think>\n\n</think>\n\n",
+        off={"enable_thinking": False},
+        **_QWEN,
+    ),
+    "Qwen3-2507": Model("qwen3_instruct_2507", **_QWEN),
+    "Qwen3.5 (calls as Qwen3-Coder)": Model(
+        "qwen3_5_nothink", call=_XML, xml="<parameter={key}>\n{value}\n</parameter>\n", **_QWEN
+    ),
+    "Llama 3.1": Model(
+        "llama3_1",
+        eos="<|eot_id|>",
+        end="<|eot_id|>",
+        call='{{"name": "{name}", "parameters": {json}}}',
+        between="; ",
+    ),
+    "gpt-oss": Model(
+        "gptoss",
+        eos="<|return|>",
+        end="<|return|>",
+        call=" to=functions.{name}<|channel|>commentary json<|message|>{json}",
+        call_end="<|call|>",
+        text="<|channel|>final<|message|>{}",
+        think="<|channel|>analysis<|message|>{}<|end|><|start|>assistant",
+        key="thinking",
+        between="<|call|><|start|>assistant",
+    ),
+    "GLM-4.5": Model(
+        "glm4moe",
+        eos="<|endoftext|>",
+        end="<|user|>",
+        call="\n<tool_call>{name}\n{pairs}</tool_call>",
+        between="",
+        xml="<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n",
+        call_end="<|observation|>",
+        text="\n{}",
+        think="\n<think>{}</think>",
+        empty="\n<think></think>",
+        off={"enable_thinking": False},
+    ),
+    "DeepSeek-V3": Model("deepseekv3", **_DEEPSEEK),
+    "DeepSeek-R1": Model("deepseek_r1_distill", **_DEEPSEEK),
+    "Kimi-K2": Model(
+        _KIMI,
+        eos="<|im_end|>",
+        end="<|im_end|>",
+        call="<|tool_call_begin|>functions.{name}:{place}<|tool_call_argument_begin|>{json}<|tool_call_end|>",
+        calls="<|tool_calls_section_begin|>{}<|tool_calls_section_end|>",
+        between="",
+        ids=True,
+    ),
+    "Mistral (v11 and later)": Model(
+        _MISTRAL, eos="</s>", end="</s>", call="[TOOL_CALLS]{name}[ARGS]{json}", between=""
+    ),
+    "Mistral (v3)": Model(_OLD_MISTRAL, eos="</s>", end="</s>", calls="[TOOL_CALLS][{}]", **_LIST),
+    "Phi-4-mini": Model(
+        _PHI, eos="<|endoftext|>", end="<|end|>", calls="<|tool_call|>[{}]<|/tool_call|>", **_LIST
+    ),
+    "OLMo 3": Model(_OLMO, call="{name}({python})", calls="<function_calls>{}</function_calls>", **_QWEN),
+    "SmolLM3": Model(_SMOL, think="<think>\n{}\n</think>\n\n", off={"enable_thinking": False}, **_QWEN),
+    "Granite 3": Model(
+        _GRANITE, eos="<|end_of_text|>", end="<|end_of_text|>", calls="<|tool_call|>[{}]", **_LIST
+    ),
+    "Gemma 3": Model("gemma3", eos="<eos>", end="<end_of_turn>"),
+    "Phi-3": Model(_PHI_3, eos="<|endoftext|>", end="<|end|>"),
+}
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the policy says, and what it is shown after that."""
+
+    content: str = ""
+    queries: tuple[str, ...] = ()
+    thinking: str = ""
+    shown: tuple[str, ...] = ()
+    ended: bool = True
+
+
+@dataclass(frozen=True)
+class Case:
+    """A conversation."""
+
+    turns: tuple[Turn, ...]
+    system: str = ""
+    off: bool = False
+    tools: bool = True
+
+
+CALL = Turn(queries=("who",), shown=("Ada",))
+CASES: dict[str, Case] = {
+    "one turn": Case((Turn("Yes."),), tools=False),
+    "several turns": Case((Turn("Yes.", shown=("And?",)), Turn("No.", shown=("Why?",))), tools=False),
+    "call and result": Case((CALL, Turn(queries=("where",), shown=("Here",)))),
+    "two calls": Case((Turn(queries=("who", "where"), shown=("Ada", "Here")),)),
+    "thinking": Case((Turn(queries=("who",), thinking="Hm.", shown=("Ada",)), CALL)),
+    "thinking off": Case((CALL, CALL), off=True),
+    "system prompt": Case((CALL,), system="Be brief."),
+    "empty result": Case((Turn(queries=("who",), shown=("",)),)),
+    "unicode": Case((Turn(queries=("Wér ist 日本 🙂?",), shown=('Zoë "said"\n\\ 日本 🙂',)),)),
+    "cut turn": Case((Turn("I was going to", shown=("Go on.",), ended=False),), tools=False),
+}
+OUTCOMES = ("same row", "new row", "refused", "none")
+
+
+def messages_of(model: Model, case: Case) -> list[dict[str, Any]]:
+    """The conversation in the form that templates take, without a line of the code under test."""
+    found: list[dict[str, Any]] = [{"role": "system", "content": case.system}] if case.system else []
+    found.append({"role": "user", "content": "Who is it?"})
+    for turn in case.turns:
+        said: dict[str, Any] = {"role": "assistant", "content": turn.content}
+        if turn.thinking:
+            said |= (
+                {model.key: turn.thinking}
+                if model.key in model.source()
+                else {"content": model.think.format(turn.thinking) + turn.content}
+            )
+        ids = [
+            f"functions.search:{place}" if model.ids else f"call{place:05d}"
+            for place in range(len(turn.queries))
+        ]
+        if turn.queries:
+            said["tool_calls"] = [
+                {"type": "function", "id": id_, "function": {"name": "search", "arguments": {"query": query}}}
+                for id_, query in zip(ids, turn.queries, strict=True)
+            ]
+        found.append(said)
+        for place, text in enumerate(turn.shown):
+            answer = (
+                {"role": "tool", "content": text, "name": "search", "tool_call_id": ids[place]}
+                if turn.queries
+                else {"role": "user", "content": text}
+            )
+            found.append(answer)
+    return found
+
+
+def oracle(model: Model, tokenizer: Any, case: Case, options: Mapping[str, Any], *, plain: bool) -> list[int]:
+    """Ids of the template's own rendering."""
+    messages = messages_of(model, case)
+    if not case.turns[-1].shown:
+        messages.pop()
+    text = tokenizer.apply_chat_template(
+        messages,
+        tools=TOOLS if case.tools else None,
+        tokenize=False,
+        add_generation_prompt=True,
+        **DATE,
+        **options,
+    )
+    for turn in case.turns if plain and case.tools else ():
+        for shown in turn.shown:
+            text = text.replace(json.dumps(shown, ensure_ascii=False), shown)
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    return ids
+
+
+def played(name: str, case: Case) -> str:
+    """Plays a case; every turn is read back as it was meant, and every prompt is the template's own."""
+    model = MODELS[name]
+    if (case.off and not model.off) or (any(turn.thinking for turn in case.turns) and not model.think):
+        return "none"
+    tokenizer, options = model.tokenizer(), dict(model.off) if case.off else {}
+    chat = NativeFormat(tokenizer, options=options, ends=ends_of_turn(tokenizer))
+    opening = [Message("system", case.system)] * bool(case.system) + [Message("user", "Who is it?")]
+    try:
+        conversation, ids = chat.open(opening, TOOLS if case.tools else [])
+    except ConfigurationError:
+        return "refused"
+    first = Case((Turn(),), case.system, case.off, case.tools)
+    assert ids == oracle(model, tokenizer, first, options, plain=False)
+    outcome = "same row"
+    for place, turn in enumerate(case.turns):
+        written = model.written(
+            turn.thinking,
+            turn.content,
+            [("search", {"query": query}) for query in turn.queries],
+            off=case.off,
+        )
+        if not turn.ended:
+            written = written.removesuffix(model.end)
+        sampled = tokenizer.encode(written, add_special_tokens=False)
+        held = [*ids, *sampled]
+        said = conversation.read(tokenizer.decode(sampled[:-1] if turn.ended else sampled))
+        assert (said.thinking or "", said.content) == (turn.thinking, turn.content)
+        conversation = conversation.said(said)
+        if not turn.shown:
+            continue
+        conversation, ids = chat.go_on(
+            held, conversation, replies(said, tuple(Message("tool", one) for one in turn.shown))
+        )
+        so_far = Case(case.turns[: place + 1], case.system, case.off, case.tools)
+        called = [call.arguments for call in said.calls if isinstance(call, NativeCall)]
+        if len(called) == len(turn.queries):
+            assert called == [{"query": query} for query in turn.queries]
+            assert ids == oracle(model, tokenizer, so_far, options, plain=chat.family.plain_results)
+        if ids[: len(held)] != held:
+            outcome = "new row"
+    return outcome
+
+
+def table() -> dict[str, dict[str, str]]:
+    """The table family x case of the documentation."""
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in PAGE.read_text(encoding="utf-8").splitlines()
+        if line.startswith("| ")
+    ]
+    head = next(row for row in rows if row[0] == "model" and row[1] == "one turn")
+    begin = rows.index(head) + 1
+    named = [row for row in rows[begin:] if row[0] in MODELS]
+    return {row[0]: dict(zip(head[1:], row[1:], strict=True)) for row in named}
+
+
+def test_the_table_names_every_family_and_every_case() -> None:
+    assert list(table()) == list(MODELS)
+    assert all(list(row) == list(CASES) for row in table().values())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_family_does_in_every_case_what_the_table_says(name: str) -> None:
+    assert {case: played(name, CASES[case]) for case in CASES} == table()[name]
