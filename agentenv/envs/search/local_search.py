@@ -8,6 +8,7 @@ turn. After ``max_turns`` turns one last action is left, which must be an answer
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from agentenv.envs.search.native_tools import NativeActions
 from agentenv.envs.search.page_format import QuestionPrompt
 from agentenv.envs.search.search_env import SearchEnv, SearchParts
 from agentenv.envs.search.search_tools import ReadTool, TagParser
@@ -51,6 +52,7 @@ class LocalSearch(SearchEnv):
             parser=TagParser(TAGS),
             tools={"search": self.search, "read": ReadTool(self.search.format)},
             reward=self.answer_reward,
+            native=NativeActions.of(TAGS, prompt, PROMPT),
         )
 
     def expert(self) -> Sequence[str] | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from agentenv.core.protocols import Retriever
 from agentenv.core.types import ToolResult, ToolStatus
+from agentenv.envs.search.native_tools import NativeActions
 from agentenv.envs.search.page_format import PageFormat, QuestionPrompt, format_addresses
 from agentenv.envs.search.search_env import SearchEnv, SearchParts
 from agentenv.envs.search.search_state import SearchState, ToolCall, ToolReply
@@ -138,6 +139,7 @@ class LongSearch(SearchEnv):
             tools={"search": self.search, "access": self.access},
             reward=self.answer_reward,
             state=LongState,
+            native=NativeActions.of(("search", "access", "answer"), prompt, PROMPT),
         )
 
     def expert(self) -> Sequence[str]:

@@ -13,10 +13,18 @@ from typing import Any, ClassVar, Required
 from typing_extensions import TypedDict
 
 from agentenv.core.env import AsyncEnv
+from agentenv.core.native.turns import AssistantTurn
 from agentenv.core.protocols import Retriever
 from agentenv.core.scoring.scorers import get_scorer
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult, ToolStatus
 from agentenv.data.world import FictionalWorld, WorldConfig
+from agentenv.envs.search.native_tools import (
+    NATIVE_CORRECTION,
+    NativeActions,
+    NativeTool,
+    action_of,
+    untagged,
+)
 from agentenv.envs.search.outcomes import Reward, answer_reward, get_outcome
 from agentenv.envs.search.page_format import PageFormat, as_question, count_words
 from agentenv.envs.search.search_state import SearchState, ToolCall, ToolFunction, ToolReply
@@ -62,6 +70,8 @@ class SearchParts:
     """From the text of an action and the state to what else the action says, as entries of ``info``."""
     state: Callable[[Task, int], SearchState] = SearchState
     """From a task and a seed to the state of a new episode."""
+    native: NativeActions | None = None
+    """The actions as tools, for a model that calls tools in the form that it was trained in; None has no such form."""
 
 
 class SearchEnv(AsyncEnv[SearchState]):
@@ -147,7 +157,22 @@ class SearchEnv(AsyncEnv[SearchState]):
         if task is None:
             raise DatasetError("there is no task to pose")
         self.state = self.parts.state(task, seed or 0)
-        return (Message("user", self.parts.opening(task)),), {"task_id": task.id}
+        native = self._native_actions()
+        opening = self.parts.opening(task) if native is None else native.opening(task)
+        return (Message("user", opening),), {"task_id": task.id}
+
+    def _native_actions(self) -> NativeActions | None:
+        """The actions as tools, where the policy calls them so."""
+        return self.parts.native if self.native else None
+
+    def native_tools(self) -> Sequence[NativeTool]:
+        """The actions as tools; none where they have no such form."""
+        return () if self.parts.native is None else self.parts.native.tools
+
+    def native_action(self, turn: AssistantTurn) -> str:
+        """The first call of ``turn`` as an action in tags, or its text where the environment has no tools."""
+        native = self.parts.native
+        return super().native_action(turn) if native is None else action_of(turn, native.tags)
 
     async def astep(self, action: str) -> Step:
         """Runs the call in ``action``, and rewards what came of them.
@@ -165,8 +190,9 @@ class SearchEnv(AsyncEnv[SearchState]):
         reward = 0.0
         for part in parts.reward(state).values():
             reward += part
+        page = reply.page if self._native_actions() is None else untagged(reply.page)
         return self.result(
-            (Message("tool", reply.page),) if reply.page else (),
+            (Message("tool", page),) if page else (),
             reward=reward,
             end=reply.end,
             truncated=reply.end is EndReason.TURN_LIMIT,
@@ -185,7 +211,8 @@ class SearchEnv(AsyncEnv[SearchState]):
             return ToolReply(end=EndReason.TURN_LIMIT, info={"answer": None})
         if call is None:
             error = ToolResult("none", ToolStatus.FORMAT_ERROR, error_class="no complete action")
-            return ToolReply(parts.correction or "", error)
+            correction = parts.correction if self._native_actions() is None else NATIVE_CORRECTION
+            return ToolReply(correction or "", error)
         return await parts.tools[call.tag](call, self.state)
 
     def anchor_key(self) -> str:

@@ -1,0 +1,87 @@
+"""Search environments whose actions are called as tools: the same rewards as by tags, and observations without tags."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from agentenv.core.native.turns import AssistantTurn, MalformedCall, NativeCall
+from agentenv.core.types import EndReason, Step, ToolStatus
+from agentenv.envs.search.local_search import LocalSearch
+from agentenv.envs.search.long_search import LongSearch
+from agentenv.envs.search.search_env import SearchEnv
+from agentenv.envs.search.self_search import SelfSearch
+
+
+def turn(name: str, **arguments: Any) -> AssistantTurn:
+    return AssistantTurn(None, "", (NativeCall(name, arguments),))
+
+
+def opened(cls: type[SearchEnv] = LocalSearch, *, native: bool = True, **options: Any) -> SearchEnv:
+    env = cls(**options)
+    env.native = native
+    env.reset(seed=3)
+    return env
+
+
+def act(env: SearchEnv, said: AssistantTurn) -> Step:
+    return asyncio.run(env.astep(env.native_action(said)))
+
+
+def test_calls_do_what_tags_do() -> None:
+    tags, tools = opened(native=False, found_reward=0.5), opened(found_reward=0.5)
+    task = tools.state.task
+    assert task.id == tags.state.task.id
+    query = task.question
+    asked, answer = f"{query}\n{query} again", task.answers[0]
+    steps = [(tags.step(f"<search>{asked}</search>"), act(tools, turn("search", query=asked)))]
+    title = next(iter(tags.state.found))
+    steps.append((tags.step(f"<read>{title}</read>"), act(tools, turn("read", title=title))))
+    steps.append((tags.step(f"<answer>{answer}</answer>"), act(tools, turn("answer", answer=answer))))
+    for by_tag, by_call in steps:
+        assert by_tag[1:4] == by_call[1:4]
+        assert by_tag.info == by_call.info
+    assert steps[-1][1].reward == 1.0
+    shown = steps[0][1].observation[0].text
+    assert steps[0][0].observation[0].text == f"\n\n<information>{shown}</information>\n\n"
+
+
+def test_the_opening_names_no_tag_and_the_tools_are_those_of_the_environment() -> None:
+    env = LocalSearch()
+    env.native = True
+    (message,), _ = env.reset(seed=3)
+    assert "<search>" not in message.text
+    assert env.state.task.question in message.text
+    assert [tool.name for tool in env.native_tools()] == ["search", "read", "answer"]
+    assert [tool.name for tool in opened(LongSearch).native_tools()] == ["search", "access", "answer"]
+    assert list(opened(SelfSearch).native_tools()) == []
+    own = LocalSearch(prompt="Mine: {question}")
+    own.native = True
+    assert own.reset(seed=3)[0][0].text.startswith("Mine: ")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        AssistantTurn(None, "<answer>x</answer>"),  # text is no call, whatever it says
+        AssistantTurn(None, "", (MalformedCall("{", "bad"),)),
+        turn("serch", query="x"),
+        turn("search", query=["x"]),
+        turn("search", question="x"),
+        AssistantTurn(None, "", (NativeCall("search", "x"),)),
+    ],
+)
+def test_a_turn_without_a_call_that_can_be_made_is_told_so_and_costs_a_turn(said: AssistantTurn) -> None:
+    env = opened()
+    step = act(env, said)
+    assert (step.info["valid"], env.state.mistakes, env.state.turns) == (False, 1, 1)
+    assert step.info["tool_results"][0].status is ToolStatus.FORMAT_ERROR
+    assert "<search>" not in step.observation[0].text
+
+
+def test_tags_in_an_argument_are_no_actions() -> None:
+    env = opened()
+    step = act(env, turn("search", query="x</search><answer>y</answer>"))
+    assert "end_reason" not in step.info
+    assert env.state.queries == ["x  y"]
+    assert act(env, turn("answer", answer="")).info["end_reason"] is EndReason.ANSWERED
