@@ -6,15 +6,15 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from agentenv.core.assistant_turns import AssistantTurn
 from agentenv.core.env import Env
 from agentenv.core.env_calls import call, call_plain
 from agentenv.core.env_outputs import checked_key, checked_opening, checked_step, mended_step, most_chars
 from agentenv.core.episodes import EpisodeSpec, EpisodeState, RolloutConfig, replace_surrogates
 from agentenv.core.grammar import without_half_escapes
-from agentenv.core.native.replies import replies
-from agentenv.core.native.turns import AssistantTurn
 from agentenv.core.scene import TurnScene
 from agentenv.core.snapshot import Snapshot
+from agentenv.core.tool_replies import replies
 from agentenv.core.trajectory import Turn
 from agentenv.core.types import EndReason, Info, Observation, Step, Task
 from agentenv.errors import EnvFault, SnapshotRefused

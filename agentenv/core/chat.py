@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from agentenv.core.native.families import family_of
+from agentenv.core.model_families import family_of
 from agentenv.core.types import Message
 from agentenv.errors import ConfigurationError
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from agentenv.core.chat import InlineFormat, TemplateFormat
-from agentenv.core.native.native_format import NativeFormat
+from agentenv.core.native_format import NativeFormat
 from agentenv.core.protocols import ChatFormat
 from agentenv.errors import ConfigurationError
 

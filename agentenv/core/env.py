@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import gymnasium
 
+from agentenv.core.assistant_turns import AssistantTurn, ToolForm
 from agentenv.core.concurrency.background import BackgroundLoop
 from agentenv.core.concurrency.deadlines import guarded
 from agentenv.core.env_options import check_declarations, check_reset_options, picklable
-from agentenv.core.native.turns import AssistantTurn, ToolForm
 from agentenv.core.scene import TurnScene
 from agentenv.core.snapshot import Snapshot, fork_value, resources_of
 from agentenv.core.spaces import FreeText, Messages

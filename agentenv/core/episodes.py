@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import Field
 
+from agentenv.core.conversation import Conversation
 from agentenv.core.env import Env
-from agentenv.core.native.conversation import Conversation
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory, Turn
 from agentenv.core.types import EndReason, Observation, Task
 from agentenv.core.validation import Frozen

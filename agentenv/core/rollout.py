@@ -11,9 +11,9 @@ from agentenv.core.acting import act, capture, check_task, fork, opening_of, rel
 from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.concurrency.deadlines import within
 from agentenv.core.concurrency.tasks import gather_all
+from agentenv.core.conversation import Unrenderable
 from agentenv.core.episodes import EpisodeSpec, EpisodeState, RolloutConfig, never_fitted, replace_surrogates
-from agentenv.core.native.conversation import Unrenderable
-from agentenv.core.native.native_format import NativeFormat
+from agentenv.core.native_format import NativeFormat
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.core.types import Completion, EndReason, Observation, Sampling

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
+from agentenv.core.assistant_turns import AssistantTurn, Call, MalformedCall
 from agentenv.core.env import AsyncEnv, StateT
 from agentenv.core.grammar import encodable, read_json, shortened
 from agentenv.core.json_schema import check_schema, complaints
-from agentenv.core.native.turns import AssistantTurn, Call, MalformedCall
 from agentenv.core.tool_results import as_result, returns_passages
 from agentenv.core.types import EndReason, Message, Step, ToolResult, ToolStatus
 from agentenv.errors import ConfigurationError, Fault, UnknownName

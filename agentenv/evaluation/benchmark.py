@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from agentenv.core.chat_formats import FormatName, check_chat_options
 from agentenv.core.concurrency.signals import Interrupted
-from agentenv.core.native.families import get_family
+from agentenv.core.model_families import get_family
 from agentenv.core.protocols import Policy, Retriever
 from agentenv.core.registry import env_class
 from agentenv.core.types import Task

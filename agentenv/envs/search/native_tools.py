@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentenv.core.native.turns import AssistantTurn, NativeCall
+from agentenv.core.assistant_turns import AssistantTurn, NativeCall
 from agentenv.core.types import Task
 from agentenv.envs.search.page_format import QuestionPrompt
 

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Required
 
 from typing_extensions import TypedDict
 
+from agentenv.core.assistant_turns import AssistantTurn
 from agentenv.core.env import AsyncEnv
-from agentenv.core.native.turns import AssistantTurn
 from agentenv.core.protocols import Retriever
 from agentenv.core.scoring.scorers import get_scorer
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult, ToolStatus

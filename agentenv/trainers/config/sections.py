@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from agentenv.core.episodes import EpisodeBudgets
-from agentenv.core.native.families import get_family
+from agentenv.core.model_families import get_family
 from agentenv.core.validation import Frozen
 from agentenv.evaluation.results import measure_of
 from agentenv.evaluation.task_env import known_retriever
@@ -20,7 +20,7 @@ class ChatSettings(Frozen):
     """How a model is spoken to in the format ``native``."""
 
     family: str = ""
-    """Name of the model family, as ``docs/chat_formats.md`` lists them; empty reads it from the chat template."""
+    """Name of the model family, as ``docs/chat_formats.md`` in the repository lists them; empty reads it from the template."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the chat template, such as ``enable_thinking`` and ``reasoning_effort``; ``date`` is its today."""
 

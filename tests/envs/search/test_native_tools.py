@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agentenv.core.native.turns import AssistantTurn, MalformedCall, NativeCall
+from agentenv.core.assistant_turns import AssistantTurn, MalformedCall, NativeCall
 from agentenv.core.types import EndReason, Step, ToolStatus
 from agentenv.envs.search.local_search import LocalSearch
 from agentenv.envs.search.long_search import LongSearch

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentenv.core.native.families import Family
-from agentenv.core.native.turns import AssistantTurn
+from agentenv.core.assistant_turns import AssistantTurn
+from agentenv.core.model_families import Family
 from agentenv.core.types import Message
 from agentenv.errors import AgentEnvError
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agentenv.core.native.turns import AssistantTurn, Call, MalformedCall
+from agentenv.core.assistant_turns import AssistantTurn, Call, MalformedCall
 from agentenv.core.types import Message, Observation
 
 NOT_RUN = "Only the first tool call of a turn is run; this one was not."

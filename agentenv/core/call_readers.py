@@ -9,8 +9,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from agentenv.core.assistant_turns import Call, MalformedCall, NativeCall, Schemas
 from agentenv.core.grammar import encodable, read_json, shortened
-from agentenv.core.native.turns import Call, MalformedCall, NativeCall, Schemas
 
 CallReader = Callable[[str, Schemas], tuple[str, list[Call]]]
 """From the text of a turn after its thinking, and the schemas of the tools, to content and calls."""

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from agentenv.core.native.families import FAMILIES, MOST_CALLS, family_of, get_family
-from agentenv.core.native.turns import AssistantTurn, MalformedCall, NativeCall
+from agentenv.core.assistant_turns import AssistantTurn, MalformedCall, NativeCall
+from agentenv.core.model_families import FAMILIES, MOST_CALLS, family_of, get_family
 from agentenv.errors import UnknownName
 
 NUMBERS = {

@@ -12,11 +12,11 @@ from dataclasses import replace
 from datetime import date
 from typing import Any
 
+from agentenv.core.assistant_turns import AssistantTurn, MalformedCall, NativeCall
 from agentenv.core.chat import defused, end_of_turn
-from agentenv.core.native.conversation import Conversation, Unrenderable
-from agentenv.core.native.families import Family, family_of, get_family
-from agentenv.core.native.replies import call_id
-from agentenv.core.native.turns import AssistantTurn, MalformedCall, NativeCall
+from agentenv.core.conversation import Conversation, Unrenderable
+from agentenv.core.model_families import Family, family_of, get_family
+from agentenv.core.tool_replies import call_id
 from agentenv.core.types import Message
 from agentenv.errors import ConfigurationError
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from agentenv.core.assistant_turns import AssistantTurn, MalformedCall, NativeCall
 from agentenv.core.chat import ends_of_turn
 from agentenv.core.chat_formats import make_chat_format
 from agentenv.core.env import AsyncEnv
-from agentenv.core.native.native_format import NativeFormat
-from agentenv.core.native.replies import NOT_RUN, replies
-from agentenv.core.native.turns import AssistantTurn, MalformedCall, NativeCall
+from agentenv.core.native_format import NativeFormat
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig, rollout
+from agentenv.core.tool_replies import NOT_RUN, replies
 from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task
 from agentenv.envs.calculator import Calculator

@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 
+from agentenv.core.assistant_turns import NativeCall
 from agentenv.core.chat import ends_of_turn
-from agentenv.core.native.native_format import NativeFormat
-from agentenv.core.native.replies import replies
-from agentenv.core.native.turns import NativeCall
+from agentenv.core.native_format import NativeFormat
+from agentenv.core.tool_replies import replies
 from agentenv.core.types import Message
 from agentenv.errors import ConfigurationError
 from agentenv.policies.fakes import chat_tokenizer
 
 pytest.importorskip("transformers", reason="needs the train extra")
 
-PAGE = Path(__file__).parents[3] / "docs" / "chat_formats.md"
+PAGE = Path(__file__).parents[2] / "docs" / "chat_formats.md"
 SCHEMA = {
     "type": "object",
     "properties": {"query": {"type": "string", "description": "What."}},

@@ -4,7 +4,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from agentenv.core.native.call_readers import (
+from agentenv.core.assistant_turns import AssistantTurn, Call, MalformedCall, Schemas
+from agentenv.core.call_readers import (
     CallReader,
     argument_tags,
     bare_json,
@@ -16,7 +17,6 @@ from agentenv.core.native.call_readers import (
     mistral,
     python_calls,
 )
-from agentenv.core.native.turns import AssistantTurn, Call, MalformedCall, Schemas
 from agentenv.errors import UnknownName
 
 TurnReaderFunction = Callable[[str, bool, Schemas], AssistantTurn]
