@@ -20,7 +20,7 @@ class ChatSettings(Frozen):
     """How a model is spoken to in the format ``native``."""
 
     family: str = ""
-    """Name of the model family, as ``docs/chat_formats.md`` in the repository lists them; empty reads it from the template."""
+    """Name of the model family (``docs/chat_formats.md`` in the repository); empty reads it from the chat template."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the chat template, such as ``enable_thinking`` and ``reasoning_effort``; ``date`` is its today."""
 
