@@ -56,8 +56,9 @@ class Serve:
 
     def run(self) -> dict[str, Any]:
         """Serves until it is told to stop; returns what was done."""
+        from agentenv.serving.limits import ServerLimits
         from agentenv.serving.server import left_behind, run
-        from agentenv.serving.service import EnvService, ServerLimits
+        from agentenv.serving.service import EnvService
         from agentenv.serving.wire import TOKEN_VARIABLE
         from agentenv.web.server import address_of, listen
 

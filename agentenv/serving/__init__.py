@@ -6,9 +6,10 @@ from agentenv.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from agentenv.serving.app import make_app
+    from agentenv.serving.limits import ServerLimits
     from agentenv.serving.remote import RemoteEnv
     from agentenv.serving.rows import DatasetRow
-    from agentenv.serving.service import EnvService, ServerLimits
+    from agentenv.serving.service import EnvService
 
 __all__ = [
     "DatasetRow",
@@ -24,6 +25,7 @@ __getattr__, __dir__ = lazy_exports(
         "agentenv.serving.app": "make_app",
         "agentenv.serving.remote": "RemoteEnv",
         "agentenv.serving.rows": "DatasetRow",
-        "agentenv.serving.service": "EnvService ServerLimits",
+        "agentenv.serving.limits": "ServerLimits",
+        "agentenv.serving.service": "EnvService",
     },
 )

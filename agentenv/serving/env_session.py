@@ -4,14 +4,15 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from agentenv.core.env import Env
 from agentenv.core.snapshot import Snapshot
 from agentenv.core.types import Step
 from agentenv.errors import EnvFault, Fault, SnapshotError
+from agentenv.serving.limits import ServerLimits
 from agentenv.serving.wire import (
     ActionData,
     ExtensionData,
@@ -21,10 +22,54 @@ from agentenv.serving.wire import (
     step_out,
 )
 
-if TYPE_CHECKING:
-    from agentenv.serving.service import EnvService
-
 T = TypeVar("T")
+
+
+class SessionMeter(Protocol):
+    """Counts what happens in sessions."""
+
+    def episode(self, end_reason: str) -> None:
+        """Counts an episode by how it ended."""
+
+    def fault(self, kind: str) -> None:
+        """Counts an infrastructure failure by its class."""
+
+    def request(self, route: str, status: int | str, seconds: float) -> None:
+        """Counts an answered request."""
+
+
+class SessionHost(Protocol):
+    """What a session needs of the service that it belongs to; `EnvService` is one."""
+
+    @property
+    def name(self) -> str:
+        """The name of the environment."""
+
+    @property
+    def limits(self) -> ServerLimits:
+        """Its bounds."""
+
+    @property
+    def expert(self) -> bool:
+        """Whether callers may ask for the expert's actions."""
+
+    @property
+    def meter(self) -> SessionMeter:
+        """Who counts."""
+
+    def options(self, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        """The options of ``reset`` that a caller sent, as the environment takes them."""
+
+    async def wrap(self, env: Env[Any], client: str) -> "EnvSession":
+        """A session of an environment that is there already."""
+
+    async def finished(self, call: asyncio.Future[T], what: str) -> T:
+        """The result of ``call`` within the deadline."""
+
+    def close_later(
+        self, close: Callable[[], None], call: asyncio.Future[Any] | None, client: str
+    ) -> asyncio.Task[None]:
+        """Closes an environment once the call in it is over, and gives its place back."""
 
 
 class EnvSession:
@@ -36,7 +81,7 @@ class EnvSession:
         client: address of its caller.
     """
 
-    def __init__(self, service: "EnvService", env: Env[Any], client: str = "") -> None:
+    def __init__(self, service: SessionHost, env: Env[Any], client: str = "") -> None:
         self.id = uuid.uuid4().hex
         self.client = client
         self.expires = time.monotonic() + service.limits.claim_s

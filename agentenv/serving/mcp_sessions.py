@@ -11,19 +11,36 @@ import secrets
 import time
 import uuid
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from agentenv.core.env import Env
 from agentenv.core.types import Step
 from agentenv.errors import EnvFault
 from agentenv.serving.env_session import EnvSession
+from agentenv.serving.limits import ServerLimits
 from agentenv.serving.wire import ActionData, ResetData
 from agentenv.web.gate import Refusal
 
-if TYPE_CHECKING:
-    from agentenv.serving.service import EnvService
-
 _SEEDS = 2**31
+
+
+class McpHost(Protocol):
+    """What sessions of MCP need of the service that they belong to; `EnvService` is one."""
+
+    @property
+    def limits(self) -> ServerLimits:
+        """Its bounds."""
+
+    @property
+    def prototype(self) -> Env[Any]:
+        """An environment that nobody plays."""
+
+    @property
+    def mcp(self) -> "McpSessions":
+        """All sessions of MCP."""
+
+    async def session(self, client: str = "") -> EnvSession:
+        """A session of a fresh environment, once there is a place."""
 
 
 class McpSession:
@@ -35,7 +52,7 @@ class McpSession:
         client: address of its caller.
     """
 
-    def __init__(self, service: "EnvService", asked: ResetData, client: str = "") -> None:
+    def __init__(self, service: McpHost, asked: ResetData, client: str = "") -> None:
         self.id = uuid.uuid4().hex
         self.opening = ""
         """The text of the first observation of the present episode."""
@@ -168,7 +185,7 @@ class McpSessions:
         service: whose places they take.
     """
 
-    def __init__(self, service: "EnvService") -> None:
+    def __init__(self, service: McpHost) -> None:
         self._service = service
         self._sessions: dict[str, McpSession] = {}
         self._beginning = self._taking = 0

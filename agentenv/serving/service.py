@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeVar
 
@@ -20,6 +19,7 @@ from agentenv.core.types import StateCapability, Task
 from agentenv.errors import EnvFault
 from agentenv.serving.client_options import ClientOptions
 from agentenv.serving.env_session import EnvSession
+from agentenv.serving.limits import ServerLimits
 from agentenv.serving.mcp_sessions import McpSessions
 from agentenv.serving.wire import VERSION
 from agentenv.web.gate import READY, STOPPING, Gate, Refusal
@@ -32,38 +32,6 @@ THREADS = "agentenv-session"
 """How the names of the threads begin in which environments run."""
 
 _ROUND_S = 0.2  # between two rounds of the housekeeper
-
-
-@dataclass(frozen=True)
-class ServerLimits:
-    """Bounds of a service of environments."""
-
-    sessions: int = 64
-    """Environments at a time; forks that nobody has taken yet count."""
-    per_client: int | None = None
-    """Environments at a time of one client, by its address; None bounds only all clients together."""
-    waiting: int = 64
-    """Callers that may wait for a place; more are refused at once."""
-    wait_s: float = 10.0
-    """For a place."""
-    call_s: float = 120.0
-    """For one reset, step, snapshot or fork."""
-    idle_s: float = 900.0
-    """Between two messages of a session."""
-    claim_s: float = 60.0
-    """For a fork to be taken by a connection of its own, and for an MCP session to be used for the first time."""
-    unused: int = 256
-    """MCP sessions that were begun and not used; beyond it the oldest ends. They keep nobody from a place."""
-    yield_s: float = 30.0
-    """How long an MCP session must be idle to be ended for another one, where they hold half of all places."""
-    send_s: float = 30.0
-    """For a caller to take an answer."""
-    message_bytes: int = 4 * 2**20
-    """Length of a message to the server."""
-    snapshots: int = 256
-    """Snapshots that a session may hold."""
-    backlog: int = 16
-    """Messages that a caller may send ahead of the answers."""
 
 
 class EnvService(Gate):

@@ -70,8 +70,9 @@ def serving() -> Serving:
     """A context manager that takes what makes an environment and limits, gives a `Served`, and ends with its block."""
     for module in ("fastapi", "uvicorn", "orjson", "prometheus_client", "websockets"):
         pytest.importorskip(module, reason=f"{module} is not installed")
+    from agentenv.serving.limits import ServerLimits
     from agentenv.serving.server import run
-    from agentenv.serving.service import EnvService, ServerLimits
+    from agentenv.serving.service import EnvService
     from agentenv.web.server import address_of, listen
 
     @contextmanager
