@@ -56,7 +56,13 @@ class RewriteState:
 
     task: Task
     rewrite: str | None = None
+    """None where the action had another form than the one that is asked for."""
     rank: int | None = None
+
+
+def rewrite_reward(state: RewriteState) -> float:
+    """ConvSearch-R1: `rank_reward` of the gold passage; -.1 for another form."""
+    return _MALFORMED if state.rewrite is None else rank_reward(state.rank)
 
 
 class Rewrite(AsyncEnv[RewriteState]):
@@ -136,7 +142,8 @@ class Rewrite(AsyncEnv[RewriteState]):
         self.check_running()
         match = _FORM.fullmatch(action)
         if match is None:
-            return self.result((), reward=_MALFORMED, end=EndReason.PARSE_ERROR, valid=False, answer=None)
+            reward = rewrite_reward(self.state)
+            return self.result((), reward=reward, end=EndReason.PARSE_ERROR, valid=False, answer=None)
         rewrite = " ".join(match[1].split())
         (found,) = await self._retriever.search([Query(rewrite)], self._depth)
         gold = _gold(self.state.task)
@@ -145,7 +152,7 @@ class Rewrite(AsyncEnv[RewriteState]):
         result = ToolResult("search", ToolStatus.OK, rewrite, data={"ids": [ids]})
         return self.result(
             (),
-            reward=rank_reward(self.state.rank),
+            reward=rewrite_reward(self.state),
             end=EndReason.SUBMITTED,
             tool_results=(result,),
             answer=rewrite,
