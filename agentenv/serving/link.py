@@ -6,24 +6,22 @@ at a time.
 
 import asyncio
 import contextlib
-import random
 import time
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
-from agentenv.core.concurrency.backoff import backoff
 from agentenv.core.env import in_background
 from agentenv.errors import AgentEnvError, ConfigurationError, EnvFault, MissingExtra
 from agentenv.serving.wire import CAPACITY_REACHED, TOKEN_VARIABLE, error_in, frame, read_json
 from agentenv.web.client import bearer
+from agentenv.web.retries import RetryPolicy
 
 CONNECT_S = 10.0
 _CLOSE_S = 5.0
 _MOST_BYTES = 100 * 2**20
 _LONGEST_PAUSE_S = 10.0
-_spread = random.Random()  # of its own: the global generator belongs to experiments
 
 
 @dataclass(frozen=True)
@@ -125,6 +123,7 @@ class Link:
 
     async def _first(self, text: str) -> Any:
         """Opens the connection and exchanges its first frame; waits where all places are taken."""
+        policy = RetryPolicy(pause_s=self._timeouts.pause_s, longest_pause_s=_LONGEST_PAUSE_S)
         began, tries = time.monotonic(), 0
         while True:
             if await self._connect():
@@ -135,9 +134,7 @@ class Link:
             if (waited := time.monotonic() - began) > self._timeouts.place_s:
                 raise EnvFault(f"{self.url} had no place within {waited:.0f} s")
             tries += 1
-            await asyncio.sleep(
-                backoff(tries, first_s=self._timeouts.pause_s, longest_s=_LONGEST_PAUSE_S, rng=_spread)
-            )
+            await asyncio.sleep(policy.pause(tries))
 
     async def _connect(self) -> bool:
         """Opens the connection; False where the server is not ready.

@@ -209,6 +209,9 @@ def test_attempts_are_counted_and_end_with_the_first_result() -> None:
     with pytest.raises(GaveUp, match="number 2") as caught:
         asyncio.run(RetryPolicy(pause_s=0.001, tries=2).run(attempt))
     assert (caught.value.tries, caught.value.late) == (2, False)
+    with pytest.raises(GaveUp) as caught:
+        asyncio.run(RetryPolicy(timeout_s=0.01).run(lambda _: asyncio.sleep(600)))
+    assert (caught.value.tries, caught.value.late) == (1, True)
 
 
 def test_connections_are_opened_again_after_they_were_closed() -> None:
