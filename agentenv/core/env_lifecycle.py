@@ -71,7 +71,7 @@ async def close_envs(envs: Sequence[Env[Any]], seconds: float) -> list[str]:
 
 
 async def close_quickly(envs: Sequence[Env[Any]], seconds: float) -> None:
-    """As `close_envs`, where the run ends and nobody asks how it went."""
+    """Closes environments like `close_envs`, but waits only briefly, because the run is over."""
     await close_envs(envs, min(seconds, _CLOSING_S))
 
 

@@ -16,19 +16,19 @@ Edges = tuple[float, float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One action on a screen, in pixels of it: a place, an arrow from ``at`` to ``to``, a box, or words alone."""
+    """How a screen shows one action, in its pixels: a place, an arrow from ``at`` to ``to``, a box, or only words."""
 
     kind: str
-    """Of action, such as ``click``."""
+    """The kind of the action, such as ``click``."""
     label: str
     """The action in a few words."""
     at: Place | None = None
     to: Place | None = None
-    """Where an arrow ends."""
+    """The end of the arrow, if there is one."""
     box: Edges | None = None
-    """Of the thing acted on."""
+    """The box of the element that the action is about."""
     expert: bool = False
-    """Whether this is what an expert would have done rather than what the policy did."""
+    """Whether an expert would have done this; otherwise the policy did it."""
 
 
 class TurnScene(Protocol):

@@ -139,7 +139,7 @@ async def _roll(
     *,
     name: str,
 ) -> list[Trajectory]:
-    """As ``rollout``, with the strategy of the evaluation.
+    """Plays episodes like ``rollout``, with the strategy of the evaluation.
 
     Raises:
         ConfigurationError: the strategy does not give one trajectory for each start.

@@ -42,19 +42,19 @@ class MemoryEstimate:
     """Bytes of each part at the peak of a step."""
 
     weights: int
-    """Of every copy: the trained one, the sampler's in asynchronous training, the reference; likewise of a second set."""
+    """All copies of the weights: trained ones, the sampler's in asynchronous training, the reference, a second set."""
     optimizer: int
     """Gradients, two moments of Adam, and float32 copies of weights in bfloat16."""
     caches: int
     """Keys and values of the episodes under way, kept and in the present batch."""
     activations: int
-    """Of one micro-batch."""
+    """Activations of one micro-batch."""
     engines: int
-    """Of engines started here: weights, keys and values, and the file through which new weights come."""
+    """Engines that the run starts: weights, keys and values, and the file through which they get new weights."""
 
     @property
     def total(self) -> int:
-        """All of them, and what comes beside."""
+        """The sum, with an allowance for everything else."""
         return int(_ASIDE * sum(asdict(self).values()))
 
 
@@ -148,7 +148,7 @@ def memory_of(
 
 
 def _bytes(model: Any, *, trained: bool = False) -> int:
-    """Of all its weights, or of those that are trained."""
+    """Bytes of all weights of ``model``, or of those that are trained."""
     parameters = [p for p in model.parameters() if p.requires_grad or not trained]
     return sum(int(p.numel() * p.element_size()) for p in parameters)
 
@@ -164,7 +164,7 @@ def _optimizer(config: TrainConfig, model: Any) -> int:
 
 
 def _weights(config: TrainConfig, model: Any) -> int:
-    """Of every copy; what is not trained is shared, and a model with adapters is its own reference."""
+    """Bytes of all copies. Weights that are not trained are shared, and a model with adapters is its own reference."""
     ahead = _bytes(model, trained=True) * config.copies_weights
     objective = make_objective(config.resolved_loss, config.memory, config.rollout)
     apart = objective.needs_reference and not is_adapted(model)

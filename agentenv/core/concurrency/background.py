@@ -60,7 +60,7 @@ class BackgroundLoop:
         return self.submit(asyncio.wait_for(coroutine, timeout_s)).result(patience)
 
     async def join(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """As ``run``, for a caller on a loop of its own; cancelling the caller cancels ``coroutine``."""
+        """Does what ``run`` does, for a caller on another event loop. Cancelling the caller cancels ``coroutine``."""
         return await asyncio.wrap_future(self.submit(asyncio.wait_for(coroutine, timeout_s)))
 
     def is_current(self) -> bool:

@@ -211,7 +211,7 @@ class DeterministicBatcher:
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop
-        """Of the episodes; that of the first one to enter."""
+        """The event loop of the episodes, which is that of the first episode to enter."""
         self._slots: list[_Slot] = []
         self._round: asyncio.Task[None] | None = None
 

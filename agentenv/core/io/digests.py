@@ -18,7 +18,7 @@ WHOLE = 8 << 30
 _BLOCK = 1 << 20
 
 PathState = tuple[tuple[str | int, ...], ...]
-"""Of each file: path, device, inode, size, and the times of the last change of content and of anything, in nanoseconds."""
+"""For each file its path, device, inode, size, and the times (ns) of the last change of content and of metadata."""
 
 
 def file_digest(path: Path, *, whole: int = WHOLE) -> str:

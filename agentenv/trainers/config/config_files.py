@@ -96,10 +96,11 @@ def merged(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]
 
 
 def without_inapplicable_options(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """``base``, which ``values`` are to be merged into, without the options of what they replace by another one.
+    """``base`` without the options of those parts that ``values`` replace by others.
 
-    Options belong to the name beside them: those of an environment say nothing to another one, likewise those of a strategy,
-    a sampler, an estimator, an objective and a data set. The options of an environment's own tasks go with the environment.
+    Options belong to the part that is named beside them. The options of one environment mean nothing to another one, and the
+    same holds for strategies, samplers, estimators, objectives and data sets. The options of an environment's own tasks
+    belong to the environment.
     """
     kept = _without_options_of_others(base, values, TrainConfig().model_dump(mode="json"))
     if kept.get("env") != base.get("env"):
@@ -112,7 +113,7 @@ def without_inapplicable_options(base: Mapping[str, Any], values: Mapping[str, A
 def _without_options_of_others(
     base: Mapping[str, Any], values: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """As `without_inapplicable_options`; ``defaults`` are the names where ``base`` says nothing."""
+    """Does one table of `without_inapplicable_options`. ``defaults`` has the names that hold if ``base`` has none."""
     kept = dict(base)
     for name, options in _OPTIONS_OF.items():
         before = base.get(name, defaults.get(name))

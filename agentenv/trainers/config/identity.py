@@ -82,7 +82,7 @@ class Identity:
     contents: Mapping[str, str]
 
     def text(self) -> str:
-        """As it stands in the file."""
+        """The content of the file."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
     @classmethod

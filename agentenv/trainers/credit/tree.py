@@ -74,7 +74,7 @@ class Tree:
 
     @cached_property
     def paths(self) -> list[Path]:
-        """Of each trajectory: who sampled each of its turns."""
+        """For each trajectory, the ids of the trajectories that sampled its turns."""
         by_id = {trajectory.id: trajectory for trajectory in self.group}
 
         def owner(trajectory: Trajectory, turn: int) -> str:

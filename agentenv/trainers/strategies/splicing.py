@@ -77,13 +77,13 @@ def argument_text(call: str) -> str:
 
 @dataclass(frozen=True)
 class Splice:
-    """What stands in the place of a failed turn."""
+    """The turn that replaces a failed turn."""
 
     turn: SampledTurn
     shallow: bool
     """Whether the old reasoning was kept."""
     similarity: float | None
-    """Of the two calls; None where one of the turns has none."""
+    """Similarity of the two calls; None if one of the turns has no call."""
 
 
 def splice(

@@ -34,7 +34,7 @@ class Uniform(StatelessSampler):
     """
 
     def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
-        """The whole budget at once."""
+        """Draws the whole budget at once."""
         return [
             TaskDraw(place, step_budget.group_size)
             for place in step_budget.draw_unplayed(step_budget.questions)
@@ -66,7 +66,7 @@ class DynamicSampling(StatelessSampler):
         return not group.zero_variance
 
     def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
-        """As many fresh groups as are missing and the budget holds."""
+        """Draws as many fresh groups as are missing, within the budget."""
         target = max(1, round(self.keep * step_budget.questions))
         missing = target - sum(map(self.keeps, step_budget.groups))
         if missing <= 0 or step_budget.rounds == self.max_rounds > 0:
@@ -175,7 +175,7 @@ class DifficultyAdaptive(StatelessSampler):
         require("cap", self.cap, self.cap >= 0, "at least 0")
 
     def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
-        """The first look; then what each group is to have more, and fresh tasks for what is left over."""
+        """Draws the first episodes of each task; then more for some of them, and fresh tasks for the rest of the budget."""
         if step_budget.rounds == 0:
             return first_look(step_budget, self.first)
         if step_budget.rounds > 1:
@@ -226,7 +226,7 @@ def _central_mass(angle: float, df: int) -> float:
 
 
 def half_width(deviation: float, size: int, *, level: float = 0.95) -> float:
-    """Of the confidence interval of a mean: t sqrt(s^2 / n); infinite for fewer than two outcomes."""
+    """Half the width of the confidence interval of a mean: t sqrt(s^2 / n); infinite for fewer than two outcomes."""
     return t_quantile(level, size - 1) * deviation / math.sqrt(size) if size > 1 else math.inf
 
 
@@ -296,7 +296,7 @@ class UncertaintyAllocation(StatelessSampler):
         require("level", self.level, 0 < self.level < 1, "within (0, 1)")
 
     def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
-        """The first look, then one round after the other."""
+        """Draws the first episodes of each task, and then one round after the other."""
         if step_budget.rounds == 0:
             return first_look(step_budget, self.first)
         rounds_left = self.rounds - step_budget.rounds + 1
