@@ -93,7 +93,7 @@ def test_an_environment_without_an_expert_says_so() -> None:
         def expert(self) -> None:
             return None
 
-    with pytest.raises(ConfigurationError, match=rf"Mute has no expert for task '{TASKS[0].id}'"):
+    with pytest.raises(ConfigurationError, match=f"Mute.*'{TASKS[0].id}'"):
         play_expert(lambda: Mute(tasks=TASKS, retriever=RETRIEVER), TASKS[:1], CONFIG)
 
 

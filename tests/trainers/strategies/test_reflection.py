@@ -267,7 +267,7 @@ def test_a_log_that_fills_the_context_is_no_report(failed: Trajectory) -> None:
 
 def test_an_engine_that_fails_or_hangs_is_a_fault(failed: Trajectory) -> None:
     for policy in (Failing(PolicyFault("down")), Failing(None)):
-        with pytest.raises(PolicyFault, match=r"down|the reflector took longer than 0\.2 s"):
+        with pytest.raises(PolicyFault, match=r"down|\b0\.2 s"):
             ask(policy, failed)
         assert policy.released == ["base-reflection"]
 
