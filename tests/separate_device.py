@@ -117,13 +117,6 @@ def _compute(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     to_host = asked[0] == "cpu" if asked else not (here or others)
     if here and (to_host or func.overloadpacket in _READS or _fills_host(func, args)):
         WAITS[func.overloadpacket.__name__] += 1
-    with (
-        torch.inference_mode(False),
-        torch.no_grad(),
-    ):  # a view of a plain tensor must not become one of inference
-        found = func(
-            *_on_processor(args), **_on_processor({k: v for k, v in kwargs.items() if k != "pin_memory"})
-        )
     known = {id(tensor.held): tensor for tensor in here}
 
     def wrapped(tensor: Tensor) -> Tensor:
@@ -131,7 +124,9 @@ def _compute(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             return tensor
         return known[id(tensor)] if id(tensor) in known else SeparateTensor(tensor)
 
-    return tree_map_only(Tensor, wrapped, found)
+    options = {name: value for name, value in kwargs.items() if name != "pin_memory"}
+    with torch.inference_mode(False), torch.no_grad():  # views of plain tensors stay plain in inference
+        return tree_map_only(Tensor, wrapped, func(*_on_processor(args), **_on_processor(options)))
 
 
 def _refuse_mixture(func: Any, here: Sequence[Tensor], others: Sequence[Tensor]) -> None:

@@ -31,9 +31,6 @@ class ComputeSettings(Frozen):
     """How attention is computed. ``auto`` is the best that is installed on a CUDA device in bfloat16 (flash_attention_3,
     flash_attention_2, sdpa), and sdpa elsewhere. Flash and flex attention serve the learner, which
     then packs rows into one line; the passes of the sampler have a mask of their own and use sdpa."""
-    compile: bool = False
-    """Whether the decoding step of a policy that samples in this process is compiled by torch; the first steps then take
-    minutes with a large model."""
 
     @property
     def rounds(self) -> bool:
@@ -79,7 +76,7 @@ class ComputeSettings(Frozen):
         device = _usable(self.device)
         dtype = torch.bfloat16 if self.dtype == "bfloat16" or self._automatic_bf16(device) else torch.float32
         attention = _attention(self.attention, device, rounds=dtype is torch.bfloat16)
-        return Compute(device, dtype, attention, self.compile)
+        return Compute(device, dtype, attention)
 
     def _automatic_bf16(self, device: "torch.device") -> bool:
         import torch
@@ -99,7 +96,6 @@ class Compute:
     dtype: "torch.dtype"
     attention: str
     """As in ``ComputeSettings``."""
-    compile: bool
 
     @property
     def rounds(self) -> bool:

@@ -91,8 +91,8 @@ def test_a_policy_may_name_settings_of_its_own() -> None:
     model = make_policy(spec, CPU).model
     assert model.dtype is torch.bfloat16
     assert model.config._attn_implementation == "eager"
-    assert compute_of("tiny#device=cuda:1&compile=true", CPU) == ComputeSettings(
-        device="cuda:1", compile=True
+    assert compute_of("tiny#device=cuda:1&dtype=float32", CPU) == ComputeSettings(
+        device="cuda:1", dtype="float32"
     )
     assert policy_folder("hf:runs/a#1") == Path("runs/a#1")  # a number sign alone is part of a path
     check_policy(f"hf:{shipped_weights()}#device=cpu")
@@ -128,7 +128,7 @@ def test_an_attention_that_a_model_lacks_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         ComputeSettings,
         "resolved",
-        lambda self: module.Compute(torch.device("cpu"), torch.float32, "flex", False),
+        lambda self: module.Compute(torch.device("cpu"), torch.float32, "flex"),
     )
     import transformers
 

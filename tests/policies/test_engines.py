@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import ConfigurationError, ContextTooSmall, PolicyFault
@@ -60,6 +61,8 @@ class WrittenEngine:
 
 class WrittenModel:
     """Writes a file where a model would write its weights."""
+
+    device = torch.device("cpu")
 
     def save_pretrained(self, folder: Path) -> None:
         (folder / "weights").write_text("w")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.policies.compute import ComputeSettings, use_compute
 from agentenv.retrievers.encoder import (
     CachedQueries,
     HashEncoder,
@@ -121,6 +122,24 @@ def test_minilm_equals_sentence_transformers_own_encode(encoder: SentenceEncoder
     np.testing.assert_allclose(encoder.encode_passages(TEXTS), expected, atol=1e-5, rtol=0)
     assert encoder.dim == 384
     assert encoder.encode_queries([]).shape == (0, 384)
+
+
+def test_minilm_on_a_device_gives_the_vectors_of_the_cpu(encoder: SentenceEncoder, fake_device: str) -> None:
+    with use_compute(ComputeSettings(device=fake_device)):
+        there = make_encoder("minilm")
+    assert isinstance(there, SentenceEncoder)
+    assert there.device.type == fake_device
+    np.testing.assert_allclose(
+        there.encode_passages(TEXTS), encoder.encode_passages(TEXTS), atol=1e-5, rtol=0
+    )
+    assert there.id == encoder.id
+
+
+def test_an_encoder_rounds_only_where_that_is_asked_for(encoder: SentenceEncoder) -> None:
+    rounded = SentenceEncoder(encoder.path, compute=ComputeSettings(device="cpu", dtype="bfloat16"))
+    assert rounded.id != encoder.id
+    similarity = (rounded.encode_passages(TEXTS) * encoder.encode_passages(TEXTS)).sum(1)
+    assert 0.99 < similarity.min() < 0.999999
 
 
 def test_st_spec_loads_the_same_weights_under_the_same_id(encoder: SentenceEncoder) -> None:

@@ -9,6 +9,7 @@ import pytest
 from agentenv.core.protocols import Retriever
 from agentenv.core.types import Document, Passage
 from agentenv.errors import ConfigurationError, RetrieverFault
+from agentenv.policies.compute import ComputeSettings
 from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever
 from agentenv.retrievers.rerank import CrossEncoderReranker, OverlapReranker, RerankRetriever, make_reranker
 from agentenv.retrievers.retriever_contract import RetrieverContract
@@ -159,6 +160,19 @@ def test_a_cross_encoder_scores_pairs_as_transformers_does(cross_encoder: Path) 
         ).tolist()  # one label: a cross-encoder gives the sigmoid
     assert reranker.score(pairs) == pytest.approx(expected, abs=1e-5)
     assert reranker.score(pairs[::-1]) == pytest.approx(expected[::-1], abs=1e-5)
+
+
+def test_a_cross_encoder_on_a_device_scores_as_on_the_cpu(cross_encoder: Path, fake_device: str) -> None:
+    pairs = [(f"who built {i}?", "Orla Venn built it. " * (1 + i % 3)) for i in range(5)]
+    here, there = (
+        CrossEncoderReranker(cross_encoder, compute=ComputeSettings(device=device))
+        for device in ("cpu", fake_device)
+    )
+    assert there._model.device.type == fake_device
+    assert there.score(pairs) == pytest.approx(here.score(pairs), abs=1e-5)
+    assert there.id == here.id
+    rounded = CrossEncoderReranker(cross_encoder, compute=ComputeSettings(device="cpu", dtype="bfloat16"))
+    assert rounded.id != here.id  # other scores have another name
 
 
 def test_a_cross_encoder_reranks_and_is_known_by_its_weights(cross_encoder: Path) -> None:
