@@ -107,6 +107,7 @@ def test_flex_attention_gets_blocks_with_the_same_pairs_for_each_kind_of_layer()
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, where its compiler is imported
 @torch.no_grad()
 def test_flex_attention_computes_what_sdpa_computes() -> None:
     """The forward pass alone, which is what torch compiles for a CPU."""
