@@ -7,12 +7,15 @@ BIN := $(VENV)/bin
 BOUND := $(shell command -v timeout >/dev/null && echo timeout 30m)
 WORKERS ?= 2
 EXAMPLES ?= 20000
+# The interpreter that holds a CUDA build of torch; the measurements of a card use it in place of the virtual environment.
+GPU_PYTHON ?= python3
+GPU_PYTHON_VERSION ?= 3.12
 # What `make test-fast` runs: the library without whole runs, browsers, jails and servers.
 FAST ?= tests/core tests/data tests/evaluation tests/test_*.py
 
 SITE := 'import site; print(site.getsitepackages()[0])'
 
-.PHONY: help venv train test test-fast test-vllm mutants fuzz soak lint format docs peers wheel-smoke clean
+.PHONY: help venv train test test-fast test-vllm mutants fuzz soak lint format docs peers gpu gpu-wheels wheel-smoke clean
 .DEFAULT_GOAL := help
 
 help:  ## what there is to make
@@ -83,6 +86,14 @@ format: venv  ## bring the source into the project's format
 
 peers:  ## conformance with other libraries as released, an environment for each; ARGS="openenv" for one
 	.ci/peers $(ARGS)
+
+gpu:  ## measure one NVIDIA card in ten minutes, with the torch of GPU_PYTHON; ARGS="--only training" for a part
+	$(GPU_PYTHON) benchmarks/gpu.py $(ARGS)
+
+# For a machine with a card, torch and transformers, and without a network: what else the measurements import.
+gpu-wheels:  ## download the light dependencies into build/wheels, for pip install --no-index --no-deps build/wheels/*.whl
+	$(GPU_PYTHON) -m pip download -q --no-deps --only-binary=:all: --python-version $(GPU_PYTHON_VERSION) --implementation cp \
+		$(foreach n,2_28 2_27 2_24 2_17,--platform manylinux_$(n)_x86_64) --platform manylinux2014_x86_64 -d build/wheels -r benchmarks/gpu_wheels.txt
 
 wheel-smoke: venv  ## install the wheel in a fresh environment away from the checkout and use it there
 	PYTHON=$(abspath $(BIN))/python .ci/wheel-smoke

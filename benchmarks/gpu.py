@@ -1,0 +1,141 @@
+"""What one card does with this package, in ten minutes: numerics, memory, speed, and a run from end to end.
+
+    make gpu                                   # or: python benchmarks/gpu.py
+    python benchmarks/gpu.py --only loss training
+    python benchmarks/gpu.py --tiny            # the same sections with tiny shapes, on the CPU, in a minute
+
+It needs torch, transformers and this package's light dependencies, and no network: models are made from configurations, with
+random weights. Each section runs in a process of its own with a deadline, so that one that fails, hangs or runs out of
+memory costs its own figures alone. What is not installed is skipped, and the reason is printed and written.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from agentenv.errors import MissingExtra
+
+from common import common_arguments, write  # type: ignore[import-not-found]  # isort: skip
+from gpu_models import Plan, Skipped, describe_card  # type: ignore[import-not-found]  # isort: skip
+from gpu_sections import SECTIONS  # type: ignore[import-not-found]  # isort: skip
+import contextlib
+
+GRACE_S = 20.0
+"""What stays of the budget for the last section's end and the result file."""
+
+
+def run_section(name: str, args: argparse.Namespace, seconds: float) -> dict[str, Any]:
+    """Runs one section in a process group of its own; what it measured, or why there is nothing."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "figures.json"
+        words = [sys.executable, str(Path(__file__).resolve()), "--section", name, "--out", str(out)]
+        words += ["--device", args.device, "--threads", str(args.threads), *["--tiny"] * args.tiny]
+        child = subprocess.Popen(words, stdout=sys.stderr, start_new_session=True)
+        try:
+            code = child.wait(timeout=seconds)
+            found = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}
+            if not found:
+                found = {"failed": f"its process ended with exit code {code} and wrote no figures"}
+        except subprocess.TimeoutExpired:
+            found = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}
+            found["failed"] = f"it did not end within {seconds:.0f} s"
+        finally:
+            _end(child)
+    return found | {"seconds": round(time.monotonic() - began, 1)}
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    """Ends the process and what it started, and waits for it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait(timeout=GRACE_S)
+
+
+def child_main(args: argparse.Namespace) -> None:
+    """One section in this process; its figures are written whenever a part of them is complete."""
+    section = SECTIONS[args.section]
+
+    def keep(figures: dict[str, Any]) -> None:
+        part = args.out.with_suffix(".part")
+        part.write_text(json.dumps(figures), encoding="utf-8")
+        part.replace(args.out)
+
+    try:
+        keep(section.measure(Plan.of(args.device, tiny=args.tiny, threads=args.threads, keep=keep)))
+    except (Skipped, MissingExtra) as reason:
+        keep({"skipped": str(reason)})
+    except ModuleNotFoundError as error:
+        keep({"skipped": f"{error.name} is not installed"})
+    except Exception as error:  # each section has libraries that fail in a way of their own
+        import traceback
+
+        traceback.print_exc()
+        keep({"failed": f"{type(error).__name__}: {error}".partition("\n")[0][:300]})
+
+
+def table(results: dict[str, dict[str, Any]]) -> list[str]:
+    """The figures of all sections as lines."""
+    lines = []
+    for name, found in results.items():
+        lines.append(f"{name} ({found.get('seconds', 0)} s): {SECTIONS[name].claim}")
+        lines += [f"    {reason}: {found[reason]}" for reason in ("skipped", "failed") if reason in found]
+        lines += [f"    {line}" for line in _flat(found)]
+    return lines
+
+
+def _flat(figures: dict[str, Any], before: str = "") -> list[str]:
+    """One line for each row of figures: its name, then its figures."""
+    leaves, lines = [], []
+    for name, value in figures.items():
+        if isinstance(value, dict):
+            lines += _flat(value, f"{before}{name}  ")
+        elif name not in ("skipped", "failed", "seconds"):
+            leaves.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
+    reasons = [f"{name}: {figures[name]}" for name in ("skipped", "failed") if before and name in figures]
+    return ([before + ", ".join([*leaves, *reasons])] if leaves or reasons else []) + lines
+
+
+def main() -> None:
+    """Runs the sections one after the other, and writes the result after each of them."""
+    parser = common_arguments(__doc__ or "")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--tiny", action="store_true", help="tiny shapes, for a test of the kit on the CPU")
+    parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), help="sections")
+    parser.add_argument("--budget", type=float, default=600.0, help="seconds for everything")
+    parser.add_argument("--section", choices=list(SECTIONS), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.section:
+        child_main(args)
+        return
+    began, results = time.monotonic(), {}
+    card = describe_card(args.device)
+    for name in args.only:
+        left = args.budget - (time.monotonic() - began) - GRACE_S
+        if left < 1:
+            results[name] = {"skipped": f"the budget of {args.budget:.0f} s is spent"}
+        else:
+            results[name] = run_section(
+                name, args, left if args.tiny else min(left, SECTIONS[name].deadline_s)
+            )
+        _keep(args, card, results)
+    print(json.dumps(_keep(args, card, results)) if args.json else "\n".join([str(card), *table(results)]))
+
+
+def _keep(args: argparse.Namespace, card: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
+    name = "gpu" if card["kind"] == "cuda" else "gpu_kit_on_cpu"
+    figures: dict[str, Any] = write(name, args, {"card": card, "tiny": args.tiny, "sections": results})
+    return figures
+
+
+if __name__ == "__main__":
+    main()

