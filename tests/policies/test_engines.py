@@ -64,7 +64,7 @@ class WrittenModel:
 
     device = torch.device("cpu")
 
-    def save_pretrained(self, folder: Path) -> None:
+    def save_pretrained(self, folder: Path, **_: Any) -> None:
         (folder / "weights").write_text("w")
 
 

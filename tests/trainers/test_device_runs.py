@@ -1,4 +1,4 @@
-"""Runs on a device that refuses tensors of the processor: training, resuming, evaluating, a simulator.
+"""Runs on a device that refuses tensors of the processor: training, resuming, evaluating, a second policy, a simulator.
 
 Losses and figures of every step are those of the same run on the CPU.
 """
@@ -62,6 +62,18 @@ def test_three_steps_and_a_resumed_fourth_are_those_of_the_cpu(tmp_path: Path, f
     found = tmp_path / "eval"
     assert main(["eval", *asked, "--compute.device", fake_device, "--out", str(found), "--no-bounds"]) == 0
     assert json.loads((found / "results.json").read_text())["n"] == 2
+
+
+@pytest.mark.slow
+def test_a_second_policy_and_a_reference_follow_to_the_device(tmp_path: Path, fake_device: str) -> None:
+    torch.set_num_threads(1)
+    flags = ("--second.roles", "proposer", "--train.world.questions", "0", "--league.every", "0")
+    adapted = ("--lora.rank", "2", "--loss.kl_coefficient", "0.01")
+    runs = [
+        train(tmp_path / device, device, *flags, *adapted, preset="self-play", steps=1)
+        for device in (fake_device, "cpu")
+    ]
+    assert_close(*runs)
 
 
 def test_a_simulator_learns_on_the_device_what_it_learns_on_the_cpu(
