@@ -126,14 +126,16 @@ class SessionGroup:
         """Held while a cell runs: forks of one session take turns."""
         return self._lock
 
-    def child_of(self, node: int) -> tuple[int, int]:
+    def child_of(self, node: int, left: Sequence[int] = ()) -> tuple[int, int]:
         """A new interpreter that goes on from ``node``, which is frozen from now on; with the bytes that ``node`` holds.
+
+        Those of ``left`` are ended before.
 
         Raises:
             SnapshotRefused: the interpreter cannot be captured as it stands.
         """
         name = next(self._names)
-        answer = self.ask({"op": "fork", "node": node, "child": name})
+        answer = self.ask({"op": "fork", "node": node, "child": name, "left": list(left)})
         if reason := answer.get("refused"):
             raise SnapshotRefused(f"no snapshot: {reason}")
         sizes = dict(answer["sizes"])
@@ -315,7 +317,6 @@ class JailSession:
             raise SnapshotError("this snapshot belongs to another session")
         if snapshot.released:
             raise SnapshotError("this snapshot was released")
-        self._leave()
         self._untold = ExecResult(
             ExecStatus.SANDBOX_ERROR,
             fault="the state was lost when the session could not be restored",
@@ -336,11 +337,14 @@ class JailSession:
     def _enter(self, snapshot: JailSnapshot) -> None:
         """Goes on from ``snapshot``, which is built again where its interpreter is gone."""
         if snapshot.node is not None:
+            left = [] if self._node is None else [self._node]
+            self._node = None
             try:
-                self._node, _ = self._group.child_of(snapshot.node)
+                self._node, _ = self._group.child_of(snapshot.node, left)
             except SnapshotRefused:  # its program left a timer or something else in it that ended it since
                 self._group.drop(snapshot)
         if snapshot.node is None:
+            self._leave()
             self._rebuild(snapshot)
         self._point = snapshot.point
 

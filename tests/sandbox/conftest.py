@@ -4,6 +4,7 @@ Starting jails is most of the time that these tests take.
 """
 
 import functools
+import importlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -72,6 +73,10 @@ def engine() -> Any:
     return docker.engine()
 
 
+def docker_errors() -> Any:
+    return importlib.import_module("docker.errors")
+
+
 def containers() -> set[str]:
     """The containers that this process owns."""
     return {name for name, owner in docker.owners(engine()).items() if owner == labels.owner_of(os.getpid())}
@@ -81,7 +86,9 @@ def tree(backend: str = "") -> set[int]:
     """Every process that descends from this one, or is in one of its containers."""
     roots = {os.getpid()}
     if backend == "docker":
-        roots |= {engine().inspect_container(name)["State"]["Pid"] for name in containers()}
+        for name in containers():
+            with suppress(docker_errors().NotFound):  # it has ended since
+                roots.add(engine().inspect_container(name)["State"]["Pid"])
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -3,11 +3,14 @@
 The kernel does so where the machine runs out of memory: it kills processes that are to be programs before any other.
 """
 
+import contextlib
+import ctypes
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -120,3 +123,96 @@ def test_an_interpreter_that_is_killed_after_its_first_cell_is_its_programs_deed
         end(fresh & waiting(doomed))
         result = session.run("6 * 7")
         assert (result.status, result.state_lost) == (ExecStatus.KILLED, True), result
+
+
+PTRACE_SEIZE, PTRACE_INTERRUPT = 0x4206, 0x4207
+
+
+@contextlib.contextmanager
+def held(pid: int) -> Iterator[None]:
+    """Keeps a process where it stands, whatever signals it is sent but the one that ends it, which is sent at the end."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def trace(request: int) -> None:
+        if libc.ptrace(request, pid, 0, 0) != 0:
+            pytest.skip(f"this process cannot be traced: {os.strerror(ctypes.get_errno())}")
+
+    trace(PTRACE_SEIZE)
+    trace(PTRACE_INTERRUPT)
+    os.waitpid(pid, 0x40000000)  # __WALL: it stands
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0x40000000)
+
+
+def youngest_interpreter(fresh: set[int]) -> int:
+    """Of processes that began after a session was opened, the last whose parent is the session's template."""
+    parents = {}
+    for pid in fresh:
+        stat = (Path("/proc") / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+        parents[pid] = int(stat.rpartition(")")[2].split()[1])
+    return max(pid for pid, parent in parents.items() if parent in fresh)
+
+
+@pytest.mark.parametrize("size", [10, 100_000, 3_000_000])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_an_interpreter_that_is_killed_between_its_first_cell_and_reading_it_has_failed(
+    doomed: JailExecutor, waiting: Waiting, size: int, frozen: bool
+) -> None:
+    """The cell lies in the socket by then, in whole or in part."""
+    before = waiting(doomed)
+    with doomed.open(limits=LIMITS) as session, ThreadPoolExecutor(1) as pool:
+        if frozen:
+            session.snapshot()
+        with held(youngest_interpreter(waiting(doomed) - before)):
+            outcome = pool.submit(session.run, "#" * size + "\n6 * 7")
+            time.sleep(0.3)
+        result = outcome.result()
+        assert result.status is ExecStatus.SANDBOX_ERROR, result
+        assert result.state_lost
+        assert session.run("6 * 7").value == "42"
+
+
+FIRST_CELLS = {
+    "more than its memory": "x = 1 #" + "x" * (60 << 20),
+    "more lines than its memory": "x = 1\n" * (4 << 20),
+    "brackets": "(" * 100_000,
+    "closed brackets": "[" * 90 + "]" * 90,
+    "many closed brackets": "[" * 50_000 + "]" * 50_000,
+    "signs": "-" * 1_000_000 + "1",
+    "negations": "not " * 200_000 + "1",
+    "powers": "**".join(["1"] * 100_000),
+    "attributes": "a" + ".b" * 100_000,
+    "calls": "a" + "()" * 100_000,
+    "functions": "lambda: " * 50_000 + "1",
+    "conditions": "1 if 1 else " * 50_000 + "1",
+    "sums": "+".join(["1"] * 300_000),
+    "digits": "9" * 5_000_000,
+    "large constant": "x = (1,) * 10**10",
+    "large shift": "x = 1 << 10**11",
+    "texts": "x = 'a' * 10**11",
+    "formats": "x = f'{" + "f'{" * 20_000,
+    "blocks": "\n".join(" " * depth + "if 1:" for depth in range(5000)),
+    "names": "".join(f"x{number} = {number}\n" for number in range(150_000)),
+    "a lone surrogate": "x = '\ud800'; '\ud800'",
+    "zeros": "x = 1\0",
+}
+"""Cells that are too large to be read or compiled, in one way or another, and some that are not."""
+
+
+@pytest.mark.parametrize("first", FIRST_CELLS)
+def test_no_first_cell_masks_its_episode(box: JailExecutor, first: str) -> None:
+    """Neither the size of a cell nor what its compilation takes is an infrastructure failure: a policy could choose it."""
+    with box.open(limits=ExecutionLimits(wall_s=10.0, memory_mb=48)) as session:
+        result = session.run(FIRST_CELLS[first])
+        assert result.status is not ExecStatus.SANDBOX_ERROR, result
+        again = session.run("6 * 7")
+        assert (again.status, again.value) == (ExecStatus.OK, "42")
+
+
+def test_a_first_cell_that_cannot_be_handed_over_in_time_is_its_programs_deed(box: JailExecutor) -> None:
+    with box.open(limits=ExecutionLimits(memory_mb=1024)) as session:
+        result = session.run("x = 1 #" + "x" * (100 << 20), wall_s=0.1)
+        assert result.status in (ExecStatus.KILLED, ExecStatus.TIMEOUT), result

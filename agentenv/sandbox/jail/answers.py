@@ -15,6 +15,8 @@ from agentenv.sandbox.jail import frames
 REPLY_LIMIT = 1 << 20
 READ_S = 5.0
 MAX_LINE = 1 << 31
+TAKE, TAKEN = b'{"op":"take"}', b"{}"
+"""What goes before the first cell of an interpreter, and what it answers before it reads that cell."""
 
 
 def link() -> tuple[socket.socket, socket.socket]:
@@ -24,14 +26,14 @@ def link() -> tuple[socket.socket, socket.socket]:
     return ours, theirs
 
 
-def hand_over(talk: socket.socket, body: bytes, deadline: float) -> None:
-    """Sends one message to an interpreter, which may not want it.
+def hand_over(talk: socket.socket, bodies: list[bytes], deadline: float) -> None:
+    """Sends messages to an interpreter, which may not want them.
 
     Raises:
         Closed: it is gone.
-        TimeoutError: it did not take all of the message before ``deadline``.
+        TimeoutError: it did not take all of them before ``deadline``.
     """
-    view = memoryview(frames.LENGTH.pack(len(body)) + body)
+    view = memoryview(b"".join(frames.LENGTH.pack(len(body)) + body for body in bodies))
     writable = select.poll()
     writable.register(talk, select.POLLOUT)
     while view:
@@ -43,6 +45,14 @@ def hand_over(talk: socket.socket, body: bytes, deadline: float) -> None:
             continue
         except OSError as error:
             raise frames.Closed from error
+
+
+def has_taken(talk: socket.socket) -> bool:
+    """Whether a new interpreter has answered ``TAKE``, as the first that it says; False where it ended before."""
+    try:
+        return frames.receive(talk, len(TAKEN), time.monotonic()) == TAKEN
+    except (frames.Closed, TimeoutError):
+        return False
 
 
 def read_answer(talk: socket.socket) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class Node:
     changed: bool = True
     """Whether its files may differ from those in the snapshot folder."""
     began: bool = False
-    """Whether it was given a cell: before that, no program can be the cause of its end."""
+    """Whether it has begun to read a cell: before that, no program can be the cause of its end."""
     copied: int = 0
     """Bytes of its files in the snapshot folder."""
     held: int = -1

@@ -23,15 +23,14 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from agentenv.sandbox.jail import answers, confine, frames, session_template, sharing, trees
+from agentenv.sandbox.jail import answers, cells, confine, frames, session_template, sharing, trees
 from agentenv.sandbox.jail.node import Node, new_streams, send_signal
 from agentenv.sandbox.jail.once import await_confined, bounded, collect, make_box
 from agentenv.sandbox.jail.session_template import SessionTemplate
-from agentenv.sandbox.jail.signal_filter import SignalFilter
+from agentenv.sandbox.jail.signal_filter import ProcessTable, SignalFilter
 from agentenv.sandbox.jail.watch import MIB, Watch, all_but, resident, share, stat_of
 
 FORK_S = 5.0
-GRACE_S = 0.5
 
 
 class SessionSupervisor:
@@ -153,13 +152,20 @@ class SessionSupervisor:
         records = {node.out: bounded(self._limits), node.err: bounded(self._limits)}
         watch = Watch(self._limits, records)
         watch.baseline, watch.members = self._baseline, lambda: [node.pid]
+        own = [node.pid]
         if self._setup["isolated"]:
-            watch.members = all_but(self._signal_filter.beside(node.pid))
+            table = self._signal_filter.table()
+            self._bound_processes(node, table)
+            own, watch.members = table.lineage_of(node.pid), all_but(table.beside(node.pid))
         watch.listeners = self._listeners
-        self._bound_processes(node)
         started = time.monotonic()
-        self._signal_all(node, signal.SIGCONT)
-        verdict, answer = self._await_cell(node, order, watch, started)
+        for pid in own:
+            send_signal(pid, signal.SIGCONT)
+        try:
+            verdict, answer = cells.await_cell(node, order, watch, started)
+        except cells.NeverBegan:
+            self._remove(order["node"])
+            raise
         wall = time.monotonic() - started
         watch.drain_rest()
         self._settle(order["node"], answer is None)
@@ -178,52 +184,26 @@ class SessionSupervisor:
             "lost": self._lost(order["node"]),
         }
 
-    def _await_cell(
-        self, node: Node, order: dict[str, Any], watch: Watch, started: float
-    ) -> tuple[str, dict[str, Any] | None]:
-        """Sends the cell and waits; at a limit first asks by SIGINT, then kills. The answer is None after a death."""
-        ask = {"op": "cell", "code": order["code"], "folder": node.folder, "variables": order["variables"]}
-        try:
-            answers.hand_over(node.link, frames.encode(ask), started + order["wall_s"])
-            node.began = True
-            verdict = watch.until(node.link.fileno(), started + order["wall_s"])
-            if verdict == "oom":
-                return verdict, None
-            if verdict != "ready":
-                os.kill(node.pid, signal.SIGINT)
-                for record in watch.streams.values():
-                    record.forgive()
-                if watch.until(node.link.fileno(), time.monotonic() + GRACE_S) != "ready":
-                    return verdict, None
-            answer = answers.read_answer(node.link)
-        except (frames.Closed, OSError) as error:  # a deadline passed, or the process is gone
-            if not node.began:
-                self._remove(order["node"])
-                raise RuntimeError("the interpreter ended before it had taken its first cell") from error
-            return "killed", None
-        node.folder = answer["folder"]
-        return verdict, answer
-
-    def _bound_processes(self, node: Node, more: int = 0) -> None:
+    def _bound_processes(self, node: Node, table: ProcessTable, more: int = 0) -> None:
         """Lets a node's program have the processes of its limits and ``more``, beside those of the others."""
-        if self._setup["isolated"]:
-            own, others = self._signal_filter.lineage_of(node.pid), self._signal_filter.beside(node.pid)
-            count = sum(stat_of(pid)[1] for pid in others) + self._limits["processes"] + more
-            confine.bound_processes(self._setup["uid"], own, count)
+        count = sum(table.threads[pid] for pid in table.beside(node.pid)) + self._limits["processes"] + more
+        confine.bound_processes(self._setup["uid"], table.lineage_of(node.pid), count)
 
-    def _signal_all(self, node: Node, number: int) -> None:
-        """Sends a signal to the processes of a node's program."""
-        for pid in self._signal_filter.lineage_of(node.pid) if self._setup["isolated"] else [node.pid]:
-            send_signal(pid, number)
+    def _end_program(self, node: Node) -> None:
+        """Kills the processes of a node's program."""
+        own = self._signal_filter.table().lineage_of(node.pid) if self._setup["isolated"] else [node.pid]
+        for pid in own:
+            send_signal(pid, signal.SIGKILL)
 
     def _settle(self, name: int, dead: bool) -> None:
         """Between cells nothing runs: stops what the program left behind, kills what left the program."""
         node = self._nodes[name]
         self._stop_all(node)
         if dead:
-            self._signal_all(node, signal.SIGKILL)
+            self._end_program(node)
             self._remove(name)
-        self._kill_strays()
+        if self._setup["isolated"]:
+            self._kill_strays()
 
     def _stop_all(self, node: Node) -> None:
         """Stops the processes of all programs at once: none can fork another that escapes."""
@@ -232,15 +212,14 @@ class SessionSupervisor:
         else:
             send_signal(node.pid, signal.SIGSTOP)
 
-    def _kill_strays(self) -> set[int]:
-        """Kills what belongs to no interpreter that runs; the pids, of which some may not be gone at once."""
-        if not self._setup["isolated"]:
-            return set()
-        orphans = self._signal_filter.orphans(self._node_pids(frozen=False))
+    def _kill_strays(self) -> tuple[set[int], ProcessTable]:
+        """Kills what belongs to no interpreter that runs; the pids, of which some may not be gone at once, among all."""
+        table = self._signal_filter.table()
+        orphans = table.orphans(self._node_pids(frozen=False))
         for pid in orphans:
             send_signal(pid, signal.SIGKILL)
         self._reap()
-        return set(orphans)
+        return orphans, table
 
     def _reap(self) -> None:
         try:
@@ -262,7 +241,11 @@ class SessionSupervisor:
         return list(gone)
 
     def _fork(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Freezes a node, unless it is frozen, and lets a child go on from it under a new name."""
+        """Freezes a node, unless it is frozen, and lets a child go on from it under a new name.
+
+        A session that goes back leaves the node where it was before, which is ended first.
+        """
+        self._kill({"nodes": order["left"]})
         node, name = self._living(order["node"]), order["child"]
         first = node is not None and not node.frozen
         if node is None or (first and not self._bring_files(order["node"])):
@@ -318,9 +301,9 @@ class SessionSupervisor:
             return f"the interpreter has {threads} threads"
         if not self._setup["isolated"]:
             return ""
-        others = [pid for pid in self._signal_filter.lineage_of(node.pid) if pid != node.pid]
+        others = len(self._signal_filter.table().lineage_of(node.pid)) - 1
         if others:
-            return f"the program has {len(others)} child processes"
+            return f"the program has {others} child processes"
         return self._shared(node)
 
     def _shared(self, node: Node) -> str:
@@ -334,8 +317,10 @@ class SessionSupervisor:
         link.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         fds = (*streams.theirs, other.fileno())
         own = frozenset(map(sharing.descriptor, fds))
-        dying = self._kill_strays()
-        self._bound_processes(node, more=1)
+        dying: set[int] = set()
+        if self._setup["isolated"]:
+            dying, table = self._kill_strays()
+            self._bound_processes(node, table, more=1)
         self._signal_filter.forking = node.pid
         send_signal(node.pid, signal.SIGCONT)
         try:
@@ -352,7 +337,8 @@ class SessionSupervisor:
         child = Node(link, pid, streams.out, streams.err, own, 0, "", changed=False)
         if reason := self._misborn(node, child, dying):
             child.close()
-            self._kill_strays()
+            if self._setup["isolated"]:
+                self._kill_strays()
             return reason
         return child
 
@@ -362,7 +348,8 @@ class SessionSupervisor:
             return "the interpreter could not fork"
         if not self._setup["isolated"]:
             return ""
-        orphans = set(self._signal_filter.orphans(self._node_pids(frozen=False) | {child.pid})) - dying
+        table = self._signal_filter.table()
+        orphans = table.orphans(self._node_pids(frozen=False) | {child.pid}) - dying
         reason = sharing.fork_violation(child.pid, self._template.pid) or self._shared(child)
         reason = reason or sharing.shared_descriptor(node.pid, node.own, self._box)
         if orphans or child.pid in self._node_pids():
@@ -455,7 +442,7 @@ class SessionSupervisor:
 
     def _lose(self, name: int) -> None:
         """Ends a node for what its program did."""
-        self._signal_all(self._nodes[name], signal.SIGKILL)
+        self._end_program(self._nodes[name])
         self._remove(name)
         self._died.add(name)
         self._reap()
@@ -464,7 +451,7 @@ class SessionSupervisor:
         """Ends nodes; trees that nobody needs any more go with them."""
         for name in order["nodes"]:
             if name in self._nodes:
-                self._signal_all(self._nodes[name], signal.SIGKILL)
+                self._end_program(self._nodes[name])
                 self._remove(name)
         self._reap()
         return {}

@@ -4,6 +4,7 @@ import os
 import platform
 import signal
 from collections.abc import Callable
+from typing import NamedTuple
 
 from agentenv.sandbox.jail import kernel
 from agentenv.sandbox.jail.kernel import CLONE, CLONE_PARENT
@@ -61,27 +62,54 @@ class SignalFilter:
 
     def owner(self, pid: int) -> int | None:
         """The interpreter among whose descendants, itself included, ``pid`` is."""
+        return owner_among(self._node_pids(), pid, lambda each: stat_of(each)[0])
+
+    def table(self) -> "ProcessTable":
+        """Every process at this moment, and whose it is."""
+        stats = {pid: stat_of(pid) for pid in processes()}
         nodes = self._node_pids()
-        for _ in range(MAX_DEPTH):
-            if pid in nodes:
-                return pid
-            if pid <= 1:
-                return None
-            pid = stat_of(pid)[0]
-        return None
+        return ProcessTable(
+            {pid: threads for pid, (_, threads, _) in stats.items()},
+            {
+                pid: owner_among(nodes, pid, lambda each: stats[each][0] if each in stats else 0)
+                for pid in stats
+            },
+            self._template,
+        )
+
+
+class ProcessTable(NamedTuple):
+    """The processes of a session as they were at one moment, at which every program stood still."""
+
+    threads: dict[int, int]
+    """How many each has."""
+    owners: dict[int, int | None]
+    """The interpreter among whose descendants, itself included, each is."""
+    template: int
 
     def lineage_of(self, node: int) -> list[int]:
         """The processes of one interpreter's program, itself included."""
-        return [pid for pid in processes() if pid != 1 and self.owner(pid) == node]
+        return [pid for pid, owner in self.owners.items() if owner == node and pid != 1]
 
     def beside(self, node: int) -> set[int]:
-        """All processes but those of one interpreter's program, while no cell runs.
+        """All processes but those of one interpreter's program: other forks, snapshots, the template, what is dying."""
+        return {pid for pid, owner in self.owners.items() if owner != node and pid != 1}
 
-        They are other forks, snapshots, the template, and what is dying.
-        """
-        return set(processes()) - {1, *self.lineage_of(node)}
-
-    def orphans(self, live: set[int]) -> list[int]:
+    def orphans(self, live: set[int]) -> set[int]:
         """Processes that belong to no interpreter that runs: they detached themselves, or theirs died or is frozen."""
-        known = self._node_pids() | live | {1, self._template}
-        return [pid for pid in processes() if pid not in known and self.owner(pid) not in live]
+        return {
+            pid
+            for pid, owner in self.owners.items()
+            if owner not in live and pid not in live and pid != owner and pid not in (1, self.template)
+        }
+
+
+def owner_among(nodes: set[int], pid: int, parent_of: Callable[[int], int]) -> int | None:
+    """The one of ``nodes`` among whose descendants, itself included, ``pid`` is; None where it is in no program."""
+    for _ in range(MAX_DEPTH):
+        if pid in nodes:
+            return pid
+        if pid <= 1:
+            return None
+        pid = parent_of(pid)
+    return None

@@ -187,6 +187,8 @@ class Interpreter:
                 order = json.loads(body)
                 if order["op"] == "fork":
                     self._fork(fds)
+                elif order["op"] == "take":
+                    frames.send(self._link, b"{}")
                 else:
                     frames.send(self._link, frames.encode(self._cell(order)))
             except frames.Closed:
