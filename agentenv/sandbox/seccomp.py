@@ -28,6 +28,8 @@ FCNTL_OWNER = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: signals by a back 
 IOCTL_OWNER = (0x8901, 0x8902, 0x5412)  # FIOSETOWN, SIOCSPGRP, TIOCSTI
 FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6; the network namespace is empty
 PR_SET_MM = 35
+MADV_PAGEOUT = 21
+"""Where the machine has swap, a program could put there what it holds, and the memory watch would not see it."""
 LOW_32 = 0xFFFFFFFF
 ZYGOTE_CLONE, ZYGOTE_UNSHARE = (
     0x20000000,
@@ -167,6 +169,7 @@ def _compile(lib: Any, *, session: bool) -> bytes:
     for value in IOCTL_OWNER:
         deny("ioctl", _equals(lib, 1, value))
     deny("prctl", _equals(lib, 0, PR_SET_MM))
+    made.add_rule(lib.ERRNO(errno.EINVAL), "madvise", _equals(lib, 2, MADV_PAGEOUT))  # as if it were unknown
     for family in set(range(64)) - set(FAMILIES):
         deny("socket", _equals(lib, 0, family))
     beside = lib.Arg(0, lib.MASKED_EQ, CLONE_PARENT, CLONE_PARENT)

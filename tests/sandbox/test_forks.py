@@ -84,6 +84,35 @@ def test_memory_that_a_fork_leaves_in_a_child_is_its_own(forks: list[JailSession
     assert ok(right.run("len(held) >> 20")) == "100"
 
 
+INHERITED = {
+    "in three children": "for _ in range(3):\n if os.fork() == 0: hold(30)",
+    "in six children": "for _ in range(6):\n if os.fork() == 0: hold(17)",
+    "in small pieces": "for _ in range(3):\n if os.fork() == 0: more = [bytes(1000) for _ in range(32_000)]; hold(0)",
+    "in children of children": "for _ in range(3):\n if os.fork(): hold(30)\nhold(30)",
+    "in what it changes": "for _ in range(3):\n if os.fork() == 0: held[: 30 << 20 : 4096] = b'z' * (30 << 8); hold(0)",
+}
+HOLD = "def hold(mb):\n more = b'y' * (mb << 20); time.sleep(600)"
+
+
+@pytest.mark.parametrize("form", INHERITED)
+def test_what_a_fork_inherited_counts_in_full_whoever_else_has_it(box: JailExecutor, form: str) -> None:
+    """By its share alone, each of many forks could hold much more beside it, in processes that each have little."""
+    with contextlib.ExitStack() as stack:
+        session = stack.enter_context(box.open(limits=LIMITS))
+        ok(
+            session.run(
+                f"import os, time\nheld = bytearray(90 << 20)\nheld[::4096] = b'x' * (90 << 8)\n{HOLD}"
+            )
+        )
+        point = session.snapshot()
+        forks = [*map(stack.enter_context, session.fork(7)), session]
+        for fork in forks[-3:]:
+            assert ok(fork.run("if os.fork() == 0: hold(20)\ntime.sleep(0.1)\nlen(held) >> 20")) == "90"
+            assert fork.run(f"{INHERITED[form]}\ntime.sleep(15)").status is ExecStatus.OOM
+        session.restore(point)
+        assert ok(session.run("len(held) >> 20")) == "90"
+
+
 @pytest.mark.parametrize("hold", [HOLD_PROCESSES, HOLD_THREADS], ids=["processes", "threads"])
 def test_forks_that_hold_all_processes_leave_each_other_theirs(forks: list[JailSession], hold: str) -> None:
     *holders, last = forks

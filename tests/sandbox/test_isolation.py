@@ -80,6 +80,16 @@ SIZES = (24, 4000, 300_000)
 """Of the same mark: in an arena, in a bin of its own, and mapped."""
 
 
+WAYS = {
+    **dict.fromkeys(
+        ("code", "stdin", "arguments", "files", "output", "returned", "collected", "a failure"), ExecStatus.OK
+    ),
+    "a death": ExecStatus.KILLED,
+    "a limit": ExecStatus.OOM,
+}
+"""How a text comes into a run or out of it, and how that run ends."""
+
+
 def passed(box: JailExecutor, way: str, text: str) -> ExecResult:
     """A run that gets or gives ``text`` in the given way."""
     printing = f"m = bytes.fromhex({text.encode().hex()!r}).decode()\n"
@@ -94,16 +104,26 @@ def passed(box: JailExecutor, way: str, text: str) -> ExecResult:
             return box.run("open('f').read()", files={"f": text.encode()})
         case "output":
             return box.run(f"{printing}print(m)")
+        case "collected":
+            return box.run(f"{printing}open('f', 'w').write(m)", collect=["f", "g"])
+        case "a failure":
+            code = f"{printing}def f(x): raise ValueError(m + x)"
+            return box.run(code, calls=[FunctionCall("f", (text,))], variables=True)
+        case "a death":
+            return box.run(f"{printing}print(m, flush=True)\nimport os; os.kill(os.getpid(), 9)", stdin=text)
+        case "a limit":
+            code = f"{printing}print(m, flush=True)\nheld = [m] * (1 << 30)"
+            return box.run(code, stdin=text, files={"f": text.encode()})
         case _:
             return box.run(f"{printing}def f(): return m", calls=[FunctionCall("f")])
 
 
-@pytest.mark.parametrize("way", ["code", "stdin", "arguments", "files", "output", "returned"])
+@pytest.mark.parametrize("way", WAYS)
 def test_no_later_run_finds_an_earlier_one_in_its_memory(box: JailExecutor, way: str) -> None:
     mark, left, right = halves()
     for size in SIZES * 2:
         result = passed(box, way, mark * (size // 24))
-        assert result.status is ExecStatus.OK, result
+        assert result.status is WAYS[way], result
         assert found_in(box, left, right) == 0
 
 
@@ -451,6 +471,33 @@ def test_memory_in_the_queues_of_sockets_counts(box: JailExecutor) -> None:
 def test_shared_memory_that_no_process_has_resident_counts(box: JailExecutor, hoard: str) -> None:
     result = box.run(HOARDS[hoard], limits=SMALL)
     assert result.status is ExecStatus.OOM, result
+
+
+REGIONS = """
+import ctypes, os, time
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+for _ in range({processes} - 1):
+    if os.fork() == 0: break
+size = {regions} * 8192
+at = libc.mmap(None, ctypes.c_size_t(size), 0, 0x22, -1, 0)
+for step in range(0, size, 8192):
+    libc.mprotect(ctypes.c_void_p(at + step), 4096, {access})
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("access", [1, 3])
+@pytest.mark.parametrize(("processes", "regions"), [(56, 5_000), (24, 9_000)])
+def test_regions_without_pages_count_with_what_the_kernel_needs_for_them(
+    box: JailExecutor, processes: int, regions: int, access: int
+) -> None:
+    code = REGIONS.format(processes=processes, regions=regions, access=access)
+    result = box.run(code, limits=replace(LIMITS, memory_mb=80))
+    assert result.status is ExecStatus.OOM, result
+    with box.open(limits=replace(LIMITS, memory_mb=80)) as session:
+        assert session.run(code).status is ExecStatus.OOM
+        assert session.run("6 * 7").value == "42"
 
 
 def test_no_memory_can_be_held_without_being_mapped(box: JailExecutor) -> None:

@@ -30,6 +30,20 @@ def _box(box_of_module: JailExecutor) -> JailExecutor:
     return box_of_module
 
 
+@pytest.mark.parametrize("session", [False, True], ids=["run", "session"])
+def test_no_memory_can_be_sent_to_where_the_watch_does_not_see_it(box: JailExecutor, session: bool) -> None:
+    code = (
+        "import ctypes, mmap\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        "held = mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE)\n"
+        "held[:] = b'x' * (1 << 20)\nat = ctypes.addressof(ctypes.c_char.from_buffer(held))\n"
+        "def ask(advice): return libc.madvise(*map(ctypes.c_ulong, (at, 1 << 20, advice))), ctypes.get_errno()\n"
+        "print([ask(21 | high) for high in (0, 1 << 32)], held[0])"
+    )
+    with box.open(limits=LIMITS) as opened:
+        result = opened.run(code) if session else box.run(code, limits=LIMITS)
+    assert result.stdout == "[(-1, 22), (-1, 22)] 120\n", result
+
+
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("session", [False, True], ids=["run", "session"])
 def test_bits_that_the_kernel_does_not_read_open_no_denied_call(

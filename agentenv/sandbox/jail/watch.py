@@ -6,7 +6,7 @@ import re
 import select
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentenv.sandbox.jail.output import Bounded, drain
 
@@ -14,6 +14,8 @@ TICK_S = 0.02
 PAGE = os.sysconf("SC_PAGE_SIZE")
 BUFFERS = {"socket": 2 * 212992, "pipe": 1 << 16}
 """Bytes that one can hold: twice the kernel's default bound of a sender, which no program may raise further."""
+REGION = 512
+"""Bytes that the kernel needs for one mapped region: 440 were measured."""
 SHARED = re.compile(
     rb"^([0-9a-f]+)-([0-9a-f]+) ...s ([0-9a-f]+) (\S+) (\d+) +(?:/dev/zero|/memfd:|/SYSV|\[)", re.MULTILINE
 )
@@ -65,21 +67,55 @@ def resident(pid: int) -> int:
         return 0
 
 
-def share(pid: int, left_out: bytes = b"") -> int:
-    """Bytes of memory for which a process answers: what is shared counts by its share.
+class Holding(NamedTuple):
+    """Bytes of one process's memory, without shared memory."""
 
-    Args:
-        pid: The process.
-        left_out: A line of ``smaps_rollup`` that does not count.
-    """
+    by_share: int
+    """What others have too counts by its share."""
+    in_full: int
+    """The same, but what it inherited counts in full, whoever else has it."""
+    alone: int
+    """What nobody else has."""
+
+
+def share(pid: int) -> int:
+    """Bytes of memory for which a process answers: what is shared counts by its share."""
     try:
-        with open(f"/proc/{pid}/smaps_rollup", "rb") as stream:
-            sizes = {
-                line.split()[0]: int(line.split()[1]) << 10 for line in stream if line.endswith(b" kB\n")
-            }
-        return sizes[b"Pss:"] - sizes.get(left_out, 0)
+        return _rollup(pid)[b"Pss:"]
     except (OSError, ValueError, LookupError):
         return resident(pid)
+
+
+def _rollup(pid: int) -> dict[bytes, int]:
+    with open(f"/proc/{pid}/smaps_rollup", "rb") as stream:
+        return {line.split()[0]: int(line.split()[1]) << 10 for line in stream if line.endswith(b" kB\n")}
+
+
+def holding(pid: int) -> Holding:
+    """What a process holds beside shared memory; nothing where it is gone."""
+    try:
+        found = _rollup(pid)
+        by_share = found[b"Pss:"] - found[b"Pss_Shmem:"]
+        private = found[b"Private_Clean:"] + found[b"Private_Dirty:"]
+        return Holding(
+            by_share,
+            by_share - found[b"Pss_Anon:"] + found[b"Anonymous:"],
+            max(0, private - found[b"Pss_Shmem:"]),
+        )
+    except (OSError, ValueError, LookupError):
+        return Holding(*[resident(pid)] * 3)
+
+
+def held_together(held: list[Holding]) -> int:
+    """Bytes that the processes of one program hold together.
+
+    Shares alone would not do: of memory that a snapshot or a sibling of a fork has too, they are a part, and the fork could
+    hold that much more. So there are two lower bounds, of which the greater counts: the shares of all, and what one of them
+    holds in full with what each of the others has alone.
+    """
+    others = sum(one.alone for one in held)
+    in_full = max((one.in_full - one.alone for one in held), default=0) + others
+    return max(in_full, sum(one.by_share for one in held))
 
 
 def sizes(pid: int) -> tuple[int, int]:
@@ -92,22 +128,27 @@ def sizes(pid: int) -> tuple[int, int]:
     return int(size) * PAGE, int(here) * PAGE
 
 
-def shared_memory(pids: list[int]) -> int:
-    """Bytes of all shared memory that any of ``pids`` maps, as far as it is mapped: whether or not a page is resident.
+def outside_of_pages(pids: list[int]) -> int:
+    """Bytes that mappings of ``pids`` take beside the pages that a process has resident.
 
-    A page that every process has let go of with ``MADV_DONTNEED`` is in none of them, and in the machine's memory.
+    Shared memory counts as far as any of them maps it, resident or not: a page that every process has let go of with
+    ``MADV_DONTNEED`` is in none of them, and in the machine's memory. Every region counts with what the kernel needs to
+    describe it, even one that holds no page.
     """
     ends: dict[tuple[bytes, bytes], int] = {}
+    regions = 0
     for pid in pids:
         try:
             with open(f"/proc/{pid}/maps", "rb") as stream:
-                found = SHARED.findall(stream.read())
+                text = stream.read()
         except OSError:
             continue
+        regions += text.count(b"\n")
+        found = SHARED.findall(text)
         for low, high, offset, device, inode in found:
             end = int(offset, 16) + int(high, 16) - int(low, 16)
             ends[device, inode] = max(end, ends.get((device, inode), 0))
-    return sum(ends.values())
+    return sum(ends.values()) + regions * REGION
 
 
 def buffers(pids: list[int]) -> int:
@@ -137,10 +178,10 @@ def used_by(pids: list[int], enough: int, size: int = 1 << 62) -> int:
     rough = sum(here for _, here in found) + queued
     if rough + sum(max(0, taken - size) for taken, _ in found) < enough:
         return rough
-    shared = shared_memory(pids)
-    if rough + shared < enough:
-        return rough + shared
-    return queued + shared + sum(share(pid, left_out=b"Pss_Shmem:") for pid in pids)
+    outside = outside_of_pages(pids)
+    if rough + outside < enough:
+        return rough + outside
+    return queued + outside + held_together([holding(pid) for pid in pids])
 
 
 class Watch:
