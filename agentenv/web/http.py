@@ -1,7 +1,7 @@
 """What every HTTP server of ours does alike: health routes, bodies within bounds, JSON replies."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+PART_BYTES = 1 << 18
+"""Of an answer that is sent in parts."""
 _DRAINED = 8  # a body this many times too long is still read to its end, so that the caller gets our reason
 
 
@@ -81,7 +83,8 @@ def json_response(
 ) -> "Response":
     """``reply`` as JSON; ``closing`` ends the connection, and a refusal for want of room says when to come back.
 
-    ``sent`` is called once the answer has been handed to the system, or the caller has left.
+    ``sent`` is called once the answer has been handed to the system, or the caller has left. A list that a generator gives
+    is encoded item by item while it is sent, so that a large answer is never in memory as a whole.
     """
     import orjson
 
@@ -90,18 +93,48 @@ def json_response(
         headers["Connection"] = "close"
     if status in (429, 503):
         headers["Retry-After"] = "1"
-    answer: Response = _answer_class()(orjson.dumps(reply), status, headers, "application/json")
+    whole, streamed = _answer_classes()
+    answer: Response
+    if isinstance(reply, dict) and any(isinstance(value, Generator) for value in reply.values()):
+        answer = streamed(_encoded(reply), status, headers, "application/json")
+    else:
+        answer = whole(orjson.dumps(reply), status, headers, "application/json")
     answer.sent = sent  # type: ignore[attr-defined]
     return answer
 
 
+async def _encoded(reply: Mapping[str, Any]) -> AsyncIterator[bytes]:
+    """The bytes that ``orjson.dumps`` would give, in parts of at least ``PART_BYTES``; each waits until the last is sent."""
+    part = bytearray()
+    for piece in _pieces(reply):
+        part += piece
+        if len(part) >= PART_BYTES:
+            yield bytes(part)
+            part.clear()
+    yield bytes(part)
+
+
+def _pieces(reply: Mapping[str, Any]) -> Iterator[bytes]:
+    import orjson
+
+    for number, (name, value) in enumerate(reply.items()):
+        yield (b"," if number else b"{") + orjson.dumps(name) + b":"
+        if isinstance(value, Generator):
+            yield b"["
+            for index, item in enumerate(value):
+                yield (b"," if index else b"") + orjson.dumps(item)
+            yield b"]"
+        else:
+            yield orjson.dumps(value)
+    yield b"}"
+
+
 @cache
-def _answer_class() -> Any:
-    from starlette.responses import Response
+def _answer_classes() -> tuple[Any, Any]:
+    """Answers that say when they have been sent: one that is sent at once, and one that is sent in parts."""
+    from starlette.responses import Response, StreamingResponse
 
     class Answer(Response):
-        """An answer that says when it has been sent."""
-
         sent: Callable[[], None] | None = None
 
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -113,4 +146,14 @@ def _answer_class() -> Any:
                 if len(self.body) >= LARGE_BYTES:
                     trim_soon()
 
-    return Answer
+    class StreamedAnswer(StreamingResponse):
+        sent: Callable[[], None] | None = None
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            try:
+                await super().__call__(scope, receive, send)
+            finally:
+                if self.sent is not None:
+                    self.sent()
+
+    return Answer, StreamedAnswer

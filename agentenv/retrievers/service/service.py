@@ -121,7 +121,8 @@ class Service(Gate):
         """Search-R1's route."""
         queue = self._queue_of(body.corpus or corpus)
         found = await self._search(queue, body.queries, body.topk or DEFAULT_K, body.partial)
-        reply: dict[str, Any] = {"result": [retrieved(one, body.return_scores) for one in found.passages]}
+        result = (retrieved(one, body.return_scores) for one in found.passages)
+        reply: dict[str, Any] = {"result": result if _is_large(found) else list(result)}
         return reply | ({"complete": False, "missing": found.missing} if found.missing else {})
 
     async def search(self, body: SearchRequest, corpus: str | None) -> dict[str, Any]:
@@ -134,7 +135,7 @@ class Service(Gate):
             "version": VERSION,
             "corpus": queue.name,
             "index": queue.info.fingerprint,
-            "results": found.passages,
+            "results": (one for one in found.passages) if _is_large(found) else found.passages,
             "complete": not found.missing,
             "missing": found.missing,
         }
@@ -204,6 +205,11 @@ class Service(Gate):
             said = f"No answer from {len(found.missing)} shards; the rest would be incomplete."
             raise Refusal(503, said, "ShardsMissing", missing=found.missing)
         return found
+
+
+def _is_large(found: Found) -> bool:
+    """Whether a reply is encoded while it is sent: as a whole it would take several times the memory of its passages."""
+    return sum(map(len, found.passages)) >= _LARGE
 
 
 def _card(queue: QueryQueue) -> dict[str, Any]:
