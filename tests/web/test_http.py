@@ -1,6 +1,7 @@
 """JSON answers that are sent as a whole and in parts."""
 
 import asyncio
+from collections.abc import MutableMapping
 from typing import Any
 
 import pytest
@@ -13,9 +14,9 @@ from agentenv.web import http  # noqa: E402
 
 def sent_by(reply: dict[str, Any], called: list[str]) -> tuple[list[bytes], dict[bytes, bytes]]:
     """The parts of the body that are sent, and the headers."""
-    messages: list[dict[str, Any]] = []
+    messages: list[MutableMapping[str, Any]] = []
 
-    async def send(message: dict[str, Any]) -> None:
+    async def send(message: MutableMapping[str, Any]) -> None:
         messages.append(message)
 
     async def receive() -> dict[str, Any]:
