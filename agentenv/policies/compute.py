@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ class ComputeSettings(Frozen):
     """How attention is computed. ``auto`` is the best that is installed on a CUDA device in bfloat16 (flash_attention_3,
     flash_attention_2, sdpa), and sdpa elsewhere. Flash and flex attention serve the learner, which
     then packs rows into one line; the passes of the sampler have a mask of their own and use sdpa."""
+    compile: bool = False
+    """Whether torch compiles the layers of a policy, for sampling and learning alike. The first passes take a minute or
+    more, and log-probs change in the last digits."""
 
     @property
     def rounds(self) -> bool:
@@ -76,7 +80,9 @@ class ComputeSettings(Frozen):
         device = _usable(self.device)
         dtype = torch.bfloat16 if self.dtype == "bfloat16" or self._automatic_bf16(device) else torch.float32
         attention = _attention(self.attention, device, rounds=dtype is torch.bfloat16)
-        return Compute(device, dtype, attention)
+        if self.compile:
+            _require_compiler(device)
+        return Compute(device, dtype, attention, self.compile)
 
     def _automatic_bf16(self, device: "torch.device") -> bool:
         import torch
@@ -96,6 +102,7 @@ class Compute:
     dtype: "torch.dtype"
     attention: str
     """As in ``ComputeSettings``."""
+    compile: bool = False
 
     @property
     def rounds(self) -> bool:
@@ -142,6 +149,19 @@ def _attention(name: str, device: "torch.device", *, rounds: bool) -> str:
             f"compute.attention='flex' trains on a CUDA device alone, and the device is {str(device)!r}: set it to 'auto'"
         )
     return name
+
+
+def _require_compiler(device: "torch.device") -> None:
+    """Raises ConfigurationError where torch could not compile for the device."""
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigurationError(
+            f"compute.compile compiles for 'cpu' and 'cuda', not for {str(device)!r}: set it to false"
+        )
+    if device.type == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))):
+        raise ConfigurationError(
+            "compute.compile on a CPU needs a C++ compiler, and neither g++ nor clang++ is installed: install one, or set "
+            "compute.compile to false"
+        )
 
 
 def is_installed(attention: str) -> bool:

@@ -37,7 +37,19 @@ def load_model(path: Path, settings: ComputeSettings) -> tuple[Any, Any]:
     model = merged_into(model, adapter) if adapter else model
     if (name := first_not_finite(model.named_parameters())) is not None:
         raise not_finite(path, name)
+    if compute.compile:
+        compile_layers(model)
     return model.eval(), tokenizer
+
+
+def compile_layers(model: Any) -> None:
+    """Lets torch compile every layer at its first pass, once for all layers and for passes of any shape.
+
+    What stands around the layers is not compiled: the hooks with which logits are picked differ from pass to pass. A copy of
+    the model is not compiled.
+    """
+    for layer in model.get_decoder().layers:
+        layer.compile(dynamic=True)
 
 
 def moved(model: Any, device: Any) -> Any:

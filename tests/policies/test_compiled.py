@@ -1,0 +1,82 @@
+"""Compiled layers: a policy samples, and a learner learns, what they do without; what cannot be compiled is refused."""
+
+import asyncio
+import copy
+import shutil
+
+import numpy as np
+import pytest
+
+from agentenv.core.types import Completion, Sampling
+from agentenv.errors import ConfigurationError
+from agentenv.policies.compute import ComputeSettings
+from agentenv.policies.policy_spec import make_policy
+from agentenv.trainers.learner.learner import Learner, Objective
+from agentenv.trainers.learner.packing import TrainingRow
+
+COMPILER = pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler is installed"
+)
+
+
+def sampled(policy: object, prompts: list[list[int]]) -> list[Completion]:
+    """Two turns of each episode, the second on the cache of the first."""
+
+    async def turns() -> list[Completion]:
+        found: list[Completion] = []
+        for turn in range(2):
+            asked = (
+                policy.generate([*ids, *[7] * turn], Sampling(10, seed=i + 10 * turn), episode=str(i))  # type: ignore[attr-defined]
+                for i, ids in enumerate(prompts)
+            )
+            found += await asyncio.gather(*asked)
+        return found
+
+    return asyncio.run(turns())
+
+
+def learned(model: object) -> dict[str, float]:
+    """One step on rows of two lengths."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for length in (12, 17):
+        mask = np.arange(length) >= 4
+        logprobs = np.full(length, -3.0, dtype=np.float32)
+        ids = rng.integers(5, 900, size=length)
+        rows.append(
+            TrainingRow(ids, mask, logprobs, np.zeros(length, dtype=np.bool_), rng.normal(size=length))
+        )
+    return Learner(model, Objective(), learning_rate=1e-4).step(rows)
+
+
+@COMPILER
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, where its compiler is imported
+def test_compiled_layers_compute_what_they_did_before() -> None:
+    plain = make_policy("tiny", ComputeSettings(device="cpu"))
+    compiled = make_policy("tiny", ComputeSettings(device="cpu", compile=True))
+    layers = compiled.model.get_decoder().layers
+    assert all(layer._compiled_call_impl is not None for layer in layers)
+    assert all(
+        layer._compiled_call_impl is None for layer in copy.deepcopy(compiled.model).get_decoder().layers
+    )
+    prompts = [list(range(20, 20 + length)) for length in (5, 9, 14)]
+    for one, other in zip(sampled(compiled, prompts), sampled(plain, prompts), strict=True):
+        assert one.ids == other.ids
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+    found, wanted = learned(compiled.model), learned(plain.model)
+    assert found["loss"] == pytest.approx(wanted["loss"], abs=1e-5)
+    assert found["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=1e-4)
+
+
+def test_without_a_compiler_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(ConfigurationError, match=r"compute\.compile"):
+        ComputeSettings(device="cpu", compile=True).resolved()
+    assert not ComputeSettings(device="cpu").resolved().compile
+
+
+def test_a_device_that_torch_cannot_compile_for_is_refused(fake_device: str) -> None:
+    with pytest.raises(ConfigurationError, match=fake_device):
+        ComputeSettings(device=fake_device, compile=True).resolved()
