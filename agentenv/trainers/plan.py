@@ -245,11 +245,11 @@ def _probe_learning(policy: HFPolicy, config: TrainConfig) -> tuple[float, float
     rows = rows_of([trajectory] * _PROBE_ROWS, credit)
     objective = Objective(micro_tokens=length + 1, precision=config.memory.precision)
     learner = Learner(policy.model, objective, learning_rate=1e-9)
-    saved: dict[int, int] = {parameter.data_ptr(): 0 for parameter in policy.model.parameters()}
+    saved: dict[int, int] = {p.untyped_storage()._cdata: 0 for p in policy.model.parameters()}
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        saved.setdefault(storage.data_ptr(), storage.nbytes())
+        saved.setdefault(storage._cdata, storage.nbytes())
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):

@@ -65,6 +65,17 @@ def test_three_steps_and_a_resumed_fourth_are_those_of_the_cpu(tmp_path: Path, f
 
 
 @pytest.mark.slow
+def test_a_plan_measures_on_the_device(fake_device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.set_num_threads(1)
+    asked = ["train", "laptop-search", "--plan", "--json", *SHORT, "--compute.device"]
+    saved = []
+    for device in ("cpu", fake_device):
+        assert main([*asked, device]) == 0
+        saved.append(json.loads(capsys.readouterr().out)["memory_parts_gib"]["activations"])
+    assert 0 < saved[0] <= saved[1]  # views have memory of their own on the device of the tests
+
+
+@pytest.mark.slow
 def test_a_second_policy_and_a_reference_follow_to_the_device(tmp_path: Path, fake_device: str) -> None:
     torch.set_num_threads(1)
     flags = ("--second.roles", "proposer", "--train.world.questions", "0", "--league.every", "0")
