@@ -1,5 +1,6 @@
 """A local model behind an OpenAI-compatible chat endpoint, for simulators and for clients of other libraries."""
 
+import asyncio
 import time
 from typing import Annotated, Any, Protocol
 
@@ -79,13 +80,16 @@ async def chat_completion(policy: ServedPolicy, name: str, request: ChatRequest)
     return {"object": "chat.completion", "model": name, "choices": [choice], "usage": usage}
 
 
-def make_chat_app(policy: ServedPolicy, name: str, gate: Gate | None = None) -> Any:
+def make_chat_app(
+    policy: ServedPolicy, name: str, gate: Gate | None = None, *, at_once: int = _AT_ONCE
+) -> Any:
     """The FastAPI application: POST /v1/chat/completions, GET /v1/models and /health.
 
     Args:
         policy: answers.
         name: of the model.
         gate: lets callers in; None lets everybody in.
+        at_once: requests that wait for the model or are computed; more are refused.
 
     Raises:
         MissingExtra: FastAPI is not installed.
@@ -96,6 +100,7 @@ def make_chat_app(policy: ServedPolicy, name: str, gate: Gate | None = None) -> 
     except ModuleNotFoundError as error:
         raise MissingExtra.of("fastapi", "serve") from error
     app = FastAPI(title="agentenv chat")
+    places = asyncio.Semaphore(at_once)  # taken once a body has arrived
     if gate is None:
         gate = Gate()
         gate.ready()
@@ -105,12 +110,12 @@ def make_chat_app(policy: ServedPolicy, name: str, gate: Gate | None = None) -> 
         gate.active += 1
         try:
             gate.admit(request.headers.get("authorization", ""))
-            if gate.active > _AT_ONCE:
-                raise Refusal(
-                    _TOO_MANY, f"{_AT_ONCE} requests are being answered; try again.", "rate_limited"
-                )
-            asked = ChatRequest.model_validate_json(await body_within(request, _BODY_BYTES, _BODY_S))
-            return JSONResponse(await chat_completion(policy, name, asked))
+            body = await body_within(request, gate, _BODY_BYTES, _BODY_S)
+            if places.locked():
+                raise Refusal(_TOO_MANY, f"{at_once} requests are being answered; try again.", "rate_limited")
+            async with places:
+                asked = ChatRequest.model_validate_json(body)
+                return JSONResponse(await chat_completion(policy, name, asked))
         except Refusal as error:
             return refused(error.status, str(error), error.kind)
         except ValidationError as error:

@@ -178,7 +178,7 @@ async def _mcp(service: EnvService, request: "Request") -> "Response":
 
     try:
         _admit(service, request)
-        content = await body_within(request, service.limits.message_bytes, service.limits.send_s)
+        content = await body_within(request, service, service.limits.message_bytes, service.limits.send_s)
     except Refusal as error:
         return _refused(error)
     try:

@@ -72,6 +72,7 @@ class Conversation:
         self._socket = socket
         self._service = service
         self._inbox: asyncio.Queue[str | None] = asyncio.Queue()
+        self._ahead = 0  # characters in the inbox
         self._gone = asyncio.Event()
         self._why: Exception = _Gone()
         self._session: EnvSession | None = None
@@ -98,13 +99,16 @@ class Conversation:
 
         try:
             while True:
-                if self._inbox.qsize() >= self._service.limits.backlog:
+                limits = self._service.limits
+                if self._inbox.qsize() >= limits.backlog or self._ahead > limits.message_bytes:
                     self._why = _Ended(TOO_MUCH, "too many frames ahead of the answers")
                     break
                 message = await self._socket.receive()
                 if message["type"] == "websocket.disconnect":
                     break
-                self._inbox.put_nowait(message.get("text"))
+                text = message.get("text")
+                self._ahead += len(text or "")
+                self._inbox.put_nowait(text)
         except (WebSocketDisconnect, RuntimeError):
             pass
         self._gone.set()
@@ -141,7 +145,9 @@ class Conversation:
                 "error", error_out(AgentEnvError(f"nothing came for {idle_s:g} s"), SESSION_ERROR)
             )
             raise _Ended(GOING_AWAY, "idle")
-        return waiting[0].result()  # type: ignore[return-value]
+        text: str | None = waiting[0].result()  # type: ignore[assignment]
+        self._ahead -= len(text or "")
+        return text
 
     async def _answer(self, text: str | None) -> tuple[str, dict[str, Any]]:
         """Type and data of the answer to one frame; every failure has one."""

@@ -32,4 +32,4 @@ class ServerLimits:
     snapshots: int = 256
     """Snapshots that a session may hold."""
     backlog: int = 16
-    """Messages that a caller may send ahead of the answers."""
+    """Messages that a caller may send ahead of the answers; of those before the last, no more than one message's length."""

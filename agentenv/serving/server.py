@@ -12,6 +12,7 @@ from agentenv.serving.app import make_app
 from agentenv.serving.service import THREADS, EnvService
 from agentenv.web.connections import ConnectionLimits
 from agentenv.web.server import run_app
+from agentenv.web.sockets import bounded_socket
 
 _PING_S = 20.0  # a machine that went away without a word is found out after two of these
 _MOMENT_S = 2.0
@@ -48,7 +49,7 @@ def run(
         listening,
         hosts,
         connections=connections,
-        ws="websockets-sansio",
+        ws=bounded_socket(connections or ConnectionLimits()),
         ws_max_size=service.limits.message_bytes,
         ws_ping_interval=_PING_S,
         ws_ping_timeout=_PING_S,

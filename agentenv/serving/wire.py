@@ -110,7 +110,7 @@ class TasksQuery(BaseModel):
 
     n: int = Field(ge=0, le=10_000)
     """How many."""
-    seed: int = 0
+    seed: int = Field(0, ge=0)
     """Seeds their draw."""
     split: str = "train"
     """The part of the tasks that they are from."""

@@ -8,6 +8,7 @@ from agentenv.errors import AgentEnvError
 
 SERVE_TOKEN_VARIABLE = "AGENTENV_SERVE_TOKEN"
 """Environment variable with the bearer token that a server of environments or of a model shares with its callers."""
+_MOST_ARRIVING = 256 * 2**20
 STARTING, READY, STOPPING = "starting", "ready", "stopping"
 
 
@@ -33,6 +34,9 @@ class Gate:
         self.active = 0
         """What was taken and is not yet done with."""
         self.answered = 0
+        self.arriving = 0
+        """Bytes of the large bodies that are arriving."""
+        self.most_arriving = _MOST_ARRIVING
         self._token = token
         self._stopped_at = 0.0
 

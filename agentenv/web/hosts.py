@@ -1,17 +1,24 @@
 """Which names a server answers to: what stands between it and a web page that somebody has open.
 
 A page may send requests to any address that its browser reaches, this machine's included. Browsers mark those with the
-page's ``Origin``; and where a page has its own name resolve to our address (DNS rebinding), ``Host`` holds that name. A
-number in ``Host`` cannot be rebound.
+page's ``Origin``, and those that carry none, such as the one for an image, with ``Sec-Fetch-Site``. Where a page has its own
+name resolve to our address (DNS rebinding), ``Host`` holds that name. A number in ``Host`` cannot be rebound.
 """
 
 import ipaddress
 import json
+import re
 import socket
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from typing import Any
 
 ANY = "*"
+_OTHER_SITES = (
+    b"cross-site",
+    b"same-site",
+)  # values of Sec-Fetch-Site; the second is another port of this machine
+_SCHEMES = ("http", "https")
+_PORT = re.compile(r"(:[0-9]*)?")
 Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
 
@@ -47,7 +54,7 @@ class HostCheck:
         body = json.dumps({"error": why, "kind": "Browser"}).encode()
         await send({"type": f"{head}.body", "body": body})
 
-    def _wrong(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
+    def _wrong(self, headers: Sequence[tuple[bytes, bytes]]) -> str:
         """Why a request with these headers is refused; empty where it is not."""
         hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
         origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
@@ -58,10 +65,12 @@ class HostCheck:
                 f"This server does not answer to the Host {hosts[0][:100]!r}; "
                 "name it with --allow-host where it is one of its own."
             )
-        if any(origin.partition("://")[2].lower() != hosts[0].lower() for origin in origins):
+        if strange := [origin for origin in origins if not _is_of(origin, hosts[0])]:
             return (
-                f"Pages of other sites are not served, and this request has the Origin {origins[0][:100]!r}."
+                f"Pages of other sites are not served, and this request has the Origin {strange[0][:100]!r}."
             )
+        if any(name == b"sec-fetch-site" and value.lower() in _OTHER_SITES for name, value in headers):
+            return "Pages of other sites are not served, and the browser says that this request is from one."
         return ""
 
     def _known(self, name: str) -> bool:
@@ -69,10 +78,20 @@ class HostCheck:
 
 
 def name_of(host: str) -> str:
-    """The name or address in a ``Host`` header, without its port, in lower case."""
+    """The name or address in a ``Host`` header, without its port, in lower case; empty where it is malformed."""
     if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.partition(":")[0].rstrip(".").lower()
+        name, bracket, rest = host[1:].partition("]")
+        well_formed = bool(bracket) and ":" in name
+    else:
+        name, rest = host.partition(":")[0].removesuffix("."), host[len(host.partition(":")[0]) :]
+        well_formed = not name.endswith(".")
+    return name.lower() if well_formed and _PORT.fullmatch(rest) else ""
+
+
+def _is_of(origin: str, host: str) -> bool:
+    """Whether a page with this ``Origin`` was served by this ``Host``."""
+    scheme, _, rest = origin.lower().partition("://")
+    return scheme in _SCHEMES and rest == host.lower()
 
 
 def _is_address(name: str) -> bool:

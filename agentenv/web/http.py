@@ -1,6 +1,7 @@
 """What every HTTP server of ours does alike: health routes, bodies within bounds, JSON replies."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 PART_BYTES = 1 << 18
 """Of an answer that is sent in parts."""
+SMALL_BODY = 1 << 16
+"""Bytes of a body that has room however many large ones arrive at the same time."""
 _DRAINED = 8  # a body this many times too long is still read to its end, so that the caller gets our reason
 
 
@@ -47,27 +50,39 @@ def add_health_routes(app: Any, gate: Gate, meter: Meter, health: Callable[[], d
         app.add_api_route(path, answer)
 
 
-async def body_within(request: "Request", most_bytes: int, seconds: float) -> bytes:
+async def body_within(request: "Request", gate: Gate, most_bytes: int, seconds: float) -> bytes:
     """The request's body.
 
     Raises:
-        Refusal: it is longer than ``most_bytes`` or takes longer than ``seconds``.
+        Refusal: it is longer than ``most_bytes`` or takes longer than ``seconds``, its caller leaves before its end, or the
+            large bodies that arrive at the same time leave no room for it.
     """
+    from starlette.requests import ClientDisconnect
+
     try:
         async with asyncio.timeout(seconds):
-            return await _read(request, most_bytes)
+            return await _read(request, gate, most_bytes)
     except TimeoutError as error:
         raise Refusal(408, f"The body did not arrive within {seconds:g} s.", "TooSlow") from error
+    except ClientDisconnect as error:  # nobody reads this answer
+        raise Refusal(400, "The connection ended before the body did.", "Gone") from error
 
 
-async def _read(request: "Request", limit: int) -> bytes:
-    chunks, length = [], 0
-    async for chunk in request.stream():
-        length += len(chunk)
-        if length <= limit:
-            chunks.append(chunk)
-        elif length > _DRAINED * limit:
-            break
+async def _read(request: "Request", gate: Gate, limit: int) -> bytes:
+    chunks, length, counted = [], 0, 0
+    try:
+        async for chunk in request.stream():
+            length += len(chunk)
+            if length <= limit:
+                chunks.append(chunk)
+                if length > SMALL_BODY:
+                    gate.arriving, counted = gate.arriving + length - counted, length
+                if counted and gate.arriving > gate.most_arriving:
+                    raise Refusal(503, "Many large bodies arrive at the moment; try again later.", "Full")
+            elif length > _DRAINED * limit:
+                break
+    finally:
+        gate.arriving -= counted
     if length > limit:
         raise Refusal(413, f"The body is longer than {limit} bytes; send several requests.", "TooLarge")
     return b"".join(chunks)
@@ -86,8 +101,6 @@ def json_response(
     ``sent`` is called once the answer has been handed to the system, or the caller has left. A list that a generator gives
     is encoded item by item while it is sent, so that a large answer is never in memory as a whole.
     """
-    import orjson
-
     headers = dict(headers or {})
     if closing:
         headers["Connection"] = "close"
@@ -98,9 +111,19 @@ def json_response(
     if isinstance(reply, dict) and any(isinstance(value, Generator) for value in reply.values()):
         answer = streamed(_encoded(reply), status, headers, "application/json")
     else:
-        answer = whole(orjson.dumps(reply), status, headers, "application/json")
+        answer = whole(_whole(reply), status, headers, "application/json")
     answer.sent = sent  # type: ignore[attr-defined]
     return answer
+
+
+def _whole(reply: Any) -> bytes:
+    """``reply`` as JSON. Callers send integers of any size and halves of surrogate pairs, which orjson does not encode."""
+    import orjson
+
+    try:
+        return orjson.dumps(reply)
+    except TypeError:
+        return json.dumps(reply, allow_nan=False).encode()
 
 
 async def _encoded(reply: Mapping[str, Any]) -> AsyncIterator[bytes]:

@@ -157,6 +157,17 @@ def test_who_sends_far_ahead_of_the_answers_is_cut_off(serving: Any, house: Any)
         served.until_open(0)
 
 
+def test_who_sends_much_ahead_of_the_answers_is_cut_off(serving: Any, house: Any) -> None:
+    with serving(lambda: house, message_bytes=1_000) as served, served.call() as line:
+        line.ask("reset")
+        with suppress(ConnectionClosed):
+            for text in ("wait", "x" * 900, "x" * 900, "x" * 900):
+                line.socket.send(json.dumps({"type": "step", "data": {"text": text}}))
+        assert closed(line) == 1008
+        house.shared.opened.set()
+        served.until_open(0)
+
+
 def test_a_client_that_is_killed_in_the_middle_of_a_step_gives_its_place_back(
     serving: Any, house: Any
 ) -> None:

@@ -1,5 +1,6 @@
 """Environments as MCP tools: the JSON-RPC on the wire, the session, and what a policy's mistake and our fault look like."""
 
+import json
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -162,6 +163,9 @@ def test_an_environment_of_text_has_the_one_tool_act(serving: Any, house: Any) -
         ({"jsonrpc": "2.0", "id": [1], "method": "ping"}, 400, -32600),
         ({"jsonrpc": "2.0", "id": 1, "method": "server/discover"}, 400, -32601),
         ({"jsonrpc": "2.0", "id": 1, "method": "tools/list"}, 404, -32000),
+        ({"jsonrpc": "2.0", "id": 10**30, "method": "tools/list"}, 404, -32000),
+        (b'{"jsonrpc": "2.0", "id": "\\ud800", "method": "tools/list"}', 404, -32000),
+        (b'{"jsonrpc": "2.0", "id": "\\udfff", "method": "server/discover"}', 400, -32601),
         (b" " * 10_001, 413, None),
     ],
 )
@@ -172,6 +176,25 @@ def test_what_is_no_request_is_refused(
         reply = Client(served.url).post(body)
         error = reply.json()["error"]
         assert (reply.status_code, error["code"] if code else None) == (status, code)
+
+
+def test_half_a_surrogate_pair_in_an_answer_is_no_failure_of_the_server(serving: Any) -> None:
+    with serving(Calculator) as served:
+        client = Client(served.url)
+        client.begin()
+        call = {"name": "submit", "arguments": {"answer": "\ud800"}}
+        content = json.dumps(
+            {"jsonrpc": "2.0", "id": 10**40, "method": "tools/call", "params": call}
+        ).encode()
+        reply = client.post(content)
+        assert (reply.status_code, reply.json()["id"]) == (200, 10**40)
+        assert reply.json()["result"]["_meta"]["agentenv/step"]["done"]
+
+
+def test_a_seed_below_0_is_a_mistake_of_the_caller(serving: Any) -> None:
+    with serving(Calculator) as served:
+        reply = httpx.get(f"{served.url}/tasks?n=1&seed=-5", timeout=WAIT_S)
+        assert (reply.status_code, "-5" in reply.json()["error"]) == (400, True)
 
 
 def test_sessions_end_when_told_when_idle_and_when_there_is_no_place(serving: Any, house: Any) -> None:

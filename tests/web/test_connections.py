@@ -44,12 +44,18 @@ def environments() -> tuple[Any, Gate]:
 
 def chat() -> tuple[Any, Gate]:
     gate = Gate()
-    return make_chat_app(None, "model", gate), gate  # type: ignore[arg-type]
+    return make_chat_app(None, "model", gate, at_once=4), gate  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def port(servers_gate: tuple[int, Gate]) -> int:
+    """The port of one of the servers, which takes the name trusted.example too."""
+    return servers_gate[0]
 
 
 @pytest.fixture(params=[retrieval, environments, chat], ids=["retrieval", "environments", "chat"])
-def port(request: pytest.FixtureRequest) -> Iterator[int]:
-    """The port of one of the servers, which takes the name trusted.example too."""
+def servers_gate(request: pytest.FixtureRequest) -> Iterator[tuple[int, Gate]]:
+    """The port and the gate of one of the servers."""
     app, gate = request.param()
     with listen("127.0.0.1", 0) as listening:
         thread = threading.Thread(
@@ -62,7 +68,7 @@ def port(request: pytest.FixtureRequest) -> Iterator[int]:
         number = int(listening.getsockname()[1])
         while httpx.get(f"http://127.0.0.1:{number}/health", timeout=WAIT_S).status_code != 200:
             time.sleep(0.01)
-        yield number
+        yield number, gate
         gate.stop()
         thread.join(WAIT_S)
     assert not thread.is_alive()
@@ -206,6 +212,16 @@ HOSTS = [
     ("evil.example#localhost", 403),
     ("localhost@evil.example", 403),
     ("2130706433.evil.example", 403),
+    ("localhost.", 200),
+    ("127.0.0.1:", 200),
+    ("localhost..", 403),
+    ("localhost:x@evil.example", 403),
+    ("localhost:80.evil.example", 403),
+    ("[::1]evil.example", 403),
+    ("[::1]:80@evil.example", 403),
+    ("[localhost]", 403),
+    ("[::1", 403),
+    ("localhost, evil.example", 403),
     ("", 403),
 ]
 
@@ -255,6 +271,75 @@ def test_a_page_of_another_site_is_refused(port: int, origin: str) -> None:
     assert own.status_code == 404  # a page of our own, such as /docs
 
 
+@pytest.mark.parametrize(
+    ("headers", "refused"),
+    [
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}, True),
+        ({"Sec-Fetch-Site": "same-site"}, True),
+        ({"Sec-Fetch-Site": "Cross-Site"}, True),
+        ({"Sec-Fetch-Site": "same-origin"}, False),
+        ({"Sec-Fetch-Site": "none"}, False),
+        ({"Origin": "://HOST"}, True),
+        ({"Origin": "file://HOST"}, True),
+        ({"Origin": "http://HOST, http://evil.example"}, True),
+        ({"Origin": "HTTP://HOST"}, False),
+        ({"X-Forwarded-Host": "evil.example", "Forwarded": "host=evil.example"}, False),
+    ],
+)
+def test_what_a_browser_says_of_a_request_without_a_body(
+    port: int, headers: dict[str, str], refused: bool
+) -> None:
+    own = {name: value.replace("HOST", f"127.0.0.1:{port}") for name, value in headers.items()}
+    reply = httpx.get(f"http://127.0.0.1:{port}/health", headers=own, timeout=WAIT_S)
+    assert reply.status_code == (403 if refused else 200)
+
+
+def test_bodies_that_do_not_arrive_keep_nobody_out(port: int) -> None:
+    start = b" HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{"
+    with ExitStack() as stack:
+        for route in (b"/v1/search", b"/mcp", b"/v1/chat/completions"):
+            for _ in range(6):
+                stack.enter_context(connect(port)).sendall(b"POST " + route + start)
+        for path in ("/v1/search", "/mcp", "/v1/chat/completions"):
+            url = f"http://127.0.0.1:{port}{path}"
+            assert httpx.post(url, content=b"[]", timeout=WAIT_S).status_code in (400, 404, 422)
+
+
+def test_who_leaves_within_a_body_leaves_no_traceback(port: int, caplog: pytest.LogCaptureFixture) -> None:
+    for route in (b"/v1/search", b"/mcp", b"/v1/chat/completions"):
+        start = b"POST " + route + b" HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        for rest in (b"5\r\nab", b"FFFFFFFFFFFFFFFFF\r\n"):
+            with connect(port) as peer:
+                peer.sendall(start + rest)
+                peer.shutdown(socket.SHUT_WR)
+                all_of(peer)
+    assert alive(port)
+    assert [record.exc_info for record in caplog.records if record.exc_info] == []
+
+
+@pytest.mark.parametrize("length", [200_000, 40_000], ids=["large", "small"])
+def test_large_bodies_that_arrive_at_the_same_time_are_bounded(
+    servers_gate: tuple[int, Gate], length: int
+) -> None:
+    port, gate = servers_gate
+    gate.most_arriving = 500_000
+    routes = ("/v1/search", "/mcp", "/v1/chat/completions")
+    with ExitStack() as stack:
+        for path in routes:
+            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 300000\r\n\r\n"
+            for _ in range(2):
+                stack.enter_context(connect(port)).sendall(head.encode() + b" " * 240_000)
+        deadline = time.monotonic() + WAIT_S
+        while gate.arriving < 400_000:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        got = {httpx.post(f"http://127.0.0.1:{port}{r}", content=b" " * length).status_code for r in routes}
+        assert (503 in got) == (length > 2**16)
+    while gate.arriving:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def test_a_page_of_another_site_opens_no_websocket(port: int) -> None:
     from websockets.exceptions import InvalidStatus
     from websockets.sync.client import connect as open_socket
@@ -266,7 +351,16 @@ def test_a_page_of_another_site_opens_no_websocket(port: int) -> None:
 
 
 def test_names_and_the_star() -> None:
-    names = {"a:1": "a", "[::1]:8": "::1", "[::1]": "::1", "A.b.": "a.b", "": ""}
+    names = {
+        "a:x": "",
+        "[a]": "",
+        "a..": "",
+        "a:1": "a",
+        "[::1]:8": "::1",
+        "[::1]": "::1",
+        "A.b.": "a.b",
+        "": "",
+    }
     assert {host: name_of(host) for host in names} == names
     assert HostCheck(lambda *_: None, ("*",))._wrong([(b"host", b"any.example")]) == ""  # type: ignore[arg-type]
 

@@ -141,7 +141,7 @@ async def _body_of(service: Service, request: "Request", model: type[Body]) -> B
     Raises:
         Refusal: it is too long, too slow or not what ``model`` says.
     """
-    content = await body_within(request, service.limits.body_bytes, service.limits.body_s)
+    content = await body_within(request, service, service.limits.body_bytes, service.limits.body_s)
     try:
         return model.model_validate_json(content)
     except ValidationError as error:
