@@ -1,4 +1,4 @@
-"""The device ``fake`` for tests of code that is meant for a GPU; it is registered in the process that asks for it."""
+"""The device ``fake`` for tests of code that is meant for a GPU; it is registered where such tests are collected."""
 
 import importlib.util
 import sys
@@ -9,9 +9,20 @@ from typing import Any
 import pytest
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Registers the device before the first test: torch counts devices at the first backward pass of a process."""
+    if any("separate_device" in getattr(item, "fixturenames", ()) for item in session.items):
+        registered_device()
+
+
 @pytest.fixture(scope="session")
 def separate_device() -> Any:
-    """The module ``separate_device.py`` of this folder, loaded once, since a device is registered once."""
+    """The module ``separate_device.py`` of this folder."""
+    return registered_device()
+
+
+def registered_device() -> Any:
+    """That module, loaded once, since a device is registered once."""
     name, path = "separate_device", Path(__file__).with_name("separate_device.py")
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)

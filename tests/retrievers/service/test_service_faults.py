@@ -281,8 +281,8 @@ def test_a_query_of_ten_megabytes_is_refused_and_the_next_one_served(serving: An
         assert (refused.status_code, refused.json()["kind"]) == (413, "TooLarge")
         assert refused.json()["error"] == f"The body is longer than {8 * 2**20} bytes; send several requests."
         assert post(url, queries=["quick"]).status_code == 200
-        with pytest.raises(RetrieverFault, match=r"\b413\b"):
-            asyncio.run(RemoteRetriever(url).search(["x" * 10 * 2**20], 3))
+        found = asyncio.run(RemoteRetriever(url).search(["x" * 10 * 2**20], 3))
+        assert len(found[0][0].id) == 32_768  # the client cuts what the server would refuse
 
 
 def test_ten_thousand_queries_in_one_request_come_back_in_order(serving: Any) -> None:

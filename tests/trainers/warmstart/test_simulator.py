@@ -345,7 +345,7 @@ def test_the_commands_build_train_and_call_nobody(
     assert figures["examples"] == count - figures["n"]
     assert (out / "model.safetensors").is_file()
     assert main(words) == 1  # nothing is overwritten
-    assert str(out) in json.loads(capsys.readouterr().out)["error"]
+    assert str(data) in json.loads(capsys.readouterr().out)["error"]
 
 
 @pytest.mark.parametrize("flags", ["--steps 0", "--rate nan", "--rate inf", "--rate -1"])

@@ -226,10 +226,18 @@ class Held:
 class Number:
     """Stands for a tensor."""
 
+    dtype = np.dtype(np.int64)
+
     def __init__(self, value: int) -> None:
         self.value = value
 
-    def numpy(self, *, force: bool) -> Any:
+    def detach(self) -> "Number":
+        return self
+
+    def cpu(self) -> "Number":
+        return self
+
+    def numpy(self) -> Any:
         return np.array([self.value])
 
 
