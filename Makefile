@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?= train,quantized,retrieval,serve,sandbox,docker,gui,eval,report,tensorboard,interop,cluster,dev
 BIN := $(VENV)/bin
-# The tests' bound, where the system has timeout(1); in two processes on two cores they take a quarter of an hour.
-BOUND := $(shell command -v timeout >/dev/null && echo timeout 30m)
+# The tests' bound, where the system has timeout(1); in two processes on two cores they take less than half an hour.
+BOUND := $(shell command -v timeout >/dev/null && echo timeout 50m)
 WORKERS ?= 2
 EXAMPLES ?= 20000
 # The interpreter that holds a CUDA build of torch; the measurements of a card use it in place of the virtual environment.
