@@ -16,8 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from agentenv.sandbox.backends import make_executor
 from agentenv.sandbox.executor import JailExecutor
+from agentenv.sandbox.jail.router import SPARES
 from agentenv.sandbox.types import ExecStatus, ExecutionLimits
+from tests.sandbox.conftest import shared
 
 LIMITS = ExecutionLimits(wall_s=20.0)
 
@@ -66,6 +69,21 @@ def test_a_run_whose_process_was_killed_while_it_waited_is_repeated(
         assert eventually(gone(killed))
         result = doomed.run("print(6 * 7)", limits=LIMITS)
         assert (result.status, result.stdout) == (ExecStatus.OK, "42\n"), result
+
+
+def test_the_waiting_processes_of_all_jails_may_be_killed_at_once(waiting: Waiting) -> None:
+    """The kernel does so where memory runs out: whoever comes next would fail once for each that was dead."""
+    shared("bwrap")  # skips where there is none
+    with make_executor("bwrap", size=4) as executor:
+        executor.warm()
+        assert eventually(lambda: len(waiting(executor)) >= 4 * SPARES)
+        killed = waiting(executor)
+        end(killed)
+        assert eventually(gone(killed))
+        assert eventually(lambda: len(waiting(executor) - killed) >= len(killed))
+        for _ in range(4 * SPARES):
+            result = executor.run("print(6 * 7)", limits=LIMITS)
+            assert (result.status, result.stdout) == (ExecStatus.OK, "42\n"), result
 
 
 def test_a_run_whose_process_is_killed_every_time_is_an_infrastructure_failure(

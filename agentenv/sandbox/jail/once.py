@@ -7,6 +7,7 @@ import base64
 import fcntl
 import json
 import os
+import select
 import signal
 import time
 from typing import Any, NamedTuple, NoReturn
@@ -119,6 +120,26 @@ def await_program(setup: dict[str, Any]) -> Waiting:
     return Waiting(pid, stdin, order[1], ready[0], tuple(end for end, _ in pipes))
 
 
+def replace_killed(process: Waiting, setup: dict[str, Any], link: int) -> Waiting:
+    """Waits until ``link`` can be read; gives the process that then waits for its program.
+
+    Where memory runs out, the kernel kills such processes before any other, all of a machine's at once: whoever used them
+    afterwards would fail once for each. One that was killed is replaced as long as no order has been read, so that the new
+    one inherits nothing of an order either.
+    """
+    while True:
+        handle = os.pidfd_open(process.pid)
+        readable, _, _ = select.select([link, handle], [], [])
+        ended = os.waitid(os.P_PIDFD, handle, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        os.close(handle)
+        if link in readable or ended is None or ended.si_status != signal.SIGKILL:
+            return process  # what it complained of is said to whoever wants to use it
+        os.waitpid(process.pid, 0)
+        for fd in (process.stdin, process.order, process.ready, *process.streams):
+            os.close(fd)
+        process = await_program(setup)
+
+
 def hand_over(process: Waiting, request: dict[str, Any]) -> None:
     """Gives the process its standard input and its program, with which it begins."""
     frames.write_all(process.stdin, base64.b64decode(request["stdin"]))
@@ -158,7 +179,7 @@ def run_once(request: dict[str, Any], setup: dict[str, Any], process: Waiting) -
     if verdict == "oom":  # an order that is too large to be read is one that uses too much
         os.close(process.ready)
     else:
-        await_confined(process.ready)  # everybody who could complain is gone
+        await_confined(process.ready, f"{verdict}, wait status {state:#x}")  # who could complain is gone
     wall = time.monotonic() - started
     watch.drain_rest()
     for fd in (handle, *process.streams):
@@ -201,8 +222,12 @@ def bounded(limits: dict[str, Any]) -> Bounded:
     return Bounded(limits["output_bytes"], limits["hard_output_bytes"])
 
 
-def await_confined(ready: int) -> None:
+def await_confined(ready: int, ended: str = "") -> None:
     """Waits until the new process has given up what it must, the other end of this pipe last, and begins.
+
+    Args:
+        ready: Where the process says that it begins.
+        ended: What is known of its end, for the error.
 
     Raises:
         RuntimeError: it could not, or something ended it before, as the kernel does where memory runs out; nothing of the
@@ -211,7 +236,8 @@ def await_confined(ready: int) -> None:
     with open(ready, "rb") as stream:
         said = stream.read()
     if said != BEGINS:
-        raise RuntimeError(said.decode() or "the process ended before its program began")
+        known = f" ({ended})" if ended else ""
+        raise RuntimeError(said.decode() or f"the process ended before its program began{known}")
 
 
 def _become_program(setup: dict[str, Any], fds: list[int]) -> NoReturn:

@@ -11,7 +11,7 @@ import tempfile
 from typing import Any, NoReturn
 
 from agentenv.sandbox.jail import confine, frames, session_template, trees
-from agentenv.sandbox.jail.once import Waiting, await_program, rehearse, run_once
+from agentenv.sandbox.jail.once import Waiting, await_program, rehearse, replace_killed, run_once
 from agentenv.sandbox.jail.session_supervisor import SessionSupervisor
 from agentenv.sandbox.jail.session_template import SessionTemplate
 
@@ -38,6 +38,8 @@ def serve(link: socket.socket, setup: dict[str, Any], *, session: bool) -> NoRet
     except OSError as trouble:
         ready = trouble
     try:
+        if isinstance(ready, Waiting):
+            ready = replace_killed(ready, setup, link.fileno())
         first = json.loads(frames.receive(link))
         try:
             if isinstance(ready, OSError):
