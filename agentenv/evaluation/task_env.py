@@ -5,11 +5,13 @@ where they are there, ``make_tasks`` is its own source of tasks, ``scorers`` jud
 """
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from random import Random
-from typing import Any
+from threading import Thread
+from typing import Any, TypeVar
 
 from pydantic import Field
 
@@ -30,10 +32,13 @@ from agentenv.retrievers.retriever_spec import check_retriever, make_retriever
 from agentenv.retrievers.simulation.simulated import check_gold
 from agentenv.retrievers.storage.corpus import Corpus, as_corpus, load_corpus, read_documents
 
+T = TypeVar("T")
+
 BM25 = "bm25"
 _RECALL_AT = (2, 3, 5, 10)
 _ASKED_AT_ONCE = 256  # a server has a deadline for each request
 _OWN_TASKS = 200
+_MAKING_S = 900.0  # for an environment to make its tasks, a data set being read among them
 _COMPARED = 256  # supporting documents that are compared with those of the questions' own corpus
 _FILLED = {"tasks", "retriever", "count_tokens"}  # arguments of environments that a run gives itself
 
@@ -274,12 +279,38 @@ def _own_tasks(source: SourceConfig, env: EnvConfig) -> Source:
     make_tasks = bind_options("tasks of", env.id, env_class(env.id).make_tasks, source.options)
     split, count = source.split or "train", _OWN_TASKS if source.limit is None else source.limit
     try:
-        tasks = tuple(make_tasks(count, seed=source.seed, split=split))
+        tasks = _in_time(
+            lambda: tuple(make_tasks(count, seed=source.seed, split=split)), f"make_tasks of {env.id}"
+        )
     except AgentEnvError:
         raise
     except (Exception, SystemExit) as error:
         raise ConfigurationError(f"make_tasks of {env.id} failed: {describe_error(error)}") from error
     return Source(env.id, split, checked_tasks(tasks, f"make_tasks of {env.id}"), None, None)
+
+
+def _in_time(work: Callable[[], T], what: str) -> T:
+    """What ``work`` returns, which may take `_MAKING_S`; one that takes longer is left behind in its thread.
+
+    Raises:
+        ConfigurationError: it took longer.
+        BaseException: what it raised.
+    """
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:
+            result.set_exception(error)
+
+    Thread(target=run, name=what, daemon=True).start()
+    try:
+        return result.result(_MAKING_S)
+    except TimeoutError:
+        if result.done():  # the work itself raised it
+            raise
+        raise ConfigurationError(f"{what} took longer than {_MAKING_S:g} s") from None
 
 
 def topics_of(corpus: Corpus | None, source: SourceConfig) -> tuple[Task, ...]:

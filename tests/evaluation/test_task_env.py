@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 from agentenv.core.types import Document, Task
 from agentenv.data.sources import Source, SourceConfig
 from agentenv.data.world import WorldConfig, write_world
+from agentenv.envs.calculator import Calculator
 from agentenv.envs.search.local_search import LocalSearch
 from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.evaluation import task_env as task_env_module
 from agentenv.evaluation.task_env import (
     EnvConfig,
     SearchConfig,
@@ -120,6 +123,26 @@ def test_own_tasks_follow_the_seed_the_split_and_the_limit() -> None:
         for how in ({}, {"seed": 1}, {"split": "test"})
     }
     assert len(asked) == 3
+
+
+def test_tasks_that_are_not_made_in_time_or_end_the_process_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended = threading.Event()
+
+    def hanging(*_: Any, **__: Any) -> list[Task]:
+        ended.wait(30)
+        return []
+
+    def leaving(*_: Any, **__: Any) -> list[Task]:
+        raise SystemExit(3)
+
+    monkeypatch.setattr(task_env_module, "_MAKING_S", 0.05)
+    for make_tasks, named in ((hanging, "0.05 s"), (leaving, "SystemExit")):
+        monkeypatch.setattr(Calculator, "make_tasks", make_tasks)
+        with pytest.raises(ConfigurationError, match=named):
+            open_tasks(SourceConfig(dataset="env"), SearchConfig(), EnvConfig(id="agentenv/Calculator-v0"))
+    ended.set()
 
 
 def test_a_corpus_that_is_named_is_searched_in_place_of_the_documents_of_a_world(tmp_path: Path) -> None:
