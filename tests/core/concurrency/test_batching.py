@@ -223,7 +223,7 @@ def test_a_late_batch_times_out_and_the_batcher_recovers() -> None:
 
     def run(items: list[int]) -> list[int]:
         if 0 in items:
-            release.wait(5)
+            release.wait(60)
         return items
 
     async def main() -> None:
@@ -416,7 +416,7 @@ def test_lockstep_survives_a_failing_and_a_hanging_batch() -> None:
     release = threading.Event()
 
     def hang(items: list[int]) -> list[int]:
-        release.wait(5)
+        release.wait(60)
         return items
 
     async def main() -> None:
